@@ -1,0 +1,151 @@
+//! Every way in which the engine says no, typed by when it says it: at load, at submission, during a request, at a
+//! probe. Those that a worker passes on to its front can be serialised.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A generation parameter is out of its range.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{param}: {message}")]
+pub struct ParamError {
+    /// The parameter's name, as on the wire.
+    pub param: String,
+    /// What it must be.
+    pub message: String,
+}
+
+impl ParamError {
+    pub(crate) fn new(param: &str, message: impl Into<String>) -> Self {
+        Self { param: param.to_owned(), message: message.into() }
+    }
+}
+
+/// The model could not be made ready.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// The configuration is out of range.
+    #[error("{0}")]
+    Config(ParamError),
+    /// The file is not there, not readable, or not a model that llama.cpp can load.
+    #[error("cannot load {}: {reason}", path.display())]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// llama.cpp's reason.
+        reason: String,
+    },
+    /// The progress callback asked to stop.
+    #[error("loading was aborted by the caller")]
+    Aborted,
+    /// The model is loaded, but its context (the KV cache above all) could not be made.
+    #[error("cannot make a context: {reason}; a smaller context size or cache type needs less memory")]
+    Context {
+        /// llama.cpp's reason.
+        reason: String,
+    },
+    /// The first tokens could not be decoded.
+    #[error("the model loads but does not decode: {0}")]
+    WarmUp(String),
+    /// A thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(String),
+}
+
+/// A request was not accepted; its sink is never called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum SubmitError {
+    /// As many requests wait as may wait.
+    #[error("the queue is full: {limit} requests are waiting; try again later")]
+    QueueFull {
+        /// The configured limit.
+        limit: usize,
+    },
+    /// A parameter is out of its range.
+    #[error("{0}")]
+    InvalidParam(ParamError),
+    /// The engine is shutting down.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// The engine cannot decode any more; it must be replaced.
+    #[error("the engine is broken: {0}")]
+    Broken(String),
+}
+
+/// A request that was accepted could not be served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum RequestError {
+    /// The request itself cannot be served, now or later.
+    #[error("{message}")]
+    InvalidRequest {
+        /// The field at fault, as on the wire.
+        param: Option<String>,
+        /// A short, stable word for programs.
+        code: String,
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {prompt_tokens} tokens, and a sequence holds {limit} with its answer; shorten the prompt or \
+         serve the model with a larger context"
+    )]
+    ContextLengthExceeded {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Tokens that a sequence holds.
+        limit: u32,
+    },
+    /// The engine stopped before the request ended.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// The engine failed, not the request.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl RequestError {
+    pub(crate) fn invalid(param: &str, code: &str, message: impl Into<String>) -> Self {
+        Self::InvalidRequest { param: Some(param.to_owned()), code: code.to_owned(), message: message.into() }
+    }
+
+    /// A short, stable word for programs.
+    #[must_use]
+    pub fn code(&self) -> &str {
+        match self {
+            Self::InvalidRequest { code, .. } => code,
+            Self::ContextLengthExceeded { .. } => "context_length_exceeded",
+            Self::ShuttingDown => "shutting_down",
+            Self::Internal(_) => "internal_error",
+        }
+    }
+}
+
+/// No token could be decoded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum ProbeError {
+    /// The engine did not finish a step in time.
+    #[error("no token was decoded within {waited:?}")]
+    Timeout {
+        /// How long the probe waited.
+        waited: Duration,
+    },
+    /// The engine is shutting down.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// The engine cannot decode any more; it must be replaced.
+    #[error("the engine is broken: {0}")]
+    Broken(String),
+}
+
+/// What [`Engine::generate`](crate::Engine::generate) can end with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The request was not accepted.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The request was accepted and could not be served.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+}

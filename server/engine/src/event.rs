@@ -1,0 +1,132 @@
+//! What comes out: the events of one generation, and what an engine says of itself.
+//!
+//! A request that was accepted emits `Started` at most once, then any number of `Delta`, then exactly one of
+//! `Finished` and `Failed`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::RequestError;
+
+/// Receives a request's events on one of the engine's threads; it must not block. One that panics cancels its request.
+pub type EventSink = Box<dyn FnMut(GenerationEvent) + Send>;
+
+/// One step of a generation as its caller sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum GenerationEvent {
+    /// The request holds a slot and its prompt is being read.
+    Started {
+        /// Tokens of the prompt, those that the template added included.
+        prompt_tokens: u32,
+    },
+    /// More text: whole characters, never part of a stop string.
+    Delta {
+        /// The text; not empty.
+        text: String,
+        /// Tokens generated since the last delta.
+        tokens: u32,
+    },
+    /// The end of a request that went well.
+    Finished {
+        /// Why it ended.
+        reason: FinishReason,
+        /// What it used.
+        usage: Usage,
+        /// How long it took.
+        timings: Timings,
+    },
+    /// The end of a request that could not be served.
+    Failed(RequestError),
+}
+
+impl GenerationEvent {
+    /// Whether this is the last event of its request.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Finished { .. } | Self::Failed(_))
+    }
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FinishReason {
+    /// The model ended its answer, or a stop string appeared.
+    Stop,
+    /// `max_tokens` were generated, or the sequence's context is full.
+    Length,
+    /// The caller cancelled it.
+    Cancelled,
+}
+
+/// Tokens of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens sampled, the one that ended the generation included.
+    pub completion_tokens: u32,
+    /// Prompt tokens that needed no computation; 0 until there is a prefix cache.
+    pub cached_tokens: u32,
+}
+
+/// Where one request's time went, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// From submission to a slot, templating and tokenising included.
+    pub queue_ms: f64,
+    /// From the slot to the first token.
+    pub prefill_ms: f64,
+    /// From the first token to the last.
+    pub decode_ms: f64,
+}
+
+/// What is known of the loaded model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// llama.cpp's one line: architecture, size class, quantisation.
+    pub description: String,
+    /// Tokens the model was trained for.
+    pub n_ctx_train: u32,
+    /// Tokens that one sequence (prompt and answer) can hold in this engine.
+    pub n_ctx_per_sequence: u32,
+    /// Sequences that run at once.
+    pub parallel: u32,
+    /// Tokens in the vocabulary.
+    pub vocab_size: u32,
+    /// Weights in the model.
+    pub parameters: u64,
+    /// Bytes of its tensors.
+    pub size_bytes: u64,
+    /// Whether the file brings a chat template; without one, chats are refused.
+    pub has_chat_template: bool,
+}
+
+/// A snapshot of an engine's counters. Fields are read one by one, so they may be a step apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineStats {
+    /// Sequences that are reading a prompt or generating.
+    pub slots_active: u32,
+    /// Sequences there are.
+    pub slots_total: u32,
+    /// Requests that wait for a slot, those being tokenised included.
+    pub queued: u32,
+    /// KV cells in use.
+    pub kv_used_cells: u64,
+    /// KV cells there are.
+    pub kv_total_cells: u64,
+    /// Prompt tokens decoded since the start.
+    pub prompt_tokens_total: u64,
+    /// Tokens generated since the start.
+    pub generated_tokens_total: u64,
+    /// Tokens generated a second, over the last seconds; falls to 0 when idle.
+    pub tokens_per_second: f64,
+    /// Steps since the start.
+    pub steps: u64,
+    /// The last step's duration.
+    pub last_step_ms: f64,
+    /// Requests that ended with [`GenerationEvent::Finished`], the cancelled ones included.
+    pub requests_finished_total: u64,
+    /// Requests that were cancelled.
+    pub requests_cancelled_total: u64,
+    /// Requests that ended with [`GenerationEvent::Failed`].
+    pub requests_failed_total: u64,
+}

@@ -1,0 +1,206 @@
+//! What a caller hands in: the engine's configuration, a prompt and the parameters of one generation.
+//!
+//! Everything here crosses the worker's socket in a compact, not self-describing format: no field is skipped and no
+//! enum is untagged. Parameters are validated once, at submission ([`GenerationParams::validate`]); the scheduler and
+//! the sampler rely on that. Absent: tools, grammars, log-probabilities, penalties.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ParamError;
+
+/// The most sequences one engine may run at once: llama.cpp's own limit of sequence ids.
+pub const MAX_PARALLEL: u32 = 256;
+/// The most stop strings one request may name.
+pub const MAX_STOP_STRINGS: usize = 16;
+/// The longest stop string, in bytes. Up to this much generated text may be held back while a match is possible.
+pub const MAX_STOP_BYTES: usize = 256;
+/// The highest temperature accepted.
+pub const MAX_TEMPERATURE: f32 = 5.0;
+/// The most prompt text one request may carry, in bytes; a longer one is refused before it is tokenised.
+pub const MAX_PROMPT_BYTES: usize = 8 * 1024 * 1024;
+/// The default of [`EngineConfig::max_queue`].
+pub const DEFAULT_MAX_QUEUE: usize = 512;
+/// The default of [`EngineConfig::prefill_tokens_per_step`].
+pub const DEFAULT_PREFILL_TOKENS_PER_STEP: u32 = 512;
+/// The default of [`EngineConfig::parallel`].
+pub const DEFAULT_PARALLEL: u32 = 8;
+
+/// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CacheType {
+    /// Half precision: 2 bytes an element.
+    #[default]
+    F16,
+    /// 8-bit blocks: 1.0625 bytes an element.
+    Q8_0,
+    /// 4-bit blocks: 0.5625 bytes an element.
+    Q4_0,
+}
+
+/// How an engine is built. [`EngineConfig::new`] gives the defaults.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineConfig {
+    /// The GGUF file.
+    pub model_path: PathBuf,
+    /// KV cells in total, as llama-server's `--ctx-size`: each of the `parallel` sequences gets an equal share,
+    /// rounded up to a multiple of 256 and never used past the length the model was trained for. 0: as much in total
+    /// as the model was trained for.
+    pub ctx_size: u32,
+    /// Sequences that may generate at once, 1 to [`MAX_PARALLEL`].
+    pub parallel: u32,
+    /// Threads that compute. `None`: one less than the processors this process may use, at least one.
+    pub threads: Option<u32>,
+    /// The element type of the KV cache.
+    pub cache_type: CacheType,
+    /// Layers to put on a GPU. `None`: all that llama.cpp can offload; 0: none.
+    pub gpu_layers: Option<u32>,
+    /// Requests that may wait for a slot, those being tokenised included; one more is refused with
+    /// [`SubmitError::QueueFull`](crate::SubmitError::QueueFull).
+    pub max_queue: usize,
+    /// Prompt tokens decoded in one step, over all requests, beside one token of each request that generates.
+    pub prefill_tokens_per_step: u32,
+}
+
+impl EngineConfig {
+    /// The defaults for a model file: 8 sequences over the model's own context, an F16 cache, a queue of 512.
+    #[must_use]
+    pub fn new(model_path: impl Into<PathBuf>) -> Self {
+        Self {
+            model_path: model_path.into(),
+            ctx_size: 0,
+            parallel: DEFAULT_PARALLEL,
+            threads: None,
+            cache_type: CacheType::default(),
+            gpu_layers: None,
+            max_queue: DEFAULT_MAX_QUEUE,
+            prefill_tokens_per_step: DEFAULT_PREFILL_TOKENS_PER_STEP,
+        }
+    }
+}
+
+/// What to generate from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Prompt {
+    /// Text, tokenised as it stands: special tokens written in it are text, and the model's BOS is put before it.
+    Text(String),
+    /// A chat, rendered by the model's own template with the assistant's turn opened at its end.
+    Chat {
+        /// An `OpenAI` `messages` array, as JSON.
+        messages_json: String,
+    },
+    /// Token ids, taken as they are.
+    Tokens(Vec<i32>),
+}
+
+/// How to generate. `Default` is the model's plain distribution with a random seed and no limit but the context.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerationParams {
+    /// The most tokens to generate; `None`: until the model ends or its context is full.
+    pub max_tokens: Option<u32>,
+    /// 0 is greedy; up to [`MAX_TEMPERATURE`].
+    pub temperature: f32,
+    /// Nucleus sampling, above 0 and up to 1; 1 is off.
+    pub top_p: f32,
+    /// Keep the k likeliest tokens; 0 or less is off.
+    pub top_k: i32,
+    /// Drop tokens less likely than this share of the likeliest, 0 to 1; 0 is off.
+    pub min_p: f32,
+    /// The same seed, prompt and parameters give the same draws. `None`: a fresh seed.
+    pub seed: Option<u64>,
+    /// Strings that end the generation; none of them is emitted.
+    pub stop: Vec<String>,
+    /// Generate past the model's end of generation, whose tokens are then left out of the text.
+    pub ignore_eos: bool,
+}
+
+impl Default for GenerationParams {
+    fn default() -> Self {
+        Self {
+            max_tokens: None,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            seed: None,
+            stop: Vec::new(),
+            ignore_eos: false,
+        }
+    }
+}
+
+impl GenerationParams {
+    /// Greedy decoding of at most `max_tokens` tokens.
+    #[must_use]
+    pub fn greedy(max_tokens: u32) -> Self {
+        Self { max_tokens: Some(max_tokens), temperature: 0.0, ..Self::default() }
+    }
+
+    /// Whether the engine can follow these parameters.
+    ///
+    /// # Errors
+    /// Names the first parameter out of range, and the range.
+    pub fn validate(&self) -> Result<(), ParamError> {
+        let in_range = |param: &str, value: f32, low: f32, high: f32| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(ParamError::new(param, format!("must be a number from {low} to {high}, not {value}")))
+            }
+        };
+        if self.max_tokens == Some(0) {
+            return Err(ParamError::new("max_tokens", "must be at least 1"));
+        }
+        in_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)?;
+        in_range("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)
+            .map_err(|_| ParamError::new("top_p", format!("must be above 0 and at most 1, not {}", self.top_p)))?;
+        in_range("min_p", self.min_p, 0.0, 1.0)?;
+        if self.stop.len() > MAX_STOP_STRINGS {
+            let n = self.stop.len();
+            return Err(ParamError::new("stop", format!("at most {MAX_STOP_STRINGS} stop strings, not {n}")));
+        }
+        for stop in &self.stop {
+            if stop.is_empty() {
+                return Err(ParamError::new("stop", "a stop string must not be empty"));
+            }
+            if stop.len() > MAX_STOP_BYTES {
+                let n = stop.len();
+                return Err(ParamError::new(
+                    "stop",
+                    format!("a stop string has at most {MAX_STOP_BYTES} bytes, not {n}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn parameters_out_of_range_are_named() {
+        let ok = GenerationParams::default();
+        assert!(ok.validate().is_ok());
+        assert!(GenerationParams::greedy(1).validate().is_ok());
+        let cases: Vec<(&str, GenerationParams)> = vec![
+            ("max_tokens", GenerationParams { max_tokens: Some(0), ..ok.clone() }),
+            ("temperature", GenerationParams { temperature: -0.1, ..ok.clone() }),
+            ("temperature", GenerationParams { temperature: f32::NAN, ..ok.clone() }),
+            ("temperature", GenerationParams { temperature: f32::INFINITY, ..ok.clone() }),
+            ("top_p", GenerationParams { top_p: 0.0, ..ok.clone() }),
+            ("top_p", GenerationParams { top_p: 1.01, ..ok.clone() }),
+            ("top_p", GenerationParams { top_p: f32::NAN, ..ok.clone() }),
+            ("min_p", GenerationParams { min_p: 1.5, ..ok.clone() }),
+            ("stop", GenerationParams { stop: vec![String::new()], ..ok.clone() }),
+            ("stop", GenerationParams { stop: vec!["x".repeat(MAX_STOP_BYTES + 1)], ..ok.clone() }),
+            ("stop", GenerationParams { stop: vec!["x".into(); MAX_STOP_STRINGS + 1], ..ok.clone() }),
+        ];
+        for (param, params) in cases {
+            assert_eq!(params.validate().unwrap_err().param, param, "{params:?}");
+        }
+    }
+}

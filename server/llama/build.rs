@@ -1,0 +1,34 @@
+//! Compiles the C++ shim against the llama.cpp sources that llama-cpp-sys-2 vendors and built.
+//!
+//! That crate declares `links = "llama"`, so Cargo passes `DEP_LLAMA_GGML_CMAKE_DIR` (its `$OUT/lib/cmake`). The
+//! installed headers are in `$OUT/include`; the source tree, for `common/chat.h`, stands in CMake's cache.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=shim/shim.cpp");
+    println!("cargo:rerun-if-changed=shim/shim.h");
+    println!("cargo:rerun-if-changed=build.rs");
+    let cmake_dir = std::env::var("DEP_LLAMA_GGML_CMAKE_DIR")
+        .map_err(|_| "llama-cpp-sys-2 did not say where it built llama.cpp (DEP_LLAMA_GGML_CMAKE_DIR)")?;
+    let out = PathBuf::from(cmake_dir).join("../..");
+    let cache_path = out.join("build/CMakeCache.txt");
+    let cache = std::fs::read_to_string(&cache_path).map_err(|e| format!("{}: {e}", cache_path.display()))?;
+    let source = cache
+        .lines()
+        .find_map(|line| line.strip_prefix("CMAKE_HOME_DIRECTORY:INTERNAL="))
+        .map(PathBuf::from)
+        .ok_or_else(|| format!("{} does not name llama.cpp's sources", cache_path.display()))?;
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .file("shim/shim.cpp")
+        .include(out.join("include"))
+        .include(source.join("common"))
+        .include(source.join("vendor"))
+        // The headers define functions that only llama.cpp's own files use.
+        .flag_if_supported("-Wno-unused-function")
+        .try_compile("gantry_llama_shim")?;
+    Ok(())
+}

@@ -1,0 +1,48 @@
+// C entry points whose C++ side may throw: no exception crosses into Rust. Mirrored by src/shim.rs.
+#pragma once
+
+#include "llama.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The result of a call that answers with text: `error` says whether it is the answer or the reason of a failure.
+// `data` is freed with gantry_text_free; it is null when not even the text could be allocated.
+struct gantry_text {
+    char * data;
+    size_t len;
+    bool   error;
+};
+
+struct gantry_chat_template;
+
+void gantry_text_free(struct gantry_text text);
+
+// llama.cpp's helper library logs on its own to standard error; errors come back as text, so that is turned off.
+void gantry_common_log_off(void);
+
+// Returns null and fills `reason` when the template cannot be parsed.
+struct gantry_chat_template * gantry_chat_template_new(const struct llama_model * model, struct gantry_text * reason);
+void gantry_chat_template_free(struct gantry_chat_template * tmpl);
+
+// Answers {"prompt": "...", "stops": ["..."]}.
+struct gantry_text gantry_chat_template_apply(
+    const struct gantry_chat_template * tmpl, const char * messages, size_t messages_len);
+
+// As the llama.cpp functions of these names; where they throw: GANTRY_THROWN, INT32_MIN (tokenize, token_to_piece), null.
+#define GANTRY_THROWN (-1000000)
+int32_t gantry_decode(struct llama_context * ctx, const struct llama_batch * batch);
+int32_t gantry_tokenize(const struct llama_vocab * vocab, const char * text, int32_t text_len, llama_token * tokens,
+                        int32_t n_tokens_max, bool add_special, bool parse_special);
+int32_t gantry_token_to_piece(const struct llama_vocab * vocab, llama_token token, char * buf, int32_t length,
+                              bool special);
+struct llama_model *   gantry_model_load(const char * path, const struct llama_model_params * params);
+struct llama_context * gantry_context_new(struct llama_model * model, const struct llama_context_params * params);
+
+#ifdef __cplusplus
+}
+#endif

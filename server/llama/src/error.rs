@@ -1,0 +1,143 @@
+//! What can go wrong at the border to llama.cpp, typed by operation.
+
+use std::path::PathBuf;
+
+/// A model could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModelError {
+    /// The path holds a NUL byte or is not UTF-8.
+    #[error("the path {} cannot be passed to llama.cpp: it must be UTF-8 without NUL", .0.display())]
+    Path(PathBuf),
+    /// llama.cpp refused the file.
+    #[error("llama.cpp refused the model: {0}")]
+    Refused(String),
+    /// The progress callback asked to stop.
+    #[error("loading was aborted by the caller")]
+    Aborted,
+    /// The model is of a kind that does not generate text from left to right.
+    #[error("the model cannot generate text: {0}")]
+    NotGenerative(&'static str),
+    /// The backend could not be initialised.
+    #[error("llama.cpp cannot be initialised: {0}")]
+    Backend(String),
+}
+
+/// A context could not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ContextError {
+    /// A parameter is out of the range that llama.cpp asserts.
+    #[error("{0}")]
+    Params(String),
+    /// llama.cpp refused, most often for want of memory.
+    #[error("llama.cpp refused the context: {0}")]
+    Refused(String),
+}
+
+/// A batch that llama.cpp must not see. The context is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// No tokens.
+    #[error("the batch is empty")]
+    Empty,
+    /// More tokens than the context takes at once.
+    #[error("the batch has {tokens} tokens, more than the context's {limit}")]
+    TooManyTokens {
+        /// Tokens in the batch.
+        tokens: usize,
+        /// The context's batch size.
+        limit: usize,
+    },
+    /// More rows of logits than the context has room for.
+    #[error("the batch asks for {outputs} rows of logits, more than the context's {limit}")]
+    TooManyOutputs {
+        /// Rows asked for.
+        outputs: usize,
+        /// The context's limit.
+        limit: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {token} at {index} is not in the vocabulary of {vocab_size}")]
+    Token {
+        /// Its place in the batch.
+        index: usize,
+        /// The token.
+        token: i32,
+        /// Tokens there are.
+        vocab_size: u32,
+    },
+    /// A sequence id the context does not have.
+    #[error("sequence {sequence} does not exist; the context has {limit}")]
+    Sequence {
+        /// The id.
+        sequence: u32,
+        /// Sequences there are.
+        limit: u32,
+    },
+    /// A position that does not follow the sequence's last one.
+    #[error("sequence {sequence} is at position {expected}, but the batch continues it at {position}")]
+    Position {
+        /// The sequence.
+        sequence: u32,
+        /// The position that follows.
+        expected: u32,
+        /// The position in the batch.
+        position: u32,
+    },
+    /// A position past what a sequence can hold.
+    #[error("sequence {sequence} holds {limit} tokens; position {position} does not exist")]
+    PastContext {
+        /// The sequence.
+        sequence: u32,
+        /// The position.
+        position: u32,
+        /// Tokens a sequence holds.
+        limit: u32,
+    },
+}
+
+/// A step failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Refused before llama.cpp saw it; the context is unchanged.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// No room in the KV cache; the context is unchanged.
+    #[error("no free cells in the KV cache")]
+    NoKvCells,
+    /// llama.cpp failed; which tokens are in the cache must be read from the context.
+    #[error("llama.cpp failed to decode (code {code}): {reason}")]
+    Failed {
+        /// `llama_decode`'s code.
+        code: i32,
+        /// The last lines of its log.
+        reason: String,
+    },
+}
+
+/// A text could not be tokenised, or a token not be turned into text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenizeError {
+    /// Longer than an `i32` can count.
+    #[error("the text has {bytes} bytes, more than llama.cpp can tokenise")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// llama.cpp failed.
+    #[error("llama.cpp cannot tokenise this text")]
+    Failed,
+    /// The token is not in the vocabulary.
+    #[error("token {0} is not in the vocabulary")]
+    NoSuchToken(i32),
+}
+
+/// A chat could not be rendered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChatError {
+    /// The messages are not what a chat template takes.
+    #[error("messages: {0}")]
+    Messages(String),
+    /// The template cannot be parsed, or refused these messages.
+    #[error("the model's chat template failed: {0}")]
+    Template(String),
+}

@@ -1,0 +1,264 @@
+//! A loaded model: weights and vocabulary, immutable, shared through an `Arc`.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use llama_cpp_sys_2 as sys;
+
+use crate::error::{ModelError, TokenizeError};
+use crate::{backend, logs, shim};
+
+/// A token id.
+pub type Token = i32;
+
+/// The longest description asked of llama.cpp, in bytes.
+const DESCRIPTION_BYTES: usize = 256;
+/// A first guess at the bytes of one token's text; the call is repeated when it is longer.
+const PIECE_BYTES: usize = 64;
+
+/// How a model is loaded.
+#[derive(Clone, Debug, Default)]
+pub struct ModelParams {
+    /// Layers to put on a GPU; `None`: all that can be.
+    pub gpu_layers: Option<u32>,
+}
+
+/// A model that generates text from left to right.
+#[derive(Debug)]
+pub struct Model {
+    ptr: NonNull<sys::llama_model>,
+    vocab: NonNull<sys::llama_vocab>,
+    vocab_size: u32,
+}
+
+// SAFETY: llama.cpp never writes to a model after it is loaded, but for n_ctx_train when a context with YaRN scaling is
+// made: a context is made only through `&Arc<Model>` on the thread that asks, and this crate sets no such scaling.
+unsafe impl Send for Model {}
+// SAFETY: as above; the probes behind this crate decode from several threads on one model, bitwise equal.
+unsafe impl Sync for Model {}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: `ptr` is owned, and contexts and templates hold an Arc, so none of them is left.
+        unsafe { sys::llama_model_free(self.ptr.as_ptr()) };
+    }
+}
+
+/// What the progress callback of one load shares with it.
+struct Progress<'a> {
+    callback: &'a mut dyn FnMut(f32) -> bool,
+    aborted: bool,
+}
+
+unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
+    // SAFETY: `data` is the `Progress` that `Model::load` keeps alive across the call, and llama.cpp reports from the
+    // calling thread only.
+    let progress = unsafe { &mut *data.cast::<Progress<'_>>() };
+    // A panic must not unwind into C++: it aborts the load instead.
+    let go_on = std::panic::catch_unwind(AssertUnwindSafe(|| (progress.callback)(fraction))).unwrap_or(false);
+    progress.aborted |= !go_on;
+    go_on
+}
+
+impl Model {
+    /// Loads a GGUF file. `progress` hears fractions from 0 to 1 and aborts the load by answering false (or by a panic).
+    ///
+    /// # Errors
+    /// The reason llama.cpp gave, or that the model cannot generate text.
+    pub fn load(
+        path: &Path,
+        params: &ModelParams,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<Arc<Self>, ModelError> {
+        backend::init()?;
+        let c_path =
+            path.to_str().and_then(|p| CString::new(p).ok()).ok_or_else(|| ModelError::Path(path.to_path_buf()))?;
+        let mut state = Progress { callback: progress, aborted: false };
+        // SAFETY: plain data out.
+        let mut raw = unsafe { sys::llama_model_default_params() };
+        // Negative: all layers. Without a GPU the number is ignored.
+        raw.n_gpu_layers = params.gpu_layers.map_or(-1, |n| i32::try_from(n).unwrap_or(i32::MAX));
+        raw.progress_callback = Some(on_progress);
+        raw.progress_callback_user_data = (&raw mut state).cast();
+        logs::clear_recent_errors();
+        // SAFETY: the path is NUL-terminated, `raw` and `state` outlive the call, and the shim catches exceptions.
+        let ptr = unsafe { shim::gantry_model_load(c_path.as_ptr(), &raw const raw) };
+        let Some(ptr) = NonNull::new(ptr) else {
+            return Err(if state.aborted {
+                ModelError::Aborted
+            } else {
+                ModelError::Refused(logs::take_recent_errors())
+            });
+        };
+        Self::from_raw(ptr).map(Arc::new)
+    }
+
+    fn from_raw(ptr: NonNull<sys::llama_model>) -> Result<Self, ModelError> {
+        // SAFETY: `ptr` was just loaded; its vocabulary lives as long as it does.
+        let vocab = unsafe { sys::llama_model_get_vocab(ptr.as_ptr()) };
+        let Some(vocab) = NonNull::new(vocab.cast_mut()) else {
+            // SAFETY: owned and not used again.
+            unsafe { sys::llama_model_free(ptr.as_ptr()) };
+            return Err(ModelError::NotGenerative("it has no vocabulary"));
+        };
+        // SAFETY: a valid vocabulary.
+        let vocab_size = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
+        // From here on Drop frees the model.
+        let model = Self { ptr, vocab, vocab_size: u32::try_from(vocab_size).unwrap_or(0) };
+        // SAFETY: a valid model; these read flags.
+        let (encoder, decoder, diffusion) = unsafe {
+            (
+                sys::llama_model_has_encoder(model.raw()),
+                sys::llama_model_has_decoder(model.raw()),
+                sys::llama_model_is_diffusion(model.raw()),
+            )
+        };
+        if model.vocab_size == 0 {
+            return Err(ModelError::NotGenerative("its vocabulary is empty"));
+        }
+        if encoder || !decoder {
+            return Err(ModelError::NotGenerative("it is an encoder; only decoder models are supported"));
+        }
+        if diffusion {
+            return Err(ModelError::NotGenerative("it is a diffusion model"));
+        }
+        Ok(model)
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::llama_model {
+        self.ptr.as_ptr()
+    }
+
+    /// Tokens in the vocabulary; ids are 0 to this.
+    #[must_use]
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// Tokens the model was trained for.
+    #[must_use]
+    pub fn n_ctx_train(&self) -> u32 {
+        // SAFETY: a valid model.
+        u32::try_from(unsafe { sys::llama_model_n_ctx_train(self.raw()) }).unwrap_or(0)
+    }
+
+    /// Bytes of the tensors.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        // SAFETY: a valid model.
+        unsafe { sys::llama_model_size(self.raw()) }
+    }
+
+    /// Number of weights.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        // SAFETY: a valid model.
+        unsafe { sys::llama_model_n_params(self.raw()) }
+    }
+
+    /// llama.cpp's one line about the model.
+    #[must_use]
+    pub fn description(&self) -> String {
+        let mut buffer = [0_u8; DESCRIPTION_BYTES];
+        // SAFETY: writes at most the length given, with a NUL at the end (snprintf).
+        unsafe { sys::llama_model_desc(self.raw(), buffer.as_mut_ptr().cast::<c_char>(), buffer.len()) };
+        CStr::from_bytes_until_nul(&buffer).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// Whether the file brings a chat template.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        // SAFETY: a valid model; a null name asks for the default template.
+        !unsafe { sys::llama_model_chat_template(self.raw(), std::ptr::null()) }.is_null()
+    }
+
+    /// Whether this token ends a generation.
+    #[must_use]
+    pub fn is_eog(&self, token: Token) -> bool {
+        // SAFETY: a valid vocabulary and, checked first, a token of it.
+        self.contains(token) && unsafe { sys::llama_vocab_is_eog(self.vocab.as_ptr(), token) }
+    }
+
+    /// The token that begins a text, where the vocabulary has one.
+    #[must_use]
+    pub fn bos(&self) -> Option<Token> {
+        // SAFETY: a valid vocabulary.
+        let token = unsafe { sys::llama_vocab_bos(self.vocab.as_ptr()) };
+        self.contains(token).then_some(token)
+    }
+
+    /// Whether this is a token of the vocabulary.
+    #[must_use]
+    pub fn contains(&self, token: Token) -> bool {
+        u32::try_from(token).is_ok_and(|t| t < self.vocab_size)
+    }
+
+    /// Turns text into tokens. `add_special`: begin with BOS (and end with EOS) where the vocabulary says so.
+    /// `parse_special`: special tokens written in the text become those tokens instead of plain text.
+    ///
+    /// # Errors
+    /// When the text is too long to count, or llama.cpp cannot tokenise it.
+    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, TokenizeError> {
+        // BOS and EOS come on top of at most one token a byte; a negative answer must stay a count.
+        const RESERVED: usize = 8;
+        let too_long = || TokenizeError::TooLong { bytes: text.len() };
+        let text_len = i32::try_from(text.len()).map_err(|_| too_long())?;
+        let mut capacity = i32::try_from(text.len() + RESERVED).map_err(|_| too_long())?;
+        let mut tokens: Vec<Token> = Vec::new();
+        // Twice at most: llama.cpp answers with the count it needs when the buffer is short.
+        for _ in 0..2 {
+            tokens.resize(usize::try_from(capacity).map_err(|_| too_long())?, 0);
+            // SAFETY: the text has `text_len` bytes, `tokens` has `capacity` elements, the shim catches exceptions.
+            let n = unsafe {
+                shim::gantry_tokenize(
+                    self.vocab.as_ptr(),
+                    text.as_ptr().cast(),
+                    text_len,
+                    tokens.as_mut_ptr(),
+                    capacity,
+                    add_special,
+                    parse_special,
+                )
+            };
+            if let Ok(n) = usize::try_from(n) {
+                tokens.truncate(n);
+                return Ok(tokens);
+            }
+            capacity = n.checked_neg().ok_or(TokenizeError::Failed)?;
+        }
+        Err(TokenizeError::Failed)
+    }
+
+    /// Appends the bytes of a token to `out`; they need not be whole characters. `special`: special tokens are written
+    /// as they are named, otherwise as nothing.
+    ///
+    /// # Errors
+    /// When the token is not in the vocabulary.
+    pub fn token_to_piece(&self, token: Token, special: bool, out: &mut Vec<u8>) -> Result<(), TokenizeError> {
+        if !self.contains(token) {
+            return Err(TokenizeError::NoSuchToken(token));
+        }
+        let start = out.len();
+        let mut capacity = PIECE_BYTES;
+        for _ in 0..2 {
+            out.resize(start + capacity, 0);
+            let length = i32::try_from(capacity).unwrap_or(i32::MAX);
+            let buffer = out[start..].as_mut_ptr().cast::<c_char>();
+            // SAFETY: `buffer` has `length` bytes, the token is of this vocabulary, the shim catches exceptions.
+            let n = unsafe { shim::gantry_token_to_piece(self.vocab.as_ptr(), token, buffer, length, special) };
+            if let Ok(n) = usize::try_from(n) {
+                out.truncate(start + n.min(capacity));
+                return Ok(());
+            }
+            capacity = match n.checked_neg().and_then(|n| usize::try_from(n).ok()) {
+                Some(needed) => needed,
+                None => break,
+            };
+        }
+        out.truncate(start);
+        Err(TokenizeError::Failed)
+    }
+}

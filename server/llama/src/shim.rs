@@ -1,0 +1,84 @@
+//! Declarations of `shim/shim.h`. Its functions catch what llama.cpp throws.
+
+use std::ffi::c_char;
+
+use llama_cpp_sys_2 as sys;
+
+/// [`gantry_decode`] caught an exception.
+pub(crate) const THROWN: i32 = -1_000_000;
+
+/// A text allocated by the shim.
+#[repr(C)]
+pub(crate) struct RawText {
+    pub(crate) data: *mut c_char,
+    pub(crate) len: usize,
+    pub(crate) error: bool,
+}
+
+/// Opaque.
+#[repr(C)]
+pub(crate) struct RawChatTemplate {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    fn gantry_text_free(text: RawText);
+    pub(crate) fn gantry_common_log_off();
+    pub(crate) fn gantry_chat_template_new(
+        model: *const sys::llama_model,
+        reason: *mut RawText,
+    ) -> *mut RawChatTemplate;
+    pub(crate) fn gantry_chat_template_free(tmpl: *mut RawChatTemplate);
+    pub(crate) fn gantry_chat_template_apply(
+        tmpl: *const RawChatTemplate,
+        messages: *const c_char,
+        messages_len: usize,
+    ) -> RawText;
+    pub(crate) fn gantry_decode(ctx: *mut sys::llama_context, batch: *const sys::llama_batch) -> i32;
+    pub(crate) fn gantry_tokenize(
+        vocab: *const sys::llama_vocab,
+        text: *const c_char,
+        text_len: i32,
+        tokens: *mut sys::llama_token,
+        n_tokens_max: i32,
+        add_special: bool,
+        parse_special: bool,
+    ) -> i32;
+    pub(crate) fn gantry_token_to_piece(
+        vocab: *const sys::llama_vocab,
+        token: sys::llama_token,
+        buf: *mut c_char,
+        length: i32,
+        special: bool,
+    ) -> i32;
+    pub(crate) fn gantry_model_load(
+        path: *const c_char,
+        params: *const sys::llama_model_params,
+    ) -> *mut sys::llama_model;
+    pub(crate) fn gantry_context_new(
+        model: *mut sys::llama_model,
+        params: *const sys::llama_context_params,
+    ) -> *mut sys::llama_context;
+}
+
+impl RawText {
+    /// Nothing yet; what a callee fills in.
+    pub(crate) fn empty() -> Self {
+        Self { data: std::ptr::null_mut(), len: 0, error: false }
+    }
+
+    /// The text, or the text of the error. Bytes that are not UTF-8 are replaced.
+    pub(crate) fn into_result(self) -> Result<String, String> {
+        let failed = self.error;
+        let text = if self.data.is_null() {
+            String::from(if failed { "llama.cpp failed without a reason" } else { "" })
+        } else {
+            // SAFETY: the shim allocated `len` bytes at `data` and filled them; they live until the free below.
+            let bytes = unsafe { std::slice::from_raw_parts(self.data.cast::<u8>(), self.len) };
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        // SAFETY: `self` came from the shim, is consumed here, and freeing null does nothing.
+        unsafe { gantry_text_free(self) };
+        if failed { Err(text) } else { Ok(text) }
+    }
+}
