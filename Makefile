@@ -1,0 +1,34 @@
+# Everything a developer or CI calls. The scripts in hack/ do the work; each prints its steps and their times.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# An existing cluster is used only when it is named on this command line: an exported KUBECONFIG may be production.
+FOREIGN_KUBECONFIG := $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
+unexport KUBECONFIG
+export FOREIGN_KUBECONFIG REGISTRY
+
+.PHONY: help up down test lint generate images fmt
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+up: ## Start a cluster, Gantry and the demo. KUBECONFIG=file uses a cluster you have, REGISTRY=host/path pushes the images
+	@hack/up.sh
+
+down: ## Stop the cluster of `make up` (with KUBECONFIG=file: remove the demo and the chart from that cluster)
+	@hack/down.sh
+
+test: ## Run every test: unit, integration and, on a real cluster, end to end
+	@hack/test.sh
+
+lint: ## Check formatting, clippy, dependencies, the chart, the shell scripts and that generated files are current
+	@hack/lint.sh
+
+generate: ## Write the CRDs from the Rust types, for kubectl and for the chart
+	@hack/generate.sh
+
+images: ## Build the images from the Dockerfile
+	@hack/images.sh
+
+fmt: ## Format the Rust and Go sources
+	@cargo fmt --all && gofmt -w e2e/cluster

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# What can be said about the sources without running them. Tools of exact versions go to .cache/tools.
+source "$(dirname "$0")/lib.sh"
+
+cargo_deny_version=0.20.2
+advisory_database=https://github.com/RustSec/advisory-db
+tools=$cache/tools
+PATH=$tools/bin:$cluster_dir/bin:$PATH
+
+prerequisites() {
+  require_toolchains
+  require_go
+  install_packages build
+  [[ $(id -u) != 0 ]] || install_packages lint
+  rustup component add clippy rustfmt >/dev/null 2>&1 || { cargo clippy --version && cargo fmt --version; } >/dev/null
+}
+
+install_cargo_deny() { # the only binaries in package registries are too old for edition 2024; unoptimised it compiles in half the time
+  [[ $(cargo-deny --version 2>/dev/null) == "cargo-deny $cargo_deny_version" ]] && { note "cargo-deny $cargo_deny_version is there"; return; }
+  CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+    cargo install --quiet --locked --root "$tools" cargo-deny@$cargo_deny_version
+}
+
+dependencies() {
+  cargo-deny --log-level error check licenses bans sources
+  if curl -fs --max-time 10 -o /dev/null "$advisory_database/info/refs?service=git-upload-pack"; then
+    cargo-deny --log-level error check advisories
+  else
+    note "advisories: not checked, $advisory_database cannot be reached"
+  fi
+}
+
+chart() {
+  helm lint --strict --quiet charts/gantry
+  helm lint --strict --quiet charts/gantry --set replicas=2 --set metrics.serviceMonitor.enabled=true
+}
+
+generated() {
+  local before after
+  before=$(generated_state)
+  hack/generate.sh
+  after=$(generated_state)
+  [[ $before == "$after" ]] || die "crds/yaml or charts/gantry/files/crds was stale: it is written now, commit it"
+  [[ -z $(git status --porcelain -- crds/yaml charts/gantry/files/crds) ]] ||
+    die "crds/yaml or charts/gantry/files/crds differs from the last commit: commit it"
+}
+generated_state() { find crds/yaml charts/gantry/files/crds -type f -print0 2>/dev/null | sort -z | xargs -0 -r sha256sum; }
+
+go_sources() {
+  local unformatted
+  unformatted=$(gofmt -l e2e/cluster)
+  [[ -z $unformatted ]] || die "not formatted, run make fmt: $unformatted"
+}
+
+scripts() {
+  has shellcheck || { note "not checked: shellcheck is missing"; return; }
+  shellcheck --shell=bash --external-sources --source-path=hack hack/*.sh .ci/run e2e/cluster/cluster
+}
+
+step prerequisites prerequisites
+step "cargo fmt --check" cargo fmt --all --check
+step gofmt go_sources
+step shellcheck scripts
+step "cargo clippy" cargo clippy --release --locked --workspace --all-targets -- -D warnings
+step "generated CRDs are current" generated
+step "cargo-deny $cargo_deny_version" install_cargo_deny
+step "cargo deny check" dependencies
+step "helm: build" "$cluster" build
+step "helm lint" chart
+steps_summary
