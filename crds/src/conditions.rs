@@ -1,0 +1,151 @@
+//! Condition types and reasons as enums, and how a condition is set without touching what did not change.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+macro_rules! text_enum {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$variant_doc])* $variant),+ }
+
+        impl $name {
+            /// The name as it stands in YAML.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => stringify!($variant)),+ }
+            }
+        }
+    };
+}
+
+text_enum!(
+    /// Conditions of both kinds.
+    ConditionType {
+        /// The service answers.
+        Available,
+        /// It answers with what the spec asks for.
+        UpToDate,
+        /// Both.
+        Ready,
+        /// The operator is working towards the spec (kstatus).
+        Reconciling,
+        /// The operator cannot get there without the user (kstatus).
+        Stalled,
+        /// Everything in the spec is carried out by this release.
+        Supported,
+        /// The version's file is in every pod.
+        Fetched,
+        /// Its digest and header are right.
+        Verified,
+        /// It fits into memory.
+        Fits,
+        /// It passed every gate in every pod.
+        Validated,
+        /// It answers requests.
+        Serving,
+    }
+);
+
+text_enum!(
+    /// Reasons of conditions.
+    Reason {
+        /// Everything is as asked.
+        AsRequested,
+        /// Pods answer.
+        PodsReady,
+        /// No pod answers.
+        NoPodReady,
+        /// No version has passed its gates yet.
+        NoActiveVersion,
+        /// A rollout is in progress.
+        RollingOut,
+        /// Waits for pods.
+        WaitingForPods,
+        /// A gate refused the version.
+        GateFailed,
+        /// The version was taken back.
+        RolledBack,
+        /// The time was up.
+        DeadlineExceeded,
+        /// The spec asks for something that this release does not carry out.
+        NotSupported,
+        /// The spec holds a value that cannot be used.
+        InvalidSpec,
+        /// Not known yet.
+        Pending,
+        /// It passed.
+        Passed,
+        /// Another version is served.
+        Superseded,
+        /// The object is being deleted.
+        Deleting,
+    }
+);
+
+/// What a condition says, before it meets the one that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewCondition {
+    /// Type.
+    pub type_: ConditionType,
+    /// `None` is Unknown.
+    pub status: Option<bool>,
+    /// Reason.
+    pub reason: Reason,
+    /// Cause and next action, in a sentence.
+    pub message: String,
+}
+
+/// Sets `new` in `conditions`: the transition time moves only with the status, so that a settled object never changes.
+pub fn set_condition(conditions: &mut Vec<Condition>, new: NewCondition, generation: Option<i64>, now: &Time) {
+    let status = match new.status {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "Unknown",
+    };
+    let type_ = new.type_.as_str();
+    let old = conditions.iter_mut().find(|condition| condition.type_ == type_);
+    let last_transition_time = match &old {
+        Some(old) if old.status == status => old.last_transition_time.clone(),
+        _ => now.clone(),
+    };
+    let condition = Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: new.reason.as_str().to_owned(),
+        message: new.message,
+        observed_generation: generation,
+        last_transition_time,
+    };
+    match old {
+        Some(old) => *old = condition,
+        None => conditions.push(condition),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn time(text: &str) -> Time {
+        serde_json::from_value(serde_json::json!(text)).unwrap()
+    }
+
+    #[test]
+    fn the_transition_time_moves_only_with_the_status() {
+        let (first, later) = (time("2026-01-01T00:00:00Z"), time("2026-01-01T00:01:00Z"));
+        let new = |status, message: &str| NewCondition {
+            type_: ConditionType::Ready,
+            status: Some(status),
+            reason: Reason::AsRequested,
+            message: message.to_owned(),
+        };
+        let mut conditions = Vec::new();
+        set_condition(&mut conditions, new(true, "a"), Some(1), &first);
+        set_condition(&mut conditions, new(true, "b"), Some(2), &later);
+        assert_eq!(conditions.len(), 1);
+        assert_eq!((conditions[0].last_transition_time.clone(), conditions[0].message.as_str()), (first, "b"));
+        set_condition(&mut conditions, new(false, "c"), Some(2), &later);
+        assert_eq!(conditions[0].last_transition_time, later);
+    }
+}

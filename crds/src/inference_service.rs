@@ -1,0 +1,544 @@
+//! What a user writes: the spec of an InferenceService.
+//!
+//! The whole shape of Gantry's API stands here, fields of strategies, gates and sources that this release does not
+//! carry out included: the operator answers those with the condition `Supported=False`, reason `NotSupported`,
+//! and changes nothing, so that no object is silently half obeyed.
+
+use k8s_openapi::{api::core::v1::LocalObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    scalars::{AutoOr, DurationString, Percent, PositiveQuantity, Ratio, Sha256},
+    status::InferenceServiceStatus,
+};
+
+/// A model that is served by a number of pods, and how it may change.
+#[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "gantry.dev",
+    version = "v1alpha1",
+    kind = "InferenceService",
+    plural = "inferenceservices",
+    shortname = "infs",
+    category = "gantry",
+    namespaced,
+    derive = "PartialEq",
+    doc = "InferenceService serves one model behind an OpenAI-compatible endpoint. A change of its model becomes a validated, reversible rollout inside the running pods.",
+    status = "InferenceServiceStatus",
+    validation = Rule::new("self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name: use at most 40 lower-case letters, digits and dashes, starting with a letter: Services and pods are named after it"),
+    scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicaCount", label_selector_path = ".status.selector"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "It answers, with what the spec asks for"),
+    printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status", description = "It answers"),
+    printcolumn(name = "Active", type_ = "string", json_path = ".status.activeVersion", description = "ModelVersion that answers requests"),
+    printcolumn(name = "Candidate", type_ = "string", json_path = ".status.candidateVersion", description = "ModelVersion that is being validated"),
+    printcolumn(name = "Step", type_ = "string", json_path = ".status.rollout.step", description = "Step of the rollout"),
+    printcolumn(name = "Memory", type_ = "string", json_path = ".status.memory", description = "Measured memory of the largest pod, and what is available to it"),
+    printcolumn(name = "Replicas", type_ = "string", json_path = ".status.replicaSummary", description = "Ready pods of the pods asked for"),
+    printcolumn(name = "Reason", type_ = "string", priority = 1, json_path = ".status.conditions[?(@.type==\"Ready\")].message", description = "Why, and what to do"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceServiceSpec {
+    /// Number of pods. Leave it out when an autoscaler owns it; then it starts with 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 0 && self <= 256").message("spec.replicas: use a number from 0 to 256"))]
+    pub replicas: Option<i32>,
+    /// The model to serve.
+    pub model: ModelSpec,
+    /// How the engine runs it. A change needs a reload and is therefore rolled out like a new model.
+    #[serde(default)]
+    pub runtime: RuntimeSpec,
+    /// What each pod gets of its node. A change restarts the pods.
+    #[serde(default)]
+    pub resources: ResourcesSpec,
+    /// Where downloaded models are kept.
+    #[serde(default)]
+    pub cache: CacheSpec,
+    /// How requests wait and are spread.
+    #[serde(default)]
+    pub scheduling: SchedulingSpec,
+    /// How a change of model is validated, switched and taken back.
+    #[serde(default)]
+    pub rollout: RolloutSpec,
+    /// How many superseded ModelVersions are kept, to be looked at and rolled back to.
+    #[serde(default = "default_revision_history_limit")]
+    #[x_kube(validation = Rule::new("self >= 0 && self <= 50").message("spec.revisionHistoryLimit: use a number from 0 to 50"))]
+    pub revision_history_limit: i32,
+}
+
+fn default_revision_history_limit() -> i32 {
+    5
+}
+
+/// Which model, and under which name clients ask for it.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSpec {
+    /// Name of the model in the OpenAI API (`model` of a request, `id` in /v1/models).
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9]([-A-Za-z0-9._/:]{0,126}[A-Za-z0-9])?$')").message("spec.model.servedName: use 1 to 128 letters, digits and -._/:, starting and ending with a letter or digit"))]
+    #[schemars(length(max = 128))]
+    pub served_name: String,
+    /// Where its GGUF file comes from.
+    pub source: SourceSpec,
+}
+
+/// Where a GGUF file comes from: exactly one of `uri` and `pvc`.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.uri) != has(self.pvc)").message("spec.model.source: give exactly one of uri and pvc"),
+    validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("spec.model.source.sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; only hf:// at a commit and oci:// at a digest do without"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("spec.model.source.uri: pin a Hugging Face file to its commit: hf://ORG/REPO@<40 hex digits>/FILE.gguf"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("spec.model.source.uri: pin an OCI artifact to its digest: oci://REGISTRY/REPOSITORY@sha256:<64 hex digits>")
+)]
+pub struct SourceSpec {
+    /// Address of the file: https://, http://, hf://, s3://, gs://, azure://, oci:// or file://.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    #[x_kube(validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("spec.model.source.uri: use an address that starts with https://, http://, hf://, s3://, gs://, azure://, oci:// or file://, without spaces"))]
+    pub uri: Option<String>,
+    /// A file on a PersistentVolumeClaim of the same namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pvc: Option<PvcSource>,
+    /// SHA-256 of the file. A file with another digest is never loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<Sha256>,
+    /// Secret of the same namespace with the credentials of the source (key `token`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<LocalName>,
+}
+
+/// A file on a PersistentVolumeClaim.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PvcSource {
+    /// Name of the claim.
+    #[schemars(length(min = 1, max = 253))]
+    pub claim_name: String,
+    /// Path of the file on the volume, relative to its root.
+    #[schemars(length(max = 1024))]
+    #[x_kube(validation = Rule::new("self.size() > 0 && !self.startsWith('/') && !self.split('/').exists(part, part == '..')").message("spec.model.source.pvc.path: use a relative path without .."))]
+    pub path: String,
+}
+
+/// Name of an object in the same namespace.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LocalName {
+    /// Name of the object.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+impl From<&LocalName> for LocalObjectReference {
+    fn from(value: &LocalName) -> Self {
+        Self { name: value.name.clone() }
+    }
+}
+
+/// How the engine runs a model.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.contextSize >= self.parallel * 16").message("spec.runtime.contextSize: it is shared by the parallel sequences, so give at least 16 tokens for each (contextSize >= 16 * parallel)"))]
+pub struct RuntimeSpec {
+    /// Tokens of context in all, shared equally by the parallel sequences.
+    #[serde(default = "default_context_size")]
+    #[x_kube(validation = Rule::new("self >= 128 && self <= 16777216").message("spec.runtime.contextSize: use a number of tokens from 128 to 16777216"))]
+    pub context_size: u32,
+    /// Sequences that are decoded at the same time.
+    #[serde(default = "default_parallel")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 255").message("spec.runtime.parallel: use a number from 1 to 255"))]
+    pub parallel: u32,
+    /// Type of the keys and values in the KV cache.
+    #[serde(default)]
+    pub cache_type: CacheType,
+    /// Layers that run on the GPU: auto takes all that fit, 0 is CPU only.
+    #[serde(default)]
+    pub gpu_layers: AutoOr,
+    /// Threads of the engine on the CPU: auto follows from the CPUs of the pod.
+    #[serde(default)]
+    pub threads: AutoOr,
+    /// Speculative decoding. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculative: Option<SpeculativeSpec>,
+}
+
+fn default_context_size() -> u32 {
+    8192
+}
+
+fn default_parallel() -> u32 {
+    8
+}
+
+impl Default for RuntimeSpec {
+    fn default() -> Self {
+        Self {
+            context_size: default_context_size(),
+            parallel: default_parallel(),
+            cache_type: CacheType::default(),
+            gpu_layers: AutoOr::Auto,
+            threads: AutoOr::Auto,
+            speculative: None,
+        }
+    }
+}
+
+/// Type of the KV cache's entries.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum CacheType {
+    /// 16-bit floating point.
+    #[default]
+    #[serde(rename = "f16")]
+    F16,
+    /// 8-bit blocks: half the memory.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// 4-bit blocks: a quarter of the memory.
+    #[serde(rename = "q4_0")]
+    Q4_0,
+}
+
+/// Speculative decoding: tokens are guessed cheaply and checked by the model, so the output does not change.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpeculativeSpec {
+    /// A smaller model with the same tokenizer that guesses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<SourceSpec>,
+    /// Guess from n-grams of the prompt.
+    #[serde(default)]
+    pub prompt_lookup: bool,
+    /// Most tokens guessed at a time.
+    #[serde(default = "default_max_tokens_drafted")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 64").message("spec.runtime.speculative.maxTokens: use a number from 1 to 64"))]
+    pub max_tokens: u32,
+}
+
+fn default_max_tokens_drafted() -> u32 {
+    8
+}
+
+/// What each pod gets of its node.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourcesSpec {
+    /// GPUs of each pod; leave it out to serve on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuSpec>,
+    /// CPUs requested by each pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<PositiveQuantity>,
+    /// Memory of each pod, request and limit. The memory gate measures a new model against it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<PositiveQuantity>,
+}
+
+/// GPUs of a pod.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuSpec {
+    /// Extended resource under which the device plugin offers them.
+    #[serde(default = "default_gpu_resource")]
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9.-]+/[A-Za-z0-9._-]+$')").message("spec.resources.gpu.resourceName: use the name of an extended resource, such as nvidia.com/gpu"))]
+    pub resource_name: String,
+    /// Number of GPUs.
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 16").message("spec.resources.gpu.count: use a number from 1 to 16, or leave gpu out to serve on CPUs"))]
+    pub count: u32,
+}
+
+fn default_gpu_resource() -> String {
+    "nvidia.com/gpu".to_owned()
+}
+
+/// Where downloaded models are kept.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CacheSpec {
+    /// Who shares the files.
+    #[serde(default)]
+    pub mode: CacheMode,
+    /// Most bytes that the cache of a pod may take; the least recently used models go first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_limit: Option<PositiveQuantity>,
+}
+
+/// Who shares downloaded models.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum CacheMode {
+    /// Each pod has its own, which lasts as long as the pod.
+    #[default]
+    None,
+    /// The pods of a node share one. Not supported yet.
+    Node,
+    /// A PersistentVolumeClaim. Not supported yet.
+    #[serde(rename = "PVC")]
+    Pvc,
+    /// The model is an image volume. Not supported yet.
+    ImageVolume,
+}
+
+/// How requests wait and are spread.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.highWatermark) || self.highWatermark <= self.maxQueue").message("spec.scheduling.highWatermark: it may not be above maxQueue"),
+    validation = Rule::new("!has(self.lowWatermark) || !has(self.highWatermark) || self.lowWatermark < self.highWatermark").message("spec.scheduling.lowWatermark: it must be below highWatermark")
+)]
+pub struct SchedulingSpec {
+    /// Requests that may wait in a pod; the next is refused with 429 and a Retry-After.
+    #[serde(default = "default_max_queue")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 65536").message("spec.scheduling.maxQueue: use a number from 1 to 65536"))]
+    pub max_queue: u32,
+    /// Waiting requests from which low-priority ones are refused. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high_watermark: Option<u32>,
+    /// Waiting requests below which low-priority ones are taken again. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low_watermark: Option<u32>,
+    /// Longest wait of a request before it is refused with 408. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_timeout: Option<DurationString>,
+    /// How requests are spread over the workers of a pod. Only one worker for each model is supported yet.
+    #[serde(default)]
+    pub dispatch: DispatchStrategy,
+}
+
+fn default_max_queue() -> u32 {
+    512
+}
+
+impl Default for SchedulingSpec {
+    fn default() -> Self {
+        Self {
+            max_queue: default_max_queue(),
+            high_watermark: None,
+            low_watermark: None,
+            queue_timeout: None,
+            dispatch: DispatchStrategy::default(),
+        }
+    }
+}
+
+/// How requests are spread over workers.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum DispatchStrategy {
+    /// In turn.
+    RoundRobin,
+    /// To the one with the fewest requests.
+    #[default]
+    LeastLoaded,
+    /// To the one with the most free KV cache.
+    MemoryAware,
+    /// To the one that has the longest prefix of the prompt in its cache.
+    PrefixAware,
+}
+
+/// How a change of model is validated, switched and taken back.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutSpec {
+    /// How the switch is made.
+    #[serde(default)]
+    pub strategy: RolloutStrategy,
+    /// Longest time that requests in flight get to end before their model is unloaded.
+    #[serde(default = "default_drain_timeout")]
+    pub drain_timeout: DurationString,
+    /// Time in which every pod must have prepared the new model; then it is rejected.
+    #[serde(default = "default_progress_deadline")]
+    pub progress_deadline: DurationString,
+    /// What a model must pass before one request reaches it. Format, digest and memory are always checked.
+    #[serde(default)]
+    pub gates: GatesSpec,
+    /// What happens after the switch.
+    #[serde(default)]
+    pub rollback: RollbackSpec,
+}
+
+fn default_drain_timeout() -> DurationString {
+    "120s".into()
+}
+
+fn default_progress_deadline() -> DurationString {
+    "15m".into()
+}
+
+impl Default for RolloutSpec {
+    fn default() -> Self {
+        Self {
+            strategy: RolloutStrategy::default(),
+            drain_timeout: default_drain_timeout(),
+            progress_deadline: default_progress_deadline(),
+            gates: GatesSpec::default(),
+            rollback: RollbackSpec::default(),
+        }
+    }
+}
+
+/// How the switch to a new model is made.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum RolloutStrategy {
+    /// Gantry chooses and says so in `status.rollout.plan`.
+    #[default]
+    Auto,
+    /// Every pod loads the new model beside the old one; when all have, all switch.
+    InPlaceSwap,
+    /// A second set of pods takes over. Not supported yet.
+    BlueGreen,
+    /// Requests wait while the old model is unloaded and the new one loaded. Not supported yet.
+    HoldRequests,
+}
+
+/// What a model must pass before one request reaches it.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GatesSpec {
+    /// It must fit into memory beside the active one.
+    #[serde(default)]
+    pub memory: MemoryGate,
+    /// It must answer golden prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompts: Option<PromptsGate>,
+    /// It must agree with a reference. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift: Option<DriftGate>,
+    /// It must be fast enough. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub performance: Option<PerformanceGate>,
+    /// It must do well on a copy of live requests. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowGate>,
+}
+
+/// The memory gate: predicted from the file's header, before the weights are loaded.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryGate {
+    /// Share of the pod's memory that must stay free.
+    #[serde(default = "default_headroom")]
+    pub headroom: Percent,
+}
+
+fn default_headroom() -> Percent {
+    "5%".into()
+}
+
+impl Default for MemoryGate {
+    fn default() -> Self {
+        Self { headroom: default_headroom() }
+    }
+}
+
+/// The golden-prompts gate.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PromptsGate {
+    /// ConfigMap of the same namespace whose key `prompts.jsonl` holds one JSON object a line: `messages` (as in
+    /// /v1/chat/completions) or `prompt`, and `expected` (the whole answer, spaces at the ends aside) or `contains`.
+    pub config_map_ref: LocalName,
+    /// Share of the prompts that must be answered as expected, greedily.
+    #[serde(default = "default_min_pass")]
+    pub min_pass: Percent,
+}
+
+fn default_min_pass() -> Percent {
+    "100%".into()
+}
+
+/// The drift gate: agreement with a reference, token by token.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DriftGate {
+    /// What the model is compared with.
+    #[serde(default)]
+    pub reference: DriftReference,
+    /// Smallest share of positions with the same most likely token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_agreement: Option<Percent>,
+    /// Largest mean Kullback-Leibler divergence, in nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_kl: Option<Ratio>,
+    /// Largest ratio of perplexities, new over reference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_perplexity_ratio: Option<Ratio>,
+}
+
+/// What a model is compared with.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum DriftReference {
+    /// The model that is active.
+    #[default]
+    Active,
+    /// Outputs recorded earlier.
+    Golden,
+    /// A sibling of the model in full precision.
+    FullPrecision,
+}
+
+/// The speed gate.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PerformanceGate {
+    /// Smallest ratio of decode rates, new over active.
+    pub min_decode_ratio: Ratio,
+}
+
+/// The shadow gate: live requests are copied to the new model, whose answers nobody sees.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowGate {
+    /// Share of the requests that are copied, in percent.
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 100").message("spec.rollout.gates.shadow.samplePercent: use a number from 1 to 100"))]
+    pub sample_percent: u32,
+    /// How long.
+    pub duration: DurationString,
+}
+
+/// What happens after the switch.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RollbackSpec {
+    /// How long the new model is watched before the rollout counts as done.
+    #[serde(default = "default_bake")]
+    pub bake: DurationString,
+    /// Keep the previous model loaded for that time, so that going back takes no load.
+    #[serde(default = "default_true")]
+    pub keep_resident: bool,
+    /// Live signals that take the new model back. Not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<RollbackSignals>,
+}
+
+fn default_bake() -> DurationString {
+    "10m".into()
+}
+
+fn default_true() -> bool {
+    true
+}
+
+impl Default for RollbackSpec {
+    fn default() -> Self {
+        Self { bake: default_bake(), keep_resident: true, on: None }
+    }
+}
+
+/// Live signals that take a new model back.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RollbackSignals {
+    /// Share of requests that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_rate: Option<Percent>,
+    /// 95th percentile of the time to the first token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttft_p95: Option<DurationString>,
+    /// Share of answers that degenerate into repetition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degenerate_output_rate: Option<Percent>,
+}
+
+/// The condition type of Kubernetes, re-exported so that users of this crate name one type.
+pub type ObjectCondition = Condition;

@@ -1,0 +1,37 @@
+//! Gantry's Kubernetes API: [`InferenceService`], which a user edits, and [`ModelVersion`], which the operator stamps
+//! for each distinct model as a Deployment stamps ReplicaSets.
+//!
+//! The CRD YAML in `crds/yaml` is generated from these types by the `crdgen` binary. Rules that the API server can
+//! check stand here as CEL with a message that says what to do; rules that need more than one object stand in the
+//! operator. Nothing in this crate talks to a cluster.
+
+pub mod conditions;
+pub mod inference_service;
+pub mod model_version;
+pub mod revision;
+pub mod scalars;
+pub mod status;
+
+pub use inference_service::{InferenceService, InferenceServiceSpec};
+pub use model_version::{ModelVersion, ModelVersionSpec};
+pub use status::{InferenceServiceStatus, ModelVersionStatus};
+
+/// API group of every Gantry kind.
+pub const GROUP: &str = "gantry.dev";
+/// API version of every Gantry kind.
+pub const VERSION: &str = "v1alpha1";
+/// Label on every child: the InferenceService it belongs to.
+pub const SERVICE_LABEL: &str = "gantry.dev/service";
+/// Finalizer that lets the operator remove children that garbage collection does not reach.
+pub const FINALIZER: &str = "gantry.dev/cleanup";
+/// Field manager of the operator's server-side applies.
+pub const OPERATOR_FIELD_MANAGER: &str = "gantry-operator";
+
+/// Field manager with which the agent of `pod` applies its own entry of `status.replicas`.
+#[must_use]
+pub fn agent_field_manager(pod: &str) -> String {
+    format!("gantry-agent-{pod}")
+}
+
+/// Most replicas of one service: each reports about itself in one object, which every watcher receives whole.
+pub const MAX_REPLICAS: i32 = 256;

@@ -1,0 +1,62 @@
+//! Which models are the same: names of ModelVersions and the hash that a rejection is latched to.
+//!
+//! A version is known by what it loads (the digest where there is one, else the pinned address), the name it serves
+//! under and the settings that need a reload. The same file from another address is the same version.
+
+use sha2::{Digest, Sha256 as Hasher};
+
+use crate::inference_service::{GatesSpec, InferenceServiceSpec, ModelSpec, RuntimeSpec};
+
+/// Hexadecimal digits of the hash in a version's name: 40 bits keep fifty versions of a service apart.
+const NAME_HASH_DIGITS: usize = 10;
+
+/// Name of the ModelVersion for `model` under `runtime`, e.g. `chat-5f9c01ab23`.
+#[must_use]
+pub fn version_name(service: &str, model: &ModelSpec, runtime: &RuntimeSpec) -> String {
+    let identity = match &model.source.sha256 {
+        Some(digest) => format!("sha256:{digest}"),
+        None => format!("{:?} {:?}", model.source.uri, model.source.pvc),
+    };
+    let hash = hash(&(identity, &model.served_name, runtime));
+    format!("{service}-{}", &hash[..NAME_HASH_DIGITS])
+}
+
+/// Hash of everything that a version is judged by: while it stays the same, a rejection stands.
+#[must_use]
+pub fn judged_by(spec: &InferenceServiceSpec) -> String {
+    hash(&(&spec.model, &spec.runtime, &spec.rollout.gates as &GatesSpec))[..32].to_owned()
+}
+
+fn hash(value: &impl serde::Serialize) -> String {
+    // These types serialise without failing: no maps with other keys than strings, no foreign code.
+    hex::encode(Hasher::digest(serde_json::to_vec(value).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{inference_service::SourceSpec, scalars::Sha256};
+
+    fn model(uri: &str, digest: &str) -> ModelSpec {
+        ModelSpec {
+            served_name: "chat".to_owned(),
+            source: SourceSpec {
+                uri: Some(uri.to_owned()),
+                pvc: None,
+                sha256: Some(Sha256(digest.repeat(64))),
+                secret_ref: None,
+            },
+        }
+    }
+
+    #[test]
+    fn a_version_is_known_by_its_digest_and_settings() {
+        let runtime = RuntimeSpec::default();
+        let name = version_name("chat", &model("https://a/m.gguf", "a"), &runtime);
+        assert!(name.starts_with("chat-") && name.len() == "chat-".len() + NAME_HASH_DIGITS);
+        assert_eq!(name, version_name("chat", &model("https://b/m.gguf", "a"), &runtime));
+        assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "b"), &runtime));
+        let other = RuntimeSpec { parallel: 4, ..runtime };
+        assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
+    }
+}

@@ -1,0 +1,475 @@
+//! What Gantry reports: the status of both kinds, and the protocol between operator and agents that runs through it.
+//!
+//! The operator writes everything but the entries of `replicas`; each pod's agent applies its own entry, under its own
+//! field manager. `versions` freezes what the named versions are, so that an agent needs to see no other object.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::inference_service::{ModelSpec, RuntimeSpec};
+
+/// What is known of a service.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceServiceStatus {
+    /// Generation of the spec that the operator has taken in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// ModelVersion that answers requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_version: Option<String>,
+    /// ModelVersion that is being validated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidate_version: Option<String>,
+    /// ModelVersion that was active before and stays loaded while the new one bakes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous_version: Option<String>,
+    /// Base address for OpenAI clients inside the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// The rollout in progress; absent when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
+    /// The version that was refused or taken back; it is not tried again until the spec asks for something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected: Option<RejectedStatus>,
+    /// What the versions named here are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".to_string()]))]
+    pub versions: Vec<NamedVersion>,
+    /// What each pod reports about itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["pod".to_string()]))]
+    #[schemars(length(max = 512))]
+    pub replicas: Vec<ReplicaStatus>,
+    /// Pods that exist (scale subresource).
+    #[serde(default)]
+    pub replica_count: i32,
+    /// Pods that can answer.
+    #[serde(default)]
+    pub ready_replicas: i32,
+    /// Ready pods of those asked for, e.g. `2/2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_summary: Option<String>,
+    /// Label selector of the pods (scale subresource).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// Measured memory of the largest pod and what is available to it, e.g. `38Mi/512Mi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
+    /// Available, UpToDate, Ready, Reconciling, Stalled, Supported.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// What a version is: a frozen copy of its ModelVersion's spec.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamedVersion {
+    /// Name of the ModelVersion.
+    pub name: String,
+    /// The model.
+    pub model: ModelSpec,
+    /// The settings it is loaded with.
+    pub runtime: RuntimeSpec,
+}
+
+/// A rollout in progress: what the pods are asked to do now.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutStatus {
+    /// ModelVersion that is rolled out.
+    pub version: String,
+    /// What every pod does now.
+    pub step: RolloutStep,
+    /// Chosen strategy with the reason, e.g. `InPlaceSwap: active 16.7Gi + candidate 17.3Gi <= 45.6Gi`.
+    pub plan: String,
+    /// When the step began.
+    pub started_at: Time,
+    /// When the step is given up (Prepare, Commit) or done (Bake).
+    pub deadline: Time,
+    /// How far it is, or what it waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Hash of what the version is judged by (model, runtime and gates of the spec): when it changes while pods prepare,
+    /// they prepare again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judged: Option<String>,
+}
+
+/// What every pod is asked to do.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RolloutStep {
+    /// Fetch, validate and load the version beside the active one.
+    Prepare,
+    /// Switch to it: `activeVersion` names it already. The previous one stays loaded.
+    Commit,
+    /// All have switched; the previous one stays loaded for the bake time.
+    Bake,
+    /// Switch back: `activeVersion` names the previous one again.
+    Rollback,
+}
+
+impl RolloutStep {
+    /// The step as it stands in YAML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prepare => "Prepare",
+            Self::Commit => "Commit",
+            Self::Bake => "Bake",
+            Self::Rollback => "Rollback",
+        }
+    }
+}
+
+/// The latch: a version that was refused or taken back.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RejectedStatus {
+    /// ModelVersion.
+    pub version: String,
+    /// Digest of its file, `sha256:<hex>`, when known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Hash of what it was judged by (model, runtime and gates of the spec): another spec is tried again.
+    pub judged: String,
+    /// Gate that refused it.
+    pub gate: GateName,
+    /// The figure, e.g. `3% of 20 prompts, 100% wanted`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// Why, and what to do.
+    pub message: String,
+    /// Whether it was refused before it answered, or taken back after.
+    pub outcome: RejectedOutcome,
+    /// When.
+    pub at: Time,
+}
+
+/// How a version ended that is not served.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RejectedOutcome {
+    /// It never answered.
+    Rejected,
+    /// It was taken back after the switch.
+    RolledBack,
+}
+
+/// A check of a model.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum GateName {
+    /// The file could be fetched.
+    Fetch,
+    /// Its SHA-256 is the one asked for.
+    Digest,
+    /// Its header is well formed and tells the truth about the file.
+    Format,
+    /// It fits into memory beside the active one.
+    Memory,
+    /// It loads, and a token can be decoded.
+    Load,
+    /// It answers the golden prompts.
+    Prompts,
+    /// It agrees with the reference.
+    Drift,
+    /// It is fast enough.
+    Performance,
+    /// It does well on a copy of live requests.
+    Shadow,
+    /// Every pod was done in time.
+    Deadline,
+    /// It stayed healthy after the switch.
+    Health,
+}
+
+impl GateName {
+    /// The name as it stands in YAML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fetch => "Fetch",
+            Self::Digest => "Digest",
+            Self::Format => "Format",
+            Self::Memory => "Memory",
+            Self::Load => "Load",
+            Self::Prompts => "Prompts",
+            Self::Drift => "Drift",
+            Self::Performance => "Performance",
+            Self::Shadow => "Shadow",
+            Self::Deadline => "Deadline",
+            Self::Health => "Health",
+        }
+    }
+}
+
+/// What a gate said.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GateResult {
+    /// Which gate.
+    pub name: GateName,
+    /// Whether it lets the model through.
+    pub verdict: GateVerdict,
+    /// The figure it measured, e.g. `100% of 20 prompts`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// Why it failed, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Whether a gate lets a model through.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum GateVerdict {
+    /// It does.
+    Pass,
+    /// It does not.
+    Fail,
+    /// It was not asked for.
+    Skipped,
+}
+
+/// What one pod reports about itself.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaStatus {
+    /// Name of the pod.
+    pub pod: String,
+    /// Version that it answers with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Candidate that is loaded and has passed every gate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepared: Option<String>,
+    /// Previous version that is still loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident: Option<String>,
+    /// How the pod is.
+    pub health: ReplicaHealth,
+    /// Why it is not healthy, and what happens next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// How far the pod is with a version it does not answer with yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidate: Option<CandidateStatus>,
+    /// Memory of the serving version's worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ReplicaMemory>,
+    /// Requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<ReplicaQueue>,
+    /// Generated tokens a second, with one decimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<String>,
+    /// When this was written.
+    pub reported_at: Time,
+}
+
+/// How a pod is.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ReplicaHealth {
+    /// It has no model yet.
+    Starting,
+    /// A token can be decoded now.
+    Healthy,
+    /// Its worker is being started again.
+    Restarting,
+    /// Its worker died too often, or the version could not be prepared.
+    Failed,
+}
+
+/// How far a pod is with a version.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CandidateStatus {
+    /// ModelVersion.
+    pub version: String,
+    /// How far.
+    pub phase: CandidatePhase,
+    /// Of the download.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// What each gate said so far, in the order they ran.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<GateResult>,
+    /// What the file's header says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gguf: Option<GgufStatus>,
+    /// Memory predicted from the header against what the pod has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<FitStatus>,
+    /// What it waits for, or why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// How far a pod is with a version.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum CandidatePhase {
+    /// A gate refused it.
+    Failed,
+    /// The file is on its way.
+    Fetching,
+    /// The file's digest and header are being checked.
+    Validating,
+    /// The worker is loading it.
+    Loading,
+    /// It answers golden prompts.
+    Testing,
+    /// It can be switched to.
+    Prepared,
+}
+
+/// How far a download is.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// Bytes that are there.
+    pub bytes: i64,
+    /// Bytes of the whole file, when the server says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<i64>,
+    /// Time left at the present rate, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<i64>,
+    /// For people, e.g. `42%`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
+}
+
+/// What a GGUF file's header says.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GgufStatus {
+    /// Architecture, e.g. `llama`.
+    pub architecture: String,
+    /// Quantisation, e.g. `Q4_K_M`.
+    pub quantization: String,
+    /// Parameters, e.g. `8.0B`.
+    pub parameters: String,
+    /// Tokens of context it was trained with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_length: Option<i64>,
+    /// Bytes of the file.
+    pub bytes: i64,
+    /// The same for people, e.g. `4.6Gi`.
+    pub size: String,
+}
+
+/// Memory predicted from the header against what there is.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FitStatus {
+    /// Predicted need, e.g. `17.3Gi`.
+    pub required: String,
+    /// What the pod has left, e.g. `28.9Gi`.
+    pub available: String,
+    /// Whether it fits.
+    pub fits: bool,
+}
+
+/// Memory of a pod, in bytes.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaMemory {
+    /// Predicted for the serving version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_bytes: Option<i64>,
+    /// Resident set of its worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_bytes: Option<i64>,
+    /// What the pod may use in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<i64>,
+}
+
+/// Requests of a pod.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaQueue {
+    /// Waiting.
+    pub waiting: i32,
+    /// Being answered.
+    pub running: i32,
+    /// That can be answered at the same time.
+    pub slots: i32,
+}
+
+/// What is known of a version.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelVersionStatus {
+    /// How far it came: for display, derived from the conditions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<VersionPhase>,
+    /// What it is to its service now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<VersionRole>,
+    /// Digest of its file, `sha256:<hex>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// What the file's header says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gguf: Option<GgufStatus>,
+    /// Memory: the pod with the least room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<FitStatus>,
+    /// Of the download: the pod that is furthest behind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// What the gates said: the worst over the pods.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<GateResult>,
+    /// The gates in a few words, e.g. `5/5` or `Prompts: 3% of 20`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_summary: Option<String>,
+    /// Why it is where it is, in a line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Fetched, Verified, Fits, Validated, Serving.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// How far a version came.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum VersionPhase {
+    /// Stamped; no pod has begun.
+    Pending,
+    /// Pods fetch it.
+    Fetching,
+    /// Pods check and load it.
+    Validating,
+    /// Every pod can switch to it.
+    Prepared,
+    /// Pods switch to it.
+    Promoting,
+    /// It answers, and the previous one stays loaded.
+    Baking,
+    /// It answers.
+    Active,
+    /// Another one answers.
+    Superseded,
+    /// A gate refused it; it never answered.
+    Rejected,
+    /// It answered, and was taken back.
+    RolledBack,
+}
+
+/// What a version is to its service.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum VersionRole {
+    /// It answers.
+    Active,
+    /// It is being validated.
+    Candidate,
+    /// It answered before and is kept loaded.
+    Previous,
+    /// It is kept as history.
+    History,
+}
