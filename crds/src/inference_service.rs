@@ -119,7 +119,7 @@ pub struct PvcSource {
     pub claim_name: String,
     /// Path of the file on the volume, relative to its root.
     #[schemars(length(max = 1024))]
-    #[x_kube(validation = Rule::new("self.size() > 0 && !self.startsWith('/') && !self.split('/').exists(part, part == '..')").message("spec.model.source.pvc.path: use a relative path without .."))]
+    #[x_kube(validation = Rule::new("self.size() > 0 && !self.startsWith('/') && !('/' + self + '/').contains('/../')").message("spec.model.source.pvc.path: use a relative path without .."))]
     pub path: String,
 }
 

@@ -229,6 +229,7 @@ impl JsonSchema for AutoOr {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "x-kubernetes-int-or-string": true,
+            "maxLength": 8,
             "x-kubernetes-validations": [{
                 "rule": "type(self) == int ? (self >= 0 && self <= 1024) : self == 'auto'",
                 "message": "use auto or a whole number from 0 to 1024",

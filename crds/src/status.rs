@@ -38,6 +38,7 @@ pub struct InferenceServiceStatus {
     /// What the versions named here are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".to_string()]))]
+    #[schemars(length(max = 4))]
     pub versions: Vec<NamedVersion>,
     /// What each pod reports about itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
