@@ -30,15 +30,29 @@ unset FOREIGN_KUBECONFIG REGISTRY
 
 prerequisites() { require_toolchains; require_go; install_packages build images cluster; }
 
-tests() { cargo test --release --locked "$@" 2>&1 | tee -a "$log"; }
+# One selection of packages throughout: another would resolve other features, and compile the dependencies once more.
+tests() { cargo test --release --locked --workspace "$@" 2>&1 | tee -a "$log"; }
 
-local_tests() { tests --workspace --exclude gantry-e2e; }
+integration_tests() { # integration_tests OPERATOR: --test NAME for each of gantry-e2e (==), or of every other package (!=)
+  cargo metadata --no-deps --format-version 1 | jq -r ".packages[] | select(.name $1 \"gantry-e2e\") | .targets[] |
+    select(.kind == [\"test\"]) | \"--test\\n\" + .name"
+}
+
+local_tests() {
+  local -a others
+  mapfile -t others < <(integration_tests '!=')
+  tests --lib --bins "${others[@]}"
+  tests --doc
+}
 
 e2e_tests() {
+  local -a targets
+  mapfile -t targets < <(integration_tests '==')
+  ((${#targets[@]})) || die "gantry-e2e has no integration tests"
   GANTRY_OPERATOR_IMAGE=gantry.dev/operator:$(hack/images.sh tag operator) \
   GANTRY_SERVER_IMAGE=gantry.dev/server:$(hack/images.sh tag server) \
   GANTRY_E2E_IMAGE=$(e2e_image) GANTRY_CLUSTER=$cluster GANTRY_SYSTEM_NAMESPACE=$system_namespace \
-    tests --package gantry-e2e --tests -- --test-threads=1 --nocapture
+    tests "${targets[@]}" -- --test-threads=1 --nocapture
 }
 
 counts() { # of every suite together, in the form of each
@@ -47,7 +61,7 @@ counts() { # of every suite together, in the form of each
 }
 
 step prerequisites prerequisites
-step "binaries (cargo build --release)" build_binaries
+step "binaries and tests (cargo build --release)" cargo build --release --locked --workspace --bins --tests
 step "tests without a cluster" local_tests
 step "cluster: build its binaries" "$cluster" build
 step "cluster: start" "$cluster" up
