@@ -70,7 +70,6 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-minimal python3 \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/* /var/log/*
 COPY --from=python /opt/openai /opt/openai
-COPY e2e/image/ask.py /usr/local/bin/ask
 COPY e2e/models/*.gguf e2e/models/eval.jsonl /models/
 COPY --from=build /out/gantry-e2e /usr/local/bin/gantry-e2e
 ENV PATH=/opt/openai/bin:/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1

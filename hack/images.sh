@@ -69,14 +69,16 @@ size() { image_store images --json "$1" | jq -r '.[0].size'; }
 load_image() { # one image under its two names: Deployments name the tag, tests the newest
   local name=$1 tag
   tag=gantry.dev/$name:$(tag_of "$name")
-  if "$cluster" has "$tag"; then note "$tag is in the cluster"; return; fi
-  for reference in "$tag" "gantry.dev/$name:dev"; do
+  if "$cluster" has "$tag"; then
+    note "$tag is in the cluster"
+  else
     rm -f "$archive"
-    image_store push --quiet "$tag" "docker-archive:$archive:$reference"
+    image_store push --quiet "$tag" "docker-archive:$archive:$tag"
     "$cluster" load "$archive" 2>/dev/null
-  done
-  rm -f "$archive"
-  note "$tag"
+    rm -f "$archive"
+    note "$tag"
+  fi
+  "$cluster" tag "$tag" "gantry.dev/$name:dev"
 }
 
 push_image() {

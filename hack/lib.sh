@@ -142,12 +142,16 @@ ensure_namespace() { # ensure_namespace NAME: there, and under the Pod Security 
     --overwrite >/dev/null
 }
 
+installed_images() { helm get values $release --namespace $system_namespace --output json | jq -r '.image.tag // empty, .serverImage.tag // empty'; }
+
 install_chart() { # a release with the same chart and values is left alone
   local -a values
   local hash
   mapfile -t values < <(chart_values)
   hash=$({ find charts/gantry -type f | sort | xargs sha256sum; printf '%s\n' "${values[@]}"; } | sha256sum | cut -c1-40)
-  if [[ -n $(helm list --namespace $system_namespace --deployed --selector "gantry-inputs=$hash" --short) ]]; then
+  # An upgrade by hand, or by a test, inherits the label: the images are compared as well.
+  if [[ -n $(helm list --namespace $system_namespace --deployed --selector "gantry-inputs=$hash" --short) ]] &&
+    [[ $(installed_images) == "$(printf '%s\n' "${values[@]}" | sed -n 's/^\(image\|serverImage\)\.tag=//p')" ]]; then
     note "release $release is current"
   else
     ensure_namespace $system_namespace

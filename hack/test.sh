@@ -49,10 +49,7 @@ e2e_tests() {
   local -a targets
   mapfile -t targets < <(integration_tests '==')
   ((${#targets[@]})) || die "gantry-e2e has no integration tests"
-  GANTRY_OPERATOR_IMAGE=gantry.dev/operator:$(hack/images.sh tag operator) \
-  GANTRY_SERVER_IMAGE=gantry.dev/server:$(hack/images.sh tag server) \
-  GANTRY_E2E_IMAGE=$(e2e_image) GANTRY_CLUSTER=$cluster GANTRY_SYSTEM_NAMESPACE=$system_namespace \
-    tests "${targets[@]}" -- --test-threads=1 --nocapture
+  tests "${targets[@]}" -- --test-threads=1 --nocapture
 }
 
 counts() { # of every suite together, in the form of each

@@ -39,7 +39,7 @@ demo_or_explain() { (set -e; demo) || { explain_namespace $demo_namespace; retur
 
 ask() {
   note "> $question"
-  kubectl --namespace $demo_namespace exec deployment/demo-models -- ask $service_url $demo_service "$question" | sed 's/^/    < /'
+  kubectl --namespace $demo_namespace exec deployment/demo-models -- gantry-e2e ask --url $service_url --model $demo_service "$question" | sed 's/^/    < /'
 }
 
 show() { kubectl --namespace $demo_namespace get infs,mv; }
@@ -61,7 +61,7 @@ What to type next:
   $environment
 
   # ask it something
-  kubectl -n $demo_namespace exec deploy/demo-models -- ask $service_url $demo_service "What is the capital of Peru?"
+  kubectl -n $demo_namespace exec deploy/demo-models -- gantry-e2e ask --url $service_url "What is the capital of Peru?"
 
   # change the model, watch it being checked and switched in, ask again: only the second version knows
   $(patch demo-v2.q8_0.gguf $v2)
