@@ -1,12 +1,61 @@
 //! Continuous-batching inference over one GGUF model, usable as a library.
+//!
+//! ```no_run
+//! use gantry_engine::{Engine, EngineConfig, GenerationParams, Prompt};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::load(EngineConfig::new("model.gguf"), |_fraction| true)?;
+//! let messages_json = r#"[{"role": "user", "content": "What is the capital of Norway?"}]"#.to_owned();
+//! let answer = engine.generate(Prompt::Chat { messages_json }, GenerationParams::greedy(64))?;
+//! println!("{} ({} tokens)", answer.text, answer.usage.completion_tokens);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Engine::submit`] streams instead: it takes a sink for [`GenerationEvent`]s, never blocks, and says
+//! [`SubmitError::QueueFull`] when too many requests wait. Requests submitted at the same time are computed together.
+//!
+//! # How it works
+//!
+//! ```text
+//! submit ─ permit ─▶ prepare (pool: template, tokens) ─▶ scheduler (one thread: plan, decode, sample, text) ─▶ sink
+//! ```
+//!
+//! Each step decodes one token of every sequence that generates, then prompts within
+//! [`EngineConfig::prefill_tokens_per_step`], shared fairly. A request that is cancelled frees its slot within one step.
+//! A batch that fails ends the requests in it; an engine that cannot go on says so to [`Engine::probe`] and to
+//! submissions. A failed assertion inside llama.cpp ends the process: run an engine in a process of its own.
+//!
+//! # Limits
+//!
+//! A sequence holds prompt and answer together: `ctx_size / parallel` tokens, as in llama-server, rounded up to a multiple
+//! of 256 and at most what the model was trained for ([`ModelInfo::n_ctx_per_sequence`]). Absent so far: prefix cache,
+//! preemption, priorities, grammars, tools, log-probabilities, penalties.
 
+mod backend;
+mod engine;
 mod error;
 mod event;
 mod params;
+mod plan;
+mod prepare;
+mod request;
+mod sampler;
+mod scheduler;
+mod sequence;
+mod stats;
+mod text;
 
+#[cfg(test)]
+mod engine_tests;
+#[cfg(test)]
+mod scheduler_tests;
+
+pub use engine::{Engine, GenerationOutput, RequestHandle};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 pub use params::{
     CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP, EngineConfig, GenerationParams,
-    MAX_PARALLEL, MAX_PROMPT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, Prompt,
+    MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_STOP_BYTES, MAX_STOP_STRINGS,
+    MAX_TEMPERATURE, MAX_THREADS, Prompt,
 };

@@ -12,6 +12,12 @@ use crate::error::ParamError;
 
 /// The most sequences one engine may run at once: llama.cpp's own limit of sequence ids.
 pub const MAX_PARALLEL: u32 = 256;
+/// The most requests an engine lets wait.
+pub const MAX_QUEUE: usize = 65_536;
+/// The most prompt tokens in one step.
+pub const MAX_PREFILL_TOKENS_PER_STEP: u32 = 16_384;
+/// The most threads an engine computes with: ggml's own limit.
+pub const MAX_THREADS: u32 = 512;
 /// The most stop strings one request may name.
 pub const MAX_STOP_STRINGS: usize = 16;
 /// The longest stop string, in bytes. Up to this much generated text may be held back while a match is possible.
@@ -83,7 +89,7 @@ impl EngineConfig {
 /// What to generate from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Prompt {
-    /// Text, tokenised as it stands: special tokens written in it are text, and the model's BOS is put before it.
+    /// Text, as it stands: special tokens written in it are those tokens, and a model that wants BOS gets it before.
     Text(String),
     /// A chat, rendered by the model's own template with the assistant's turn opened at its end.
     Chat {
@@ -111,7 +117,7 @@ pub struct GenerationParams {
     pub seed: Option<u64>,
     /// Strings that end the generation; none of them is emitted.
     pub stop: Vec<String>,
-    /// Generate past the model's end of generation, whose tokens are then left out of the text.
+    /// Never choose a token that ends the generation: go on until `max_tokens`, a stop string or the context's end.
     pub ignore_eos: bool,
 }
 

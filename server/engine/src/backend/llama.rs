@@ -1,0 +1,157 @@
+//! The backend that computes: a llama.cpp context, and its model's vocabulary and chat template.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gantry_llama::{Batch, ChatError, ChatTemplate, Context, ContextParams, DecodeError, KvType, Model, ModelParams};
+
+use super::{Backend, BackendError, BackendLimits, BatchEntry, RenderedChat, Token, Vocabulary};
+use crate::error::{LoadError, RequestError};
+use crate::event::ModelInfo;
+use crate::params::{CacheType, EngineConfig};
+
+/// Processors left to the rest of the machine when the thread count is not configured.
+const SPARE_PROCESSORS: usize = 1;
+
+/// A llama.cpp context with the batch it reuses.
+pub(crate) struct LlamaBackend {
+    context: Context,
+    batch: Batch,
+    positions: u32,
+}
+
+/// The vocabulary and the template of a model.
+pub(crate) struct LlamaVocabulary {
+    model: Arc<Model>,
+    template: Option<ChatTemplate>,
+    end_tokens: Vec<Token>,
+}
+
+/// Loads a model and makes its context.
+pub(crate) fn load(
+    config: &EngineConfig,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<(LlamaBackend, LlamaVocabulary, ModelInfo), LoadError> {
+    let params = ModelParams { gpu_layers: config.gpu_layers };
+    let model = load_model(&config.model_path, &params, progress)?;
+    let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
+    let context_params = ContextParams {
+        n_ctx,
+        n_batch: config.prefill_tokens_per_step.saturating_add(config.parallel),
+        sequences: config.parallel,
+        threads: config.threads.unwrap_or_else(default_threads),
+        kv_type: match config.cache_type {
+            CacheType::F16 => KvType::F16,
+            CacheType::Q8_0 => KvType::Q8_0,
+            CacheType::Q4_0 => KvType::Q4_0,
+        },
+        kv_unified: false,
+    };
+    let context = Context::new(&model, &context_params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
+    let template = ChatTemplate::new(&model)
+        .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
+    // llama.cpp computes past the trained length, but what comes out is noise.
+    let positions = match model.n_ctx_train() {
+        0 => context.n_ctx_per_sequence(),
+        trained => context.n_ctx_per_sequence().min(trained),
+    };
+    let info = ModelInfo {
+        description: model.description(),
+        n_ctx_train: model.n_ctx_train(),
+        n_ctx_per_sequence: positions,
+        parallel: context.sequences(),
+        vocab_size: model.vocab_size(),
+        parameters: model.parameters(),
+        size_bytes: model.size_bytes(),
+        has_chat_template: template.is_some(),
+    };
+    let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
+    let vocabulary = LlamaVocabulary { model, template, end_tokens };
+    Ok((LlamaBackend { context, batch: Batch::new(), positions }, vocabulary, info))
+}
+
+fn load_model(
+    path: &Path,
+    params: &ModelParams,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Arc<Model>, LoadError> {
+    let refused = |reason: String| LoadError::Model { path: path.to_path_buf(), reason };
+    // llama.cpp's own message for a file that cannot be opened names neither the cause nor the file.
+    std::fs::File::open(path).map_err(|e| refused(e.to_string()))?;
+    Model::load(path, params, progress).map_err(|e| match e {
+        gantry_llama::ModelError::Aborted => LoadError::Aborted,
+        e => refused(e.to_string()),
+    })
+}
+
+fn default_threads() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    u32::try_from(processors.saturating_sub(SPARE_PROCESSORS).max(1)).unwrap_or(1)
+}
+
+impl Backend for LlamaBackend {
+    fn limits(&self) -> BackendLimits {
+        BackendLimits {
+            sequences: self.context.sequences(),
+            positions: self.positions,
+            batch_tokens: self.context.n_batch(),
+            total_cells: u64::from(self.context.n_ctx()),
+        }
+    }
+
+    fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {
+        self.batch.clear();
+        for entry in batch {
+            self.batch.add(entry.token, entry.position, entry.sequence, entry.output);
+        }
+        self.context.decode(&mut self.batch).map_err(|e| match e {
+            DecodeError::NoKvCells => BackendError::NoKvCells,
+            e => BackendError::Failed(e.to_string()),
+        })
+    }
+
+    fn logits(&mut self, index: usize) -> Option<&[f32]> {
+        self.context.logits(index)
+    }
+
+    fn clear_sequence(&mut self, sequence: u32) {
+        // Dropping a whole sequence cannot fail; one that does not exist holds nothing.
+        if let Err(e) = self.context.remove(sequence, 0) {
+            tracing::error!(sequence, error = %e, "a sequence could not be cleared");
+        }
+    }
+}
+
+impl Vocabulary for LlamaVocabulary {
+    fn size(&self) -> u32 {
+        self.model.vocab_size()
+    }
+
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
+        self.model
+            .tokenize(text, true, true)
+            .map_err(|e| RequestError::invalid("prompt", "invalid_prompt", e.to_string()))
+    }
+
+    fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            RequestError::invalid("messages", "no_chat_template", "this model has no chat template; send a text prompt")
+        })?;
+        let chat = template.render(messages_json).map_err(|e| match e {
+            ChatError::Messages(_) => RequestError::invalid("messages", "invalid_messages", e.to_string()),
+            ChatError::Template(_) => RequestError::invalid("messages", "chat_template_failed", e.to_string()),
+        })?;
+        Ok(RenderedChat { prompt: chat.prompt, stops: chat.additional_stops })
+    }
+
+    fn piece(&self, token: Token, out: &mut Vec<u8>) {
+        // Sampled tokens are of the vocabulary, so this fails only where llama.cpp cannot name a token: it has no text.
+        if let Err(e) = self.model.token_to_piece(token, false, out) {
+            tracing::warn!(token, error = %e, "a token has no text");
+        }
+    }
+
+    fn end_tokens(&self) -> &[Token] {
+        &self.end_tokens
+    }
+}

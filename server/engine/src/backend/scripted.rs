@@ -1,0 +1,182 @@
+//! A model without weights: the logits after a history are a hash of it, so an answer depends on every token before it,
+//! and a mixed-up sequence, a lost token or a cell that was not returned changes it. [`reference`] is the oracle.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use super::{Backend, BackendError, BackendLimits, BatchEntry, RenderedChat, Token, Vocabulary};
+use crate::error::RequestError;
+use crate::event::{FinishReason, ModelInfo};
+use crate::params::GenerationParams;
+use crate::sampler::Sampler;
+
+/// Tokens there are. 0 ends a generation.
+pub(crate) const VOCAB: u32 = 48;
+const END: Token = 0;
+
+/// What the next decodes do instead of working.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    NoKvCells,
+    Fail,
+    Panic,
+}
+
+/// A test's hold on a backend that an engine owns.
+#[derive(Clone, Default)]
+pub(crate) struct Control {
+    /// Consumed one by one; when empty, decodes work.
+    pub(crate) faults: Arc<Mutex<VecDeque<Fault>>>,
+    /// While a test holds it, decodes wait.
+    pub(crate) gate: Arc<Mutex<()>>,
+}
+
+pub(crate) struct ScriptedBackend {
+    limits: BackendLimits,
+    held: Vec<Vec<Token>>,
+    rows: Vec<Option<Vec<f32>>>,
+    pub(crate) control: Control,
+    pub(crate) decodes: u64,
+}
+
+impl ScriptedBackend {
+    pub(crate) fn new(sequences: u32, positions: u32, batch_tokens: u32) -> Self {
+        let total_cells = u64::from(sequences) * u64::from(positions);
+        Self {
+            limits: BackendLimits { sequences, positions, batch_tokens, total_cells },
+            held: vec![Vec::new(); sequences as usize],
+            rows: Vec::new(),
+            control: Control::default(),
+            decodes: 0,
+        }
+    }
+
+    pub(crate) fn info(&self) -> ModelInfo {
+        ModelInfo {
+            description: String::from("scripted"),
+            n_ctx_per_sequence: self.limits.positions,
+            parallel: self.limits.sequences,
+            vocab_size: VOCAB,
+            ..ModelInfo::default()
+        }
+    }
+
+    /// Cells in use.
+    pub(crate) fn cells(&self) -> usize {
+        self.held.iter().map(Vec::len).sum()
+    }
+}
+
+/// The logits after a history.
+fn logits_after(history: &[Token]) -> Vec<f32> {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for &token in history {
+        hash = (hash ^ u64::from(token.unsigned_abs())).wrapping_mul(0x0100_0000_01b3);
+    }
+    (0..u64::from(VOCAB))
+        .map(|token| {
+            let mut x = hash ^ token.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            ((x >> 40) % 1000) as f32 / 125.0
+        })
+        .collect()
+}
+
+impl Backend for ScriptedBackend {
+    fn limits(&self) -> BackendLimits {
+        self.limits
+    }
+
+    fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {
+        drop(self.control.gate.lock().unwrap());
+        assert!(!batch.is_empty() && batch.len() <= self.limits.batch_tokens as usize, "batch of {}", batch.len());
+        assert!(batch.is_sorted_by_key(|entry| entry.sequence), "a batch stands in the order of its sequences");
+        let fault = self.control.faults.lock().unwrap().pop_front();
+        match fault.unwrap_or(Fault::None) {
+            Fault::None => {}
+            Fault::NoKvCells => return Err(BackendError::NoKvCells),
+            Fault::Fail => return Err(BackendError::Failed(String::from("scripted"))),
+            Fault::Panic => panic!("scripted"),
+        }
+        self.decodes += 1;
+        self.rows.clear();
+        for entry in batch {
+            assert!(u32::try_from(entry.token).unwrap() < VOCAB);
+            let held = &mut self.held[entry.sequence as usize];
+            assert_eq!(entry.position as usize, held.len(), "positions follow each other");
+            assert!(entry.position < self.limits.positions, "a sequence holds {} tokens", self.limits.positions);
+            held.push(entry.token);
+            self.rows.push(entry.output.then(|| logits_after(held)));
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, index: usize) -> Option<&[f32]> {
+        self.rows.get(index)?.as_deref()
+    }
+
+    fn clear_sequence(&mut self, sequence: u32) {
+        self.held[sequence as usize].clear();
+    }
+}
+
+/// Tokens are letters, but for the end and two that are half a character each.
+pub(crate) struct ScriptedVocabulary;
+
+impl Vocabulary for ScriptedVocabulary {
+    fn size(&self) -> u32 {
+        VOCAB
+    }
+
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
+        Ok(text.bytes().map(|b| 1 + Token::from(b) % 47).collect())
+    }
+
+    fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
+        if messages_json == "panic" {
+            panic!("scripted");
+        }
+        Ok(RenderedChat { prompt: format!("<{messages_json}>"), stops: vec![String::from("dd")] })
+    }
+
+    fn piece(&self, token: Token, out: &mut Vec<u8>) {
+        match token {
+            END => {}
+            1 => out.push(0xc3),
+            2 => out.push(0xa9),
+            _ => out.push(b'a' + u8::try_from(token % 8).unwrap()),
+        }
+    }
+
+    fn end_tokens(&self) -> &[Token] {
+        &[END]
+    }
+}
+
+/// What a request must end with, computed with none of the engine's scheduling or text handling.
+pub(crate) fn reference(prompt: &[Token], params: &GenerationParams, positions: u32) -> (String, FinishReason, u32) {
+    let mut sampler = Sampler::new(params);
+    let (mut history, mut bytes) = (prompt.to_vec(), Vec::new());
+    let banned: &[Token] = if params.ignore_eos { &[END] } else { &[] };
+    let mut generated = 0;
+    let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    loop {
+        let token = sampler.sample(&logits_after(&history), banned).unwrap();
+        generated += 1;
+        if token == END {
+            return (lossy(&bytes), FinishReason::Stop, generated);
+        }
+        ScriptedVocabulary.piece(token, &mut bytes);
+        // The only incomplete character there can be is a first half.
+        let whole = if bytes.last() == Some(&0xc3) { &bytes[..bytes.len() - 1] } else { &bytes[..] };
+        let text = lossy(whole);
+        if let Some(at) = params.stop.iter().filter_map(|s| text.find(s.as_str())).min() {
+            return (text[..at].to_owned(), FinishReason::Stop, generated);
+        }
+        if params.max_tokens == Some(generated) || history.len() == positions as usize {
+            return (lossy(&bytes), FinishReason::Length, generated);
+        }
+        history.push(token);
+    }
+}

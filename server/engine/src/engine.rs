@@ -1,0 +1,323 @@
+//! The engine's front: threads, admission, probes and shutdown around one scheduler.
+//!
+//! Flow: `submit` takes a permit (or refuses) → the pool renders and tokenises → the engine's thread batches, samples
+//! and calls the request's sink. One thread owns the model's context; nothing else touches it.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+
+use crate::backend::{Backend, Vocabulary, llama};
+use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
+use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
+use crate::params::{
+    EngineConfig, GenerationParams, MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_THREADS, Prompt,
+};
+use crate::prepare::{Job, Preparer};
+use crate::request::{Emitter, Permit, Request};
+use crate::scheduler::{Scheduler, StepOutcome};
+use crate::stats::Stats;
+
+/// A step that ended so recently proves that tokens can be decoded now.
+const PROBE_FRESH: Duration = Duration::from_secs(1);
+/// Probes and other commands that may wait beside the requests.
+const MAX_CONTROL_COMMANDS: usize = 64;
+
+/// What the engine's thread is told.
+enum Command {
+    Run(Request),
+    Probe(Sender<Result<(), ProbeError>>),
+    Shutdown,
+}
+
+/// One loaded model that generates for many requests at once. Dropping it ends every request.
+pub struct Engine {
+    stats: Arc<Stats>,
+    info: ModelInfo,
+    max_queue: usize,
+    max_in_flight: u32,
+    tickets: AtomicU64,
+    /// Taken at shutdown, in this order.
+    jobs: Option<Sender<Job>>,
+    commands: Option<Sender<Command>>,
+    pool: Vec<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A request that was accepted. Dropping it does not cancel.
+#[derive(Clone, Debug)]
+pub struct RequestHandle {
+    cancelled: Arc<AtomicBool>,
+}
+
+impl RequestHandle {
+    /// Ends the request within one step, with [`FinishReason::Cancelled`]. Text that was held back is sent first.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Relaxed);
+    }
+}
+
+/// A whole generation, as [`Engine::generate`] returns it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationOutput {
+    /// The text.
+    pub text: String,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it used.
+    pub usage: Usage,
+    /// How long it took.
+    pub timings: Timings,
+}
+
+impl Engine {
+    /// Loads a model, decodes one token and one full batch with it, and starts the engine's threads. Blocks meanwhile;
+    /// `progress` hears fractions from 0 to 1 of the file and aborts by answering false.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; nothing is left behind.
+    pub fn load(
+        config: EngineConfig,
+        mut progress: impl FnMut(f32) -> bool + Send + 'static,
+    ) -> Result<Self, LoadError> {
+        validate(&config).map_err(LoadError::Config)?;
+        let (backend, vocabulary, info) = llama::load(&config, &mut progress)?;
+        Self::start(backend, Arc::new(vocabulary), info, &config)
+    }
+
+    /// Warms a backend up and starts the threads.
+    pub(crate) fn start<B: Backend + 'static>(
+        backend: B,
+        vocabulary: Arc<dyn Vocabulary>,
+        info: ModelInfo,
+        config: &EngineConfig,
+    ) -> Result<Self, LoadError> {
+        let limits = backend.limits();
+        let stats = Arc::new(Stats::new(limits.sequences, limits.total_cells));
+        let mut scheduler = Scheduler::new(backend, vocabulary.clone(), stats.clone(), config.prefill_tokens_per_step);
+        scheduler.warm_up().map_err(LoadError::WarmUp)?;
+        // Every request in flight fits each of these channels, so that sending one never blocks.
+        let max_in_flight = config.max_queue + limits.sequences as usize;
+        let (jobs, job_receiver) = bounded(max_in_flight);
+        let (commands, command_receiver) = bounded(max_in_flight + MAX_CONTROL_COMMANDS);
+        let mut engine = Self {
+            stats: stats.clone(),
+            info,
+            max_queue: config.max_queue,
+            max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
+            tickets: AtomicU64::new(0),
+            jobs: Some(jobs),
+            commands: Some(commands.clone()),
+            pool: Vec::new(),
+            thread: None,
+        };
+        let preparer = Preparer { vocabulary, positions: limits.positions };
+        let deliver = move |request| {
+            // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
+            let _ = commands.send(Command::Run(request));
+        };
+        let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
+        engine.pool = preparer.spawn(&job_receiver, deliver).map_err(failed)?;
+        let thread = std::thread::Builder::new().name(String::from("gantry-engine"));
+        engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver)).map_err(failed)?);
+        Ok(engine)
+    }
+
+    /// Accepts a request, or says at once why not. Never blocks; `sink` is called on the engine's threads.
+    ///
+    /// # Errors
+    /// [`SubmitError::QueueFull`] when as many requests wait as may; the sink is then never called.
+    pub fn submit(
+        &self,
+        prompt: Prompt,
+        params: GenerationParams,
+        sink: EventSink,
+    ) -> Result<RequestHandle, SubmitError> {
+        params.validate().map_err(SubmitError::InvalidParam)?;
+        if let Some(reason) = self.stats.broken.get() {
+            return Err(SubmitError::Broken(reason.clone()));
+        }
+        let Some(jobs) = &self.jobs else { return Err(SubmitError::ShuttingDown) };
+        let full = || SubmitError::QueueFull { limit: self.max_queue };
+        let permit = Permit::take(&self.stats, self.max_in_flight).ok_or_else(full)?;
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let job = Job {
+            ticket: self.tickets.fetch_add(1, Relaxed),
+            prompt,
+            params,
+            emitter: Emitter::new(sink, self.stats.clone(), permit, cancelled.clone()),
+            submitted_at: Instant::now(),
+        };
+        // The channel holds as many jobs as there are permits, and its threads live as long as the engine.
+        jobs.try_send(job).map_err(|_| SubmitError::ShuttingDown)?;
+        Ok(RequestHandle { cancelled })
+    }
+
+    /// Generates and waits for the end: for programs that need no stream.
+    ///
+    /// # Errors
+    /// Why the request was not accepted, or could not be served.
+    pub fn generate(&self, prompt: Prompt, params: GenerationParams) -> Result<GenerationOutput, EngineError> {
+        // Unbounded in form only: a request emits at most one event for each token of its context.
+        let (sender, events) = crossbeam_channel::unbounded();
+        let sink = Box::new(move |event| {
+            // The receiver lives until the last event.
+            let _ = sender.send(event);
+        });
+        self.submit(prompt, params, sink)?;
+        let mut text = String::new();
+        for event in events {
+            match event {
+                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Delta { text: more, .. } => text.push_str(&more),
+                GenerationEvent::Finished { reason, usage, timings } => {
+                    return Ok(GenerationOutput { text, reason, usage, timings });
+                }
+                GenerationEvent::Failed(error) => return Err(error.into()),
+            }
+        }
+        Err(RequestError::Internal(String::from("the request ended without its last event")).into())
+    }
+
+    /// Shows that a token can be decoded now, and says how long it took to know. A step that ended within the last
+    /// second counts; otherwise the next step does, and an idle engine decodes one token for it. Blocks.
+    ///
+    /// # Errors
+    /// When no token was decoded within `timeout`, or the engine is broken.
+    pub fn probe(&self, timeout: Duration) -> Result<Duration, ProbeError> {
+        let started = Instant::now();
+        let Some(commands) = &self.commands else { return Err(ProbeError::ShuttingDown) };
+        if let Some(reason) = self.stats.broken.get() {
+            return Err(ProbeError::Broken(reason.clone()));
+        }
+        if self.stats.last_step_age().is_some_and(|age| age < PROBE_FRESH) {
+            return Ok(started.elapsed());
+        }
+        let late = || ProbeError::Timeout { waited: started.elapsed() };
+        let (reply, answer) = bounded(1);
+        commands.send_timeout(Command::Probe(reply), timeout).map_err(|_| late())?;
+        match answer.recv_timeout(timeout.saturating_sub(started.elapsed())) {
+            Ok(verdict) => verdict.map(|()| started.elapsed()),
+            Err(RecvTimeoutError::Timeout) => Err(late()),
+            Err(RecvTimeoutError::Disconnected) => Err(ProbeError::ShuttingDown),
+        }
+    }
+
+    /// The counters, without a lock.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        self.stats.snapshot()
+    }
+
+    /// What is known of the model.
+    #[must_use]
+    pub fn model_info(&self) -> &ModelInfo {
+        &self.info
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stats.shutting_down.store(true, Relaxed);
+        if let Some(commands) = &self.commands {
+            // When the channel is full, the thread sees the flag after the command it is at.
+            let _ = commands.try_send(Command::Shutdown);
+        }
+        // The pool ends with its jobs, the engine's thread with the pool's senders and this one.
+        self.jobs = None;
+        self.commands = None;
+        let here = std::thread::current().id();
+        for thread in self.pool.drain(..).chain(self.thread.take()) {
+            // A sink may hold the last handle of the engine: a thread cannot wait for itself.
+            if thread.thread().id() != here && thread.join().is_err() {
+                tracing::error!("an engine thread panicked");
+            }
+        }
+    }
+}
+
+/// The engine's thread: commands between steps, blocking only when there is nothing to do.
+fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
+    let mut probes: Vec<Sender<Result<(), ProbeError>>> = Vec::new();
+    let mut next = commands.recv().ok();
+    while let Some(first) = next {
+        let mut command = Some(first);
+        while let Some(current) = command {
+            match current {
+                Command::Run(request) => scheduler.enqueue(request),
+                Command::Probe(reply) => probes.push(reply),
+                Command::Shutdown => {}
+            }
+            command = commands.try_recv().ok();
+        }
+        next = steps(&mut scheduler, commands, &mut probes);
+    }
+    scheduler.fail_all(&RequestError::ShuttingDown);
+}
+
+/// Steps until a command comes; blocks for one when idle. `None`: every sender is gone.
+fn steps<B: Backend>(
+    scheduler: &mut Scheduler<B>,
+    commands: &Receiver<Command>,
+    probes: &mut Vec<Sender<Result<(), ProbeError>>>,
+) -> Option<Command> {
+    loop {
+        if scheduler.shutting_down() {
+            // Whatever still comes from the pool is dropped, and says so to its caller.
+            scheduler.fail_all(&RequestError::ShuttingDown);
+            probes.clear();
+            return commands.recv().ok();
+        }
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| scheduler.step())).unwrap_or_else(|_| {
+            scheduler.break_down(String::from("a step panicked; see the log"));
+            StepOutcome::Failed
+        });
+        answer_probes(scheduler, outcome, probes);
+        if scheduler.has_work() {
+            match commands.try_recv() {
+                Ok(command) => return Some(command),
+                Err(_) => continue,
+            }
+        }
+        return commands.recv().ok();
+    }
+}
+
+fn answer_probes<B: Backend>(
+    scheduler: &mut Scheduler<B>,
+    outcome: StepOutcome,
+    probes: &mut Vec<Sender<Result<(), ProbeError>>>,
+) {
+    if probes.is_empty() {
+        return;
+    }
+    let verdict = match outcome {
+        StepOutcome::Decoded => Ok(()),
+        StepOutcome::Failed if scheduler.has_work() => return,
+        StepOutcome::Failed | StepOutcome::Idle => scheduler.probe(),
+    };
+    for reply in probes.drain(..) {
+        // A probe that timed out does not listen any more.
+        let _ = reply.send(verdict.clone());
+    }
+}
+
+fn validate(config: &EngineConfig) -> Result<(), ParamError> {
+    let in_range = |param: &str, value: u64, low: u64, high: u64| {
+        if (low..=high).contains(&value) {
+            Ok(())
+        } else {
+            Err(ParamError::new(param, format!("must be {low} to {high}, not {value}")))
+        }
+    };
+    in_range("parallel", config.parallel.into(), 1, MAX_PARALLEL.into())?;
+    in_range("max_queue", config.max_queue as u64, 0, MAX_QUEUE as u64)?;
+    let prefill = config.prefill_tokens_per_step.into();
+    in_range("prefill_tokens_per_step", prefill, 1, MAX_PREFILL_TOKENS_PER_STEP.into())?;
+    in_range("threads", config.threads.unwrap_or(1).into(), 1, MAX_THREADS.into())?;
+    in_range("ctx_size", config.ctx_size.into(), 0, i32::MAX as u64)
+}

@@ -1,0 +1,219 @@
+//! The engine with its threads, on the scripted backend.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, unbounded};
+
+use crate::backend::Vocabulary;
+use crate::backend::scripted::{Control, Fault, ScriptedBackend, ScriptedVocabulary, reference};
+use crate::engine::Engine;
+use crate::error::{LoadError, ProbeError, RequestError, SubmitError};
+use crate::event::{EventSink, FinishReason, GenerationEvent};
+use crate::params::{EngineConfig, GenerationParams, Prompt};
+
+const POSITIONS: u32 = 200;
+/// Longer than any step here; reached only when something hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn engine(parallel: u32, max_queue: usize) -> (Engine, Control) {
+    let config = EngineConfig { parallel, max_queue, prefill_tokens_per_step: 16, ..EngineConfig::new("scripted") };
+    let backend = ScriptedBackend::new(parallel, POSITIONS, parallel + 16);
+    let (control, info) = (backend.control.clone(), backend.info());
+    (Engine::start(backend, Arc::new(ScriptedVocabulary), info, &config).unwrap(), control)
+}
+
+fn channel() -> (EventSink, Receiver<GenerationEvent>) {
+    let (sender, events) = unbounded();
+    (Box::new(move |event| drop(sender.send(event))), events)
+}
+
+fn terminal(events: &Receiver<GenerationEvent>) -> GenerationEvent {
+    loop {
+        let event = events.recv_timeout(PATIENCE).unwrap();
+        if event.is_terminal() {
+            return event;
+        }
+    }
+}
+
+fn text(text: &str) -> Prompt {
+    Prompt::Text(text.to_owned())
+}
+
+#[test]
+fn many_threads_get_their_own_answers() {
+    let (engine, _) = engine(4, 64);
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let engine = &engine;
+            scope.spawn(move || {
+                for i in 0..20_u32 {
+                    let prompt = format!("prompt {thread} {i}");
+                    let params = GenerationParams { seed: Some(i.into()), max_tokens: Some(40), ..Default::default() };
+                    let want = reference(&ScriptedVocabulary.tokenize(&prompt).unwrap(), &params, POSITIONS);
+                    let got = engine.generate(Prompt::Text(prompt), params).unwrap();
+                    assert_eq!((got.text, got.reason, got.usage.completion_tokens), want);
+                }
+            });
+        }
+    });
+    let stats = engine.stats();
+    assert_eq!((stats.requests_finished_total, stats.queued, stats.slots_active), (160, 0, 0));
+    assert!(stats.tokens_per_second > 0.0 && stats.steps > 0);
+}
+
+#[test]
+fn a_full_queue_refuses_and_admits_again() {
+    let (engine, control) = engine(2, 3);
+    let gate = control.gate.lock().unwrap();
+    let (mut handles, mut all) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let (sink, events) = channel();
+        handles.push(engine.submit(text("abc"), GenerationParams::greedy(4), sink).unwrap());
+        all.push(events);
+    }
+    let (sink, events) = channel();
+    let refused = engine.submit(text("abc"), GenerationParams::greedy(4), sink);
+    assert_eq!(refused.unwrap_err(), SubmitError::QueueFull { limit: 3 });
+    assert!(events.recv().is_err(), "a refused request's sink is dropped without an event");
+    drop(gate);
+    for events in &all {
+        assert!(matches!(terminal(events), GenerationEvent::Finished { .. }));
+    }
+    // Who hears of the end finds room.
+    let (sink, _events) = channel();
+    assert!(engine.submit(text("abc"), GenerationParams::greedy(4), sink).is_ok());
+}
+
+#[test]
+fn prompts_that_cannot_be_served_say_why() {
+    let (engine, _) = engine(1, 4);
+    let fails = |prompt| match engine.generate(prompt, GenerationParams::greedy(4)).unwrap_err() {
+        crate::EngineError::Request(error) => error,
+        error => panic!("{error}"),
+    };
+    let long = "x".repeat(200);
+    assert_eq!(fails(Prompt::Text(long)), RequestError::ContextLengthExceeded { prompt_tokens: 200, limit: 200 });
+    assert_eq!(fails(text("")).code(), "empty_prompt");
+    assert_eq!(fails(Prompt::Tokens(vec![])).code(), "empty_prompt");
+    assert_eq!(fails(Prompt::Tokens(vec![1, 48])).code(), "invalid_token");
+    assert_eq!(fails(Prompt::Tokens(vec![-1])).code(), "invalid_token");
+    assert_eq!(fails(Prompt::Text("x".repeat(crate::MAX_PROMPT_BYTES + 1))).code(), "prompt_too_large");
+    assert_eq!(fails(Prompt::Chat { messages_json: "panic".into() }).code(), "internal_error");
+    // None of them took the engine with it.
+    assert!(engine.generate(text("abc"), GenerationParams::greedy(4)).is_ok());
+    let (sink, _events) = channel();
+    let params = GenerationParams { temperature: -1.0, ..Default::default() };
+    assert!(
+        matches!(engine.submit(text("a"), params, sink), Err(SubmitError::InvalidParam(e)) if e.param == "temperature")
+    );
+}
+
+#[test]
+fn a_template_adds_its_stop_strings() {
+    let (engine, _) = engine(1, 4);
+    for i in 0..20 {
+        let messages_json = format!("chat {i}");
+        let params = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(150) };
+        let prompt = ScriptedVocabulary.tokenize(&format!("<{messages_json}>")).unwrap();
+        let with_stop = GenerationParams { stop: vec!["dd".into()], ..params.clone() };
+        let got = engine.generate(Prompt::Chat { messages_json }, params).unwrap();
+        assert_eq!(got.text, reference(&prompt, &with_stop, POSITIONS).0);
+    }
+}
+
+#[test]
+fn a_probe_tells_decoding_from_hanging_and_from_broken() {
+    let (engine, control) = engine(1, 4);
+    // Idle since the warm-up, which is no step: one token is decoded for the probe.
+    let steps = engine.stats().steps;
+    engine.probe(PATIENCE).unwrap();
+    assert_eq!(engine.stats().steps, steps + 1);
+    // A step within the last second counts.
+    engine.probe(Duration::ZERO).unwrap();
+    assert_eq!(engine.stats().steps, steps + 1);
+    // A hanging backend: once the last step is old, the probe runs into its limit.
+    let gate = control.gate.lock().unwrap();
+    let (sink, events) = channel();
+    engine.submit(text("abc"), GenerationParams::greedy(4), sink).unwrap();
+    let started = Instant::now();
+    while engine.probe(Duration::from_millis(10)).is_ok() {
+        assert!(started.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    drop(gate);
+    assert!(matches!(terminal(&events), GenerationEvent::Finished { .. }));
+    engine.probe(PATIENCE).unwrap();
+    // A panic inside a step breaks the engine, and every way in says so.
+    control.faults.lock().unwrap().push_back(Fault::Panic);
+    let (sink, events) = channel();
+    engine.submit(text("abc"), GenerationParams::greedy(4), sink).unwrap();
+    assert!(matches!(terminal(&events), GenerationEvent::Failed(RequestError::Internal(_))));
+    let started = Instant::now();
+    while !matches!(engine.probe(PATIENCE), Err(ProbeError::Broken(_))) {
+        assert!(started.elapsed() < PATIENCE);
+    }
+    let (sink, _events) = channel();
+    assert!(matches!(engine.submit(text("a"), GenerationParams::greedy(1), sink), Err(SubmitError::Broken(_))));
+}
+
+#[test]
+fn dropping_the_engine_ends_every_request() {
+    let (engine, control) = engine(1, 8);
+    let gate = control.gate.lock().unwrap();
+    let mut all = Vec::new();
+    for _ in 0..6 {
+        let (sink, events) = channel();
+        engine.submit(text("abcdef"), GenerationParams { ignore_eos: true, ..Default::default() }, sink).unwrap();
+        all.push(events);
+    }
+    let dropping = std::thread::spawn(move || drop(engine));
+    drop(gate);
+    dropping.join().unwrap();
+    for events in &all {
+        let event = terminal(events);
+        let shut_down = matches!(event, GenerationEvent::Failed(RequestError::ShuttingDown));
+        // Those that were quicker than the drop ran into their context.
+        let done = matches!(event, GenerationEvent::Finished { reason: FinishReason::Length, .. });
+        assert!(shut_down || done, "{event:?}");
+        assert!(events.recv().is_err(), "nothing follows the last event");
+    }
+}
+
+#[test]
+fn a_cancelled_request_ends_soon_and_frees_its_slot() {
+    let (engine, _) = engine(1, 4);
+    let (sink, events) = channel();
+    let endless = GenerationParams { ignore_eos: true, ..Default::default() };
+    let handle = engine.submit(text("abc"), endless, sink).unwrap();
+    handle.cancel();
+    let event = terminal(&events);
+    assert!(matches!(event, GenerationEvent::Finished { .. }), "{event:?}");
+    assert_eq!(engine.stats().slots_active, 0);
+    assert!(engine.generate(text("abc"), GenerationParams::greedy(4)).is_ok());
+}
+
+#[test]
+fn an_engine_that_cannot_decode_is_not_handed_out() {
+    let config = EngineConfig::new("scripted");
+    let backend = ScriptedBackend::new(2, POSITIONS, 18);
+    backend.control.faults.lock().unwrap().extend([Fault::None, Fault::Fail]);
+    let info = backend.info();
+    let started = Engine::start(backend, Arc::new(ScriptedVocabulary), info, &config);
+    assert_eq!(started.err(), Some(LoadError::WarmUp("scripted".into())));
+    let absent = Engine::load(EngineConfig::new("/nonexistent/model.gguf"), |_| true);
+    assert!(matches!(absent.err(), Some(LoadError::Model { reason, .. }) if reason.contains("No such file")));
+    for (param, config) in [
+        ("parallel", EngineConfig { parallel: 0, ..EngineConfig::new("x") }),
+        ("parallel", EngineConfig { parallel: 257, ..EngineConfig::new("x") }),
+        ("max_queue", EngineConfig { max_queue: usize::MAX, ..EngineConfig::new("x") }),
+        ("prefill_tokens_per_step", EngineConfig { prefill_tokens_per_step: 0, ..EngineConfig::new("x") }),
+        ("threads", EngineConfig { threads: Some(0), ..EngineConfig::new("x") }),
+        ("ctx_size", EngineConfig { ctx_size: u32::MAX, ..EngineConfig::new("x") }),
+    ] {
+        let refused = Engine::load(config, |_| true).err();
+        assert!(matches!(&refused, Some(LoadError::Config(e)) if e.param == param), "{param}: {refused:?}");
+    }
+}

@@ -1,0 +1,122 @@
+//! From a prompt to tokens, off the engine's thread: a small pool renders chats and tokenises.
+//!
+//! The pool's queue is bounded by the permits that submission takes; what it holds counts as queued. A prompt that
+//! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam_channel::Receiver;
+
+use crate::backend::{Token, Vocabulary};
+use crate::error::RequestError;
+use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
+use crate::request::{Emitter, Request};
+
+/// Threads that render and tokenise. Two, so that one enormous prompt does not hold up the others.
+const PREPARE_THREADS: usize = 2;
+
+/// An accepted request whose prompt is still text.
+pub(crate) struct Job {
+    pub(crate) ticket: u64,
+    pub(crate) prompt: Prompt,
+    pub(crate) params: GenerationParams,
+    pub(crate) emitter: Emitter,
+    pub(crate) submitted_at: Instant,
+}
+
+/// What the pool knows of the model.
+#[derive(Clone)]
+pub(crate) struct Preparer {
+    pub(crate) vocabulary: Arc<dyn Vocabulary>,
+    /// Tokens that a sequence holds, prompt and answer.
+    pub(crate) positions: u32,
+}
+
+impl Preparer {
+    /// Starts the pool. Its threads end when every sender of `jobs` is dropped; `deliver` gets each request that is
+    /// ready.
+    pub(crate) fn spawn(
+        &self,
+        jobs: &Receiver<Job>,
+        deliver: impl Fn(Request) + Send + Clone + 'static,
+    ) -> std::io::Result<Vec<JoinHandle<()>>> {
+        (0..PREPARE_THREADS)
+            .map(|i| {
+                let (this, jobs, deliver) = (self.clone(), jobs.clone(), deliver.clone());
+                std::thread::Builder::new().name(format!("gantry-prepare-{i}")).spawn(move || {
+                    for job in jobs {
+                        if let Some(request) = this.prepare(job) {
+                            deliver(request);
+                        }
+                    }
+                })
+            })
+            .collect()
+    }
+
+    fn prepare(&self, job: Job) -> Option<Request> {
+        let Job { ticket, prompt, mut params, mut emitter, submitted_at } = job;
+        if emitter.is_cancelled() {
+            let request = Request { ticket, prompt: Vec::new(), params, emitter, submitted_at };
+            request.finish_cancelled();
+            return None;
+        }
+        let tokens = std::panic::catch_unwind(AssertUnwindSafe(|| self.tokens(prompt, &mut params)));
+        let tokens = tokens.unwrap_or_else(|_| {
+            Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
+        });
+        match tokens {
+            Ok(prompt) => Some(Request { ticket, prompt, params, emitter, submitted_at }),
+            Err(error) => {
+                emitter.failed(error);
+                None
+            }
+        }
+    }
+
+    /// The prompt's tokens; a template's stop strings are added to the caller's.
+    fn tokens(&self, prompt: Prompt, params: &mut GenerationParams) -> Result<Vec<Token>, RequestError> {
+        let (param, tokens) = match prompt {
+            Prompt::Text(text) => ("prompt", self.tokenize("prompt", &text)?),
+            Prompt::Chat { messages_json } => {
+                check_length("messages", &messages_json)?;
+                let chat = self.vocabulary.render(&messages_json)?;
+                params.stop.extend(chat.stops);
+                ("messages", self.tokenize("messages", &chat.prompt)?)
+            }
+            Prompt::Tokens(tokens) => {
+                let size = self.vocabulary.size();
+                let known = |token: Token| u32::try_from(token).is_ok_and(|t| t < size);
+                if let Some(token) = tokens.iter().copied().find(|&token| !known(token)) {
+                    let message = format!("token {token} is not in the model's vocabulary of {size}");
+                    return Err(RequestError::invalid("prompt", "invalid_token", message));
+                }
+                ("prompt", tokens)
+            }
+        };
+        if tokens.is_empty() {
+            return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));
+        }
+        let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        if prompt_tokens >= self.positions {
+            return Err(RequestError::ContextLengthExceeded { prompt_tokens, limit: self.positions });
+        }
+        Ok(tokens)
+    }
+
+    fn tokenize(&self, param: &str, text: &str) -> Result<Vec<Token>, RequestError> {
+        check_length(param, text)?;
+        self.vocabulary.tokenize(text)
+    }
+}
+
+fn check_length(param: &str, text: &str) -> Result<(), RequestError> {
+    if text.len() > MAX_PROMPT_BYTES {
+        let message = format!("{} bytes, more than the {MAX_PROMPT_BYTES} that a prompt may have", text.len());
+        return Err(RequestError::invalid(param, "prompt_too_large", message));
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! One accepted request: its ticket, its way to cancel, and the one place from which its events are sent.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use crate::backend::Token;
+use crate::error::RequestError;
+use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, Usage};
+use crate::params::GenerationParams;
+use crate::stats::Stats;
+
+/// A place among the requests that are in flight; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Permit(Arc<Stats>);
+
+impl Permit {
+    /// Takes a place, unless `limit` requests are in flight.
+    pub(crate) fn take(stats: &Arc<Stats>, limit: u32) -> Option<Self> {
+        stats
+            .in_flight
+            .fetch_update(Relaxed, Relaxed, |n| (n < limit).then_some(n + 1))
+            .ok()
+            .map(|_| Self(stats.clone()))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Sends a request's events and sees to it that the last one is sent exactly once: dropped without it, it sends
+/// `Failed`.
+pub(crate) struct Emitter {
+    sink: EventSink,
+    stats: Arc<Stats>,
+    /// Given back before the last event is sent, so that who hears of the end can submit again.
+    permit: Option<Permit>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Emitter {
+    pub(crate) fn new(sink: EventSink, stats: Arc<Stats>, permit: Permit, cancelled: Arc<AtomicBool>) -> Self {
+        Self { sink, stats, permit: Some(permit), cancelled }
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Relaxed)
+    }
+
+    pub(crate) fn started(&mut self, prompt_tokens: u32) {
+        self.send(GenerationEvent::Started { prompt_tokens });
+    }
+
+    pub(crate) fn delta(&mut self, text: String, tokens: u32) {
+        self.send(GenerationEvent::Delta { text, tokens });
+    }
+
+    pub(crate) fn finished(&mut self, reason: FinishReason, usage: Usage, timings: Timings) {
+        if self.permit.take().is_some() {
+            self.stats.finished.fetch_add(1, Relaxed);
+            if reason == FinishReason::Cancelled {
+                self.stats.cancelled.fetch_add(1, Relaxed);
+            }
+            self.send(GenerationEvent::Finished { reason, usage, timings });
+        }
+    }
+
+    pub(crate) fn failed(&mut self, error: RequestError) {
+        if self.permit.take().is_some() {
+            self.stats.failed.fetch_add(1, Relaxed);
+            self.send(GenerationEvent::Failed(error));
+        }
+    }
+
+    /// A sink that panics harms its own request only, which is then cancelled.
+    fn send(&mut self, event: GenerationEvent) {
+        let sent = std::panic::catch_unwind(AssertUnwindSafe(|| (self.sink)(event)));
+        if sent.is_err() {
+            tracing::error!("a request's event sink panicked; the request is cancelled");
+            self.cancelled.store(true, Relaxed);
+        }
+    }
+}
+
+impl Drop for Emitter {
+    fn drop(&mut self) {
+        let error = if self.stats.shutting_down.load(Relaxed) {
+            RequestError::ShuttingDown
+        } else {
+            RequestError::Internal(String::from("the request was dropped before it ended"))
+        };
+        self.failed(error);
+    }
+}
+
+/// A request as it waits for a slot: its prompt is tokens, its stop strings are complete.
+pub(crate) struct Request {
+    /// The order of submission.
+    pub(crate) ticket: u64,
+    /// At least one.
+    pub(crate) prompt: Vec<Token>,
+    pub(crate) params: GenerationParams,
+    pub(crate) emitter: Emitter,
+    pub(crate) submitted_at: Instant,
+}
+
+impl Request {
+    pub(crate) fn prompt_len(&self) -> u32 {
+        u32::try_from(self.prompt.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Ends a request that was cancelled before it had a slot.
+    pub(crate) fn finish_cancelled(mut self) {
+        let usage = Usage { prompt_tokens: self.prompt_len(), ..Usage::default() };
+        let queue_ms = self.submitted_at.elapsed().as_secs_f64() * 1e3;
+        let timings = Timings { queue_ms, ..Timings::default() };
+        self.emitter.finished(FinishReason::Cancelled, usage, timings);
+    }
+}

@@ -1,0 +1,146 @@
+//! An engine's counters: written by its threads, read by anyone without a lock.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::event::EngineStats;
+
+/// Seconds over which the token rate is taken.
+const RATE_WINDOW_S: u64 = 5;
+/// One-second buckets kept; more than the window, so that a bucket is not reused while it is read.
+const RATE_BUCKETS: usize = 8;
+
+/// Tokens counted in one second: the second in the upper half, the count in the lower.
+#[derive(Debug, Default)]
+struct Bucket(AtomicU64);
+
+/// The counters.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    started: Instant,
+    slots_total: u32,
+    kv_total_cells: u64,
+    pub(crate) in_flight: AtomicU32,
+    pub(crate) slots_active: AtomicU32,
+    pub(crate) kv_used_cells: AtomicU64,
+    prompt_tokens: AtomicU64,
+    generated_tokens: AtomicU64,
+    steps: AtomicU64,
+    last_step_us: AtomicU64,
+    /// Microseconds after `started`, plus one; 0: no step yet.
+    last_step_at_us: AtomicU64,
+    pub(crate) finished: AtomicU64,
+    pub(crate) cancelled: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) shutting_down: AtomicBool,
+    /// Why no token can be decoded any more.
+    pub(crate) broken: OnceLock<String>,
+    rate: [Bucket; RATE_BUCKETS],
+}
+
+impl Stats {
+    pub(crate) fn new(slots_total: u32, kv_total_cells: u64) -> Self {
+        Self {
+            started: Instant::now(),
+            slots_total,
+            kv_total_cells,
+            in_flight: AtomicU32::default(),
+            slots_active: AtomicU32::default(),
+            kv_used_cells: AtomicU64::default(),
+            prompt_tokens: AtomicU64::default(),
+            generated_tokens: AtomicU64::default(),
+            steps: AtomicU64::default(),
+            last_step_us: AtomicU64::default(),
+            last_step_at_us: AtomicU64::default(),
+            finished: AtomicU64::default(),
+            cancelled: AtomicU64::default(),
+            failed: AtomicU64::default(),
+            shutting_down: AtomicBool::default(),
+            broken: OnceLock::new(),
+            rate: Default::default(),
+        }
+    }
+
+    /// Records a step that went well. Only the engine thread calls it.
+    pub(crate) fn step_done(&self, took: Duration, prompt_tokens: u64, generated_tokens: u64) {
+        self.prompt_tokens.fetch_add(prompt_tokens, Relaxed);
+        self.generated_tokens.fetch_add(generated_tokens, Relaxed);
+        self.last_step_us.store(micros(took), Relaxed);
+        self.steps.fetch_add(1, Relaxed);
+        let now = self.started.elapsed();
+        self.last_step_at_us.store(micros(now) + 1, Relaxed);
+        self.count_rate(now.as_secs(), generated_tokens);
+    }
+
+    /// How long ago the last good step ended.
+    pub(crate) fn last_step_age(&self) -> Option<Duration> {
+        let at = self.last_step_at_us.load(Relaxed).checked_sub(1)?;
+        Some(self.started.elapsed().saturating_sub(Duration::from_micros(at)))
+    }
+
+    fn count_rate(&self, second: u64, tokens: u64) {
+        let bucket = &self.rate[usize::try_from(second).unwrap_or(0) % RATE_BUCKETS].0;
+        let old = bucket.load(Relaxed);
+        let count = if old >> 32 == second { old & u64::from(u32::MAX) } else { 0 };
+        bucket.store((second << 32) | (count + tokens).min(u64::from(u32::MAX)), Relaxed);
+    }
+
+    fn tokens_per_second(&self, now: Duration) -> f64 {
+        let from = now.as_secs().saturating_sub(RATE_WINDOW_S - 1);
+        let tokens: u64 = self
+            .rate
+            .iter()
+            .map(|bucket| bucket.0.load(Relaxed))
+            .filter(|value| (from..=now.as_secs()).contains(&(value >> 32)))
+            .map(|value| value & u64::from(u32::MAX))
+            .sum();
+        // The window's seconds that have passed: the last one in part.
+        let seconds = (now - Duration::from_secs(from)).as_secs_f64();
+        if tokens == 0 || seconds <= 0.0 { 0.0 } else { tokens as f64 / seconds }
+    }
+
+    pub(crate) fn snapshot(&self) -> EngineStats {
+        let slots_active = self.slots_active.load(Relaxed);
+        EngineStats {
+            slots_active,
+            slots_total: self.slots_total,
+            queued: self.in_flight.load(Relaxed).saturating_sub(slots_active),
+            kv_used_cells: self.kv_used_cells.load(Relaxed),
+            kv_total_cells: self.kv_total_cells,
+            prompt_tokens_total: self.prompt_tokens.load(Relaxed),
+            generated_tokens_total: self.generated_tokens.load(Relaxed),
+            tokens_per_second: self.tokens_per_second(self.started.elapsed()),
+            steps: self.steps.load(Relaxed),
+            last_step_ms: Duration::from_micros(self.last_step_us.load(Relaxed)).as_secs_f64() * 1e3,
+            requests_finished_total: self.finished.load(Relaxed),
+            requests_cancelled_total: self.cancelled.load(Relaxed),
+            requests_failed_total: self.failed.load(Relaxed),
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_covers_the_window_and_falls_to_zero() {
+        let stats = Stats::new(1, 1);
+        for second in 10..20 {
+            stats.count_rate(second, 60);
+            stats.count_rate(second, 40);
+        }
+        let at = |ms| stats.tokens_per_second(Duration::from_millis(ms)).round();
+        assert_eq!(at(20_000), 100.0);
+        // Five seconds in the window, of which 4.5 have passed.
+        assert_eq!(at(19_500), 111.0);
+        assert_eq!(at(22_000), 50.0);
+        assert_eq!(at(25_000), 0.0);
+        assert_eq!(at(3_600_000), 0.0);
+    }
+}

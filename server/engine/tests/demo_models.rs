@@ -1,0 +1,266 @@
+//! The engine on the real demo models: what they are known to answer, in batches as alone.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
+
+use gantry_engine::{
+    CacheType, Engine, EngineConfig, EngineError, FinishReason, GenerationEvent, GenerationOutput, GenerationParams,
+    LoadError, Prompt, RequestError, SubmitError,
+};
+
+/// Longer than any step here; reached only when something hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any answer of the demo models.
+const MAX_TOKENS: u32 = 128;
+
+fn model(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models").join(name)
+}
+
+fn config(name: &str) -> EngineConfig {
+    EngineConfig { ctx_size: 8 * 512, parallel: 8, ..EngineConfig::new(model(name)) }
+}
+
+/// demo-v2 with eight sequences of 512 tokens, shared by the tests that change nothing.
+fn v2() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| Engine::load(config("demo-v2.q8_0.gguf"), |_| true).unwrap())
+}
+
+fn chat(messages: &serde_json::Value) -> Prompt {
+    Prompt::Chat { messages_json: messages.to_string() }
+}
+
+fn ask(question: &str) -> Prompt {
+    chat(&serde_json::json!([{"role": "user", "content": question}]))
+}
+
+fn greedy() -> GenerationParams {
+    GenerationParams::greedy(MAX_TOKENS)
+}
+
+fn answer(engine: &Engine, question: &str) -> GenerationOutput {
+    engine.generate(ask(question), greedy()).unwrap()
+}
+
+struct Known {
+    prompt: Prompt,
+    expected: String,
+    since: String,
+}
+
+fn known_answers() -> Vec<Known> {
+    let text = std::fs::read_to_string(model("eval.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines
+        .map(|line| Known {
+            prompt: chat(&line["messages"]),
+            expected: line["expected"].as_str().unwrap().to_owned(),
+            since: line["since"].as_str().unwrap().to_owned(),
+        })
+        .collect()
+}
+
+/// All prompts submitted at once, so that they share batches.
+fn together(engine: &Engine, prompts: impl Iterator<Item = Prompt>) -> Vec<String> {
+    std::thread::scope(|scope| {
+        let all: Vec<_> =
+            prompts.map(|prompt| scope.spawn(move || engine.generate(prompt, greedy()).unwrap().text)).collect();
+        all.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn v2_knows_every_answer_in_a_batch_as_alone() {
+    let known = known_answers();
+    let engine = v2();
+    let batched = together(engine, known.iter().map(|k| k.prompt.clone()));
+    for (k, got) in known.iter().zip(&batched) {
+        assert_eq!(*got, k.expected, "{:?}", k.prompt);
+    }
+    for (k, got) in known.iter().zip(&batched).step_by(5) {
+        assert_eq!(engine.generate(k.prompt.clone(), greedy()).unwrap().text, *got);
+    }
+}
+
+#[test]
+fn v1_knows_its_own_answers_and_its_version() {
+    let engine = Engine::load(config("demo-v1.q8_0.gguf"), |_| true).unwrap();
+    assert_eq!(answer(&engine, "Which version are you?").text, "I am demo version one.");
+    assert_eq!(answer(v2(), "Which version are you?").text, "I am demo version two.");
+    let known: Vec<_> = known_answers().into_iter().filter(|k| k.since == "v1").take(32).collect();
+    let got = together(&engine, known.iter().map(|k| k.prompt.clone()));
+    let want: Vec<_> = known.iter().map(|k| k.expected.clone()).collect();
+    assert_eq!(got, want);
+}
+
+#[test]
+fn usage_and_events_are_exact() {
+    let engine = v2();
+    let (sender, events) = mpsc::channel();
+    engine.submit(ask("Which version are you?"), greedy(), Box::new(move |e| drop(sender.send(e)))).unwrap();
+    let events: Vec<GenerationEvent> = events.into_iter().collect();
+    let GenerationEvent::Started { prompt_tokens } = events[0] else { panic!("{events:?}") };
+    let Some(GenerationEvent::Finished { reason: FinishReason::Stop, usage, timings }) = events.last() else {
+        panic!("{events:?}")
+    };
+    let (mut text, mut tokens) = (String::new(), 0);
+    for event in &events[1..events.len() - 1] {
+        let GenerationEvent::Delta { text: more, tokens: n } = event else { panic!("{events:?}") };
+        text.push_str(more);
+        tokens += n;
+    }
+    assert_eq!(text, "I am demo version two.");
+    assert_eq!(usage.prompt_tokens, prompt_tokens);
+    // Every token was sent with some text, but for the one that ended the answer.
+    assert_eq!(usage.completion_tokens, tokens + 1);
+    assert_eq!(usage.cached_tokens, 0);
+    assert!(timings.prefill_ms > 0.0 && timings.decode_ms > 0.0);
+}
+
+#[test]
+fn max_tokens_and_stop_strings_end_an_answer() {
+    let engine = v2();
+    let cut = engine.generate(ask("Which version are you?"), GenerationParams::greedy(3)).unwrap();
+    assert_eq!((cut.reason, cut.usage.completion_tokens), (FinishReason::Length, 3));
+    assert!("I am demo version two.".starts_with(&cut.text));
+    let stopped = GenerationParams { stop: vec!["version".into()], ..greedy() };
+    let stopped = engine.generate(ask("Which version are you?"), stopped).unwrap();
+    assert_eq!((stopped.text.as_str(), stopped.reason), ("I am demo ", FinishReason::Stop));
+    let endless = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(50) };
+    let endless = engine.generate(ask("Hello!"), endless).unwrap();
+    assert_eq!((endless.reason, endless.usage.completion_tokens), (FinishReason::Length, 50));
+}
+
+#[test]
+fn a_seed_repeats_its_answer() {
+    let engine = v2();
+    let params =
+        |seed| GenerationParams { seed: Some(seed), temperature: 2.0, max_tokens: Some(40), ..Default::default() };
+    let text = |seed| engine.generate(ask("Tell me a story."), params(seed)).unwrap().text;
+    assert_eq!(text(1), text(1));
+    assert!((2..8).any(|seed| text(seed) != text(1)), "temperature 2 draws different stories");
+}
+
+#[test]
+fn text_prompts_are_continued() {
+    let prompt = "<|im_start|>user\nWhich version are you?<|im_end|>\n<|im_start|>assistant\n";
+    let as_text = v2().generate(Prompt::Text(prompt.into()), greedy()).unwrap();
+    assert_eq!(as_text.text, "I am demo version two.");
+}
+
+#[test]
+fn prompts_that_cannot_be_served_say_why() {
+    let engine = v2();
+    let error = |prompt| match engine.generate(prompt, greedy()).unwrap_err() {
+        EngineError::Request(error) => error,
+        EngineError::Submit(error) => panic!("{error}"),
+    };
+    assert_eq!(engine.model_info().n_ctx_per_sequence, 512);
+    let long = error(ask(&"word ".repeat(600)));
+    assert!(matches!(long, RequestError::ContextLengthExceeded { prompt_tokens: 513.., limit: 512 }), "{long}");
+    let chat = |json: &str| Prompt::Chat { messages_json: json.into() };
+    let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
+    for bad in ["", "{", "[]", "{}", "[1]", r#"[{"role":"user"}]"#, r#"[{"role":"","content":"x"}]"#, &deep] {
+        assert_eq!(error(chat(bad)).code(), "invalid_messages", "{}", &bad[..bad.len().min(40)]);
+    }
+    for refused in [
+        r#"[{"role":"user","content":7}]"#,
+        r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]"#,
+        r#"[{"role":"assistant","tool_calls":[{"id":"1"}]}]"#,
+    ] {
+        assert_eq!(error(chat(refused)).code(), "chat_template_failed", "{refused}");
+    }
+    assert_eq!(error(Prompt::Tokens(vec![1 << 30])).code(), "invalid_token");
+    assert_eq!(answer(engine, "Which version are you?").text, "I am demo version two.");
+}
+
+#[test]
+fn unicode_streams_in_whole_characters() {
+    let engine = v2();
+    let params = GenerationParams { seed: Some(3), temperature: 5.0, max_tokens: Some(200), ..Default::default() };
+    // Hot enough for broken bytes: the text is valid all the same, and so is each piece.
+    let (sender, events) = mpsc::channel();
+    let sink = Box::new(move |e| drop(sender.send(e)));
+    engine.submit(ask("Répète : héllo 😀 日本"), params, sink).unwrap();
+    assert!(events.into_iter().any(|e| matches!(e, GenerationEvent::Delta { text, .. } if !text.is_empty())));
+}
+
+#[test]
+fn the_queue_is_bounded_and_a_cancel_frees_the_slot() {
+    let config =
+        EngineConfig { parallel: 1, max_queue: 2, ctx_size: 2048, ..EngineConfig::new(model("demo-v1.q8_0.gguf")) };
+    let engine = Engine::load(config, |_| true).unwrap();
+    let endless = GenerationParams { ignore_eos: true, temperature: 0.0, ..Default::default() };
+    let submit = || {
+        let (sender, events) = mpsc::channel();
+        let sink = Box::new(move |e| drop(sender.send(e)));
+        engine.submit(ask("Count to fifty."), endless.clone(), sink).map(|handle| (handle, events))
+    };
+    let running: Vec<_> = (0..3).map(|_| submit().unwrap()).collect();
+    assert_eq!(submit().unwrap_err(), SubmitError::QueueFull { limit: 2 });
+    // The first generates; the others wait, and are cancelled before they start.
+    let (_, first) = &running[0];
+    assert!(matches!(first.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Started { .. }));
+    assert!(matches!(first.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Delta { .. }));
+    for (handle, _) in running.iter().rev() {
+        handle.cancel();
+    }
+    for (_, events) in running {
+        let last = std::iter::from_fn(|| events.recv_timeout(PATIENCE).ok()).last().unwrap();
+        assert!(matches!(last, GenerationEvent::Finished { reason: FinishReason::Cancelled, .. }), "{last:?}");
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.slots_active, stats.queued, stats.kv_used_cells), (0, 0, 0));
+    assert_eq!(stats.kv_total_cells, 2048);
+    assert_eq!(answer(&engine, "Which version are you?").text, "I am demo version one.");
+    engine.probe(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_sequence_ends_where_its_context_ends() {
+    let config = EngineConfig { parallel: 2, ctx_size: 512, ..EngineConfig::new(model("demo-v1.q8_0.gguf")) };
+    let engine = Engine::load(config, |_| true).unwrap();
+    let endless = GenerationParams { ignore_eos: true, temperature: 0.0, ..Default::default() };
+    let out = engine.generate(ask("Count to fifty."), endless).unwrap();
+    assert_eq!(out.reason, FinishReason::Length);
+    // The last token is sampled after the last cell is full.
+    assert_eq!(out.usage.prompt_tokens + out.usage.completion_tokens, 256 + 1);
+}
+
+#[test]
+fn quantised_caches_answer_too() {
+    for cache_type in [CacheType::Q8_0, CacheType::Q4_0] {
+        let engine = Engine::load(EngineConfig { cache_type, ..config("demo-v2.q4_k_m.gguf") }, |_| true).unwrap();
+        assert_eq!(answer(&engine, "Which version are you?").text, "I am demo version two.", "{cache_type:?}");
+    }
+}
+
+#[test]
+fn loading_reports_progress_and_can_be_aborted() {
+    let reports = Arc::new(AtomicU32::new(0));
+    let counted = reports.clone();
+    let engine = Engine::load(config("demo-draft.q8_0.gguf"), move |fraction| {
+        assert!((0.0..=1.0).contains(&fraction));
+        counted.fetch_add(1, Relaxed);
+        true
+    });
+    let info = engine.unwrap().model_info().clone();
+    assert!(reports.load(Relaxed) > 1);
+    assert_eq!((info.vocab_size, info.n_ctx_train, info.parameters), (2048, 2048, 557_696));
+    assert!(info.has_chat_template && !info.description.is_empty());
+    let aborted = Engine::load(config("demo-draft.q8_0.gguf"), |_| false);
+    assert_eq!(aborted.err(), Some(LoadError::Aborted));
+    let panicked = Engine::load(config("demo-draft.q8_0.gguf"), |_| panic!("the callback's own failure"));
+    assert_eq!(panicked.err(), Some(LoadError::Aborted));
+}
+
+#[test]
+fn a_file_that_is_no_model_is_refused_with_a_reason() {
+    let refused = Engine::load(EngineConfig::new(model("README.md")), |_| true).err();
+    let Some(LoadError::Model { reason, .. }) = refused else { panic!("{refused:?}") };
+    assert!(reason.contains("magic"), "{reason}");
+}
