@@ -1,0 +1,117 @@
+//! Typed reading of a JSON object, field by field, with errors that name the field, what came and what was expected.
+//!
+//! `null` counts as absent everywhere: clients send it for what they do not set.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::error::{ApiError, ErrorCode};
+
+/// A JSON object and its place in the request.
+pub(crate) struct Fields<'a> {
+    object: &'a Map<String, Value>,
+    /// Put before a field's name: empty, or `messages[3].`.
+    prefix: String,
+}
+
+/// What came, in words, without repeating it: it may be long, or private.
+pub(crate) fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(n) if n.is_f64() => "a fractional number",
+        Value::Number(_) => "an integer",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+pub(crate) fn wrong_type(param: String, expected: &str, got: &Value) -> ApiError {
+    let message = format!("`{param}` must be {expected}, not {}.", kind_of(got));
+    ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::InvalidType, message)
+}
+
+pub(crate) fn wrong_value(param: String, message: impl Display) -> ApiError {
+    let message = format!("`{param}` {message}.");
+    ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::InvalidValue, message)
+}
+
+pub(crate) fn missing(param: String, what: &str) -> ApiError {
+    let message = format!("`{param}` is missing: {what}.");
+    ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::MissingRequiredParameter, message)
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(object: &'a Map<String, Value>, prefix: impl Into<String>) -> Self {
+        Self { object, prefix: prefix.into() }
+    }
+
+    /// The field's full name.
+    pub(crate) fn path(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// The field, unless it is absent or null.
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.object.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn string(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
+        self.get(name)
+            .map(|value| value.as_str().ok_or_else(|| wrong_type(self.path(name), "a string", value)))
+            .transpose()
+    }
+
+    pub(crate) fn boolean(&self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.get(name)
+            .map(|value| value.as_bool().ok_or_else(|| wrong_type(self.path(name), "true or false", value)))
+            .transpose()
+    }
+
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, ApiError> {
+        self.get(name)
+            .map(|value| match value {
+                Value::Object(object) => Ok(Fields::new(object, format!("{}.", self.path(name)))),
+                other => Err(wrong_type(self.path(name), "an object", other)),
+            })
+            .transpose()
+    }
+
+    /// A number for which `accepts` holds; `range` says in words which those are.
+    pub(crate) fn number(
+        &self,
+        name: &str,
+        range: &str,
+        accepts: impl Fn(f64) -> bool,
+    ) -> Result<Option<f32>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let number = value.as_f64().ok_or_else(|| wrong_type(self.path(name), "a number", value))?;
+        if accepts(number) {
+            Ok(Some(number as f32))
+        } else {
+            Err(wrong_value(self.path(name), format_args!("must be {range}, not {number}")))
+        }
+    }
+
+    /// An integer in a range.
+    pub(crate) fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let out_of_range = |shown: &dyn Display| {
+            let (low, high) = (range.start(), range.end());
+            wrong_value(self.path(name), format_args!("must be an integer from {low} to {high}, not {shown}"))
+        };
+        match value.as_i64() {
+            Some(number) if range.contains(&number) => Ok(Some(number)),
+            Some(number) => Err(out_of_range(&number)),
+            // Past i64: a huge integer, or one written as 1e9, which is a mistake of value, not of type.
+            None => match value.as_f64() {
+                Some(number) if number.fract() == 0.0 => Err(out_of_range(&number)),
+                _ => Err(wrong_type(self.path(name), "an integer", value)),
+            },
+        }
+    }
+}

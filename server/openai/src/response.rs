@@ -1,0 +1,206 @@
+//! Answers: whole ones, chunks of streamed ones, and the list of models.
+//!
+//! Every type also reads back, for clients and tests. Fields that `OpenAI` always sends are always sent, as `null`
+//! where there is nothing to say.
+
+use serde::{Deserialize, Serialize};
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it, or a stop string appeared.
+    Stop,
+    /// `max_tokens` or the context's end was reached.
+    Length,
+}
+
+/// Tokens of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Read.
+    pub prompt_tokens: u32,
+    /// Generated.
+    pub completion_tokens: u32,
+    /// Both.
+    pub total_tokens: u32,
+    /// Of those read.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// See [`Usage`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptTokensDetails {
+    /// Needed no computation.
+    pub cached_tokens: u32,
+}
+
+impl Usage {
+    /// The sum is made here, so that it is right.
+    #[must_use]
+    pub fn new(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Self {
+        Self {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens.saturating_add(completion_tokens),
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+        }
+    }
+}
+
+/// The answer to `/v1/chat/completions`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatCompletion {
+    /// `chatcmpl-…`.
+    pub id: String,
+    /// `chat.completion`.
+    pub object: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// The served name.
+    pub model: String,
+    /// The version that answered.
+    pub system_fingerprint: String,
+    /// One.
+    pub choices: Vec<ChatChoice>,
+    /// The tokens.
+    pub usage: Usage,
+}
+
+/// See [`ChatCompletion`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatChoice {
+    /// 0.
+    pub index: u32,
+    /// The answer.
+    pub message: AssistantMessage,
+    /// Not there yet.
+    pub logprobs: Option<serde_json::Value>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+}
+
+/// See [`ChatChoice`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AssistantMessage {
+    /// `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// Never.
+    pub refusal: Option<String>,
+}
+
+/// A piece of a streamed chat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatChunk {
+    /// The same in all chunks of an answer.
+    pub id: String,
+    /// `chat.completion.chunk`.
+    pub object: String,
+    /// Unix seconds, the same in all chunks.
+    pub created: u64,
+    /// The served name.
+    pub model: String,
+    /// The version that answers.
+    pub system_fingerprint: String,
+    /// One, or none in the chunk with the usage.
+    pub choices: Vec<ChatChunkChoice>,
+    /// `None`: not asked for. `Some(None)`: asked for and yet to come.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "present")]
+    pub usage: Option<Option<Usage>>,
+}
+
+/// See [`ChatChunk`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatChunkChoice {
+    /// 0.
+    pub index: u32,
+    /// What is new.
+    pub delta: Delta,
+    /// Not there yet.
+    pub logprobs: Option<serde_json::Value>,
+    /// In the last chunk with a choice.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// See [`ChatChunkChoice`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Delta {
+    /// In the first chunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// More text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+}
+
+/// The answer to `/v1/completions`, and a chunk of it: both have this shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TextCompletion {
+    /// `cmpl-…`.
+    pub id: String,
+    /// `text_completion`.
+    pub object: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// The served name.
+    pub model: String,
+    /// The version that answered.
+    pub system_fingerprint: String,
+    /// One, or none in the chunk with the usage.
+    pub choices: Vec<TextChoice>,
+    /// As in [`ChatChunk::usage`].
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "present")]
+    pub usage: Option<Option<Usage>>,
+}
+
+/// See [`TextCompletion`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TextChoice {
+    /// 0.
+    pub index: u32,
+    /// The text.
+    pub text: String,
+    /// Not there yet.
+    pub logprobs: Option<serde_json::Value>,
+    /// `None` in chunks before the last.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// The answer to `/v1/models`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelList {
+    /// `list`.
+    pub object: String,
+    /// What is served.
+    pub data: Vec<Model>,
+}
+
+/// One served model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Model {
+    /// The served name.
+    pub id: String,
+    /// `model`.
+    pub object: String,
+    /// Unix seconds: when it was loaded.
+    pub created: u64,
+    /// `gantry`.
+    pub owned_by: String,
+}
+
+/// An outer `None` is left out, an inner one is `null`.
+mod present {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Usage;
+
+    pub(super) fn serialize<S: Serializer>(usage: &Option<Option<Usage>>, serializer: S) -> Result<S::Ok, S::Error> {
+        usage.flatten().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Usage>>, D::Error> {
+        Option::<Usage>::deserialize(from).map(Some)
+    }
+}

@@ -1,0 +1,19 @@
+//! Server-sent events as `OpenAI` frames them.
+
+use serde::Serialize;
+
+/// The content type of a stream.
+pub const SSE_CONTENT_TYPE: &str = "text/event-stream";
+/// The end of a stream that went well.
+pub const SSE_DONE: &str = "data: [DONE]\n\n";
+/// A comment that clients ignore and that keeps proxies from closing a silent stream.
+pub const SSE_KEEP_ALIVE: &str = ": keep-alive\n\n";
+
+/// One event.
+///
+/// # Errors
+/// The payload cannot be written as JSON.
+pub fn sse_event<T: Serialize>(payload: &T) -> Result<String, serde_json::Error> {
+    // JSON escapes line breaks, so one `data:` line holds all of it.
+    Ok(format!("data: {}\n\n", serde_json::to_string(payload)?))
+}

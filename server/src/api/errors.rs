@@ -1,0 +1,156 @@
+//! Everything that can go wrong, as an HTTP answer with an `OpenAI` error object.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use gantry_engine::{ParamError, RequestError};
+use gantry_openai::{ApiError, ErrorCode, ErrorKind};
+
+use crate::limits::RETRY_AFTER_MIN_SECONDS;
+use crate::version::{GenerationError, SubmitError};
+
+/// An error on its way to a client.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: ApiError,
+    retry_after: Option<Duration>,
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        Self { error, retry_after: None }
+    }
+}
+
+impl Failure {
+    fn retriable(error: ApiError, retry_after: Duration) -> Self {
+        Self { error, retry_after: Some(retry_after) }
+    }
+
+    /// No version can answer now.
+    pub(super) fn not_ready(reason: &str) -> Self {
+        let error = ApiError::new(
+            503,
+            ErrorKind::ServiceUnavailableError,
+            ErrorCode::ModelNotReady,
+            format!("No model can answer now: {reason}."),
+        );
+        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, Json(self.error.to_response())).into_response();
+        if let Some(after) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));
+        }
+        response
+    }
+}
+
+/// A request that was not taken.
+pub(super) fn of_submission(error: SubmitError) -> Failure {
+    let message = error.to_string();
+    match error {
+        SubmitError::QueueFull { retry_after, .. } => {
+            let error = ApiError::new(429, ErrorKind::RateLimitError, ErrorCode::QueueFull, message);
+            Failure::retriable(error, retry_after)
+        }
+        SubmitError::Unavailable { retry_after, .. } => {
+            let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelNotReady, message);
+            Failure::retriable(error, retry_after)
+        }
+        SubmitError::Retired => Failure::not_ready(&message),
+        SubmitError::InvalidParam(ParamError { param, message }) => {
+            ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::InvalidValue, message).into()
+        }
+    }
+}
+
+/// A request that was taken and not answered.
+pub(super) fn of_generation(error: GenerationError, prompt_param: &'static str) -> ApiError {
+    let message = error.to_string();
+    match error {
+        GenerationError::Request(error) => of_request(error, message, prompt_param),
+        GenerationError::WorkerDied(_) => {
+            ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::WorkerDied, message)
+        }
+        GenerationError::Retired => {
+            ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
+        }
+        GenerationError::SlowClient => {
+            ApiError::new(408, ErrorKind::InvalidRequestError, ErrorCode::SlowClient, message)
+        }
+    }
+}
+
+fn of_request(error: RequestError, message: String, prompt_param: &'static str) -> ApiError {
+    match error {
+        RequestError::InvalidRequest { param, code, .. } => {
+            ApiError::invalid(param.map(Cow::Owned), ErrorCode::Other(code), message)
+        }
+        RequestError::ContextLengthExceeded { .. } => {
+            ApiError::invalid(Some(Cow::Borrowed(prompt_param)), ErrorCode::ContextLengthExceeded, message)
+        }
+        RequestError::ShuttingDown => {
+            ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
+        }
+        RequestError::Internal(_) => ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, message),
+    }
+}
+
+/// A panic in a handler: a fault of ours, told to the client and logged without the request.
+pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let what = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "of an unknown kind".to_owned());
+    tracing::error!(panic = what, "a request handler panicked");
+    let message = "The server failed on this request; it has been logged.";
+    Failure::from(ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, message)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_has_its_status_and_word() {
+        let second = Duration::from_secs(1);
+        let taken = |error| of_generation(error, "messages");
+        for (error, status, code) in [
+            (of_submission(SubmitError::QueueFull { waiting: 1, retry_after: second }).error, 429, "queue_full"),
+            (
+                of_submission(SubmitError::Unavailable { reason: String::new(), retry_after: second }).error,
+                503,
+                "model_not_ready",
+            ),
+            (of_submission(SubmitError::Retired).error, 503, "model_not_ready"),
+            (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
+            (taken(GenerationError::Retired), 503, "model_retired"),
+            (taken(GenerationError::SlowClient), 408, "slow_client"),
+            (
+                taken(RequestError::ContextLengthExceeded { prompt_tokens: 9, limit: 8 }.into()),
+                400,
+                "context_length_exceeded",
+            ),
+            (taken(RequestError::Internal(String::new()).into()), 500, "internal_error"),
+        ] {
+            assert_eq!((error.status, error.code.as_str()), (status, code));
+        }
+    }
+
+    #[test]
+    fn an_overload_says_when_to_come_back() {
+        let full = SubmitError::QueueFull { waiting: 1, retry_after: Duration::from_secs(7) };
+        let response = of_submission(full).into_response();
+        assert_eq!(response.headers().get(header::RETRY_AFTER), Some(&HeaderValue::from_static("7")));
+    }
+}

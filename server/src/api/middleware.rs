@@ -1,0 +1,56 @@
+//! What every request gets: an id, and a place in the counts.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use tracing::Instrument;
+
+use super::App;
+use crate::limits::MAX_REQUEST_ID_BYTES;
+use crate::metrics::{Outcome, Route};
+
+/// The header that names a request, in both directions.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A request's id: the client's own, if it is short and plain, or a fresh one.
+#[derive(Clone)]
+pub(super) struct RequestIdentity(pub(super) HeaderValue);
+
+/// Marks an answer whose end is counted elsewhere, since it comes after its head.
+#[derive(Clone, Copy)]
+pub(super) struct CountedLater;
+
+pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(REQUEST_ID).filter(|id| {
+        let bytes = id.as_bytes();
+        !bytes.is_empty() && bytes.len() <= MAX_REQUEST_ID_BYTES && bytes.iter().all(u8::is_ascii_graphic)
+    });
+    let id = given.cloned().unwrap_or_else(|| {
+        // Hexadecimal digits and dashes make a valid header.
+        HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).unwrap_or_else(|_| HeaderValue::from_static("none"))
+    });
+    request.extensions_mut().insert(RequestIdentity(id.clone()));
+    let span = tracing::info_span!("request", request_id = id.to_str().unwrap_or(""));
+    let mut response = next.run(request).instrument(span).await;
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let route = match request.uri().path() {
+        "/v1/chat/completions" => Route::Chat,
+        "/v1/completions" => Route::Completions,
+        path if path.starts_with("/v1/models") => Route::Models,
+        _ => Route::Other,
+    };
+    let response = next.run(request).await;
+    if response.extensions().get::<CountedLater>().is_none() {
+        let status = response.status().as_u16();
+        let version = response.headers().get(super::generate::VERSION_HEADER).and_then(|v| v.to_str().ok());
+        app.metrics.request_ended(route, version.unwrap_or(""), status, Outcome::of_status(status));
+    }
+    response
+}

@@ -1,0 +1,98 @@
+//! HTTP as `OpenAI`'s clients speak it.
+//!
+//! One file for each step of a request: [`body`] reads it within limits, `gantry-openai` checks it, [`generate`] binds
+//! it to the active version, [`stream`] sends its answer piece by piece, [`errors`] tells what went wrong as an error
+//! object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a token can be
+//! decoded now. Absent: authentication, which is the ingress's; HTTP/2 and TLS, as in llama-server behind a service.
+
+mod answer;
+mod body;
+mod errors;
+mod generate;
+mod middleware;
+mod models;
+mod ready;
+mod stream;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use gantry_openai::{ApiError, ErrorCode, ErrorKind};
+use tokio::sync::watch;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
+use crate::routing::Router;
+use errors::Failure;
+
+/// What all requests share.
+pub struct App {
+    router: Arc<Router>,
+    metrics: Arc<Metrics>,
+    draining: AtomicBool,
+    /// The share of the first model that is read, where this process itself loads it.
+    loading: Option<watch::Receiver<f32>>,
+}
+
+impl App {
+    /// An application that serves what `router` holds.
+    #[must_use]
+    pub fn new(router: Arc<Router>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
+        let metrics = Metrics::new(Arc::clone(&router));
+        Arc::new(Self { router, metrics, draining: AtomicBool::new(false), loading })
+    }
+
+    /// The metrics, for those who count outside of requests.
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// From now on the server says that it is not ready; requests are still served.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+}
+
+/// All addresses.
+#[must_use]
+pub fn routes(app: &Arc<App>) -> axum::Router {
+    axum::Router::new()
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completion))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{id}", get(models::one))
+        .route("/healthz", get(ready::alive))
+        .route("/readyz", get(ready::ready))
+        .route("/metrics", get(metrics))
+        .fallback(unknown_url)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(Arc::clone(app))
+        .layer(CatchPanicLayer::custom(errors::panicked))
+        .layer(from_fn_with_state(Arc::clone(app), middleware::count))
+        .layer(from_fn(middleware::request_id))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    match app.metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn unknown_url(request: axum::extract::Request) -> Failure {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("There is no {method} {path} here; see /v1/models, /v1/chat/completions, /v1/completions.");
+    ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
+}
+
+async fn wrong_method(request: axum::extract::Request) -> Failure {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("{path} does not take {method}; the Allow header says what it takes.");
+    ApiError::new(405, ErrorKind::InvalidRequestError, ErrorCode::MethodNotAllowed, message).into()
+}

@@ -1,0 +1,36 @@
+//! `/v1/models`: the one model that is active.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use gantry_openai::{ApiError, ErrorCode, ErrorKind, Model, ModelList};
+
+use super::App;
+use super::errors::Failure;
+use crate::version::Version;
+
+fn model(version: &Version) -> Model {
+    Model {
+        id: version.spec().served_name.clone(),
+        object: "model".to_owned(),
+        created: version.loaded_at_unix_seconds(),
+        owned_by: "gantry".to_owned(),
+    }
+}
+
+/// An empty list while nothing is loaded.
+pub(super) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
+    let data = app.router.active().iter().map(|version| model(version)).collect();
+    Json(ModelList { object: "list".to_owned(), data })
+}
+
+pub(super) async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Model>, Failure> {
+    let active = app.router.active();
+    let found = active.iter().find(|version| [&version.spec().served_name, &version.spec().name].contains(&&id));
+    found.map(|version| Json(model(version))).ok_or_else(|| {
+        let message = format!("The model {id:?} is not served here; GET /v1/models lists what is.");
+        let error = ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::ModelNotFound, message);
+        ApiError { param: Some("model".into()), ..error }.into()
+    })
+}

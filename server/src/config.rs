@@ -1,0 +1,407 @@
+//! Settings: the command line over the environment over the defaults, checked as a whole.
+//!
+//! Flags have llama-server's names and meanings where it has them. Every value is taken as text first, so that a start
+//! with several mistakes names all of them at once ([`Problems`], exit code 2). `docs/configuration.md` is the
+//! reference, and a test holds it to what is here. Absent: limits that nobody sets ([`crate::limits`]).
+
+use std::fmt::{self, Display};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use gantry_engine::{CacheType, MAX_PARALLEL, MAX_THREADS};
+
+use crate::limits::MAX_QUEUE;
+use crate::version::{RuntimeSettings, VersionSpec};
+
+/// The name of the version that `serve` loads.
+pub const STANDALONE_VERSION: &str = "standalone";
+/// The largest context in tokens that a flag may ask for.
+const MAX_CTX_SIZE: u32 = 1 << 26;
+/// The most layers that a flag may ask for.
+const MAX_GPU_LAYERS: u32 = 65_536;
+/// The longest drain timeout, in seconds.
+const MAX_DRAIN_SECONDS: u64 = 86_400;
+
+/// Gantry's inference server.
+#[derive(Debug, Parser)]
+#[command(name = "gantry-server", version, about, max_term_width = 120)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// See [`Cli`].
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve one model file, without Kubernetes
+    Serve(Box<ServeArgs>),
+    /// Serve in a pod what an InferenceService asks for
+    Pod(Box<PodArgs>),
+    /// Check a GGUF file and say what it is and what memory it takes
+    Validate(ValidateArgs),
+    /// Load and run one model for the server that started this process
+    #[command(hide = true)]
+    Worker,
+}
+
+/// Flags of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The GGUF file
+    #[arg(short, long, env = "GANTRY_MODEL", value_name = "FILE")]
+    pub model: PathBuf,
+    /// Flags about listening
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// KV cells in total, shared out equally among the sequences; 0: as the model was trained
+    #[arg(
+        short,
+        long,
+        env = "GANTRY_CTX_SIZE",
+        default_value = "0",
+        value_name = "TOKENS",
+        allow_hyphen_values = true
+    )]
+    pub ctx_size: String,
+    /// Sequences that generate at once
+    #[arg(long, env = "GANTRY_PARALLEL", default_value = "8", value_name = "N", allow_hyphen_values = true)]
+    pub parallel: String,
+    /// Threads that compute; -1: one less than the processors there are
+    #[arg(short, long, env = "GANTRY_THREADS", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub threads: String,
+    /// Layers to put on a GPU; -1: all that can be
+    #[arg(
+        long,
+        visible_alias = "gpu-layers",
+        env = "GANTRY_N_GPU_LAYERS",
+        default_value = "-1",
+        value_name = "N",
+        allow_hyphen_values = true
+    )]
+    pub n_gpu_layers: String,
+    /// Element type of the KV cache's keys: f16, q8_0 or q4_0
+    #[arg(long, env = "GANTRY_CACHE_TYPE_K", default_value = "f16", value_name = "TYPE")]
+    pub cache_type_k: String,
+    /// Element type of the KV cache's values; must be that of the keys [default: that of the keys]
+    #[arg(long, env = "GANTRY_CACHE_TYPE_V", value_name = "TYPE")]
+    pub cache_type_v: Option<String>,
+    /// The model name that clients use [default: the file's name without .gguf]
+    #[arg(short, long, env = "GANTRY_ALIAS", value_name = "NAME")]
+    pub alias: Option<String>,
+    /// Requests that may wait while all sequences are busy; one more is refused with 429
+    #[arg(long, env = "GANTRY_MAX_QUEUE", default_value = "512", value_name = "N", allow_hyphen_values = true)]
+    pub max_queue: String,
+}
+
+/// Flags about listening and ending, which `serve` and `pod` share.
+#[derive(Debug, Args)]
+pub struct HttpArgs {
+    /// The address to listen on [default: 127.0.0.1 for serve, 0.0.0.0 for pod]
+    #[arg(long, env = "GANTRY_HTTP_HOST", value_name = "HOST")]
+    pub host: Option<String>,
+    // Not GANTRY_PORT: Kubernetes sets that in every pod beside a Service called gantry.
+    /// The port to listen on; 0: any free one, which is printed
+    #[arg(long, env = "GANTRY_HTTP_PORT", default_value = "8080", value_name = "PORT", allow_hyphen_values = true)]
+    pub port: String,
+    /// Seconds that requests in flight may take to end after SIGTERM
+    #[arg(
+        long,
+        env = "GANTRY_DRAIN_TIMEOUT",
+        default_value = "120",
+        value_name = "SECONDS",
+        allow_hyphen_values = true
+    )]
+    pub drain_timeout: String,
+}
+
+/// Flags of `pod`.
+#[derive(Debug, Args)]
+pub struct PodArgs {
+    /// Flags about listening
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// The InferenceService whose pod this is
+    #[arg(long, env = "GANTRY_SERVICE", value_name = "NAME")]
+    pub service: String,
+    /// Its namespace
+    #[arg(long, env = "GANTRY_NAMESPACE", value_name = "NAME")]
+    pub namespace: String,
+    /// This pod's name
+    #[arg(long, env = "GANTRY_POD", value_name = "NAME")]
+    pub pod: String,
+    /// Where models are kept
+    #[arg(long, env = "GANTRY_CACHE_DIR", default_value = "/var/cache/gantry", value_name = "DIR")]
+    pub cache_dir: PathBuf,
+}
+
+/// Flags of `validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// The GGUF file
+    pub file: PathBuf,
+    /// KV cells in total, for the memory estimate; 0: as the model was trained
+    #[arg(short, long, default_value_t = 0, value_name = "TOKENS")]
+    pub ctx_size: u32,
+    /// Sequences, for the memory estimate
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub parallel: u32,
+}
+
+/// How to listen and end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpSettings {
+    /// The address to listen on.
+    pub host: String,
+    /// The port; 0: any.
+    pub port: u16,
+    /// How long requests in flight may take to end.
+    pub drain_timeout: Duration,
+}
+
+/// What `serve` needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServeSettings {
+    /// How to listen and end.
+    pub http: HttpSettings,
+    /// What to load.
+    pub version: VersionSpec,
+}
+
+/// Every mistake in the settings.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Problems(Vec<String>);
+
+impl Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "invalid settings:")?;
+        for problem in &self.0 {
+            writeln!(f, "  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// Gathers mistakes; a value that is wrong is replaced by one that nobody will see.
+#[derive(Default)]
+struct Check(Vec<String>);
+
+impl Check {
+    fn number<T>(&mut self, flag: &str, text: &str, low: T, high: T) -> T
+    where
+        T: FromStr + PartialOrd + Display + Copy,
+    {
+        match text.trim().parse::<T>() {
+            Ok(number) if low <= number && number <= high => number,
+            _ => {
+                self.0.push(format!("--{flag} must be a whole number from {low} to {high}, not {text:?}"));
+                low
+            }
+        }
+    }
+
+    /// As [`Check::number`], where -1 and `auto` leave the choice to the engine.
+    fn automatic(&mut self, flag: &str, text: &str, low: u32, high: u32) -> Option<u32> {
+        match text.trim() {
+            "-1" | "auto" => None,
+            number => match number.parse() {
+                Ok(number) if (low..=high).contains(&number) => Some(number),
+                _ => {
+                    let message = format!("--{flag} must be -1 or a whole number from {low} to {high}, not {text:?}");
+                    self.0.push(message);
+                    None
+                }
+            },
+        }
+    }
+
+    fn cache_type(&mut self, flag: &str, text: &str) -> CacheType {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "f16" => CacheType::F16,
+            "q8_0" => CacheType::Q8_0,
+            "q4_0" => CacheType::Q4_0,
+            _ => {
+                self.0.push(format!("--{flag} must be f16, q8_0 or q4_0, not {text:?}"));
+                CacheType::F16
+            }
+        }
+    }
+
+    fn name(&mut self, flag: &str, text: &str) {
+        if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+            self.0.push(format!("--{flag} must be 1 to 256 characters without control characters, not {text:?}"));
+        }
+    }
+
+    fn finish<T>(self, settings: T) -> Result<T, Problems> {
+        if self.0.is_empty() { Ok(settings) } else { Err(Problems(self.0)) }
+    }
+}
+
+impl HttpArgs {
+    fn check(&self, check: &mut Check, default_host: &str) -> HttpSettings {
+        let seconds = check.number("drain-timeout", &self.drain_timeout, 0, MAX_DRAIN_SECONDS);
+        HttpSettings {
+            host: self.host.clone().unwrap_or_else(|| default_host.to_owned()),
+            port: check.number("port", &self.port, 0, u16::MAX),
+            drain_timeout: Duration::from_secs(seconds),
+        }
+    }
+}
+
+impl PodArgs {
+    /// Checks all flags.
+    ///
+    /// # Errors
+    /// Lists every mistake.
+    pub fn settings(&self) -> Result<HttpSettings, Problems> {
+        let mut check = Check::default();
+        let http = self.http.check(&mut check, "0.0.0.0");
+        for (flag, name) in [("service", &self.service), ("namespace", &self.namespace), ("pod", &self.pod)] {
+            check.name(flag, name);
+        }
+        check.finish(http)
+    }
+}
+
+impl ServeArgs {
+    /// Checks all flags.
+    ///
+    /// # Errors
+    /// Lists every mistake.
+    pub fn settings(&self) -> Result<ServeSettings, Problems> {
+        let mut check = Check::default();
+        let http = self.http.check(&mut check, "127.0.0.1");
+        let keys = check.cache_type("cache-type-k", &self.cache_type_k);
+        let values = self.cache_type_v.as_ref().map(|text| check.cache_type("cache-type-v", text));
+        if values.is_some_and(|values| values != keys) {
+            check.0.push("--cache-type-v must be the same as --cache-type-k".to_owned());
+        }
+        let stem = self.model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let served_name = self.alias.clone().or(stem).unwrap_or_default();
+        check.name("alias", &served_name);
+        if !self.model.is_file() {
+            check.0.push(format!("--model must be a readable file, and {:?} is not", self.model));
+        }
+        let runtime = RuntimeSettings {
+            ctx_size: check.number("ctx-size", &self.ctx_size, 0, MAX_CTX_SIZE),
+            parallel: check.number("parallel", &self.parallel, 1, MAX_PARALLEL),
+            threads: check.automatic("threads", &self.threads, 1, MAX_THREADS),
+            cache_type: keys,
+            gpu_layers: check.automatic("n-gpu-layers", &self.n_gpu_layers, 0, MAX_GPU_LAYERS),
+            max_queue: check.number("max-queue", &self.max_queue, 0, MAX_QUEUE),
+        };
+        check.finish(ServeSettings {
+            http,
+            version: VersionSpec {
+                name: STANDALONE_VERSION.to_owned(),
+                digest: String::new(),
+                model_path: self.model.clone(),
+                served_name,
+                runtime,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn serve(args: &[&str]) -> Result<ServeSettings, Problems> {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let all = ["gantry-server", "serve", "--model", file].iter().chain(args);
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Serve(args) => args.settings(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_mean_what_they_mean_for_llama_server() {
+        let settings = serve(&[
+            "-c",
+            "4096",
+            "--parallel",
+            "4",
+            "-t",
+            "3",
+            "--gpu-layers",
+            "0",
+            "--cache-type-k",
+            "q8_0",
+            "-a",
+            "chat",
+        ]);
+        let settings = settings.unwrap();
+        let expected = RuntimeSettings {
+            ctx_size: 4096,
+            parallel: 4,
+            threads: Some(3),
+            cache_type: CacheType::Q8_0,
+            gpu_layers: Some(0),
+            max_queue: 512,
+        };
+        assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
+        assert_eq!(settings.http.port, 8080);
+    }
+
+    #[test]
+    fn the_defaults_leave_the_choice_to_the_engine() {
+        let settings = serve(&[]).unwrap();
+        assert_eq!(settings.version.runtime, RuntimeSettings::default());
+        assert_eq!(settings.version.served_name, "Cargo");
+    }
+
+    #[test]
+    fn every_mistake_is_named_at_once() {
+        let problems = serve(&[
+            "--port",
+            "70000",
+            "--ctx-size",
+            "many",
+            "--parallel",
+            "0",
+            "--threads",
+            "0",
+            "--n-gpu-layers",
+            "-2",
+            "--cache-type-k",
+            "q5",
+            "--max-queue",
+            "-1",
+            "--drain-timeout",
+            "1.5",
+            "--alias",
+            "",
+        ])
+        .unwrap_err();
+        let flags = [
+            "port",
+            "ctx-size",
+            "parallel",
+            "threads",
+            "n-gpu-layers",
+            "cache-type-k",
+            "max-queue",
+            "drain-timeout",
+            "alias",
+        ];
+        for flag in flags {
+            let told = problems.0.iter().filter(|problem| problem.starts_with(&format!("--{flag} must be"))).count();
+            assert_eq!(told, 1, "--{flag}: {problems}");
+        }
+        assert_eq!(problems.0.len(), flags.len(), "{problems}");
+    }
+
+    #[test]
+    fn keys_and_values_of_the_cache_have_one_type() {
+        assert!(serve(&["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]).is_ok());
+        assert!(serve(&["--cache-type-v", "q8_0"]).is_err());
+    }
+}

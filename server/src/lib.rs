@@ -1,0 +1,24 @@
+//! Gantry's inference server: one front process that speaks HTTP, and one worker process for each model it holds.
+//!
+//! A request's way: [`api`] checks its shape (`gantry-openai`), [`routing`] names the version that answers it,
+//! [`version`] admits it and hands it over the worker's socket ([`protocol`]) to the child process ([`worker`]), whose
+//! engine decodes; the events come back the same way and leave as JSON or server-sent events.
+//!
+//! llama.cpp ends its process on a failed assertion, so nothing in the front ever calls it: only [`worker`] builds an
+//! engine. Absent here: what a model is and how it is decoded (`gantry-engine`), and what the fleet does
+//! (`gantry-operator`).
+
+pub mod agent;
+pub mod api;
+pub mod config;
+pub mod fetch;
+pub mod gates;
+pub mod limits;
+pub mod metrics;
+pub mod protocol;
+pub mod rollout;
+pub mod routing;
+pub mod serve;
+pub mod telemetry;
+pub mod version;
+pub mod worker;

@@ -1,0 +1,83 @@
+//! Every limit of the front and its workers that is not a setting, by name. `docs/configuration.md` lists them, and a
+//! test holds the two together.
+//!
+//! Absent: what a user sets ([`crate::config`]), what belongs to the engine (`gantry_engine`), to the wire types
+//! (`gantry_openai`) or to fetching models ([`crate::fetch`]).
+
+use std::time::Duration;
+
+/// The largest request body; a larger one is refused before it is read.
+pub const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
+/// The largest frame on a worker's socket: a body, escaped and framed, fits.
+pub const MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
+/// The most events a worker puts into one frame.
+pub const MAX_EVENTS_PER_FRAME: usize = 1024;
+/// Events that may wait in a worker for the front to read them; past that the front is taken for dead and the worker
+/// ends.
+pub const MAX_WORKER_EVENT_BACKLOG: usize = 256 * 1024;
+/// Events of one request that may wait for its client; past that the client reads too slowly and is cut off.
+pub const MAX_CLIENT_EVENT_BACKLOG: usize = 8 * 1024;
+
+/// The highest `--max-queue`.
+pub const MAX_QUEUE: usize = 16_384;
+/// How often a version's supervisor looks at its deadlines.
+pub const SUPERVISOR_TICK: Duration = Duration::from_millis(200);
+
+/// How often a worker says that it lives, with its figures.
+pub const HEARTBEAT_PERIOD: Duration = Duration::from_secs(1);
+/// A worker silent for so long is killed and replaced.
+pub const HEARTBEAT_LIMIT: Duration = Duration::from_secs(15);
+/// A worker with requests in its slots that finishes no step for so long is killed and replaced.
+pub const STEP_STALL_LIMIT: Duration = Duration::from_secs(120);
+/// A worker whose loading makes no progress for so long is killed.
+pub const LOAD_STALL_LIMIT: Duration = Duration::from_secs(600);
+/// How long a worker may take to end after its socket is closed, before it is killed.
+pub const WORKER_EXIT_LIMIT: Duration = Duration::from_secs(5);
+/// Lines of a worker's log that are kept to explain its death.
+pub const WORKER_LOG_TAIL_LINES: usize = 20;
+/// Bytes of one line of a worker's log that are kept.
+pub const WORKER_LOG_LINE_BYTES: usize = 4096;
+
+/// The wait before the first respawn of a worker; it doubles with each crash in the window.
+pub const RESPAWN_BACKOFF_MIN: Duration = Duration::from_millis(200);
+/// The longest wait before a respawn.
+pub const RESPAWN_BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Crashes within [`CRASH_WINDOW`] that make a version `Failed`.
+pub const CRASH_LIMIT: usize = 5;
+/// See [`CRASH_LIMIT`].
+pub const CRASH_WINDOW: Duration = Duration::from_secs(600);
+/// How often a failed version is tried again, in case what killed it (memory pressure, say) has passed.
+pub const FAILED_RETRY_PERIOD: Duration = Duration::from_secs(60);
+
+/// How long a readiness probe may take.
+pub const PROBE_LIMIT: Duration = Duration::from_secs(5);
+/// For how long a successful probe stands for the next.
+pub const PROBE_CACHE: Duration = Duration::from_secs(1);
+/// The shortest `Retry-After`.
+pub const RETRY_AFTER_MIN_SECONDS: u64 = 1;
+/// The longest `Retry-After`.
+pub const RETRY_AFTER_MAX_SECONDS: u64 = 60;
+/// Finished requests from which the service rate is computed.
+pub const SERVICE_RATE_SAMPLES: usize = 64;
+/// Submissions of one request: a version may be retired between the choice and the submission.
+pub const SUBMIT_ATTEMPTS: usize = 4;
+
+/// Connections open at once; further ones wait in the kernel's backlog.
+pub const MAX_CONNECTIONS: usize = 4096;
+/// The kernel's backlog of connections that are not accepted yet.
+pub const LISTEN_BACKLOG: u32 = 1024;
+/// The wait after a failed accept.
+pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long a client may take to send a request's head.
+pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client may take to send a request's body.
+pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
+/// How long a refused body is read and thrown away, so that its sender gets to read the refusal.
+pub const BODY_DISCARD_LIMIT: Duration = Duration::from_secs(5);
+/// The time between two comments that keep a silent stream open.
+pub const SSE_KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// After SIGTERM, how long the server goes on accepting while it already says that it is not ready, so that no client
+/// is sent to a closed port.
+pub const UNREADY_BEFORE_CLOSE: Duration = Duration::from_secs(2);
+/// The longest `x-request-id` taken over from a client.
+pub const MAX_REQUEST_ID_BYTES: usize = 128;

@@ -1,0 +1,316 @@
+//! What `/metrics` tells: counters and histograms of requests, kept as they happen, and figures of the resident
+//! versions, read when they are asked for.
+//!
+//! Labels are enums or names of versions. A version that is gone keeps its request counters, as Prometheus wants it,
+//! and loses its gauges.
+
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::routing::Router;
+use crate::version::VersionStats;
+
+/// The content type of `/metrics`.
+pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/models` and below.
+    Models,
+    /// Anything else.
+    Other,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Answered.
+    Ok,
+    /// Refused, and it was the request's fault (4xx).
+    Refused,
+    /// Refused, and it was not (5xx).
+    Failed,
+    /// The stream began well and ended with an error.
+    Broken,
+    /// The client left first.
+    Disconnected,
+}
+
+impl Outcome {
+    /// The outcome that goes with an HTTP status.
+    #[must_use]
+    pub fn of_status(status: u16) -> Self {
+        match status {
+            ..400 => Self::Ok,
+            400..500 => Self::Refused,
+            _ => Self::Failed,
+        }
+    }
+
+    /// The label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Broken => "broken",
+            Self::Disconnected => "disconnected",
+        }
+    }
+}
+
+impl Route {
+    /// The label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "chat_completions",
+            Self::Completions => "completions",
+            Self::Models => "models",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl EncodeLabelValue for Route {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.write_str(self.as_str())
+    }
+}
+
+impl EncodeLabelValue for Outcome {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.write_str(self.as_str())
+    }
+}
+
+/// Labels of [`Metrics::requests`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    route: Route,
+    version: String,
+    status: u16,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: String,
+}
+
+/// Everything that is counted.
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    first_token: Family<VersionLabel, Histogram, fn() -> Histogram>,
+    between_tokens: Family<VersionLabel, Histogram, fn() -> Histogram>,
+    whole: Family<VersionLabel, Histogram, fn() -> Histogram>,
+    prompt_tokens: Family<VersionLabel, Counter>,
+    completion_tokens: Family<VersionLabel, Counter>,
+    connections: Gauge,
+}
+
+/// From 0.5 ms to about 65 s.
+fn latency_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.0005, 2.0, 18))
+}
+
+/// From 5 ms to about 11 min.
+fn whole_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.005, 2.0, 18))
+}
+
+impl Metrics {
+    /// Metrics of a front that serves what `router` holds.
+    #[must_use]
+    pub fn new(router: Arc<Router>) -> Arc<Self> {
+        let mut registry = Registry::with_prefix("gantry");
+        let requests = Family::<RequestLabels, Counter>::default();
+        let latency = || Family::new_with_constructor(latency_histogram as fn() -> Histogram);
+        let (first_token, between_tokens) = (latency(), latency());
+        let whole = Family::new_with_constructor(whole_histogram as fn() -> Histogram);
+        let prompt_tokens = Family::<VersionLabel, Counter>::default();
+        let completion_tokens = Family::<VersionLabel, Counter>::default();
+        let connections = Gauge::<i64>::default();
+        registry.register("requests", "Requests that ended", requests.clone());
+        registry.register(
+            "time_to_first_token_seconds",
+            "From a request's arrival to the first text of its answer",
+            first_token.clone(),
+        );
+        registry.register(
+            "inter_token_latency_seconds",
+            "Time between two pieces of an answer's text",
+            between_tokens.clone(),
+        );
+        registry.register(
+            "request_duration_seconds",
+            "From a request's arrival to the end of its answer, for those that were answered",
+            whole.clone(),
+        );
+        registry.register("prompt_tokens", "Tokens of prompts of finished requests", prompt_tokens.clone());
+        registry.register("completion_tokens", "Tokens generated for finished requests", completion_tokens.clone());
+        registry.register("connections", "Open connections", connections.clone());
+        registry.register_collector(Box::new(RouterCollector { router }));
+        Arc::new(Self {
+            registry,
+            requests,
+            first_token,
+            between_tokens,
+            whole,
+            prompt_tokens,
+            completion_tokens,
+            connections,
+        })
+    }
+
+    /// The text for Prometheus.
+    ///
+    /// # Errors
+    /// Only if memory for the text cannot be had.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// Counts a request that ended.
+    pub fn request_ended(&self, route: Route, version: &str, status: u16, outcome: Outcome) {
+        let labels = RequestLabels { route, version: version.to_owned(), status, outcome };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// Notes how long the first text took.
+    pub fn first_token(&self, version: &str, took: Duration) {
+        self.first_token.get_or_create(&VersionLabel { version: version.to_owned() }).observe(took.as_secs_f64());
+    }
+
+    /// Notes the time between two pieces of text.
+    pub fn between_tokens(&self, version: &str, gap: Duration) {
+        self.between_tokens.get_or_create(&VersionLabel { version: version.to_owned() }).observe(gap.as_secs_f64());
+    }
+
+    /// Notes an answer that was given whole.
+    pub fn answered(&self, version: &str, took: Duration, prompt_tokens: u32, completion_tokens: u32) {
+        let label = VersionLabel { version: version.to_owned() };
+        self.whole.get_or_create(&label).observe(took.as_secs_f64());
+        self.prompt_tokens.get_or_create(&label).inc_by(u64::from(prompt_tokens));
+        self.completion_tokens.get_or_create(&label).inc_by(u64::from(completion_tokens));
+    }
+
+    /// Counts a connection as open until the guard is dropped.
+    #[must_use]
+    pub fn connection(self: &Arc<Self>) -> ConnectionGuard {
+        self.connections.inc();
+        ConnectionGuard(Arc::clone(self))
+    }
+}
+
+/// See [`Metrics::connection`].
+pub struct ConnectionGuard(Arc<Metrics>);
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.0.connections.dec();
+    }
+}
+
+struct RouterCollector {
+    router: Arc<Router>,
+}
+
+impl fmt::Debug for RouterCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RouterCollector")
+    }
+}
+
+impl Collector for RouterCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let swaps = ConstCounter::new(self.router.swaps());
+        let help = "Times that another version became active, the first one included";
+        swaps.encode(encoder.encode_descriptor("version_swaps", help, None, swaps.metric_type())?)?;
+        let routing = self.router.routing();
+        let roles = [("active", &routing.active), ("previous", &routing.previous)];
+        let resident = roles.into_iter().filter_map(|(role, version)| Some((role, version.as_ref()?)));
+        let read: Vec<_> = resident.map(|(role, version)| (role, version, version.stats())).collect();
+        for (name, help, figure) in FIGURES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (role, version, stats) in &read {
+                let labels = [("version", version.spec().name.as_str()), ("role", role)];
+                let gauge = ConstGauge::new(figure(stats));
+                gauge.encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let mut family =
+            encoder.encode_descriptor("worker_state", "1 for the worker's state", None, MetricType::Gauge)?;
+        for (role, version, _) in &read {
+            let state = version.health().borrow().label();
+            let labels = [("version", version.spec().name.as_str()), ("role", role), ("state", state)];
+            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A figure of a resident version: its name, what it is, and how to read it.
+type Figure = (&'static str, &'static str, fn(&VersionStats) -> f64);
+
+const FIGURES: &[Figure] = &[
+    ("requests_queued", "Requests that wait for a sequence", |s| f64::from(s.queued)),
+    ("requests_running", "Requests that hold a sequence", |s| f64::from(s.running)),
+    ("slots", "Sequences that can generate at once", |s| f64::from(s.slots)),
+    ("queue_limit", "Requests that may wait", |s| s.max_queue as f64),
+    ("tokens_per_second", "Tokens generated a second, over the last seconds", |s| s.tokens_per_second),
+    ("kv_cells_used", "KV cells in use", |s| s.kv_used_cells as f64),
+    ("kv_cells", "KV cells there are", |s| s.kv_total_cells as f64),
+    ("worker_resident_bytes", "Memory of the worker in RAM", |s| s.worker_rss_bytes as f64),
+    ("worker_restarts", "Workers of this version that died", |s| f64::from(s.restarts)),
+];
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_was_counted_is_told() {
+        let metrics = Metrics::new(Router::new());
+        metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
+        metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
+        metrics.first_token("v1", Duration::from_millis(3));
+        metrics.answered("v1", Duration::from_secs(1), 5, 7);
+        let connection = metrics.connection();
+        let text = metrics.encode().unwrap();
+        for line in [
+            "gantry_requests_total{route=\"chat_completions\",version=\"v1\",status=\"200\",outcome=\"ok\"} 2",
+            "gantry_time_to_first_token_seconds_count{version=\"v1\"} 1",
+            "gantry_completion_tokens_total{version=\"v1\"} 7",
+            "gantry_connections 1",
+            "gantry_version_swaps_total 0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing in:\n{text}");
+        }
+        drop(connection);
+        assert!(metrics.encode().unwrap().contains("gantry_connections 0"));
+    }
+}

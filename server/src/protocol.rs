@@ -1,0 +1,179 @@
+//! What the front and a worker say to each other: typed messages in length-delimited postcard frames over a Unix
+//! socket whose other end is the worker's standard input.
+//!
+//! The front opens with [`ToWorker::Load`]; the worker answers with progress, then [`FromWorker::Ready`] or
+//! [`FromWorker::LoadFailed`]. From then on the front submits and cancels, the worker sends events and a heartbeat. A
+//! closed socket means that the other side is gone; there is no goodbye. Both ends are one binary, so there is no
+//! version negotiation.
+
+use bytes::{Bytes, BytesMut};
+use futures::{SinkExt, Stream, StreamExt};
+use gantry_engine::{EngineConfig, EngineStats, GenerationEvent, GenerationParams, ModelInfo, ProbeError, Prompt};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+
+use crate::limits::MAX_FRAME_BYTES;
+
+/// Names one request on one version; never used twice.
+pub type RequestId = u64;
+
+/// From the front.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// Load this; the first message, and sent once.
+    Load(EngineConfig),
+    /// Generate.
+    Submit {
+        /// Chosen by the front.
+        id: RequestId,
+        /// From what.
+        prompt: Prompt,
+        /// How; already validated.
+        params: GenerationParams,
+    },
+    /// Stop generating; the request still ends with its own last event.
+    Cancel {
+        /// Which.
+        id: RequestId,
+    },
+    /// Say whether a token can be decoded now.
+    Probe,
+}
+
+/// From a worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromWorker {
+    /// The share of the model that is read, 0 to 1.
+    Loading(f32),
+    /// The model cannot be loaded; the worker ends after this.
+    LoadFailed {
+        /// What went wrong and what to do.
+        message: String,
+    },
+    /// The model is loaded and has decoded.
+    Ready(ModelInfo),
+    /// What requests emitted, in each request's order.
+    Events(Vec<(RequestId, GenerationEvent)>),
+    /// The request was not accepted; nothing else follows for it.
+    Refused {
+        /// Which.
+        id: RequestId,
+        /// Why.
+        error: gantry_engine::SubmitError,
+    },
+    /// The answer to [`ToWorker::Probe`].
+    Probed(Result<(), ProbeError>),
+    /// Sent once per [`HEARTBEAT_PERIOD`](crate::limits::HEARTBEAT_PERIOD), loading or not.
+    Heartbeat(Heartbeat),
+}
+
+/// A worker's figures.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// The engine's counters; zeros while it loads.
+    pub engine: EngineStats,
+    /// Memory of the process that is in RAM.
+    pub rss_bytes: u64,
+}
+
+/// The talk cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ProtocolError {
+    /// The socket failed, or a frame was over its limit.
+    #[error("the worker's socket failed: {0}")]
+    Io(#[from] std::io::Error),
+    /// A message could not be read or written.
+    #[error("a message of the worker's protocol is malformed: {0}")]
+    Codec(#[from] postcard::Error),
+}
+
+fn codec() -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME_BYTES).new_codec()
+}
+
+/// Reads messages of one type.
+pub fn receiver<T: DeserializeOwned>(half: OwnedReadHalf) -> impl Stream<Item = Result<T, ProtocolError>> + Unpin {
+    FramedRead::new(half, codec()).map(|frame| decode(&frame?))
+}
+
+/// Writes messages.
+pub struct Sender(FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>);
+
+impl Sender {
+    /// Writes to this socket.
+    #[must_use]
+    pub fn new(half: OwnedWriteHalf) -> Self {
+        Self(FramedWrite::new(half, codec()))
+    }
+
+    /// Writes one message and waits until the socket has taken it.
+    ///
+    /// # Errors
+    /// The other side is gone, or the message is over [`MAX_FRAME_BYTES`].
+    pub async fn send<T: Serialize>(&mut self, message: &T) -> Result<(), ProtocolError> {
+        Ok(self.0.send(encode(message)?).await?)
+    }
+}
+
+fn decode<T: DeserializeOwned>(frame: &BytesMut) -> Result<T, ProtocolError> {
+    Ok(postcard::from_bytes(frame)?)
+}
+
+fn encode<T: Serialize>(message: &T) -> Result<Bytes, ProtocolError> {
+    Ok(postcard::to_stdvec(message)?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::net::UnixStream;
+
+    fn message() -> impl Strategy<Value = ToWorker> {
+        let submit = (any::<u64>(), ".{0,200}", any::<Option<u32>>(), any::<Option<u64>>()).prop_map(
+            |(id, text, max_tokens, seed)| ToWorker::Submit {
+                id,
+                prompt: Prompt::Text(text),
+                params: GenerationParams { max_tokens, seed, ..GenerationParams::default() },
+            },
+        );
+        prop_oneof![submit, any::<u64>().prop_map(|id| ToWorker::Cancel { id }), Just(ToWorker::Probe)]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_the_socket(messages in proptest::collection::vec(message(), 1..8)) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let (near, far) = UnixStream::pair().unwrap();
+                let (_keep, write) = near.into_split();
+                let (read, _keep) = far.into_split();
+                let (mut tx, mut rx) = (Sender::new(write), receiver::<ToWorker>(read));
+                for message in &messages {
+                    tx.send(message).await.unwrap();
+                    prop_assert_eq!(&rx.next().await.unwrap().unwrap(), message);
+                }
+                drop(tx);
+                prop_assert!(rx.next().await.is_none());
+                Ok(())
+            })?;
+        }
+
+        #[test]
+        fn garbage_is_an_error_not_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode::<ToWorker>(&BytesMut::from(&bytes[..]));
+            let _ = decode::<FromWorker>(&BytesMut::from(&bytes[..]));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_oversized_frame_is_refused_by_its_header() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (read, _keep) = far.into_split();
+        let header = u32::try_from(MAX_FRAME_BYTES + 1).unwrap().to_be_bytes();
+        near.try_write(&header).unwrap();
+        assert!(receiver::<ToWorker>(read).next().await.unwrap().is_err());
+    }
+}

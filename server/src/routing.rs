@@ -1,0 +1,68 @@
+//! Which version answers: one pointer, swapped whole.
+//!
+//! A request reads [`Router::active`] once, at submission, and keeps that [`Version`] to its last token, so no answer
+//! mixes two models. The pointer is written only by whoever changes models: the agent in a pod, [`crate::serve`]
+//! elsewhere. Absent: loading, validating and retiring; a router holds versions, it does not make or end them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+
+use crate::version::Version;
+
+/// What is in force: set as one, so no reader sees half of a change.
+#[derive(Clone, Default)]
+pub struct Routing {
+    /// The version that gets every new request; `None` before the first one is ready.
+    pub active: Option<Arc<Version>>,
+    /// The version before it, resident while a way back is wanted.
+    pub previous: Option<Arc<Version>>,
+}
+
+/// The pointer to what is in force.
+pub struct Router {
+    routing: ArcSwap<Routing>,
+    swaps: AtomicU64,
+}
+
+impl Router {
+    /// A router with no version.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { routing: ArcSwap::from_pointee(Routing::default()), swaps: AtomicU64::new(0) })
+    }
+
+    /// The version that a request submitted now is bound to.
+    #[must_use]
+    pub fn active(&self) -> Option<Arc<Version>> {
+        self.routing.load().active.clone()
+    }
+
+    /// The version before the active one, while it is kept.
+    #[must_use]
+    pub fn previous(&self) -> Option<Arc<Version>> {
+        self.routing.load().previous.clone()
+    }
+
+    /// Both, as of one moment.
+    #[must_use]
+    pub fn routing(&self) -> Routing {
+        Routing::clone(&self.routing.load())
+    }
+
+    /// Puts `routing` in force for every request submitted from now on.
+    pub fn set(&self, routing: Routing) {
+        let active = routing.active.as_ref().map(Arc::as_ptr);
+        let before = self.routing.swap(Arc::new(routing));
+        if active.is_some() && active != before.active.as_ref().map(Arc::as_ptr) {
+            self.swaps.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often another version became active, the first one included.
+    #[must_use]
+    pub fn swaps(&self) -> u64 {
+        self.swaps.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,102 @@
+//! One request's answer as it comes: a stream of events that cancels its request when it is dropped.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::{Stream, StreamExt};
+use gantry_engine::{FinishReason, GenerationEvent, RequestError, Timings, Usage};
+use tokio::sync::mpsc;
+
+use super::supervisor::Command;
+use crate::protocol::RequestId;
+
+/// A generation ended without an answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GenerationError {
+    /// The worker could not serve it.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The worker died with the request in its hands.
+    #[error("the model worker died: {0}")]
+    WorkerDied(String),
+    /// The version was retired and its time to drain ran out.
+    #[error("the model was taken out of service before the answer was finished")]
+    Retired,
+    /// The client left more events unread than are kept for it.
+    #[error("the client reads too slowly: {} events were waiting for it", crate::limits::MAX_CLIENT_EVENT_BACKLOG)]
+    SlowClient,
+}
+
+/// What a request's supervisor sends.
+pub(super) type Item = Result<GenerationEvent, GenerationError>;
+
+/// The events of one request: `Started`, any number of `Delta`, then `Finished` or an error, and nothing after.
+/// `Failed` never comes as an event; it is an error here. Dropping it cancels the request.
+pub struct Generation {
+    id: RequestId,
+    events: mpsc::Receiver<Item>,
+    commands: mpsc::UnboundedSender<Command>,
+    ended: bool,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// The text.
+    pub text: String,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Its tokens.
+    pub usage: Usage,
+    /// Where its time went.
+    pub timings: Timings,
+}
+
+impl Generation {
+    pub(super) fn new(id: RequestId, events: mpsc::Receiver<Item>, commands: mpsc::UnboundedSender<Command>) -> Self {
+        Self { id, events, commands, ended: false }
+    }
+
+    /// Waits for the whole answer.
+    ///
+    /// # Errors
+    /// The generation ended without one.
+    pub async fn collect(mut self) -> Result<Completion, GenerationError> {
+        let mut whole = String::new();
+        while let Some(event) = self.next().await {
+            match event? {
+                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Delta { text, .. } => whole.push_str(&text),
+                GenerationEvent::Finished { reason, usage, timings } => {
+                    return Ok(Completion { text: whole, reason, usage, timings });
+                }
+                GenerationEvent::Failed(error) => return Err(error.into()),
+            }
+        }
+        Err(GenerationError::WorkerDied("its supervisor ended".to_owned()))
+    }
+}
+
+impl Stream for Generation {
+    type Item = Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let polled = self.events.poll_recv(context);
+        if let Poll::Ready(item) = &polled {
+            self.ended = !matches!(item, Some(Ok(event)) if !event.is_terminal());
+        }
+        polled
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Where nobody listens, the request has ended with its supervisor.
+            let _ = self.commands.send(Command::Cancel { id: self.id });
+        }
+    }
+}

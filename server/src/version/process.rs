@@ -1,0 +1,187 @@
+//! A worker as a process: how it is started, what it logs, and what became of it.
+//!
+//! The worker's standard input is one end of a socket pair, so it needs no path, no port and no secret, and both sides
+//! learn at once when the other is gone. It gets a process group of its own: Ctrl-C in a terminal reaches the front
+//! alone, which then drains. Its log passes through the front, which keeps the last lines to explain a death.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::{Child, ChildStderr, Command};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_TAIL_LINES};
+
+/// Lines of the log that are quoted when a worker dies.
+const QUOTED_LINES: usize = 3;
+
+/// How workers are started.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    program: PathBuf,
+}
+
+impl WorkerConfig {
+    /// Workers that run `program worker`.
+    #[must_use]
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self { program: program.into() }
+    }
+
+    /// Workers that run the program that is running now.
+    ///
+    /// # Errors
+    /// The program's path cannot be found out.
+    pub fn this_program() -> io::Result<Self> {
+        Ok(Self::new(std::env::current_exe()?))
+    }
+}
+
+/// A running worker.
+pub(super) struct Process {
+    child: Child,
+    tail: Arc<LogTail>,
+    log: JoinHandle<()>,
+}
+
+impl Process {
+    /// Starts a worker and returns our end of its socket.
+    pub(super) fn spawn(config: &WorkerConfig) -> io::Result<(Self, UnixStream)> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let mut child = Command::new(&config.program)
+            .arg("worker")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let stderr = child.stderr.take().ok_or_else(|| io::Error::other("the worker has no standard error"))?;
+        let tail = Arc::new(LogTail::default());
+        let log = tokio::spawn(pass_log(stderr, Arc::clone(&tail)));
+        Ok((Self { child, tail, log }, UnixStream::from_std(ours)?))
+    }
+
+    /// The process id, until the process has been waited for.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Waits for the process to end, kills it when it takes too long, and says what became of it.
+    pub(super) async fn end(mut self) -> String {
+        let status = match timeout(WORKER_EXIT_LIMIT, self.child.wait()).await {
+            Ok(status) => status,
+            Err(_) => {
+                tracing::warn!("the worker did not end in {WORKER_EXIT_LIMIT:?} and is killed");
+                // The process may end by itself in between, which is as good.
+                let _ = self.child.start_kill();
+                self.child.wait().await
+            }
+        };
+        // The pipe closes with the process, unless a grandchild holds it.
+        let _ = timeout(WORKER_EXIT_LIMIT, self.log).await;
+        match status {
+            Ok(status) => describe(status, &self.tail.lines()),
+            Err(error) => format!("its status is unknown: {error}"),
+        }
+    }
+
+    /// Kills the process and waits until it is gone.
+    pub(super) async fn kill(mut self) {
+        let _ = self.child.start_kill();
+        if let Err(error) = self.child.wait().await {
+            tracing::warn!(%error, "cannot wait for a killed worker");
+        }
+    }
+}
+
+/// The last lines of a worker's log.
+#[derive(Default)]
+struct LogTail(Mutex<VecDeque<String>>);
+
+impl LogTail {
+    fn push(&self, line: &[u8]) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == WORKER_LOG_TAIL_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(String::from_utf8_lossy(line).into_owned());
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+/// Copies a worker's log to our own and keeps its tail.
+async fn pass_log(stderr: ChildStderr, tail: Arc<LogTail>) {
+    let mut reader = BufReader::new(stderr);
+    let mut line = Vec::new();
+    loop {
+        let chunk = match reader.fill_buf().await {
+            Ok([]) => break,
+            Ok(chunk) => chunk,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the worker's log");
+                break;
+            }
+        };
+        // A log that cannot be written is no reason to stop reading: the worker would block on a full pipe.
+        let _ = io::stderr().write_all(chunk);
+        for &byte in chunk {
+            if byte == b'\n' {
+                tail.push(&line);
+                line.clear();
+            } else if line.len() < WORKER_LOG_LINE_BYTES {
+                line.push(byte);
+            }
+        }
+        let read = chunk.len();
+        reader.consume(read);
+    }
+    if !line.is_empty() {
+        tail.push(&line);
+    }
+}
+
+/// What became of a process, with its last words where they can explain it: lines that are not log records are what
+/// llama.cpp, the C++ runtime or a panic printed on the way down.
+fn describe(status: ExitStatus, log: &[String]) -> String {
+    let what = match (status.signal(), status.code()) {
+        (Some(9), _) => return "killed by SIGKILL, as the kernel does when memory runs out".to_owned(),
+        (Some(6), _) => "aborted (SIGABRT)".to_owned(),
+        (Some(11), _) => "crashed (SIGSEGV)".to_owned(),
+        (Some(signal), _) => format!("ended by signal {signal}"),
+        (None, Some(code)) => format!("exited with status {code}"),
+        (None, None) => "ended".to_owned(),
+    };
+    let words: Vec<&str> =
+        log.iter().map(|line| line.trim()).filter(|line| !line.is_empty() && !line.starts_with('{')).collect();
+    let last = &words[words.len().saturating_sub(QUOTED_LINES)..];
+    if last.is_empty() { what } else { format!("{what}; its last words: {}", last.join(" | ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_death_is_described_with_its_last_words() {
+        let log = ["{\"level\":\"INFO\"}", "a", "b", "", "ggml.c:1: GGML_ASSERT(x) failed", "c"].map(String::from);
+        assert_eq!(
+            describe(ExitStatus::from_raw(6), &log),
+            "aborted (SIGABRT); its last words: b | ggml.c:1: GGML_ASSERT(x) failed | c"
+        );
+        assert_eq!(describe(ExitStatus::from_raw(1 << 8), &[]), "exited with status 1");
+        assert!(describe(ExitStatus::from_raw(9), &log).contains("memory"));
+    }
+}

@@ -1,0 +1,240 @@
+//! The worker process: one engine, driven by the front through the socket on standard input.
+//!
+//! The engine loads on a thread of its own while this one reports progress. Then messages are applied as they come,
+//! none of which blocks, and everything that requests emit goes out in batches: one frame holds what has gathered
+//! while the last one was written, a step's tokens at least. The process ends when its socket closes or on SIGTERM.
+//! Absent: admission, versions, HTTP; the front has them.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, anyhow};
+use futures::{Stream, StreamExt};
+use gantry_engine::{Engine, EngineConfig, GenerationEvent, ModelInfo, ProbeError, RequestHandle};
+use tokio::net::UnixStream;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::limits::{HEARTBEAT_PERIOD, MAX_EVENTS_PER_FRAME, MAX_WORKER_EVENT_BACKLOG, PROBE_LIMIT, WORKER_EXIT_LIMIT};
+use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
+
+/// Messages, other than events, that may wait for the socket.
+const CONTROL_BACKLOG: usize = 1024;
+
+/// Runs until the front is gone.
+///
+/// # Errors
+/// Standard input is not the front's socket, or the front breaks the protocol.
+pub async fn run() -> anyhow::Result<()> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("cannot duplicate standard input")?;
+    let socket = StdUnixStream::from(socket);
+    socket.set_nonblocking(true)?;
+    let socket = UnixStream::from_std(socket)
+        .context("standard input is no socket: `gantry-server worker` is started by the server itself")?;
+    let (read, write) = socket.into_split();
+    let mut incoming = protocol::receiver::<ToWorker>(read);
+    let (events, event_queue) = mpsc::channel(MAX_WORKER_EVENT_BACKLOG);
+    let (control, control_queue) = mpsc::channel(CONTROL_BACKLOG);
+    tokio::spawn(write_all(write, event_queue, control_queue));
+
+    let Some(first) = incoming.next().await else { return Ok(()) };
+    let ToWorker::Load(config) = first? else { return Err(anyhow!("the front did not begin with a model to load")) };
+    let worker = tokio::select! {
+        worker = load(config, control, events) => worker?,
+        // Nothing comes before the model is ready, but for the end.
+        other = incoming.next() => {
+            return other.map_or(Ok(()), |message| Err(anyhow!("not ready for {:?}", message?)));
+        }
+    };
+    let Some(worker) = worker else { return Ok(()) };
+    worker.serve(incoming).await
+}
+
+/// Loads the engine; `None` when it cannot be loaded and the front has been told.
+async fn load(
+    config: EngineConfig,
+    control: mpsc::Sender<FromWorker>,
+    events: mpsc::Sender<(RequestId, GenerationEvent)>,
+) -> anyhow::Result<Option<Worker>> {
+    let (done, mut loaded) = oneshot::channel();
+    let progress = control.clone();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = StopOnDrop(Arc::clone(&stop));
+    let mut last_percent = 0;
+    std::thread::Builder::new().name("load".to_owned()).spawn(move || {
+        let engine = Engine::load(config, move |share| {
+            let percent = (share * 100.0) as u8;
+            if percent > last_percent {
+                last_percent = percent;
+                // A full queue drops a figure that the next one replaces.
+                let _ = progress.try_send(FromWorker::Loading(share));
+            }
+            !stop.load(Ordering::Relaxed)
+        });
+        // Nobody listens when the front has gone, and the process ends.
+        let _ = done.send(engine);
+    })?;
+    let mut beat = tokio::time::interval(HEARTBEAT_PERIOD);
+    let engine = loop {
+        tokio::select! {
+            engine = &mut loaded => break engine.context("the loading thread panicked")?,
+            _ = beat.tick() => {
+                control.send(FromWorker::Heartbeat(Heartbeat { rss_bytes: rss_bytes(), ..Heartbeat::default() })).await?;
+            }
+        }
+    };
+    drop(stopped);
+    match engine {
+        Ok(engine) => {
+            let model: ModelInfo = engine.model_info().clone();
+            control.send(FromWorker::Ready(model)).await?;
+            Ok(Some(Worker { engine: Arc::new(engine), control, events, handles: HashMap::new() }))
+        }
+        Err(error) => {
+            tracing::error!(%error, "cannot load the model");
+            control.send(FromWorker::LoadFailed { message: error.to_string() }).await?;
+            // The front closes the socket once it has read this; ending before would lose it.
+            control.closed().await;
+            Ok(None)
+        }
+    }
+}
+
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Worker {
+    engine: Arc<Engine>,
+    control: mpsc::Sender<FromWorker>,
+    events: mpsc::Sender<(RequestId, GenerationEvent)>,
+    handles: HashMap<RequestId, RequestHandle>,
+}
+
+impl Worker {
+    async fn serve(
+        mut self,
+        mut incoming: impl Stream<Item = Result<ToWorker, ProtocolError>> + Unpin,
+    ) -> anyhow::Result<()> {
+        let (ended, mut endings) = mpsc::unbounded_channel();
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut beat = tokio::time::interval(HEARTBEAT_PERIOD);
+        loop {
+            tokio::select! {
+                message = incoming.next() => match message {
+                    None => break,
+                    Some(message) => self.apply(message?, &ended).await?,
+                },
+                Some(id) = endings.recv() => drop(self.handles.remove(&id)),
+                _ = beat.tick() => {
+                    let beat = Heartbeat { engine: self.engine.stats(), rss_bytes: rss_bytes() };
+                    self.control.send(FromWorker::Heartbeat(beat)).await?;
+                }
+                _ = terminate.recv() => break,
+            }
+        }
+        self.stop();
+        Ok(())
+    }
+
+    async fn apply(&mut self, message: ToWorker, ended: &mpsc::UnboundedSender<RequestId>) -> anyhow::Result<()> {
+        match message {
+            ToWorker::Load(_) => return Err(anyhow!("a worker loads one model")),
+            ToWorker::Submit { id, prompt, params } => {
+                let (events, ended) = (self.events.clone(), ended.clone());
+                let sink = Box::new(move |event: GenerationEvent| {
+                    if event.is_terminal() {
+                        // The loop that keeps the handles has ended: so will the process.
+                        let _ = ended.send(id);
+                    }
+                    if events.try_send((id, event)).is_err() {
+                        tracing::error!("the front does not read its events: the worker ends");
+                        std::process::exit(1);
+                    }
+                });
+                match self.engine.submit(prompt, params, sink) {
+                    Ok(handle) => drop(self.handles.insert(id, handle)),
+                    Err(error) => self.control.send(FromWorker::Refused { id, error }).await?,
+                }
+            }
+            ToWorker::Cancel { id } => {
+                if let Some(handle) = self.handles.get(&id) {
+                    handle.cancel();
+                }
+            }
+            ToWorker::Probe => {
+                let (engine, control) = (Arc::clone(&self.engine), self.control.clone());
+                tokio::spawn(async move {
+                    let probed = tokio::task::spawn_blocking(move || engine.probe(PROBE_LIMIT)).await;
+                    let result = match probed {
+                        Ok(result) => result.map(drop),
+                        Err(error) => Err(ProbeError::Broken(error.to_string())),
+                    };
+                    // The process ends when the socket does.
+                    let _ = control.send(FromWorker::Probed(result)).await;
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the engine in order, and the process in any case: a step that never returns must not keep it alive.
+    fn stop(self) {
+        let spawned = std::thread::Builder::new().name("exit".to_owned()).spawn(|| {
+            std::thread::sleep(WORKER_EXIT_LIMIT / 2);
+            std::process::exit(0);
+        });
+        if spawned.is_err() {
+            std::process::exit(0);
+        }
+        drop(self.engine);
+    }
+}
+
+/// Writes what requests emit, in batches, and everything else as it comes.
+async fn write_all(
+    half: OwnedWriteHalf,
+    mut events: mpsc::Receiver<(RequestId, GenerationEvent)>,
+    mut control: mpsc::Receiver<FromWorker>,
+) {
+    let mut sender = protocol::Sender::new(half);
+    let mut batch = Vec::new();
+    loop {
+        // Events first: a heartbeat must not overtake what it counts.
+        let message = tokio::select! {
+            biased;
+            n = events.recv_many(&mut batch, MAX_EVENTS_PER_FRAME), if !events.is_closed() || !events.is_empty() => {
+                if n == 0 {
+                    continue;
+                }
+                FromWorker::Events(std::mem::take(&mut batch))
+            }
+            message = control.recv() => match message {
+                Some(message) => message,
+                None => break,
+            },
+        };
+        if let Err(error) = sender.send(&message).await {
+            tracing::debug!(%error, "the front has gone");
+            break;
+        }
+    }
+}
+
+/// Memory of this process that is in RAM; 0 where it cannot be read.
+fn rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kilobytes = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
