@@ -1,0 +1,226 @@
+//! How much memory a model takes under given settings, from its header alone.
+//!
+//! All sums saturate, so that absurd settings come out as "does not fit" and never as a small number. With
+//! `cells = parallel × round_up(ctx_size / parallel, 256)`, the KV cache's length in llama.cpp's split mode:
+//!
+//! - weights = all tensors (+ the embedding once more when a GPU holds the output and the two are tied)
+//! - KV cache = Σ over layers of kv_heads × (row(dk, type_k) + row(dv, type_v)) × cells
+//!   \+ parallel × recurrent state
+//! - compute = 4 bytes × ubatch × (6 × embedding + 2 × heads × (dk + dv) + 4 × feed_forward), the widest values that
+//!   are alive together in one graph; + outputs × vocabulary × 4, its logits; + parallel × vocabulary × 4, the copy the
+//!   sampler reads; + 6 bytes × ubatch × cells / parallel, the attention mask in f32 and f16
+//! - overhead = a fixed [`BASE_BYTES`] + [`VOCABULARY_BYTES_PER_TOKEN`] per token of the vocabulary
+//!
+//! Flash attention is taken for granted: without it, heads × ubatch × cells × 4 bytes of attention scores come on top,
+//! which `flash_attention: false` adds. Conservative on purpose: a sliding window is counted as full attention, and
+//! a hybrid model's recurrent layers as attention where the header does not tell them apart. Absent: the processes'
+//! own code, buffers of requests, and what the page cache holds of a memory-mapped file beyond the weights.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bytes::human_bytes;
+use crate::ggml::GgmlType;
+use crate::summary::Summary;
+
+/// llama.cpp rounds the cells of each sequence up to this.
+const CELLS_MULTIPLE: u64 = 256;
+/// What one worker process takes before it holds a model: code, allocator, thread stacks, graph nodes.
+pub const BASE_BYTES: u64 = 24 * 1024 * 1024;
+/// What llama.cpp keeps of each token: its text three times over, hash nodes, merges.
+pub const VOCABULARY_BYTES_PER_TOKEN: u64 = 512;
+
+/// The settings that memory follows from, in llama-server's meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FitInput {
+    /// Tokens of context over all sequences; 0 is the model's own.
+    pub ctx_size: u32,
+    /// Sequences decoded together; 0 counts as 1.
+    pub parallel: u32,
+    /// Element type of the cached keys.
+    pub type_k: GgmlType,
+    /// Element type of the cached values.
+    pub type_v: GgmlType,
+    /// Tokens in one logical batch.
+    pub n_batch: u32,
+    /// Tokens in one computed batch; at most `n_batch`.
+    pub n_ubatch: u32,
+    /// Tokens of one batch whose logits are computed; 0 is all of them.
+    pub n_outputs_max: u32,
+    /// Whether attention runs without materialised scores.
+    pub flash_attention: bool,
+    /// Layers on the GPU; more than the model has puts the output there as well.
+    pub gpu_layers: u32,
+}
+
+impl Default for FitInput {
+    /// llama.cpp's defaults on a CPU, one sequence.
+    fn default() -> Self {
+        Self {
+            ctx_size: 0,
+            parallel: 1,
+            type_k: GgmlType::F16,
+            type_v: GgmlType::F16,
+            n_batch: 2048,
+            n_ubatch: 512,
+            n_outputs_max: 0,
+            flash_attention: true,
+            gpu_layers: 0,
+        }
+    }
+}
+
+/// Predicted memory in bytes; `u64::MAX` stands for more than can be counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryEstimate {
+    /// Tensors.
+    pub weights_bytes: u64,
+    /// KV cache and recurrent state.
+    pub kv_cache_bytes: u64,
+    /// Activations, logits, masks.
+    pub compute_bytes: u64,
+    /// The process and the vocabulary.
+    pub overhead_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
+    /// The part of the total on the GPU.
+    pub device_bytes: u64,
+    /// The part of the total in main memory.
+    pub host_bytes: u64,
+    /// Cells of the KV cache, all sequences together.
+    pub cells: u64,
+}
+
+fn product(factors: &[u64]) -> u64 {
+    factors.iter().fold(1, |product: u64, &factor| product.saturating_mul(factor))
+}
+
+fn sum(terms: &[u64]) -> u64 {
+    terms.iter().fold(0, |sum: u64, &term| sum.saturating_add(term))
+}
+
+/// Predicts the memory of a model under the given settings.
+#[must_use]
+pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
+    let parallel = u64::from(input.parallel.max(1));
+    let context = if input.ctx_size == 0 { summary.context_length } else { input.ctx_size };
+    // 2^32 and 256 are far from overflow.
+    let cells_each = (u64::from(context) / parallel).max(1).next_multiple_of(CELLS_MULTIPLE);
+    let cells = product(&[cells_each, parallel]);
+
+    let layers = u64::from(summary.layers.max(1));
+    let offloaded = u64::from(input.gpu_layers).min(layers);
+    let output_offloaded = u64::from(input.gpu_layers) > layers;
+    let second_embedding = if output_offloaded && summary.tied_output { summary.embedding_bytes } else { 0 };
+
+    let weights_bytes = sum(&[summary.tensor_bytes, second_embedding]);
+    let kv_cache_bytes = kv_cache_bytes(summary, input, cells, parallel);
+    let compute_bytes = compute_bytes(summary, input, cells_each, parallel);
+    let overhead_bytes = sum(&[BASE_BYTES, product(&[summary.vocabulary, VOCABULARY_BYTES_PER_TOKEN])]);
+    let total_bytes = sum(&[weights_bytes, kv_cache_bytes, compute_bytes, overhead_bytes]);
+
+    // Layers are alike enough in size that their share by number stands for their share by bytes.
+    let share = |bytes: u64| bytes.div_ceil(layers).saturating_mul(offloaded).min(bytes);
+    let output = if output_offloaded {
+        let not_layers = summary.tensor_bytes.saturating_sub(summary.layer_bytes);
+        sum(&[not_layers.saturating_sub(summary.embedding_bytes), second_embedding])
+    } else {
+        0
+    };
+    let compute_there = if offloaded > 0 { compute_bytes } else { 0 };
+    let device_bytes = sum(&[share(summary.layer_bytes), share(kv_cache_bytes), output, compute_there]);
+    MemoryEstimate {
+        weights_bytes,
+        kv_cache_bytes,
+        compute_bytes,
+        overhead_bytes,
+        total_bytes,
+        device_bytes,
+        host_bytes: total_bytes.saturating_sub(device_bytes),
+        cells,
+    }
+}
+
+fn kv_cache_bytes(summary: &Summary, input: &FitInput, cells: u64, parallel: u64) -> u64 {
+    let per_head =
+        sum(&[input.type_k.row_bytes(summary.head_dim_k.into()), input.type_v.row_bytes(summary.head_dim_v.into())]);
+    sum(&[
+        product(&[summary.kv_heads_total, per_head, cells]),
+        product(&[summary.recurrent_bytes_per_sequence, parallel]),
+    ])
+}
+
+fn compute_bytes(summary: &Summary, input: &FitInput, cells_each: u64, parallel: u64) -> u64 {
+    let ubatch = u64::from(input.n_ubatch.min(input.n_batch).max(1));
+    let outputs = if input.n_outputs_max == 0 { ubatch } else { ubatch.min(input.n_outputs_max.into()) };
+    let heads = u64::from(summary.heads);
+    let width = sum(&[
+        product(&[6, summary.embedding_length.into()]),
+        product(&[2, heads, sum(&[summary.head_dim_k.into(), summary.head_dim_v.into()])]),
+        product(&[4, summary.feed_forward_length]),
+    ]);
+    let scores = if input.flash_attention { 0 } else { product(&[4, heads, ubatch, cells_each]) };
+    sum(&[
+        product(&[4, ubatch, width]),
+        product(&[4, sum(&[outputs, parallel]), summary.vocabulary]),
+        product(&[6, ubatch, cells_each]),
+        scores,
+    ])
+}
+
+/// Whether an amount of memory fits into another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fit {
+    /// Bytes that are needed.
+    pub required: u64,
+    /// Bytes that are there.
+    pub available: u64,
+    /// Bytes of those that may be used: what is there less the headroom.
+    pub usable: u64,
+    /// Whether the need fits into what may be used.
+    pub fits: bool,
+    /// The verdict in a sentence, with what to do.
+    pub message: String,
+}
+
+/// Holds `required` against `available` bytes, of which the part `headroom_ratio` (0 to 1) stays free.
+///
+/// A ratio outside that range, or one that is no number, is taken as its nearest end (no number as 0).
+#[must_use]
+pub fn verdict(required: u64, available: u64, headroom_ratio: f64) -> Fit {
+    let ratio = if headroom_ratio.is_nan() { 0.0 } else { headroom_ratio.clamp(0.0, 1.0) };
+    // A float's 53 bits are exact to the byte below 8 PiB, and the cast saturates.
+    let kept_free = (available as f64 * ratio).ceil() as u64;
+    let usable = available.saturating_sub(kept_free);
+    let fits = required <= usable;
+    let percent = ratio * 100.0;
+    let (need, have, limit) = (human_bytes(required), human_bytes(available), human_bytes(usable));
+    let message = if fits {
+        format!("needs {need} of {have} ({limit} usable with {percent:.0}% headroom)")
+    } else {
+        let short = human_bytes(required.saturating_sub(usable));
+        format!(
+            "needs {need}, but of {have} only {limit} are usable with {percent:.0}% headroom: {short} short; \
+             lower ctxSize or parallel, choose a smaller quantisation, or give more memory"
+        )
+    };
+    Fit { required, available, usable, fits, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_turns_exactly_at_the_usable_bytes() {
+        assert!(verdict(95, 100, 0.05).fits);
+        assert!(!verdict(96, 100, 0.05).fits);
+        assert!(verdict(100, 100, 0.0).fits);
+        assert!(verdict(0, 0, 0.5).fits);
+        assert!(!verdict(1, u64::MAX, 1.0).fits);
+        assert!(!verdict(u64::MAX, u64::MAX - 1, f64::NAN).fits);
+        assert!(verdict(96, 100, 0.05).message.contains("1 B short"));
+    }
+}

@@ -1,0 +1,366 @@
+//! The hyperparameters: read from the metadata with their types and ranges, and held against each other.
+//!
+//! Flow: [`read_hyperparameters`] takes what llama.cpp's `load_hparams` takes, in its types, and refuses what that
+//! function asserts on (an assert there kills the process). Absent: the tensors; see [`crate::shapes`].
+
+use crate::arch;
+use crate::error::{Defect, GgufError, Result, malformed, printable};
+use crate::limits::{
+    DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_CONTEXT_LENGTH, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ALIGNMENT,
+};
+use crate::value::{Entry, Metadata, TOKENS_KEY, Value, ValueType};
+
+/// What a model's size and memory follow from. Vectors have one element per layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hyperparameters {
+    pub(crate) architecture: String,
+    pub(crate) layers: u32,
+    pub(crate) next_token_layers: u32,
+    pub(crate) context_length: u32,
+    pub(crate) embedding_length: u32,
+    pub(crate) heads: Vec<u32>,
+    pub(crate) kv_heads: Vec<u32>,
+    pub(crate) feed_forward: Vec<u32>,
+    pub(crate) key_length: u32,
+    pub(crate) value_length: u32,
+    pub(crate) experts: u32,
+    pub(crate) experts_used: u32,
+    pub(crate) expert_feed_forward: u32,
+    pub(crate) sliding_window: u32,
+    pub(crate) vocabulary: u64,
+    /// Elements of 4 bytes that each sequence holds per layer in place of, or beside, a KV cache.
+    pub(crate) recurrent_elements: u64,
+}
+
+/// A reader of keys below one architecture's name.
+struct Keys<'a> {
+    metadata: &'a Metadata,
+    architecture: &'a str,
+    /// Where a missing key is reported: the end of the keys has no better place.
+    missing_at: u64,
+}
+
+impl Keys<'_> {
+    fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    fn missing<T>(&self, key: String) -> Result<T> {
+        malformed(self.missing_at, Defect::MissingKey { key })
+    }
+
+    /// A `u32` within a range. llama.cpp takes no other integer type here.
+    fn number(&self, key: &str, min: u32, max: u32) -> Result<Option<u32>> {
+        let key = self.full(key);
+        let Some(Entry { offset, value }) = self.metadata.entry(&key) else { return Ok(None) };
+        let &Value::Integer { kind: ValueType::U32, value: found } = value else {
+            return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
+        };
+        in_range(&key, *offset, found, min, max).map(Some)
+    }
+
+    fn required(&self, key: &str, min: u32, max: u32) -> Result<u32> {
+        match self.number(key, min, max)? {
+            Some(value) => Ok(value),
+            None => self.missing(self.full(key)),
+        }
+    }
+
+    /// One number for all layers, or an array with one per layer.
+    fn per_layer(&self, key: &str, layers: u32, max: u32) -> Result<Option<Vec<u32>>> {
+        let key = self.full(key);
+        let Some(Entry { offset, value }) = self.metadata.entry(&key) else { return Ok(None) };
+        match value {
+            Value::Integer { kind: ValueType::U32, value } => {
+                let value = in_range(&key, *offset, *value, 0, max)?;
+                Ok(Some(vec![value; layers as usize]))
+            }
+            Value::Array { length, .. } if *length != u64::from(layers) => {
+                malformed(*offset, Defect::WrongArrayLength { key, found: *length, expected: layers.into() })
+            }
+            Value::Array { element: ValueType::U32 | ValueType::I32, kept: Some(elements), .. } => {
+                let mut values = Vec::new();
+                for &element in elements {
+                    values.push(in_range(&key, *offset, element, 0, max)?);
+                }
+                Ok(Some(values))
+            }
+            other => {
+                let expected = "u32 or an array of u32 or i32";
+                malformed(*offset, Defect::WrongKeyType { key, found: other.type_name(), expected })
+            }
+        }
+    }
+}
+
+fn in_range(key: &str, offset: u64, found: i64, min: u32, max: u32) -> Result<u32> {
+    match u32::try_from(found) {
+        Ok(value) if (min..=max).contains(&value) => Ok(value),
+        _ => malformed(offset, Defect::KeyOutOfRange { key: printable(key), found, min: min.into(), max: max.into() }),
+    }
+}
+
+/// `general.alignment`, or its default.
+pub(crate) fn alignment(metadata: &Metadata) -> Result<u64> {
+    let key = "general.alignment";
+    let Some(Entry { offset, value }) = metadata.entry(key) else { return Ok(DEFAULT_ALIGNMENT) };
+    let &Value::Integer { kind: ValueType::U32, value: found } = value else {
+        return malformed(*offset, Defect::WrongKeyType { key: key.into(), found: value.type_name(), expected: "u32" });
+    };
+    // A u32 is never negative.
+    let found = found.unsigned_abs();
+    if !found.is_power_of_two() || !(MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&found) {
+        return malformed(*offset, Defect::InvalidAlignment { found, min: MIN_ALIGNMENT, max: MAX_ALIGNMENT });
+    }
+    Ok(found)
+}
+
+/// Refuses what is a GGUF file but not a whole model: a split, an adapter, an encoder.
+///
+/// Runs before anything else is required, so that such a file is told what it is and not what it lacks.
+pub(crate) fn check_kind(metadata: &Metadata) -> Result<()> {
+    if let Some(Entry { offset, value: Value::Integer { value, .. } }) = metadata.entry("split.count")
+        && *value > 1
+    {
+        return malformed(*offset, Defect::SplitFile { count: value.unsigned_abs() });
+    }
+    if let Some(Entry { offset, value: Value::Text { text: Some(kind), .. } }) = metadata.entry("general.type")
+        && matches!(kind.as_str(), "adapter" | "mmproj" | "imatrix" | "vocab")
+    {
+        return malformed(*offset, Defect::NotAModel { kind: kind.clone() });
+    }
+    Ok(())
+}
+
+/// Reads and checks all hyperparameters; `keys_end` is the byte after the last key.
+pub(crate) fn read_hyperparameters(metadata: &Metadata, keys_end: u64) -> Result<Hyperparameters> {
+    let architecture = architecture(metadata, keys_end)?;
+    let keys = Keys { metadata, architecture, missing_at: keys_end };
+    let layers = keys.required("block_count", 1, MAX_LAYERS)?;
+    let next_token_layers = keys.number("nextn_predict_layers", 0, layers)?.unwrap_or(0);
+    let context_length = keys.required("context_length", 1, MAX_CONTEXT_LENGTH)?;
+    let embedding_length = keys.required("embedding_length", 1, MAX_WIDTH)?;
+    let (heads, kv_heads) = heads(&keys, layers)?;
+    let feed_forward = keys.per_layer("feed_forward_length", layers, MAX_WIDTH)?;
+    let (key_length, value_length) = head_lengths(&keys, embedding_length, &heads)?;
+    let (experts, experts_used) = experts(&keys, layers)?;
+    check_rope_scaling(&keys)?;
+    Ok(Hyperparameters {
+        architecture: architecture.to_owned(),
+        layers,
+        next_token_layers,
+        context_length,
+        embedding_length,
+        heads,
+        kv_heads,
+        feed_forward: feed_forward.unwrap_or_else(|| vec![0; layers as usize]),
+        key_length,
+        value_length,
+        experts,
+        experts_used,
+        expert_feed_forward: keys.number("expert_feed_forward_length", 0, MAX_WIDTH)?.unwrap_or(0),
+        sliding_window: sliding_window(metadata, architecture),
+        vocabulary: vocabulary(metadata, keys_end)?,
+        recurrent_elements: recurrent_elements(&keys, embedding_length)?,
+    })
+}
+
+fn architecture(metadata: &Metadata, keys_end: u64) -> Result<&str> {
+    let key = "general.architecture";
+    let Some(Entry { offset, value }) = metadata.entry(key) else {
+        return malformed(keys_end, Defect::MissingKey { key: key.into() });
+    };
+    let Value::Text { text, .. } = value else {
+        return malformed(
+            *offset,
+            Defect::WrongKeyType { key: key.into(), found: value.type_name(), expected: "string" },
+        );
+    };
+    let name = text.as_deref().unwrap_or_default();
+    if !arch::is_known(name) {
+        return malformed(*offset, Defect::UnknownArchitecture { found: printable(name) });
+    }
+    match arch::companion(name) {
+        Some(what) => malformed(*offset, Defect::NotALanguageModel { found: name.to_owned(), what }),
+        None => Ok(name),
+    }
+}
+
+fn heads(keys: &Keys<'_>, layers: u32) -> Result<(Vec<u32>, Vec<u32>)> {
+    let key = "attention.head_count";
+    let recurrent = arch::is_recurrent(keys.architecture);
+    let heads = match keys.per_layer(key, layers, MAX_HEADS)? {
+        Some(heads) => heads,
+        None if recurrent => vec![0; layers as usize],
+        None => return keys.missing(keys.full(key)),
+    };
+    let kv_heads = keys.per_layer("attention.head_count_kv", layers, MAX_HEADS)?.unwrap_or_else(|| heads.clone());
+    if !recurrent && heads.iter().all(|&count| count == 0) {
+        return keys.inconsistent(key, "no layer has an attention head".into());
+    }
+    for (layer, (&heads, &kv_heads)) in heads.iter().zip(&kv_heads).enumerate() {
+        // A layer without a KV head is recurrent or has been pruned; ggml repeats the others a whole number of times.
+        if kv_heads > 0 && heads % kv_heads != 0 {
+            let what = format!("layer {layer} has {heads} attention heads and {kv_heads} KV heads, not a divisor");
+            return keys.inconsistent(key, what);
+        }
+        if kv_heads == 0 && heads > 0 && arch::is_plain_decoder(keys.architecture) {
+            return keys.inconsistent(key, format!("layer {layer} has {heads} attention heads and no KV head"));
+        }
+    }
+    Ok((heads, kv_heads))
+}
+
+impl Keys<'_> {
+    fn inconsistent<T>(&self, key: &str, what: String) -> Result<T> {
+        let offset = self.metadata.entry(&self.full(key)).map_or(self.missing_at, |entry| entry.offset);
+        malformed(offset, Defect::Inconsistent { what })
+    }
+}
+
+/// Elements of one head's key and value: stated, or the embedding shared out over the first layer's heads.
+fn head_lengths(keys: &Keys<'_>, embedding: u32, heads: &[u32]) -> Result<(u32, u32)> {
+    let key = keys.number("attention.key_length", 1, MAX_WIDTH)?;
+    let value = keys.number("attention.value_length", 1, MAX_WIDTH)?;
+    let first = heads.first().copied().unwrap_or(0);
+    // llama.cpp derives both from layer 0 and takes no head there as no attention anywhere; a hybrid model whose
+    // first layer is recurrent states the lengths.
+    let derived = embedding.checked_div(first).unwrap_or(0);
+    if key.is_none() && first > 0 && !embedding.is_multiple_of(first) {
+        let what = format!("an embedding of {embedding} cannot be shared by {first} attention heads");
+        return keys.inconsistent("embedding_length", what);
+    }
+    let (key, value) = (key.unwrap_or(derived), value.unwrap_or(derived));
+    let plain = arch::is_plain_decoder(keys.architecture);
+    if plain && key != value {
+        let what = format!("keys of {key} and values of {value} elements, which this architecture wants equal");
+        return keys.inconsistent("attention.key_length", what);
+    }
+    let rotated = keys.number("rope.dimension_count", 0, MAX_WIDTH)?;
+    if let (Some(rotated), "llama") = (rotated, keys.architecture)
+        && rotated != key
+    {
+        let what = format!("{rotated} rotated elements of a head that has {key}");
+        return keys.inconsistent("rope.dimension_count", what);
+    }
+    Ok((key, value))
+}
+
+/// Experts of a mixture, with the relations that llama.cpp asserts.
+fn experts(keys: &Keys<'_>, layers: u32) -> Result<(u32, u32)> {
+    let experts = keys.number("expert_count", 0, MAX_EXPERTS)?.unwrap_or(0);
+    let used = expert_used(keys, layers)?;
+    if used > experts || (experts > 0 && used == 0) {
+        return keys.inconsistent("expert_used_count", format!("{used} of {experts} experts are used"));
+    }
+    let groups = keys.number("expert_group_count", 0, MAX_EXPERTS)?.unwrap_or(0);
+    let groups_used = keys.number("expert_group_used_count", 0, MAX_EXPERTS)?.unwrap_or(0);
+    let fits = match (experts, groups) {
+        (0, groups) => groups == 0,
+        (_, 0 | 1) => groups < experts,
+        _ => groups < experts && experts % groups == 0 && groups_used > 0 && groups_used < groups,
+    };
+    if !fits {
+        let what = format!("{experts} experts in {groups} groups, of which {groups_used} are used");
+        return keys.inconsistent("expert_group_count", what);
+    }
+    Ok((experts, used))
+}
+
+fn expert_used(keys: &Keys<'_>, layers: u32) -> Result<u32> {
+    let key = "expert_used_count";
+    let used = keys.per_layer(key, layers, MAX_EXPERTS)?;
+    Ok(used.and_then(|used| used.into_iter().max()).unwrap_or(0))
+}
+
+fn check_rope_scaling(keys: &Keys<'_>) -> Result<()> {
+    const EXPECTED: &str = "none, linear, yarn, longrope";
+    let key = keys.full("rope.scaling.type");
+    match keys.metadata.entry(&key) {
+        None => Ok(()),
+        Some(Entry { value: Value::Text { text: Some(text), .. }, .. })
+            if matches!(text.as_str(), "none" | "linear" | "yarn" | "longrope") =>
+        {
+            Ok(())
+        }
+        Some(Entry { offset, value: Value::Text { text, .. } }) => {
+            let found = printable(text.as_deref().unwrap_or_default());
+            malformed(*offset, Defect::UnknownText { key, found, expected: EXPECTED })
+        }
+        Some(Entry { offset, value }) => {
+            malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "string" })
+        }
+    }
+}
+
+/// The window, for the summary alone; llama.cpp checks it per architecture.
+fn sliding_window(metadata: &Metadata, architecture: &str) -> u32 {
+    match metadata.get(&format!("{architecture}.attention.sliding_window")) {
+        Some(Value::Integer { value, .. }) => u32::try_from(*value).unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Length of the vocabulary, after checking that the arrays beside it are as long and of the types llama.cpp takes.
+fn vocabulary(metadata: &Metadata, keys_end: u64) -> Result<u64> {
+    let missing = |key: &str| -> Result<u64> { malformed(keys_end, Defect::MissingKey { key: key.into() }) };
+    let Some(Entry { offset, value }) = metadata.entry(TOKENS_KEY) else { return missing(TOKENS_KEY) };
+    let &Value::Array { element: ValueType::String, length: tokens, .. } = value else {
+        return malformed(*offset, wrong_type(TOKENS_KEY, value, "an array of strings"));
+    };
+    if tokens == 0 {
+        return malformed(*offset, Defect::WrongArrayLength { key: TOKENS_KEY.into(), found: 0, expected: 1 });
+    }
+    let model = "tokenizer.ggml.model";
+    let Some(Entry { offset, value }) = metadata.entry(model) else { return missing(model) };
+    let Value::Text { text: Some(tokenizer), .. } = value else {
+        return malformed(*offset, wrong_type(model, value, "string"));
+    };
+    let merges = "tokenizer.ggml.merges";
+    match metadata.entry(merges) {
+        Some(Entry { value: Value::Array { element: ValueType::String, .. }, .. }) => {}
+        Some(Entry { offset, value }) => return malformed(*offset, wrong_type(merges, value, "an array of strings")),
+        None if tokenizer == "gpt2" && metadata.text("tokenizer.ggml.pre") != Some("kimi-k2") => {
+            return missing(merges);
+        }
+        None => {}
+    }
+    let beside: [(&str, &[ValueType], &str); 2] = [
+        ("tokenizer.ggml.scores", &[ValueType::F32, ValueType::I32], "an array of f32 or i32"),
+        ("tokenizer.ggml.token_type", &[ValueType::I32], "an array of i32"),
+    ];
+    for (key, types, expected) in beside {
+        match metadata.entry(key) {
+            None => {}
+            Some(Entry { value: Value::Array { element, length, .. }, .. })
+                if types.contains(element) && *length >= tokens => {}
+            Some(Entry { offset, value: Value::Array { element, length, .. } }) if types.contains(element) => {
+                let defect = Defect::WrongArrayLength { key: key.into(), found: *length, expected: tokens };
+                return malformed(*offset, defect);
+            }
+            Some(Entry { offset, value }) => return malformed(*offset, wrong_type(key, value, expected)),
+        }
+    }
+    Ok(tokens)
+}
+
+fn wrong_type(key: &str, value: &Value, expected: &'static str) -> Defect {
+    Defect::WrongKeyType { key: key.into(), found: value.type_name(), expected }
+}
+
+/// Elements of recurrent state per layer and sequence, as llama.cpp's `n_embd_r` and `n_embd_s` count them.
+fn recurrent_elements(keys: &Keys<'_>, embedding: u32) -> Result<u64> {
+    let number = |key: &str| Ok::<u64, GgufError>(keys.number(key, 0, MAX_WIDTH)?.unwrap_or(0).into());
+    let embedding = u64::from(embedding);
+    let wkv_head = number("wkv.head_size")?;
+    if wkv_head > 0 {
+        let shifts = number("token_shift_count")?.max(2);
+        return Ok(embedding.saturating_mul(wkv_head.saturating_add(shifts)));
+    }
+    let (inner, state) = (number("ssm.inner_size")?, number("ssm.state_size")?);
+    let (groups, window) = (number("ssm.group_count")?, number("ssm.conv_kernel")?);
+    let convolved = inner.saturating_add(state.saturating_mul(groups).saturating_mul(2));
+    let convolution = window.saturating_sub(1).saturating_mul(convolved);
+    let shortened = number("shortconv.l_cache")?.saturating_sub(1).saturating_mul(embedding);
+    Ok(inner.saturating_mul(state).saturating_add(convolution).saturating_add(shortened))
+}

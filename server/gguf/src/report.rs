@@ -1,0 +1,153 @@
+//! A valid header as a table for people: what the model is, what was checked, what memory it takes.
+//!
+//! Used by `gantry-server validate`. Colours and widths of terminals are absent: the text is as good in a log.
+
+use std::fmt;
+
+use crate::Header;
+use crate::bytes::{human_bytes, human_count};
+use crate::error::printable;
+use crate::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
+use crate::shapes::ShapeCoverage;
+use crate::summary::Summary;
+
+/// Everything that is to be shown.
+#[derive(Debug, Clone)]
+pub struct Report {
+    title: String,
+    summary: Summary,
+    checks: Vec<(&'static str, String)>,
+    input: FitInput,
+    memory: MemoryEstimate,
+    fit: Option<Fit>,
+}
+
+impl Report {
+    /// Reports on `header` under the settings `input`; `title` is the file's name.
+    #[must_use]
+    pub fn new(title: impl Into<String>, header: &Header, input: FitInput) -> Self {
+        let summary = header.summary().clone();
+        let memory = estimate(&summary, &input);
+        Self { title: title.into(), checks: checks(header), summary, input, memory, fit: None }
+    }
+
+    /// Adds the verdict for `available` bytes of memory, of which `headroom_ratio` stays free.
+    #[must_use]
+    pub fn with_available(mut self, available: u64, headroom_ratio: f64) -> Self {
+        self.fit = Some(verdict(self.memory.total_bytes, available, headroom_ratio));
+        self
+    }
+
+    /// The predicted memory.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryEstimate {
+        &self.memory
+    }
+
+    /// The verdict, if [`Report::with_available`] asked for one.
+    #[must_use]
+    pub fn fit(&self) -> Option<&Fit> {
+        self.fit.as_ref()
+    }
+}
+
+fn checks(header: &Header) -> Vec<(&'static str, String)> {
+    let summary = header.summary();
+    let shapes = match summary.shape_coverage {
+        ShapeCoverage::Full => format!("every matrix of all {} layers agrees with the hyperparameters", summary.layers),
+        ShapeCoverage::Outline => {
+            format!("embedding, output and all {} layers are there; the worker checks the rest at load", summary.layers)
+        }
+    };
+    vec![
+        ("format", format!("GGUF version {}, little-endian", header.version())),
+        (
+            "metadata",
+            format!("{} keys, none twice, header of {}", header.metadata().len(), human_bytes(summary.header_bytes)),
+        ),
+        ("vocabulary", format!("{} tokens, none twice", summary.vocabulary)),
+        (
+            "layout",
+            format!("{} tensors in order, without gap or overlap, aligned to {}", summary.tensors, header.alignment()),
+        ),
+        ("length", format!("the tensors end where the file does, at {} bytes", summary.file_bytes)),
+        ("shapes", shapes),
+    ]
+}
+
+impl Report {
+    fn model_lines(&self) -> Vec<(&'static str, String)> {
+        let s = &self.summary;
+        let name = s.name.as_deref().map_or_else(|| "(unnamed)".to_owned(), printable);
+        let version = s.version.as_deref().map(|version| format!(", version {}", printable(version)));
+        let heads = format!("{} heads, {} KV heads of {} + {}", s.heads, s.kv_heads, s.head_dim_k, s.head_dim_v);
+        let experts =
+            if s.experts > 0 { format!(", {} of {} experts", s.experts_used, s.experts) } else { String::new() };
+        let types: Vec<_> = s.types.iter().map(|(kind, bytes)| format!("{kind} {}", human_bytes(*bytes))).collect();
+        vec![
+            ("model", format!("{name}{}", version.unwrap_or_default())),
+            ("architecture", format!("{}, {} parameters", s.architecture, human_count(s.parameters))),
+            ("quantization", format!("{} ({})", s.quantization, types.join(", "))),
+            (
+                "layers",
+                format!(
+                    "{} of width {}, {heads}, feed-forward {}{experts}",
+                    s.layers, s.embedding_length, s.feed_forward_length
+                ),
+            ),
+            ("context", format!("{} tokens trained", s.context_length)),
+            (
+                "chat template",
+                if s.chat_template { "in the file" } else { "none: only completions are possible" }.into(),
+            ),
+            ("size", format!("{} file, {} tensors", human_bytes(s.file_bytes), human_bytes(s.tensor_bytes))),
+        ]
+    }
+
+    fn memory_lines(&self) -> Vec<(&'static str, String)> {
+        let (m, i) = (&self.memory, &self.input);
+        let sequences = i.parallel.max(1);
+        let mut lines = vec![
+            ("weights", human_bytes(m.weights_bytes)),
+            (
+                "KV cache",
+                format!(
+                    "{} ({} cells: {sequences} x {}, {}/{})",
+                    human_bytes(m.kv_cache_bytes),
+                    m.cells,
+                    m.cells / u64::from(sequences),
+                    i.type_k,
+                    i.type_v
+                ),
+            ),
+            ("compute", format!("{} (ubatch {})", human_bytes(m.compute_bytes), i.n_ubatch.min(i.n_batch))),
+            ("overhead", human_bytes(m.overhead_bytes)),
+            ("total", human_bytes(m.total_bytes)),
+        ];
+        if m.device_bytes > 0 {
+            lines.push(("on the GPU", format!("{} ({} layers)", human_bytes(m.device_bytes), i.gpu_layers)));
+        }
+        if let Some(fit) = &self.fit {
+            lines.push(("verdict", format!("{}: {}", if fit.fits { "fits" } else { "does not fit" }, fit.message)));
+        }
+        lines
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", printable(&self.title))?;
+        for (name, text) in self.model_lines() {
+            writeln!(f, "  {name:<14} {text}")?;
+        }
+        writeln!(f, "\nchecks")?;
+        for (name, text) in &self.checks {
+            writeln!(f, "  ok {name:<11} {text}")?;
+        }
+        writeln!(f, "\nmemory")?;
+        for (name, text) in self.memory_lines() {
+            writeln!(f, "  {name:<14} {text}")?;
+        }
+        Ok(())
+    }
+}

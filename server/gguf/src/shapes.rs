@@ -1,0 +1,200 @@
+//! The tensors held against the hyperparameters: what llama.cpp will ask for is there, in that shape and a usable type.
+//!
+//! For every architecture: the embedding fits the vocabulary, layers are numbered within `block_count` and none is
+//! missing, and types can be computed with. For the plain decoders ([`arch::is_plain_decoder`]), which most published
+//! models are: every matrix of every layer. Absent: the other architectures' own tensors; llama.cpp checks those at
+//! load, in the worker process.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::arch;
+use crate::error::{Defect, Result, malformed, printable};
+use crate::ggml::GgmlType;
+use crate::limits::MAX_LAYERS;
+use crate::model::Hyperparameters;
+use crate::tensor::{Tensor, Tensors};
+
+/// How much of the tensor set was held against the hyperparameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ShapeCoverage {
+    /// Every matrix of every layer.
+    Full,
+    /// The embedding, the output and the numbering of the layers.
+    Outline,
+}
+
+/// An expected shape; `None` stands for a dimension that the hyperparameters do not fix.
+type Expected<'a> = &'a [Option<u64>];
+
+/// Checks the tensor set. `table_end` is the byte after the tensor table, where missing tensors are reported.
+pub(crate) fn check_tensors(tensors: &Tensors, model: &Hyperparameters, table_end: u64) -> Result<ShapeCoverage> {
+    let check = Check { tensors, model, table_end };
+    check.types()?;
+    check.layer_numbers()?;
+    let (embedding, vocabulary) = (Some(u64::from(model.embedding_length)), Some(model.vocabulary));
+    check.required("token_embd.weight", &[embedding, vocabulary])?;
+    check.shape("output.weight", &[embedding, vocabulary])?;
+    if !arch::is_plain_decoder(&model.architecture) {
+        return Ok(ShapeCoverage::Outline);
+    }
+    check.required("output_norm.weight", &[embedding])?;
+    for layer in 0..model.layers.saturating_sub(model.next_token_layers) {
+        check.layer(layer)?;
+    }
+    Ok(ShapeCoverage::Full)
+}
+
+struct Check<'a> {
+    tensors: &'a Tensors,
+    model: &'a Hyperparameters,
+    table_end: u64,
+}
+
+impl Check<'_> {
+    fn required(&self, name: &str, expected: Expected<'_>) -> Result<()> {
+        if self.tensors.get(name).is_none() {
+            return malformed(self.table_end, Defect::MissingTensor { tensor: name.to_owned() });
+        }
+        self.shape(name, expected)
+    }
+
+    /// Whatever of this name is there has this shape; dimensions of one at the end do not count.
+    fn shape(&self, name: &str, expected: Expected<'_>) -> Result<()> {
+        let Some(tensor) = self.tensors.get(name) else { return Ok(()) };
+        let count = expected.len().max(tensor.shape.len());
+        let fits = (0..count).all(|index| {
+            let found = tensor.shape.get(index).copied().unwrap_or(1);
+            expected.get(index).copied().unwrap_or(Some(1)).is_none_or(|expected| expected == found)
+        });
+        if fits {
+            return Ok(());
+        }
+        let defect =
+            Defect::WrongShape { tensor: printable(name), found: tensor.shape.clone(), expected: describe(expected) };
+        malformed(tensor.entry_offset, defect)
+    }
+
+    /// Types that no kernel takes: llama.cpp aborts on them in the first decode, after a load that looked well.
+    fn types(&self) -> Result<()> {
+        for tensor in self.tensors.list() {
+            let name = tensor.name.as_str();
+            let added = name.ends_with("_norm.weight") || (name.ends_with(".bias") && tensor.shape.len() == 1);
+            let expected = if added && tensor.kind != GgmlType::F32 {
+                "F32"
+            } else if is_matrix(name) && !tensor.kind.is_weight() {
+                "a floating-point or weight quantisation type"
+            } else {
+                continue;
+            };
+            let defect = Defect::UnusableTensorType { tensor: printable(name), found: tensor.kind.name(), expected };
+            return malformed(tensor.entry_offset, defect);
+        }
+        Ok(())
+    }
+
+    /// Every `blk.N` lies within the layer count, and every layer has some.
+    fn layer_numbers(&self) -> Result<()> {
+        let layers = self.model.layers;
+        let mut seen = [false; MAX_LAYERS as usize];
+        for tensor in self.tensors.list() {
+            let Some(layer) = layer_of(tensor) else { continue };
+            match usize::try_from(layer).ok().filter(|_| layer < u64::from(layers)).and_then(|at| seen.get_mut(at)) {
+                Some(seen) => *seen = true,
+                None => {
+                    let defect = Defect::LayerBeyondModel { tensor: printable(&tensor.name), layers };
+                    return malformed(tensor.entry_offset, defect);
+                }
+            }
+        }
+        if arch::may_lack_layers(&self.model.architecture) {
+            return Ok(());
+        }
+        // Layers that predict further tokens may have been left out of the file.
+        let needed = layers.saturating_sub(self.model.next_token_layers);
+        match (0..needed).zip(seen).find(|(_, seen)| !seen) {
+            Some((layer, _)) => malformed(self.table_end, Defect::MissingLayer { layer, layers }),
+            None => Ok(()),
+        }
+    }
+
+    fn layer(&self, layer: u32) -> Result<()> {
+        let model = self.model;
+        let at = |values: &[u32]| u64::from(values.get(layer as usize).copied().unwrap_or(0));
+        let (heads, kv_heads) = (at(&model.heads), at(&model.kv_heads));
+        // Limits of heads (2^16) and widths (2^24) keep the products far below overflow.
+        let embedding = Some(u64::from(model.embedding_length));
+        let queries = Some(heads * u64::from(model.key_length));
+        let keys = Some(kv_heads * u64::from(model.key_length));
+        let values = Some(kv_heads * u64::from(model.value_length));
+        let hidden = Some(at(&model.feed_forward));
+        let experts = Some(u64::from(model.experts));
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+
+        self.required(&name("attn_norm"), &[embedding])?;
+        if self.tensors.get(&name("attn_qkv")).is_some() {
+            let fused = Some(heads * u64::from(model.key_length) + 2 * kv_heads * u64::from(model.key_length));
+            self.shape(&name("attn_qkv"), &[embedding, fused])?;
+        } else {
+            self.required(&name("attn_q"), &[embedding, queries])?;
+            self.required(&name("attn_k"), &[embedding, keys])?;
+            self.required(&name("attn_v"), &[embedding, values])?;
+        }
+        self.required(&name("attn_output"), &[queries, embedding])?;
+        self.required(&name("ffn_norm"), &[embedding])?;
+        if model.experts == 0 {
+            self.required(&name("ffn_gate"), &[embedding, hidden])?;
+            self.required(&name("ffn_up"), &[embedding, hidden])?;
+            self.required(&name("ffn_down"), &[hidden, embedding])
+        } else {
+            self.required(&name("ffn_gate_inp"), &[embedding, experts])?;
+            self.shape(&name("ffn_gate_exps"), &[embedding, None, experts])?;
+            self.required(&name("ffn_up_exps"), &[embedding, None, experts])?;
+            self.required(&name("ffn_down_exps"), &[None, embedding, experts])
+        }
+    }
+}
+
+/// Whether llama.cpp looks rows up in it or multiplies by it.
+fn is_matrix(name: &str) -> bool {
+    const PARTS: [&str; 11] = [
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_qkv",
+        "attn_output",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+        "ffn_gate_exps",
+        "ffn_up_exps",
+        "ffn_down_exps",
+    ];
+    let Some(stem) = name.strip_suffix(".weight") else { return false };
+    match stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+        Some((_, part)) => PARTS.contains(&part),
+        None => matches!(stem, "token_embd" | "output"),
+    }
+}
+
+/// The layer that a tensor's name puts it in. A number beyond 64 bits is beyond any model.
+fn layer_of(tensor: &Tensor) -> Option<u64> {
+    let (number, _) = tensor.name.strip_prefix("blk.")?.split_once('.')?;
+    Some(number.parse().unwrap_or(u64::MAX))
+}
+
+fn describe(expected: Expected<'_>) -> String {
+    let mut text = String::from("[");
+    for (index, dimension) in expected.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        // Writing to a String cannot fail.
+        let _ = match dimension {
+            Some(dimension) => write!(text, "{separator}{dimension}"),
+            None => write!(text, "{separator}any"),
+        };
+    }
+    text.push(']');
+    text
+}

@@ -1,0 +1,66 @@
+//! The tables of architectures and element types, held against the source of the llama.cpp that the server links.
+//!
+//! Cargo has unpacked that source wherever the server can be built. Where only this crate is built, the tests say that
+//! they found nothing to compare with.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use gantry_gguf::GgmlType;
+
+/// `llama.cpp/` inside the llama-cpp-sys-2 that Cargo.lock names.
+fn source() -> Option<PathBuf> {
+    let lock = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.lock")).ok()?;
+    let (_, entry) = lock.split_once("name = \"llama-cpp-sys-2\"\nversion = \"")?;
+    let (version, _) = entry.split_once('"')?;
+    let cargo = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
+    let registries = std::fs::read_dir(cargo.join("registry/src")).ok()?;
+    let found = registries
+        .flatten()
+        .map(|registry| registry.path().join(format!("llama-cpp-sys-2-{version}/llama.cpp")))
+        .find(|path| path.is_dir());
+    if found.is_none() {
+        eprintln!("llama-cpp-sys-2 {version} is not unpacked below {}: nothing compared", cargo.display());
+    }
+    found
+}
+
+#[test]
+fn every_architecture_of_llama_cpp_is_known_and_no_other() {
+    let Some(source) = source() else { return };
+    let text = std::fs::read_to_string(source.join("src/llama-arch.cpp")).unwrap();
+    let theirs: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("{ LLM_ARCH_"))
+        .filter_map(|line| line.split('"').nth(1))
+        .filter(|name| *name != "(unknown)")
+        .collect();
+    let ours = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/arch.rs")).unwrap();
+    let (_, list) = ours.split_once("const KNOWN: &[&str] = &[").unwrap();
+    let (list, _) = list.split_once("];").unwrap();
+    let ours: BTreeSet<&str> = list.split('"').skip(1).step_by(2).collect();
+    assert!(theirs.len() > 100);
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn every_element_type_of_ggml_is_known_and_no_other() {
+    let Some(source) = source() else { return };
+    let text = std::fs::read_to_string(source.join("ggml/include/ggml.h")).unwrap();
+    let (_, body) = text.split_once("enum ggml_type {").unwrap();
+    let (body, _) = body.split_once('}').unwrap();
+    let theirs: BTreeSet<(String, u32)> = body
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("GGML_TYPE_"))
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, rest)| (name.trim().to_owned(), rest.split(',').next().unwrap().trim().parse().unwrap()))
+        .filter(|(name, _)| name != "COUNT")
+        .collect();
+    let ours: BTreeSet<(String, u32)> =
+        GgmlType::ALL.iter().map(|kind| (kind.name().to_owned(), *kind as u32)).collect();
+    assert!(theirs.len() > 30);
+    assert_eq!(ours, theirs);
+}
