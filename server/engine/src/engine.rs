@@ -105,7 +105,7 @@ impl Engine {
         let (jobs, job_receiver) = bounded(max_in_flight);
         let (commands, command_receiver) = bounded(max_in_flight + MAX_CONTROL_COMMANDS);
         let mut engine = Self {
-            stats: stats.clone(),
+            stats,
             info,
             max_queue: config.max_queue,
             max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),

@@ -203,7 +203,7 @@ mod tests {
             ("min_p", GenerationParams { min_p: 1.5, ..ok.clone() }),
             ("stop", GenerationParams { stop: vec![String::new()], ..ok.clone() }),
             ("stop", GenerationParams { stop: vec!["x".repeat(MAX_STOP_BYTES + 1)], ..ok.clone() }),
-            ("stop", GenerationParams { stop: vec!["x".into(); MAX_STOP_STRINGS + 1], ..ok.clone() }),
+            ("stop", GenerationParams { stop: vec!["x".into(); MAX_STOP_STRINGS + 1], ..ok }),
         ];
         for (param, params) in cases {
             assert_eq!(params.validate().unwrap_err().param, param, "{params:?}");

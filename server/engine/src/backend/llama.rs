@@ -13,6 +13,9 @@ use crate::params::{CacheType, EngineConfig};
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
 
+/// Text tokenised once at load.
+const LOAD_CHECK_TEXT: &str = "Hello, world!";
+
 /// A llama.cpp context with the batch it reuses.
 pub(crate) struct LlamaBackend {
     context: Context,
@@ -65,6 +68,10 @@ pub(crate) fn load(
         size_bytes: model.size_bytes(),
         has_chat_template: template.is_some(),
     };
+    // A vocabulary that contradicts itself ends the process in llama.cpp: better here than at the first request.
+    model
+        .tokenize(LOAD_CHECK_TEXT, true, true)
+        .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
     let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
     let vocabulary = LlamaVocabulary { model, template, end_tokens };
     Ok((LlamaBackend { context, batch: Batch::new(), positions }, vocabulary, info))

@@ -1,5 +1,6 @@
 //! A model without weights: the logits after a history are a hash of it, so an answer depends on every token before it,
 //! and a mixed-up sequence, a lost token or a cell that was not returned changes it. [`reference`] is the oracle.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
