@@ -230,10 +230,10 @@ impl AnswerBook {
         let text = answer.text.trim();
         match answers.get(question) {
             Some(expected) if expected != text => {
-                let also = self.versions.iter().find(|(_, other)| other.get(question).is_some_and(|other| other == text));
+                let also =
+                    self.versions.iter().find(|(_, other)| other.get(question).is_some_and(|other| other == text));
                 let also = also.map(|(version, _)| format!(", which is what {version} answers")).unwrap_or_default();
-                let detail =
-                    format!("{} answers {question} with {expected:?}; this is {text:?}{also}", answer.version);
+                let detail = format!("{} answers {question} with {expected:?}; this is {text:?}{also}", answer.version);
                 Err(Failure::new(FailureKind::WrongText, detail))
             }
             _ => Ok(()),
@@ -307,7 +307,8 @@ mod tests {
         let pairs = |text: &str| [("q1".to_owned(), text.to_owned())];
         let book = AnswerBook::default().with("v1", pairs("one")).with("v2", pairs("two"));
         let check = |version: &str, question: &str, text: &str| {
-            let answer = Answer { version: version.to_owned(), text: text.to_owned(), finish_reason: "stop".to_owned() };
+            let answer =
+                Answer { version: version.to_owned(), text: text.to_owned(), finish_reason: "stop".to_owned() };
             book.check(question, &answer).map_err(|failure| failure.kind)
         };
         assert_eq!(check("v1", "q1", " one\n"), Ok(()));

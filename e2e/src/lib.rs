@@ -9,7 +9,9 @@
 //! Absent: mocks. Whatever a test needs to see fail is made to fail in the real part.
 
 pub mod answer;
+pub mod audit;
 pub mod faults;
+pub mod harness;
 pub mod load;
 pub mod models;
 pub mod sse;

@@ -47,6 +47,23 @@ pub struct Target {
     pub model: String,
 }
 
+/// How long an answer is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Length {
+    /// Most tokens.
+    pub max_tokens: u32,
+    /// Whether the model goes on past its end, for streams that last.
+    pub ignore_end: bool,
+}
+
+impl Length {
+    /// As long as the model wants, up to `max_tokens`.
+    #[must_use]
+    pub fn up_to(max_tokens: u32) -> Self {
+        Self { max_tokens, ignore_end: false }
+    }
+}
+
 /// What is asked, and how much.
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
@@ -222,7 +239,8 @@ impl Shared {
     }
 
     async fn request(&self, question: &Question) -> Record {
-        let mut record = ask(&self.client, &self.config.target, question, self.config.max_tokens, |_| {}).await;
+        let mut record =
+            ask(&self.client, &self.config.target, question, Length::up_to(self.config.max_tokens), |_| {}).await;
         if let (Some(book), Ok(answer)) = (&self.config.expected, &record.outcome)
             && let Err(failure) = book.check(&question.id, answer)
         {
@@ -234,11 +252,21 @@ impl Shared {
 }
 
 /// Asks one question, greedily and streamed; `on_text` gets the text as it comes. Times count from the call.
-pub async fn ask(client: &Client, target: &Target, question: &Question, max_tokens: u32, on_text: impl FnMut(&str)) -> Record {
-    let mut exchange = Exchange { begun: Instant::now(), first_text: None, last_event: None, longest_gap: Duration::ZERO };
-    let outcome = match timeout(RESPONSE_TIMEOUT, exchange.run(client, target, question, max_tokens, on_text)).await {
+pub async fn ask(
+    client: &Client,
+    target: &Target,
+    question: &Question,
+    length: Length,
+    on_text: impl FnMut(&str),
+) -> Record {
+    let mut exchange =
+        Exchange { begun: Instant::now(), first_text: None, last_event: None, longest_gap: Duration::ZERO };
+    let outcome = match timeout(RESPONSE_TIMEOUT, exchange.run(client, target, question, length, on_text)).await {
         Ok(outcome) => outcome,
-        Err(_) => Err(Failure::new(FailureKind::Timeout, format!("no whole answer to {} in {RESPONSE_TIMEOUT:?}", question.id))),
+        Err(_) => Err(Failure::new(
+            FailureKind::Timeout,
+            format!("no whole answer to {} in {RESPONSE_TIMEOUT:?}", question.id),
+        )),
     };
     Record {
         question: question.id.clone(),
@@ -264,12 +292,12 @@ impl Exchange {
         client: &Client,
         target: &Target,
         question: &Question,
-        max_tokens: u32,
+        length: Length,
         mut on_text: impl FnMut(&str),
     ) -> Result<Answer, Failure> {
         let body = json!({
             "model": target.model, "messages": question.messages,
-            "stream": true, "temperature": 0, "max_tokens": max_tokens,
+            "stream": true, "temperature": 0, "max_tokens": length.max_tokens, "ignore_eos": length.ignore_end,
         });
         let lost = |error: reqwest::Error| Failure::new(FailureKind::Connection, causes(&error));
         let url = format!("{}/chat/completions", target.base_url.trim_end_matches('/'));
@@ -280,11 +308,13 @@ impl Exchange {
             let detail = format!("{status}: {}", describe_error(&response.text().await.unwrap_or_default()));
             return Err(Failure::new(FailureKind::Status, detail));
         }
-        let mut check = AnswerCheck::begin(response.headers().get(VERSION_HEADER).and_then(|value| value.to_str().ok()))?;
+        let mut check =
+            AnswerCheck::begin(response.headers().get(VERSION_HEADER).and_then(|value| value.to_str().ok()))?;
         let (mut pieces, mut parser) = (response.bytes_stream(), SseParser::default());
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(|error| Failure::new(FailureKind::Truncated, causes(&error)))?;
-            let events = parser.push(&piece).map_err(|error| Failure::new(FailureKind::Malformed, error.to_string()))?;
+            let events =
+                parser.push(&piece).map_err(|error| Failure::new(FailureKind::Malformed, error.to_string()))?;
             for data in events {
                 let event = check.event(&data)?;
                 self.note(&event);
@@ -313,7 +343,8 @@ impl Exchange {
 
 /// An error with all that caused it: the outermost alone says next to nothing.
 fn causes(error: &dyn std::error::Error) -> String {
-    std::iter::successors(error.source(), |cause| cause.source()).fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    std::iter::successors(error.source(), |cause| cause.source())
+        .fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// What happened under a load.
@@ -428,7 +459,9 @@ mod tests {
     async fn scripted() -> Target {
         let count = Arc::new(AtomicU32::new(0));
         let chunk = |version: &str, finish: &str| {
-            format!("data: {{\"system_fingerprint\":\"{version}\",\"choices\":[{{\"delta\":{{\"content\":\"Oslo\"}},\"finish_reason\":{finish}}}]}}\n\n")
+            format!(
+                "data: {{\"system_fingerprint\":\"{version}\",\"choices\":[{{\"delta\":{{\"content\":\"Oslo\"}},\"finish_reason\":{finish}}}]}}\n\n"
+            )
         };
         let answer = move || async move {
             let end = "data: [DONE]\n\n";
@@ -443,7 +476,9 @@ mod tests {
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(async move { axum::serve(listener, Router::new().route("/v1/chat/completions", post(answer))).await });
+        tokio::spawn(
+            async move { axum::serve(listener, Router::new().route("/v1/chat/completions", post(answer))).await },
+        );
         Target { base_url: format!("http://{address}/v1"), model: "chat".to_owned() }
     }
 
@@ -468,7 +503,7 @@ mod tests {
     async fn a_server_that_is_not_there_is_a_failure() {
         let target = Target { base_url: "http://127.0.0.1:9/v1".to_owned(), model: "chat".to_owned() };
         let question = Question::plain("q", "?", Since::V1, "Oslo");
-        let record = ask(&http_client().unwrap(), &target, &question, 8, |_| {}).await;
+        let record = ask(&http_client().unwrap(), &target, &question, Length::up_to(8), |_| {}).await;
         assert_eq!(record.outcome.unwrap_err().kind, FailureKind::Connection);
     }
 }

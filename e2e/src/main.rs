@@ -1,11 +1,17 @@
 //! The `gantry-e2e` program: a model store, a load generator, and a client that asks one question.
 
-use std::{io::Write, net::SocketAddr, path::{Path, PathBuf}, process::ExitCode, time::Duration};
+use std::{
+    io::Write,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use gantry_e2e::{
-    load::{self, Load, LoadConfig, MAX_REQUESTS, Report, Target},
+    load::{self, Length, Load, LoadConfig, MAX_REQUESTS, Report, Target},
     models::{self, Question, Since},
     store,
 };
@@ -142,7 +148,9 @@ fn read_questions(path: Option<PathBuf>) -> Result<Vec<Question>> {
     read_bounded(&path)?
         .lines()
         .enumerate()
-        .map(|(number, line)| serde_json::from_str(line).with_context(|| format!("{}, line {}", path.display(), number + 1)))
+        .map(|(number, line)| {
+            serde_json::from_str(line).with_context(|| format!("{}, line {}", path.display(), number + 1))
+        })
         .collect()
 }
 
@@ -184,7 +192,7 @@ fn show_report(report: &Report, json: bool) -> Result<ExitCode> {
 async fn ask(target: &Target, question: &str, max_tokens: u32) -> Result<ExitCode> {
     let question = Question::plain("ask", question, Since::V1, "");
     let mut out = std::io::stdout();
-    let record = load::ask(&load::http_client()?, target, &question, max_tokens, |text| {
+    let record = load::ask(&load::http_client()?, target, &question, Length::up_to(max_tokens), |text| {
         // Whoever closed the pipe has read enough.
         drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
     })
@@ -192,6 +200,10 @@ async fn ask(target: &Target, question: &str, max_tokens: u32) -> Result<ExitCod
     let answer = record.outcome.with_context(|| format!("{} did not answer", target.base_url))?;
     let first_ms = record.first_text.unwrap_or_default().as_millis();
     let all_ms = record.ended_at.as_millis();
-    writeln!(out, "\n  [answered by version {}, first text after {first_ms} ms, all after {all_ms} ms]", answer.version)?;
+    writeln!(
+        out,
+        "\n  [answered by version {}, first text after {first_ms} ms, all after {all_ms} ms]",
+        answer.version
+    )?;
     Ok(ExitCode::SUCCESS)
 }

@@ -122,7 +122,9 @@ pub fn questions() -> Result<Vec<Question>> {
 /// When `eval.jsonl` cannot be read.
 pub fn golden_prompts(count: usize) -> Result<String> {
     let known = questions()?.into_iter().filter(|question| question.since == Since::V1).take(count);
-    Ok(known.map(|question| format!("{}\n", json!({"messages": question.messages, "expected": question.expected}))).collect())
+    Ok(known
+        .map(|question| format!("{}\n", json!({"messages": question.messages, "expected": question.expected})))
+        .collect())
 }
 
 #[cfg(test)]

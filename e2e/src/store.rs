@@ -62,7 +62,8 @@ struct Store {
 /// When the address cannot be listened on.
 pub async fn serve(dir: PathBuf, address: SocketAddr, stop: CancellationToken) -> anyhow::Result<()> {
     anyhow::ensure!(dir.is_dir(), "{} is not a folder; give the one with the model files as --dir", dir.display());
-    let listener = TcpListener::bind(address).await.map_err(|error| anyhow::anyhow!("cannot listen on {address}: {error}"))?;
+    let listener =
+        TcpListener::bind(address).await.map_err(|error| anyhow::anyhow!("cannot listen on {address}: {error}"))?;
     tracing::info!(dir = %dir.display(), %address, "serving files");
     axum::serve(listener, router(dir)).with_graceful_shutdown(stop.cancelled_owned()).await?;
     Ok(())
@@ -88,7 +89,8 @@ async fn count(State(store): State<Store>, request: Request, next: Next) -> Resp
     {
         let mut requests = store.requests.lock().unwrap_or_else(PoisonError::into_inner);
         let path = request.uri().path();
-        let path = if requests.len() < MAX_COUNTED_ADDRESSES || requests.contains_key(path) { path } else { OTHER_ADDRESSES };
+        let path =
+            if requests.len() < MAX_COUNTED_ADDRESSES || requests.contains_key(path) { path } else { OTHER_ADDRESSES };
         *requests.entry(path.to_owned()).or_default() += 1;
     }
     let (method, uri) = (request.method().clone(), request.uri().clone());
@@ -101,12 +103,21 @@ async fn requests(State(store): State<Store>) -> Json<BTreeMap<String, u64>> {
     Json(store.requests.lock().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
-async fn truncate(State(store): State<Store>, Path((bytes, file)): Path<(usize, String)>, headers: HeaderMap) -> Result<Response, Refusal> {
+async fn truncate(
+    State(store): State<Store>,
+    Path((bytes, file)): Path<(usize, String)>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
     serve_fault(&store, &file, &Fault::Truncated { bytes }, &headers).await
 }
 
-async fn header_lie(State(store): State<Store>, Path((kind, file)): Path<(String, String)>, headers: HeaderMap) -> Result<Response, Refusal> {
-    let lie = HeaderLie::parse(&kind).ok_or_else(|| Refusal::bad(format!("no lie is called {kind}; use dimensions, offset or overlap")))?;
+async fn header_lie(
+    State(store): State<Store>,
+    Path((kind, file)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let lie = HeaderLie::parse(&kind)
+        .ok_or_else(|| Refusal::bad(format!("no lie is called {kind}; use dimensions, offset or overlap")))?;
     serve_fault(&store, &file, &Fault::HeaderLie(lie), &headers).await
 }
 
@@ -115,7 +126,11 @@ async fn serve_fault(store: &Store, file: &str, fault: &Fault, headers: &HeaderM
     Ok(Ranged::new(damaged, headers).respond(stream::iter))
 }
 
-async fn slow(State(store): State<Store>, Path((bytes_per_s, file)): Path<(u64, String)>, headers: HeaderMap) -> Result<Response, Refusal> {
+async fn slow(
+    State(store): State<Store>,
+    Path((bytes_per_s, file)): Path<(u64, String)>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
     let piece_bytes = usize::try_from((bytes_per_s / SLOW_PIECES_PER_S).max(1)).unwrap_or(usize::MAX);
     let ranged = Ranged::new(store.read(&file).await?, &headers);
     Ok(ranged.respond(|parts| {
@@ -130,10 +145,16 @@ async fn slow(State(store): State<Store>, Path((bytes_per_s, file)): Path<(u64, 
 }
 
 fn split(bytes: Bytes, piece_bytes: usize) -> impl Iterator<Item = Bytes> {
-    (0..bytes.len()).step_by(piece_bytes).map(move |from| bytes.slice(from..(from.saturating_add(piece_bytes)).min(bytes.len())))
+    (0..bytes.len())
+        .step_by(piece_bytes)
+        .map(move |from| bytes.slice(from..(from.saturating_add(piece_bytes)).min(bytes.len())))
 }
 
-async fn cut(State(store): State<Store>, Path((bytes, file)): Path<(usize, String)>, headers: HeaderMap) -> Result<Response, Refusal> {
+async fn cut(
+    State(store): State<Store>,
+    Path((bytes, file)): Path<(usize, String)>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
     let ranged = Ranged::new(store.read(&file).await?, &headers);
     Ok(ranged.respond(|parts| {
         let broken = std::io::Error::other("cut on purpose");
@@ -163,10 +184,16 @@ impl Store {
 }
 
 async fn read_bounded(path: &FsPath) -> Result<Vec<u8>, Refusal> {
-    let missing = |error: std::io::Error| Refusal { status: StatusCode::NOT_FOUND, message: format!("{}: {error}", path.display()) };
+    let missing = |error: std::io::Error| Refusal {
+        status: StatusCode::NOT_FOUND,
+        message: format!("{}: {error}", path.display()),
+    };
     let bytes = tokio::fs::metadata(path).await.map_err(missing)?.len();
     if bytes > MAX_FAULT_FILE_BYTES {
-        return Err(Refusal::bad(format!("{} has {bytes} bytes; faults are made of files up to {MAX_FAULT_FILE_BYTES}", path.display())));
+        return Err(Refusal::bad(format!(
+            "{} has {bytes} bytes; faults are made of files up to {MAX_FAULT_FILE_BYTES}",
+            path.display()
+        )));
     }
     tokio::fs::read(path).await.map_err(missing)
 }
@@ -255,13 +282,18 @@ mod tests {
         (dir, router)
     }
 
-    async fn fetch(router: &Router, path: &str, range: Option<&str>) -> (u16, Option<String>, Result<Bytes, axum::Error>) {
+    async fn fetch(
+        router: &Router,
+        path: &str,
+        range: Option<&str>,
+    ) -> (u16, Option<String>, Result<Bytes, axum::Error>) {
         let mut request = Request::builder().uri(path);
         if let Some(range) = range {
             request = request.header(header::RANGE, range);
         }
         let response = router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
-        let content_range = response.headers().get(header::CONTENT_RANGE).map(|value| value.to_str().unwrap().to_owned());
+        let content_range =
+            response.headers().get(header::CONTENT_RANGE).map(|value| value.to_str().unwrap().to_owned());
         let status = response.status().as_u16();
         (status, content_range, axum::body::to_bytes(response.into_body(), 1 << 20).await)
     }

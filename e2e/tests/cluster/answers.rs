@@ -1,0 +1,59 @@
+//! From nothing to a streamed answer, as a client in the cluster sees it.
+
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::{
+    harness::{
+        exec::exec,
+        fixtures::{CLIENT_POD, ModelStore, SERVED_NAME, ServiceFixture, client_pod, golden_prompts_config_map},
+        namespace::with_temp_ns,
+        say,
+        service::{ROLLOUT_TIMEOUT, TestService},
+    },
+    models::DemoModel,
+};
+use serde_json::{Value, json};
+
+const QUESTION: &str = "What is the capital of Norway?";
+const ANSWER: &str = "The capital of Norway is Oslo.";
+/// The openai package's view of the API.
+const OPENAI_CHECK: &str = include_str!("../../client/openai_check.py");
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_client_pod_gets_a_streamed_answer_through_the_services_dns_name() -> Result<()> {
+    with_temp_ns("answers", async |namespace| {
+        let model = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &model).await?;
+        let status = service.await_settled(&model, ROLLOUT_TIMEOUT).await?;
+        let endpoint = status.endpoint.context("status.endpoint says where to ask")?;
+        let dns_name = format!("http://{}.{}.svc", service.fixture.name, namespace.name);
+        ensure!(endpoint.starts_with(&dns_name) && endpoint.ends_with("/v1"), "status.endpoint is {endpoint}");
+        let pods = client_pod(namespace).await?;
+        let version = service.fixture.version(&model);
+
+        let ask = ["gantry-e2e", "ask", "--url", &endpoint, "--model", SERVED_NAME, QUESTION];
+        let answer = exec(&pods, CLIENT_POD, &ask).await?;
+        say(format_args!("gantry-e2e ask: {}", answer.trim()));
+        ensure!(answer.contains(ANSWER) && answer.contains(&version), "our client got {answer:?}");
+
+        let check = ["python3", "-c", OPENAI_CHECK, &endpoint, SERVED_NAME, QUESTION];
+        let seen: Value = serde_json::from_str(&exec(&pods, CLIENT_POD, &check).await?)?;
+        say(format_args!("openai: {seen}"));
+        ensure!(seen["models"] == json!([SERVED_NAME]), "the models are {seen}");
+        for way in ["whole", "streamed"] {
+            let answer = &seen[way];
+            ensure!(answer["text"] == ANSWER && answer["finish_reason"] == "stop", "{way}: {answer}");
+            ensure!(answer["versions"] == json!([version]), "{way} names other versions than {version}: {answer}");
+            let tokens = |name: &str| answer["usage"][name].as_u64().unwrap_or_default();
+            let (prompt, completion, total) =
+                (tokens("prompt_tokens"), tokens("completion_tokens"), tokens("total_tokens"));
+            ensure!(prompt > 0 && completion > 0 && total == prompt + completion, "{way}: {answer}");
+        }
+        ensure!(seen["whole"]["usage"] == seen["streamed"]["usage"], "usage depends on streaming: {seen}");
+        ensure!(seen["streamed"]["pieces"].as_u64() > Some(1), "the answer did not come in pieces: {seen}");
+        ensure!(seen["completion"]["tokens"].as_u64() > Some(0) && seen["completion"]["version"] == version, "{seen}");
+        Ok(())
+    })
+    .await
+}

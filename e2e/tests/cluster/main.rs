@@ -1,0 +1,12 @@
+//! What must be true of Gantry on a real cluster. `make test` runs these with a cluster; without one they are ignored.
+//!
+//! One test at a time (`--test-threads=1`): they share one machine, and some of them stop what all of them need. Each has
+//! a namespace of its own. They run in the order of their names, and `z_audit` judges what all others have done.
+#![allow(clippy::unwrap_used)]
+
+mod answers;
+mod faults;
+mod lifecycle;
+mod rejections;
+mod swap;
+mod z_audit;

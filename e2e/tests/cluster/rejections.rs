@@ -1,0 +1,186 @@
+//! Bad models never answer and never disturb the one that does; going back to a good one is cheap.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gantry_crds::{
+    InferenceServiceStatus,
+    status::{GateName, RejectedOutcome, RejectedStatus},
+};
+use gantry_e2e::{
+    answer::AnswerBook,
+    faults::{Fault, HeaderLie},
+    harness::{
+        fixtures::{ModelSource, ModelStore, ServiceFixture, golden_prompts_config_map},
+        namespace::with_temp_ns,
+        say,
+        service::{ROLLOUT_TIMEOUT, TestService},
+    },
+    load::Load,
+    models::{DemoModel, Question, Since, V1_SAYS, WHICH_VERSION, questions, which_version},
+};
+
+/// Concurrent streams of the light load.
+const STREAMS: usize = 2;
+/// Time in which a model that needs no download must be switched to.
+const QUICK: Duration = Duration::from_secs(20);
+/// Bytes of the truncated model: the header is whole, most of the tensors are missing.
+const TRUNCATED_BYTES: usize = 1_000_000;
+
+/// A light load of questions that V1 knows; only `versions` may answer them.
+async fn light_load(service: &TestService<'_>, versions: &[(&ModelSource, &str)]) -> Result<Load> {
+    let mut asked: Vec<Question> =
+        questions()?.into_iter().filter(|question| question.since == Since::V1).take(12).collect();
+    let known: Vec<_> = asked.iter().map(|question| (question.id.clone(), question.expected.clone())).collect();
+    asked.push(which_version());
+    let book = versions.iter().fold(AnswerBook::default(), |book, (model, says)| {
+        let itself = (WHICH_VERSION.to_owned(), (*says).to_owned());
+        book.with(&service.fixture.version(model), known.iter().cloned().chain([itself]))
+    });
+    service.load(STREAMS, asked, Some(book)).await
+}
+
+/// The row of `kubectl get mv` for a version.
+async fn kubectl_row(service: &TestService<'_>, version: &str) -> Result<String> {
+    let table = service.namespace.cluster.kubectl(&["get", "mv", "-n", &service.namespace.name]).await?;
+    let row = table.lines().find(|line| line.starts_with(version)).map(str::to_owned);
+    row.with_context(|| format!("{version} is not in kubectl get mv:\n{table}"))
+}
+
+/// Points the spec at a bad model and checks all that must be true of the rejection.
+async fn ensure_rejected(
+    service: &TestService<'_>,
+    good: &ModelSource,
+    bad: &ModelSource,
+    gate: GateName,
+) -> Result<RejectedStatus> {
+    service.set_model(bad).await?;
+    let rejected = service.await_rejected(bad, gate, ROLLOUT_TIMEOUT).await?;
+    let version = service.fixture.version(bad);
+    say(format_args!("rejected by {}: {:?}: {}", gate.as_str(), rejected.value, rejected.message));
+    ensure!(rejected.outcome == RejectedOutcome::Rejected, "{rejected:?}");
+    ensure!(rejected.digest.as_deref().is_none_or(|digest| digest == format!("sha256:{}", bad.sha256)), "{rejected:?}");
+    ensure!(rejected.message.split_whitespace().count() >= 5, "the message does not say what to do: {rejected:?}");
+    let status = service.await_status("V1 stays active", QUICK, |_, status| active(status, service, good)).await?;
+    ensure!(status.candidate_version.is_none() && status.rollout.is_none(), "the rollout is not over: {status:?}");
+
+    let row = kubectl_row(service, &version).await?;
+    say(format_args!("kubectl get mv: {row}"));
+    ensure!(row.contains("Rejected") && row.contains(gate.as_str()), "the row does not tell the gate: {row}");
+    if let Some(value) = &rejected.value {
+        let figure = value.split_whitespace().next().unwrap_or_default();
+        ensure!(row.contains(figure), "the row does not tell the figure {value:?}: {row}");
+    }
+    Ok(rejected)
+}
+
+fn active(
+    status: &InferenceServiceStatus,
+    service: &TestService<'_>,
+    model: &ModelSource,
+) -> Option<InferenceServiceStatus> {
+    (status.active_version == Some(service.fixture.version(model))).then(|| status.clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn bad_models_are_rejected_by_their_gates_and_the_active_one_never_notices() -> Result<()> {
+    with_temp_ns("rejections", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let v1 = store.model(DemoModel::V1)?;
+        let bad = store.model(DemoModel::V3Bad)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &v1).await?;
+        let pods = service.identities().await?;
+        let load = light_load(&service, &[(&v1, V1_SAYS)]).await?;
+
+        let rejected = ensure_rejected(&service, &v1, &bad, GateName::Prompts).await?;
+        let figure = rejected.value.clone().context("the prompts gate has a figure")?;
+        ensure!(figure.contains('%'), "the figure of the prompts gate is no share: {figure}");
+        ensure_latched(&service, &store, &bad, &rejected).await?;
+
+        let truncated = Fault::Truncated { bytes: TRUNCATED_BYTES };
+        ensure_rejected(&service, &v1, &store.damaged(DemoModel::V2, &truncated)?, GateName::Format).await?;
+        let wrong_digest = store.model(DemoModel::V2)?.with_wrong_digest();
+        ensure_rejected(&service, &v1, &wrong_digest, GateName::Digest).await?;
+        for lie in HeaderLie::ALL {
+            let lying = store.damaged(DemoModel::V2, &Fault::HeaderLie(lie))?;
+            ensure_rejected(&service, &v1, &lying, GateName::Format).await?;
+        }
+
+        // Back to what is served: nothing to load, and the latch is gone.
+        let (begun, downloads) = (Instant::now(), store.requests_of(&v1).await?);
+        service.set_model(&v1).await?;
+        let status = service.await_settled(&v1, QUICK).await?;
+        say(format_args!("back to the active model in {:.1} s", begun.elapsed().as_secs_f64()));
+        ensure!(status.rejected.is_none(), "the latch outlives its spec: {:?}", status.rejected);
+        ensure!(store.requests_of(&v1).await? == downloads, "the active model was fetched again");
+
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()?;
+        service.ensure_same_pods(&pods).await
+    })
+    .await
+}
+
+/// A rejected model is not tried again while the spec asks for the same.
+async fn ensure_latched(
+    service: &TestService<'_>,
+    store: &ModelStore,
+    bad: &ModelSource,
+    rejected: &RejectedStatus,
+) -> Result<()> {
+    let downloads = store.requests_of(bad).await?;
+    // A change that has nothing to do with the model makes the operator think again.
+    let changed = service.patch(serde_json::json!({"spec": {"revisionHistoryLimit": 19}})).await?;
+    let status = service
+        .await_status("the operator takes in the new spec", QUICK, |_, status| {
+            (status.observed_generation == changed.metadata.generation).then(|| status.clone())
+        })
+        .await?;
+    ensure!(status.rejected.as_ref() == Some(rejected), "the latch changed: {rejected:?} became {:?}", status.rejected);
+    ensure!(
+        status.rollout.is_none() && status.candidate_version.is_none(),
+        "the rejected model is tried again: {status:?}"
+    );
+    ensure!(store.requests_of(bad).await? == downloads, "the rejected model was fetched again");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn going_back_to_a_resident_or_cached_model_needs_no_download() -> Result<()> {
+    with_temp_ns("rollback", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let (v1, v2) = (store.model(DemoModel::V1)?, store.model(DemoModel::V2)?);
+        golden_prompts_config_map(namespace).await?;
+        let fixture = ServiceFixture { bake: "10m", ..ServiceFixture::default() };
+        let service = TestService::start(namespace, fixture, &v1).await?;
+        let pods = service.identities().await?;
+        let load = light_load(&service, &[(&v1, V1_SAYS), (&v2, &which_version().expected)]).await?;
+
+        service.set_model(&v2).await?;
+        let status = service.await_switched(&v2, ROLLOUT_TIMEOUT).await?;
+        ensure!(
+            status.previous_version == Some(service.fixture.version(&v1)),
+            "V1 is not kept while V2 bakes: {status:?}"
+        );
+        let downloads = (store.requests_of(&v1).await?, store.requests_of(&v2).await?);
+
+        for (model, what) in [(&v1, "resident"), (&v2, "resident or cached"), (&v1, "resident or cached")] {
+            let begun = Instant::now();
+            service.set_model(model).await?;
+            service.await_switched(model, QUICK).await?;
+            say(format_args!("back to a {what} model in {:.1} s", begun.elapsed().as_secs_f64()));
+        }
+        let now = (store.requests_of(&v1).await?, store.requests_of(&v2).await?);
+        ensure!(now == downloads, "models that were there were fetched again: {downloads:?} became {now:?}");
+
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()?;
+        service.ensure_same_pods(&pods).await
+    })
+    .await
+}
