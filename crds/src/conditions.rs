@@ -77,6 +77,8 @@ text_enum!(
         Passed,
         /// Another version is served.
         Superseded,
+        /// A child could not be written.
+        ApplyFailed,
         /// The object is being deleted.
         Deleting,
     }
