@@ -1,0 +1,253 @@
+//! The pods. Their template holds no model, and it is kept as it was first built while its inputs stay the same.
+//!
+//! An operator of another version would build another template (another server image, another probe) and so restart
+//! every pod of every service on its own upgrade. Therefore the template is stored in an annotation of the Deployment
+//! together with the hash of its inputs from the spec; a template with the same inputs is applied again as it is. The
+//! new one comes with the next change of those inputs, the annotation `gantry.dev/restart` among them.
+
+use std::collections::BTreeMap;
+
+use gantry_crds::InferenceService;
+use k8s_openapi::{
+    api::{
+        apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment},
+        core::v1::{
+            Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
+            ObjectFieldSelector, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
+            SeccompProfile, SecurityContext, TopologySpreadConstraint, Volume, VolumeMount,
+        },
+    },
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
+use kube::ResourceExt;
+
+use super::{Inputs, PORT_NAME, SERVER_PORT, hash, identity_name, labels, metadata, pod_selector};
+use crate::{
+    limits::{REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
+    validate::{PodSettings, RESTART_ANNOTATION},
+};
+
+/// Annotation with the pod template as JSON.
+const TEMPLATE_ANNOTATION: &str = "gantry.dev/pod-template";
+/// Annotation with the hash of the template's inputs from the spec.
+const INPUTS_ANNOTATION: &str = "gantry.dev/pod-template-inputs";
+/// User and group of the server: nothing in the image belongs to another.
+const SERVER_USER: i64 = 65532;
+const CACHE_DIR: &str = "/var/cache/gantry";
+
+/// A pod template as it was applied before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTemplate {
+    json: String,
+    inputs: String,
+}
+
+impl StoredTemplate {
+    /// Reads it from a Deployment's annotations.
+    #[must_use]
+    pub fn of(annotations: &BTreeMap<String, String>) -> Option<Self> {
+        Some(Self {
+            json: annotations.get(TEMPLATE_ANNOTATION)?.clone(),
+            inputs: annotations.get(INPUTS_ANNOTATION)?.clone(),
+        })
+    }
+}
+
+/// The Deployment, named as the InferenceService.
+pub fn deployment(inputs: &Inputs) -> Deployment {
+    let name = inputs.owner.name_any();
+    let (template, stored) = template(inputs);
+    let mut metadata = metadata(inputs.owner, name.clone());
+    metadata.annotations = Some(BTreeMap::from([
+        (TEMPLATE_ANNOTATION.to_owned(), stored.json),
+        (INPUTS_ANNOTATION.to_owned(), stored.inputs),
+    ]));
+    Deployment {
+        metadata,
+        spec: Some(DeploymentSpec {
+            // Not owned when an autoscaler has it: the API server starts with 1.
+            replicas: inputs.spec.replicas,
+            revision_history_limit: Some(REPLICA_SETS_KEPT),
+            selector: pod_selector(&name),
+            strategy: Some(strategy(&inputs.spec.pod)),
+            template,
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// With a GPU there is none to spare for an extra pod, so the old one goes first.
+fn strategy(pod: &PodSettings) -> DeploymentStrategy {
+    let (surge, unavailable) = if pod.gpu.is_some() { (0, 1) } else { (1, 0) };
+    DeploymentStrategy {
+        type_: Some("RollingUpdate".to_owned()),
+        rolling_update: Some(RollingUpdateDeployment {
+            max_surge: Some(IntOrString::Int(surge)),
+            max_unavailable: Some(IntOrString::Int(unavailable)),
+        }),
+    }
+}
+
+/// The stored template while its inputs are the same, else a new one.
+fn template(inputs: &Inputs) -> (PodTemplateSpec, StoredTemplate) {
+    let wanted_inputs = inputs_hash(&inputs.spec.pod);
+    let unchanged = inputs.stored.filter(|stored| stored.inputs == wanted_inputs);
+    if let Some(stored) = unchanged
+        && let Ok(template) = serde_json::from_str(&stored.json)
+    {
+        return (template, stored.clone());
+    }
+    let template = new_template(inputs);
+    let json = serde_json::to_string(&template).unwrap_or_default();
+    (template, StoredTemplate { json, inputs: wanted_inputs })
+}
+
+/// Hash of what the spec says about pods. The server image and the operator's version are left out on purpose.
+fn inputs_hash(pod: &PodSettings) -> String {
+    hash(&(
+        &pod.cpu,
+        &pod.memory,
+        &pod.gpu,
+        &pod.cache_limit,
+        (pod.drain_timeout.as_secs(), pod.drain_timeout.subsec_nanos()),
+        &pod.restart,
+    ))
+}
+
+fn new_template(inputs: &Inputs) -> PodTemplateSpec {
+    let name = inputs.owner.name_any();
+    let pod = &inputs.spec.pod;
+    let grace = (pod.drain_timeout + TERMINATION_MARGIN).as_secs();
+    PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            labels: Some(labels(&name)),
+            annotations: pod.restart.clone().map(|value| [(RESTART_ANNOTATION.to_owned(), value)].into()),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(PodSpec {
+            service_account_name: Some(identity_name(inputs.owner)),
+            automount_service_account_token: Some(true),
+            enable_service_links: Some(false),
+            termination_grace_period_seconds: Some(i64::try_from(grace).unwrap_or(i64::MAX)),
+            security_context: Some(PodSecurityContext {
+                run_as_non_root: Some(true),
+                run_as_user: Some(SERVER_USER),
+                run_as_group: Some(SERVER_USER),
+                fs_group: Some(SERVER_USER),
+                seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+                ..PodSecurityContext::default()
+            }),
+            topology_spread_constraints: Some(vec![spread(&name)]),
+            containers: vec![container(inputs.owner, pod, inputs.server_image)],
+            volumes: Some(vec![
+                empty_dir("cache", pod.cache_limit.clone()),
+                empty_dir("tmp", Some(Quantity(TMP_SIZE.to_owned()))),
+            ]),
+            ..PodSpec::default()
+        }),
+    }
+}
+
+/// Pods go to different nodes where that is possible.
+fn spread(service: &str) -> TopologySpreadConstraint {
+    TopologySpreadConstraint {
+        max_skew: 1,
+        topology_key: "kubernetes.io/hostname".to_owned(),
+        when_unsatisfiable: "ScheduleAnyway".to_owned(),
+        label_selector: Some(pod_selector(service)),
+        ..TopologySpreadConstraint::default()
+    }
+}
+
+fn empty_dir(name: &str, size_limit: Option<Quantity>) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource { medium: None, size_limit }),
+        ..Volume::default()
+    }
+}
+
+fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Container {
+    let mount = |name: &str, path: &str| VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        ..VolumeMount::default()
+    };
+    Container {
+        name: "server".to_owned(),
+        image: Some(image.to_owned()),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        args: Some(vec!["pod".to_owned()]),
+        env: Some(vec![
+            EnvVar { name: "GANTRY_SERVICE".to_owned(), value: Some(owner.name_any()), ..EnvVar::default() },
+            from_field("GANTRY_NAMESPACE", "metadata.namespace"),
+            from_field("GANTRY_POD", "metadata.name"),
+        ]),
+        ports: Some(vec![ContainerPort {
+            name: Some(PORT_NAME.to_owned()),
+            container_port: SERVER_PORT,
+            protocol: Some("TCP".to_owned()),
+            ..ContainerPort::default()
+        }]),
+        // The process must be up within a minute; a model that loads shows in readiness alone, however long it takes.
+        startup_probe: Some(probe("/healthz", 1, 2, 60)),
+        liveness_probe: Some(probe("/healthz", 10, 5, 3)),
+        readiness_probe: Some(probe("/readyz", 2, 5, 2)),
+        resources: Some(resources(pod)),
+        security_context: Some(SecurityContext {
+            allow_privilege_escalation: Some(false),
+            read_only_root_filesystem: Some(true),
+            run_as_non_root: Some(true),
+            capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
+            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+            ..SecurityContext::default()
+        }),
+        volume_mounts: Some(vec![mount("cache", CACHE_DIR), mount("tmp", "/tmp")]),
+        ..Container::default()
+    }
+}
+
+fn from_field(name: &str, path: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector { field_path: path.to_owned(), api_version: Some("v1".to_owned()) }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
+    }
+}
+
+fn probe(path: &str, period_seconds: i32, timeout_seconds: i32, failure_threshold: i32) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::String(PORT_NAME.to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(period_seconds),
+        timeout_seconds: Some(timeout_seconds),
+        failure_threshold: Some(failure_threshold),
+        ..Probe::default()
+    }
+}
+
+/// Memory is request and limit, so that the memory gate has a firm figure; CPUs are a request only, because a limit
+/// would stall decoding in the middle of a token.
+fn resources(pod: &PodSettings) -> ResourceRequirements {
+    let mut requests = BTreeMap::new();
+    let mut limits = BTreeMap::new();
+    if let Some(cpu) = &pod.cpu {
+        requests.insert("cpu".to_owned(), cpu.clone());
+    }
+    if let Some(memory) = &pod.memory {
+        requests.insert("memory".to_owned(), memory.clone());
+        limits.insert("memory".to_owned(), memory.clone());
+    }
+    if let Some((resource, count)) = &pod.gpu {
+        limits.insert(resource.clone(), Quantity(count.to_string()));
+    }
+    let some = |map: BTreeMap<String, Quantity>| (!map.is_empty()).then_some(map);
+    ResourceRequirements { requests: some(requests), limits: some(limits), claims: None }
+}

@@ -1,0 +1,31 @@
+//! Pods take connections on the API port and on no other; what they may reach is the cluster's decision.
+
+use gantry_crds::InferenceService;
+use k8s_openapi::{
+    api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
+use kube::ResourceExt;
+
+use super::{PORT_NAME, metadata, pod_selector};
+
+/// The NetworkPolicy, named as the InferenceService.
+pub fn network_policy(owner: &InferenceService) -> NetworkPolicy {
+    let name = owner.name_any();
+    NetworkPolicy {
+        metadata: metadata(owner, name.clone()),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(pod_selector(&name)),
+            policy_types: Some(vec!["Ingress".to_owned()]),
+            ingress: Some(vec![NetworkPolicyIngressRule {
+                ports: Some(vec![NetworkPolicyPort {
+                    port: Some(IntOrString::String(PORT_NAME.to_owned())),
+                    protocol: Some("TCP".to_owned()),
+                    ..NetworkPolicyPort::default()
+                }]),
+                ..NetworkPolicyIngressRule::default()
+            }]),
+            ..NetworkPolicySpec::default()
+        }),
+    }
+}

@@ -1,0 +1,71 @@
+//! The identity of a service's pods: its agents read their own service, its prompts and its credentials, and write
+//! their own status. Nothing else, and nothing of other services: `resourceNames` says so.
+
+use std::collections::BTreeSet;
+
+use gantry_crds::{GROUP, InferenceService};
+use k8s_openapi::api::{
+    core::v1::ServiceAccount,
+    rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject},
+};
+use kube::ResourceExt;
+
+use super::{Inputs, identity_name, metadata};
+
+/// The pods' ServiceAccount.
+pub fn service_account(owner: &InferenceService) -> ServiceAccount {
+    ServiceAccount { metadata: metadata(owner, identity_name(owner)), ..ServiceAccount::default() }
+}
+
+/// What the agents may do.
+pub fn role(inputs: &Inputs) -> Role {
+    let service = inputs.owner.name_any();
+    let mut rules = vec![
+        rule(GROUP, "inferenceservices", &["get", "list", "watch"], [service.clone()]),
+        rule(GROUP, "inferenceservices/status", &["get", "patch"], [service]),
+    ];
+    // An empty list of names would allow all of them: no names, no rule.
+    if let Some(config_map) = &inputs.spec.prompts_config_map {
+        rules.push(rule("", "configmaps", &["get"], [config_map.clone()]));
+    }
+    let secrets = secrets(inputs);
+    if !secrets.is_empty() {
+        rules.push(rule("", "secrets", &["get"], secrets));
+    }
+    Role { metadata: metadata(inputs.owner, identity_name(inputs.owner)), rules: Some(rules) }
+}
+
+/// Secrets of all versions that pods may have to fetch, the wanted one before the others.
+fn secrets(inputs: &Inputs) -> BTreeSet<String> {
+    let models = inputs.versions.iter().map(|version| &version.model).chain([&inputs.spec.wanted.model]);
+    models.filter_map(|model| model.source.secret_ref.as_ref()).map(|secret| secret.name.clone()).collect()
+}
+
+fn rule(group: &str, resource: &str, verbs: &[&str], names: impl IntoIterator<Item = String>) -> PolicyRule {
+    PolicyRule {
+        api_groups: Some(vec![group.to_owned()]),
+        resources: Some(vec![resource.to_owned()]),
+        resource_names: Some(names.into_iter().collect()),
+        verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+        ..PolicyRule::default()
+    }
+}
+
+/// Gives the Role to the ServiceAccount.
+pub fn role_binding(owner: &InferenceService) -> RoleBinding {
+    let name = identity_name(owner);
+    RoleBinding {
+        metadata: metadata(owner, name.clone()),
+        role_ref: RoleRef {
+            api_group: "rbac.authorization.k8s.io".to_owned(),
+            kind: "Role".to_owned(),
+            name: name.clone(),
+        },
+        subjects: Some(vec![Subject {
+            kind: "ServiceAccount".to_owned(),
+            name,
+            namespace: owner.namespace(),
+            ..Subject::default()
+        }]),
+    }
+}

@@ -1,0 +1,277 @@
+//! One reconcile: observe → validate → decide → build → act → status, for one service at a time.
+//!
+//! Children go first, then the versions that the status will name, then the status itself: an agent that is told about a
+//! version finds the rights to fetch it. Events and metrics follow what was written. A reconcile that fails is repeated
+//! with a back-off; one that lost a race is repeated with the newer object.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::{FutureExt, StreamExt};
+use gantry_crds::{FINALIZER, InferenceService, InferenceServiceStatus};
+use jiff::Timestamp;
+use kube::{
+    Client, Resource, ResourceExt,
+    runtime::{Config, applier, controller::Action, reflector::ObjectRef},
+};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::{
+    act::{self, Actor},
+    build::{self, Inputs, StoredTemplate},
+    cleanup::{Cleanup, clean_up},
+    decide::{Plan, RolloutState, World, decide},
+    events::Events,
+    http::Role,
+    limits::{CLEANUP_POLL, CONFLICT_RETRY, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN},
+    metrics::{Metrics, ReconcileOutcome},
+    observe::{Observed, Stores, WatchesEnded},
+    status::{ServiceInputs, VersionInputs, differs, service_status, version_status},
+    validate::{Problems, ValidService, validate},
+};
+
+/// Pods of a service whose spec leaves the number to an autoscaler, until that has spoken.
+const FIRST_REPLICAS: i32 = 1;
+
+/// What a reconcile needs besides its service.
+pub struct Context {
+    client: Client,
+    stores: Stores,
+    server_image: String,
+    events: Events,
+    metrics: Arc<Metrics>,
+    failures: Mutex<HashMap<ObjectRef<InferenceService>, u32>>,
+}
+
+impl Context {
+    /// A context that writes with `client` and sees what is in `stores`.
+    #[must_use]
+    pub fn new(client: Client, stores: Stores, server_image: String, instance: String, metrics: Arc<Metrics>) -> Self {
+        let events = Events::new(client.clone(), instance);
+        Self { client, stores, server_image, events, metrics, failures: Mutex::default() }
+    }
+
+    /// Time to wait after another failure in a row.
+    fn back_off(&self, service: &InferenceService) -> Duration {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(ObjectRef::from_obj(service)).or_insert(0);
+        let wait = RETRY_MIN.saturating_mul(1 << (*count).min(16)).min(RETRY_MAX);
+        *count = count.saturating_add(1);
+        wait
+    }
+
+    fn succeeded(&self, service: &InferenceService) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(service));
+    }
+}
+
+/// Why a reconcile did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A request was not carried out.
+    #[error(transparent)]
+    Act(#[from] act::Error),
+    /// The operator is being stopped.
+    #[error(transparent)]
+    WatchesEnded(#[from] WatchesEnded),
+}
+
+/// What the controller runs with.
+pub struct Settings {
+    /// Client for watches, whose answers may take minutes.
+    pub watch_client: Client,
+    /// Client for all other requests.
+    pub client: Client,
+    /// Image of new serving pods.
+    pub server_image: String,
+    /// Name of this operator's pod.
+    pub instance: String,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Reconciles all services until `stop`, then finishes what is running.
+pub async fn run(settings: Settings, role: &watch::Sender<Role>, stop: CancellationToken) {
+    let (stores, wakes) = Stores::watch(&settings.watch_client);
+    let context =
+        Arc::new(Context::new(settings.client, stores, settings.server_image, settings.instance, settings.metrics));
+    let filled = async {
+        if context.stores.ready().await.is_ok() {
+            role.send_replace(Role::Leading);
+        }
+    };
+    // Without a further wake the queue ends, and with it this stream once the running reconciles have.
+    let queue = wakes.map(Ok::<_, Infallible>).take_until(stop.cancelled_owned());
+    let reconciles = applier(
+        |service, context| reconcile(service, context).boxed(),
+        error_policy,
+        Arc::clone(&context),
+        context.stores.services(),
+        queue,
+        Config::default().concurrency(RECONCILE_CONCURRENCY),
+    )
+    // What a reconcile ran into was logged and counted there; a wake of a service that is gone means nothing.
+    .for_each(|_| async {});
+    tokio::join!(filled, reconciles);
+}
+
+/// Brings one service one step on.
+///
+/// # Errors
+/// When a request was not carried out; [`error_policy`] says when to try again.
+pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) -> Result<Action, Error> {
+    context.stores.ready().await?;
+    let started = Instant::now();
+    let observed = context.stores.observe(&service);
+    let result = step(&service, &observed, &context, whole_seconds(Timestamp::now())).await;
+    let outcome = match &result {
+        Ok(_) => ReconcileOutcome::Done,
+        Err(error) if error.is_stale() || error.is_gone() => ReconcileOutcome::Stale,
+        Err(error) if error.is_refusal() => ReconcileOutcome::Refused,
+        Err(_) => ReconcileOutcome::Failed,
+    };
+    context.metrics.reconciled(outcome, started.elapsed());
+    if result.is_ok() {
+        context.succeeded(&service);
+    }
+    result.map_err(Error::from)
+}
+
+/// When a service whose reconcile failed is tried again.
+pub fn error_policy(service: Arc<InferenceService>, error: &Error, context: Arc<Context>) -> Action {
+    match error {
+        Error::Act(error) if error.is_stale() => Action::requeue(CONFLICT_RETRY),
+        Error::Act(error) if error.is_gone() => Action::requeue(RETRY_MIN),
+        Error::WatchesEnded(_) => Action::await_change(),
+        Error::Act(_) => {
+            let wait = context.back_off(&service);
+            error!(service = %ObjectRef::from_obj(&*service), %error, wait_seconds = wait.as_secs(), "a reconcile failed");
+            Action::requeue(wait)
+        }
+    }
+}
+
+/// The API keeps times in whole seconds; what is compared with them must be as coarse.
+fn whole_seconds(now: Timestamp) -> Timestamp {
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+/// One reconcile of a service as observed.
+pub(crate) async fn step(
+    service: &InferenceService,
+    observed: &Observed,
+    context: &Context,
+    now: Timestamp,
+) -> Result<Action, act::Error> {
+    let actor = Actor::new(&context.client, service);
+    if service.meta().deletion_timestamp.is_some() {
+        return delete(service, observed, context, &actor, now).await;
+    }
+    if !service.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+        // The write wakes this service again, with the object that the next writes need.
+        actor.set_finalizer(true).await?;
+        return Ok(Action::await_change());
+    }
+
+    let no_status = InferenceServiceStatus::default();
+    let status = service.status.as_ref().unwrap_or(&no_status);
+    let spec = validate(service);
+    let state = RolloutState::from(status);
+    let pods = observed.counted(status);
+    let stamped = observed.stamped();
+    let target_replicas = target_replicas(spec.as_ref().ok(), observed);
+    let world = World { now, spec: spec.as_ref().ok(), state: &state, pods: &pods, target_replicas, stamped: &stamped };
+
+    let plan = decide(&world);
+    let applied = apply_children(service, spec.as_ref(), observed, &plan, context, &actor).await;
+    let apply_error = match &applied {
+        // A refusal stays until somebody acts, so it is said in the status; anything else passes.
+        Err(error) if error.is_refusal() => Some(error.to_string()),
+        Err(_) => return applied.map(|()| Action::await_change()),
+        Ok(()) => None,
+    };
+    // Without its children a rollout does not go on.
+    let next = if apply_error.is_some() { &state } else { &plan.state };
+    if apply_error.is_none() {
+        actor.stamp(&plan.stamp).await?;
+    }
+    let inputs =
+        ServiceInputs { service, spec: spec.as_ref(), state: next, observed, target_replicas, apply_error, now };
+    let new_status = service_status(&inputs);
+    if differs(service.status.as_ref(), &new_status) {
+        actor.write_status(&new_status).await?;
+    }
+    applied?;
+    if let Some(transition) = &plan.transition {
+        info!(service = %ObjectRef::from_obj(service), ?transition, "rollout");
+        context.metrics.transition(transition);
+        context.events.transition(service, transition).await;
+    }
+    for version in observed.versions.iter().filter(|version| version.meta().deletion_timestamp.is_none()) {
+        let status = version_status(&VersionInputs { version, before: &state, state: next, pods: &pods, now });
+        if version.status.as_ref() != Some(&status) {
+            actor.write_version_status(&version.name_any(), &status).await?;
+        }
+    }
+    actor.delete_versions(&plan.delete).await?;
+    actor.forget_pods(&observed.gone_pods(status)).await?;
+    Ok(wake(&plan))
+}
+
+async fn apply_children(
+    service: &InferenceService,
+    spec: Result<&ValidService, &Problems>,
+    observed: &Observed,
+    plan: &Plan,
+    context: &Context,
+    actor: &Actor<'_>,
+) -> Result<(), act::Error> {
+    // A spec that cannot be carried out changes nothing at all.
+    let Ok(spec) = spec else { return Ok(()) };
+    let stored = observed.deployment.as_ref().and_then(|deployment| StoredTemplate::of(deployment.annotations()));
+    let children = build::build(&Inputs {
+        owner: service,
+        spec,
+        versions: &plan.state.versions,
+        server_image: &context.server_image,
+        stored: stored.as_ref(),
+    });
+    actor.apply_children(observed, &children).await
+}
+
+fn target_replicas(spec: Option<&ValidService>, observed: &Observed) -> i32 {
+    spec.and_then(|spec| spec.replicas).or_else(|| observed.scaled_to()).unwrap_or(FIRST_REPLICAS)
+}
+
+async fn delete(
+    service: &InferenceService,
+    observed: &Observed,
+    context: &Context,
+    actor: &Actor<'_>,
+    now: Timestamp,
+) -> Result<Action, act::Error> {
+    match clean_up(actor, service, observed, now).await? {
+        Cleanup::Waiting => Ok(Action::requeue(CLEANUP_POLL)),
+        Cleanup::NotOurs => Ok(Action::await_change()),
+        Cleanup::Done { pods_left } => {
+            if pods_left > 0 {
+                context.events.cleanup_gave_up(service, pods_left).await;
+            }
+            context.succeeded(service);
+            Ok(Action::await_change())
+        }
+    }
+}
+
+/// Sleeps until the next deadline, or until something happens.
+fn wake(plan: &Plan) -> Action {
+    let Some(wake_at) = plan.wake_at else { return Action::await_change() };
+    let wait = Duration::try_from(wake_at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO);
+    Action::requeue(wait.max(CONFLICT_RETRY))
+}

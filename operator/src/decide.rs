@@ -1,0 +1,528 @@
+//! What to do next, as a pure function: [`World`] in, [`Plan`] out. No clock, no cluster, no randomness.
+//!
+//! ```text
+//!            start            all prepared            all switched            bake over
+//!  (rest) ─────────▶ Prepare ──────────────▶ Commit ──────────────▶ Bake ─────────────▶ (rest)
+//!    ▲                  │  gate or deadline     │ a worker failed or time up  │
+//!    ├── rejected ◀─────┤                       ▼                             ▼
+//!    └── cancelled ◀────┘                     Rollback ──────────────────▶ (rest, rejected)
+//! ```
+//!
+//! One call makes at most one step: each step is one status write that agents act upon, and what may follow is decided
+//! from what they then report. A status write is refused by the API server when the object it was decided from is no
+//! longer the newest, so a decision from a stale world has no effect; a crash before or after the write is the same as
+//! one late pass. Absent: anything about children (see `build`) and conditions (see `status`).
+
+use std::time::Duration;
+
+use gantry_crds::{
+    InferenceServiceStatus,
+    status::{
+        FitStatus, GateName, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus, RolloutStatus, RolloutStep,
+    },
+};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::{
+    limits::SWITCH_TIMEOUT,
+    validate::{ValidService, WantedVersion},
+};
+use failure::{Failure, prepare_message};
+
+mod failure;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+/// All that a decision depends on.
+#[derive(Debug, Clone)]
+pub struct World<'a> {
+    /// The present, in whole seconds: the API keeps no more.
+    pub now: Timestamp,
+    /// What the user asks for; `None` when it cannot be carried out.
+    pub spec: Option<&'a ValidService>,
+    /// Where the rollout stands.
+    pub state: &'a RolloutState,
+    /// Pods that run and are not being ended, with what they report.
+    pub pods: &'a [CountedPod<'a>],
+    /// Pods that there should be.
+    pub target_replicas: i32,
+    /// ModelVersions that exist.
+    pub stamped: &'a [StampedVersion],
+}
+
+/// A pod that a rollout waits for.
+#[derive(Debug, Clone, Copy)]
+pub struct CountedPod<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// When the kubelet took it in.
+    pub started_at: Option<Timestamp>,
+    /// Its own entry in the status, once there is one.
+    pub report: Option<&'a ReplicaStatus>,
+}
+
+/// A ModelVersion that exists.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StampedVersion {
+    /// Its frozen content.
+    pub version: NamedVersion,
+    /// Its number within the service.
+    pub revision: i64,
+}
+
+/// The part of the status that the rollout consists of.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RolloutState {
+    /// Version that answers.
+    pub active: Option<String>,
+    /// Version that is prepared.
+    pub candidate: Option<String>,
+    /// Version that was active and stays loaded.
+    pub previous: Option<String>,
+    /// The rollout in progress.
+    pub rollout: Option<RolloutStatus>,
+    /// The latch.
+    pub rejected: Option<RejectedStatus>,
+    /// What the versions named here are.
+    pub versions: Vec<NamedVersion>,
+}
+
+impl From<&InferenceServiceStatus> for RolloutState {
+    fn from(status: &InferenceServiceStatus) -> Self {
+        Self {
+            active: status.active_version.clone(),
+            candidate: status.candidate_version.clone(),
+            previous: status.previous_version.clone(),
+            rollout: status.rollout.clone(),
+            rejected: status.rejected.clone(),
+            versions: status.versions.clone(),
+        }
+    }
+}
+
+impl RolloutState {
+    /// The version that can be gone back to: the previous one or, when it was not kept loaded, the one that `versions`
+    /// still describes for the time of the bake.
+    fn way_back(&self) -> Option<&str> {
+        let named = || self.versions.iter().map(|version| version.name.as_str());
+        self.previous.as_deref().or_else(|| named().find(|name| Some(*name) != self.active.as_deref()))
+    }
+
+    /// Whether a version has a part to play, so that its ModelVersion has to stay.
+    fn names(&self, version: &str) -> bool {
+        self.versions.iter().any(|named| named.name == version)
+            || self.rejected.as_ref().is_some_and(|rejected| rejected.version == version)
+    }
+
+    /// The state without what only a foreign hand can have left in it.
+    fn repaired(mut self) -> Self {
+        if let Some(rollout) = &self.rollout {
+            let is_active = self.active.as_deref() == Some(rollout.version.as_str());
+            let possible = match rollout.step {
+                RolloutStep::Prepare | RolloutStep::Rollback => !is_active,
+                RolloutStep::Commit | RolloutStep::Bake => is_active,
+            };
+            if !possible {
+                self.rollout = None;
+            }
+        }
+        self.candidate = match &self.rollout {
+            Some(rollout) if rollout.step == RolloutStep::Prepare => Some(rollout.version.clone()),
+            _ => None,
+        };
+        if self.rollout.is_none() {
+            self.previous = None;
+        }
+        self
+    }
+}
+
+/// What changes in the cluster besides the children.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The state to be written; the same as observed when there is nothing to do.
+    pub state: RolloutState,
+    /// The step that was made, if any.
+    pub transition: Option<Transition>,
+    /// ModelVersions to create before the state that names them is written.
+    pub stamp: Vec<NamedVersion>,
+    /// ModelVersions beyond the history limit.
+    pub delete: Vec<String>,
+    /// When to decide again if nothing happens before.
+    pub wake_at: Option<Timestamp>,
+}
+
+/// A step of a rollout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Transition {
+    /// Pods are asked to prepare a version.
+    Started {
+        /// The version.
+        version: String,
+        /// The candidate that was given up for it.
+        instead_of: Option<String>,
+    },
+    /// The candidate is no longer wanted.
+    Cancelled {
+        /// The candidate.
+        version: String,
+        /// Why.
+        why: &'static str,
+    },
+    /// All pods are prepared and switch.
+    Committed {
+        /// The version they switch to.
+        version: String,
+    },
+    /// All pods have switched.
+    Baking {
+        /// The version that is watched.
+        version: String,
+    },
+    /// The rollout is done.
+    Settled {
+        /// The version that stays.
+        version: String,
+    },
+    /// A version was refused before it answered.
+    Rejected {
+        /// The version.
+        version: String,
+        /// The gate that refused it.
+        gate: GateName,
+        /// Why, and what to do.
+        message: String,
+    },
+    /// Pods switch back.
+    RollingBack {
+        /// The version that is taken back.
+        version: String,
+        /// The version they switch back to.
+        to: String,
+        /// Why.
+        message: String,
+    },
+    /// All pods have switched back.
+    RolledBack {
+        /// The version that was taken back.
+        version: String,
+    },
+}
+
+/// Decides the next step.
+#[must_use]
+pub fn decide(world: &World) -> Plan {
+    let state = world.state.clone().repaired();
+    let (mut state, transition) = match state.rollout.clone() {
+        None => rest(world, state),
+        Some(rollout) => match rollout.step {
+            RolloutStep::Prepare => prepare(world, state, rollout),
+            RolloutStep::Commit => commit(world, state, &rollout),
+            RolloutStep::Bake => bake(world, state, &rollout),
+            RolloutStep::Rollback => rollback(world, state, &rollout),
+        },
+    };
+    state.versions = named_versions(world, &state);
+    let missing = |version: &&NamedVersion| !world.stamped.iter().any(|stamped| stamped.version.name == version.name);
+    Plan {
+        stamp: state.versions.iter().filter(missing).cloned().collect(),
+        delete: surplus(world, &state),
+        wake_at: state.rollout.as_ref().map(|rollout| rollout.deadline.0).filter(|deadline| *deadline > world.now),
+        state,
+        transition,
+    }
+}
+
+type Step = (RolloutState, Option<Transition>);
+
+/// No rollout: begins one when the spec asks for another version that is not latched.
+fn rest(world: &World, mut state: RolloutState) -> Step {
+    let Some(spec) = world.spec else { return (state, None) };
+    let wanted = &spec.wanted;
+    if state.active.as_deref() == Some(wanted.name.as_str()) {
+        // The user went back to what is served: the latch has done its work.
+        state.rejected = None;
+        return (state, None);
+    }
+    // Without a pod a version can be neither validated nor refused.
+    if is_latched(&state, wanted) || world.target_replicas == 0 {
+        return (state, None);
+    }
+    start(world, state, spec)
+}
+
+/// Whether `wanted` was refused and nothing that it is judged by has changed since.
+#[must_use]
+pub fn is_latched(state: &RolloutState, wanted: &WantedVersion) -> bool {
+    let latch = state.rejected.as_ref();
+    latch.is_some_and(|rejected| rejected.version == wanted.name && rejected.judged == wanted.judged)
+}
+
+fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
+    let wanted = &spec.wanted;
+    let instead_of = state.candidate.take();
+    // The version before the active one, if it is still kept, makes room for the new one or becomes it.
+    state.previous = None;
+    state.rejected = None;
+    state.candidate = Some(wanted.name.clone());
+    let plan = match &state.active {
+        Some(active) => format!("InPlaceSwap: every pod loads {} beside {active}, then all switch", wanted.name),
+        None => format!("InPlaceSwap: {} is the first version, nothing is replaced", wanted.name),
+    };
+    state.rollout = Some(RolloutStatus {
+        message: Some(prepare_message(world, &wanted.name)),
+        judged: Some(wanted.judged.clone()),
+        ..rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline)
+    });
+    (state, Some(Transition::Started { version: wanted.name.clone(), instead_of }))
+}
+
+fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -> Step {
+    let Some(spec) = world.spec else {
+        return cancel(state, rollout.version, "the spec asks for something that cannot be carried out");
+    };
+    let wanted = &spec.wanted;
+    if state.active.as_deref() == Some(wanted.name.as_str()) {
+        return cancel(state, rollout.version, "the spec asks for the active version again");
+    }
+    if world.target_replicas == 0 {
+        return cancel(state, rollout.version, "spec.replicas is 0, and only a pod can validate a version");
+    }
+    if wanted.name != rollout.version || rollout.judged.as_deref() != Some(wanted.judged.as_str()) {
+        return start(world, state, spec);
+    }
+    let failed = world.pods.iter().find_map(|pod| Failure::of_candidate(pod, &rollout));
+    if let Some(failure) = failed {
+        return reject(world, state, &rollout, failure);
+    }
+    let is_prepared = |pod: &&CountedPod| pod.report.is_some_and(|report| has_prepared(report, &rollout.version));
+    let prepared = world.pods.iter().filter(is_prepared).count();
+    if prepared > 0 && prepared == world.pods.len() {
+        return switch(world, state, rollout);
+    }
+    // Time in which no pod ran could not be used by the version: it counts from the start of the oldest pod.
+    if let Some(oldest) = world.pods.iter().filter_map(|pod| pod.started_at).min() {
+        rollout.deadline.0 = rollout.deadline.0.max(after(oldest, spec.progress_deadline));
+    }
+    if world.now >= rollout.deadline.0 && !world.pods.is_empty() {
+        let failure = Failure::of_deadline(world, &rollout, prepared);
+        return reject(world, state, &rollout, failure);
+    }
+    rollout.message = Some(prepare_message(world, &rollout.version));
+    if let Some(fit) = tightest_fit(world, &rollout.version) {
+        let beside = if state.active.is_some() { " left beside the active one" } else { "" };
+        rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);
+    }
+    state.rollout = Some(rollout);
+    (state, None)
+}
+
+fn has_prepared(report: &ReplicaStatus, version: &str) -> bool {
+    report.prepared.as_deref() == Some(version)
+}
+
+fn serves(report: &ReplicaStatus, version: &str) -> bool {
+    report.version.as_deref() == Some(version)
+}
+
+/// Every pod is prepared: one write makes the candidate active and keeps the way back.
+fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) -> Step {
+    let version = rollout_now.version.clone();
+    state.previous = state.active.replace(version.clone());
+    state.candidate = None;
+    state.rollout = Some(RolloutStatus {
+        judged: rollout_now.judged,
+        ..rollout(world, &version, RolloutStep::Commit, rollout_now.plan, SWITCH_TIMEOUT)
+    });
+    (state, Some(Transition::Committed { version }))
+}
+
+fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
+    let version = now.version.as_str();
+    let Some(way_back) = state.way_back().map(str::to_owned) else {
+        // The first version: there is nothing to go back to, and nothing to keep.
+        let done = all_switched(world, version) || world.now >= now.deadline.0;
+        return if done { settle(state, version) } else { (state, None) };
+    };
+    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
+    if let Some(failure) = failed {
+        return take_back(world, state, now, way_back, failure);
+    }
+    if all_switched(world, version) {
+        // A spec that became unusable meanwhile does not stop what was begun.
+        let bake = world.spec.map_or(Duration::ZERO, |spec| spec.bake);
+        if world.spec.is_some_and(|spec| !spec.keep_resident) {
+            state.previous = None;
+        }
+        state.rollout = Some(RolloutStatus {
+            judged: now.judged.clone(),
+            ..rollout(world, version, RolloutStep::Bake, now.plan.clone(), bake)
+        });
+        return (state, Some(Transition::Baking { version: version.to_owned() }));
+    }
+    if world.now >= now.deadline.0 {
+        let failure = Failure::of_switch_deadline(world, version);
+        return take_back(world, state, now, way_back, failure);
+    }
+    (state, None)
+}
+
+/// Whether no pod lags behind. A pod that serves nothing yet is a new one: it starts with the active version.
+fn all_switched(world: &World, version: &str) -> bool {
+    let reports = || world.pods.iter().filter_map(|pod| pod.report);
+    let lags = |report: &ReplicaStatus| match &report.version {
+        Some(serving) => serving != version,
+        None => has_prepared(report, version),
+    };
+    !reports().any(lags) && (world.pods.is_empty() || reports().any(|report| serves(report, version)))
+}
+
+fn bake(world: &World, state: RolloutState, now: &RolloutStatus) -> Step {
+    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
+    if let (Some(failure), Some(way_back)) = (failed, state.way_back().map(str::to_owned)) {
+        return take_back(world, state, now, way_back, failure);
+    }
+    if let Some(spec) = world.spec
+        && spec.wanted.name != now.version
+        && world.target_replicas > 0
+    {
+        return start(world, state, spec);
+    }
+    if world.now >= now.deadline.0 { settle(state, &now.version) } else { (state, None) }
+}
+
+fn rollback(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
+    let lags = |pod: &CountedPod| pod.report.is_some_and(|report| serves(report, &now.version));
+    if world.pods.iter().any(lags) && world.now < now.deadline.0 {
+        return (state, None);
+    }
+    // A pod that is late still follows activeVersion by itself.
+    state.rollout = None;
+    (state, Some(Transition::RolledBack { version: now.version.clone() }))
+}
+
+fn settle(mut state: RolloutState, version: &str) -> Step {
+    state.rollout = None;
+    state.previous = None;
+    (state, Some(Transition::Settled { version: version.to_owned() }))
+}
+
+fn cancel(mut state: RolloutState, version: String, why: &'static str) -> Step {
+    state.rollout = None;
+    state.candidate = None;
+    (state, Some(Transition::Cancelled { version, why }))
+}
+
+fn reject(world: &World, mut state: RolloutState, now: &RolloutStatus, failure: Failure) -> Step {
+    let message = failure.message.clone();
+    let transition = Transition::Rejected { version: now.version.clone(), gate: failure.gate, message };
+    state.rejected = Some(latch(world, &state, now, failure, RejectedOutcome::Rejected));
+    state.rollout = None;
+    state.candidate = None;
+    (state, Some(transition))
+}
+
+fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: String, failure: Failure) -> Step {
+    let version = now.version.clone();
+    let message = failure.message.clone();
+    let resident = state.previous.is_some();
+    let time = match world.spec {
+        Some(spec) if !resident => spec.progress_deadline,
+        _ => SWITCH_TIMEOUT,
+    };
+    state.rejected = Some(latch(world, &state, now, failure, RejectedOutcome::RolledBack));
+    state.active = Some(to.clone());
+    state.previous = None;
+    state.rollout = Some(rollout(world, &version, RolloutStep::Rollback, now.plan.clone(), time));
+    (state, Some(Transition::RollingBack { version, to, message }))
+}
+
+fn latch(
+    world: &World,
+    state: &RolloutState,
+    now: &RolloutStatus,
+    failure: Failure,
+    outcome: RejectedOutcome,
+) -> RejectedStatus {
+    let named = state.versions.iter().find(|named| named.name == now.version);
+    RejectedStatus {
+        version: now.version.clone(),
+        digest: named.and_then(|named| named.model.source.sha256.as_ref()).map(|digest| format!("sha256:{digest}")),
+        // What was judged is what the rollout began with, not what the spec says by now.
+        judged: now.judged.clone().unwrap_or_default(),
+        gate: failure.gate,
+        value: failure.value,
+        message: failure.message,
+        outcome,
+        at: Time(world.now),
+    }
+}
+
+fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: Duration) -> RolloutStatus {
+    RolloutStatus {
+        version: version.to_owned(),
+        step,
+        plan,
+        started_at: Time(world.now),
+        deadline: Time(after(world.now, time)),
+        message: None,
+        judged: None,
+    }
+}
+
+/// `time` after `start`, in whole seconds and never early.
+fn after(start: Timestamp, time: Duration) -> Timestamp {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX)
+}
+
+/// What the pod with the least room says about the candidate's fit, by the size of what is left.
+fn tightest_fit(world: &World, version: &str) -> Option<FitStatus> {
+    let candidates = world.pods.iter().filter_map(|pod| pod.report?.candidate.as_ref());
+    let fits =
+        candidates.filter(|candidate| candidate.version == version).filter_map(|candidate| candidate.fit.clone());
+    let available = |fit: &FitStatus| crate::quantity::parse(&fit.available).unwrap_or(f64::INFINITY);
+    fits.min_by(|a, b| available(a).total_cmp(&available(b)))
+}
+
+/// The frozen content of every version that agents may need, by name.
+fn named_versions(world: &World, state: &RolloutState) -> Vec<NamedVersion> {
+    let rollout = state.rollout.as_ref();
+    let keeps_way_back = rollout.is_some_and(|rollout| matches!(rollout.step, RolloutStep::Commit | RolloutStep::Bake));
+    let mut names: Vec<&str> =
+        [&state.active, &state.candidate, &state.previous].into_iter().flatten().map(String::as_str).collect();
+    names.extend(rollout.map(|rollout| rollout.version.as_str()));
+    if keeps_way_back {
+        names.extend(state.versions.iter().map(|version| version.name.as_str()));
+    }
+    names.sort_unstable();
+    names.dedup();
+    let content = |name: &str| {
+        // The spec goes first: the same version may have got another address, which pods to come should use.
+        let wanted = world.spec.map(|spec| &spec.wanted).filter(|wanted| wanted.name == name).map(|wanted| {
+            NamedVersion { name: name.to_owned(), model: wanted.model.clone(), runtime: wanted.runtime.clone() }
+        });
+        let stamped = || world.stamped.iter().map(|stamped| &stamped.version);
+        wanted.or_else(|| state.versions.iter().chain(stamped()).find(|version| version.name == name).cloned())
+    };
+    names.into_iter().filter_map(content).collect()
+}
+
+/// The oldest versions beyond the history limit that play no part. Nothing is deleted while anything is in motion.
+fn surplus(world: &World, state: &RolloutState) -> Vec<String> {
+    let Some(spec) = world.spec else { return Vec::new() };
+    if state.rollout.is_some() || state != world.state {
+        return Vec::new();
+    }
+    let plays_no_part = |stamped: &&StampedVersion| {
+        let name = stamped.version.name.as_str();
+        !state.names(name) && name != spec.wanted.name
+    };
+    let mut history: Vec<_> = world.stamped.iter().filter(plays_no_part).collect();
+    history.sort_by_key(|stamped| std::cmp::Reverse(stamped.revision));
+    history.into_iter().skip(spec.history_limit).map(|stamped| stamped.version.name.clone()).collect()
+}

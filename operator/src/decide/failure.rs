@@ -1,0 +1,124 @@
+//! Why a version is refused or taken back, and the sentences that say so: cause, figure, next action.
+
+use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth, RolloutStatus};
+
+use super::{CountedPod, World, has_prepared, serves};
+use crate::{
+    limits::{self, MESSAGE_PODS_MAX, SWITCH_TIMEOUT},
+    validate::RETRY_ANNOTATION,
+};
+
+/// Why a version is refused or taken back.
+pub(super) struct Failure {
+    pub(super) gate: GateName,
+    pub(super) value: Option<String>,
+    pub(super) message: String,
+}
+
+impl Failure {
+    /// A pod says that the candidate failed, in a report that is not left over from an earlier attempt.
+    pub(super) fn of_candidate(pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
+        let report = pod.report.filter(|report| report.reported_at.0 >= now.started_at.0)?;
+        let candidate = report.candidate.as_ref()?;
+        if candidate.version != now.version || candidate.phase != CandidatePhase::Failed {
+            return None;
+        }
+        let gate = candidate.gates.iter().find(|gate| gate.verdict == GateVerdict::Fail);
+        let name = gate.map_or(GateName::Load, |gate| gate.name);
+        let value = gate.and_then(|gate| gate.value.clone());
+        let why = gate.and_then(|gate| gate.message.clone()).or_else(|| candidate.message.clone());
+        let mut message = format!("{} gate on pod {}", name.as_str(), pod.name);
+        for part in [&value, &why].into_iter().flatten() {
+            message = format!("{message}: {part}");
+        }
+        if value.is_none() && why.is_none() {
+            message = format!("{message} gave no reason: see the pod's log");
+        }
+        Some(Self { gate: name, value, message: with_action(name, &message) })
+    }
+
+    pub(super) fn of_deadline(world: &World, now: &RolloutStatus, prepared: usize) -> Self {
+        let seconds = now.deadline.0.duration_since(now.started_at.0).as_secs();
+        let value = format!("{prepared} of {} pods prepared in {seconds}s", world.pods.len());
+        let message = format!("{value}; {}", waiting_for(world, &now.version));
+        Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
+    }
+
+    /// The worker of a pod that has switched died too often, or a pod lost the version before it could switch.
+    pub(super) fn after_switch(pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
+        let report = pod.report?;
+        if serves(report, &now.version) && report.health == ReplicaHealth::Failed {
+            let why = report.message.as_deref().unwrap_or("its worker died too often: see the pod's log");
+            let message = format!("pod {}: {why}", pod.name);
+            return Some(Self {
+                gate: GateName::Health,
+                value: Some("worker failed".to_owned()),
+                message: with_action(GateName::Health, &message),
+            });
+        }
+        // A pod without any version is new: that it cannot load the active one is no reason to change the others.
+        report.version.as_ref().and_then(|_| Self::of_candidate(pod, now))
+    }
+
+    pub(super) fn of_switch_deadline(world: &World, version: &str) -> Self {
+        let lags = |pod: &&CountedPod| !pod.report.is_some_and(|report| serves(report, version));
+        let late: Vec<_> = world.pods.iter().filter(lags).map(|pod| pod.name.to_owned()).collect();
+        let value =
+            format!("{} of {} pods did not switch in {}s", late.len(), world.pods.len(), SWITCH_TIMEOUT.as_secs());
+        let message = format!("{value}: {}", some_of(&late));
+        Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
+    }
+}
+
+/// Adds the next action to the cause.
+fn with_action(gate: GateName, cause: &str) -> String {
+    let action = match gate {
+        GateName::Fetch | GateName::Deadline | GateName::Load => {
+            format!(
+                "correct it, then change spec.model or annotate the service with {RETRY_ANNOTATION}=<any new value>"
+            )
+        }
+        GateName::Digest => "correct spec.model.source.sha256 or the file".to_owned(),
+        GateName::Memory => "use a smaller model or context, or raise spec.resources.memory".to_owned(),
+        GateName::Health => "change spec.model".to_owned(),
+        _ => "change spec.model or spec.rollout.gates".to_owned(),
+    };
+    limits::message(&format!("{}; {action}", cause.trim_end_matches(['.', ' '])))
+}
+
+/// How far the fleet is with preparing `version`.
+pub(super) fn prepare_message(world: &World, version: &str) -> String {
+    if world.pods.is_empty() {
+        return "waits for a running pod".to_owned();
+    }
+    let is_prepared = |pod: &&CountedPod| pod.report.is_some_and(|report| has_prepared(report, version));
+    let prepared = world.pods.iter().filter(is_prepared).count();
+    let summary = format!("{prepared} of {} pods prepared", world.pods.len());
+    if prepared == world.pods.len() { summary } else { format!("{summary}; {}", waiting_for(world, version)) }
+}
+
+/// The pods that are not prepared, and how far each is.
+fn waiting_for(world: &World, version: &str) -> String {
+    let unprepared = world.pods.iter().filter_map(|pod| match pod.report {
+        Some(report) if has_prepared(report, version) => None,
+        Some(report) => {
+            let candidate = report.candidate.as_ref();
+            let phase = candidate.filter(|candidate| candidate.version == version).map(|candidate| candidate.phase);
+            Some(match phase {
+                Some(phase) => format!("{} is {phase:?}", pod.name),
+                None => format!("{} has not begun", pod.name),
+            })
+        }
+        None => Some(format!("{} has not reported", pod.name)),
+    });
+    some_of(&unprepared.collect::<Vec<_>>())
+}
+
+/// The first few of `items`, and how many more there are.
+fn some_of(items: &[String]) -> String {
+    let shown = items.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join(", ");
+    match items.len().saturating_sub(MESSAGE_PODS_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}

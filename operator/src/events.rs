@@ -1,0 +1,80 @@
+//! Kubernetes Events, on transitions only: what `kubectl describe` shows of a rollout's history.
+//!
+//! An Event that cannot be written is logged and forgotten: the status holds all that matters.
+
+use gantry_crds::InferenceService;
+use kube::{
+    Client, Resource,
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+use tracing::warn;
+
+use crate::{build::OPERATOR, decide::Transition, limits};
+
+/// Writes Events about services.
+pub struct Events {
+    recorder: Recorder,
+}
+
+impl Events {
+    /// Events reported by the operator in the pod `instance`.
+    #[must_use]
+    pub fn new(client: Client, instance: String) -> Self {
+        let reporter = Reporter { controller: OPERATOR.to_owned(), instance: Some(instance) };
+        Self { recorder: Recorder::new(client, reporter) }
+    }
+
+    /// Tells of a step of a rollout.
+    pub async fn transition(&self, service: &InferenceService, transition: &Transition) {
+        let (type_, reason, note) = describe(transition);
+        self.publish(service, type_, reason, "Rollout", note).await;
+    }
+
+    /// Tells that the pods of a deleted service did not end in time.
+    pub async fn cleanup_gave_up(&self, service: &InferenceService, pods_left: usize) {
+        let note = format!("{pods_left} pods had not ended in time; garbage collection removes what is left");
+        self.publish(service, EventType::Warning, "CleanupGaveUp", "Cleanup", note).await;
+    }
+
+    async fn publish(&self, service: &InferenceService, type_: EventType, reason: &str, action: &str, note: String) {
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(limits::message(&note)),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &service.object_ref(&())).await {
+            warn!(%error, reason, "an Event could not be written");
+        }
+    }
+}
+
+/// Type, reason and note of the Event for a transition.
+fn describe(transition: &Transition) -> (EventType, &'static str, String) {
+    use EventType::{Normal, Warning};
+    match transition {
+        Transition::Started { version, instead_of: None } => {
+            (Normal, "RolloutStarted", format!("pods prepare {version}"))
+        }
+        Transition::Started { version, instead_of: Some(old) } if old == version => {
+            (Normal, "RolloutRestarted", format!("pods prepare {version} again: what it is judged by has changed"))
+        }
+        Transition::Started { version, instead_of: Some(old) } => {
+            (Normal, "RolloutReplaced", format!("pods prepare {version} instead of {old}"))
+        }
+        Transition::Cancelled { version, why } => (Normal, "RolloutCancelled", format!("{version} is given up: {why}")),
+        Transition::Committed { version } => {
+            (Normal, "RolloutCommitted", format!("every pod has prepared {version}; all switch"))
+        }
+        Transition::Baking { version } => (Normal, "RolloutBaking", format!("every pod answers with {version}")),
+        Transition::Settled { version } => (Normal, "RolloutDone", format!("{version} stays")),
+        Transition::Rejected { version, gate, message } => {
+            (Warning, "VersionRejected", format!("{version} was rejected by the {} gate: {message}", gate.as_str()))
+        }
+        Transition::RollingBack { version, to, message } => {
+            (Warning, "RollingBack", format!("pods switch back from {version} to {to}: {message}"))
+        }
+        Transition::RolledBack { version } => (Normal, "RolledBack", format!("{version} was taken back")),
+    }
+}

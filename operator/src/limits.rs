@@ -1,0 +1,78 @@
+//! Every limit of the operator that is not a field of the spec, with its reason.
+
+use std::time::Duration;
+
+/// Time in which all pods must have switched after Commit or back after Rollback. Switching is a pointer swap in each
+/// pod; the time is for watch events that come late.
+pub const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Time added to the drain timeout for a pod to end: the worker is killed and the last report is written.
+pub const TERMINATION_MARGIN: Duration = Duration::from_secs(10);
+
+/// Longest time the finalizer waits for the pods of a deleted service, whatever its drain timeout.
+pub const CLEANUP_TIMEOUT_MAX: Duration = Duration::from_secs(180);
+
+/// How often the finalizer looks when no event woke it.
+pub const CLEANUP_POLL: Duration = Duration::from_secs(5);
+
+/// Services that are reconciled at the same time; one service is never reconciled twice at once.
+pub const RECONCILE_CONCURRENCY: u16 = 8;
+
+/// First wait after a reconcile that failed; it doubles with each failure in a row.
+pub const RETRY_MIN: Duration = Duration::from_secs(1);
+
+/// Longest wait after a reconcile that failed.
+pub const RETRY_MAX: Duration = Duration::from_secs(120);
+
+/// Wait after a write that lost a race: the watch event that carries the newer object is on its way.
+pub const CONFLICT_RETRY: Duration = Duration::from_millis(200);
+
+/// Longest answer of the API server to any request but a watch.
+pub const API_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Longest message in a condition, a status line or an event: Events allow 1 KiB.
+pub const MESSAGE_BYTES_MAX: usize = 1000;
+
+/// Pods that a message names before it goes on with their number.
+pub const MESSAGE_PODS_MAX: usize = 3;
+
+/// Size of the scratch volume at `/tmp` in a serving pod: sockets and small files only.
+pub const TMP_SIZE: &str = "64Mi";
+
+/// Old ReplicaSets that are kept.
+pub const REPLICA_SETS_KEPT: i32 = 3;
+
+/// Characters of the annotation that asks for another try: it becomes part of a status field.
+pub const RETRY_TOKEN_CHARS_MAX: usize = 64;
+
+/// Change of the measured memory, in percent, below which `status.memory` is not written again.
+pub const MEMORY_CHANGE_PERCENT: i64 = 5;
+
+/// Largest body of a request to the operator's own port.
+pub const HTTP_BODY_BYTES_MAX: usize = 1024;
+
+/// Time that running reconciles get to end after SIGTERM.
+pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Shortens `text` to [`MESSAGE_BYTES_MAX`] at a character boundary.
+#[must_use]
+pub fn message(text: &str) -> String {
+    if text.len() <= MESSAGE_BYTES_MAX {
+        return text.to_owned();
+    }
+    let end = (0..=MESSAGE_BYTES_MAX - 3).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}...", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let long = "ä".repeat(MESSAGE_BYTES_MAX);
+        let cut = message(&long);
+        assert!(cut.len() <= MESSAGE_BYTES_MAX && cut.ends_with("ä..."));
+        assert_eq!(message("short"), "short");
+    }
+}

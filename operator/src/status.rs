@@ -1,0 +1,243 @@
+//! What is reported: the status of a service and of its versions, from what was decided and observed.
+//!
+//! Pure: the same inputs give the same status, and figures that wander (memory) move only when they move much, so that a
+//! settled service is written once and then left alone. Entries of `replicas` are never part of it: the agents own them.
+
+mod version;
+
+use gantry_crds::{
+    InferenceService, InferenceServiceStatus,
+    conditions::{ConditionType, NewCondition, Reason, set_condition},
+    status::{RejectedOutcome, RolloutStep},
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt;
+
+use crate::{
+    build,
+    decide::{RolloutState, is_latched},
+    limits::{self, MEMORY_CHANGE_PERCENT},
+    observe::Observed,
+    quantity::{human_bytes, parse},
+    validate::{Problems, ValidService},
+};
+
+pub use version::{VersionInputs, version_status};
+
+/// What a service's status is computed from.
+pub struct ServiceInputs<'a> {
+    /// The service as observed.
+    pub service: &'a InferenceService,
+    /// Its spec, or what is wrong with it.
+    pub spec: Result<&'a ValidService, &'a Problems>,
+    /// Where the rollout stands now.
+    pub state: &'a RolloutState,
+    /// Its children and pods.
+    pub observed: &'a Observed,
+    /// Pods that there should be.
+    pub target_replicas: i32,
+    /// Why children could not be written.
+    pub apply_error: Option<String>,
+    /// The present, in whole seconds.
+    pub now: Timestamp,
+}
+
+/// The operator's part of the status of a service.
+#[must_use]
+pub fn service_status(inputs: &ServiceInputs) -> InferenceServiceStatus {
+    let old = inputs.service.status.clone().unwrap_or_default();
+    let (state, pods) = (inputs.state, &inputs.observed.pods);
+    let ready = pods.iter().filter(|pod| pod.ready).count();
+    let name = inputs.service.name_any();
+    let mut status = InferenceServiceStatus {
+        observed_generation: inputs.service.metadata.generation,
+        active_version: state.active.clone(),
+        candidate_version: state.candidate.clone(),
+        previous_version: state.previous.clone(),
+        endpoint: Some(build::endpoint(inputs.service)),
+        rollout: state.rollout.clone(),
+        rejected: state.rejected.clone(),
+        versions: state.versions.clone(),
+        replicas: Vec::new(),
+        replica_count: count(pods.iter().filter(|pod| !pod.over).count()),
+        ready_replicas: count(ready),
+        replica_summary: Some(format!("{ready}/{}", inputs.target_replicas)),
+        selector: Some(build::selector_text(&name)),
+        memory: memory(&old),
+        conditions: old.conditions,
+    };
+    for condition in conditions(inputs, ready) {
+        let now = Time(inputs.now);
+        set_condition(&mut status.conditions, condition, inputs.service.metadata.generation, &now);
+    }
+    status
+}
+
+/// Whether writing `new` would change what the operator owns of `old`.
+#[must_use]
+pub fn differs(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> bool {
+    match old {
+        Some(old) => InferenceServiceStatus { replicas: Vec::new(), ..old.clone() } != *new,
+        None => true,
+    }
+}
+
+fn count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// Measured memory of the largest pod against what it may use. The old text stays while the figure is near it.
+fn memory(old: &InferenceServiceStatus) -> Option<String> {
+    let memories = old.replicas.iter().filter_map(|replica| replica.memory.as_ref());
+    let largest = memories.max_by_key(|memory| memory.measured_bytes)?;
+    let measured = largest.measured_bytes?;
+    let limit = largest.limit_bytes.map(|limit| format!("/{}", human_bytes(limit))).unwrap_or_default();
+    let kept = old.memory.as_deref().filter(|text| {
+        let (old_measured, old_limit) = text.split_at(text.find('/').unwrap_or(text.len()));
+        let near = |old: f64| (old - measured as f64).abs() * 100.0 < old * MEMORY_CHANGE_PERCENT as f64;
+        old_limit == limit && parse(old_measured).is_some_and(near)
+    });
+    Some(kept.map_or_else(|| format!("{}{limit}", human_bytes(measured)), str::to_owned))
+}
+
+fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 6] {
+    let available = available(inputs, ready);
+    let up_to_date = up_to_date(inputs);
+    let stalled = stalled(inputs);
+    let (is_available, is_up_to_date) = (available.status == Some(true), up_to_date.status == Some(true));
+    let ready_condition = match (is_available, is_up_to_date) {
+        (true, true) => new(ConditionType::Ready, true, Reason::AsRequested, available.message.clone()),
+        // What keeps it from answering goes before what keeps it from the newest version, unless the user has to act.
+        (false, _) if stalled.status == Some(false) => {
+            new(ConditionType::Ready, false, available.reason, available.message.clone())
+        }
+        _ => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
+    };
+    let reconciling = reconciling(inputs, ready, &stalled);
+    [available, up_to_date, ready_condition, reconciling, stalled, supported(inputs)]
+}
+
+fn new(type_: ConditionType, status: bool, reason: Reason, message: impl AsRef<str>) -> NewCondition {
+    NewCondition { type_, status: Some(status), reason, message: limits::message(message.as_ref()) }
+}
+
+fn available(inputs: &ServiceInputs, ready: usize) -> NewCondition {
+    use ConditionType::Available;
+    let of_target = format!("{ready} of {} pods answer", inputs.target_replicas);
+    if ready > 0 {
+        return new(Available, true, Reason::PodsReady, of_target);
+    }
+    if inputs.target_replicas == 0 {
+        return new(Available, false, Reason::NoPodReady, "spec.replicas is 0: raise it to serve");
+    }
+    if let Some(trouble) = inputs.observed.trouble() {
+        return new(Available, false, Reason::NoPodReady, format!("{of_target}; {trouble}"));
+    }
+    match (&inputs.state.active, &inputs.state.rollout) {
+        (None, Some(rollout)) => {
+            let waits = rollout.message.as_deref().unwrap_or("it is being prepared");
+            new(Available, false, Reason::NoActiveVersion, format!("the first version is not validated yet: {waits}"))
+        }
+        (None, None) => new(Available, false, Reason::NoActiveVersion, "no version has passed its gates yet"),
+        (Some(active), _) => new(Available, false, Reason::NoPodReady, format!("{of_target}; pods load {active}")),
+    }
+}
+
+fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
+    use ConditionType::UpToDate;
+    let state = inputs.state;
+    let spec = match inputs.spec {
+        Ok(spec) => spec,
+        Err(problems) => return new(UpToDate, false, problem_reason(problems), problems.to_string()),
+    };
+    let wanted = &spec.wanted;
+    let is_active = state.active.as_deref() == Some(wanted.name.as_str());
+    match &state.rollout {
+        Some(rollout) if rollout.step == RolloutStep::Bake && is_active => {
+            new(UpToDate, true, Reason::AsRequested, format!("{} answers", wanted.name))
+        }
+        Some(rollout) => {
+            let waits = rollout.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
+            new(UpToDate, false, Reason::RollingOut, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))
+        }
+        None if is_active => new(UpToDate, true, Reason::AsRequested, format!("{} answers", wanted.name)),
+        None if is_latched(state, wanted) => {
+            let (reason, message) = latch(state);
+            new(UpToDate, false, reason, message)
+        }
+        None if inputs.target_replicas == 0 => {
+            let message = format!("{} is validated once there is a pod: spec.replicas is 0", wanted.name);
+            new(UpToDate, false, Reason::WaitingForPods, message)
+        }
+        None => new(UpToDate, false, Reason::RollingOut, format!("{} is about to be prepared", wanted.name)),
+    }
+}
+
+/// Why the latched version is not served.
+fn latch(state: &RolloutState) -> (Reason, String) {
+    use gantry_crds::status::GateName;
+    let Some(rejected) = &state.rejected else { return (Reason::Pending, String::new()) };
+    let reason = match (rejected.outcome, rejected.gate) {
+        (RejectedOutcome::RolledBack, _) => Reason::RolledBack,
+        (RejectedOutcome::Rejected, GateName::Deadline) => Reason::DeadlineExceeded,
+        (RejectedOutcome::Rejected, _) => Reason::GateFailed,
+    };
+    let verb = match rejected.outcome {
+        RejectedOutcome::RolledBack => "was taken back",
+        RejectedOutcome::Rejected => "was rejected",
+    };
+    (reason, format!("{} {verb}: {}", rejected.version, rejected.message))
+}
+
+fn problem_reason(problems: &Problems) -> Reason {
+    if problems.any_invalid() { Reason::InvalidSpec } else { Reason::NotSupported }
+}
+
+fn stalled(inputs: &ServiceInputs) -> NewCondition {
+    use ConditionType::Stalled;
+    if let Some(error) = &inputs.apply_error {
+        return new(Stalled, true, Reason::ApplyFailed, error);
+    }
+    match inputs.spec {
+        Err(problems) => new(Stalled, true, problem_reason(problems), problems.to_string()),
+        Ok(spec) if inputs.state.rollout.is_none() && is_latched(inputs.state, &spec.wanted) => {
+            let (reason, message) = latch(inputs.state);
+            new(Stalled, true, reason, message)
+        }
+        Ok(_) => new(Stalled, false, Reason::AsRequested, "nothing waits for the user"),
+    }
+}
+
+fn reconciling(inputs: &ServiceInputs, ready: usize, stalled: &NewCondition) -> NewCondition {
+    use ConditionType::Reconciling;
+    if let Some(rollout) = &inputs.state.rollout {
+        return new(Reconciling, true, Reason::RollingOut, format!("{} of {}", rollout.step.as_str(), rollout.version));
+    }
+    if stalled.status == Some(true) {
+        return new(Reconciling, false, stalled.reason, "waits for a change of the spec");
+    }
+    if count(ready) < inputs.target_replicas {
+        let message = inputs.observed.trouble().unwrap_or_else(|| "waits for pods to answer".to_owned());
+        return new(Reconciling, true, Reason::WaitingForPods, message);
+    }
+    new(Reconciling, false, Reason::AsRequested, "nothing is left to do")
+}
+
+fn supported(inputs: &ServiceInputs) -> NewCondition {
+    use ConditionType::Supported;
+    match inputs.spec {
+        Err(problems) => new(Supported, false, problem_reason(problems), problems.to_string()),
+        Ok(_) => new(Supported, true, Reason::AsRequested, "every field of the spec is carried out"),
+    }
+}
+
+/// Conditions of a version, set like those of a service.
+fn set_all(conditions: &mut Vec<Condition>, all: impl IntoIterator<Item = NewCondition>, now: Timestamp) {
+    for condition in all {
+        set_condition(conditions, condition, None, &Time(now));
+    }
+}
+
+#[cfg(test)]
+mod tests;

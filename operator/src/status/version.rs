@@ -1,0 +1,293 @@
+//! The status of one ModelVersion: what its service's pods say about it, the worst of them first.
+
+use gantry_crds::{
+    ModelVersion, ModelVersionStatus,
+    conditions::{ConditionType, NewCondition, Reason},
+    status::{
+        CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, Progress, RejectedOutcome,
+        RejectedStatus, RolloutStep, VersionPhase, VersionRole,
+    },
+};
+use jiff::Timestamp;
+use kube::ResourceExt;
+
+use super::set_all;
+use crate::{
+    decide::{CountedPod, RolloutState},
+    limits,
+    quantity::parse,
+};
+
+/// What a version's status is computed from.
+pub struct VersionInputs<'a> {
+    /// The version as observed.
+    pub version: &'a ModelVersion,
+    /// Where the rollout stood when the pods reported.
+    pub before: &'a RolloutState,
+    /// Where it stands now.
+    pub state: &'a RolloutState,
+    /// Pods that are counted, with their reports.
+    pub pods: &'a [CountedPod<'a>],
+    /// The present, in whole seconds.
+    pub now: Timestamp,
+}
+
+/// The status of a version.
+#[must_use]
+pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
+    let name = inputs.version.name_any();
+    let old = inputs.version.status.clone().unwrap_or_default();
+    let is_candidate = |state: &RolloutState| state.candidate.as_deref() == Some(name.as_str());
+    let rejected = inputs.state.rejected.as_ref().filter(|rejected| rejected.version == name);
+    // Only a candidate is judged. A pod that joins later loads the active version too, but its trouble is its own.
+    let reports =
+        if is_candidate(inputs.before) || is_candidate(inputs.state) { reports(inputs, &name) } else { Vec::new() };
+    let phase = phase(inputs, &name, &reports, &old);
+    let gates = gates(&reports, &old, is_candidate(inputs.state), rejected);
+    let mut status = ModelVersionStatus {
+        phase: Some(phase),
+        role: Some(role(inputs.state, &name)),
+        digest: inputs.version.spec.model.source.sha256.as_ref().map(|digest| format!("sha256:{digest}")),
+        gguf: reports.iter().find_map(|report| report.gguf.clone()).or(old.gguf),
+        fit: tightest(&reports).or(old.fit),
+        progress: if is_candidate(inputs.state) { furthest_behind(&reports) } else { None },
+        gate_summary: gate_summary(&gates, rejected),
+        gates,
+        reason: Some(limits::message(&reason(inputs, phase, rejected, old.phase, old.reason.as_deref()))),
+        conditions: old.conditions,
+    };
+    let all = conditions(&status, phase, rejected);
+    set_all(&mut status.conditions, all, inputs.now);
+    status
+}
+
+/// What pods say about the version in this attempt.
+fn reports<'a>(inputs: &VersionInputs<'a>, name: &str) -> Vec<&'a CandidateStatus> {
+    let started = inputs.before.rollout.as_ref().map(|rollout| rollout.started_at.0);
+    let reports = inputs.pods.iter().filter_map(|pod| {
+        let candidate = pod.report?.candidate.as_ref().filter(|candidate| candidate.version == name)?;
+        let left_over = candidate.phase == CandidatePhase::Failed
+            && started.is_some_and(|started| pod.report.is_some_and(|report| report.reported_at.0 < started));
+        (!left_over).then_some(candidate)
+    });
+    reports.collect()
+}
+
+fn role(state: &RolloutState, name: &str) -> VersionRole {
+    let is = |role: &Option<String>| role.as_deref() == Some(name);
+    if is(&state.active) {
+        VersionRole::Active
+    } else if is(&state.candidate) {
+        VersionRole::Candidate
+    } else if is(&state.previous) {
+        VersionRole::Previous
+    } else {
+        VersionRole::History
+    }
+}
+
+fn phase(inputs: &VersionInputs, name: &str, reports: &[&CandidateStatus], old: &ModelVersionStatus) -> VersionPhase {
+    let state = inputs.state;
+    let step = state.rollout.as_ref().filter(|rollout| rollout.version == name).map(|rollout| rollout.step);
+    match (role(state, name), step) {
+        (VersionRole::Active, Some(RolloutStep::Commit)) => VersionPhase::Promoting,
+        (VersionRole::Active, Some(RolloutStep::Bake)) => VersionPhase::Baking,
+        (VersionRole::Active, _) => VersionPhase::Active,
+        (VersionRole::Candidate, _) => candidate_phase(inputs.pods, name, reports),
+        _ => match state.rejected.as_ref().filter(|rejected| rejected.version == name).map(|rejected| rejected.outcome)
+        {
+            Some(RejectedOutcome::Rejected) => VersionPhase::Rejected,
+            Some(RejectedOutcome::RolledBack) => VersionPhase::RolledBack,
+            None => match old.phase {
+                Some(ended @ (VersionPhase::Rejected | VersionPhase::RolledBack)) => ended,
+                _ => VersionPhase::Superseded,
+            },
+        },
+    }
+}
+
+/// How far the pod is that is furthest behind, of those that have begun.
+fn candidate_phase(pods: &[CountedPod], name: &str, reports: &[&CandidateStatus]) -> VersionPhase {
+    let prepared = |pod: &CountedPod| pod.report.is_some_and(|report| report.prepared.as_deref() == Some(name));
+    if !pods.is_empty() && pods.iter().all(prepared) {
+        return VersionPhase::Prepared;
+    }
+    match reports.iter().map(|report| report.phase).min() {
+        None if pods.iter().any(prepared) => VersionPhase::Validating,
+        None => VersionPhase::Pending,
+        Some(CandidatePhase::Fetching) => VersionPhase::Fetching,
+        Some(_) => VersionPhase::Validating,
+    }
+}
+
+/// The worst verdict of each gate over the pods, in the order in which gates run.
+fn gates(
+    reports: &[&CandidateStatus],
+    old: &ModelVersionStatus,
+    is_candidate: bool,
+    rejected: Option<&RejectedStatus>,
+) -> Vec<GateResult> {
+    let mut gates: Vec<GateResult> = Vec::new();
+    for gate in reports.iter().flat_map(|report| &report.gates) {
+        match gates.iter_mut().find(|known| known.name == gate.name) {
+            Some(known) if rank(gate.verdict) < rank(known.verdict) => *known = gate.clone(),
+            Some(_) => {}
+            None => gates.push(gate.clone()),
+        }
+    }
+    let old_failed = old.gates.iter().any(|gate| gate.verdict == GateVerdict::Fail);
+    if gates.is_empty() && !(is_candidate && old_failed) {
+        gates.clone_from(&old.gates);
+    }
+    // The latch outlives the pods' reports, so what it says holds even if none was seen here.
+    if let Some(rejected) = rejected {
+        gates.retain(|gate| gate.name != rejected.gate);
+        gates.push(GateResult {
+            name: rejected.gate,
+            verdict: GateVerdict::Fail,
+            value: rejected.value.clone(),
+            message: Some(rejected.message.clone()),
+        });
+    }
+    gates.sort_by_key(|gate| gate.name);
+    gates
+}
+
+fn rank(verdict: GateVerdict) -> u8 {
+    match verdict {
+        GateVerdict::Fail => 0,
+        GateVerdict::Pass => 1,
+        GateVerdict::Skipped => 2,
+    }
+}
+
+fn gate_summary(gates: &[GateResult], rejected: Option<&RejectedStatus>) -> Option<String> {
+    let describe = |name: GateName, value: Option<&String>| match value {
+        Some(value) => format!("{}: {value}", name.as_str()),
+        None => format!("{}: failed", name.as_str()),
+    };
+    if let Some(rejected) = rejected {
+        return Some(describe(rejected.gate, rejected.value.as_ref()));
+    }
+    if let Some(failed) = gates.iter().find(|gate| gate.verdict == GateVerdict::Fail) {
+        return Some(describe(failed.name, failed.value.as_ref()));
+    }
+    let asked = gates.iter().filter(|gate| gate.verdict != GateVerdict::Skipped).count();
+    let passed = gates.iter().filter(|gate| gate.verdict == GateVerdict::Pass).count();
+    (asked > 0).then(|| format!("{passed}/{asked}"))
+}
+
+fn tightest(reports: &[&CandidateStatus]) -> Option<FitStatus> {
+    let available = |fit: &&FitStatus| (fit.fits, parse(&fit.available).unwrap_or(f64::INFINITY));
+    let fits = reports.iter().filter_map(|report| report.fit.as_ref());
+    fits.min_by(|a, b| {
+        let (a, b) = (available(a), available(b));
+        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+    })
+    .cloned()
+}
+
+fn furthest_behind(reports: &[&CandidateStatus]) -> Option<Progress> {
+    let progresses = reports.iter().filter_map(|report| report.progress.as_ref());
+    progresses.min_by_key(|progress| progress.bytes).cloned()
+}
+
+fn reason(
+    inputs: &VersionInputs,
+    phase: VersionPhase,
+    rejected: Option<&RejectedStatus>,
+    old_phase: Option<VersionPhase>,
+    old_reason: Option<&str>,
+) -> String {
+    let state = inputs.state;
+    let rollout = state.rollout.as_ref();
+    match phase {
+        VersionPhase::Pending | VersionPhase::Fetching | VersionPhase::Validating | VersionPhase::Prepared => {
+            rollout.and_then(|rollout| rollout.message.clone()).unwrap_or_else(|| "waits for pods".to_owned())
+        }
+        VersionPhase::Promoting => "pods switch to it".to_owned(),
+        VersionPhase::Baking => match (&state.previous, rollout) {
+            (Some(previous), Some(rollout)) => format!("answers; {previous} stays loaded until {}", rollout.deadline.0),
+            (None, Some(rollout)) => format!("answers; watched until {}", rollout.deadline.0),
+            _ => "answers".to_owned(),
+        },
+        VersionPhase::Active => "answers".to_owned(),
+        VersionPhase::Rejected | VersionPhase::RolledBack => match (rejected, old_reason) {
+            (Some(rejected), _) => rejected.message.clone(),
+            (None, Some(old)) => old.to_owned(),
+            (None, None) => "it was refused".to_owned(),
+        },
+        VersionPhase::Superseded => match old_reason {
+            // The first successor is the reason; later ones change nothing.
+            Some(old) if old_phase == Some(VersionPhase::Superseded) => old.to_owned(),
+            _ => {
+                let by = state.candidate.as_ref().or(state.active.as_ref());
+                let never = match old_phase {
+                    Some(VersionPhase::Active | VersionPhase::Baking | VersionPhase::Promoting) => "",
+                    _ => " before it answered",
+                };
+                let by = if never.is_empty() { state.active.as_ref() } else { by };
+                by.map_or_else(|| format!("given up{never}"), |by| format!("replaced by {by}{never}"))
+            }
+        },
+    }
+}
+
+fn conditions(
+    status: &ModelVersionStatus,
+    phase: VersionPhase,
+    rejected: Option<&RejectedStatus>,
+) -> [NewCondition; 5] {
+    let of_gates = |type_: ConditionType, names: &[GateName]| {
+        let relevant: Vec<_> = status.gates.iter().filter(|gate| names.contains(&gate.name)).collect();
+        let failed = relevant.iter().find(|gate| gate.verdict == GateVerdict::Fail);
+        let (status, reason, message) = match failed {
+            Some(gate) => (
+                Some(false),
+                Reason::GateFailed,
+                gate.message.clone().or_else(|| gate.value.clone()).unwrap_or_default(),
+            ),
+            None if relevant.len() == names.len() => (Some(true), Reason::Passed, "in every pod".to_owned()),
+            None => (None, Reason::Pending, "not known yet".to_owned()),
+        };
+        NewCondition { type_, status, reason, message: limits::message(&message) }
+    };
+    let answered = matches!(phase, VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active);
+    let validated = match (rejected, phase) {
+        (Some(rejected), _) if rejected.outcome == RejectedOutcome::Rejected => {
+            let reason =
+                if rejected.gate == GateName::Deadline { Reason::DeadlineExceeded } else { Reason::GateFailed };
+            (Some(false), reason, rejected.message.clone())
+        }
+        (_, VersionPhase::Prepared) => (Some(true), Reason::Passed, "in every pod".to_owned()),
+        _ if answered || phase == VersionPhase::RolledBack => (Some(true), Reason::Passed, "in every pod".to_owned()),
+        _ => {
+            let known = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Validated.as_str());
+            match known.filter(|_| matches!(phase, VersionPhase::Superseded | VersionPhase::Rejected)) {
+                Some(known) if known.status == "True" => (Some(true), Reason::Passed, known.message.clone()),
+                Some(known) if known.status == "False" => (Some(false), Reason::GateFailed, known.message.clone()),
+                _ => (None, Reason::Pending, "not known yet".to_owned()),
+            }
+        }
+    };
+    let serving = match phase {
+        _ if answered => (Some(true), Reason::AsRequested, "it answers requests"),
+        VersionPhase::RolledBack => (Some(false), Reason::RolledBack, "it was taken back"),
+        VersionPhase::Rejected => (Some(false), Reason::GateFailed, "it never answered"),
+        VersionPhase::Superseded => (Some(false), Reason::Superseded, "another version answers"),
+        _ => (Some(false), Reason::Pending, "it is being prepared"),
+    };
+    let new = |type_, (status, reason, message): (Option<bool>, Reason, &str)| NewCondition {
+        type_,
+        status,
+        reason,
+        message: limits::message(message),
+    };
+    [
+        of_gates(ConditionType::Fetched, &[GateName::Fetch]),
+        of_gates(ConditionType::Verified, &[GateName::Digest, GateName::Format]),
+        of_gates(ConditionType::Fits, &[GateName::Memory]),
+        new(ConditionType::Validated, (validated.0, validated.1, &validated.2)),
+        new(ConditionType::Serving, serving),
+    ]
+}

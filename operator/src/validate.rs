@@ -1,0 +1,385 @@
+//! From the spec as stored to values that cannot be wrong: every scalar is parsed, every problem is collected.
+//!
+//! The API server has checked most of this already. It is checked again because an object may have been stored before
+//! a rule existed. What this release does not carry out is refused here, by field and with what to use instead, so that
+//! no object is half obeyed. Later steps see only [`ValidService`] and cannot fail for these reasons.
+
+use std::{fmt, time::Duration};
+
+use gantry_crds::{
+    InferenceService, InferenceServiceSpec,
+    inference_service::{
+        CacheMode, DispatchStrategy, ModelSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec,
+    },
+    revision::{judged_by, version_name},
+    scalars::PositiveQuantity,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::ResourceExt;
+
+use crate::{limits::RETRY_TOKEN_CHARS_MAX, quantity};
+
+/// Annotation whose change restarts the pods one after the other.
+pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
+/// Annotation whose change lets a latched version be tried again, for when what was wrong lay outside the spec.
+pub const RETRY_ANNOTATION: &str = "gantry.dev/retry";
+
+/// A spec that can be carried out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ValidService {
+    /// The version the spec asks for.
+    pub wanted: WantedVersion,
+    /// Time in which every pod must have prepared it.
+    pub progress_deadline: Duration,
+    /// Time for which it is watched after the switch.
+    pub bake: Duration,
+    /// Whether the previous version stays loaded for that time.
+    pub keep_resident: bool,
+    /// Pods; `None` when an autoscaler owns the number.
+    pub replicas: Option<i32>,
+    /// What the pods are built from.
+    pub pod: PodSettings,
+    /// ConfigMap with the golden prompts.
+    pub prompts_config_map: Option<String>,
+    /// Superseded versions that are kept.
+    pub history_limit: usize,
+}
+
+/// The version that a spec asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WantedVersion {
+    /// Name of its ModelVersion.
+    pub name: String,
+    /// Hash of all that it is judged by.
+    pub judged: String,
+    /// The model.
+    pub model: ModelSpec,
+    /// The settings it is loaded with.
+    pub runtime: RuntimeSpec,
+}
+
+/// What a serving pod is built from: a change of any of these restarts the pods.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodSettings {
+    /// CPUs requested.
+    pub cpu: Option<Quantity>,
+    /// Memory, request and limit.
+    pub memory: Option<Quantity>,
+    /// Extended resource and number of GPUs.
+    pub gpu: Option<(String, u32)>,
+    /// Most bytes of the model cache.
+    pub cache_limit: Option<Quantity>,
+    /// Longest time that requests in flight get.
+    pub drain_timeout: Duration,
+    /// Value of [`RESTART_ANNOTATION`].
+    pub restart: Option<String>,
+}
+
+/// One thing in the spec that cannot be carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Whether the value is wrong, or right but not supported yet.
+    pub kind: ProblemKind,
+    /// Path of the field.
+    pub field: &'static str,
+    /// What is wrong, or what to use instead.
+    pub advice: String,
+}
+
+/// Why a field cannot be carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// The value is wrong.
+    Invalid,
+    /// This release does not carry it out.
+    NotSupported,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            ProblemKind::Invalid => write!(f, "{}: {}", self.field, self.advice),
+            ProblemKind::NotSupported => write!(f, "{} is not supported yet: {}", self.field, self.advice),
+        }
+    }
+}
+
+/// All problems of a spec; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems(pub Vec<Problem>);
+
+impl Problems {
+    /// Whether any value is wrong, which goes before what is merely not supported.
+    #[must_use]
+    pub fn any_invalid(&self) -> bool {
+        self.0.iter().any(|problem| problem.kind == ProblemKind::Invalid)
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("; ")?;
+            }
+            write!(f, "{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Parses and checks the spec of `service`.
+///
+/// # Errors
+/// With every problem of the spec, in the order of its fields.
+pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
+    let spec = &service.spec;
+    let mut problems = Collector::default();
+    problems.source(&spec.model.source);
+    problems.unsupported_fields(spec);
+    let replicas = spec.replicas;
+    if replicas.is_some_and(|replicas| !(0..=gantry_crds::MAX_REPLICAS).contains(&replicas)) {
+        problems.invalid("spec.replicas", format!("use a number from 0 to {}", gantry_crds::MAX_REPLICAS));
+    }
+    let pod = PodSettings {
+        cpu: problems.quantity("spec.resources.cpu", spec.resources.cpu.as_ref()),
+        memory: problems.quantity("spec.resources.memory", spec.resources.memory.as_ref()),
+        gpu: spec.resources.gpu.as_ref().map(|gpu| (gpu.resource_name.clone(), gpu.count)),
+        cache_limit: problems.quantity("spec.cache.sizeLimit", spec.cache.size_limit.as_ref()),
+        drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
+        restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
+    };
+    problems.parsed("spec.rollout.gates.memory.headroom", spec.rollout.gates.memory.headroom.ratio());
+    if let Some(prompts) = &spec.rollout.gates.prompts {
+        problems.parsed("spec.rollout.gates.prompts.minPass", prompts.min_pass.ratio());
+    }
+    let valid = ValidService {
+        wanted: WantedVersion {
+            name: version_name(&service.name_any(), &spec.model, &spec.runtime),
+            judged: judged(service),
+            model: spec.model.clone(),
+            runtime: spec.runtime.clone(),
+        },
+        progress_deadline: problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std()),
+        bake: problems.parsed("spec.rollout.rollback.bake", spec.rollout.rollback.bake.to_std()),
+        keep_resident: spec.rollout.rollback.keep_resident,
+        replicas,
+        pod,
+        prompts_config_map: spec.rollout.gates.prompts.as_ref().map(prompts_config_map),
+        history_limit: usize::try_from(spec.revision_history_limit).unwrap_or(0),
+    };
+    if problems.0.is_empty() { Ok(valid) } else { Err(Problems(problems.0)) }
+}
+
+fn prompts_config_map(gate: &PromptsGate) -> String {
+    gate.config_map_ref.name.clone()
+}
+
+/// Hash of all that a version is judged by, the user's wish to try again included.
+fn judged(service: &InferenceService) -> String {
+    let hash = judged_by(&service.spec);
+    match service.annotations().get(RETRY_ANNOTATION) {
+        Some(token) => format!("{hash}/{}", token.chars().take(RETRY_TOKEN_CHARS_MAX).collect::<String>()),
+        None => hash,
+    }
+}
+
+/// Collects problems while parsing goes on, so that the user sees all of them at once.
+#[derive(Default)]
+struct Collector(Vec<Problem>);
+
+impl Collector {
+    fn invalid(&mut self, field: &'static str, advice: impl Into<String>) {
+        self.0.push(Problem { kind: ProblemKind::Invalid, field, advice: advice.into() });
+    }
+
+    fn not_supported(&mut self, present: bool, field: &'static str, advice: &'static str) {
+        if present {
+            self.0.push(Problem { kind: ProblemKind::NotSupported, field, advice: advice.to_owned() });
+        }
+    }
+
+    /// The value, or its default together with a recorded problem: the default never leaves [`validate`].
+    fn parsed<T: Default>(&mut self, field: &'static str, value: Result<T, gantry_crds::scalars::InvalidValue>) -> T {
+        value.unwrap_or_else(|error| {
+            self.invalid(field, error.to_string());
+            T::default()
+        })
+    }
+
+    fn quantity(&mut self, field: &'static str, value: Option<&PositiveQuantity>) -> Option<Quantity> {
+        let value = value?;
+        if quantity::parse(&value.0).is_none_or(|number| number <= 0.0) {
+            self.invalid(
+                field,
+                format!("{:?} is not a Kubernetes quantity above zero, such as 500m, 4 or 24Gi", value.0),
+            );
+        }
+        Some(Quantity(value.0.clone()))
+    }
+
+    fn source(&mut self, source: &SourceSpec) {
+        match (&source.uri, &source.pvc) {
+            (Some(uri), None) if uri.starts_with("https://") || uri.starts_with("http://") => match &source.sha256 {
+                Some(digest) => {
+                    if let Err(error) = digest.checked() {
+                        self.invalid("spec.model.source.sha256", error.to_string());
+                    }
+                }
+                None => self.invalid("spec.model.source.sha256", "give the file's SHA-256 (sha256sum FILE)"),
+            },
+            (Some(uri), None) => {
+                let scheme = uri.split("://").next().unwrap_or_default();
+                let advice = format!(
+                    "{scheme}:// cannot be fetched; put the file behind https:// or http:// and give its sha256"
+                );
+                self.0.push(Problem { kind: ProblemKind::NotSupported, field: "spec.model.source.uri", advice });
+            }
+            (None, Some(_)) => self.not_supported(
+                true,
+                "spec.model.source.pvc",
+                "serve the file over https:// or http:// and give its address as uri",
+            ),
+            _ => self.invalid("spec.model.source", "give exactly one of uri and pvc"),
+        }
+    }
+
+    fn unsupported_fields(&mut self, spec: &InferenceServiceSpec) {
+        let (rollout, gates, scheduling) = (&spec.rollout, &spec.rollout.gates, &spec.scheduling);
+        let wants_other_strategy =
+            matches!(rollout.strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests);
+        let wants_other_dispatch =
+            matches!(scheduling.dispatch, DispatchStrategy::MemoryAware | DispatchStrategy::PrefixAware);
+        let leave_out = "leave it out";
+        self.not_supported(spec.runtime.speculative.is_some(), "spec.runtime.speculative", leave_out);
+        self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
+        self.not_supported(scheduling.high_watermark.is_some(), "spec.scheduling.highWatermark", "use maxQueue alone");
+        self.not_supported(scheduling.low_watermark.is_some(), "spec.scheduling.lowWatermark", "use maxQueue alone");
+        self.not_supported(
+            scheduling.queue_timeout.is_some(),
+            "spec.scheduling.queueTimeout",
+            "let the client set a timeout",
+        );
+        self.not_supported(wants_other_dispatch, "spec.scheduling.dispatch", "use LeastLoaded or RoundRobin");
+        self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto or InPlaceSwap");
+        self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
+        self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
+        self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
+        self.not_supported(
+            rollout.rollback.on.is_some(),
+            "spec.rollout.rollback.on",
+            "edit spec.model to go back by hand",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(patch: Value) -> InferenceService {
+        let mut spec = json!({"model": {"servedName": "chat",
+            "source": {"uri": "https://models/a.gguf", "sha256": "a".repeat(64)}}});
+        merge(&mut spec, patch);
+        InferenceService::new("chat", serde_json::from_value(spec).unwrap())
+    }
+
+    fn merge(into: &mut Value, patch: Value) {
+        match (into, patch) {
+            (Value::Object(into), Value::Object(patch)) => {
+                for (key, value) in patch {
+                    match value {
+                        Value::Null => drop(into.remove(&key)),
+                        value => merge(into.entry(key).or_insert(Value::Null), value),
+                    }
+                }
+            }
+            (into, patch) => *into = patch,
+        }
+    }
+
+    #[test]
+    fn the_defaults_can_be_carried_out() {
+        let valid = validate(&service(json!({}))).unwrap();
+        assert_eq!(valid.progress_deadline, Duration::from_secs(900));
+        assert_eq!(valid.bake, Duration::from_secs(600));
+        assert_eq!((valid.replicas, valid.history_limit, valid.keep_resident), (None, 5, true));
+        assert!(valid.wanted.name.starts_with("chat-"));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named_with_what_to_use_instead() {
+        let source = |source: Value| json!({"model": {"source": source}});
+        let cases = [
+            (json!({"rollout": {"strategy": "BlueGreen"}}), "spec.rollout.strategy", "InPlaceSwap"),
+            (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
+            (json!({"rollout": {"gates": {"drift": {}}}}), "spec.rollout.gates.drift", "prompts"),
+            (
+                json!({"rollout": {"gates": {"performance": {"minDecodeRatio": "0.9"}}}}),
+                "spec.rollout.gates.performance",
+                "leave",
+            ),
+            (
+                json!({"rollout": {"gates": {"shadow": {"samplePercent": 5, "duration": "5m"}}}}),
+                "spec.rollout.gates.shadow",
+                "prompts",
+            ),
+            (json!({"rollout": {"rollback": {"on": {"errorRate": "1%"}}}}), "spec.rollout.rollback.on", "spec.model"),
+            (source(json!({"uri": "s3://b/a.gguf"})), "spec.model.source.uri", "https://"),
+            (source(json!({"uri": "gs://b/a.gguf"})), "spec.model.source.uri", "https://"),
+            (source(json!({"uri": "azure://b/a.gguf"})), "spec.model.source.uri", "https://"),
+            (source(json!({"uri": "oci://b/a@sha256:1", "sha256": null})), "spec.model.source.uri", "https://"),
+            (source(json!({"uri": "hf://o/r@1/a.gguf", "sha256": null})), "spec.model.source.uri", "https://"),
+            (source(json!({"uri": null, "pvc": {"claimName": "c", "path": "a.gguf"}})), "spec.model.source.pvc", "uri"),
+            (json!({"cache": {"mode": "Node"}}), "spec.cache.mode", "None"),
+            (json!({"runtime": {"speculative": {}}}), "spec.runtime.speculative", "leave"),
+            (json!({"scheduling": {"highWatermark": 1}}), "spec.scheduling.highWatermark", "maxQueue"),
+            (json!({"scheduling": {"lowWatermark": 1}}), "spec.scheduling.lowWatermark", "maxQueue"),
+            (json!({"scheduling": {"queueTimeout": "5s"}}), "spec.scheduling.queueTimeout", "timeout"),
+            (json!({"scheduling": {"dispatch": "PrefixAware"}}), "spec.scheduling.dispatch", "LeastLoaded"),
+        ];
+        for (patch, field, instead) in cases {
+            let problems = validate(&service(patch.clone())).unwrap_err();
+            assert_eq!(problems.0.len(), 1, "{patch}: {problems}");
+            assert_eq!((problems.0[0].kind, problems.0[0].field), (ProblemKind::NotSupported, field), "{patch}");
+            assert!(problems.to_string().contains(instead), "{problems}");
+        }
+    }
+
+    #[test]
+    fn every_wrong_value_is_reported_at_once() {
+        let problems = validate(&service(json!({
+            "replicas": -1,
+            "model": {"source": {"sha256": "abc"}},
+            "resources": {"memory": "much", "cpu": "0"},
+            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
+        })))
+        .unwrap_err();
+        let fields: Vec<_> = problems.0.iter().map(|problem| problem.field).collect();
+        assert!(problems.any_invalid());
+        for field in [
+            "spec.replicas",
+            "spec.model.source.sha256",
+            "spec.resources.memory",
+            "spec.resources.cpu",
+            "spec.rollout.progressDeadline",
+            "spec.rollout.gates.memory.headroom",
+            "spec.rollout.strategy",
+        ] {
+            assert!(fields.contains(&field), "{field} in {problems}");
+        }
+    }
+
+    #[test]
+    fn a_retry_is_another_judgement_of_the_same_version() {
+        let first = validate(&service(json!({}))).unwrap();
+        let mut again = service(json!({}));
+        again.annotations_mut().insert(RETRY_ANNOTATION.to_owned(), "1".to_owned());
+        let again = validate(&again).unwrap();
+        assert_eq!(first.wanted.name, again.wanted.name);
+        assert_ne!(first.wanted.judged, again.wanted.judged);
+    }
+}
