@@ -49,7 +49,8 @@ e2e_tests() {
   local -a targets
   mapfile -t targets < <(integration_tests '==')
   ((${#targets[@]})) || die "gantry-e2e has no integration tests"
-  tests "${targets[@]}" -- --test-threads=1 --nocapture
+  # They are marked as ignored: they need this cluster.
+  GANTRY_E2E_IMAGE=$(e2e_image) tests "${targets[@]}" -- --test-threads=1 --nocapture --include-ignored
 }
 
 counts() { # of every suite together, in the form of each
