@@ -1,0 +1,201 @@
+//! What the InferenceService asks of this pod.
+
+use std::collections::BTreeMap;
+
+use gantry_crds::InferenceService;
+use gantry_crds::scalars::PositiveQuantity;
+use gantry_crds::status::RolloutStep;
+use kube::core::DynamicObject;
+
+use crate::rollout::{Candidate, Desired, Settings};
+
+/// The share of the cache's volume that is left free: the kubelet evicts a pod whose volume is over its limit by a byte.
+const CACHE_MARGIN_DIVISOR: u64 = 50;
+
+/// An object that this release cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this release cannot read the InferenceService ({0}); what is loaded goes on answering: update the server's image"
+)]
+pub struct InvalidObject(String);
+
+/// Reads what is asked.
+///
+/// # Errors
+/// The object does not have the shape that this release knows.
+pub fn read(object: DynamicObject) -> Result<(Desired, InferenceService), InvalidObject> {
+    let invalid = |error: serde_json::Error| InvalidObject(error.to_string());
+    let mut value = serde_json::to_value(object).map_err(invalid)?;
+    // Who wrote which field is most of a large object, and of no use here.
+    if let Some(metadata) = value.get_mut("metadata").and_then(serde_json::Value::as_object_mut) {
+        metadata.remove("managedFields");
+    }
+    let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
+    Ok((desired(&service), service))
+}
+
+fn desired(service: &InferenceService) -> Desired {
+    let status = service.status.clone().unwrap_or_default();
+    let (candidate, kept) = match &status.rollout {
+        Some(rollout) if rollout.step == RolloutStep::Prepare => {
+            let attempt = rollout.started_at.0.to_string();
+            (Some(Candidate { version: rollout.version.clone(), attempt }), None)
+        }
+        Some(rollout) if rollout.step == RolloutStep::Rollback => (None, None),
+        Some(rollout) => (None, Some(rollout.version.clone())),
+        None => (None, status.candidate_version.clone()),
+    };
+    Desired {
+        active: status.active_version,
+        candidate,
+        previous: status.previous_version,
+        kept: kept.into_iter().collect(),
+        versions: status
+            .versions
+            .into_iter()
+            .map(|version| (version.name.clone(), version))
+            .collect::<BTreeMap<_, _>>(),
+        settings: settings(service),
+    }
+}
+
+/// The API server has checked these values; one that it would refuse today falls back to the default.
+fn settings(service: &InferenceService) -> Settings {
+    let spec = &service.spec;
+    let fallback = Settings::default();
+    let warn = |error: &dyn std::fmt::Display| tracing::warn!(%error, "a value of the spec is not usable");
+    let gates = &spec.rollout.gates;
+    Settings {
+        headroom_ratio: gates.memory.headroom.ratio().inspect_err(|e| warn(e)).unwrap_or(fallback.headroom_ratio),
+        prompts: gates.prompts.clone(),
+        max_queue: usize::try_from(spec.scheduling.max_queue).unwrap_or(fallback.max_queue),
+        drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
+        cache_limit_bytes: spec.cache.size_limit.as_ref().and_then(bytes).map(|all| all - all / CACHE_MARGIN_DIVISOR),
+        gpu: spec.resources.gpu.is_some(),
+    }
+}
+
+/// The whole bytes of a quantity; `None` when it is not one.
+fn bytes(quantity: &PositiveQuantity) -> Option<u64> {
+    let text = quantity.0.as_str();
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor: f64 = match unit {
+        "" => 1.0,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "Ki" => 1024.0,
+        "Mi" => 1024f64.powi(2),
+        "Gi" => 1024f64.powi(3),
+        "Ti" => 1024f64.powi(4),
+        "Pi" => 1024f64.powi(5),
+        exponent => format!("1{exponent}").parse().ok()?,
+    };
+    let value = number.parse::<f64>().ok()? * factor;
+    // The cast saturates; a limit of exabytes is none.
+    (value.is_finite() && value >= 1.0).then_some(value as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn object(status: Value) -> DynamicObject {
+        serde_json::from_value(json!({
+            "apiVersion": "gantry.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "chat", "namespace": "ns", "managedFields": [{"manager": "m"}]},
+            "spec": {
+                "model": {"servedName": "chat", "source": {"uri": "http://h/m.gguf", "sha256": "a".repeat(64)}},
+                "cache": {"sizeLimit": "1000Mi"},
+                "scheduling": {"maxQueue": 7},
+                "rollout": {"drainTimeout": "30s", "gates": {"memory": {"headroom": "10%"}, "prompts": {"configMapRef": {"name": "golden"}}}},
+            },
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn rollout(step: &str) -> Value {
+        json!({"version": "v2", "step": step, "plan": "p", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:15:00Z"})
+    }
+
+    #[test]
+    fn each_step_asks_for_its_versions() {
+        let candidate = || Some(Candidate { version: "v2".into(), attempt: "2026-01-01T00:00:00Z".into() });
+        for (status, active, wanted, previous, names_v2) in [
+            (json!({}), None, None, None, false),
+            (json!({"candidateVersion": "v2", "rollout": rollout("Prepare")}), None, candidate(), None, true),
+            (
+                json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare")}),
+                Some("v1"),
+                candidate(),
+                None,
+                true,
+            ),
+            (
+                json!({"activeVersion": "v2", "previousVersion": "v1", "rollout": rollout("Commit")}),
+                Some("v2"),
+                None,
+                Some("v1"),
+                true,
+            ),
+            (
+                json!({"activeVersion": "v2", "previousVersion": "v1", "rollout": rollout("Bake")}),
+                Some("v2"),
+                None,
+                Some("v1"),
+                true,
+            ),
+            (json!({"activeVersion": "v1", "rollout": rollout("Rollback")}), Some("v1"), None, None, false),
+            (json!({"activeVersion": "v1", "candidateVersion": "v2"}), Some("v1"), None, None, true),
+        ] {
+            let text = status.to_string();
+            let (desired, _) = read(object(status)).unwrap();
+            assert_eq!(desired.active.as_deref(), active, "{text}");
+            assert_eq!(desired.candidate, wanted, "{text}");
+            assert_eq!(desired.previous.as_deref(), previous, "{text}");
+            assert_eq!(desired.names("v2"), names_v2, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_spec_says_how() {
+        let (desired, _) = read(object(json!({}))).unwrap();
+        let settings = desired.settings;
+        assert!((settings.headroom_ratio - 0.1).abs() < 1e-9);
+        assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
+        assert_eq!((settings.max_queue, settings.drain_timeout), (7, Duration::from_secs(30)));
+        assert_eq!(settings.cache_limit_bytes, Some(980 << 20));
+        assert!(!settings.gpu);
+    }
+
+    #[test]
+    fn an_object_of_another_shape_is_told_apart() {
+        let error = read(object(json!({"rollout": {"version": "v2", "step": "Dance"}}))).unwrap_err().to_string();
+        assert!(error.contains("goes on answering"), "{error}");
+    }
+
+    #[test]
+    fn quantities_are_bytes() {
+        for (text, wanted) in [
+            ("1Ki", Some(1024)),
+            ("1.5Gi", Some(3 << 29)),
+            ("2e3", Some(2000)),
+            ("5000m", Some(5)),
+            ("x", None),
+            ("0.1", None),
+        ] {
+            assert_eq!(bytes(&PositiveQuantity::from(text)), wanted, "{text}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Every limit of the agent, by name.
+
+use std::time::Duration;
+
+/// The shortest time between two writes of this pod's entry: changes that come closer are written together.
+pub const STATE_PERIOD: Duration = Duration::from_millis(250);
+/// The shortest time between a write and one for figures alone.
+pub const FIGURES_PERIOD_MIN: Duration = Duration::from_secs(10);
+/// What each pod of a service adds to that time: every write wakes the watchers of all of them.
+pub const FIGURES_PERIOD_PER_REPLICA: Duration = Duration::from_secs(1);
+/// The largest random share by which that time is prolonged, so that pods do not write together.
+pub const FIGURES_JITTER: f64 = 0.2;
+/// How long one write may take.
+pub const WRITE_LIMIT: Duration = Duration::from_secs(10);
+/// The wait before a write that failed is tried again; it doubles.
+pub const WRITE_BACKOFF_MIN: Duration = Duration::from_millis(500);
+/// The longest such wait.
+pub const WRITE_BACKOFF_MAX: Duration = Duration::from_secs(10);
+/// How long one watch lasts before it is renewed.
+pub const WATCH_SECONDS: u32 = 120;
+/// A connection to the API server on which nothing came for so long is dead: a watch that is renewed would have ended.
+pub const READ_LIMIT: Duration = Duration::from_secs(150);
+/// How long a connection to the API server may take to be made.
+pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// The wait before a watch that failed is started again; it doubles.
+pub const WATCH_BACKOFF_MIN: Duration = Duration::from_millis(500);
+/// The longest such wait: a spec that changed while the API server was away is seen this soon after it is back.
+pub const WATCH_BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// Bytes in which memory is reported: finer changes are no news.
+pub const MEMORY_STEP_BYTES: u64 = 1024 * 1024;

@@ -1,0 +1,126 @@
+//! The pod's agent: follows one InferenceService and reports on it.
+//!
+//! Three tasks: [`watch`] turns the object's events into [`Desired`](crate::rollout::Desired) values
+//! ([`desired`], pure); the [`Manager`](crate::rollout::Manager) carries them out; [`writer`] applies this pod's entry of
+//! `status.replicas`, when and with what [`report`] (pure) says. With the API server away the first and the last wait,
+//! and the model goes on answering. Absent: any right beyond this one object, its status, and the objects its gates
+//! name; and any decision about the fleet, which is the operator's.
+
+mod desired;
+pub mod limits;
+mod report;
+mod watch;
+mod writer;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kube::{Client, Config};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::fetch::{Cache, FetchError, Fetcher};
+use crate::gates::Gates;
+use crate::gates::objects::Objects;
+use crate::rollout::Manager;
+use crate::routing::Router;
+use crate::version::WorkerConfig;
+use limits::{CONNECT_LIMIT, READ_LIMIT};
+
+pub use desired::{InvalidObject, read as read_desired};
+pub use report::{Cadence, Decision, entry};
+
+/// Whose agent this is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentConfig {
+    /// The InferenceService.
+    pub service: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// This pod's name.
+    pub pod: String,
+    /// Where models are kept.
+    pub cache_dir: PathBuf,
+}
+
+/// The agent cannot work at all.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// This is no pod, or it has no token.
+    #[error("cannot set up a client for the API server: {0}; this command runs in a pod with a service account")]
+    Config(#[from] kube::config::InClusterError),
+    /// The client cannot be made.
+    #[error("cannot set up a client for the API server: {0}")]
+    Client(#[from] kube::Error),
+    /// The cache cannot be opened.
+    #[error("cannot open the model cache {folder}: {error}; mount a writable volume there")]
+    Cache {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// The client for models cannot be made.
+    #[error(transparent)]
+    Fetcher(#[from] FetchError),
+}
+
+/// Follows the service until `stop`, with the pod's own service account.
+///
+/// # Errors
+/// The agent cannot work at all; everything that may pass is waited for instead.
+pub async fn run(
+    config: AgentConfig,
+    router: Arc<Router>,
+    workers: WorkerConfig,
+    stop: CancellationToken,
+) -> Result<(), AgentError> {
+    // An error means that the process has installed its provider already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut cluster = Config::incluster()?;
+    cluster.connect_timeout = Some(CONNECT_LIMIT);
+    cluster.read_timeout = Some(READ_LIMIT);
+    let client = Client::try_from(cluster)?;
+    run_with(client, config, router, workers, stop).await
+}
+
+/// As [`run`], with a client of the caller's.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(
+    client: Client,
+    config: AgentConfig,
+    router: Arc<Router>,
+    workers: WorkerConfig,
+    stop: CancellationToken,
+) -> Result<(), AgentError> {
+    let cache = Cache::open(&config.cache_dir)
+        .map_err(|error| AgentError::Cache { folder: config.cache_dir.clone(), error })?;
+    let fetcher = Fetcher::new(cache)?;
+    let objects = Objects::new(client.clone(), &config.namespace);
+    let gates = Arc::new(Gates { fetcher, workers, objects });
+
+    let (seen, observed) = tokio::sync::watch::channel(watch::Observed::default());
+    let (asked, desired) = tokio::sync::watch::channel(None);
+    let (manager, snapshots) = Manager::new(router, gates, desired);
+    let writer = writer::Writer::new(client.clone(), &config, snapshots, observed);
+
+    // Whichever task ends first, the others end with it: an agent that reports but does not act would mislead.
+    let stop = stop.child_token();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(until(stop.clone(), watch::follow(client, config.clone(), seen, asked)));
+    tasks.spawn(manager.run(stop.clone()));
+    tasks.spawn(until(stop.clone(), writer.run()));
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(%error, "a task of the agent failed; the process should be restarted");
+        }
+        stop.cancel();
+    }
+    Ok(())
+}
+
+async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
+    let _ = stop.run_until_cancelled(work).await;
+}

@@ -1,0 +1,231 @@
+//! What this pod says about itself, and when: both pure.
+
+use std::time::{Duration, Instant};
+
+use gantry_crds::status::{ReplicaMemory, ReplicaQueue, ReplicaStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::limits::{
+    FIGURES_PERIOD_MIN, FIGURES_PERIOD_PER_REPLICA, MEMORY_STEP_BYTES, STATE_PERIOD, WRITE_BACKOFF_MAX,
+    WRITE_BACKOFF_MIN,
+};
+use crate::gates::memory::PodMemory;
+use crate::rollout::Snapshot;
+
+/// This pod's entry.
+#[must_use]
+pub fn entry(
+    pod: &str,
+    snapshot: &Snapshot,
+    memory: Option<PodMemory>,
+    problem: Option<&str>,
+    now: Timestamp,
+) -> ReplicaStatus {
+    let stats = snapshot.serving.as_ref().map(|serving| (serving, serving.version.stats()));
+    let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    let count = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+    ReplicaStatus {
+        pod: pod.to_owned(),
+        version: snapshot.serving.as_ref().map(|serving| serving.version.spec().name.clone()),
+        prepared: snapshot.prepared.clone(),
+        resident: snapshot.resident.clone(),
+        health: snapshot.health,
+        message: problem.map(str::to_owned).or_else(|| snapshot.message.clone()),
+        candidate: snapshot.candidate.clone(),
+        memory: stats.as_ref().map(|(serving, stats)| ReplicaMemory {
+            predicted_bytes: Some(signed(serving.predicted_bytes)),
+            measured_bytes: Some(signed(stats.worker_rss_bytes.next_multiple_of(MEMORY_STEP_BYTES))),
+            limit_bytes: memory.map(|memory| signed(memory.limit_bytes)),
+        }),
+        queue: stats.as_ref().map(|(_, stats)| ReplicaQueue {
+            waiting: count(stats.queued),
+            running: count(stats.running),
+            slots: count(stats.slots),
+        }),
+        tokens_per_second: stats.as_ref().map(|(_, stats)| format!("{:.1}", stats.tokens_per_second)),
+        reported_at: Time(now),
+    }
+}
+
+/// The entry without what may wait.
+fn state(entry: &ReplicaStatus) -> ReplicaStatus {
+    let mut state = entry.clone();
+    (state.memory, state.queue, state.tokens_per_second) = (None, None, None);
+    state.reported_at = Time(Timestamp::UNIX_EPOCH);
+    if let Some(candidate) = &mut state.candidate {
+        candidate.progress = None;
+    }
+    state
+}
+
+/// The entry without the time of its writing.
+fn content(entry: &ReplicaStatus) -> ReplicaStatus {
+    ReplicaStatus { reported_at: Time(Timestamp::UNIX_EPOCH), ..entry.clone() }
+}
+
+/// What to do with an entry now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Write it.
+    Write,
+    /// Look again then, or when something changes.
+    LookAgain(Instant),
+}
+
+/// When to write: changes of state at once, figures seldom, and nothing when nothing changed.
+#[derive(Clone, Debug, Default)]
+pub struct Cadence {
+    written: Option<(ReplicaStatus, Instant)>,
+    /// The random share by which this round's figures wait longer.
+    jitter: f64,
+    failures: u32,
+    blocked_until: Option<Instant>,
+}
+
+impl Cadence {
+    /// Decides about `entry` in a service with `replicas` pods.
+    #[must_use]
+    pub fn decide(&self, entry: &ReplicaStatus, replicas: u32, now: Instant) -> Decision {
+        if let Some(until) = self.blocked_until.filter(|until| *until > now) {
+            return Decision::LookAgain(until);
+        }
+        let Some((written, at)) = &self.written else { return Decision::Write };
+        let figures_due = *at + figures_period(replicas).mul_f64(1.0 + self.jitter);
+        let due = if state(entry) != state(written) {
+            *at + STATE_PERIOD
+        } else if content(entry) != content(written) {
+            figures_due
+        } else {
+            return Decision::LookAgain(figures_due.max(now + STATE_PERIOD));
+        };
+        if now >= due { Decision::Write } else { Decision::LookAgain(due) }
+    }
+
+    /// Notes that `entry` stands in the status; `jitter` is for the next figures.
+    pub fn written(&mut self, entry: ReplicaStatus, jitter: f64, now: Instant) {
+        *self = Self { written: Some((entry, now)), jitter, failures: 0, blocked_until: None };
+    }
+
+    /// Notes that a write failed.
+    pub fn failed(&mut self, now: Instant) {
+        let wait = WRITE_BACKOFF_MIN.saturating_mul(1 << self.failures.min(8)).min(WRITE_BACKOFF_MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.blocked_until = Some(now + wait.mul_f64(1.0 + self.jitter));
+    }
+
+    /// Notes that the entry is not in the status any more.
+    pub fn lost(&mut self) {
+        self.written = None;
+    }
+}
+
+/// The time between two writes for figures alone.
+fn figures_period(replicas: u32) -> Duration {
+    FIGURES_PERIOD_PER_REPLICA.saturating_mul(replicas).max(FIGURES_PERIOD_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use gantry_crds::status::ReplicaHealth;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::gates::report::blank;
+
+    fn entry(version: &str, waiting: i32) -> ReplicaStatus {
+        ReplicaStatus {
+            pod: "p".into(),
+            version: Some(version.into()),
+            prepared: None,
+            resident: None,
+            health: ReplicaHealth::Healthy,
+            message: None,
+            candidate: Some(blank("v9", None)),
+            memory: None,
+            queue: Some(ReplicaQueue { waiting, running: 0, slots: 8 }),
+            tokens_per_second: None,
+            reported_at: Time(Timestamp::now()),
+        }
+    }
+
+    fn after(cadence: &Cadence, entry: &ReplicaStatus, replicas: u32, start: Instant, millis: u64) -> bool {
+        cadence.decide(entry, replicas, start + Duration::from_millis(millis)) == Decision::Write
+    }
+
+    #[test]
+    fn changes_at_once_figures_seldom_and_nothing_for_nothing() {
+        let start = Instant::now();
+        let mut cadence = Cadence::default();
+        assert!(after(&cadence, &entry("v1", 0), 2, start, 0), "the first entry");
+        cadence.written(entry("v1", 0), 0.0, start);
+        let mut progress = entry("v1", 0);
+        progress.candidate.as_mut().unwrap().progress =
+            Some(gantry_crds::status::Progress { bytes: 1, total: None, eta_seconds: None, summary: None });
+        for (what, now, replicas, millis, writes) in [
+            ("a change, after others of the same moment", entry("v2", 0), 2, 100, false),
+            ("a change", entry("v2", 0), 2, 250, true),
+            ("a change in a large fleet", entry("v2", 0), 256, 250, true),
+            ("figures too soon", entry("v1", 5), 2, 9_999, false),
+            ("figures", entry("v1", 5), 2, 10_000, true),
+            ("figures of a large fleet, too soon", entry("v1", 5), 256, 255_999, false),
+            ("figures of a large fleet", entry("v1", 5), 256, 256_000, true),
+            ("a download's progress is a figure", progress.clone(), 2, 5_000, false),
+            ("a download's progress", progress, 2, 10_000, true),
+            ("nothing", entry("v1", 0), 2, 3_600_000, false),
+        ] {
+            assert_eq!(after(&cadence, &now, replicas, start, millis), writes, "{what}");
+        }
+        cadence.lost();
+        assert!(after(&cadence, &entry("v1", 0), 2, start, 1), "the entry is gone from the status");
+    }
+
+    #[test]
+    fn failed_writes_are_tried_again_ever_more_seldom() {
+        let mut now = Instant::now();
+        let mut cadence = Cadence::default();
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            cadence.failed(now);
+            let Decision::LookAgain(at) = cadence.decide(&entry("v1", 0), 1, now) else { panic!() };
+            waits.push(at.duration_since(now).as_millis());
+            now = at;
+            assert_eq!(cadence.decide(&entry("v1", 0), 1, now), Decision::Write);
+        }
+        assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 10_000, 10_000, 10_000]);
+        cadence.written(entry("v1", 0), 0.0, now);
+        assert!(after(&cadence, &entry("v2", 0), 1, now, 250), "a success forgets the failures");
+    }
+
+    proptest! {
+        /// A pod whose figures always move, and whose state moves now and then: the writes for figures stay rare.
+        #[test]
+        fn the_rate_of_figures_is_bounded(replicas in 1_u32..=256, jitter in 0.0..=0.2_f64, changes in proptest::collection::vec(1_u64..100_000, 0..5)) {
+            let start = Instant::now();
+            let span = Duration::from_secs(600);
+            let mut cadence = Cadence::default();
+            let (mut now, mut waiting, mut writes) = (start, 0, 0_u32);
+            while now < start + span {
+                let since = now.duration_since(start).as_millis() as u64;
+                let version = changes.iter().filter(|at| **at <= since).count();
+                waiting += 1;
+                let current = entry(&format!("v{version}"), waiting);
+                match cadence.decide(&current, replicas, now) {
+                    Decision::Write => {
+                        writes += 1;
+                        cadence.written(current, jitter, now);
+                    }
+                    Decision::LookAgain(at) => {
+                        prop_assert!(at > now, "a decision to wait must lead on");
+                        let next_change = changes.iter().map(|at| start + Duration::from_millis(*at)).filter(|at| *at > now).min();
+                        now = next_change.map_or(at, |change| change.min(at));
+                    }
+                }
+            }
+            let period = replicas.max(10);
+            let for_figures = 600 / period + 1;
+            prop_assert!(writes <= 1 + for_figures + changes.len() as u32, "{writes} writes");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Follows the one object: events in, the latest [`Desired`] and what the writer needs to know of the object out.
+//!
+//! The object is taken as it comes and read here, so that one of another shape is an event like any other and not a
+//! failed watch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use gantry_crds::InferenceService;
+use kube::core::{ApiResource, DynamicObject};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+use super::AgentConfig;
+use super::desired::read;
+use super::limits::{WATCH_BACKOFF_MAX, WATCH_BACKOFF_MIN, WATCH_SECONDS};
+use crate::rollout::Desired;
+
+/// What the writer needs to know of the object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Observed {
+    /// Whether it is there.
+    pub(super) exists: bool,
+    /// Its resource version, where it is a number.
+    pub(super) resource_version: Option<u64>,
+    /// Whether this pod's entry stands in it.
+    pub(super) has_entry: bool,
+    /// Pods of the service.
+    pub(super) replicas: u32,
+    /// Why what it asks cannot be read.
+    pub(super) problem: Option<String>,
+}
+
+/// The API of the object, without its type.
+pub(super) fn api(client: Client, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(client, namespace, &ApiResource::erase::<InferenceService>(&()))
+}
+
+/// Follows the object for as long as it is polled.
+pub(super) async fn follow(
+    client: Client,
+    config: AgentConfig,
+    seen: watch::Sender<Observed>,
+    asked: watch::Sender<Option<Arc<Desired>>>,
+) {
+    // With a name in `resourceNames`, list and watch are allowed for exactly this selector.
+    let only = watcher::Config::default().fields(&format!("metadata.name={}", config.service)).timeout(WATCH_SECONDS);
+    let mut events = watcher(api(client, &config.namespace), only).backoff(WatchBackoff::default()).boxed();
+    let mut listed = false;
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Init) => listed = false,
+            Ok(Event::Apply(object) | Event::InitApply(object)) => {
+                listed = true;
+                take(object, &config.pod, &seen, &asked);
+            }
+            Ok(Event::InitDone) if listed => {}
+            Ok(Event::InitDone | Event::Delete(_)) => {
+                tracing::warn!(
+                    service = config.service,
+                    "the InferenceService is not there; what is loaded goes on answering"
+                );
+                seen.send_replace(Observed::default());
+            }
+            Err(error) => tracing::warn!(%error, "cannot follow the InferenceService; it is tried again"),
+        }
+    }
+}
+
+fn take(object: DynamicObject, pod: &str, seen: &watch::Sender<Observed>, asked: &watch::Sender<Option<Arc<Desired>>>) {
+    let resource_version = object.metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
+    let observed = match read(object) {
+        Ok((desired, service)) => {
+            asked.send_if_modified(|asked| {
+                let changed = asked.as_deref() != Some(&desired);
+                if changed {
+                    *asked = Some(Arc::new(desired));
+                }
+                changed
+            });
+            let status = service.status.unwrap_or_default();
+            let replicas = service.spec.replicas.unwrap_or(1).max(status.replica_count);
+            Observed {
+                exists: true,
+                resource_version,
+                has_entry: status.replicas.iter().any(|entry| entry.pod == pod),
+                replicas: u32::try_from(replicas).unwrap_or(1),
+                problem: None,
+            }
+        }
+        Err(error) => {
+            tracing::error!(%error, "the InferenceService is left out");
+            let before = seen.borrow().clone();
+            // Whether the entry is there is not known either: it is written when it changes.
+            Observed {
+                exists: true,
+                resource_version: None,
+                has_entry: true,
+                problem: Some(error.to_string()),
+                ..before
+            }
+        }
+    };
+    seen.send_replace(observed);
+}
+
+/// Doubles with each failure, with a random share, up to a few seconds.
+#[derive(Default)]
+struct WatchBackoff {
+    failures: u32,
+}
+
+impl Iterator for WatchBackoff {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let wait = WATCH_BACKOFF_MIN.saturating_mul(1 << self.failures.min(8)).min(WATCH_BACKOFF_MAX);
+        self.failures = self.failures.saturating_add(1);
+        // From half of it on: pods that lost the API server together do not come back together.
+        Some(wait.mul_f64(rand::random_range(0.5..=1.0)))
+    }
+}
+
+impl Backoff for WatchBackoff {
+    fn reset(&mut self) {
+        self.failures = 0;
+    }
+}

@@ -1,0 +1,296 @@
+//! The content-addressed store: `sha256/<hex>` is a whole file with that digest, `sha256/<hex>.partial` one on its way.
+//!
+//! A file counts only after its bytes were hashed by this process, once: a disk may have changed them since. What a
+//! [`Lease`] names is never evicted; everything else goes when room is needed, the least recently used first. Absent:
+//! where files come from, and a lock against other processes: the folder belongs to one pod.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use super::digest::Digest;
+use super::error::FetchError;
+use super::partial::{hash_file, remove_if_there, validator_path};
+
+const PARTIAL_EXTENSION: &str = "partial";
+
+/// The folder with the models.
+#[derive(Debug)]
+pub struct Cache {
+    folder: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    verified: HashSet<Digest>,
+    leases: HashMap<Digest, usize>,
+    limit_bytes: Option<u64>,
+}
+
+/// Keeps a digest's files from eviction for as long as it lives.
+#[derive(Debug)]
+pub struct Lease {
+    cache: Arc<Cache>,
+    digest: Digest,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut state = self.cache.lock();
+        if let Some(count) = state.leases.get_mut(&self.digest) {
+            *count -= 1;
+            if *count == 0 {
+                state.leases.remove(&self.digest);
+            }
+        }
+    }
+}
+
+/// A whole, verified file; it stays in the cache while this lives.
+#[derive(Clone, Debug)]
+pub struct CachedModel {
+    path: PathBuf,
+    digest: Digest,
+    bytes: u64,
+    _lease: Arc<Lease>,
+}
+
+impl CachedModel {
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its SHA-256.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Cache {
+    /// Opens the cache in `folder`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// The folder cannot be made.
+    pub fn open(folder: impl AsRef<Path>) -> io::Result<Arc<Self>> {
+        let folder = folder.as_ref().join("sha256");
+        fs::create_dir_all(&folder)?;
+        Ok(Arc::new(Self { folder, state: Mutex::default() }))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // Every critical section leaves the state whole, so that a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets how many bytes the files may take together; `None` is as many as the disk holds.
+    pub fn set_limit_bytes(&self, limit: Option<u64>) {
+        self.lock().limit_bytes = limit;
+    }
+
+    pub(super) fn lease(self: &Arc<Self>, digest: Digest) -> Lease {
+        *self.lock().leases.entry(digest).or_insert(0) += 1;
+        Lease { cache: Arc::clone(self), digest }
+    }
+
+    pub(super) fn path(&self, digest: Digest) -> PathBuf {
+        self.folder.join(digest.to_string())
+    }
+
+    pub(super) fn partial_path(&self, digest: Digest) -> PathBuf {
+        self.folder.join(digest.to_string()).with_extension(PARTIAL_EXTENSION)
+    }
+
+    /// Notes that a file was just hashed.
+    pub(super) fn verified(&self, digest: Digest) {
+        self.lock().verified.insert(digest);
+    }
+
+    /// The file with this digest, hashed if this process has not done so yet. Blocks.
+    pub(super) fn get(&self, digest: Digest, lease: Lease) -> io::Result<Option<CachedModel>> {
+        let path = self.path(digest);
+        let bytes = match fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let known = self.lock().verified.contains(&digest);
+        if !known {
+            let found = hash_file(&path)?;
+            if found != digest {
+                tracing::warn!(%digest, %found, "a cached model has changed on disk and is removed");
+                remove_if_there(&path)?;
+                return Ok(None);
+            }
+            self.verified(digest);
+        }
+        // The time of last use, by which eviction goes.
+        if let Err(error) = File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now())) {
+            tracing::debug!(%error, "cannot note the use of a cached model");
+        }
+        Ok(Some(CachedModel { path, digest, bytes, _lease: Arc::new(lease) }))
+    }
+
+    /// Evicts until `needed_bytes` more fit under the limit. Blocks.
+    pub(super) fn make_room(&self, needed_bytes: u64) -> Result<(), FetchError> {
+        let Some(limit) = self.lock().limit_bytes else { return Ok(()) };
+        let mut files = self.files().map_err(|error| FetchError::disk("list", &error))?;
+        files.sort_by_key(|file| file.used);
+        let mut total: u64 = files.iter().map(|file| file.bytes).sum();
+        for file in files {
+            if total.saturating_add(needed_bytes) <= limit {
+                return Ok(());
+            }
+            if self.evict(&file) {
+                total -= file.bytes;
+            }
+        }
+        if total.saturating_add(needed_bytes) <= limit {
+            return Ok(());
+        }
+        Err(FetchError::Permanent(format!(
+            "the model needs {} more in the cache, of whose {} (spec.cache.sizeLimit) {} are in use; raise the limit or \
+             choose a smaller model",
+            gantry_gguf::human_bytes(needed_bytes),
+            gantry_gguf::human_bytes(limit),
+            gantry_gguf::human_bytes(total),
+        )))
+    }
+
+    /// Evicts everything that nobody uses, for a disk that is full. Blocks. Returns whether there was something.
+    pub(super) fn evict_unused(&self) -> bool {
+        let files = self.files().unwrap_or_default();
+        files.iter().filter(|file| self.evict(file)).count() > 0
+    }
+
+    fn evict(&self, file: &CacheFile) -> bool {
+        let mut state = self.lock();
+        if state.leases.contains_key(&file.digest) {
+            return false;
+        }
+        // Under the lock: a lease that is taken now must find the file gone, not going.
+        let removed = remove_if_there(&file.path).and_then(|()| remove_if_there(&validator_path(&file.path)));
+        match removed {
+            Ok(()) => {
+                state.verified.remove(&file.digest);
+                tracing::info!(digest = %file.digest, bytes = file.bytes, "evicted from the cache");
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, digest = %file.digest, "cannot evict from the cache");
+                false
+            }
+        }
+    }
+
+    fn files(&self) -> io::Result<Vec<CacheFile>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            let path = entry.path();
+            let known = path.extension().is_none_or(|extension| extension == PARTIAL_EXTENSION);
+            let digest = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok());
+            if let (true, Some(digest)) = (known, digest) {
+                let metadata = entry.metadata()?;
+                files.push(CacheFile { path, digest, bytes: metadata.len(), used: metadata.modified()? });
+            }
+        }
+        Ok(files)
+    }
+}
+
+struct CacheFile {
+    path: PathBuf,
+    digest: Digest,
+    bytes: u64,
+    used: SystemTime,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use sha2::{Digest as _, Sha256};
+
+    use super::*;
+
+    /// Puts `bytes` many bytes into the cache, used `age` ago.
+    fn put(cache: &Cache, seed: u8, bytes: usize, age: Duration) -> Digest {
+        let content = vec![seed; bytes];
+        let digest = Digest::from(<[u8; 32]>::from(Sha256::digest(&content)));
+        fs::write(cache.path(digest), content).unwrap();
+        let file = File::options().append(true).open(cache.path(digest)).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+        digest
+    }
+
+    fn is_there(cache: &Cache, digest: Digest) -> bool {
+        cache.path(digest).exists()
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first_and_what_is_in_use_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let oldest = put(&cache, 1, 100, Duration::from_secs(300));
+        let older = put(&cache, 2, 100, Duration::from_secs(200));
+        let newest = put(&cache, 3, 100, Duration::from_secs(100));
+        let used = cache.get(oldest, cache.lease(oldest)).unwrap().unwrap();
+        cache.set_limit_bytes(Some(350));
+        cache.make_room(100).unwrap();
+        assert_eq!([oldest, older, newest].map(|d| is_there(&cache, d)), [true, false, true]);
+        let error = cache.make_room(300).unwrap_err().to_string();
+        assert!(error.contains("sizeLimit") && is_there(&cache, oldest), "{error}");
+        assert!(!is_there(&cache, newest));
+        drop(used);
+        cache.make_room(300).unwrap();
+        assert!(!is_there(&cache, oldest));
+    }
+
+    #[test]
+    fn a_file_that_changed_on_disk_is_not_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let digest = put(&Cache::open(folder.path()).unwrap(), 7, 50, Duration::ZERO);
+        // As after a restart of the process.
+        let cache = Cache::open(folder.path()).unwrap();
+        fs::write(cache.path(digest), b"something else").unwrap();
+        assert!(cache.get(digest, cache.lease(digest)).unwrap().is_none());
+        assert!(!is_there(&cache, digest));
+    }
+
+    #[test]
+    fn a_file_is_hashed_once_per_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let digest = put(&cache, 9, 50, Duration::ZERO);
+        assert!(cache.get(digest, cache.lease(digest)).unwrap().is_some());
+        fs::write(cache.path(digest), b"trusted by now").unwrap();
+        assert!(cache.get(digest, cache.lease(digest)).unwrap().is_some());
+    }
+
+    #[test]
+    fn abandoned_partials_and_their_validators_are_evicted_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let digest: Digest = "ab".repeat(32).parse().unwrap();
+        let partial = cache.partial_path(digest);
+        fs::write(&partial, vec![0; 200]).unwrap();
+        fs::write(validator_path(&partial), b"{}").unwrap();
+        cache.set_limit_bytes(Some(250));
+        cache.make_room(100).unwrap();
+        assert!(!partial.exists() && !validator_path(&partial).exists());
+    }
+}

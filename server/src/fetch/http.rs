@@ -1,0 +1,272 @@
+//! The client, and what an answer means: [`judge`] decides from status and headers alone.
+
+use std::time::Duration;
+
+use reqwest::header::{
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, RANGE,
+    RETRY_AFTER,
+};
+use reqwest::{Client, RequestBuilder, StatusCode, Url, redirect};
+
+use super::error::FetchError;
+use super::limits::{CONNECT_LIMIT, MAX_REDIRECTS, READ_LIMIT, RETRY_BACKOFF_MAX};
+use super::partial::Validator;
+use super::source::{Token, shown};
+
+/// Makes the client that all downloads share.
+pub(super) fn client() -> Result<Client, reqwest::Error> {
+    Client::builder()
+        .user_agent(concat!("gantry/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(CONNECT_LIMIT)
+        .read_timeout(READ_LIMIT)
+        .referer(false)
+        .redirect(redirect::Policy::custom(follow))
+        .build()
+}
+
+/// Follows a few redirects, and none from https to http.
+fn follow(attempt: redirect::Attempt<'_>) -> redirect::Action {
+    let downgrade = attempt.url().scheme() != "https" && attempt.previous().iter().any(|url| url.scheme() == "https");
+    if downgrade || !matches!(attempt.url().scheme(), "http" | "https") {
+        let to = shown(attempt.url());
+        return attempt.error(RedirectRefused(format!("it redirects to {to}, which is not https")));
+    }
+    if attempt.previous().len() > MAX_REDIRECTS {
+        return attempt.error(RedirectRefused(format!("it redirects more than {MAX_REDIRECTS} times")));
+    }
+    attempt.follow()
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct RedirectRefused(String);
+
+/// A request for the bytes of `url` from `first` on, and only to `last` if that is given.
+pub(super) fn request(
+    client: &Client,
+    url: &Url,
+    token: Option<&Token>,
+    range: Option<(u64, Option<u64>)>,
+    validator: &Validator,
+) -> RequestBuilder {
+    // A compressed answer could be neither continued nor hashed.
+    let mut request = client.get(url.clone()).header(ACCEPT_ENCODING, "identity");
+    if let Some(token) = token {
+        // reqwest drops the header when a redirect leaves the host, the port or the scheme.
+        request = request.bearer_auth(token.reveal());
+    }
+    if let Some((first, last)) = range {
+        let last = last.map(|last| last.to_string()).unwrap_or_default();
+        request = request.header(RANGE, format!("bytes={first}-{last}"));
+        if let Some(value) = validator.if_range() {
+            request = request.header(IF_RANGE, value);
+        }
+    }
+    request
+}
+
+/// What an answer means for a download that has some bytes already.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The body holds the file from `start` on; the file has `total` bytes.
+    Body { start: u64, total: Option<u64>, validator: Validator },
+    /// There is nothing after the bytes that are there.
+    Complete,
+    /// The bytes that are there are of no use.
+    StartOver(String),
+    /// No body.
+    Refused(FetchError),
+}
+
+/// Decides what an answer to a request from byte `offset` on means. `known` is what the server called the file when the
+/// bytes before came.
+pub(super) fn judge(address: &str, status: StatusCode, headers: &HeaderMap, offset: u64, known: &Validator) -> Answer {
+    if status.is_success() && headers.get(CONTENT_ENCODING).is_some_and(|value| value != "identity") {
+        return Answer::Refused(FetchError::Permanent(format!(
+            "{address} is sent compressed though that was not asked for; serve the file as it is"
+        )));
+    }
+    match status {
+        StatusCode::OK => {
+            Answer::Body { start: 0, total: number(headers, CONTENT_LENGTH), validator: validator(headers) }
+        }
+        StatusCode::PARTIAL_CONTENT => judge_range(address, headers, offset, known),
+        StatusCode::RANGE_NOT_SATISFIABLE => match content_range(headers) {
+            Some(ContentRange { total: Some(total), .. }) if total == offset => Answer::Complete,
+            _ if offset > 0 => Answer::StartOver(format!("{address} is shorter than the bytes that came before")),
+            _ => Answer::Refused(FetchError::Permanent(format!("{address} is empty; upload the file again"))),
+        },
+        _ => Answer::Refused(refusal(address, status, headers)),
+    }
+}
+
+fn judge_range(address: &str, headers: &HeaderMap, offset: u64, known: &Validator) -> Answer {
+    let Some(ContentRange { first: Some(start), total }) = content_range(headers) else {
+        return Answer::Refused(FetchError::temporary(format!(
+            "{address} answers with a part, and does not say which"
+        )));
+    };
+    let now = validator(headers);
+    if offset > 0 && known.etag.is_some() && now.etag.is_some() && known.etag != now.etag {
+        return Answer::StartOver(format!("the file at {address} has changed"));
+    }
+    if start != offset {
+        return Answer::StartOver(format!("{address} answers from byte {start}, and {offset} was asked for"));
+    }
+    Answer::Body { start, total, validator: now }
+}
+
+/// Why there is no body, and what to do.
+fn refusal(address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError {
+    let permanent = |what: &str| FetchError::Permanent(format!("{address} answers {status}: {what}"));
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => permanent(
+            "give credentials with spec.model.source.secretRef (key token), or check that they allow this file",
+        ),
+        StatusCode::NOT_FOUND | StatusCode::GONE => {
+            permanent("there is no such file; correct spec.model.source.uri, or upload the file")
+        }
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
+            later(address, status, headers)
+        }
+        status if status.is_server_error() => later(address, status, headers),
+        status if status.is_redirection() => permanent("the redirect leads nowhere; give the file's own address"),
+        _ => permanent("correct spec.model.source.uri"),
+    }
+}
+
+fn later(address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError {
+    let retry_after = number(headers, RETRY_AFTER).map(|seconds| Duration::from_secs(seconds).min(RETRY_BACKOFF_MAX));
+    FetchError::Temporary { reason: format!("{address} answers {status}"), retry_after }
+}
+
+/// Why a request had no answer, or its body no end.
+pub(super) fn failure(address: &str, error: &reqwest::Error) -> FetchError {
+    let mut reasons = vec![error.to_string()];
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        reasons.push(error.to_string());
+        cause = error.source();
+    }
+    // reqwest's own text repeats the address, whose query may hold a signature: only what is below it is told.
+    let below = if reasons.len() > 1 { reasons[1..].join(": ") } else { "the connection failed".to_owned() };
+    if error.is_redirect() {
+        return FetchError::Permanent(format!("{address} cannot be followed: {below}; give the file's own address"));
+    }
+    if error.is_timeout() {
+        return FetchError::temporary(format!("{address} is silent: {below}"));
+    }
+    FetchError::temporary(format!("{address} cannot be read: {below}"))
+}
+
+struct ContentRange {
+    first: Option<u64>,
+    total: Option<u64>,
+}
+
+/// `bytes 5-9/10`, `bytes 5-9/*` or `bytes */10`.
+fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
+    let value = headers.get(CONTENT_RANGE)?.to_str().ok()?;
+    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+    if range == "*" {
+        return Some(ContentRange { first: None, total });
+    }
+    let (first, last) = range.split_once('-')?;
+    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    let sane = first <= last && total.is_none_or(|total| last < total);
+    sane.then_some(ContentRange { first: Some(first), total })
+}
+
+fn validator(headers: &HeaderMap) -> Validator {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    Validator { etag: text(ETAG).filter(|tag| !tag.starts_with("W/")), last_modified: text(LAST_MODIFIED) }
+}
+
+fn number(headers: &HeaderMap, name: reqwest::header::HeaderName) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
+        list.iter()
+            .map(|(name, value)| (reqwest::header::HeaderName::from_static(name), value.parse().unwrap()))
+            .collect()
+    }
+
+    fn judged(status: u16, list: &[(&'static str, &str)], offset: u64, etag: Option<&str>) -> Answer {
+        let known = Validator { etag: etag.map(str::to_owned), last_modified: None };
+        judge("http://h/m", StatusCode::from_u16(status).unwrap(), &headers(list), offset, &known)
+    }
+
+    #[test]
+    fn bodies_start_where_they_say() {
+        let body = |start, total| Answer::Body { start, total, validator: Validator::default() };
+        assert_eq!(judged(200, &[("content-length", "10")], 0, None), body(0, Some(10)));
+        assert_eq!(judged(200, &[], 5, None), body(0, None), "a server without ranges starts over");
+        assert_eq!(judged(206, &[("content-range", "bytes 5-9/10")], 5, None), body(5, Some(10)));
+        assert_eq!(judged(206, &[("content-range", "bytes 5-9/*")], 5, None), body(5, None));
+        assert_eq!(judged(416, &[("content-range", "bytes */5")], 5, None), Answer::Complete);
+    }
+
+    #[test]
+    fn what_does_not_continue_starts_over() {
+        for (status, list, etag) in [
+            (206, vec![("content-range", "bytes 0-9/10")], None),
+            (206, vec![("content-range", "bytes 5-9/10"), ("etag", "\"b\"")], Some("\"a\"")),
+            (416, vec![("content-range", "bytes */3")], None),
+            (416, vec![], None),
+        ] {
+            assert!(matches!(judged(status, &list, 5, etag), Answer::StartOver(_)), "{status} {list:?}");
+        }
+    }
+
+    #[test]
+    fn nonsense_ranges_are_not_believed() {
+        for range in ["bytes 9-5/10", "bytes 5-10/10", "items 5-9/10", "bytes 5-9", "bytes a-b/10", "bytes */10"] {
+            let answer = judged(206, &[("content-range", range)], 5, None);
+            assert!(matches!(answer, Answer::Refused(FetchError::Temporary { .. })), "{range}: {answer:?}");
+        }
+    }
+
+    #[test]
+    fn refusals_tell_what_to_do() {
+        for (status, temporary, says) in [
+            (401, false, "secretRef"),
+            (403, false, "secretRef"),
+            (404, false, "no such file"),
+            (410, false, "no such file"),
+            (400, false, "spec.model.source.uri"),
+            (304, false, "redirect"),
+            (408, true, "408"),
+            (429, true, "429"),
+            (500, true, "500"),
+            (503, true, "503"),
+        ] {
+            let Answer::Refused(error) = judged(status, &[], 0, None) else { panic!("{status}") };
+            assert_eq!(error.is_temporary(), temporary, "{status}");
+            assert!(error.to_string().contains(says), "{status}: {error}");
+        }
+        let Answer::Refused(error) = judged(503, &[("retry-after", "7")], 0, None) else { panic!() };
+        assert!(matches!(error, FetchError::Temporary { retry_after: Some(after), .. } if after.as_secs() == 7));
+        let Answer::Refused(error) = judged(503, &[("retry-after", "86400")], 0, None) else { panic!() };
+        assert!(matches!(error, FetchError::Temporary { retry_after: Some(after), .. } if after == RETRY_BACKOFF_MAX));
+        assert!(matches!(
+            judged(200, &[("content-encoding", "gzip")], 0, None),
+            Answer::Refused(FetchError::Permanent(_))
+        ));
+    }
+
+    #[test]
+    fn weak_tags_do_not_identify_bytes() {
+        let Answer::Body { validator, .. } = judged(200, &[("etag", "W/\"a\""), ("last-modified", "then")], 0, None)
+        else {
+            panic!()
+        };
+        assert_eq!(validator.if_range(), Some("then"));
+    }
+}

@@ -1,0 +1,28 @@
+//! Every limit of fetching, by name.
+
+use std::time::Duration;
+
+/// The largest model file.
+pub const MAX_MODEL_BYTES: u64 = 4 << 40;
+/// How long a connection may take to be made, TLS included.
+pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How long a server may be silent in the middle of an answer.
+pub const READ_LIMIT: Duration = Duration::from_secs(30);
+/// Redirects that are followed for one request.
+pub const MAX_REDIRECTS: usize = 5;
+/// The wait before the first new try; it doubles with each one that brought no byte.
+pub const RETRY_BACKOFF_MIN: Duration = Duration::from_millis(500);
+/// The longest wait before a new try, a server's `Retry-After` included.
+pub const RETRY_BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Chunks that may wait between the network and the disk.
+pub const WRITE_QUEUE_CHUNKS: usize = 64;
+/// Bytes that are read at a time when a file is hashed or copied.
+pub const FILE_BUFFER_BYTES: usize = 1024 * 1024;
+/// Bytes of a file that are asked for first, to read its header.
+pub const PEEK_FIRST_BYTES: u64 = 1024 * 1024;
+/// A header longer than this is judged only after the download.
+pub const PEEK_MAX_BYTES: u64 = 16 * 1024 * 1024;
+/// The shortest time between two reports on a download.
+pub const PROGRESS_PERIOD: Duration = Duration::from_millis(250);
+/// The longest address that is shown in a message.
+pub const MAX_SHOWN_ADDRESS_BYTES: usize = 256;

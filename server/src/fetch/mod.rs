@@ -1,0 +1,363 @@
+//! Brings model files into a content-addressed cache.
+//!
+//! [`Fetcher::fetch`] answers with a whole file whose SHA-256 is the one asked for, and that alone: from the [`cache`]
+//! when it is there, else over http(s) ([`download`]), going on where a broken connection stopped, or from a file of
+//! this machine. What may pass is tried again for as long as the caller waits; what will not is an error at once, with
+//! what to do. [`Fetcher::peek`] reads a file's first bytes, for a verdict before the download. One fetch per digest
+//! runs at a time. Absent: what is in the file ([`crate::gates`]), other sources than http(s) and file.
+
+mod cache;
+mod digest;
+mod download;
+mod error;
+mod http;
+pub mod limits;
+mod partial;
+mod progress;
+mod source;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use reqwest::Client;
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio_util::sync::CancellationToken;
+
+pub use cache::{Cache, CachedModel};
+pub use digest::{Digest, InvalidDigest};
+pub use error::FetchError;
+pub use progress::FetchProgress;
+pub use source::{Source, SourceError, Token};
+
+use download::{Download, blocking};
+use http::Answer;
+use limits::{FILE_BUFFER_BYTES, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN};
+use partial::{Partial, Validator};
+use progress::Meter;
+use source::Location;
+
+/// Fetches model files into one cache.
+pub struct Fetcher {
+    client: Client,
+    cache: Arc<Cache>,
+    /// One lock per digest that was ever fetched: a handful of versions in a pod's life.
+    flights: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// The first bytes of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peek {
+    /// The bytes.
+    pub prefix: Vec<u8>,
+    /// Bytes of the whole file.
+    pub total: u64,
+}
+
+impl Fetcher {
+    /// A fetcher that keeps its files in `cache`.
+    ///
+    /// # Errors
+    /// The TLS client cannot be set up, for want of root certificates for instance.
+    pub fn new(cache: Arc<Cache>) -> Result<Self, FetchError> {
+        // An error means that the process has installed its provider already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = http::client()
+            .map_err(|error| FetchError::Permanent(format!("the https client cannot be set up: {error:?}")))?;
+        Ok(Self { client, cache, flights: Mutex::default() })
+    }
+
+    /// The cache.
+    #[must_use]
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
+    /// The file with this digest, if it is in the cache; it is hashed once per process.
+    ///
+    /// # Errors
+    /// The cache cannot be read.
+    pub async fn cached(&self, digest: Digest) -> Result<Option<CachedModel>, FetchError> {
+        let cache = Arc::clone(&self.cache);
+        let lease = cache.lease(digest);
+        blocking(move || cache.get(digest, lease)).await?.map_err(|error| FetchError::disk("read", &error))
+    }
+
+    /// Reads the first `bytes` of a file. `None` when the server does not serve parts. One try.
+    ///
+    /// # Errors
+    /// The source does not answer, or refuses.
+    pub async fn peek(&self, source: &Source, bytes: u64) -> Result<Option<Peek>, FetchError> {
+        let address = source.to_string();
+        match &source.location {
+            Location::File(path) => {
+                let path = path.clone();
+                let read = blocking(move || peek_file(&path, bytes)).await?;
+                read.map(Some).map_err(|error| local(&address, &error))
+            }
+            Location::Http(url) => {
+                let range = Some((0, Some(bytes.saturating_sub(1))));
+                let validator = Validator::default();
+                let request = http::request(&self.client, url, source.token.as_ref(), range, &validator);
+                let response = request.send().await.map_err(|error| http::failure(&address, &error))?;
+                match http::judge(&address, response.status(), response.headers(), 0, &validator) {
+                    Answer::Body { total: Some(total), .. } if response.status() == 206 => {
+                        Ok(Some(Peek { prefix: prefix(response, bytes, &address).await?, total }))
+                    }
+                    Answer::Body { .. } => Ok(None),
+                    Answer::Complete | Answer::StartOver(_) => Ok(Some(Peek { prefix: Vec::new(), total: 0 })),
+                    Answer::Refused(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Brings the file into the cache. Tries again what may pass, until `cancel`.
+    ///
+    /// # Errors
+    /// The source refuses, the file is another one, it does not fit into the cache, or `cancel`.
+    pub async fn fetch(
+        &self,
+        source: &Source,
+        digest: Digest,
+        progress: &watch::Sender<FetchProgress>,
+        cancel: &CancellationToken,
+    ) -> Result<CachedModel, FetchError> {
+        let fetched = cancel.run_until_cancelled(self.fetch_single(source, digest, progress)).await;
+        fetched.unwrap_or(Err(FetchError::Cancelled))
+    }
+
+    async fn fetch_single(
+        &self,
+        source: &Source,
+        digest: Digest,
+        progress: &watch::Sender<FetchProgress>,
+    ) -> Result<CachedModel, FetchError> {
+        let lock = {
+            let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(flights.entry(digest).or_default())
+        };
+        let mut flight = Some(lock.clone().lock_owned().await);
+        let lease = self.cache.lease(digest);
+        let mut backoff = Backoff::default();
+        let mut partial = None;
+        loop {
+            let result = match self.cached(digest).await {
+                Ok(Some(model)) => return Ok(model),
+                Ok(None) => self.try_once(source, digest, progress, &mut partial, &mut flight, &lock).await,
+                Err(error) => Err(error),
+            };
+            match result {
+                Ok(()) => {}
+                Err(error @ FetchError::Temporary { .. }) => {
+                    let bytes = partial.as_ref().map_or(0, Partial::bytes);
+                    let wait = backoff.after(&error, bytes);
+                    tracing::warn!(%digest, %error, wait_ms = wait.as_millis() as u64, "fetch interrupted");
+                    let note = format!("{error}; tries again in {:.0} s", wait.as_secs_f64().max(1.0));
+                    progress.send_modify(|p| (p.note, p.eta) = (Some(note), None));
+                    tokio::time::sleep(wait).await;
+                }
+                Err(error) => {
+                    drop(lease);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// One connection, and the check of the file if it is whole after it.
+    async fn try_once(
+        &self,
+        source: &Source,
+        digest: Digest,
+        progress: &watch::Sender<FetchProgress>,
+        slot: &mut Option<Partial>,
+        flight: &mut Option<OwnedMutexGuard<()>>,
+        lock: &Arc<tokio::sync::Mutex<()>>,
+    ) -> Result<(), FetchError> {
+        let partial = match slot.take() {
+            Some(partial) => partial,
+            None => {
+                let flight = match flight.take() {
+                    Some(flight) => flight,
+                    // The last holder died with its thread, and the lock was freed with it.
+                    None => Arc::clone(lock).lock_owned().await,
+                };
+                self.open_partial(digest, flight).await?
+            }
+        };
+        let address = source.to_string();
+        let (partial, result) = match &source.location {
+            Location::File(path) => self.copy(partial, path, &address, progress).await,
+            Location::Http(url) => {
+                let (client, cache, token) = (&self.client, &self.cache, source.token.as_ref());
+                Download { client, cache, url, token, address: &address, progress }.connect(partial).await
+            }
+        };
+        match result {
+            Ok(()) => match partial {
+                Some(partial) => self.finish(partial, digest, slot).await,
+                None => Err(FetchError::temporary("the cache's own work failed")),
+            },
+            Err(error) => {
+                let full = matches!(error, FetchError::DiskFull(_));
+                *slot = partial;
+                let cache = Arc::clone(&self.cache);
+                if full && blocking(move || cache.evict_unused()).await? {
+                    return Err(FetchError::temporary("the disk was full, and unused models were evicted"));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn open_partial(&self, digest: Digest, flight: OwnedMutexGuard<()>) -> Result<Partial, FetchError> {
+        let path = self.cache.partial_path(digest);
+        let opened = blocking(move || Partial::open(path, flight)).await?;
+        opened.map_err(|error| FetchError::disk("open", &error))
+    }
+
+    /// Checks a file that is there to its last byte, and gives it its name.
+    async fn finish(&self, partial: Partial, digest: Digest, slot: &mut Option<Partial>) -> Result<(), FetchError> {
+        let found = partial.digest();
+        if found == digest {
+            let path = self.cache.path(digest);
+            blocking(move || partial.commit(&path)).await?.map_err(|error| FetchError::disk("rename", &error))?;
+            self.cache.verified(digest);
+            return Ok(());
+        }
+        if partial.is_whole() {
+            let bytes = partial.bytes();
+            let discarded = blocking(move || partial.discard()).await?;
+            discarded.map_err(|error| FetchError::disk("remove", &error))?;
+            return Err(FetchError::WrongDigest { expected: digest, found, bytes });
+        }
+        // Pieces of different answers may not belong together: only a file from one piece is blamed.
+        let mut partial = partial;
+        let (partial, restarted) = blocking(move || {
+            let restarted = partial.restart();
+            (partial, restarted)
+        })
+        .await?;
+        *slot = Some(partial);
+        restarted.map_err(|error| FetchError::disk("truncate", &error))?;
+        Err(FetchError::temporary("the pieces of the file do not belong together; it is fetched again as a whole"))
+    }
+
+    /// Copies a file of this machine: what it holds may change, what the cache holds may not.
+    async fn copy(
+        &self,
+        mut partial: Partial,
+        from: &Path,
+        address: &str,
+        progress: &watch::Sender<FetchProgress>,
+    ) -> download::Ended {
+        let (path, cache) = (from.to_owned(), Arc::clone(&self.cache));
+        let opened = blocking(move || {
+            let opened = open_source(&path).and_then(|(file, total)| partial.restart().map(|()| (file, total)));
+            let roomy = opened.map(|(file, total)| cache.make_room(total).map(|()| (file, total)));
+            (partial, roomy)
+        });
+        let (partial, file, total) = match opened.await {
+            Ok((partial, Ok(Ok((file, total))))) => (partial, file, total),
+            Ok((partial, Ok(Err(error)))) => return (Some(partial), Err(error)),
+            Ok((partial, Err(error))) => return (Some(partial), Err(local(address, &error))),
+            Err(error) => return (None, Err(error)),
+        };
+        let (chunks, writer) = download::write(partial);
+        let out = progress.clone();
+        let read = blocking(move || {
+            let mut meter = Meter::new(&out, 0, Some(total), Instant::now());
+            let mut file = file;
+            let mut bytes = 0;
+            loop {
+                let mut chunk = vec![0; FILE_BUFFER_BYTES];
+                let n = file.read(&mut chunk)?;
+                chunk.truncate(n);
+                if n == 0 || chunks.blocking_send(Bytes::from(chunk)).is_err() {
+                    return Ok(());
+                }
+                bytes += n as u64;
+                meter.at(bytes, Instant::now());
+            }
+        });
+        let result = match read.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(local(address, &error)),
+            Err(error) => Err(error),
+        };
+        match writer.await {
+            Ok((partial, Ok(()))) => (Some(partial), result),
+            Ok((partial, Err(error))) => (Some(partial), Err(FetchError::disk("write", &error))),
+            Err(error) => (None, Err(FetchError::temporary(format!("the cache's own work failed: {error}")))),
+        }
+    }
+}
+
+/// Waits between tries: longer each time, until bytes come again.
+#[derive(Default)]
+pub(crate) struct Backoff {
+    failures: u32,
+    bytes: u64,
+}
+
+impl Backoff {
+    /// The wait after `error`, when `bytes` are there.
+    pub(crate) fn after(&mut self, error: &FetchError, bytes: u64) -> Duration {
+        if bytes > self.bytes {
+            self.failures = 0;
+        }
+        self.bytes = bytes;
+        let wait = RETRY_BACKOFF_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_BACKOFF_MAX);
+        self.failures = self.failures.saturating_add(1);
+        match error {
+            FetchError::Temporary { retry_after: Some(after), .. } => wait.max(*after),
+            _ => wait,
+        }
+    }
+}
+
+async fn prefix(mut response: reqwest::Response, bytes: u64, address: &str) -> Result<Vec<u8>, FetchError> {
+    let limit = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut prefix = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| http::failure(address, &error))? {
+        prefix.extend_from_slice(&chunk);
+        if prefix.len() >= limit {
+            prefix.truncate(limit);
+            break;
+        }
+    }
+    Ok(prefix)
+}
+
+fn open_source(path: &PathBuf) -> io::Result<(File, u64)> {
+    // Asked before opening: opening a pipe would wait for its other end.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let file = File::open(path)?;
+    let total = file.metadata()?.len();
+    Ok((file, total))
+}
+
+fn peek_file(path: &PathBuf, bytes: u64) -> io::Result<Peek> {
+    let (file, total) = open_source(path)?;
+    let mut prefix = Vec::new();
+    file.take(bytes).read_to_end(&mut prefix)?;
+    Ok(Peek { prefix, total })
+}
+
+fn local(address: &str, error: &io::Error) -> FetchError {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => {
+            FetchError::Permanent(format!(
+                "{address} cannot be read: {error}; mount the file there, or correct the path"
+            ))
+        }
+        _ => FetchError::temporary(format!("{address} cannot be read: {error}")),
+    }
+}

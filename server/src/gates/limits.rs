@@ -1,0 +1,24 @@
+//! Every limit of the gates, by name.
+
+use std::time::Duration;
+
+/// Golden prompts in one ConfigMap.
+pub const MAX_PROMPTS: usize = 2000;
+/// Bytes of one line of `prompts.jsonl`.
+pub const MAX_PROMPT_LINE_BYTES: usize = 64 * 1024;
+/// Tokens of an answer where the line does not say.
+pub const DEFAULT_PROMPT_MAX_TOKENS: u32 = 256;
+/// The highest `max_tokens` of a line.
+pub const MAX_PROMPT_MAX_TOKENS: u32 = 4096;
+/// Golden prompts that are asked at the same time.
+pub const PROMPTS_AT_ONCE: usize = 8;
+/// How long one answer may take.
+pub const PROMPT_LIMIT: Duration = Duration::from_secs(300);
+/// Characters of a prompt or an answer that a message quotes.
+pub const MAX_QUOTED_CHARS: usize = 80;
+/// Characters of a message in a status.
+pub const MAX_MESSAGE_CHARS: usize = 800;
+/// The wait before an object that cannot be read is asked for again; it doubles.
+pub const OBJECT_RETRY_MIN: Duration = Duration::from_secs(1);
+/// The longest such wait.
+pub const OBJECT_RETRY_MAX: Duration = Duration::from_secs(15);

@@ -1,0 +1,389 @@
+//! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Load, Prompts.
+//!
+//! [`Gates::run`] takes one version through them and writes each step into its [`Report`]. Where the source serves parts
+//! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
+//! costs no transfer. A refusal says the gate, the figure and what to do; what may pass (a source that is down, a
+//! ConfigMap that is not there yet) is waited for, and the caller ends the wait. Nothing here touches the version that
+//! serves. Absent: which version is to be prepared and what follows from the outcome ([`crate::rollout`]).
+
+pub mod limits;
+pub mod memory;
+pub mod objects;
+pub mod prompts;
+pub mod report;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_crds::inference_service::{PromptsGate, RuntimeSpec, SourceSpec};
+use gantry_crds::status::{CandidatePhase, GateName, NamedVersion};
+use gantry_gguf::{Defect, GgufError, Header, Summary};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
+use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
+use crate::version::{LoadError, RuntimeSettings, Version, VersionSpec, WorkerConfig};
+use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
+use objects::{NotThere, Objects};
+use report::quantity;
+pub use report::{Board, Refusal, Report};
+
+/// What the gates work with.
+pub struct Gates {
+    /// Brings files.
+    pub fetcher: Fetcher,
+    /// Starts workers.
+    pub workers: WorkerConfig,
+    /// Reads ConfigMaps and Secrets.
+    pub objects: Objects,
+}
+
+/// A version to be taken through the gates.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The version.
+    pub version: NamedVersion,
+    /// It was loaded before; then only the golden prompts are asked.
+    pub loaded: Option<Loaded>,
+    /// The golden prompts; `None` when they are not asked for.
+    pub prompts: Option<PromptsGate>,
+    /// Share of the memory that stays free.
+    pub headroom_ratio: f64,
+    /// Requests that may wait.
+    pub max_queue: usize,
+    /// Whether the pod has a GPU.
+    pub gpu: bool,
+}
+
+/// A version that passed, with what keeps it alive.
+#[derive(Clone)]
+pub struct Loaded {
+    /// The version.
+    pub version: Arc<Version>,
+    /// Its file, which stays in the cache meanwhile.
+    pub model: CachedModel,
+    /// Memory predicted for it.
+    pub predicted_bytes: u64,
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded").field("version", &self.version.spec().name).finish_non_exhaustive()
+    }
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Every gate let it through.
+    Passed(Loaded),
+    /// One did not.
+    Refused(Refusal),
+    /// It was not wanted any more.
+    Cancelled,
+}
+
+enum Stop {
+    Refused(Refusal),
+    Cancelled,
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl Gates {
+    /// Takes a version through the gates. A refusal is for the caller to report: it may mean to wait.
+    pub async fn run(&self, job: Job, report: &Report, cancel: &CancellationToken) -> Outcome {
+        let passed = cancel.run_until_cancelled(self.pass(&job, report, cancel)).await;
+        match passed {
+            Some(Ok(loaded)) => {
+                report.phase(CandidatePhase::Prepared);
+                Outcome::Passed(loaded)
+            }
+            Some(Err(Stop::Refused(refusal))) => Outcome::Refused(refusal),
+            Some(Err(Stop::Cancelled)) | None => Outcome::Cancelled,
+        }
+    }
+
+    async fn pass(&self, job: &Job, report: &Report, cancel: &CancellationToken) -> Result<Loaded, Stop> {
+        let loaded = match &job.loaded {
+            Some(loaded) => {
+                for gate in [GateName::Fetch, GateName::Digest, GateName::Format, GateName::Memory, GateName::Load] {
+                    report.pass(gate, "still loaded");
+                }
+                loaded.clone()
+            }
+            None => {
+                let model = self.bring(job, report, cancel).await?;
+                report.phase(CandidatePhase::Validating);
+                let (summary, fit) = check_file(job, &model, report).await?;
+                report.gguf(&summary);
+                report.pass(GateName::Memory, fit);
+                self.load(job, model, &summary, report).await?
+            }
+        };
+        match &job.prompts {
+            Some(gate) => self.ask(&loaded.version, gate, report).await?,
+            None => report.skip(GateName::Prompts, "no golden prompts are asked for"),
+        }
+        Ok(loaded)
+    }
+
+    /// Fetch and Digest: the file, whole and of the right digest, in the cache.
+    async fn bring(&self, job: &Job, report: &Report, cancel: &CancellationToken) -> Result<CachedModel, Stop> {
+        report.phase(CandidatePhase::Fetching);
+        let refuse = |message: String| Refusal::new(GateName::Fetch, message);
+        let digest = digest_of(&job.version.model.source).map_err(refuse)?;
+        let started = Instant::now();
+        if let Some(model) = retried(report, || self.fetcher.cached(digest)).await.map_err(|e| fetch_refusal(&e))? {
+            report.pass(GateName::Fetch, format!("{}, cached", quantity(model.bytes())));
+            report.pass(GateName::Digest, format!("{digest:?}"));
+            return Ok(model);
+        }
+        let source = self.source(&job.version.model.source, report).await.map_err(refuse)?;
+        self.look_ahead(job, &source, report).await?;
+        let model = self.download(&source, digest, report, cancel).await?;
+        let seconds = started.elapsed().as_secs_f64();
+        report.pass(GateName::Fetch, format!("{} in {seconds:.1} s", quantity(model.bytes())));
+        report.pass(GateName::Digest, format!("{digest:?}"));
+        Ok(model)
+    }
+
+    /// The place to fetch from, with its credentials.
+    async fn source(&self, spec: &SourceSpec, report: &Report) -> Result<Source, String> {
+        let Some(uri) = &spec.uri else {
+            return Err(
+                "models cannot be read from a PersistentVolumeClaim in this release; give spec.model.source.uri"
+                    .to_owned(),
+            );
+        };
+        let token = match &spec.secret_ref {
+            Some(secret) => Some(awaited(report, || self.objects.token(&secret.name)).await),
+            None => None,
+        };
+        Source::parse(uri, token).map_err(|error| format!("spec.model.source.uri: {error}"))
+    }
+
+    /// Judges the header before the download, where the source serves parts of files.
+    async fn look_ahead(&self, job: &Job, source: &Source, report: &Report) -> Result<(), Stop> {
+        let mut bytes = PEEK_FIRST_BYTES;
+        loop {
+            let peek = retried(report, || self.fetcher.peek(source, bytes)).await.map_err(|e| fetch_refusal(&e))?;
+            let Some(peek) = peek else { return Ok(()) };
+            // A prefix of at most 16 MiB: parsing it is a matter of milliseconds.
+            match gantry_gguf::read_header_prefix(&peek.prefix, peek.total) {
+                Ok(header) => {
+                    report.gguf(header.summary());
+                    return check_memory(job, header.summary(), report).map(drop).map_err(|refusal| {
+                        report.pass(GateName::Format, format_value(&header));
+                        refusal.into()
+                    });
+                }
+                Err(GgufError::NeedMoreBytes { at_least }) if bytes < PEEK_MAX_BYTES => {
+                    bytes = at_least.max(bytes.saturating_mul(2)).min(PEEK_MAX_BYTES);
+                }
+                // Judged after the download, from the whole file.
+                Err(GgufError::NeedMoreBytes { .. } | GgufError::Io { .. }) => return Ok(()),
+                Err(error) => return Err(format_refusal(&error).into()),
+            }
+        }
+    }
+
+    async fn download(
+        &self,
+        source: &Source,
+        digest: Digest,
+        report: &Report,
+        cancel: &CancellationToken,
+    ) -> Result<CachedModel, Stop> {
+        let (progress, mut seen) = watch::channel(FetchProgress::default());
+        let fetch = self.fetcher.fetch(source, digest, &progress, cancel);
+        tokio::pin!(fetch);
+        let fetched = loop {
+            tokio::select! {
+                fetched = &mut fetch => break fetched,
+                Ok(()) = seen.changed() => report.progress(&seen.borrow_and_update()),
+            }
+        };
+        match fetched {
+            Ok(model) => Ok(model),
+            Err(FetchError::Cancelled) => Err(Stop::Cancelled),
+            Err(error @ FetchError::WrongDigest { bytes, .. }) => {
+                report.pass(GateName::Fetch, quantity(bytes));
+                Err(fetch_refusal(&error).into())
+            }
+            Err(error) => Err(fetch_refusal(&error).into()),
+        }
+    }
+
+    async fn load(&self, job: &Job, model: CachedModel, summary: &Summary, report: &Report) -> Result<Loaded, Refusal> {
+        report.phase(CandidatePhase::Loading);
+        let runtime = runtime_settings(&job.version.runtime, job.max_queue);
+        let predicted_bytes = memory::predict(summary, &runtime, job.gpu);
+        let spec = VersionSpec {
+            name: job.version.name.clone(),
+            digest: format!("{:?}", model.digest()),
+            model_path: model.path().to_owned(),
+            served_name: job.version.model.served_name.clone(),
+            runtime,
+        };
+        let started = Instant::now();
+        let (progress, _) = watch::channel(0.0);
+        match Version::load(spec, &self.workers, progress).await {
+            Ok(version) => {
+                report.pass(GateName::Load, format!("{:.1} s", started.elapsed().as_secs_f64()));
+                Ok(Loaded { version, model, predicted_bytes })
+            }
+            Err(error) => Err(load_refusal(&error)),
+        }
+    }
+
+    async fn ask(&self, version: &Arc<Version>, gate: &PromptsGate, report: &Report) -> Result<(), Refusal> {
+        report.phase(CandidatePhase::Testing);
+        let refuse = |message: String| Refusal::new(GateName::Prompts, message);
+        let min_pass =
+            gate.min_pass.ratio().map_err(|error| refuse(format!("rollout.gates.prompts.minPass: {error}")))?;
+        let name = &gate.config_map_ref.name;
+        let text = awaited(report, || self.objects.prompts(name)).await;
+        report.phase(CandidatePhase::Testing);
+        let prompts = prompts::parse(&text)
+            .map_err(|error| refuse(format!("ConfigMap {name}: {error}")).with_value("unreadable prompts"))?;
+        let answers = prompts::ask(version, &prompts).await;
+        report.pass(GateName::Prompts, prompts::judge(&prompts, &answers, min_pass)?);
+        Ok(())
+    }
+}
+
+/// Format and Memory, from the whole file.
+async fn check_file(job: &Job, model: &CachedModel, report: &Report) -> Result<(Summary, String), Refusal> {
+    let header = read_header(model.path()).await?;
+    let summary = header.summary().clone();
+    report.gguf(&summary);
+    report.pass(GateName::Format, format_value(&header));
+    let fit = check_memory(job, &summary, report)?;
+    Ok((summary, fit))
+}
+
+fn format_value(header: &Header) -> String {
+    let summary = header.summary();
+    format!("GGUF v{}, {} tensors in {}", header.version(), summary.tensors, quantity(summary.file_bytes))
+}
+
+async fn read_header(path: &Path) -> Result<Header, Refusal> {
+    let path = path.to_owned();
+    let read = tokio::task::spawn_blocking(move || gantry_gguf::read_header(path)).await;
+    let read = read.map_err(|error| Refusal::new(GateName::Format, format!("the header's reader failed: {error}")))?;
+    read.map_err(|error| format_refusal(&error))
+}
+
+fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String, Refusal> {
+    let runtime = runtime_settings(&job.version.runtime, job.max_queue);
+    let required = memory::predict(summary, &runtime, job.gpu);
+    let Some(memory) = memory::read() else {
+        return Ok(format!("{} of an unknown amount", quantity(required)));
+    };
+    let (fit, result) = memory::judge(required, memory, job.headroom_ratio);
+    report.fit(&fit);
+    result
+}
+
+/// The settings of a version as the front takes them.
+#[must_use]
+pub fn runtime_settings(spec: &RuntimeSpec, max_queue: usize) -> RuntimeSettings {
+    use gantry_crds::inference_service::CacheType as Spec;
+    use gantry_engine::CacheType;
+    RuntimeSettings {
+        ctx_size: spec.context_size,
+        parallel: spec.parallel,
+        threads: spec.threads.value().filter(|&threads| threads > 0),
+        cache_type: match spec.cache_type {
+            Spec::F16 => CacheType::F16,
+            Spec::Q8_0 => CacheType::Q8_0,
+            Spec::Q4_0 => CacheType::Q4_0,
+        },
+        gpu_layers: spec.gpu_layers.value(),
+        max_queue,
+    }
+}
+
+fn digest_of(source: &SourceSpec) -> Result<Digest, String> {
+    let Some(sha256) = &source.sha256 else {
+        return Err("spec.model.source.sha256 is missing; give what sha256sum prints for the file".to_owned());
+    };
+    sha256.0.parse().map_err(|error| format!("spec.model.source.sha256: {error}"))
+}
+
+fn fetch_refusal(error: &FetchError) -> Refusal {
+    match error {
+        FetchError::WrongDigest { found, .. } => {
+            Refusal::new(GateName::Digest, error.to_string()).with_value(format!("{found:?}"))
+        }
+        error => Refusal::new(GateName::Fetch, error.to_string()),
+    }
+}
+
+fn format_refusal(error: &GgufError) -> Refusal {
+    let value = match error {
+        GgufError::Malformed { defect: Defect::DataTruncated { expected, found, .. }, .. }
+        | GgufError::Malformed { defect: Defect::TrailingBytes { expected, found }, .. }
+        | GgufError::Malformed {
+            defect: Defect::HeaderTruncated { needed: expected, file_bytes: found, .. }, ..
+        } => {
+            format!("{found} bytes, {expected} expected")
+        }
+        GgufError::Malformed { offset, .. } => format!("byte {offset}"),
+        GgufError::Io { .. } | GgufError::NeedMoreBytes { .. } => "unreadable".to_owned(),
+    };
+    Refusal::new(GateName::Format, error.to_string()).with_value(value)
+}
+
+fn load_refusal(error: &LoadError) -> Refusal {
+    let (value, what) = match error {
+        LoadError::Settings(_) => ("bad settings", "correct spec.runtime"),
+        LoadError::Spawn(_) => ("no worker", "the pod may be out of processes or memory; look at its log"),
+        LoadError::Model(_) => ("refused by llama.cpp", "check the file, and that this release knows its architecture"),
+        LoadError::WorkerDied(_) => ("worker died", "check the file, spec.runtime, and the pod's memory"),
+    };
+    Refusal::new(GateName::Load, format!("{error}; {what}")).with_value(value)
+}
+
+/// Tries until it works or fails for good.
+async fn retried<T, F>(report: &Report, mut attempt: impl FnMut() -> F) -> Result<T, FetchError>
+where
+    F: Future<Output = Result<T, FetchError>>,
+{
+    let mut backoff = Backoff::default();
+    loop {
+        match attempt().await {
+            Err(error @ FetchError::Temporary { .. }) => {
+                let wait = backoff.after(&error, 0);
+                report.waits_for(&format!("{error}; tries again in {:.0} s", wait.as_secs_f64().max(1.0)));
+                tokio::time::sleep(wait).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Waits for an object.
+async fn awaited<T, F>(report: &Report, mut read: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, NotThere>>,
+{
+    let mut wait = OBJECT_RETRY_MIN;
+    loop {
+        match read().await {
+            Ok(value) => return value,
+            Err(reason) => {
+                report.waits_for(&reason.to_string());
+                tokio::time::sleep(wait).await;
+                wait = wait.saturating_mul(2).min(OBJECT_RETRY_MAX);
+            }
+        }
+    }
+}

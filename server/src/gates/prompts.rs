@@ -1,0 +1,276 @@
+//! The golden-prompts gate: questions with known answers, asked greedily of a version that does not serve yet.
+//!
+//! [`parse`] and [`judge`] are pure; [`ask`] is the way between them. Answers are compared as text, spaces at the ends
+//! aside. Absent: where the prompts come from ([`super::objects`]).
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use gantry_crds::status::GateName;
+use gantry_engine::{GenerationParams, Prompt};
+use serde::Deserialize;
+
+use super::limits::{
+    DEFAULT_PROMPT_MAX_TOKENS, MAX_PROMPT_LINE_BYTES, MAX_PROMPT_MAX_TOKENS, MAX_PROMPTS, MAX_QUOTED_CHARS,
+    PROMPT_LIMIT, PROMPTS_AT_ONCE,
+};
+use super::objects::PROMPTS_KEY;
+use super::report::Refusal;
+use crate::version::{GenerateRequest, Version};
+
+/// A question and what its answer must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoldenPrompt {
+    /// Its line in the ConfigMap, from 1.
+    pub line: usize,
+    prompt: Prompt,
+    wanted: Wanted,
+    max_tokens: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// The whole answer.
+    Whole(String),
+    /// A part of it.
+    Part(String),
+}
+
+impl Wanted {
+    fn is_met_by(&self, answer: &str) -> bool {
+        match self {
+            Self::Whole(text) => answer.trim() == text.trim(),
+            Self::Part(text) => answer.contains(text.as_str()),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Line {
+    messages: Option<serde_json::Value>,
+    prompt: Option<String>,
+    expected: Option<String>,
+    contains: Option<String>,
+    max_tokens: Option<u32>,
+}
+
+/// Reads `prompts.jsonl`. Empty lines are skipped, other fields of a line are of no meaning here.
+///
+/// # Errors
+/// Names the line and what is wrong with it.
+pub fn parse(text: &str) -> Result<Vec<GoldenPrompt>, String> {
+    let mut prompts = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let at = |what: String| format!("line {number} of {PROMPTS_KEY} {what}");
+        if prompts.len() == MAX_PROMPTS {
+            return Err(at(format!("is prompt {}, and at most {MAX_PROMPTS} are asked; remove some", MAX_PROMPTS + 1)));
+        }
+        if line.len() > MAX_PROMPT_LINE_BYTES {
+            return Err(at(format!("has {} bytes, the limit is {MAX_PROMPT_LINE_BYTES}; shorten it", line.len())));
+        }
+        prompts.push(parse_line(line, number).map_err(at)?);
+    }
+    if prompts.is_empty() {
+        return Err(format!("{PROMPTS_KEY} holds no prompts; add one JSON object a line"));
+    }
+    Ok(prompts)
+}
+
+fn parse_line(line: &str, number: usize) -> Result<GoldenPrompt, String> {
+    let line: Line =
+        serde_json::from_str(line).map_err(|error| format!("is not the JSON object that is wanted: {error}"))?;
+    let prompt = match (line.messages, line.prompt) {
+        (Some(messages), None) => {
+            let list = messages.as_array().ok_or("has messages that are no list")?;
+            if list.is_empty() || list.iter().any(|message| message.get("role").is_none()) {
+                return Err("has messages without a role; write them as in /v1/chat/completions".to_owned());
+            }
+            Prompt::Chat { messages_json: messages.to_string() }
+        }
+        (None, Some(text)) if !text.is_empty() => Prompt::Text(text),
+        _ => return Err("must have either messages or a prompt".to_owned()),
+    };
+    let wanted = match (line.expected, line.contains) {
+        (Some(text), None) => Wanted::Whole(text),
+        (None, Some(text)) if !text.is_empty() => Wanted::Part(text),
+        _ => return Err("must have either expected or contains".to_owned()),
+    };
+    let max_tokens = line.max_tokens.unwrap_or(DEFAULT_PROMPT_MAX_TOKENS);
+    if max_tokens == 0 || max_tokens > MAX_PROMPT_MAX_TOKENS {
+        return Err(format!("has max_tokens {max_tokens}; use a number from 1 to {MAX_PROMPT_MAX_TOKENS}"));
+    }
+    Ok(GoldenPrompt { line: number, prompt, wanted, max_tokens })
+}
+
+/// What became of one prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// As wanted.
+    Right,
+    /// Another text.
+    Wrong(String),
+    /// No text.
+    None(String),
+}
+
+/// Asks all prompts, a few at a time; the answers are in the prompts' order.
+pub async fn ask(version: &Arc<Version>, prompts: &[GoldenPrompt]) -> Vec<Answer> {
+    let prompts = prompts.to_vec();
+    stream::iter(prompts).map(|prompt| ask_one(Arc::clone(version), prompt)).buffered(PROMPTS_AT_ONCE).collect().await
+}
+
+async fn ask_one(version: Arc<Version>, prompt: GoldenPrompt) -> Answer {
+    let request =
+        GenerateRequest { prompt: prompt.prompt.clone(), params: GenerationParams::greedy(prompt.max_tokens) };
+    let answer = async {
+        let generation = version.submit(request).await.map_err(|error| error.to_string())?;
+        generation.collect().await.map_err(|error| error.to_string())
+    };
+    match tokio::time::timeout(PROMPT_LIMIT, answer).await {
+        Ok(Ok(whole)) if prompt.wanted.is_met_by(&whole.text) => Answer::Right,
+        Ok(Ok(whole)) => Answer::Wrong(whole.text),
+        Ok(Err(error)) => Answer::None(error),
+        Err(_) => Answer::None(format!("it took longer than {PROMPT_LIMIT:?}")),
+    }
+}
+
+/// Counts the answers. The value is what the gate reports, whichever way it goes.
+///
+/// # Errors
+/// Too few are right: names the first that is not.
+pub fn judge(prompts: &[GoldenPrompt], answers: &[Answer], min_pass_ratio: f64) -> Result<String, Refusal> {
+    let right = answers.iter().filter(|answer| **answer == Answer::Right).count();
+    let total = prompts.len();
+    // Rounded down, so that 100% means all of them.
+    let percent = right * 100 / total.max(1);
+    let value = format!("{percent}% of {total} prompts");
+    // Counted in whole prompts, so that 0.97 * 100 is 97 and not a hair more.
+    let needed = (min_pass_ratio * total as f64 - 1e-9).ceil();
+    if right as f64 >= needed {
+        return Ok(value);
+    }
+    let wanted = format!("{}%", (min_pass_ratio * 1e4).round() / 1e2);
+    let first = prompts.iter().zip(answers).find(|(_, answer)| **answer != Answer::Right);
+    let first = first.map(|(prompt, answer)| describe(prompt, answer)).unwrap_or_default();
+    let message = format!(
+        "{right} of {total} golden prompts were answered as expected, {wanted} are wanted (rollout.gates.prompts.minPass); \
+         {first}; choose another model, or correct the prompts"
+    );
+    Err(Refusal::new(GateName::Prompts, message).with_value(format!("{value}, {wanted} wanted")))
+}
+
+fn describe(prompt: &GoldenPrompt, answer: &Answer) -> String {
+    let wanted = match &prompt.wanted {
+        Wanted::Whole(text) => format!("\"{}\"", quote(text)),
+        Wanted::Part(text) => format!("something with \"{}\"", quote(text)),
+    };
+    match answer {
+        Answer::Right => String::new(),
+        Answer::Wrong(text) => {
+            format!("line {} was answered with \"{}\" instead of {wanted}", prompt.line, quote(text))
+        }
+        Answer::None(reason) => format!("line {} was not answered: {reason}", prompt.line),
+    }
+}
+
+/// The start of a text, on one line.
+fn quote(text: &str) -> String {
+    let mut quoted: String = text.trim().chars().take(MAX_QUOTED_CHARS).flat_map(char::escape_debug).collect();
+    if text.trim().chars().nth(MAX_QUOTED_CHARS).is_some() {
+        quoted.push('…');
+    }
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GOOD: &str = r#"{"messages": [{"role": "user", "content": "Hi"}], "expected": "Hello!", "id": "q1"}"#;
+
+    #[test]
+    fn lines_are_read() {
+        let text = format!("{GOOD}\n\n{}\n", r#"{"prompt": "1, 2,", "contains": "3", "max_tokens": 8}"#);
+        let prompts = parse(&text).unwrap();
+        assert_eq!(
+            prompts.iter().map(|prompt| (prompt.line, prompt.max_tokens)).collect::<Vec<_>>(),
+            [(1, DEFAULT_PROMPT_MAX_TOKENS), (3, 8)]
+        );
+        assert!(matches!(&prompts[0].prompt, Prompt::Chat { messages_json } if messages_json.contains("Hi")));
+    }
+
+    #[test]
+    fn malformed_lines_are_named() {
+        for (bad, says) in [
+            ("nonsense", "JSON"),
+            ("[]", "JSON"),
+            (r#"{"expected": "x"}"#, "either messages or a prompt"),
+            (r#"{"prompt": "", "expected": "x"}"#, "either messages or a prompt"),
+            (r#"{"prompt": "x", "messages": [{"role": "user"}], "expected": "x"}"#, "either messages or a prompt"),
+            (r#"{"prompt": "x"}"#, "either expected or contains"),
+            (r#"{"prompt": "x", "contains": ""}"#, "either expected or contains"),
+            (r#"{"prompt": "x", "expected": "x", "contains": "x"}"#, "either expected or contains"),
+            (r#"{"messages": [], "expected": "x"}"#, "role"),
+            (r#"{"messages": "x", "expected": "x"}"#, "list"),
+            (r#"{"messages": [{"content": "x"}], "expected": "x"}"#, "role"),
+            (r#"{"prompt": "x", "expected": "x", "max_tokens": 0}"#, "max_tokens"),
+            (r#"{"prompt": "x", "expected": "x", "max_tokens": 1000000}"#, "max_tokens"),
+        ] {
+            let error = parse(&format!("{GOOD}\n{bad}")).unwrap_err();
+            assert!(error.contains("line 2") && error.contains(says), "{bad}: {error}");
+        }
+        assert!(parse("\n \n").unwrap_err().contains("no prompts"));
+        let long = format!("{{\"prompt\": \"{}\", \"expected\": \"x\"}}", "x".repeat(MAX_PROMPT_LINE_BYTES));
+        assert!(parse(&long).unwrap_err().contains("bytes"));
+        assert!(parse(&format!("{GOOD}\n").repeat(MAX_PROMPTS + 1)).unwrap_err().contains("at most"));
+    }
+
+    #[test]
+    fn spaces_at_the_ends_do_not_count() {
+        assert!(Wanted::Whole("Hello! ".into()).is_met_by(" Hello!\n"));
+        assert!(!Wanted::Whole("Hello!".into()).is_met_by("Hello! You"));
+        assert!(Wanted::Part("ell".into()).is_met_by("Hello"));
+    }
+
+    fn verdict(right: usize, total: usize, min: f64) -> Result<String, Refusal> {
+        let prompts = parse(&format!("{GOOD}\n").repeat(total)).unwrap();
+        let answers: Vec<_> =
+            (0..total).map(|i| if i < right { Answer::Right } else { Answer::Wrong("No\nidea".into()) }).collect();
+        judge(&prompts, &answers, min)
+    }
+
+    #[test]
+    fn the_share_is_counted_in_whole_prompts() {
+        assert_eq!(verdict(20, 20, 1.0).unwrap(), "100% of 20 prompts");
+        assert_eq!(verdict(97, 100, 0.97).unwrap(), "97% of 100 prompts");
+        assert_eq!(verdict(0, 5, 0.0).unwrap(), "0% of 5 prompts");
+        let refusal = verdict(199, 200, 1.0).unwrap_err();
+        assert_eq!(refusal.value.unwrap(), "99% of 200 prompts, 100% wanted");
+        let refusal = verdict(1, 20, 0.975).unwrap_err();
+        assert_eq!(refusal.value.unwrap(), "5% of 20 prompts, 97.5% wanted");
+        assert!(
+            refusal.message.contains(r#"line 2 was answered with "No\nidea" instead of "Hello!""#),
+            "{}",
+            refusal.message
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn exactly_the_wanted_share_is_enough(total in 1_usize..300, percent in 0_usize..=100) {
+            let needed = (total * percent).div_ceil(100);
+            prop_assert!(verdict(needed, total, percent as f64 / 100.0).is_ok());
+            if needed > 0 {
+                prop_assert!(verdict(needed - 1, total, percent as f64 / 100.0).is_err());
+            }
+        }
+
+        #[test]
+        fn whatever_stands_there_parse_answers(text in ".{0,200}") {
+            let _ = parse(&text);
+        }
+    }
+}

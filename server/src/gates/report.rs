@@ -1,0 +1,194 @@
+//! Where the gates write how far a version is, for whoever tells the operator.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_crds::status::{CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, GgufStatus};
+use gantry_gguf::{Summary, fit::Fit, human_count};
+use tokio::sync::watch;
+
+use super::limits::MAX_MESSAGE_CHARS;
+use crate::fetch::FetchProgress;
+
+/// What is known of each version on its way, by its name.
+pub type Board = watch::Sender<BTreeMap<String, CandidateStatus>>;
+
+/// One version's line on the board.
+#[derive(Clone, Debug)]
+pub struct Report {
+    board: Arc<Board>,
+    version: String,
+}
+
+impl Report {
+    /// Starts anew for `version`.
+    #[must_use]
+    pub fn new(board: Arc<Board>, version: &str, message: Option<String>) -> Self {
+        board.send_modify(|board| {
+            board.insert(version.to_owned(), blank(version, message));
+        });
+        Self { board, version: version.to_owned() }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut CandidateStatus)) {
+        self.board.send_if_modified(|board| {
+            let Some(status) = board.get_mut(&self.version) else { return false };
+            let before = status.clone();
+            change(status);
+            *status != before
+        });
+    }
+
+    /// The version is doing something else now.
+    pub fn phase(&self, phase: CandidatePhase) {
+        self.change(|status| (status.phase, status.message) = (phase, None));
+    }
+
+    /// Takes the line off the board.
+    pub fn remove(&self) {
+        self.board.send_if_modified(|board| board.remove(&self.version).is_some());
+    }
+
+    /// What it waits for.
+    pub fn waits_for(&self, reason: &str) {
+        self.change(|status| status.message = Some(clip(reason)));
+    }
+
+    /// A gate was passed.
+    pub fn pass(&self, name: GateName, value: impl Into<String>) {
+        let value = Some(value.into());
+        self.gate(GateResult { name, verdict: GateVerdict::Pass, value, message: None });
+    }
+
+    /// A gate was not asked for.
+    pub fn skip(&self, name: GateName, message: &str) {
+        self.gate(GateResult { name, verdict: GateVerdict::Skipped, value: None, message: Some(message.to_owned()) });
+    }
+
+    /// A gate refused the version.
+    pub fn refuse(&self, refusal: &Refusal) {
+        self.change(|status| {
+            status.phase = CandidatePhase::Failed;
+            status.message = Some(format!("{}: {}", refusal.gate.as_str(), clip(&refusal.message)));
+        });
+        self.gate(GateResult {
+            name: refusal.gate,
+            verdict: GateVerdict::Fail,
+            value: refusal.value.clone(),
+            message: Some(clip(&refusal.message)),
+        });
+    }
+
+    fn gate(&self, result: GateResult) {
+        self.change(|status| {
+            status.gates.retain(|gate| gate.name != result.name);
+            status.gates.push(result);
+        });
+    }
+
+    /// How far the download is.
+    pub fn progress(&self, progress: &FetchProgress) {
+        let total = progress.total.map(signed);
+        let percent = progress.total.filter(|&total| total > 0).map(|total| {
+            let percent = u128::from(progress.bytes) * 100 / u128::from(total);
+            format!("{percent}%")
+        });
+        self.change(|status| {
+            status.message = progress.note.as_deref().map(clip);
+            status.progress = Some(gantry_crds::status::Progress {
+                bytes: signed(progress.bytes),
+                total,
+                eta_seconds: progress.eta.map(|eta| signed(eta.as_secs())),
+                summary: percent,
+            });
+        });
+    }
+
+    /// What the header says.
+    pub fn gguf(&self, summary: &Summary) {
+        let gguf = GgufStatus {
+            architecture: summary.architecture.clone(),
+            quantization: summary.quantization.clone(),
+            parameters: human_count(summary.parameters),
+            context_length: Some(i64::from(summary.context_length)),
+            bytes: signed(summary.file_bytes),
+            size: quantity(summary.file_bytes),
+        };
+        self.change(|status| status.gguf = Some(gguf));
+    }
+
+    /// What the memory arithmetic says.
+    pub fn fit(&self, fit: &Fit) {
+        let fit = FitStatus { required: quantity(fit.required), available: quantity(fit.available), fits: fit.fits };
+        self.change(|status| status.fit = Some(fit));
+    }
+}
+
+/// Why a version may not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The gate that refused it.
+    pub gate: GateName,
+    /// The figure.
+    pub value: Option<String>,
+    /// Why, and what to do.
+    pub message: String,
+}
+
+impl Refusal {
+    pub(super) fn new(gate: GateName, message: impl Into<String>) -> Self {
+        Self { gate, value: None, message: message.into() }
+    }
+
+    pub(super) fn with_value(self, value: impl Into<String>) -> Self {
+        Self { value: Some(value.into()), ..self }
+    }
+}
+
+/// A version of which nothing is known yet.
+#[must_use]
+pub fn blank(version: &str, message: Option<String>) -> CandidateStatus {
+    CandidateStatus {
+        version: version.to_owned(),
+        phase: CandidatePhase::Fetching,
+        progress: None,
+        gates: Vec::new(),
+        gguf: None,
+        fit: None,
+        message,
+    }
+}
+
+/// Bytes as Kubernetes writes them, with three digits: `3.79Mi`.
+#[must_use]
+pub fn quantity(bytes: u64) -> String {
+    let text = gantry_gguf::human_bytes(bytes);
+    match text.split_once(' ') {
+        Some((number, unit)) => format!("{number}{}", unit.trim_end_matches('B')),
+        None => text,
+    }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn clip(text: &str) -> String {
+    match text.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_written_as_kubernetes_does() {
+        for (bytes, text) in [(0, "0"), (512, "512"), (3_973_664, "3.79Mi"), (512 << 20, "512Mi"), (17 << 30, "17.0Gi")]
+        {
+            assert_eq!(quantity(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What is asked of this pod, as one value: read from the InferenceService by [`crate::agent`], carried out by
+//! [`super::Manager`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gantry_crds::inference_service::PromptsGate;
+use gantry_crds::status::NamedVersion;
+
+/// What is asked of this pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Desired {
+    /// The version that answers.
+    pub active: Option<String>,
+    /// The version to prepare.
+    pub candidate: Option<Candidate>,
+    /// The version to go back to; loaded, it stays loaded.
+    pub previous: Option<String>,
+    /// Further versions that stay as they are.
+    pub kept: BTreeSet<String>,
+    /// What the versions are.
+    pub versions: BTreeMap<String, NamedVersion>,
+    /// How.
+    pub settings: Settings,
+}
+
+/// A version to prepare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its name.
+    pub version: String,
+    /// Which attempt it is: another attempt judges again.
+    pub attempt: String,
+}
+
+/// How versions are prepared and retired.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Share of the memory that stays free.
+    pub headroom_ratio: f64,
+    /// The golden prompts of candidates.
+    pub prompts: Option<PromptsGate>,
+    /// Requests that may wait.
+    pub max_queue: usize,
+    /// How long requests of a version that is unloaded may take to end.
+    pub drain_timeout: Duration,
+    /// Bytes that the cache may hold.
+    pub cache_limit_bytes: Option<u64>,
+    /// Whether the pod has a GPU.
+    pub gpu: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            headroom_ratio: 0.05,
+            prompts: None,
+            max_queue: gantry_engine::DEFAULT_MAX_QUEUE,
+            drain_timeout: Duration::from_secs(120),
+            cache_limit_bytes: None,
+            gpu: false,
+        }
+    }
+}
+
+impl Desired {
+    /// Whether anything asks for this version.
+    #[must_use]
+    pub fn names(&self, version: &str) -> bool {
+        let is = |name: &Option<String>| name.as_deref() == Some(version);
+        is(&self.active)
+            || is(&self.previous)
+            || self.candidate.as_ref().is_some_and(|candidate| candidate.version == version)
+            || self.kept.contains(version)
+    }
+}

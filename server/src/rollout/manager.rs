@@ -1,0 +1,477 @@
+//! The owner of the versions: carries out the plan, and takes what becomes of it as events.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, ReplicaHealth};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::desired::Desired;
+use super::phase::{Next, Phase, Step, next};
+use super::plan::{Action, Current, Known, Purpose, Route, plan};
+use super::snapshot::Snapshot;
+use crate::gates::report::blank;
+use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
+use crate::routing::{Router, Routing};
+use crate::version::WorkerHealth;
+
+/// The wait before a version that could not be brought back, or had no room, is tried again; it doubles.
+const RETRY_MIN: Duration = Duration::from_secs(2);
+/// The longest such wait.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// Rounds of planning after one event; each does what the one before made possible.
+const MAX_PLAN_ROUNDS: usize = 8;
+
+/// Owns this pod's versions.
+pub struct Manager {
+    router: Arc<Router>,
+    gates: Arc<Gates>,
+    desired: watch::Receiver<Option<Arc<Desired>>>,
+    board: Arc<Board>,
+    snapshots: watch::Sender<Snapshot>,
+    entries: BTreeMap<String, Entry>,
+    route: Route,
+    tasks: JoinSet<Done>,
+}
+
+/// One version.
+struct Entry {
+    phase: Phase,
+    attempt: Option<String>,
+    /// Whether every gate of the attempt let it through.
+    passed: bool,
+    loaded: Option<Loaded>,
+    refusal: Option<Refusal>,
+    retry_at: Option<Instant>,
+    failures: u32,
+    cancel: CancellationToken,
+    report: Report,
+}
+
+/// A task's end.
+enum Done {
+    Gates {
+        version: String,
+        outcome: Outcome,
+    },
+    Retired {
+        version: String,
+    },
+    /// A worker's health changed, or (`ended`) will not change any more.
+    Health {
+        loaded: Loaded,
+        ended: bool,
+    },
+    /// Something ended that no version waits for.
+    Other,
+}
+
+impl Manager {
+    /// A manager that follows `desired`, and what it publishes.
+    #[must_use]
+    pub fn new(
+        router: Arc<Router>,
+        gates: Arc<Gates>,
+        desired: watch::Receiver<Option<Arc<Desired>>>,
+    ) -> (Self, watch::Receiver<Snapshot>) {
+        let (snapshots, seen) = watch::channel(Snapshot::default());
+        let manager = Self {
+            router,
+            gates,
+            desired,
+            board: Arc::new(watch::channel(BTreeMap::new()).0),
+            snapshots,
+            entries: BTreeMap::new(),
+            route: Route::default(),
+            tasks: JoinSet::new(),
+        };
+        (manager, seen)
+    }
+
+    /// Works until `stop`. The version that answers goes on answering after that, for as long as the router holds it.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut board = self.board.subscribe();
+        loop {
+            self.settle();
+            let retry = self.next_retry();
+            tokio::select! {
+                () = stop.cancelled() => break,
+                changed = self.desired.changed() => if changed.is_err() { break },
+                Some(done) = self.tasks.join_next() => match done {
+                    Ok(done) => self.on_done(done),
+                    // Only a panic comes here; its version stays where it is until it is not asked for any more.
+                    Err(error) => tracing::error!(%error, "a task of the rollout failed"),
+                },
+                Ok(()) = board.changed() => {}
+                () = tokio::time::sleep_until(retry.into()) => {}
+            }
+        }
+        for entry in self.entries.values() {
+            entry.cancel.cancel();
+        }
+    }
+
+    /// Plans and acts until there is nothing to do, and publishes what came of it.
+    fn settle(&mut self) {
+        let desired = self.desired.borrow_and_update().clone();
+        if let Some(desired) = &desired {
+            self.gates.fetcher.cache().set_limit_bytes(desired.settings.cache_limit_bytes);
+            self.drop_failed_workers();
+            for round in 0.. {
+                let actions = plan(desired, &self.current(Instant::now()));
+                if actions.is_empty() {
+                    break;
+                }
+                if round == MAX_PLAN_ROUNDS {
+                    tracing::error!(?actions, "the plan does not settle; it goes on with the next event");
+                    break;
+                }
+                for action in actions {
+                    self.act(desired, action);
+                }
+            }
+        }
+        let snapshot = self.snapshot(desired.as_deref());
+        self.snapshots.send_replace(snapshot);
+    }
+
+    fn current(&self, now: Instant) -> Current {
+        let known = |entry: &Entry| Known {
+            phase: entry.phase,
+            attempt: entry.attempt.clone(),
+            worker_up: entry.loaded.as_ref().is_some_and(is_up),
+            retry_due: entry.retry_at.is_some_and(|at| now >= at),
+        };
+        Current {
+            route: self.route.clone(),
+            versions: self.entries.iter().map(|(name, entry)| (name.clone(), known(entry))).collect(),
+        }
+    }
+
+    fn next_retry(&self) -> Instant {
+        let now = Instant::now();
+        let waits = self.entries.values().filter_map(|entry| entry.retry_at).filter(|at| *at > now);
+        waits.min().unwrap_or(now + RETRY_MAX)
+    }
+
+    /// Moves a version along the table of [`phase`](super::phase).
+    fn step(&mut self, version: &str, step: Step) -> bool {
+        let phase = self.entries.get(version).map(|entry| entry.phase);
+        match next(phase, step) {
+            Some(Next::Phase(to)) => {
+                tracing::info!(version, from = ?phase, ?step, ?to, "version moves");
+                if let Some(entry) = self.entries.get_mut(version) {
+                    entry.phase = to;
+                }
+                true
+            }
+            Some(Next::Gone) => {
+                tracing::info!(version, from = ?phase, ?step, "version is gone");
+                if let Some(entry) = self.entries.remove(version) {
+                    entry.report.remove();
+                }
+                true
+            }
+            None => {
+                tracing::error!(version, from = ?phase, ?step, "a step that must not be; it is left out");
+                false
+            }
+        }
+    }
+
+    fn act(&mut self, desired: &Desired, action: Action) {
+        match action {
+            Action::Route(route) => self.set_route(route),
+            Action::Prepare { version, purpose } => self.prepare(desired, &version, purpose),
+            Action::Cancel { version } => {
+                if self.step(&version, Step::Cancel)
+                    && let Some(entry) = self.entries.get(&version)
+                {
+                    entry.cancel.cancel();
+                }
+            }
+            Action::Retire { version } => {
+                let loaded = self.entries.get_mut(&version).and_then(|entry| entry.loaded.take());
+                if self.step(&version, Step::Retire) {
+                    let drain = desired.settings.drain_timeout;
+                    self.tasks.spawn(async move {
+                        if let Some(loaded) = loaded {
+                            loaded.version.retire(drain).await;
+                        }
+                        Done::Retired { version }
+                    });
+                }
+            }
+            Action::Forget { version } => {
+                self.step(&version, Step::Forget);
+            }
+        }
+    }
+
+    fn set_route(&mut self, route: Route) {
+        let version = |name: &Option<String>| {
+            let entry = name.as_ref().and_then(|name| self.entries.get(name));
+            entry.and_then(|entry| entry.loaded.as_ref()).map(|loaded| Arc::clone(&loaded.version))
+        };
+        self.router.set(Routing { active: version(&route.active), previous: version(&route.previous) });
+        if route.active != self.route.active {
+            tracing::info!(from = self.route.active, to = route.active, previous = route.previous, "switched");
+        }
+        self.route = route;
+    }
+
+    fn prepare(&mut self, desired: &Desired, version: &str, purpose: Purpose) {
+        let Some(named) = desired.versions.get(version) else { return };
+        let cancel = CancellationToken::new();
+        let report = Report::new(Arc::clone(&self.board), version, None);
+        let entry = self.entries.entry(version.to_owned()).or_insert_with(|| Entry {
+            // Only the table makes this a phase that anyone sees.
+            phase: Phase::Waiting,
+            attempt: None,
+            passed: false,
+            loaded: None,
+            refusal: None,
+            retry_at: None,
+            failures: 0,
+            cancel: cancel.clone(),
+            report: report.clone(),
+        });
+        let (attempt, prompts) = match purpose {
+            Purpose::Restore => (None, None),
+            Purpose::Candidate { attempt } => (Some(attempt), desired.settings.prompts.clone()),
+        };
+        entry.attempt = attempt;
+        entry.passed = false;
+        entry.refusal = None;
+        entry.retry_at = None;
+        entry.cancel = cancel.clone();
+        entry.report = report.clone();
+        let job = Job {
+            version: named.clone(),
+            loaded: entry.loaded.clone(),
+            prompts,
+            headroom_ratio: desired.settings.headroom_ratio,
+            max_queue: desired.settings.max_queue,
+            gpu: desired.settings.gpu,
+        };
+        if self.step(version, Step::Prepare) {
+            let gates = Arc::clone(&self.gates);
+            let version = version.to_owned();
+            self.tasks.spawn(async move {
+                let outcome = gates.run(job, &report, &cancel).await;
+                Done::Gates { version, outcome }
+            });
+        }
+    }
+
+    fn on_done(&mut self, done: Done) {
+        match done {
+            Done::Gates { version, outcome } => self.on_outcome(&version, outcome),
+            Done::Retired { version } => {
+                self.step(&version, Step::Retired);
+            }
+            Done::Health { ended: true, .. } | Done::Other => {}
+            Done::Health { loaded, ended: false } => self.watch_health(loaded),
+        }
+    }
+
+    fn on_outcome(&mut self, version: &str, outcome: Outcome) {
+        let room_expected = self.entries.iter().any(|(name, entry)| {
+            name != version
+                && Some(name) != self.route.active.as_ref()
+                && (entry.loaded.is_some() || entry.phase == Phase::Retiring)
+        });
+        let Some(entry) = self.entries.get_mut(version) else { return };
+        let cancelling = entry.phase == Phase::Cancelling;
+        let step = match outcome {
+            Outcome::Passed(loaded) => {
+                let first = entry.loaded.is_none().then(|| loaded.clone());
+                entry.loaded = Some(loaded);
+                entry.passed = !cancelling;
+                entry.failures = 0;
+                if let Some(loaded) = first {
+                    self.watch_health(loaded);
+                }
+                Step::Passed
+            }
+            // What is loaded already stays so, whatever was asked of it meanwhile.
+            Outcome::Cancelled | Outcome::Refused(_) if cancelling && entry.loaded.is_some() => Step::Passed,
+            Outcome::Cancelled => Step::Cancelled,
+            Outcome::Refused(refusal) if refusal.gate == GateName::Memory && room_expected => {
+                entry.retry_at = Some(Instant::now() + retry_wait(entry.failures));
+                entry.failures = entry.failures.saturating_add(1);
+                entry.report.phase(CandidatePhase::Validating);
+                entry.report.waits_for(&format!("waits until another version is unloaded: {}", refusal.message));
+                Step::NoRoom
+            }
+            Outcome::Refused(refusal) => {
+                entry.refuse(version, refusal);
+                Step::Refused
+            }
+        };
+        if cancelling && let Some(entry) = self.entries.get_mut(version) {
+            entry.attempt = None;
+        }
+        self.step(version, step);
+    }
+
+    /// Waits for the next change of a worker's health.
+    fn watch_health(&mut self, loaded: Loaded) {
+        let mut health = loaded.version.health();
+        let seen = health.borrow_and_update().clone();
+        // What changed between this look and the last one is looked at with this event.
+        self.tasks.spawn(async move {
+            let ended = seen == WorkerHealth::Stopped || health.changed().await.is_err();
+            Done::Health { loaded, ended }
+        });
+    }
+
+    /// A version that fails before it ever answers is refused; the one that answers is the operator's to judge.
+    fn drop_failed_workers(&mut self) {
+        let failed: Vec<(String, String)> = self
+            .entries
+            .iter()
+            .filter_map(|(name, entry)| {
+                let health = entry.loaded.as_ref()?.version.health().borrow().clone();
+                match health {
+                    WorkerHealth::Failed { reason }
+                        if entry.phase == Phase::Ready && Some(name) != self.route.active.as_ref() =>
+                    {
+                        Some((name.clone(), reason))
+                    }
+                    _ => None,
+                }
+            })
+            .collect();
+        for (version, reason) in failed {
+            if self.route.previous.as_deref() == Some(&version) {
+                self.set_route(Route { previous: None, ..self.route.clone() });
+            }
+            if let Some(entry) = self.entries.get_mut(&version) {
+                let message =
+                    format!("its worker keeps failing: {reason}; check the file, spec.runtime, and the pod's memory");
+                entry
+                    .refuse(&version, Refusal { gate: GateName::Load, value: Some("worker died".to_owned()), message });
+                if let Some(loaded) = entry.loaded.take() {
+                    self.tasks.spawn(async move {
+                        loaded.version.retire(Duration::ZERO).await;
+                        Done::Other
+                    });
+                }
+            }
+            self.step(&version, Step::WorkerFailed);
+        }
+    }
+
+    fn snapshot(&self, desired: Option<&Desired>) -> Snapshot {
+        let loaded = |name: &Option<String>| {
+            name.as_ref().and_then(|name| self.entries.get(name)).and_then(|entry| entry.loaded.clone())
+        };
+        let serving = loaded(&self.route.active);
+        let resident = loaded(&self.route.previous).filter(is_up).map(|loaded| loaded.version.spec().name.clone());
+        let Some(desired) = desired else { return Snapshot { serving, resident, ..Snapshot::default() } };
+        let (health, message) = self.health(desired, serving.as_ref());
+        Snapshot {
+            prepared: self.prepared(desired),
+            candidate: self.candidate(desired),
+            serving,
+            resident,
+            health,
+            message,
+        }
+    }
+
+    fn health(&self, desired: &Desired, serving: Option<&Loaded>) -> (ReplicaHealth, Option<String>) {
+        let Some(serving) = serving else {
+            let refusal = desired.active.as_ref().and_then(|active| self.entries.get(active)?.refusal.as_ref());
+            return match refusal {
+                Some(refusal) => {
+                    let message = format!("{}: {}; it is tried again", refusal.gate.as_str(), refusal.message);
+                    (ReplicaHealth::Failed, Some(message))
+                }
+                None => (ReplicaHealth::Starting, None),
+            };
+        };
+        match &*serving.version.health().borrow() {
+            WorkerHealth::Ready => (ReplicaHealth::Healthy, None),
+            WorkerHealth::Loading => (ReplicaHealth::Starting, None),
+            WorkerHealth::Restarting { attempt, reason } => {
+                (ReplicaHealth::Restarting, Some(format!("the worker died ({reason}); restart {attempt}")))
+            }
+            WorkerHealth::Failed { reason } => {
+                (ReplicaHealth::Failed, Some(format!("the worker keeps dying: {reason}")))
+            }
+            WorkerHealth::Stopped => (ReplicaHealth::Failed, Some("the worker was stopped".to_owned())),
+        }
+    }
+
+    fn prepared(&self, desired: &Desired) -> Option<String> {
+        let wanted = desired.candidate.as_ref()?;
+        let entry = self.entries.get(&wanted.version)?;
+        let ready = entry.phase == Phase::Ready
+            && entry.passed
+            && entry.attempt.as_ref() == Some(&wanted.attempt)
+            && entry.loaded.as_ref().is_some_and(is_up);
+        // A version that answers has passed before.
+        let answers = self.route.active.as_ref() == Some(&wanted.version);
+        (ready || answers).then(|| wanted.version.clone())
+    }
+
+    fn candidate(&self, desired: &Desired) -> Option<CandidateStatus> {
+        let answers = |version: &String| self.route.active.as_ref() == Some(version);
+        let candidate = desired.candidate.as_ref().map(|candidate| &candidate.version).filter(|v| !answers(v));
+        let restored = desired.active.as_ref().filter(|v| !answers(v));
+        let board = self.board.borrow();
+        match (candidate, restored) {
+            (Some(version), _) => {
+                let entry = self.entries.get(version);
+                let current = entry.is_some_and(|entry| {
+                    entry.attempt == desired.candidate.as_ref().map(|candidate| candidate.attempt.clone())
+                });
+                let line = board.get(version).filter(|_| current).cloned();
+                Some(line.unwrap_or_else(|| blank(version, Some(self.waits_for(desired, version)))))
+            }
+            (None, Some(version)) => board.get(version).cloned(),
+            (None, None) => None,
+        }
+    }
+
+    /// Why the candidate has not begun.
+    fn waits_for(&self, desired: &Desired, candidate: &str) -> String {
+        let busy = self.entries.iter().find(|(name, entry)| {
+            name.as_str() != candidate && !matches!(entry.phase, Phase::Ready | Phase::Refused | Phase::Waiting)
+        });
+        match busy {
+            Some((name, Entry { phase: Phase::Retiring, .. })) => format!("waits until {name} is unloaded"),
+            Some((name, _)) => format!("waits until {name} is loaded"),
+            None if !desired.versions.contains_key(candidate) => {
+                format!("waits for status.versions to say what {candidate} is")
+            }
+            None => "begins".to_owned(),
+        }
+    }
+}
+
+impl Entry {
+    fn refuse(&mut self, version: &str, refusal: Refusal) {
+        tracing::warn!(
+            version, gate = refusal.gate.as_str(), value = refusal.value, message = %refusal.message, "version refused"
+        );
+        self.report.refuse(&refusal);
+        self.passed = false;
+        self.retry_at = Some(Instant::now() + retry_wait(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        self.refusal = Some(refusal);
+    }
+}
+
+fn retry_wait(failures: u32) -> Duration {
+    RETRY_MIN.saturating_mul(1 << failures.min(10)).min(RETRY_MAX)
+}
+
+fn is_up(loaded: &Loaded) -> bool {
+    *loaded.version.health().borrow() == WorkerHealth::Ready
+}

@@ -1,0 +1,165 @@
+//! What to do next: a pure function from what is asked and what is there to a few actions.
+//!
+//! Rules: the version that answers changes only to one that is ready; one that answers, or is kept to go back to, is
+//! never unloaded; the active version comes before the candidate; a candidate begins only when nothing is being unloaded,
+//! so that the memory gate sees what will be there. Called again after its actions were carried out, it asks for nothing.
+
+use std::collections::BTreeMap;
+
+use super::desired::Desired;
+use super::phase::Phase;
+
+/// Which versions answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// Every new request.
+    pub active: Option<String>,
+    /// None, unless the switch is taken back.
+    pub previous: Option<String>,
+}
+
+/// What is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Current {
+    /// Which versions answer.
+    pub route: Route,
+    /// Every version of which something is there.
+    pub versions: BTreeMap<String, Known>,
+}
+
+/// What is known of a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Where it is.
+    pub phase: Phase,
+    /// The attempt for which it is or was judged; `None` when that was to restore it as the active one.
+    pub attempt: Option<String>,
+    /// Whether its worker answers.
+    pub worker_up: bool,
+    /// Refused or without room, and due for another try.
+    pub retry_due: bool,
+}
+
+/// Why a version is prepared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It is active already, and this pod does not have it: the golden prompts were asked when it became so.
+    Restore,
+    /// It is to be validated.
+    Candidate {
+        /// For this attempt.
+        attempt: String,
+    },
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Take a version through the gates.
+    Prepare {
+        /// Its name.
+        version: String,
+        /// What for.
+        purpose: Purpose,
+    },
+    /// Let these versions answer.
+    Route(Route),
+    /// Call off the gates of a version.
+    Cancel {
+        /// Its name.
+        version: String,
+    },
+    /// Unload a version when its requests have ended.
+    Retire {
+        /// Its name.
+        version: String,
+    },
+    /// Drop what is known of a version that is not loaded.
+    Forget {
+        /// Its name.
+        version: String,
+    },
+}
+
+/// Says what to do next.
+#[must_use]
+pub fn plan(desired: &Desired, current: &Current) -> Vec<Action> {
+    let route = route(desired, current);
+    let mut actions = Vec::new();
+    if route != current.route {
+        actions.push(Action::Route(route.clone()));
+    }
+    let dropped = drops(desired, current, &route);
+    let unloads = dropped.iter().any(|action| matches!(action, Action::Retire { .. } | Action::Cancel { .. }));
+    actions.extend(dropped);
+    if let Some(action) = restore(desired, current).or_else(|| candidate(desired, current, &route, unloads)) {
+        actions.push(action);
+    }
+    actions
+}
+
+/// Which versions should answer now.
+fn route(desired: &Desired, current: &Current) -> Route {
+    let known = |name: &str| current.versions.get(name);
+    let loaded = |name: &&str| known(name).is_some_and(|known| matches!(known.phase, Phase::Ready | Phase::Checking));
+    let up = |name: &&str| known(name).is_some_and(|known| known.worker_up);
+    let now = current.route.active.as_deref();
+    let wanted = desired.active.as_deref().filter(loaded);
+    // A switch to a worker that is just being restarted would fail requests that the old one can answer.
+    let active = wanted.filter(|wanted| up(wanted) || !now.as_ref().is_some_and(up)).or(now);
+    let previous = desired.previous.as_deref().filter(loaded).filter(|previous| Some(*previous) != active);
+    Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned) }
+}
+
+/// What nobody asks for any more.
+fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for (name, known) in &current.versions {
+        let version = name.clone();
+        let candidate = desired.candidate.as_ref().filter(|candidate| candidate.version == *name);
+        let answers = route.active.as_ref() == Some(name) || route.previous.as_ref() == Some(name);
+        let stale = candidate.is_some_and(|candidate| {
+            desired.active.as_ref() != Some(name) && known.attempt.as_ref() != Some(&candidate.attempt)
+        });
+        match known.phase {
+            Phase::Preparing | Phase::Checking if stale || !desired.names(name) => {
+                actions.push(Action::Cancel { version });
+            }
+            Phase::Ready if !answers && !desired.names(name) => actions.push(Action::Retire { version }),
+            Phase::Waiting | Phase::Refused if !desired.names(name) => actions.push(Action::Forget { version }),
+            _ => {}
+        }
+    }
+    actions
+}
+
+/// Brings the active version back where this pod does not have it.
+fn restore(desired: &Desired, current: &Current) -> Option<Action> {
+    let version = desired.active.clone().filter(|name| desired.versions.contains_key(name))?;
+    let due = current.versions.get(&version).is_none_or(|known| match known.phase {
+        Phase::Refused | Phase::Waiting => known.retry_due,
+        _ => false,
+    });
+    due.then_some(Action::Prepare { version, purpose: Purpose::Restore })
+}
+
+/// Begins with the candidate when its turn has come.
+fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool) -> Option<Action> {
+    let wanted = desired.candidate.as_ref().filter(|candidate| desired.versions.contains_key(&candidate.version))?;
+    let version = wanted.version.clone();
+    if desired.active.as_ref() == Some(&version) || route.active.as_ref() == Some(&version) {
+        return None;
+    }
+    let busy =
+        |known: &Known| matches!(known.phase, Phase::Preparing | Phase::Checking | Phase::Cancelling | Phase::Retiring);
+    if unloads || current.versions.values().any(busy) {
+        return None;
+    }
+    let judged = |known: &Known| known.attempt.as_ref() == Some(&wanted.attempt);
+    let begins = current.versions.get(&version).is_none_or(|known| match known.phase {
+        Phase::Ready | Phase::Refused => !judged(known),
+        Phase::Waiting => !judged(known) || route.previous.is_none() || known.retry_due,
+        _ => false,
+    });
+    begins.then(|| Action::Prepare { version, purpose: Purpose::Candidate { attempt: wanted.attempt.clone() } })
+}

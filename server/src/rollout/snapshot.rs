@@ -1,0 +1,35 @@
+//! What a pod can say about its versions at one moment.
+
+use gantry_crds::status::{CandidateStatus, ReplicaHealth};
+
+use crate::gates::Loaded;
+
+/// What a pod can say about its versions at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The version that answers.
+    pub serving: Option<Loaded>,
+    /// The candidate, when it is loaded and has passed every gate.
+    pub prepared: Option<String>,
+    /// The version to go back to, when it is loaded.
+    pub resident: Option<String>,
+    /// How the pod is.
+    pub health: ReplicaHealth,
+    /// Why it is not healthy.
+    pub message: Option<String>,
+    /// How far it is with a version that does not answer yet.
+    pub candidate: Option<CandidateStatus>,
+}
+
+impl Default for Snapshot {
+    fn default() -> Self {
+        Self {
+            serving: None,
+            prepared: None,
+            resident: None,
+            health: ReplicaHealth::Starting,
+            message: None,
+            candidate: None,
+        }
+    }
+}
