@@ -97,7 +97,7 @@ impl From<TargetArgs> for Target {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
     match run(Cli::parse().command).await {
         Ok(code) => code,
         Err(error) => {

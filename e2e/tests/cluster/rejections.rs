@@ -26,6 +26,8 @@ const STREAMS: usize = 2;
 const QUICK: Duration = Duration::from_secs(20);
 /// Bytes of the truncated model: the header is whole, most of the tensors are missing.
 const TRUNCATED_BYTES: usize = 1_000_000;
+/// Connections to this address break after so many bytes.
+const CUT: &str = "fault/cut/1500000";
 
 /// A light load of questions that V1 knows; only `versions` may answer them.
 async fn light_load(service: &TestService<'_>, versions: &[(&ModelSource, &str)]) -> Result<Load> {
@@ -153,7 +155,8 @@ async fn ensure_latched(
 async fn going_back_to_a_resident_or_cached_model_needs_no_download() -> Result<()> {
     with_temp_ns("rollback", async |namespace| {
         let store = ModelStore::on(&namespace.cluster).await?;
-        let (v1, v2) = (store.model(DemoModel::V1)?, store.model(DemoModel::V2)?);
+        // Connections that break: V2 arrives in three parts or not at all.
+        let (v1, v2) = (store.model(DemoModel::V1)?, store.model_at(DemoModel::V2, CUT)?);
         golden_prompts_config_map(namespace).await?;
         let fixture = ServiceFixture { bake: "10m", ..ServiceFixture::default() };
         let service = TestService::start(namespace, fixture, &v1).await?;
@@ -167,6 +170,7 @@ async fn going_back_to_a_resident_or_cached_model_needs_no_download() -> Result<
             "V1 is not kept while V2 bakes: {status:?}"
         );
         let downloads = (store.requests_of(&v1).await?, store.requests_of(&v2).await?);
+        ensure!(downloads.1 >= 6, "each of two pods needs three connections, there were {}", downloads.1);
 
         for (model, what) in [(&v1, "resident"), (&v2, "resident or cached"), (&v1, "resident or cached")] {
             let begun = Instant::now();
