@@ -22,12 +22,29 @@ apply() { # apply FILE: server-side, so that what is there already stays as it i
     kubectl apply --server-side --field-manager=gantry-demo --namespace $demo_namespace -f - | sed 's/^/    /'
 }
 
+# Pods that run keep the server image they have, whatever the operator's is: an upgrade restarts nobody unasked. Here the
+# image changed because the checkout did, and what was just built is what should run.
+restart_on_new_image() {
+  local wanted pods
+  wanted=$(helm get values $release --namespace $system_namespace --all --output json |
+    jq -r '.serverImage | .repository + ":" + .tag')
+  pods=$(kubectl --namespace $demo_namespace get pods --selector "gantry.dev/service=$demo_service" --output json |
+    jq -r '.items[].spec.containers[0].image')
+  [[ -n $pods ]] && grep -qvxF "$wanted" <<<"$pods" || return 0
+  note "restarting the pods with $wanted"
+  kubectl --namespace $demo_namespace annotate infs $demo_service --overwrite "gantry.dev/restart=$wanted" >/dev/null
+  kubectl --namespace $demo_namespace wait deployment/$demo_service --timeout=$ready_timeout \
+    --for="jsonpath={.spec.template.spec.containers[0].image}=$wanted" >/dev/null
+  kubectl --namespace $demo_namespace rollout status deployment/$demo_service --timeout=$ready_timeout | tail -1 | sed 's/^/    /'
+}
+
 demo() {
   apply namespace.yaml
   apply models.yaml
   # An InferenceService that is there is the user's: its model may have been changed by hand.
   if kubectl --namespace $demo_namespace get infs $demo_service >/dev/null 2>&1; then
     note "inferenceservice.gantry.dev/$demo_service is there and left as it is"
+    restart_on_new_image
   else
     apply chat.yaml
   fi
