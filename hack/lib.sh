@@ -155,6 +155,7 @@ install_chart() { # a release with the same chart and values is left alone
     note "release $release is current"
   else
     ensure_namespace $system_namespace
+    is_foreign || values+=(--take-ownership) # of CRDs that were applied by hand
     helm upgrade --install $release charts/gantry --namespace $system_namespace --labels "gantry-inputs=$hash" \
       "${values[@]}" >"$cache/helm.log" || { cat "$cache/helm.log" >&2; return 1; }
     note "release $release $(awk '$1 == "REVISION:" {print "revision " $2}' "$cache/helm.log")"
