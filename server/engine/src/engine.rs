@@ -55,7 +55,7 @@ pub struct RequestHandle {
 }
 
 impl RequestHandle {
-    /// Ends the request within one step, with [`FinishReason::Cancelled`]. Text that was held back is sent first.
+    /// Ends the request within one step, with [`FinishReason::Cancelled`]. Text that is held back is not sent.
     pub fn cancel(&self) {
         self.cancelled.store(true, Relaxed);
     }

@@ -141,9 +141,10 @@ impl Sequence {
         Progress::Continue
     }
 
-    /// Ends the request. Text that was held back for a stop string that did not come is sent first.
+    /// Ends the request. Text that was held back for a stop string that did not come is sent first, but not to one that
+    /// was cancelled: there the stop string might still have come.
     pub(crate) fn finish(mut self, reason: FinishReason) {
-        if !self.stopped {
+        if !self.stopped && reason != FinishReason::Cancelled {
             let mut rest = String::new();
             self.utf8.finish(&mut rest);
             if !self.stops.push(&rest, &mut self.text) {
