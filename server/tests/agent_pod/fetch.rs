@@ -1,0 +1,322 @@
+//! Fetching against a real server that misbehaves in every way that a real one can.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_server::fetch::{Cache, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
+use proptest::prelude::*;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::files::{Fault, FileServer};
+
+pub fn digest(content: &[u8]) -> Digest {
+    Digest::from(<[u8; 32]>::from(Sha256::digest(content)))
+}
+
+fn content(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+}
+
+fn fetcher(folder: &Path) -> Fetcher {
+    Fetcher::new(Cache::open(folder).unwrap()).unwrap()
+}
+
+async fn fetch(fetcher: &Fetcher, url: &str, digest: Digest) -> Result<CachedModel, FetchError> {
+    let (progress, _) = watch::channel(FetchProgress::default());
+    let source = Source::parse(url, None).unwrap();
+    fetcher.fetch(&source, digest, &progress, &CancellationToken::new()).await
+}
+
+/// Fetches `content` through `faults` and checks that it arrives; answers with the ranges that were asked for.
+async fn survives(content: &[u8], server: &FileServer, faults: impl IntoIterator<Item = Fault>) -> Vec<Option<String>> {
+    let folder = tempfile::tempdir().unwrap();
+    server.faults(faults);
+    let model = fetch(&fetcher(folder.path()), &server.url(), digest(content)).await.unwrap();
+    assert!(std::fs::read(model.path()).unwrap() == content, "the bytes are others");
+    let names: Vec<_> =
+        std::fs::read_dir(model.path().parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 1, "something is left over: {names:?}");
+    server.asked().into_iter().map(|asked| asked.range).collect()
+}
+
+#[tokio::test]
+async fn a_file_is_fetched_once_and_then_cached() {
+    let content = content(3 << 20, 0);
+    let server = FileServer::start(content.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    let (progress, seen) = watch::channel(FetchProgress::default());
+    let source = Source::parse(&server.url(), None).unwrap();
+    let model = fetcher.fetch(&source, digest(&content), &progress, &CancellationToken::new()).await.unwrap();
+    assert_eq!(model.bytes(), content.len() as u64);
+    let last = seen.borrow().clone();
+    assert_eq!((last.bytes, last.total), (content.len() as u64, Some(content.len() as u64)));
+    fetch(&fetcher, &server.url(), digest(&content)).await.unwrap();
+    assert_eq!(server.asked().len(), 1);
+}
+
+#[tokio::test]
+async fn a_broken_connection_is_continued() {
+    let content = content(1 << 20, 1);
+    let server = FileServer::start(content.clone()).await;
+    let ranges = survives(&content, &server, [Fault::Cut(300_000), Fault::Cut(0), Fault::Cut(200_000)]).await;
+    assert_eq!(ranges[0], None);
+    assert_eq!(ranges[1..].iter().flatten().count(), 3, "{ranges:?}");
+    assert_eq!(server.sent_bytes(), content.len(), "no byte is sent twice");
+    assert_eq!(server.asked()[1].if_range.as_deref(), Some("\"1\""));
+}
+
+#[tokio::test]
+async fn a_server_without_ranges_starts_over() {
+    let content = content(500_000, 2);
+    let server = FileServer::start(content.clone()).await;
+    survives(&content, &server, [Fault::Cut(100_000), Fault::IgnoreRange]).await;
+}
+
+#[tokio::test]
+async fn server_errors_pass() {
+    let content = content(1000, 3);
+    let server = FileServer::start(content.clone()).await;
+    let ranges = survives(&content, &server, [Fault::Status(500), Fault::Status(503)]).await;
+    assert_eq!(ranges.len(), 3);
+}
+
+#[tokio::test]
+async fn a_file_that_is_replaced_midway_is_fetched_as_the_new_one() {
+    for (honest, etag) in [(true, Some("\"2\"")), (false, Some("\"2\"")), (false, None)] {
+        let (old, new) = (content(400_000, 4), content(400_000, 5));
+        let server = FileServer::start(old).await;
+        if etag.is_none() {
+            server.replace(content(400_000, 4), None);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let fetcher = Arc::new(fetcher(folder.path()));
+        // The first piece is of the old file; whatever comes next is of the new one.
+        server.faults([Fault::Cut(150_000)]);
+        let (progress, mut seen) = watch::channel(FetchProgress::default());
+        let (source, wanted) = (Source::parse(&server.url(), None).unwrap(), digest(&new));
+        let running = {
+            let fetcher = Arc::clone(&fetcher);
+            tokio::spawn(async move { fetcher.fetch(&source, wanted, &progress, &CancellationToken::new()).await })
+        };
+        seen.wait_for(|progress| progress.note.is_some()).await.unwrap();
+        server.replace(new.clone(), etag);
+        if !honest {
+            server.faults([Fault::IgnoreIfRange]);
+        }
+        let model = running.await.unwrap().unwrap();
+        assert!(std::fs::read(model.path()).unwrap() == new, "{honest} {etag:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_part_that_starts_elsewhere_is_not_taken() {
+    let content = content(300_000, 6);
+    let server = FileServer::start(content.clone()).await;
+    survives(&content, &server, [Fault::Cut(100_000), Fault::Shift(10)]).await;
+}
+
+#[tokio::test]
+async fn another_file_is_told_with_both_digests() {
+    let served = content(10_000, 7);
+    let server = FileServer::start(served.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let wanted = digest(b"another");
+    let error = fetch(&fetcher(folder.path()), &server.url(), wanted).await.unwrap_err();
+    assert_eq!(error, FetchError::WrongDigest { expected: wanted, found: digest(&served), bytes: 10_000 });
+    assert_eq!(server.asked().len(), 1);
+    assert_eq!(std::fs::read_dir(folder.path().join("sha256")).unwrap().count(), 0, "it is not kept");
+}
+
+#[tokio::test]
+async fn what_will_not_pass_fails_at_once() {
+    for (status, says) in
+        [(401, "secretRef"), (403, "secretRef"), (404, "no such file"), (410, "no such file"), (400, "uri")]
+    {
+        let server = FileServer::start(content(10, 0)).await;
+        server.always(Some(Fault::Status(status)));
+        let folder = tempfile::tempdir().unwrap();
+        let error = fetch(&fetcher(folder.path()), &server.url(), digest(b"x")).await.unwrap_err();
+        assert!(matches!(&error, FetchError::Permanent(text) if text.contains(says)), "{status}: {error}");
+        assert_eq!(server.asked().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn redirects_are_followed_but_not_for_ever() {
+    let content = content(1000, 8);
+    let server = FileServer::start(content.clone()).await;
+    survives(&content, &server, [Fault::Redirect("/elsewhere".into())]).await;
+    assert_eq!(server.asked()[1].path, "/elsewhere");
+    for to in ["/again".to_owned(), "ftp://127.0.0.1/m".to_owned()] {
+        let server = FileServer::start(content.clone()).await;
+        server.always(Some(Fault::Redirect(to)));
+        let folder = tempfile::tempdir().unwrap();
+        let error = fetch(&fetcher(folder.path()), &server.url(), digest(&content)).await.unwrap_err();
+        assert!(matches!(&error, FetchError::Permanent(text) if text.contains("redirect")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_left_is_continued() {
+    let content = content(800_000, 9);
+    let server = FileServer::start(content.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let wanted = digest(&content);
+    // As an earlier process would have left it: cut off in the middle.
+    let partial = folder.path().join(format!("sha256/{wanted}.partial"));
+    std::fs::create_dir_all(partial.parent().unwrap()).unwrap();
+    std::fs::write(&partial, &content[..500_000]).unwrap();
+    std::fs::write(partial.with_extension("validator"), r#"{"etag": "\"1\"", "last_modified": null}"#).unwrap();
+    fetch(&fetcher(folder.path()), &server.url(), wanted).await.unwrap();
+    assert_eq!(server.asked()[0].range.as_deref(), Some("bytes=500000-"));
+    assert_eq!(server.sent_bytes(), 300_000);
+
+    // The same, but the disk has spoilt it: the pieces do not make the file, and it is fetched as a whole.
+    let folder = tempfile::tempdir().unwrap();
+    let partial = folder.path().join(format!("sha256/{wanted}.partial"));
+    std::fs::create_dir_all(partial.parent().unwrap()).unwrap();
+    std::fs::write(&partial, vec![0; 500_000]).unwrap();
+    fetch(&fetcher(folder.path()), &server.url(), wanted).await.unwrap();
+
+    // A partial file that is whole already: nothing is left to send.
+    let folder = tempfile::tempdir().unwrap();
+    let partial = folder.path().join(format!("sha256/{wanted}.partial"));
+    std::fs::create_dir_all(partial.parent().unwrap()).unwrap();
+    std::fs::write(&partial, &content).unwrap();
+    let before = server.sent_bytes();
+    fetch(&fetcher(folder.path()), &server.url(), wanted).await.unwrap();
+    assert_eq!(server.sent_bytes(), before);
+}
+
+#[tokio::test]
+async fn two_who_want_the_same_file_fetch_it_once() {
+    let content = content(1 << 20, 10);
+    let server = FileServer::start(content.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (fetcher, url, wanted) = (fetcher(folder.path()), server.url(), digest(&content));
+    let (a, b) = tokio::join!(fetch(&fetcher, &url, wanted), fetch(&fetcher, &url, wanted));
+    assert_eq!(a.unwrap().path(), b.unwrap().path());
+    assert_eq!(server.asked().len(), 1);
+}
+
+#[tokio::test]
+async fn a_cancelled_fetch_keeps_what_came_for_the_next() {
+    let content = content(600_000, 11);
+    let server = FileServer::start(content.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (fetcher, wanted) = (fetcher(folder.path()), digest(&content));
+    let source = Source::parse(&server.url(), None).unwrap();
+    server.faults([Fault::Cut(200_000), Fault::Stall]);
+    let cancel = CancellationToken::new();
+    let (progress, mut seen) = watch::channel(FetchProgress::default());
+    let stalled = async {
+        seen.wait_for(|progress| progress.note.is_some()).await.unwrap();
+        while server.asked().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        cancel.cancel();
+    };
+    let (ended, ()) = tokio::join!(fetcher.fetch(&source, wanted, &progress, &cancel), stalled);
+    assert_eq!(ended.unwrap_err(), FetchError::Cancelled);
+    fetch(&fetcher, &server.url(), wanted).await.unwrap();
+    assert_eq!(server.sent_bytes(), content.len(), "the first piece is used");
+}
+
+#[tokio::test]
+async fn a_model_larger_than_the_cache_is_refused_before_it_comes() {
+    let content = content(500_000, 12);
+    let server = FileServer::start(content.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    fetcher.cache().set_limit_bytes(Some(100_000));
+    let error = fetch(&fetcher, &server.url(), digest(&content)).await.unwrap_err();
+    assert!(matches!(&error, FetchError::Permanent(text) if text.contains("sizeLimit")), "{error}");
+}
+
+#[tokio::test]
+async fn files_of_this_machine_are_copied_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let content = content(3_000_000, 13);
+    let path = folder.path().join("m.gguf");
+    std::fs::write(&path, &content).unwrap();
+    let fetcher = fetcher(folder.path());
+    let url = format!("file://{}", path.display());
+    let model = fetch(&fetcher, &url, digest(&content)).await.unwrap();
+    assert!(std::fs::read(model.path()).unwrap() == content);
+    assert!(matches!(fetch(&fetcher, &url, digest(b"x")).await.unwrap_err(), FetchError::WrongDigest { .. }));
+    for bad in [format!("{url}.not"), format!("file://{}", folder.path().display())] {
+        let error = fetch(&fetcher, &bad, digest(b"x")).await.unwrap_err();
+        assert!(matches!(&error, FetchError::Permanent(text) if text.contains("mount")), "{error}");
+    }
+    let peek = fetcher.peek(&Source::file(&path), 100).await.unwrap().unwrap();
+    assert_eq!((peek.prefix.as_slice(), peek.total), (&content[..100], 3_000_000));
+}
+
+#[tokio::test]
+async fn the_first_bytes_are_read_where_parts_are_served() {
+    let content = content(5000, 14);
+    let server = FileServer::start(content.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    let source = Source::parse(&server.url(), None).unwrap();
+    let peek = fetcher.peek(&source, 100).await.unwrap().unwrap();
+    assert_eq!((peek.prefix.as_slice(), peek.total), (&content[..100], 5000));
+    let peek = fetcher.peek(&source, 1 << 20).await.unwrap().unwrap();
+    assert_eq!(peek.prefix, content);
+    server.faults([Fault::IgnoreRange, Fault::Status(404), Fault::Status(500)]);
+    assert_eq!(fetcher.peek(&source, 100).await.unwrap(), None);
+    assert!(!fetcher.peek(&source, 100).await.unwrap_err().is_temporary());
+    assert!(fetcher.peek(&source, 100).await.unwrap_err().is_temporary());
+    server.replace(Vec::new(), None);
+    assert_eq!(fetcher.peek(&source, 100).await.unwrap().unwrap().total, 0);
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_waited_for() {
+    let content = content(1000, 15);
+    let server = FileServer::start(content.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    // A port that nobody listens on.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let source = Source::parse(&format!("http://{free}/m"), None).unwrap();
+    let (progress, mut seen) = watch::channel(FetchProgress::default());
+    let cancel = CancellationToken::new();
+    let noted = async {
+        let progress = seen.wait_for(|progress| progress.note.is_some()).await.unwrap().clone();
+        cancel.cancel();
+        progress.note.unwrap()
+    };
+    let (ended, note) = tokio::join!(fetcher.fetch(&source, digest(&content), &progress, &cancel), noted);
+    assert_eq!(ended.unwrap_err(), FetchError::Cancelled);
+    assert!(note.contains(&free.to_string()) && note.contains("tries again"), "{note}");
+    drop(server);
+}
+
+fn fault(bytes: usize) -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        4 => (0..bytes).prop_map(Fault::Cut),
+        1 => Just(Fault::IgnoreRange),
+        1 => (1..1000_usize).prop_map(Fault::Shift),
+        1 => Just(Fault::Status(503)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+    /// Whatever the server does on the way, the file that is stored is the one that was asked for.
+    #[test]
+    fn any_sequence_of_faults_ends_with_the_right_bytes(bytes in 1..200_000_usize, faults in proptest::collection::vec(fault(200_000), 0..3)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let content = content(bytes, 16);
+            let server = FileServer::start(content.clone()).await;
+            let done = tokio::time::timeout(Duration::from_secs(60), survives(&content, &server, faults)).await;
+            assert!(done.is_ok(), "it did not end");
+        });
+    }
+}

@@ -1,0 +1,7 @@
+//! The agent's side of the server, from the outside: fetching against a server that misbehaves, gates with real models
+//! and workers, and a whole agent against an API server in memory.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod fetch;
+mod files;
