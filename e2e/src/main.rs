@@ -1,7 +1,7 @@
 //! The `gantry-e2e` program: a model store, a load generator, and a client that asks one question.
 
 use std::{
-    io::Write,
+    io::{IsTerminal, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
