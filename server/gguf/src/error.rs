@@ -144,6 +144,8 @@ pub enum Defect {
     WrongKeyType { key: String, found: String, expected: &'static str },
     #[error("key \"{key}\" is {found}, but must lie from {min} to {max}; convert the model again")]
     KeyOutOfRange { key: String, found: i64, min: i64, max: i64 },
+    #[error("key \"{key}\" is {found}, but must be a number and not negative; convert the model again")]
+    WrongFraction { key: String, found: String },
     #[error(
         "the array of key \"{key}\" has {found} elements, but the model implies {expected}; convert the model again"
     )]

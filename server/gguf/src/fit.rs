@@ -6,15 +6,18 @@
 //! - weights = all tensors (+ the embedding once more when a GPU holds the output and the two are tied)
 //! - KV cache = Σ over layers of kv_heads × (row(dk, type_k) + row(dv, type_v)) × cells
 //!   \+ parallel × recurrent state
-//! - compute = 4 bytes × ubatch × (6 × embedding + 2 × heads × (dk + dv) + 4 × feed_forward), the widest values that
-//!   are alive together in one graph; + outputs × vocabulary × 4, its logits; + parallel × vocabulary × 4, the copy the
-//!   sampler reads; + 6 bytes × ubatch × cells / parallel, the attention mask in f32 and f16
+//! - compute = 4 bytes × ubatch × the wider of 4 × embedding + 3 × feed_forward and
+//!   2 × embedding + 3 × heads × dk + 2 × kv_heads × dk + kv_heads × dv, the values alive together in one layer;
+//!   \+ outputs × vocabulary × 4, the logits; + parallel × vocabulary × 4, the copy that sampling reads;
+//!   \+ 4 bytes × ubatch × cells / parallel, the attention mask
 //! - overhead = a fixed [`BASE_BYTES`] + [`VOCABULARY_BYTES_PER_TOKEN`] per token of the vocabulary
 //!
-//! Flash attention is taken for granted: without it, heads × ubatch × cells × 4 bytes of attention scores come on top,
-//! which `flash_attention: false` adds. Conservative on purpose: a sliding window is counted as full attention, and
-//! a hybrid model's recurrent layers as attention where the header does not tell them apart. Absent: the processes'
-//! own code, buffers of requests, and what the page cache holds of a memory-mapped file beyond the weights.
+//! Without flash attention, heads × ubatch × cells / parallel × 4 bytes of attention scores come on top. The constants
+//! of compute follow from the buffers that llama.cpp reports; `tests/measured.rs` holds both against each other.
+//!
+//! Conservative on purpose: a sliding window is counted as full attention, and a hybrid model's recurrent layers as
+//! attention where the header does not tell them apart. Absent: buffers of requests, and what the kernel keeps of the
+//! memory-mapped file beside weights that were repacked for the CPU, which it gives back under pressure.
 
 use serde::{Deserialize, Serialize};
 
@@ -155,16 +158,20 @@ fn compute_bytes(summary: &Summary, input: &FitInput, cells_each: u64, parallel:
     let ubatch = u64::from(input.n_ubatch.min(input.n_batch).max(1));
     let outputs = if input.n_outputs_max == 0 { ubatch } else { ubatch.min(input.n_outputs_max.into()) };
     let heads = u64::from(summary.heads);
-    let width = sum(&[
-        product(&[6, summary.embedding_length.into()]),
-        product(&[2, heads, sum(&[summary.head_dim_k.into(), summary.head_dim_v.into()])]),
-        product(&[4, summary.feed_forward_length]),
+    let (key, value) = (u64::from(summary.head_dim_k), u64::from(summary.head_dim_v));
+    let (kv_heads, embedding) = (u64::from(summary.kv_heads), u64::from(summary.embedding_length));
+    let attention = sum(&[
+        product(&[2, embedding]),
+        product(&[3, heads, key]),
+        product(&[2, kv_heads, key]),
+        product(&[kv_heads, value]),
     ]);
+    let feed_forward = sum(&[product(&[4, embedding]), product(&[3, summary.feed_forward_length])]);
     let scores = if input.flash_attention { 0 } else { product(&[4, heads, ubatch, cells_each]) };
     sum(&[
-        product(&[4, ubatch, width]),
+        product(&[4, ubatch, attention.max(feed_forward)]),
         product(&[4, sum(&[outputs, parallel]), summary.vocabulary]),
-        product(&[6, ubatch, cells_each]),
+        product(&[4, ubatch, cells_each]),
         scores,
     ])
 }

@@ -145,6 +145,8 @@ pub(crate) fn read_hyperparameters(metadata: &Metadata, keys_end: u64) -> Result
     let (key_length, value_length) = head_lengths(&keys, embedding_length, &heads)?;
     let (experts, experts_used) = experts(&keys, layers)?;
     check_rope_scaling(&keys)?;
+    check_fractions(&keys)?;
+    check_tokenizer_types(metadata)?;
     Ok(Hyperparameters {
         architecture: architecture.to_owned(),
         layers,
@@ -291,6 +293,47 @@ fn check_rope_scaling(keys: &Keys<'_>) -> Result<()> {
             malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "string" })
         }
     }
+}
+
+/// Numbers with a fraction that enter the computation: llama.cpp takes f32 only, and aborts in the first decode on an
+/// epsilon that is negative or no number.
+fn check_fractions(keys: &Keys<'_>) -> Result<()> {
+    let epsilon = "attention.layer_norm_rms_epsilon";
+    if arch::is_plain_decoder(keys.architecture) && keys.metadata.entry(&keys.full(epsilon)).is_none() {
+        return keys.missing(keys.full(epsilon));
+    }
+    let names = [epsilon, "attention.layer_norm_epsilon", "rope.freq_base", "rope.scaling.factor", "rope.scale_linear"];
+    for key in names.map(|name| keys.full(name)) {
+        match keys.metadata.entry(&key) {
+            None => {}
+            Some(Entry { value: Value::Float { kind: ValueType::F32, value }, .. })
+                if value.is_finite() && *value >= 0.0 => {}
+            Some(Entry { offset, value: Value::Float { kind: ValueType::F32, value } }) => {
+                return malformed(*offset, Defect::WrongFraction { key, found: value.to_string() });
+            }
+            Some(Entry { offset, value }) => {
+                return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "f32" });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Switches and special tokens of the tokenizer, in the only types that llama.cpp takes.
+fn check_tokenizer_types(metadata: &Metadata) -> Result<()> {
+    const SWITCHES: [&str; 5] =
+        ["add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces"];
+    const TOKENS: [&str; 8] = ["bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"];
+    let switches = SWITCHES.iter().map(|name| (format!("tokenizer.ggml.{name}"), ValueType::Bool, "bool"));
+    let tokens = TOKENS.iter().map(|name| (format!("tokenizer.ggml.{name}_token_id"), ValueType::U32, "u32"));
+    for (key, kind, expected) in switches.chain(tokens) {
+        if let Some(Entry { offset, value }) = metadata.entry(&key)
+            && value.kind() != kind
+        {
+            return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected });
+        }
+    }
+    Ok(())
 }
 
 /// The window, for the summary alone; llama.cpp checks it per architecture.

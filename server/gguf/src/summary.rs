@@ -86,7 +86,9 @@ pub(crate) fn summarise(
     let sum = |of: &dyn Fn(&Tensor) -> u64| list.iter().map(of).fold(0, u64::saturating_add);
     let text = |key: &str| metadata.text(key).filter(|text| !text.is_empty()).map(str::to_owned);
     let most = |values: &[u32]| values.iter().copied().max().unwrap_or(0);
-    let through_experts = u64::from(model.experts_used) * u64::from(model.expert_feed_forward);
+    let widest = u64::from(most(&model.feed_forward));
+    let expert_width = if model.expert_feed_forward > 0 { model.expert_feed_forward.into() } else { widest };
+    let through_experts = u64::from(model.experts_used) * expert_width;
     let recurrent_layers = match model.kv_heads.iter().filter(|&&heads| heads == 0).count() as u64 {
         // A model that states one number for all layers may still be hybrid.
         0 => u64::from(model.layers),
@@ -106,7 +108,7 @@ pub(crate) fn summarise(
         head_dim_k: model.key_length,
         head_dim_v: model.value_length,
         embedding_length: model.embedding_length,
-        feed_forward_length: through_experts.max(most(&model.feed_forward).into()),
+        feed_forward_length: through_experts.max(widest),
         experts: model.experts,
         experts_used: model.experts_used,
         sliding_window: model.sliding_window,

@@ -145,6 +145,12 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "experts unused": |f| f.number("llama.expert_count", 8) => Defect::Inconsistent { .. }, "0 of 8";
         "experts too many": |f| f.number("llama.expert_count", 1025) => Defect::KeyOutOfRange { .. }, "expert_count";
         "used without experts": |f| f.number("llama.expert_used_count", 2) => Defect::Inconsistent { .. }, "2 of 0";
+        "no epsilon": |f| f.remove("llama.attention.layer_norm_rms_epsilon") => Defect::MissingKey { .. }, "epsilon";
+        "negative epsilon": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, (-1e-5_f32).to_le_bytes().into()) => Defect::WrongFraction { .. }, "epsilon";
+        "epsilon no number": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, f32::NAN.to_le_bytes().into()) => Defect::WrongFraction { .. }, "NaN";
+        "rope base a u32": |f| f.number("llama.rope.freq_base", 10_000) => Defect::WrongKeyType { .. }, "freq_base";
+        "switch a u8": |f| f.put("tokenizer.ggml.add_bos_token", ty::U8, vec![0]) => Defect::WrongKeyType { .. }, "add_bos_token";
+        "special token an i32": |f| f.put("tokenizer.ggml.eos_token_id", ty::I32, vec![0; 4]) => Defect::WrongKeyType { .. }, "eos_token_id";
         "same token twice": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, strings(["a", "b", "", "a"])) => Defect::DuplicateToken { first: 0, second: 3 }, "0 and 3";
         "tokens of numbers": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, array(ty::U8, 1, &[1])) => Defect::WrongKeyType { .. }, "array of u8";
         "no tokens": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, strings([""; 0])) => Defect::WrongArrayLength { .. }, "tokens";
