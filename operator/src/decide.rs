@@ -25,7 +25,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    limits::SWITCH_TIMEOUT,
+    limits::{REPORT_GRACE, SWITCH_TIMEOUT},
     validate::{ValidService, WantedVersion},
 };
 use failure::{Failure, prepare_message};
@@ -230,10 +230,21 @@ pub fn decide(world: &World) -> Plan {
     Plan {
         stamp: state.versions.iter().filter(missing).cloned().collect(),
         delete: surplus(world, &state),
-        wake_at: state.rollout.as_ref().map(|rollout| rollout.deadline.0).filter(|deadline| *deadline > world.now),
+        wake_at: wake_at(world, &state),
         state,
         transition,
     }
+}
+
+/// The next moment at which time alone changes the decision.
+fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
+    let rollout = state.rollout.as_ref()?;
+    let grace_ends = after(rollout.started_at.0, REPORT_GRACE);
+    let moments = match rollout.step {
+        RolloutStep::Bake => [None, Some(rollout.deadline.0)],
+        _ => [Some(grace_ends), Some(rollout.deadline.0)],
+    };
+    moments.into_iter().flatten().filter(|moment| *moment > world.now).min()
 }
 
 type Step = (RolloutState, Option<Transition>);
@@ -272,11 +283,10 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
         Some(active) => format!("InPlaceSwap: every pod loads {} beside {active}, then all switch", wanted.name),
         None => format!("InPlaceSwap: {} is the first version, nothing is replaced", wanted.name),
     };
-    state.rollout = Some(RolloutStatus {
-        message: Some(prepare_message(world, &wanted.name)),
-        judged: Some(wanted.judged.clone()),
-        ..rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline)
-    });
+    let mut rollout = rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline);
+    rollout.judged = Some(wanted.judged.clone());
+    rollout.message = Some(prepare_message(world, &rollout));
+    state.rollout = Some(rollout);
     (state, Some(Transition::Started { version: wanted.name.clone(), instead_of }))
 }
 
@@ -294,12 +304,11 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if wanted.name != rollout.version || rollout.judged.as_deref() != Some(wanted.judged.as_str()) {
         return start(world, state, spec);
     }
-    let failed = world.pods.iter().find_map(|pod| Failure::of_candidate(pod, &rollout));
+    let failed = world.pods.iter().find_map(|pod| Failure::of_candidate(world, pod, &rollout));
     if let Some(failure) = failed {
         return reject(world, state, &rollout, failure);
     }
-    let is_prepared = |pod: &&CountedPod| pod.report.is_some_and(|report| has_prepared(report, &rollout.version));
-    let prepared = world.pods.iter().filter(is_prepared).count();
+    let prepared = prepared_pods(world, &rollout);
     if prepared > 0 && prepared == world.pods.len() {
         return switch(world, state, rollout);
     }
@@ -311,7 +320,7 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         let failure = Failure::of_deadline(world, &rollout, prepared);
         return reject(world, state, &rollout, failure);
     }
-    rollout.message = Some(prepare_message(world, &rollout.version));
+    rollout.message = Some(prepare_message(world, &rollout));
     if let Some(fit) = tightest_fit(world, &rollout.version) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
         rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);
@@ -322,6 +331,20 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
 
 fn has_prepared(report: &ReplicaStatus, version: &str) -> bool {
     report.prepared.as_deref() == Some(version)
+}
+
+/// Whether a report is about this attempt: written since it began, or still there after it had time to be taken back.
+fn is_current(world: &World, report: &ReplicaStatus, now: &RolloutStatus) -> bool {
+    report.reported_at.0 >= now.started_at.0 || world.now >= after(now.started_at.0, REPORT_GRACE)
+}
+
+/// Whether a pod has prepared the version in this attempt.
+fn is_prepared(world: &World, pod: &CountedPod, now: &RolloutStatus) -> bool {
+    pod.report.is_some_and(|report| has_prepared(report, &now.version) && is_current(world, report, now))
+}
+
+fn prepared_pods(world: &World, now: &RolloutStatus) -> usize {
+    world.pods.iter().filter(|pod| is_prepared(world, pod, now)).count()
 }
 
 fn serves(report: &ReplicaStatus, version: &str) -> bool {
@@ -347,7 +370,7 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         let done = all_switched(world, version) || world.now >= now.deadline.0;
         return if done { settle(state, version) } else { (state, None) };
     };
-    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
+    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(world, pod, now));
     if let Some(failure) = failed {
         return take_back(world, state, now, way_back, failure);
     }
@@ -381,7 +404,7 @@ fn all_switched(world: &World, version: &str) -> bool {
 }
 
 fn bake(world: &World, state: RolloutState, now: &RolloutStatus) -> Step {
-    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
+    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(world, pod, now));
     if let (Some(failure), Some(way_back)) = (failed, state.way_back().map(str::to_owned)) {
         return take_back(world, state, now, way_back, failure);
     }

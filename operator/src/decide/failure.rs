@@ -2,7 +2,7 @@
 
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth, RolloutStatus};
 
-use super::{CountedPod, World, has_prepared, serves};
+use super::{CountedPod, World, is_current, is_prepared, prepared_pods, serves};
 use crate::{
     limits::{self, MESSAGE_PODS_MAX, SWITCH_TIMEOUT},
     validate::RETRY_ANNOTATION,
@@ -17,8 +17,8 @@ pub(super) struct Failure {
 
 impl Failure {
     /// A pod says that the candidate failed, in a report that is not left over from an earlier attempt.
-    pub(super) fn of_candidate(pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
-        let report = pod.report.filter(|report| report.reported_at.0 >= now.started_at.0)?;
+    pub(super) fn of_candidate(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
+        let report = pod.report.filter(|report| is_current(world, report, now))?;
         let candidate = report.candidate.as_ref()?;
         if candidate.version != now.version || candidate.phase != CandidatePhase::Failed {
             return None;
@@ -40,12 +40,12 @@ impl Failure {
     pub(super) fn of_deadline(world: &World, now: &RolloutStatus, prepared: usize) -> Self {
         let seconds = now.deadline.0.duration_since(now.started_at.0).as_secs();
         let value = format!("{prepared} of {} pods prepared in {seconds}s", world.pods.len());
-        let message = format!("{value}; {}", waiting_for(world, &now.version));
+        let message = format!("{value}; {}", waiting_for(world, now));
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
 
     /// The worker of a pod that has switched died too often, or a pod lost the version before it could switch.
-    pub(super) fn after_switch(pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
+    pub(super) fn after_switch(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
         let report = pod.report?;
         if serves(report, &now.version) && report.health == ReplicaHealth::Failed {
             let why = report.message.as_deref().unwrap_or("its worker died too often: see the pod's log");
@@ -57,7 +57,7 @@ impl Failure {
             });
         }
         // A pod without any version is new: that it cannot load the active one is no reason to change the others.
-        report.version.as_ref().and_then(|_| Self::of_candidate(pod, now))
+        report.version.as_ref().and_then(|_| Self::of_candidate(world, pod, now))
     }
 
     pub(super) fn of_switch_deadline(world: &World, version: &str) -> Self {
@@ -86,30 +86,27 @@ fn with_action(gate: GateName, cause: &str) -> String {
     limits::message(&format!("{}; {action}", cause.trim_end_matches(['.', ' '])))
 }
 
-/// How far the fleet is with preparing `version`.
-pub(super) fn prepare_message(world: &World, version: &str) -> String {
+/// How far the fleet is with a version that it prepares.
+pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     if world.pods.is_empty() {
         return "waits for a running pod".to_owned();
     }
-    let is_prepared = |pod: &&CountedPod| pod.report.is_some_and(|report| has_prepared(report, version));
-    let prepared = world.pods.iter().filter(is_prepared).count();
+    let prepared = prepared_pods(world, now);
     let summary = format!("{prepared} of {} pods prepared", world.pods.len());
-    if prepared == world.pods.len() { summary } else { format!("{summary}; {}", waiting_for(world, version)) }
+    if prepared == world.pods.len() { summary } else { format!("{summary}; {}", waiting_for(world, now)) }
 }
 
 /// The pods that are not prepared, and how far each is.
-fn waiting_for(world: &World, version: &str) -> String {
-    let unprepared = world.pods.iter().filter_map(|pod| match pod.report {
-        Some(report) if has_prepared(report, version) => None,
+fn waiting_for(world: &World, now: &RolloutStatus) -> String {
+    let unprepared = world.pods.iter().filter(|pod| !is_prepared(world, pod, now)).map(|pod| match pod.report {
         Some(report) => {
-            let candidate = report.candidate.as_ref();
-            let phase = candidate.filter(|candidate| candidate.version == version).map(|candidate| candidate.phase);
-            Some(match phase {
+            let candidate = report.candidate.as_ref().filter(|candidate| candidate.version == now.version);
+            match candidate.filter(|_| is_current(world, report, now)).map(|candidate| candidate.phase) {
                 Some(phase) => format!("{} is {phase:?}", pod.name),
                 None => format!("{} has not begun", pod.name),
-            })
+            }
         }
-        None => Some(format!("{} has not reported", pod.name)),
+        None => format!("{} has not reported", pod.name),
     });
     some_of(&unprepared.collect::<Vec<_>>())
 }

@@ -1,1 +1,385 @@
+#![allow(clippy::unwrap_used)]
+//! `decide` against a model of the cluster: random edits, pods that come, die and restart, workers that fail, agents that
+//! lag, an operator that crashes before and after each write and decides from stale worlds.
+//!
+//! After each status write the safety rules are checked; after the events the world is left alone and must come to rest.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use gantry_crds::status::ReplicaHealth;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::{
+    tests::{name, refused, report, spec_with, time},
+    *,
+};
+
+const MODELS: u8 = 4;
+/// Models that no pod can prepare.
+const BAD: u8 = 3;
+/// Steps in which a world that is left alone must come to rest: all deadlines of one rollout after another, at a minute
+/// each step.
+const REST_STEPS: usize = 200;
+
+#[derive(Debug, Clone)]
+enum Event {
+    Edit { model: u8, variant: u8, valid: bool },
+    Scale(i32),
+    PodComes,
+    PodDies(usize),
+    PodRestarts(usize),
+    WorkerFails(usize),
+    WorkerRecovers(usize),
+    Agent(usize),
+    Operator { stale: usize, crash: Crash },
+    Time(i64),
+}
+
+/// Where an operator dies, or does not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Crash {
+    Never,
+    BeforeStamp,
+    BeforeStatus,
+    BeforeDelete,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let crash = prop_oneof![
+        6 => Just(Crash::Never),
+        1 => Just(Crash::BeforeStamp),
+        1 => Just(Crash::BeforeStatus),
+        1 => Just(Crash::BeforeDelete),
+    ];
+    prop_oneof![
+        3 => (1..=MODELS, 0..2u8, prop::bool::weighted(0.9)).prop_map(|(model, variant, valid)| Event::Edit { model, variant, valid }),
+        1 => (0..4i32).prop_map(Event::Scale),
+        2 => Just(Event::PodComes),
+        1 => any::<usize>().prop_map(Event::PodDies),
+        1 => any::<usize>().prop_map(Event::PodRestarts),
+        1 => any::<usize>().prop_map(Event::WorkerFails),
+        1 => any::<usize>().prop_map(Event::WorkerRecovers),
+        12 => any::<usize>().prop_map(Event::Agent),
+        12 => (0..3usize, crash).prop_map(|(stale, crash)| Event::Operator { stale, crash }),
+        3 => prop_oneof![1..30i64, Just(61), Just(600), Just(900)].prop_map(Event::Time),
+    ]
+}
+
+/// A pod with its agent.
+#[derive(Debug, Clone, Default)]
+struct Pod {
+    name: String,
+    started_at: i64,
+    serving: Option<String>,
+    /// Loaded versions, with the attempt each was judged in.
+    loaded: BTreeMap<String, Option<i64>>,
+    refused: Option<(String, i64)>,
+    failed: bool,
+}
+
+/// The object as the API server holds it.
+#[derive(Debug, Clone, Default)]
+struct Object {
+    resource_version: u64,
+    state: RolloutState,
+    reports: Vec<ReplicaStatus>,
+    spec: Option<ValidService>,
+    replicas: i32,
+}
+
+struct Cluster {
+    object: Object,
+    /// What stale stores may still hold.
+    past: Vec<Object>,
+    stamped: Vec<StampedVersion>,
+    pods: Vec<Pod>,
+    pods_made: usize,
+    now: i64,
+    /// Versions that were active once: the only ones that may be gone back to without being prepared.
+    were_active: BTreeSet<String>,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let object = Object { spec: Some(model_spec(1, 0)), replicas: 2, ..Object::default() };
+        let mut cluster = Self {
+            object,
+            past: Vec::new(),
+            stamped: Vec::new(),
+            pods: Vec::new(),
+            pods_made: 0,
+            now: 0,
+            were_active: BTreeSet::new(),
+        };
+        cluster.pod_comes();
+        cluster.pod_comes();
+        cluster
+    }
+
+    fn write(&mut self, change: impl FnOnce(&mut Object)) {
+        self.past.push(self.object.clone());
+        change(&mut self.object);
+        self.object.resource_version += 1;
+    }
+
+    fn pod_comes(&mut self) {
+        self.pods_made += 1;
+        let name = format!("pod-{}", self.pods_made);
+        self.pods.push(Pod { name, started_at: self.now, ..Pod::default() });
+    }
+
+    fn happen(&mut self, event: Event) {
+        let pick = |index: usize, pods: &Vec<Pod>| (!pods.is_empty()).then(|| index % pods.len());
+        match event {
+            Event::Edit { model, variant, valid } => {
+                self.write(|object| object.spec = valid.then(|| model_spec(model, variant)));
+            }
+            Event::Scale(replicas) => {
+                self.write(|object| object.replicas = replicas);
+                self.pods.truncate(usize::try_from(replicas).unwrap());
+            }
+            Event::PodComes => {
+                if i32::try_from(self.pods.len()).unwrap() < self.object.replicas {
+                    self.pod_comes();
+                }
+            }
+            Event::PodDies(index) => {
+                if let Some(index) = pick(index, &self.pods) {
+                    self.pods.remove(index);
+                }
+            }
+            Event::PodRestarts(index) => {
+                if let Some(index) = pick(index, &self.pods) {
+                    let Pod { name, started_at, .. } = self.pods[index].clone();
+                    self.pods[index] = Pod { name, started_at, ..Pod::default() };
+                }
+            }
+            Event::WorkerFails(_) | Event::WorkerRecovers(_) if self.pods.is_empty() => {}
+            Event::WorkerFails(index) => {
+                let index = index % self.pods.len();
+                self.pods[index].failed = self.pods[index].serving.is_some();
+            }
+            Event::WorkerRecovers(index) => {
+                let index = index % self.pods.len();
+                self.pods[index].failed = false;
+            }
+            Event::Agent(index) => {
+                if let Some(index) = pick(index, &self.pods) {
+                    self.agent(index);
+                }
+            }
+            Event::Operator { stale, crash } => self.operator(stale, crash),
+            Event::Time(seconds) => self.now += seconds,
+        }
+    }
+
+    /// An agent sees the newest object, does one thing and reports.
+    fn agent(&mut self, index: usize) {
+        let state = self.object.state.clone();
+        let pod = &mut self.pods[index];
+        let attempt = state.rollout.as_ref().filter(|rollout| rollout.step == RolloutStep::Prepare);
+        let attempt = attempt.map(|rollout| (rollout.version.clone(), rollout.started_at.0.as_second()));
+        let described = |version: &str| state.versions.iter().any(|named| named.name == version);
+        if let Some(active) = state.active.clone().filter(|active| pod.serving.as_ref() != Some(active)) {
+            assert!(described(&active), "the active version is described");
+            // Loading a version as the active one asks no golden prompts, so it was no attempt.
+            pod.loaded.entry(active.clone()).or_insert(None);
+            pod.serving = Some(active);
+            pod.failed = false;
+        } else if let Some((version, attempt)) = attempt {
+            assert!(described(&version), "the candidate is described");
+            if version == name(BAD) {
+                pod.refused = Some((version, attempt));
+            } else {
+                pod.loaded.insert(version, Some(attempt));
+            }
+        }
+        let named = [&state.active, &state.candidate, &state.previous];
+        let serving = pod.serving.clone();
+        pod.loaded.retain(|version, _| named.contains(&&Some(version.clone())) || serving.as_ref() == Some(version));
+        self.report(index);
+    }
+
+    fn report(&mut self, index: usize) {
+        let pod = self.pods[index].clone();
+        let attempt = self.object.state.rollout.as_ref().filter(|rollout| rollout.step == RolloutStep::Prepare);
+        let judged_now = |version: &str, judged: i64| {
+            attempt.is_some_and(|rollout| rollout.version == version && rollout.started_at.0.as_second() == judged)
+        };
+        let mut entry = report(&pod.name, self.now);
+        entry.version.clone_from(&pod.serving);
+        entry.prepared = pod
+            .loaded
+            .iter()
+            .find(|(version, judged)| judged.is_some_and(|at| judged_now(version, at)))
+            .map(|(version, _)| version.clone());
+        entry.candidate =
+            pod.refused.as_ref().filter(|(version, at)| judged_now(version, *at)).map(|(version, _)| refused(version));
+        entry.health = if pod.failed { ReplicaHealth::Failed } else { ReplicaHealth::Healthy };
+        let same =
+            |old: &ReplicaStatus| ReplicaStatus { reported_at: entry.reported_at.clone(), ..old.clone() } == entry;
+        if self.object.reports.iter().any(|old| old.pod == entry.pod && same(old)) {
+            return;
+        }
+        self.write(|object| {
+            object.reports.retain(|old| old.pod != entry.pod);
+            object.reports.push(entry);
+        });
+    }
+
+    /// An operator decides from an object that may be `stale` writes old, and may die on the way.
+    fn operator(&mut self, stale: usize, crash: Crash) {
+        let seen = match stale {
+            0 => self.object.clone(),
+            _ => self.past.iter().rev().nth(stale - 1).unwrap_or(&self.object).clone(),
+        };
+        let pods: Vec<_> = self
+            .pods
+            .iter()
+            .map(|pod| CountedPod {
+                name: &pod.name,
+                started_at: Some(time(pod.started_at)),
+                report: seen.reports.iter().find(|report| report.pod == pod.name),
+            })
+            .collect();
+        let world = World {
+            now: time(self.now),
+            spec: seen.spec.as_ref(),
+            state: &seen.state,
+            pods: &pods,
+            target_replicas: seen.replicas,
+            stamped: &self.stamped,
+        };
+        let plan = decide(&world);
+        if crash == Crash::BeforeStamp {
+            return;
+        }
+        let checked = check(&world, &plan, &self.were_active);
+        for version in plan.stamp {
+            let revision = 1 + self.stamped.iter().map(|stamped| stamped.revision).max().unwrap_or(0);
+            self.stamped.push(StampedVersion { version, revision });
+        }
+        if crash == Crash::BeforeStatus {
+            return;
+        }
+        if plan.state != seen.state {
+            // The API server refuses what was not decided from the newest object.
+            if seen.resource_version != self.object.resource_version {
+                return;
+            }
+            checked.unwrap();
+            self.were_active.extend(plan.state.active.clone());
+            self.write(|object| object.state = plan.state);
+        }
+        if crash == Crash::BeforeDelete {
+            return;
+        }
+        self.stamped.retain(|stamped| !plan.delete.contains(&stamped.version.name));
+        let lives: Vec<_> = self.pods.iter().map(|pod| pod.name.clone()).collect();
+        if self.object.reports.iter().any(|report| !lives.contains(&report.pod)) {
+            self.write(|object| object.reports.retain(|report| lives.contains(&report.pod)));
+        }
+    }
+
+    /// Whether there is nothing left to do.
+    fn rests(&self) -> bool {
+        let state = &self.object.state;
+        let Some(spec) = &self.object.spec else { return state.rollout.is_none() };
+        let wanted = &spec.wanted;
+        match &state.rollout {
+            // Without a pod, a candidate waits for one.
+            Some(rollout) => rollout.step == RolloutStep::Prepare && self.pods.is_empty(),
+            None => {
+                state.active.as_ref() == Some(&wanted.name) || is_latched(state, wanted) || self.object.replicas == 0
+            }
+        }
+    }
+}
+
+/// The rules that every write must keep.
+fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(), TestCaseError> {
+    let (old, new) = (world.state, &plan.state);
+    let step = new.rollout.as_ref().map(|rollout| rollout.step);
+    if new.active != old.active {
+        let active = new.active.as_ref().unwrap();
+        match step {
+            Some(RolloutStep::Commit) => {
+                prop_assert!(!world.pods.is_empty());
+                for pod in world.pods {
+                    let prepared = pod.report.and_then(|report| report.prepared.as_ref());
+                    prop_assert_eq!(prepared, Some(active), "{} had not prepared it", pod.name);
+                }
+                prop_assert_eq!(&new.previous, &old.active, "the way back is kept");
+            }
+            Some(RolloutStep::Rollback) => {
+                prop_assert!(were_active.contains(active), "went back to what never answered")
+            }
+            other => prop_assert!(false, "active changed in {:?}", other),
+        }
+    }
+    for name in [&new.active, &new.candidate, &new.previous].into_iter().flatten() {
+        prop_assert!(new.versions.iter().any(|version| version.name == *name), "{} is not described", name);
+        prop_assert!(!plan.delete.contains(name), "{} is deleted", name);
+    }
+    prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
+    if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
+        prop_assert!(false, "a version that was refused answers");
+    }
+    Ok(())
+}
+
+fn model_spec(model: u8, variant: u8) -> ValidService {
+    let headroom = ["5%", "6%"][usize::from(variant)];
+    let mut spec = spec_with(
+        model,
+        json!({"gates": {"memory": {"headroom": headroom}}, "rollback": {"keepResident": variant == 0}}),
+    );
+    spec.history_limit = 1;
+    spec
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_unprepared_version_answers_and_every_rollout_ends(events in prop::collection::vec(event(), 1..120)) {
+        let mut cluster = Cluster::new();
+        for event in events {
+            cluster.happen(event);
+        }
+        // Left alone: no edit, no death, all agents and the operator alive, time going on.
+        let mut steps = 0;
+        loop {
+            for index in 0..cluster.pods.len() {
+                cluster.agent(index);
+            }
+            let before = (cluster.object.resource_version, cluster.stamped.len());
+            cluster.operator(0, Crash::Never);
+            for index in 0..cluster.pods.len() {
+                cluster.agent(index);
+            }
+            if cluster.rests() && before == (cluster.object.resource_version, cluster.stamped.len()) {
+                break;
+            }
+            cluster.now += 20;
+            steps += 1;
+            prop_assert!(steps < REST_STEPS, "never rests: {:#?}", cluster.object);
+        }
+        // Settled: whatever time passes, nothing is written.
+        for seconds in [1, 60, 10_000] {
+            cluster.now += seconds;
+            let before = (cluster.object.resource_version, cluster.stamped.clone());
+            cluster.operator(0, Crash::Never);
+            prop_assert_eq!(before, (cluster.object.resource_version, cluster.stamped.clone()), "{:#?}", cluster.object);
+        }
+        // History is bounded: what plays a part, and the limit.
+        prop_assert!(cluster.object.spec.is_none() || cluster.object.state.rollout.is_some() || cluster.stamped.len() <= 4, "{:?}", cluster.stamped);
+        // Every pod answers with the active version.
+        if cluster.object.state.rollout.is_none() {
+            for pod in &cluster.pods {
+                prop_assert_eq!(&pod.serving, &cluster.object.state.active);
+            }
+        }
+    }
+}

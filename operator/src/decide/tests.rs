@@ -1,1 +1,495 @@
+#![allow(clippy::unwrap_used)]
+//! One test for each edge of the state machine, with a fleet of two pods.
 
+use std::time::Duration;
+
+use gantry_crds::{
+    InferenceService,
+    status::{CandidateStatus, GateResult},
+};
+use serde_json::json;
+
+use super::*;
+use crate::validate::validate;
+use gantry_crds::status::{CandidatePhase, GateVerdict, ReplicaHealth};
+
+pub(super) const START: i64 = 1_800_000_000;
+
+/// The spec that asks for model number `model`.
+pub(super) fn spec(model: u8) -> ValidService {
+    spec_with(model, json!({}))
+}
+
+pub(super) fn spec_with(model: u8, rollout: serde_json::Value) -> ValidService {
+    let digest = format!("{model:x}").repeat(64);
+    let service = InferenceService::new(
+        "chat",
+        serde_json::from_value(json!({"replicas": 2, "rollout": rollout, "model": {"servedName": "chat",
+            "source": {"uri": format!("https://models/{model}.gguf"), "sha256": digest}}}))
+        .unwrap(),
+    );
+    validate(&service).unwrap()
+}
+
+pub(super) fn name(model: u8) -> String {
+    spec(model).wanted.name
+}
+
+pub(super) fn time(seconds: i64) -> Timestamp {
+    Timestamp::from_second(START + seconds).unwrap()
+}
+
+pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
+    ReplicaStatus {
+        pod: pod.to_owned(),
+        version: None,
+        prepared: None,
+        resident: None,
+        health: ReplicaHealth::Healthy,
+        message: None,
+        candidate: None,
+        memory: None,
+        queue: None,
+        tokens_per_second: None,
+        reported_at: Time(time(at)),
+    }
+}
+
+pub(super) fn refused(version: &str) -> CandidateStatus {
+    CandidateStatus {
+        version: version.to_owned(),
+        phase: CandidatePhase::Failed,
+        progress: None,
+        gates: vec![GateResult {
+            name: GateName::Prompts,
+            verdict: GateVerdict::Fail,
+            value: Some("3% of 20 prompts, 100% wanted".to_owned()),
+            message: Some("the answer to prompt 1 was empty".to_owned()),
+        }],
+        gguf: None,
+        fit: None,
+        message: None,
+    }
+}
+
+/// A world that a test changes and steps.
+struct Scene {
+    spec: Option<ValidService>,
+    state: RolloutState,
+    reports: Vec<ReplicaStatus>,
+    counted: Vec<&'static str>,
+    stamped: Vec<StampedVersion>,
+    replicas: i32,
+    now: i64,
+}
+
+impl Scene {
+    /// Two pods that have not reported yet.
+    fn new(model: u8) -> Self {
+        Self {
+            spec: Some(spec(model)),
+            state: RolloutState::default(),
+            reports: Vec::new(),
+            counted: vec!["a", "b"],
+            stamped: Vec::new(),
+            replicas: 2,
+            now: 0,
+        }
+    }
+
+    /// Two pods that serve model 1, settled.
+    fn serving() -> Self {
+        let mut scene = Self::new(1);
+        scene.step();
+        scene.all(|report| report.prepared = Some(name(1)));
+        scene.step();
+        scene.all(|report| (report.version, report.prepared) = (Some(name(1)), None));
+        assert!(matches!(scene.step(), Some(Transition::Settled { .. })));
+        scene.settled();
+        scene
+    }
+
+    /// Model 1 is served and all have prepared model 2 and are told to switch.
+    fn committed() -> Self {
+        let mut scene = Self::serving();
+        scene.spec = Some(spec(2));
+        scene.step();
+        scene.all(|report| report.prepared = Some(name(2)));
+        assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+        scene
+    }
+
+    /// Model 2 is served and model 1 stays loaded.
+    fn baking() -> Self {
+        let mut scene = Self::committed();
+        scene.all(|report| (report.version, report.prepared) = (Some(name(2)), None));
+        assert!(matches!(scene.step(), Some(Transition::Baking { .. })));
+        scene
+    }
+
+    fn all(&mut self, change: impl Fn(&mut ReplicaStatus)) {
+        for pod in self.counted.clone() {
+            self.pod(pod, &change);
+        }
+    }
+
+    fn pod(&mut self, pod: &str, change: impl Fn(&mut ReplicaStatus)) {
+        let now = self.now;
+        if !self.reports.iter().any(|report| report.pod == pod) {
+            self.reports.push(report(pod, now));
+        }
+        let entry = self.reports.iter_mut().find(|report| report.pod == pod).unwrap();
+        entry.reported_at = Time(time(now));
+        change(entry);
+    }
+
+    fn plan(&self) -> Plan {
+        let find = |pod: &str| self.reports.iter().find(|report| report.pod == pod);
+        let pods: Vec<_> = self
+            .counted
+            .iter()
+            .map(|pod| CountedPod { name: pod, started_at: Some(time(0)), report: find(pod) })
+            .collect();
+        decide(&World {
+            now: time(self.now),
+            spec: self.spec.as_ref(),
+            state: &self.state,
+            pods: &pods,
+            target_replicas: self.replicas,
+            stamped: &self.stamped,
+        })
+    }
+
+    /// Carries out a plan, a second later.
+    fn step(&mut self) -> Option<Transition> {
+        self.now += 1;
+        let plan = self.plan();
+        for version in plan.stamp {
+            let revision = 1 + self.stamped.iter().map(|stamped| stamped.revision).max().unwrap_or(0);
+            self.stamped.push(StampedVersion { version, revision });
+        }
+        self.stamped.retain(|stamped| !plan.delete.contains(&stamped.version.name));
+        self.state = plan.state;
+        plan.transition
+    }
+
+    fn settled(&self) {
+        let plan = self.plan();
+        assert_eq!((&plan.state, plan.transition, plan.wake_at), (&self.state, None, None));
+        assert!(plan.stamp.is_empty() && plan.delete.is_empty());
+    }
+
+    fn step_now(&self) -> Option<RolloutStep> {
+        self.state.rollout.as_ref().map(|rollout| rollout.step)
+    }
+}
+
+#[test]
+fn the_first_version_is_stamped_prepared_and_stays() {
+    let mut scene = Scene::new(1);
+    let plan = scene.plan();
+    assert_eq!(plan.stamp.len(), 1);
+    assert_eq!(plan.state.candidate, Some(name(1)));
+    scene.step();
+    scene.pod("a", |report| report.prepared = Some(name(1)));
+    assert_eq!(scene.step(), None);
+    assert_eq!(
+        scene.state.rollout.as_ref().unwrap().message.as_deref(),
+        Some("1 of 2 pods prepared; b has not reported")
+    );
+    scene.pod("b", |report| report.prepared = Some(name(1)));
+    assert_eq!(scene.step(), Some(Transition::Committed { version: name(1) }));
+    assert_eq!((scene.state.active.as_ref(), scene.state.previous.as_ref()), (Some(&name(1)), None));
+    scene.pod("a", |report| report.version = Some(name(1)));
+    assert_eq!(scene.step(), None);
+    scene.pod("b", |report| report.version = Some(name(1)));
+    assert_eq!(scene.step(), Some(Transition::Settled { version: name(1) }));
+    scene.settled();
+}
+
+#[test]
+fn a_change_goes_through_all_steps_and_keeps_the_way_back() {
+    let mut scene = Scene::committed();
+    assert_eq!((scene.state.active.clone(), scene.state.previous.clone()), (Some(name(2)), Some(name(1))));
+    assert_eq!(scene.state.candidate, None);
+    scene.all(|report| (report.version, report.prepared) = (Some(name(2)), None));
+    assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }));
+    assert_eq!(scene.state.previous, Some(name(1)));
+    assert_eq!(scene.step(), None);
+    scene.now += 600;
+    assert_eq!(scene.step(), Some(Transition::Settled { version: name(2) }));
+    assert_eq!(scene.state.previous, None);
+    assert_eq!(scene.state.versions.len(), 1);
+    scene.settled();
+}
+
+#[test]
+fn a_refused_version_is_latched_until_what_it_is_judged_by_changes() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.pod("b", |report| report.candidate = Some(refused(&name(2))));
+    let Some(Transition::Rejected { gate, message, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+    assert_eq!(gate, GateName::Prompts);
+    assert_eq!(
+        message,
+        "Prompts gate on pod b: 3% of 20 prompts, 100% wanted: the answer to prompt 1 was empty; change spec.model or spec.rollout.gates"
+    );
+    assert_eq!(scene.state.active, Some(name(1)));
+    let rejected = scene.state.rejected.clone().unwrap();
+    assert_eq!(rejected.digest, Some(format!("sha256:{}", "2".repeat(64))));
+    assert_eq!(rejected.outcome, RejectedOutcome::Rejected);
+    scene.settled();
+    // Other gates: it is tried again, and what the pod said before does not count.
+    scene.spec = Some(spec_with(2, json!({"gates": {"memory": {"headroom": "1%"}}})));
+    scene.now += 1;
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    assert_eq!(scene.step(), None);
+    assert_eq!(scene.state.rejected, None);
+}
+
+#[test]
+fn going_back_to_the_active_version_clears_the_latch() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.pod("a", |report| report.candidate = Some(refused(&name(2))));
+    scene.step();
+    scene.spec = Some(spec(1));
+    assert_eq!(scene.step(), None);
+    assert_eq!(scene.state.rejected, None);
+    scene.settled();
+}
+
+#[test]
+fn a_pod_that_is_not_prepared_in_time_rejects_the_version() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.pod("a", |report| report.prepared = Some(name(2)));
+    scene.now += 899;
+    assert_eq!(scene.step(), Some(Transition::Rejected {
+        version: name(2),
+        gate: GateName::Deadline,
+        message: "1 of 2 pods prepared in 900s; b has not begun; correct it, then change spec.model or annotate the service with gantry.dev/retry=<any new value>".to_owned(),
+    }));
+}
+
+#[test]
+fn time_without_a_pod_does_not_count() {
+    let mut scene = Scene::new(1);
+    scene.counted.clear();
+    scene.step();
+    scene.now += 10_000;
+    assert_eq!(scene.step(), None);
+    assert_eq!(scene.plan().wake_at, None);
+    assert_eq!(scene.step_now(), Some(RolloutStep::Prepare));
+}
+
+#[test]
+fn an_edit_replaces_the_candidate_and_one_back_cancels_it() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.spec = Some(spec(3));
+    assert_eq!(scene.step(), Some(Transition::Started { version: name(3), instead_of: Some(name(2)) }));
+    assert_eq!(scene.state.candidate, Some(name(3)));
+    scene.spec = Some(spec(1));
+    assert!(matches!(scene.step(), Some(Transition::Cancelled { .. })));
+    assert_eq!((scene.state.candidate.as_ref(), scene.state.active.clone()), (None, Some(name(1))));
+    scene.settled();
+}
+
+#[test]
+fn a_change_of_gates_prepares_the_candidate_again() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.pod("a", |report| report.prepared = Some(name(2)));
+    scene.spec = Some(spec_with(2, json!({"gates": {"memory": {"headroom": "50%"}}})));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    scene.pod("b", |report| report.prepared = Some(name(2)));
+    // What pod a said was said about the old gates.
+    assert_eq!(scene.step(), None);
+    scene.pod("a", |report| report.prepared = Some(name(2)));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+}
+
+#[test]
+fn a_word_that_is_not_taken_back_counts_after_a_while() {
+    let mut scene = Scene::serving();
+    scene.all(|report| report.prepared = Some(name(2)));
+    scene.spec = Some(spec(2));
+    scene.step();
+    assert_eq!(scene.step(), None);
+    let wake_at = scene.plan().wake_at.unwrap();
+    assert_eq!(wake_at, after(scene.state.rollout.as_ref().unwrap().started_at.0, REPORT_GRACE));
+    scene.now += 30;
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+}
+
+#[test]
+fn a_worker_that_dies_after_the_switch_takes_the_version_back() {
+    for mut scene in [Scene::committed(), Scene::baking()] {
+        scene.pod("a", |report| (report.version, report.health) = (Some(name(2)), ReplicaHealth::Failed));
+        let Some(Transition::RollingBack { to, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+        assert_eq!(to, name(1));
+        assert_eq!((scene.state.active.clone(), scene.state.previous.as_ref()), (Some(name(1)), None));
+        scene.all(|report| (report.version, report.health) = (Some(name(1)), ReplicaHealth::Healthy));
+        assert_eq!(scene.step(), Some(Transition::RolledBack { version: name(2) }));
+        assert_eq!(scene.state.rejected.as_ref().unwrap().outcome, RejectedOutcome::RolledBack);
+        scene.settled();
+    }
+}
+
+#[test]
+fn a_pod_that_does_not_switch_in_time_takes_the_version_back() {
+    let mut scene = Scene::committed();
+    scene.pod("a", |report| report.version = Some(name(2)));
+    scene.now += 58;
+    assert_eq!(scene.step(), None);
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
+    assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("1 of 2 pods did not switch in 60s"));
+}
+
+#[test]
+fn without_a_version_to_go_back_to_the_first_one_stays() {
+    let mut scene = Scene::new(1);
+    scene.step();
+    scene.all(|report| report.prepared = Some(name(1)));
+    scene.step();
+    scene.all(|report| (report.version, report.health) = (Some(name(1)), ReplicaHealth::Failed));
+    assert_eq!(scene.step(), Some(Transition::Settled { version: name(1) }));
+}
+
+#[test]
+fn a_new_pod_neither_holds_up_a_switch_nor_takes_it_back() {
+    let mut scene = Scene::committed();
+    scene.counted.push("c");
+    scene.pod("c", |report| report.candidate = Some(refused(&name(2))));
+    scene.pod("a", |report| report.version = Some(name(2)));
+    assert_eq!(scene.step(), None);
+    scene.pod("b", |report| report.version = Some(name(2)));
+    assert!(matches!(scene.step(), Some(Transition::Baking { .. })));
+}
+
+#[test]
+fn an_edit_while_baking_makes_room_for_the_new_candidate() {
+    let mut scene = Scene::baking();
+    scene.spec = Some(spec(3));
+    assert!(matches!(scene.step(), Some(Transition::Started { instead_of: None, .. })));
+    assert_eq!((scene.state.active.clone(), scene.state.previous.as_ref()), (Some(name(2)), None));
+    let names: Vec<_> = scene.state.versions.iter().map(|version| version.name.clone()).collect();
+    assert!(!names.contains(&name(1)));
+}
+
+#[test]
+fn an_edit_back_while_baking_prepares_the_resident_version() {
+    let mut scene = Scene::baking();
+    scene.spec = Some(spec(1));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    assert_eq!(scene.state.candidate, Some(name(1)));
+    scene.all(|report| report.prepared = Some(name(1)));
+    assert_eq!(scene.step(), Some(Transition::Committed { version: name(1) }));
+    assert_eq!(scene.state.previous, Some(name(2)));
+}
+
+#[test]
+fn an_edit_while_switching_waits_for_the_switch() {
+    let mut scene = Scene::committed();
+    scene.spec = Some(spec(3));
+    assert_eq!(scene.step(), None);
+    scene.all(|report| (report.version, report.prepared) = (Some(name(2)), None));
+    assert!(matches!(scene.step(), Some(Transition::Baking { .. })));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+}
+
+#[test]
+fn without_residency_the_way_back_is_kept_by_name() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec_with(2, json!({"rollback": {"keepResident": false}})));
+    scene.step();
+    scene.all(|report| report.prepared = Some(name(2)));
+    scene.step();
+    assert_eq!(scene.state.previous, Some(name(1)), "resident for the switch itself");
+    scene.all(|report| (report.version, report.prepared) = (Some(name(2)), None));
+    scene.step();
+    assert_eq!((scene.step_now(), scene.state.previous.as_ref()), (Some(RolloutStep::Bake), None));
+    scene.pod("a", |report| report.health = ReplicaHealth::Failed);
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { to, .. }) if to == name(1)));
+    let rollout = scene.state.rollout.as_ref().unwrap();
+    assert_eq!(rollout.deadline.0, after(rollout.started_at.0, Duration::from_secs(900)), "it has to be loaded again");
+}
+
+#[test]
+fn a_spec_that_cannot_be_carried_out_begins_nothing_and_gives_up_the_candidate() {
+    let mut scene = Scene::serving();
+    scene.spec = None;
+    scene.settled();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.spec = None;
+    assert!(matches!(scene.step(), Some(Transition::Cancelled { .. })));
+    scene.settled();
+    let mut scene = Scene::committed();
+    scene.spec = None;
+    scene.all(|report| report.version = Some(name(2)));
+    assert!(matches!(scene.step(), Some(Transition::Baking { .. })), "what was begun is ended");
+}
+
+#[test]
+fn without_pods_to_be_nothing_is_validated() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec(2));
+    scene.replicas = 0;
+    scene.settled();
+    scene.replicas = 2;
+    scene.step();
+    scene.replicas = 0;
+    assert!(matches!(scene.step(), Some(Transition::Cancelled { .. })));
+}
+
+#[test]
+fn history_beyond_the_limit_is_deleted_oldest_first() {
+    let mut scene = Scene::serving();
+    let mut with_limit = spec(1);
+    with_limit.history_limit = 2;
+    scene.spec = Some(with_limit);
+    for (model, revision) in [(9, 0), (8, 2), (7, 3), (6, 4)] {
+        let wanted = spec(model).wanted;
+        let version = NamedVersion { name: wanted.name, model: wanted.model, runtime: wanted.runtime };
+        scene.stamped.push(StampedVersion { version, revision });
+    }
+    assert_eq!(scene.plan().delete, [name(8), name(9)]);
+    scene.step();
+    scene.settled();
+}
+
+#[test]
+fn a_version_that_somebody_deleted_is_stamped_again() {
+    let mut scene = Scene::serving();
+    scene.stamped.clear();
+    assert_eq!(scene.plan().stamp.len(), 1);
+    assert_eq!(scene.plan().stamp[0].name, name(1));
+}
+
+#[test]
+fn another_address_of_the_same_file_is_handed_on() {
+    let mut scene = Scene::serving();
+    let mut moved = spec(1);
+    moved.wanted.model.source.uri = Some("https://elsewhere/1.gguf".to_owned());
+    scene.spec = Some(moved);
+    assert_eq!(scene.step(), None);
+    assert_eq!(scene.state.versions[0].model.source.uri.as_deref(), Some("https://elsewhere/1.gguf"));
+    scene.settled();
+}
+
+#[test]
+fn what_a_foreign_hand_left_is_repaired() {
+    let mut scene = Scene::serving();
+    scene.state.candidate = Some(name(3));
+    scene.state.previous = Some(name(4));
+    scene.step();
+    assert_eq!((scene.state.candidate.as_ref(), scene.state.previous.as_ref()), (None, None));
+    scene.settled();
+}
