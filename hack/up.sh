@@ -39,17 +39,20 @@ restart_on_new_image() {
 }
 
 demo() {
+  local condition=Ready # it answers, with what its spec asks for
   apply namespace.yaml
   apply models.yaml
-  # An InferenceService that is there is the user's: its model may have been changed by hand.
+  apply prompts.yaml
+  # An InferenceService that is there is the user's: its model may have been changed by hand, to one that is refused even.
   if kubectl --namespace $demo_namespace get infs $demo_service >/dev/null 2>&1; then
     note "inferenceservice.gantry.dev/$demo_service is there and left as it is"
     restart_on_new_image
+    condition=Available
   else
     apply chat.yaml
   fi
   kubectl --namespace $demo_namespace rollout status deployment/demo-models --timeout=$ready_timeout | tail -1 | sed 's/^/    /'
-  kubectl --namespace $demo_namespace wait infs/$demo_service --for=condition=Ready --timeout=$ready_timeout | sed 's/^/    /'
+  kubectl --namespace $demo_namespace wait infs/$demo_service --for=condition=$condition --timeout=$ready_timeout | sed 's/^/    /'
 }
 
 demo_or_explain() { (set -e; demo) || { explain_namespace $demo_namespace; return 1; }; }
@@ -84,7 +87,11 @@ What to type next:
   $(patch demo-v2.q8_0.gguf $v2)
   kubectl -n $demo_namespace get mv --watch
 
-  # back to the first version: it is still there
+  # try one that is broken: it is refused, and the second version goes on answering
+  $(patch demo-v3-bad.q8_0.gguf 5267c2f5f0400c9754ab977d6d23f6b3a2c34c2e75625f83ba4d33b38c283576)
+  kubectl -n $demo_namespace get mv
+
+  # back to the first version: it is still there, and nothing is downloaded
   $(patch demo-v1.q8_0.gguf $v1)
 
   $down
