@@ -163,3 +163,7 @@ fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool)
     });
     begins.then(|| Action::Prepare { version, purpose: Purpose::Candidate { attempt: wanted.attempt.clone() } })
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

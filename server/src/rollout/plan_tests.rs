@@ -1,0 +1,390 @@
+//! The plan in single situations, and in random lives of a pod whose every step is held against the table of phases.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use gantry_crds::inference_service::{ModelSpec, RuntimeSpec, SourceSpec};
+use gantry_crds::status::NamedVersion;
+use proptest::prelude::*;
+
+use super::super::desired::Candidate;
+use super::super::phase::{Next, Step, next};
+use super::*;
+
+const NAMES: [&str; 4] = ["v1", "v2", "v3", "v4"];
+
+fn desired(active: Option<&str>, candidate: Option<(&str, &str)>, previous: Option<&str>) -> Desired {
+    let source = SourceSpec { uri: None, pvc: None, sha256: None, secret_ref: None };
+    let model = ModelSpec { served_name: "m".into(), source };
+    let version =
+        |name: &&str| NamedVersion { name: (*name).to_owned(), model: model.clone(), runtime: RuntimeSpec::default() };
+    Desired {
+        active: active.map(str::to_owned),
+        candidate: candidate.map(|(version, attempt)| Candidate { version: version.into(), attempt: attempt.into() }),
+        previous: previous.map(str::to_owned),
+        kept: BTreeSet::new(),
+        versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
+        settings: super::super::desired::Settings::default(),
+    }
+}
+
+fn known(phase: Phase, attempt: Option<&str>) -> Known {
+    let worker_up = matches!(phase, Phase::Ready | Phase::Checking);
+    Known { phase, attempt: attempt.map(str::to_owned), worker_up, retry_due: false }
+}
+
+fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Known)]) -> Current {
+    Current {
+        route: Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned) },
+        versions: versions.iter().map(|(name, known)| ((*name).to_owned(), known.clone())).collect(),
+    }
+}
+
+/// A plan in short: `restore v1`, `try v2 a`, `route v2 v1`, `cancel v2`, `retire v1`, `forget v1`.
+fn planned(desired: &Desired, current: &Current) -> Vec<String> {
+    let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".into());
+    plan(desired, current)
+        .iter()
+        .map(|action| match action {
+            Action::Prepare { version, purpose: Purpose::Restore } => format!("restore {version}"),
+            Action::Prepare { version, purpose: Purpose::Candidate { attempt } } => format!("try {version} {attempt}"),
+            Action::Route(route) => format!("route {} {}", name(&route.active), name(&route.previous)),
+            Action::Cancel { version } => format!("cancel {version}"),
+            Action::Retire { version } => format!("retire {version}"),
+            Action::Forget { version } => format!("forget {version}"),
+        })
+        .collect()
+}
+
+type Case = (&'static str, Desired, Current, Vec<&'static str>);
+
+fn rollout_cases() -> Vec<Case> {
+    use Phase::{Preparing, Ready, Refused, Retiring};
+    let serving = ("v1", known(Ready, None));
+    vec![
+        ("nothing is asked", desired(None, None, None), current(None, None, &[]), vec![]),
+        ("the first version", desired(None, Some(("v1", "a")), None), current(None, None, &[]), vec!["try v1 a"]),
+        (
+            "the first version is prepared and not active yet",
+            desired(None, Some(("v1", "a")), None),
+            current(None, None, &[("v1", known(Ready, Some("a")))]),
+            vec![],
+        ),
+        (
+            "the first version becomes active",
+            desired(Some("v1"), None, None),
+            current(None, None, &[("v1", known(Ready, Some("a")))]),
+            vec!["route v1 -"],
+        ),
+        ("a pod that starts late", desired(Some("v1"), None, None), current(None, None, &[]), vec!["restore v1"]),
+        (
+            "it brings back the active version before it tries the candidate",
+            desired(Some("v1"), Some(("v2", "a")), None),
+            current(None, None, &[]),
+            vec!["restore v1"],
+        ),
+        (
+            "and tries the candidate after that",
+            desired(Some("v1"), Some(("v2", "a")), None),
+            current(Some("v1"), None, std::slice::from_ref(&serving)),
+            vec!["try v2 a"],
+        ),
+        (
+            "the active version cannot be had: the candidate may be the cure",
+            desired(Some("v1"), Some(("v2", "a")), None),
+            current(None, None, &[("v1", known(Refused, None))]),
+            vec!["try v2 a"],
+        ),
+        (
+            "commit",
+            desired(Some("v2"), None, Some("v1")),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            vec!["route v2 v1"],
+        ),
+        (
+            "commit where the old one is not kept",
+            desired(Some("v2"), None, None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            vec!["route v2 -", "retire v1"],
+        ),
+        (
+            "commit that this pod is not ready for: the old one goes on",
+            desired(Some("v2"), None, Some("v1")),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Preparing, Some("a")))]),
+            vec![],
+        ),
+        (
+            "rollback",
+            desired(Some("v1"), None, None),
+            current(Some("v2"), Some("v1"), &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            vec!["route v1 -", "retire v2"],
+        ),
+        (
+            "the bake is over",
+            desired(Some("v2"), None, None),
+            current(Some("v2"), Some("v1"), &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            vec!["route v2 -", "retire v1"],
+        ),
+        (
+            "a third version waits until the first is unloaded",
+            desired(Some("v2"), Some(("v3", "b")), None),
+            current(Some("v2"), None, &[("v1", known(Retiring, None)), ("v2", known(Ready, None))]),
+            vec![],
+        ),
+        (
+            "nothing names the active version any more: it answers until another one does",
+            desired(None, None, None),
+            current(Some("v1"), None, std::slice::from_ref(&serving)),
+            vec![],
+        ),
+    ]
+}
+
+fn retry_cases() -> Vec<Case> {
+    use Phase::{Checking, Preparing, Ready, Refused, Retiring, Waiting};
+    let serving = ("v1", known(Ready, None));
+    let due = |phase, attempt| Known { retry_due: true, ..known(phase, attempt) };
+    let down = |phase, attempt| Known { worker_up: false, ..known(phase, attempt) };
+    vec![
+        (
+            "a refused candidate is not tried again",
+            desired(Some("v1"), Some(("v2", "a")), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", due(Refused, Some("a")))]),
+            vec![],
+        ),
+        (
+            "but another attempt is",
+            desired(Some("v1"), Some(("v2", "b")), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Refused, Some("a")))]),
+            vec!["try v2 b"],
+        ),
+        (
+            "a version that is loaded is judged again for another attempt",
+            desired(Some("v2"), Some(("v1", "b")), Some("v1")),
+            current(Some("v2"), Some("v1"), &[("v1", known(Ready, Some("a"))), ("v2", known(Ready, None))]),
+            vec!["try v1 b"],
+        ),
+        (
+            "an attempt that is out of date is called off",
+            desired(Some("v1"), Some(("v2", "b")), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Preparing, Some("a")))]),
+            vec!["cancel v2"],
+        ),
+        (
+            "so is one that nobody asks for",
+            desired(Some("v1"), None, None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Checking, Some("a")))]),
+            vec!["cancel v2"],
+        ),
+        (
+            "a refused version that nobody asks for is forgotten",
+            desired(Some("v1"), None, None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Refused, Some("a")))]),
+            vec!["forget v2"],
+        ),
+        (
+            "the active version is tried again when it is time",
+            desired(Some("v1"), None, None),
+            current(None, None, &[("v1", due(Refused, None))]),
+            vec!["restore v1"],
+        ),
+        (
+            "and not before",
+            desired(Some("v1"), None, None),
+            current(None, None, &[("v1", known(Refused, None))]),
+            vec![],
+        ),
+        (
+            "no room beside the previous one: wait",
+            desired(Some("v2"), Some(("v3", "a")), Some("v1")),
+            current(
+                Some("v2"),
+                Some("v1"),
+                &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some("a")))],
+            ),
+            vec![],
+        ),
+        (
+            "the previous one is gone: go on",
+            desired(Some("v2"), Some(("v3", "a")), None),
+            current(Some("v2"), None, &[("v2", known(Ready, None)), ("v3", known(Waiting, Some("a")))]),
+            vec!["try v3 a"],
+        ),
+        (
+            "a version that is asked for again while it is unloaded waits for that",
+            desired(Some("v1"), Some(("v2", "b")), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Retiring, Some("a")))]),
+            vec![],
+        ),
+        (
+            "no switch to a worker that is being restarted",
+            desired(Some("v2"), None, Some("v1")),
+            current(Some("v1"), None, &[serving, ("v2", down(Ready, Some("a")))]),
+            vec![],
+        ),
+        (
+            "unless the one that answers is no better",
+            desired(Some("v2"), None, Some("v1")),
+            current(Some("v1"), None, &[("v1", down(Ready, None)), ("v2", down(Ready, Some("a")))]),
+            vec!["route v2 v1"],
+        ),
+    ]
+}
+
+#[test]
+fn each_situation_has_its_plan() {
+    for (what, desired, current, wanted) in rollout_cases().into_iter().chain(retry_cases()) {
+        assert_eq!(planned(&desired, &current), wanted, "{what}");
+    }
+}
+
+/// A pod's life without its workers: phases move by the table alone.
+#[derive(Debug, Default)]
+struct Pod(Current);
+
+impl Pod {
+    fn step(&mut self, version: &str, step: Step) {
+        let phase = self.0.versions.get(version).map(|known| known.phase);
+        match next(phase, step).unwrap_or_else(|| panic!("{version}: {step:?} in {phase:?}")) {
+            Next::Phase(to) => {
+                let entry = self.0.versions.entry(version.to_owned()).or_insert_with(|| known(to, None));
+                entry.phase = to;
+            }
+            Next::Gone => {
+                self.0.versions.remove(version);
+            }
+        }
+    }
+
+    /// Carries a plan out to its end, and checks it on the way.
+    fn settle(&mut self, desired: &Desired) {
+        for _ in 0..8 {
+            let actions = plan(desired, &self.0);
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                self.act(action);
+            }
+        }
+        panic!("the plan asks for more and more: {:?}", plan(desired, &self.0));
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Route(route) => {
+                for name in route.active.iter().chain(&route.previous) {
+                    let phase = self.0.versions[name].phase;
+                    // Calling off a check of one that answers leaves it loaded.
+                    let stays = phase == Phase::Cancelling && self.0.route.active.as_ref() == Some(name);
+                    assert!(stays || matches!(phase, Phase::Ready | Phase::Checking), "{name} answers while {phase:?}");
+                }
+                assert!(route.active.is_some() || self.0.route.active.is_none(), "nobody answers any more");
+                self.0.route = route;
+            }
+            Action::Prepare { version, purpose } => {
+                self.step(&version, Step::Prepare);
+                let entry = self.0.versions.get_mut(&version).unwrap();
+                entry.retry_due = false;
+                entry.worker_up = entry.phase == Phase::Checking;
+                entry.attempt = match purpose {
+                    Purpose::Restore => None,
+                    Purpose::Candidate { attempt } => Some(attempt),
+                };
+            }
+            Action::Cancel { version } => self.step(&version, Step::Cancel),
+            Action::Retire { version } => {
+                let route = &self.0.route;
+                assert!(route.active.as_ref() != Some(&version), "{version} answers and is unloaded");
+                assert!(route.previous.as_ref() != Some(&version), "{version} is kept and is unloaded");
+                self.step(&version, Step::Retire);
+            }
+            Action::Forget { version } => self.step(&version, Step::Forget),
+        }
+    }
+
+    /// Something becomes of a version: well, badly, or for want of room.
+    fn happen(&mut self, version: &str, luck: u8) {
+        let Some(entry) = self.0.versions.get_mut(version) else { return };
+        let loaded = entry.worker_up;
+        match (entry.phase, luck) {
+            (Phase::Preparing, 0) => self.step(version, Step::Refused),
+            (Phase::Preparing, 1) => self.step(version, Step::NoRoom),
+            (Phase::Checking, 0 | 1) => self.step(version, Step::Refused),
+            (Phase::Preparing | Phase::Checking, _) => {
+                entry.worker_up = true;
+                self.step(version, Step::Passed);
+            }
+            (Phase::Cancelling, _) if loaded => {
+                entry.attempt = None;
+                self.step(version, Step::Passed);
+            }
+            (Phase::Cancelling, _) => self.step(version, Step::Cancelled),
+            (Phase::Retiring, _) => self.step(version, Step::Retired),
+            (Phase::Waiting | Phase::Refused, _) => entry.retry_due = true,
+            (Phase::Ready, 0) => entry.worker_up = false,
+            (Phase::Ready, _) => entry.worker_up = true,
+        }
+    }
+}
+
+fn any_name() -> impl Strategy<Value = &'static str> {
+    proptest::sample::select(&NAMES[..])
+}
+
+fn any_desired() -> impl Strategy<Value = Desired> {
+    let attempt = proptest::sample::select(vec!["a", "b"]);
+    let candidate = proptest::option::of((any_name(), attempt));
+    (proptest::option::of(any_name()), candidate, proptest::option::of(any_name()))
+        .prop_map(|(active, candidate, previous)| desired(active, candidate, previous))
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Asked(Box<Desired>),
+    Happens(&'static str, u8),
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        1 => any_desired().prop_map(|desired| Event::Asked(Box::new(desired))),
+        3 => (any_name(), 0..4_u8).prop_map(|(name, luck)| Event::Happens(name, luck)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #[test]
+    fn whatever_happens_the_rules_hold_and_the_end_is_what_was_asked(events in proptest::collection::vec(any_event(), 1..60), last in any_desired()) {
+        let mut pod = Pod::default();
+        let mut asked = desired(None, None, None);
+        for event in events.into_iter().chain([Event::Asked(Box::new(last))]) {
+            match event {
+                Event::Asked(desired) => asked = *desired,
+                Event::Happens(version, luck) => pod.happen(version, luck),
+            }
+            pod.settle(&asked);
+        }
+        // From here on everything goes well.
+        for _ in 0..20 {
+            for name in NAMES {
+                pod.happen(name, 3);
+                pod.settle(&asked);
+            }
+        }
+        if asked.active.is_some() {
+            prop_assert_eq!(&pod.0.route.active, &asked.active);
+        }
+        if let Some(candidate) = asked.candidate.as_ref().filter(|c| pod.0.route.active.as_ref() != Some(&c.version)) {
+            let known = pod.0.versions.get(&candidate.version);
+            prop_assert!(
+                known.is_some_and(|k| matches!(k.phase, Phase::Ready | Phase::Refused) && k.attempt.as_ref() == Some(&candidate.attempt)),
+                "{known:?}"
+            );
+        }
+        for name in pod.0.versions.keys() {
+            prop_assert!(asked.names(name) || pod.0.route.active.as_ref() == Some(name), "{name} is left over");
+        }
+    }
+}
