@@ -315,7 +315,7 @@ mod tests {
 
     fn serve(args: &[&str]) -> Result<ServeSettings, Problems> {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        let all = ["gantry-server", "serve", "--model", file].iter().chain(args);
+        let all = ["gantry-server", "serve", "--model", file].into_iter().chain(args.iter().copied());
         match Cli::try_parse_from(all).unwrap().command {
             Command::Serve(args) => args.settings(),
             other => panic!("{other:?}"),

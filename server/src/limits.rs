@@ -59,6 +59,8 @@ pub const RETRY_AFTER_MIN_SECONDS: u64 = 1;
 pub const RETRY_AFTER_MAX_SECONDS: u64 = 60;
 /// Finished requests from which the service rate is computed.
 pub const SERVICE_RATE_SAMPLES: usize = 64;
+/// Only requests that finished this recently count for the service rate.
+pub const SERVICE_RATE_WINDOW: Duration = Duration::from_secs(60);
 /// Submissions of one request: a version may be retired between the choice and the submission.
 pub const SUBMIT_ATTEMPTS: usize = 4;
 
@@ -72,6 +74,10 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(30);
 /// How long a client may take to send a request's body.
 pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
+/// Memory that all request bodies together may take, from their first byte to the end of their requests.
+pub const BODY_BUDGET_BYTES: usize = 512 * 1024 * 1024;
+/// How long a request may wait for its share of that memory before it is refused with 503.
+pub const BODY_BUDGET_WAIT: Duration = Duration::from_secs(5);
 /// How long a refused body is read and thrown away, so that its sender gets to read the refusal.
 pub const BODY_DISCARD_LIMIT: Duration = Duration::from_secs(5);
 /// The time between two comments that keep a silent stream open.
@@ -81,3 +87,5 @@ pub const SSE_KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub const UNREADY_BEFORE_CLOSE: Duration = Duration::from_secs(2);
 /// The longest `x-request-id` taken over from a client.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
+/// How long the agent may take to end, once requests have.
+pub const AGENT_STOP_LIMIT: Duration = Duration::from_secs(10);

@@ -52,6 +52,8 @@ pub enum ErrorCode {
     RequestTimeout,
     /// As many requests wait as may wait.
     QueueFull,
+    /// Requests in flight hold all the memory they may.
+    Overloaded,
     /// No model is ready.
     ModelNotReady,
     /// The model's process died during the request.
@@ -85,6 +87,7 @@ impl ErrorCode {
             Self::UnsupportedMediaType => "unsupported_media_type",
             Self::RequestTimeout => "request_timeout",
             Self::QueueFull => "queue_full",
+            Self::Overloaded => "overloaded",
             Self::ModelNotReady => "model_not_ready",
             Self::WorkerDied => "worker_died",
             Self::ModelRetired => "model_retired",

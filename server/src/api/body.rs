@@ -1,5 +1,6 @@
-//! Request bodies, within limits of size and time.
+//! Request bodies, within limits of size and time, and of memory over all of them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -8,13 +9,53 @@ use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use gantry_openai::{ApiError, ErrorCode, ErrorKind};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::errors::Failure;
-use crate::limits::{BODY_DISCARD_LIMIT, BODY_READ_LIMIT, MAX_BODY_BYTES};
+use crate::limits::{
+    BODY_BUDGET_BYTES, BODY_BUDGET_WAIT, BODY_DISCARD_LIMIT, BODY_READ_LIMIT, MAX_BODY_BYTES, MAX_FRAME_BYTES,
+};
+
+/// The budget is kept in units of this many bytes.
+const UNIT_BYTES: usize = 1024;
+
+// What was read must fit into a frame, and one body into the budget.
+const _: () = assert!(MAX_BODY_BYTES * 2 < MAX_FRAME_BYTES && MAX_BODY_BYTES * 2 < BODY_BUDGET_BYTES);
+
+/// The memory that all bodies together may take, from their first byte to the end of their requests.
+pub(super) struct BodyBudget(Arc<Semaphore>);
+
+/// A body's share of the budget, given back when dropped.
+pub(super) struct Share(OwnedSemaphorePermit);
+
+impl BodyBudget {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(BODY_BUDGET_BYTES / UNIT_BYTES)))
+    }
+
+    async fn take(&self, bytes: usize, patience: Duration) -> Result<Share, Failure> {
+        match timeout(patience, Arc::clone(&self.0).acquire_many_owned(units(bytes))).await {
+            Ok(Ok(permit)) => Ok(Share(permit)),
+            _ => Err(Failure::overloaded()),
+        }
+    }
+}
+
+impl Share {
+    /// Gives back all but `bytes`.
+    fn shrink(&mut self, bytes: usize) {
+        let surplus = self.0.num_permits().saturating_sub(units(bytes) as usize);
+        drop(self.0.split(surplus));
+    }
+}
+
+fn units(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT_BYTES).max(1)).unwrap_or(u32::MAX)
+}
 
 /// Reads a JSON body whole.
-pub(super) async fn read(request: Request) -> Result<Bytes, Failure> {
+pub(super) async fn read(budget: &BodyBudget, request: Request) -> Result<(Bytes, Share), Failure> {
     let (parts, body) = request.into_parts();
     check_media_type(&parts.headers)?;
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
@@ -22,8 +63,14 @@ pub(super) async fn read(request: Request) -> Result<Bytes, Failure> {
         discard(body);
         return Err(too_large());
     }
+    let declared = declared.and_then(|bytes| usize::try_from(bytes).ok());
+    let mut share = budget.take(declared.unwrap_or(MAX_BODY_BYTES), BODY_BUDGET_WAIT).await?;
     match timeout(BODY_READ_LIMIT, Limited::new(body, MAX_BODY_BYTES).collect()).await {
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Ok(whole)) => {
+            let bytes = whole.to_bytes();
+            share.shrink(bytes.len());
+            Ok((bytes, share))
+        }
         Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
         Ok(Err(error)) => {
             let message = format!("The body ended early: {error}.");
@@ -64,7 +111,22 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
-/// Compile-time proof that the limits fit each other: a body that was read must fit into a frame, even when every byte
-/// of it needs escaping.
-const _: () = assert!(MAX_BODY_BYTES * 2 < crate::limits::MAX_FRAME_BYTES);
-const _: () = assert!(BODY_DISCARD_LIMIT.as_secs() < Duration::from_secs(60).as_secs());
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[tokio::test]
+    async fn bodies_share_one_budget() {
+        let budget = BodyBudget::new();
+        let mut first = budget.take(BODY_BUDGET_BYTES - UNIT_BYTES, Duration::ZERO).await.ok().unwrap();
+        let refused = budget.take(2 * UNIT_BYTES, Duration::ZERO).await.err().unwrap();
+        assert_eq!(refused.error.status, 503);
+        first.shrink(10);
+        assert_eq!(first.0.num_permits(), 1);
+        let second = budget.take(BODY_BUDGET_BYTES - UNIT_BYTES, Duration::ZERO).await;
+        assert!(second.is_ok());
+        drop((first, second));
+        assert_eq!(budget.0.available_permits(), BODY_BUDGET_BYTES / UNIT_BYTES);
+    }
+}

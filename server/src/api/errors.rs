@@ -43,6 +43,22 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// Bodies take all the memory that they may.
+    pub(super) fn overloaded() -> Self {
+        let message = "Requests in flight hold all the memory that bodies may take; try again shortly.";
+        let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
+        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+    }
+
+    /// An answer cannot be written.
+    pub(super) fn internal(error: &impl std::fmt::Display) -> Self {
+        tracing::error!(%error, "an answer cannot be written");
+        let message = "The server failed on this request; it has been logged.";
+        ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, message).into()
+    }
+}
+
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

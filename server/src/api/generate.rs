@@ -28,7 +28,8 @@ pub(super) const VERSION_HEADER: HeaderName = HeaderName::from_static("x-gantry-
 
 pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let (arrival, identity) = (Instant::now(), identity(&request));
-    let valid = ValidChatRequest::parse(&body::read(request).await?)?;
+    let (body, share) = body::read(&app.bodies, request).await?;
+    let valid = ValidChatRequest::parse(&body)?;
     let prompt = Prompt::Chat { messages_json: valid.messages_json() };
     let asked = Asked {
         shape: Shape::Chat,
@@ -36,13 +37,15 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
         streaming: valid.streaming,
         arrival,
         identity,
+        share,
     };
     answer(&app, asked, |served| valid.check_model(served)).await
 }
 
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let (arrival, identity) = (Instant::now(), identity(&request));
-    let mut valid = ValidCompletionRequest::parse(&body::read(request).await?)?;
+    let (body, share) = body::read(&app.bodies, request).await?;
+    let mut valid = ValidCompletionRequest::parse(&body)?;
     let asked = Asked {
         shape: Shape::Text,
         request: GenerateRequest {
@@ -52,6 +55,7 @@ pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) ->
         streaming: valid.streaming,
         arrival,
         identity,
+        share,
     };
     answer(&app, asked, |served| valid.check_model(served)).await
 }
@@ -62,6 +66,7 @@ struct Asked {
     streaming: Streaming,
     arrival: Instant,
     identity: String,
+    share: body::Share,
 }
 
 fn identity(request: &Request) -> String {
@@ -87,9 +92,9 @@ async fn answer(
     asked: Asked,
     check_model: impl Fn(&[&str]) -> Result<(), ApiError>,
 ) -> Result<Response, Failure> {
-    let Asked { shape, request, streaming, arrival, identity } = asked;
+    let Asked { shape, request, streaming, arrival, identity, share } = asked;
     let (version, generation) = submit(app, request, check_model).await?;
-    let observed = Observed::new(app, shape, &version, arrival, identity);
+    let observed = Observed::new(app, shape, &version, arrival, identity, share);
     let envelope = Envelope::new(shape, &version, streaming.include_usage);
     let mut response = if streaming.enabled {
         stream::respond(generation, envelope, observed, shape).await
@@ -125,10 +130,11 @@ async fn submit(
 async fn whole(generation: Generation, envelope: &Envelope, mut observed: Observed, shape: Shape) -> Response {
     match generation.collect().await {
         Ok(completion) => {
+            observed.first_token_after(&completion.timings);
             observed.answered(completion.usage);
             match envelope.whole(completion) {
                 Ok(body) => Json(body).into_response(),
-                Err(error) => super::errors::panicked(Box::new(error.to_string())),
+                Err(error) => Failure::internal(&error).into_response(),
             }
         }
         Err(error) => {
@@ -151,10 +157,12 @@ pub(super) struct Observed {
     usage: gantry_engine::Usage,
     first_token: Option<Duration>,
     last_token: Option<Instant>,
+    /// Held as long as the request may hold its prompt.
+    _share: body::Share,
 }
 
 impl Observed {
-    fn new(app: &App, shape: Shape, version: &Version, arrival: Instant, identity: String) -> Self {
+    fn new(app: &App, shape: Shape, version: &Version, arrival: Instant, identity: String, share: body::Share) -> Self {
         Self {
             metrics: Arc::clone(&app.metrics),
             shape,
@@ -167,6 +175,7 @@ impl Observed {
             usage: gantry_engine::Usage::default(),
             first_token: None,
             last_token: None,
+            _share: share,
         }
     }
 
@@ -180,6 +189,15 @@ impl Observed {
                 self.metrics.first_token(&self.version, took);
             }
             Some(before) => self.metrics.between_tokens(&self.version, now - before),
+        }
+    }
+
+    /// All text came at once, and the engine says when the first of it was there.
+    fn first_token_after(&mut self, timings: &gantry_engine::Timings) {
+        let milliseconds = (timings.queue_ms + timings.prefill_ms).max(0.0);
+        if let Ok(took) = Duration::try_from_secs_f64(milliseconds / 1e3) {
+            self.first_token = Some(took);
+            self.metrics.first_token(&self.version, took);
         }
     }
 

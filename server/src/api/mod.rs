@@ -28,6 +28,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::routing::Router;
+use body::BodyBudget;
 use errors::Failure;
 
 /// What all requests share.
@@ -35,6 +36,7 @@ pub struct App {
     router: Arc<Router>,
     metrics: Arc<Metrics>,
     draining: AtomicBool,
+    bodies: BodyBudget,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
 }
@@ -44,7 +46,7 @@ impl App {
     #[must_use]
     pub fn new(router: Arc<Router>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
         let metrics = Metrics::new(Arc::clone(&router));
-        Arc::new(Self { router, metrics, draining: AtomicBool::new(false), loading })
+        Arc::new(Self { router, metrics, draining: AtomicBool::new(false), bodies: BodyBudget::new(), loading })
     }
 
     /// The metrics, for those who count outside of requests.
@@ -60,7 +62,6 @@ impl App {
 }
 
 /// All addresses.
-#[must_use]
 pub fn routes(app: &Arc<App>) -> axum::Router {
     axum::Router::new()
         .route("/v1/chat/completions", post(generate::chat))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::limits::{RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS, SERVICE_RATE_SAMPLES};
+use crate::limits::{RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS, SERVICE_RATE_SAMPLES, SERVICE_RATE_WINDOW};
 
 /// Counts the requests inside, up to a limit.
 pub(super) struct Admission {
@@ -106,6 +106,9 @@ impl ServiceRate {
             self.ended.pop_front();
         }
         self.ended.push_back(now);
+        while self.ended.front().is_some_and(|at| now.saturating_duration_since(*at) > SERVICE_RATE_WINDOW) {
+            self.ended.pop_front();
+        }
         let Some(first) = self.ended.front() else { return 0.0 };
         let span = now.saturating_duration_since(*first).as_secs_f64();
         if span > 0.0 { (self.ended.len() - 1) as f64 / span } else { 0.0 }
@@ -155,6 +158,8 @@ mod tests {
             let seen = rate.record(start + Duration::from_millis(250) * i);
             assert!((seen - 4.0).abs() < 1e-6, "{seen}");
         }
+        let much_later = start + Duration::from_secs(3600);
+        assert_eq!(rate.record(much_later), 0.0, "a pause is no slowness");
     }
 
     proptest! {

@@ -509,6 +509,9 @@ impl<'a> Session<'a> {
 
     /// Looks at the deadlines.
     fn on_tick(&mut self, now: Instant) -> Option<End> {
+        if self.outbox.is_closed() {
+            return Some(End::Hung("its socket takes no more messages, so it was killed".to_owned()));
+        }
         if self.probe_sent.is_some_and(|sent| now.duration_since(sent) > PROBE_LIMIT + SUPERVISOR_TICK) {
             self.probe_sent = None;
             self.answer_probes(&Err(format!("the worker did not answer a probe within {PROBE_LIMIT:?}")));

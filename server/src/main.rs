@@ -1,0 +1,150 @@
+//! `gantry-server`: the front, its workers and the check of model files, in one program.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use gantry_server::agent::{self, AgentConfig};
+use gantry_server::api::App;
+use gantry_server::config::{Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
+use gantry_server::limits::AGENT_STOP_LIMIT;
+use gantry_server::routing::{Router, Routing};
+use gantry_server::version::{Version, WorkerConfig};
+use gantry_server::{serve, telemetry, worker};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// The exit code for settings that cannot be followed.
+const EXIT_SETTINGS: u8 = 2;
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            // Standard error is the only place left, and it may be closed.
+            let _ = writeln!(std::io::stderr(), "gantry-server: {error:#}");
+            if error.is::<Problems>() { ExitCode::from(EXIT_SETTINGS) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve(args) => {
+            let settings = args.settings()?;
+            telemetry::init()?;
+            front_runtime()?.block_on(serve_file(settings))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Pod(args) => {
+            let http = args.settings()?;
+            telemetry::init()?;
+            front_runtime()?.block_on(serve_service(*args, http))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Validate(args) => validate(&args),
+        Command::Worker => {
+            telemetry::init()?;
+            // One thread moves frames; the engine has its own.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(worker::run())?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn front_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}
+
+/// Opens the port and prints where: the one line that is ever written to standard output, for people and for scripts
+/// that asked for port 0.
+async fn listen(host: &str, port: u16) -> anyhow::Result<TcpListener> {
+    let listener = serve::listen(host, port).await.with_context(|| format!("cannot listen on {host}:{port}"))?;
+    let address = listener.local_addr()?;
+    tracing::info!(%address, "listening");
+    let mut out = std::io::stdout();
+    writeln!(out, "listening on http://{address}").and_then(|()| out.flush()).context("cannot write to stdout")?;
+    Ok(listener)
+}
+
+async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
+    let listener = listen(&settings.http.host, settings.http.port).await?;
+    let workers = WorkerConfig::this_program()?;
+    let router = Router::new();
+    let (progress, loading) = watch::channel(0.0);
+    let app = App::new(Arc::clone(&router), Some(loading));
+    let stop = CancellationToken::new();
+    let load = tokio::spawn({
+        let (router, stop) = (Arc::clone(&router), stop.clone());
+        async move {
+            // Ends the server unless it is disarmed: without its model it is of no use.
+            let stop = stop.drop_guard();
+            let version = Version::load(settings.version, &workers, progress).await?;
+            router.set(Routing { active: Some(version), previous: None });
+            stop.disarm();
+            anyhow::Ok(())
+        }
+    });
+    serve::run(listener, app, stop, settings.http.drain_timeout).await?;
+    let active = router.active();
+    router.set(Routing::default());
+    match active {
+        Some(version) => version.retire(Duration::ZERO).await,
+        None if load.is_finished() => load.await?.context("cannot serve the model")?,
+        None => load.abort(),
+    }
+    Ok(())
+}
+
+/// Serves what the agent makes active. Without its agent a pod would go on with its last model but follow no change,
+/// so it ends with it, and the kubelet starts it anew.
+async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> {
+    let listener = listen(&http.host, http.port).await?;
+    let workers = WorkerConfig::this_program()?;
+    let router = Router::new();
+    let app = App::new(Arc::clone(&router), None);
+    let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
+    let config =
+        AgentConfig { service: args.service, namespace: args.namespace, pod: args.pod, cache_dir: args.cache_dir };
+    let agent = tokio::spawn({
+        let (router, stop, stop_agent) = (Arc::clone(&router), stop.clone(), stop_agent.clone());
+        async move {
+            let _stop = stop.drop_guard();
+            agent::run(config, router, workers, stop_agent).await
+        }
+    });
+    // The agent goes on reporting while requests drain.
+    serve::run(listener, app, stop, http.drain_timeout).await?;
+    let asked_to_end = !agent.is_finished();
+    stop_agent.cancel();
+    match timeout(AGENT_STOP_LIMIT, agent).await {
+        Ok(ended) => ended?.context("the agent failed")?,
+        Err(_) => tracing::warn!("the agent did not end within {AGENT_STOP_LIMIT:?}"),
+    }
+    let Routing { active, previous } = router.routing();
+    router.set(Routing::default());
+    let retiring = active.into_iter().chain(previous).map(|version| version.retire(Duration::ZERO));
+    futures::future::join_all(retiring).await;
+    anyhow::ensure!(asked_to_end, "the agent ended by itself");
+    Ok(())
+}
+
+fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
+    let header = gantry_gguf::read_header(&args.file)?;
+    let title = Path::new(&args.file).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let input = gantry_gguf::fit::FitInput {
+        ctx_size: args.ctx_size,
+        parallel: args.parallel,
+        ..gantry_gguf::fit::FitInput::default()
+    };
+    let report = gantry_gguf::Report::new(title, &header, input);
+    writeln!(std::io::stdout(), "{report}").context("cannot write to stdout")?;
+    Ok(ExitCode::SUCCESS)
+}

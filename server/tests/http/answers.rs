@@ -1,0 +1,118 @@
+//! What is answered, whole and streamed.
+
+use serde_json::{Value, json};
+
+use crate::server::{Events, Server, chat, text_of};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+#[tokio::test]
+async fn a_streamed_chat_is_the_whole_one_in_pieces() {
+    let server = Server::start(&["--alias", "demo", "--ctx-size", "16384"]).await;
+    let response = server.post(CHAT, &chat("What is the capital of Peru?")).send().await.unwrap();
+    assert_eq!(response.headers()["x-gantry-version"], "standalone");
+    assert!(!response.headers()["x-request-id"].is_empty());
+    let whole: Value = response.json().await.unwrap();
+    assert_eq!(text_of(&whole), "The capital of Peru is Lima.");
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["model"], "demo");
+    assert_eq!(whole["system_fingerprint"], "standalone");
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    let usage = &whole["usage"];
+    assert_eq!(
+        usage["total_tokens"].as_u64().unwrap(),
+        usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap()
+    );
+
+    let mut body = chat("What is the capital of Peru?");
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({"include_usage": true});
+    let events = Events::open(server.post(CHAT, &body)).await.rest().await;
+    let (done, chunks) = events.split_last().unwrap();
+    assert_eq!(done, "[DONE]");
+    let chunks: Vec<Value> = chunks.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let (last, chunks) = chunks.split_last().unwrap();
+    assert_eq!((&last["usage"], &last["choices"]), (usage, &json!([])));
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let (end, _) = chunks.split_last().unwrap();
+    assert_eq!(end["choices"][0]["finish_reason"], "stop");
+    let pieces = chunks.iter().map(|chunk| {
+        assert_eq!(chunk["object"], "chat.completion.chunk");
+        assert_eq!((&chunk["id"], &chunk["system_fingerprint"]), (&last["id"], &json!("standalone")));
+        assert_eq!(chunk["usage"], Value::Null);
+        chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default()
+    });
+    assert_eq!(pieces.collect::<String>(), text_of(&whole));
+}
+
+#[tokio::test]
+async fn texts_go_on_and_end_where_they_are_told_to() {
+    let server = Server::start(&["--ctx-size", "16384"]).await;
+    let ask = async |body: Value| -> Value { server.post(TEXT, &body).send().await.unwrap().json().await.unwrap() };
+    let first = ask(json!({"prompt": "The capital", "temperature": 0, "ignore_eos": true})).await;
+    assert_eq!(first["object"], "text_completion");
+    assert_eq!(first["choices"][0]["finish_reason"], "length");
+    assert_eq!(first["usage"]["completion_tokens"], 16, "max_tokens is 16 unless it is given");
+    let text = first["choices"][0]["text"].as_str().unwrap();
+
+    let mut body = json!({"prompt": ["The capital"], "temperature": 0, "ignore_eos": true, "stream": true});
+    let events = Events::open(server.post(TEXT, &body)).await.rest().await;
+    let pieces = events[..events.len() - 1].iter().map(|event| {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        chunk["choices"][0]["text"].as_str().unwrap().to_owned()
+    });
+    assert_eq!(pieces.collect::<String>(), text);
+
+    // A string from the middle of the text ends it there and is left out.
+    let stop: String = text.chars().skip(4).take(3).collect();
+    body = json!({"prompt": "The capital", "temperature": 0, "ignore_eos": true, "stop": [stop]});
+    let stopped = ask(body).await;
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    assert_eq!(stopped["choices"][0]["text"].as_str().unwrap(), text.split(&stop).next().unwrap());
+}
+
+#[tokio::test]
+async fn a_seed_repeats_a_draw() {
+    let server = Server::start(&["--ctx-size", "16384"]).await;
+    let draw = async |seed: Option<i64>| -> String {
+        let body = json!({"prompt": "One", "temperature": 1.5, "max_tokens": 24, "seed": seed, "ignore_eos": true});
+        let answer: Value = server.post(TEXT, &body).send().await.unwrap().json().await.unwrap();
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(draw(Some(7)).await, draw(Some(7)).await);
+    assert_ne!(draw(Some(7)).await, draw(Some(8)).await);
+    assert_ne!(draw(None).await, draw(None).await);
+}
+
+#[tokio::test]
+async fn many_at_once_get_each_their_own_answer() {
+    let server = Server::start(&["--ctx-size", "16384"]).await;
+    let capitals = ["Norway", "Peru", "Norway", "Peru", "Norway", "Peru"].iter().cycle().take(48);
+    let asked = capitals.map(|country| {
+        let server = &server;
+        async move { (*country, server.ask(&format!("What is the capital of {country}?")).await) }
+    });
+    for (country, answer) in futures::future::join_all(asked).await {
+        let capital = if country == "Norway" { "Oslo" } else { "Lima" };
+        assert_eq!(answer, format!("The capital of {country} is {capital}."));
+    }
+    assert!((server.metric("gantry_requests_total{route=\"chat_completions\"").await - 48.0).abs() < 0.5);
+}
+
+#[tokio::test]
+async fn models_and_health_are_told() {
+    let server = Server::start(&["--alias", "demo"]).await;
+    let models: Value = server.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(models["data"][0]["id"], "demo");
+    let model: Value = server.get("/v1/models/demo").await.json().await.unwrap();
+    assert_eq!((&model, &model["object"]), (&models["data"][0], &json!("model")));
+    assert_eq!(server.get("/healthz").await.status(), 200);
+    let mut body = chat("Hello!");
+    body["model"] = json!("demo");
+    assert_eq!(server.post(CHAT, &body).send().await.unwrap().status(), 200);
+    let id = server.post(CHAT, &body).header("x-request-id", "mine-1").send().await.unwrap();
+    assert_eq!(id.headers()["x-request-id"], "mine-1");
+    let ready = server.metric("gantry_worker_state{version=\"standalone\",role=\"active\",state=\"ready\"}").await;
+    assert!((ready - 1.0).abs() < 0.1);
+}

@@ -1,0 +1,210 @@
+//! Whatever arrives, the answer is an error object and the process lives.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::server::{Server, chat};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+const INVALID: &str = "invalid_request_error";
+const NOT_FOUND: &str = "not_found_error";
+
+/// Method, path, content type, body; then status, type, param, code.
+type Row = (Method, &'static str, &'static str, Vec<u8>, u16, &'static str, Option<&'static str>, &'static str);
+
+/// A valid chat with one thing changed.
+fn with(name: &str, value: Value) -> Vec<u8> {
+    let mut body = chat("Hello!");
+    body[name] = value;
+    body.to_string().into_bytes()
+}
+
+fn bad(name: &'static str, value: Value, param: &'static str, code: &'static str) -> Row {
+    (Method::POST, CHAT, "application/json", with(name, value), 400, INVALID, Some(param), code)
+}
+
+fn raw(path: &'static str, body: &[u8], param: Option<&'static str>, code: &'static str) -> Row {
+    (Method::POST, path, "application/json", body.to_vec(), 400, INVALID, param, code)
+}
+
+fn rows() -> Vec<Row> {
+    let message = |role: Value, content: Value| json!([{"role": role, "content": content}]);
+    let long = "word ".repeat(20_000);
+    let hello = chat("Hello!").to_string().into_bytes();
+    vec![
+        raw(CHAT, b"", None, "invalid_json"),
+        raw(CHAT, b"{\"messages\": [", None, "invalid_json"),
+        raw(CHAT, b"{\"messages\": \"\xff\xfe\"}", None, "invalid_json"),
+        raw(CHAT, "[".repeat(50_000).as_bytes(), None, "invalid_json"),
+        raw(CHAT, b"[]", None, "invalid_type"),
+        raw(CHAT, b"\x00\x01\x02", None, "invalid_json"),
+        raw(CHAT, b"{}", Some("messages"), "missing_required_parameter"),
+        raw(TEXT, b"{}", Some("prompt"), "missing_required_parameter"),
+        raw(TEXT, b"{\"prompt\": [\"a\", \"b\"]}", Some("prompt"), "invalid_value"),
+        raw(TEXT, b"{\"prompt\": [1, 2, 3]}", Some("prompt"), "invalid_value"),
+        raw(TEXT, b"{\"prompt\": \"\"}", Some("prompt"), "invalid_value"),
+        bad("messages", json!([]), "messages", "invalid_value"),
+        bad("messages", json!("hi"), "messages", "invalid_type"),
+        bad("messages", message(json!("robot"), json!("x")), "messages[0].role", "invalid_value"),
+        bad("messages", message(json!(3), json!("x")), "messages[0].role", "invalid_type"),
+        bad("messages", message(json!("user"), json!({"a": 1})), "messages[0].content", "invalid_type"),
+        bad("messages", message(json!("user"), Value::Null), "messages[0].content", "missing_required_parameter"),
+        bad(
+            "messages",
+            message(json!("user"), json!([{"type": "image_url", "image_url": {"url": "http://x"}}])),
+            "messages[0].content[0].type",
+            "unsupported_content",
+        ),
+        bad("messages", message(json!("user"), json!(long)), "messages", "context_length_exceeded"),
+        bad("max_tokens", json!(0), "max_tokens", "invalid_value"),
+        bad("max_tokens", json!(1_000_000_000_u64), "max_tokens", "invalid_value"),
+        bad("max_tokens", json!(1e9), "max_tokens", "invalid_value"),
+        bad("max_tokens", json!(-5), "max_tokens", "invalid_value"),
+        bad("max_tokens", json!("ten"), "max_tokens", "invalid_type"),
+        bad("max_completion_tokens", json!(0), "max_completion_tokens", "invalid_value"),
+        bad("temperature", json!(3), "temperature", "invalid_value"),
+        bad("temperature", json!("warm"), "temperature", "invalid_type"),
+        bad("top_p", json!(0), "top_p", "invalid_value"),
+        bad("top_k", json!(1.5), "top_k", "invalid_type"),
+        bad("min_p", json!(-1), "min_p", "invalid_value"),
+        bad("seed", json!("abc"), "seed", "invalid_type"),
+        bad("stop", json!([1]), "stop[0]", "invalid_type"),
+        bad("stop", json!(vec!["x"; 17]), "stop", "invalid_value"),
+        bad("stream", json!("true"), "stream", "invalid_type"),
+        bad("stream_options", json!({"include_usage": true}), "stream_options", "invalid_value"),
+        bad("n", json!(3), "n", "unsupported_parameter"),
+        bad("tools", json!([{"type": "function"}]), "tools", "unsupported_parameter"),
+        bad("logprobs", json!(true), "logprobs", "unsupported_parameter"),
+        bad("response_format", json!({"type": "json_object"}), "response_format", "unsupported_parameter"),
+        (
+            Method::POST,
+            CHAT,
+            "application/json",
+            with("model", json!("gpt-4")),
+            404,
+            NOT_FOUND,
+            Some("model"),
+            "model_not_found",
+        ),
+        (Method::GET, "/v1/models/gpt-4", "", vec![], 404, NOT_FOUND, Some("model"), "model_not_found"),
+        (Method::GET, "/v1/nothing", "", vec![], 404, NOT_FOUND, None, "unknown_url"),
+        (Method::POST, "/v1/embeddings", "application/json", hello.clone(), 404, NOT_FOUND, None, "unknown_url"),
+        (Method::GET, CHAT, "", vec![], 405, INVALID, None, "method_not_allowed"),
+        (Method::DELETE, "/v1/models", "", vec![], 405, INVALID, None, "method_not_allowed"),
+        (
+            Method::POST,
+            CHAT,
+            "application/x-www-form-urlencoded",
+            hello.clone(),
+            415,
+            INVALID,
+            None,
+            "unsupported_media_type",
+        ),
+        (Method::POST, CHAT, "multipart/form-data; boundary=x", hello, 415, INVALID, None, "unsupported_media_type"),
+    ]
+}
+
+#[tokio::test]
+async fn every_mistake_has_its_error_and_the_process_lives() {
+    let server = Server::start(&["--alias", "demo", "--ctx-size", "16384"]).await;
+    let workers = server.workers();
+    for (method, path, media, body, status, kind, param, code) in rows() {
+        let what = format!("{method} {path} {}", String::from_utf8_lossy(&body[..body.len().min(120)]));
+        let mut request = server.client.request(method, server.url(path)).body(body);
+        if !media.is_empty() {
+            request = request.header("content-type", media);
+        }
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), status, "{what}");
+        let answer: Value = response.json().await.unwrap();
+        let error = answer["error"].as_object().unwrap_or_else(|| panic!("{what}: {answer}"));
+        let told = (error["type"].as_str(), error["param"].as_str(), error["code"].as_str());
+        assert_eq!(told, (Some(kind), param, Some(code)), "{what}: {answer}");
+        assert!(!error["message"].as_str().unwrap().is_empty());
+    }
+    assert_eq!(server.workers(), workers, "the same worker serves on");
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+}
+
+#[tokio::test]
+async fn a_prompt_past_the_context_is_refused_before_a_stream_opens() {
+    let server = Server::start(&["--ctx-size", "2048", "--parallel", "4"]).await;
+    let mut body = chat(&"word ".repeat(2000));
+    body["stream"] = json!(true);
+    let response = server.post(CHAT, &body).send().await.unwrap();
+    assert_eq!(response.status(), 400);
+    let answer: Value = response.json().await.unwrap();
+    assert_eq!(answer["error"]["code"], "context_length_exceeded");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("512"), "{answer}");
+}
+
+/// Sends a head and then zeros until the server has had enough; returns the answer and how many bytes went out.
+async fn flood(server: &Server, head: &str, bytes: usize) -> (String, usize) {
+    let address = server.base.strip_prefix("http://").unwrap();
+    let (mut read, mut write) = TcpStream::connect(address).await.unwrap().into_split();
+    write.write_all(head.as_bytes()).await.unwrap();
+    let writing = async {
+        let block = vec![b' '; 64 * 1024];
+        let mut sent = 0;
+        while sent < bytes {
+            match write.write(&block).await {
+                Ok(n) if n > 0 => sent += n,
+                _ => break,
+            }
+        }
+        sent
+    };
+    let reading = async {
+        let mut answer = vec![0; 4096];
+        let n = read.read(&mut answer).await.unwrap_or(0);
+        String::from_utf8_lossy(&answer[..n]).into_owned()
+    };
+    tokio::pin!(writing);
+    tokio::select! {
+        answer = reading => (answer, 0),
+        sent = &mut writing => (String::new(), sent),
+    }
+}
+
+#[tokio::test]
+async fn a_body_of_100_mib_is_refused_unread() {
+    const HUGE: usize = 100 << 20;
+    let server = Server::start(&[]).await;
+    let head =
+        format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {HUGE}\r\n\r\n");
+    let (answer, _) = flood(&server, &head, HUGE).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(answer.contains("\"code\":\"request_too_large\""), "{answer}");
+
+    // Without a declared length, it is refused once the limit is passed.
+    let endless = std::iter::repeat_n(bytes::Bytes::from(vec![b' '; 1 << 16]), HUGE >> 16).map(Ok::<_, std::io::Error>);
+    let body = reqwest::Body::wrap_stream(futures::stream::iter(endless));
+    let request = server.client.post(server.url(CHAT)).header("content-type", "application/json").body(body);
+    if let Ok(response) = request.send().await {
+        assert_eq!(response.status(), 413);
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(peak < 64 * 1024, "the front took {peak} kB");
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+}
+
+#[tokio::test]
+async fn what_is_no_http_closes_its_connection_only() {
+    let server = Server::start(&[]).await;
+    let address = server.base.strip_prefix("http://").unwrap();
+    for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00"[..], b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\xff\xff\r\n\r\n"] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(garbage).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        // A reset is as good an end as any.
+        drop(stream.read_to_end(&mut answer).await);
+    }
+    assert_eq!(server.ready().await.0, 200);
+}

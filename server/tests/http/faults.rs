@@ -1,0 +1,156 @@
+//! What happens when a worker dies, hangs or cannot load, and how the server ends.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::server::{Events, Server, await_condition, command, endless, is_alive, model, output, send_signal};
+
+const TEXT: &str = "/v1/completions";
+
+#[tokio::test]
+async fn a_killed_worker_ends_its_streams_with_an_error_and_is_replaced() {
+    let server = Server::start(&["--ctx-size", "8192", "--parallel", "4"]).await;
+    let worker = server.workers()[0];
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let mut stream = Events::open(server.post(TEXT, &endless(2000))).await;
+        stream.next().await.unwrap();
+        streams.push(stream);
+    }
+    send_signal(worker, "KILL");
+    for stream in &mut streams {
+        let events = stream.rest().await;
+        let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+        assert_eq!(last["error"]["code"], "worker_died", "{last}");
+        assert_eq!(last["error"]["type"], "service_unavailable_error");
+    }
+    let (status, reason) = server.ready().await;
+    assert_eq!(status, 503);
+    assert!(reason.contains("SIGKILL"), "{reason}");
+    let refused = server.post(TEXT, &endless(1)).send().await.unwrap();
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    server.until_ready().await;
+    assert_ne!(server.workers()[0], worker);
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+    let broken =
+        "gantry_requests_total{route=\"completions\",version=\"standalone\",status=\"200\",outcome=\"broken\"}";
+    assert!((server.metric(broken).await - 3.0).abs() < 0.1);
+}
+
+#[tokio::test]
+async fn a_worker_that_hangs_is_not_ready_and_is_replaced() {
+    let server = Server::start(&[]).await;
+    let worker = server.workers()[0];
+    send_signal(worker, "STOP");
+    await_condition("readiness to tell the truth", async || server.ready().await.0 == 503).await;
+    await_condition("the worker to be replaced", async || !is_alive(worker)).await;
+    server.until_ready().await;
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+}
+
+#[tokio::test]
+async fn a_worker_that_keeps_dying_is_called_failed() {
+    let server = Server::start(&[]).await;
+    for _ in 0..gantry_server::limits::CRASH_LIMIT {
+        server.until_ready().await;
+        send_signal(server.workers()[0], "KILL");
+        await_condition("the death to be noticed", async || server.ready().await.0 == 503).await;
+    }
+    let (status, reason) = server.ready().await;
+    assert_eq!(status, 503);
+    assert!(reason.contains("keeps failing"), "{reason}");
+    assert_eq!(server.get("/healthz").await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_worker_dies_with_its_front() {
+    let server = Server::start(&[]).await;
+    let worker = server.workers()[0];
+    server.signal("KILL");
+    await_condition("the worker to end", async || !is_alive(worker)).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_model_ends_the_start_with_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = std::fs::read(model("demo-v2.q8_0.gguf")).unwrap();
+    let cut = directory.path().join("cut.gguf");
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let text = directory.path().join("text.gguf");
+    std::fs::write(&text, "not a model").unwrap();
+    for file in [cut, text] {
+        let mut command = command(&file);
+        command.args(["--port", "0"]);
+        let (status, log) = output(command);
+        assert_eq!(status.code(), Some(1), "{log}");
+        assert!(log.contains("cannot serve the model"), "{log}");
+        assert!(log.contains(file.file_name().unwrap().to_str().unwrap()), "{log}");
+    }
+}
+
+#[test]
+fn a_model_file_can_be_checked() {
+    let validate = |file: &std::path::Path| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+        command.arg("validate").arg(file).output().unwrap()
+    };
+    let good = validate(&model("demo-v2.q4_k_m.gguf"));
+    assert_eq!(good.status.code(), Some(0));
+    assert!(String::from_utf8(good.stdout).unwrap().contains("Q4_K"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), b"GGUF\x03\0\0\0").unwrap();
+    let bad = validate(file.path());
+    assert_eq!(bad.status.code(), Some(1));
+    assert!(!bad.stderr.is_empty());
+}
+
+#[tokio::test]
+async fn wrong_settings_are_all_named_and_exit_with_2() {
+    let mut command = command(&model("none.gguf"));
+    command.args(["--port", "x", "--parallel", "0", "--ctx-size=-1"]);
+    let (status, log) = output(command);
+    assert_eq!(status.code(), Some(2));
+    for flag in ["--model", "--port", "--parallel", "--ctx-size"] {
+        assert!(log.contains(&format!("{flag} must be")), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn sigterm_lets_requests_end() {
+    let mut server = Server::start(&["--ctx-size", "8192", "--parallel", "4"]).await;
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut stream = Events::open(server.post(TEXT, &endless(1500))).await;
+        stream.next().await.unwrap();
+        streams.push(stream);
+    }
+    server.signal("TERM");
+    // The port stays open for a moment, and says that it is not to be used any more.
+    await_condition("readiness to end", async || server.ready().await.0 == 503).await;
+    for stream in &mut streams {
+        let events = stream.rest().await;
+        assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    }
+    assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
+}
+
+#[tokio::test]
+async fn the_drain_has_an_end() {
+    let mut server = Server::start(&["--ctx-size", "8192", "--parallel", "4", "--drain-timeout", "0"]).await;
+    let workers = server.workers();
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut stream = Events::open(server.post(TEXT, &endless(2000))).await;
+        stream.next().await.unwrap();
+        streams.push(stream);
+    }
+    let start = Instant::now();
+    server.signal("INT");
+    assert_eq!(server.ended().await.code(), Some(0));
+    assert!(start.elapsed() < Duration::from_secs(10));
+    for worker in workers {
+        await_condition("the worker to end", async || !is_alive(worker)).await;
+    }
+}

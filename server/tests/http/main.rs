@@ -1,0 +1,12 @@
+//! The real server over HTTP: the binary, its worker, llama.cpp and the demo models.
+//!
+//! Each test starts a server of its own on a free port, with two threads at most, and waits on conditions.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+mod answers;
+mod bad_input;
+mod faults;
+mod load;
+mod reference;
+mod server;
+mod swap;

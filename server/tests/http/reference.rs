@@ -1,0 +1,130 @@
+//! `docs/configuration.md` names every flag, every variable and every limit, with the default that the code has.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+use gantry_server::config::Cli;
+
+const REFERENCE: &str = "../docs/configuration.md";
+const MARK: &str = "<!-- limits -->\n";
+
+/// Files of limits, by what they limit.
+const SOURCES: &[(&str, &str)] = &[
+    ("Front and workers", "src/limits.rs"),
+    ("Requests", "openai/src/request.rs"),
+    ("Engine", "engine/src/params.rs"),
+    ("Agent", "src/agent/limits.rs"),
+    ("Fetching models", "src/fetch/limits.rs"),
+    ("Gates", "src/gates/limits.rs"),
+    ("GGUF headers", "gguf/src/limits.rs"),
+];
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn read(name: &str) -> String {
+    std::fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn every_flag_is_in_the_reference() {
+    let reference = read(REFERENCE);
+    let missing: Vec<String> = Cli::command()
+        .get_subcommands()
+        .filter(|command| command.get_name() != "validate")
+        .flat_map(|command| command.get_arguments().cloned().collect::<Vec<_>>())
+        .filter_map(|argument| {
+            let flag = format!("`--{}`", argument.get_long()?);
+            let variable = argument.get_env().map(|name| format!("`{}`", name.to_string_lossy()));
+            let row = reference.lines().find(|line| line.starts_with(&format!("| {flag}")));
+            let default = argument.get_default_values().first().map(|value| format!("`{}`", value.to_string_lossy()));
+            let told = row.is_some_and(|row| {
+                variable.as_ref().is_none_or(|v| row.contains(v)) && default.as_ref().is_none_or(|d| row.contains(d))
+            });
+            (!told && flag != "`--help`" && flag != "`--version`").then_some(format!("{flag} {variable:?} {default:?}"))
+        })
+        .collect();
+    assert!(missing.is_empty(), "docs/configuration.md lacks {missing:#?}");
+}
+
+#[test]
+fn every_limit_is_in_the_reference() {
+    let reference = read(REFERENCE);
+    let (before, told) = reference.split_once(MARK).expect("the reference marks where the limits begin");
+    let limits = render();
+    if std::env::var_os("UPDATE_REFERENCE").is_some() {
+        std::fs::write(path(REFERENCE), format!("{before}{MARK}{limits}")).unwrap();
+    } else if told != limits {
+        let differing = limits.lines().find(|line| !told.contains(line)).unwrap_or("a limit that is gone");
+        panic!("docs/configuration.md is behind the code ({differing}): run this test with UPDATE_REFERENCE=1");
+    }
+}
+
+/// The tables of limits, from the constants and their comments.
+fn render() -> String {
+    let mut text = String::new();
+    for (title, source) in SOURCES {
+        writeln!(text, "\n### {title}\n\n| limit | value | meaning |\n| --- | --- | --- |").unwrap();
+        let mut comment: Vec<&str> = Vec::new();
+        let code = read(source);
+        let mut lines = code.lines();
+        while let Some(line) = lines.next() {
+            if let Some(said) = line.strip_prefix("/// ") {
+                comment.push(said);
+                continue;
+            }
+            let said = std::mem::take(&mut comment);
+            let Some(declared) = line.strip_prefix("pub const ") else { continue };
+            let mut whole = declared.to_owned();
+            while !whole.contains(';') {
+                whole.push_str(lines.next().expect("a constant ends").trim());
+            }
+            let (name, rest) = whole.split_once(':').unwrap();
+            let (_, value) = rest.split_once('=').unwrap();
+            let value = value.split(';').next().unwrap().trim();
+            writeln!(text, "| `{name}` | {} | {} |", shown(value), plain(&said.join(" "))).unwrap();
+        }
+    }
+    text
+}
+
+/// A constant's value for people: durations and powers of two as such, the rest as it stands.
+fn shown(value: &str) -> String {
+    let inside = |call: &str| value.strip_prefix(call)?.strip_suffix(')');
+    if let Some(seconds) = inside("Duration::from_secs(") {
+        return format!("{seconds} s");
+    }
+    if let Some(milliseconds) = inside("Duration::from_millis(") {
+        return format!("{milliseconds} ms");
+    }
+    for (suffix, unit) in
+        [(" * 1024 * 1024 * 1024", "GiB"), (" * 1024 * 1024", "MiB"), (" * 1024", "Ki"), (" << 40", "TiB")]
+    {
+        if let Some(number) = value.strip_suffix(suffix) {
+            return if number == "1024" { format!("1 {unit}") } else { format!("{number} {unit}") };
+        }
+    }
+    let product = |sign: &str, apply: fn(u64, u64) -> u64| {
+        let (left, right) = value.split_once(sign)?;
+        Some(apply(left.parse().ok()?, right.parse().ok()?).to_string())
+    };
+    product(" << ", |a, b| a << b).unwrap_or_else(|| value.replace('_', ","))
+}
+
+/// A comment without links.
+fn plain(comment: &str) -> String {
+    let mut text = String::new();
+    let mut rest = comment;
+    while let Some((before, link)) = rest.split_once('[') {
+        let (name, after) = link.split_once(']').unwrap_or((link, ""));
+        text.push_str(before);
+        text.push_str(name);
+        rest = match after.strip_prefix('(').and_then(|target| target.split_once(')')) {
+            Some((_, rest)) => rest,
+            None => after,
+        };
+    }
+    text + rest
+}
