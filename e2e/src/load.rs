@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
-use reqwest::{Client, header};
+use reqwest::{Client, ClientBuilder, header};
 use serde::Serialize;
 use serde_json::json;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
@@ -35,8 +35,8 @@ pub const MAX_REQUESTS: u64 = 1_000_000;
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest time that a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Failures that a summary tells in full.
-const MAX_FAILURES_SHOWN: usize = 5;
+/// Failures of each kind that a summary tells in full.
+const FAILURES_SHOWN_OF_KIND: usize = 2;
 
 /// Who is asked.
 #[derive(Debug, Clone)]
@@ -114,8 +114,14 @@ pub struct Progress {
 /// # Errors
 /// When the process cannot make one.
 pub fn http_client() -> Result<Client> {
+    http_client_builder().build().context("cannot make an HTTP client")
+}
+
+/// What all clients have in common: no proxy, and no endless wait for a connection.
+#[must_use]
+pub fn http_client_builder() -> ClientBuilder {
     crate::install_crypto_provider();
-    Client::builder().connect_timeout(CONNECT_TIMEOUT).no_proxy().build().context("cannot make an HTTP client")
+    Client::builder().connect_timeout(CONNECT_TIMEOUT).no_proxy()
 }
 
 /// A load in progress.
@@ -393,9 +399,14 @@ impl Report {
     /// The figures.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let mut failures = BTreeMap::new();
-        for (_, failure) in self.failures() {
-            *failures.entry(failure.kind).or_default() += 1;
+        let (mut failures, mut examples) = (BTreeMap::new(), Vec::new());
+        for (record, failure) in self.failures() {
+            let count: &mut usize = failures.entry(failure.kind).or_default();
+            *count += 1;
+            if *count <= FAILURES_SHOWN_OF_KIND {
+                let at_s = record.started_at.as_secs_f64();
+                examples.push(Failure::new(failure.kind, format!("after {at_s:.3} s: {}", failure.detail)));
+            }
         }
         let mut versions = BTreeMap::new();
         for (_, answer) in self.answers() {
@@ -406,7 +417,7 @@ impl Report {
             requests: self.records.len(),
             failed: failures.values().sum(),
             failures,
-            examples: self.failures().map(|(_, failure)| failure.clone()).take(MAX_FAILURES_SHOWN).collect(),
+            examples,
             versions,
             wall_s,
             requests_per_s: self.records.len() as f64 / wall_s.max(1e-9),

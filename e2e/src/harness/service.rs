@@ -15,14 +15,14 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    fixtures::{ModelSource, SERVED_NAME, ServiceFixture, cluster_ip},
+    fixtures::{ModelSource, SERVED_NAME, ServiceFixture, cluster_ip, is_ready},
     namespace::TestNamespace,
     say,
-    wait::{Check, await_object},
+    wait::{Check, await_object, poll},
 };
 use crate::{
     answer::AnswerBook,
-    load::{Load, LoadConfig, Target},
+    load::{Load, LoadConfig, Target, http_client_builder},
     models::Question,
 };
 
@@ -30,6 +30,8 @@ use crate::{
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest time of a rollout that nothing disturbs.
 pub const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often a service that starts is looked at.
+const REACHABLE_PERIOD: Duration = Duration::from_millis(100);
 /// Most tokens of an answer under load: the longest of the evaluation has fewer.
 const MAX_TOKENS: u32 = 48;
 
@@ -69,8 +71,27 @@ impl<'a> TestService<'a> {
         let service = Self::create(namespace, fixture, model).await?;
         let begun = std::time::Instant::now();
         service.await_switched(model, START_TIMEOUT).await?;
+        service.await_reachable().await?;
         say(format_args!("{} answers after {:.1} s", service.fixture.name, begun.elapsed().as_secs_f64()));
         Ok(service)
+    }
+
+    /// Waits until every pod is ready and the Service leads to them: that takes its way through the endpoints and
+    /// kube-proxy, which no client of a running service sees.
+    async fn await_reachable(&self) -> Result<()> {
+        // Each look is a connection of its own: before kube-proxy knows the address, one leads out of the machine, and
+        // whoever answers there would go on to be asked.
+        let client = http_client_builder().pool_max_idle_per_host(0).build()?;
+        poll("the Service leads to every pod", START_TIMEOUT, REACHABLE_PERIOD, async || {
+            let pods = self.pods().await?;
+            let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+            let wanted = usize::try_from(self.fixture.replicas)?;
+            let response = client.get(format!("{}/models", self.target().await?.base_url)).send().await?;
+            let (status, models) = (response.status(), response.text().await?);
+            let seen = || format!("{ready} of {wanted} pods are ready, /v1/models says {status}: {models}");
+            Ok(Check::when(ready == wanted && status == 200 && models.contains(SERVED_NAME), seen))
+        })
+        .await
     }
 
     /// Points the spec at `model`, as a user does with `kubectl patch`.
