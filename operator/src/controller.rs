@@ -275,3 +275,6 @@ fn wake(plan: &Plan) -> Action {
     let wait = Duration::try_from(wake_at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO);
     Action::requeue(wait.max(CONFLICT_RETRY))
 }
+
+#[cfg(test)]
+mod tests;

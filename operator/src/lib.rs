@@ -48,3 +48,6 @@ pub mod observe;
 pub mod quantity;
 pub mod status;
 pub mod validate;
+
+#[cfg(test)]
+mod testing;

@@ -1,1 +1,157 @@
+#![allow(clippy::unwrap_used)]
+//! What children look like, and what does not change them.
 
+use gantry_crds::revision::version_name;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::validate::validate;
+
+fn owner(patch: &Value) -> InferenceService {
+    let mut object = json!({
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
+        "metadata": {"name": "chat", "namespace": "test", "uid": "the-uid"},
+        "spec": {"replicas": 2, "model": {"servedName": "chat", "source": {"uri": "https://m/1.gguf", "sha256": "1".repeat(64)}}},
+    });
+    for (pointer, value) in patch.as_object().unwrap() {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        object.pointer_mut(parent).unwrap()[key] = value.clone();
+    }
+    serde_json::from_value(object).unwrap()
+}
+
+fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Children {
+    let owner = owner(patch);
+    let spec = validate(&owner).unwrap();
+    build(&Inputs { owner: &owner, spec: &spec, versions: &[], server_image: image, stored })
+}
+
+fn stored(children: &Children) -> StoredTemplate {
+    StoredTemplate::of(children.deployment.annotations()).unwrap()
+}
+
+fn pod(children: &Children) -> Value {
+    serde_json::to_value(&children.deployment).unwrap()["spec"]["template"]["spec"].clone()
+}
+
+#[test]
+fn pods_meet_the_restricted_standard() {
+    let children = built(&json!({}), "server:1", None);
+    let pod = pod(&children);
+    let container = &pod["containers"][0];
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["securityContext"]["runAsUser"], 65532);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
+    assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
+    assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+    assert_eq!(container["args"], json!(["pod"]));
+    assert_eq!(container["volumeMounts"][0]["mountPath"], "/var/cache/gantry");
+    assert_eq!(pod["terminationGracePeriodSeconds"], 130);
+    assert_eq!(pod["serviceAccountName"], "chat-gantry");
+}
+
+#[test]
+fn the_template_holds_no_model() {
+    let one = built(&json!({}), "server:1", None);
+    let other = built(
+        &json!({"/spec/model/source/sha256": "2".repeat(64), "/spec/model/servedName": "other", "/spec/runtime": {"parallel": 2}}),
+        "server:1",
+        Some(&stored(&one)),
+    );
+    assert_eq!(one.deployment, other.deployment);
+    assert!(!serde_json::to_string(&one.deployment).unwrap().contains("1.gguf"));
+}
+
+#[test]
+fn a_template_is_kept_until_its_inputs_change() {
+    let old = built(&json!({}), "server:1", None);
+    let upgraded = built(&json!({}), "server:2", Some(&stored(&old)));
+    assert_eq!(old.deployment, upgraded.deployment);
+    let changes = [
+        json!({"/spec/resources": {"memory": "2Gi"}}),
+        json!({"/spec/resources": {"gpu": {"count": 1}}}),
+        json!({"/spec/rollout": {"drainTimeout": "30s"}}),
+        json!({"/spec/cache": {"sizeLimit": "10Gi"}}),
+        json!({"/metadata/annotations": {"gantry.dev/restart": "1"}}),
+    ];
+    for change in changes {
+        let changed = built(&change, "server:2", Some(&stored(&old)));
+        assert_ne!(old.deployment.spec, changed.deployment.spec, "{change}");
+        assert_eq!(pod(&changed)["containers"][0]["image"], "server:2");
+    }
+    let scaled = built(&json!({"/spec/replicas": 5}), "server:2", Some(&stored(&old)));
+    assert_eq!(pod(&old), pod(&scaled));
+}
+
+#[test]
+fn memory_is_request_and_limit_and_a_gpu_leaves_no_room_for_a_surge() {
+    let children = built(
+        &json!({"/spec/resources": {"cpu": "4", "memory": "24Gi", "gpu": {"resourceName": "nvidia.com/gpu", "count": 2}}}),
+        "server:1",
+        None,
+    );
+    let resources = &pod(&children)["containers"][0]["resources"];
+    assert_eq!(resources["requests"], json!({"cpu": "4", "memory": "24Gi"}));
+    assert_eq!(resources["limits"], json!({"memory": "24Gi", "nvidia.com/gpu": "2"}));
+    let strategy = |children: &Children| {
+        serde_json::to_value(&children.deployment).unwrap()["spec"]["strategy"]["rollingUpdate"].clone()
+    };
+    assert_eq!(strategy(&children), json!({"maxSurge": 0, "maxUnavailable": 1}));
+    assert_eq!(strategy(&built(&json!({}), "server:1", None)), json!({"maxSurge": 1, "maxUnavailable": 0}));
+}
+
+#[test]
+fn replicas_that_an_autoscaler_owns_are_left_alone() {
+    let children = built(&json!({"/spec/replicas": null}), "server:1", None);
+    assert_eq!(children.deployment.spec.unwrap().replicas, None);
+}
+
+#[test]
+fn agents_may_read_what_their_service_names_and_nothing_else() {
+    let owner = owner(&json!({
+        "/spec/model/source/secretRef": {"name": "new-token"},
+        "/spec/rollout": {"gates": {"prompts": {"configMapRef": {"name": "golden"}}}},
+    }));
+    let spec = validate(&owner).unwrap();
+    let mut old_model = spec.wanted.model.clone();
+    old_model.source.secret_ref = Some(gantry_crds::inference_service::LocalName { name: "old-token".to_owned() });
+    let old = NamedVersion {
+        name: version_name("chat", &old_model, &spec.wanted.runtime),
+        model: old_model,
+        runtime: spec.wanted.runtime.clone(),
+    };
+    let children =
+        build(&Inputs { owner: &owner, spec: &spec, versions: &[old], server_image: "server:1", stored: None });
+    assert_eq!(
+        serde_json::to_value(&children.role).unwrap()["rules"],
+        json!([
+            {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices"], "resourceNames": ["chat"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices/status"], "resourceNames": ["chat"], "verbs": ["get", "patch"]},
+            {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["golden"], "verbs": ["get"]},
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["new-token", "old-token"], "verbs": ["get"]},
+        ])
+    );
+    let plain = built(&json!({}), "server:1", None);
+    assert_eq!(plain.role.rules.unwrap().len(), 2);
+}
+
+#[test]
+fn every_child_is_labelled_owned_and_hashed() {
+    let children = built(&json!({}), "server:1", None);
+    for meta in [
+        &children.service_account.metadata,
+        &children.role.metadata,
+        &children.role_binding.metadata,
+        &children.service.metadata,
+        &children.pod_disruption_budget.metadata,
+        &children.network_policy.metadata,
+        &children.deployment.metadata,
+    ] {
+        assert_eq!(meta.labels.as_ref().unwrap()[SERVICE_LABEL], "chat");
+        assert_eq!(meta.labels.as_ref().unwrap()[MANAGED_BY], OPERATOR);
+        assert_eq!(meta.owner_references.as_ref().unwrap()[0].uid, "the-uid");
+        assert_eq!(meta.annotations.as_ref().unwrap()[APPLIED_ANNOTATION].len(), 32);
+    }
+    assert_eq!(endpoint(&owner(&json!({}))), "http://chat.test.svc/v1");
+}

@@ -313,7 +313,7 @@ fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(
                 prop_assert_eq!(&new.previous, &old.active, "the way back is kept");
             }
             Some(RolloutStep::Rollback) => {
-                prop_assert!(were_active.contains(active), "went back to what never answered")
+                prop_assert!(were_active.contains(active), "went back to what never answered");
             }
             other => prop_assert!(false, "active changed in {:?}", other),
         }

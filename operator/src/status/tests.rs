@@ -1,1 +1,145 @@
+#![allow(clippy::unwrap_used)]
+//! Status of a version over its life; that of a service is tested with whole reconciles in `controller`.
 
+use gantry_crds::{
+    ModelVersion, ModelVersionStatus,
+    status::{ReplicaStatus, VersionPhase, VersionRole},
+};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::decide::CountedPod;
+
+const NAME: &str = "chat-new";
+
+fn version(status: Option<ModelVersionStatus>) -> ModelVersion {
+    let mut version: ModelVersion = serde_json::from_value(json!({
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "ModelVersion", "metadata": {"name": NAME},
+        "spec": {"service": "chat", "revision": 2, "runtime": {},
+            "model": {"servedName": "chat", "source": {"uri": "https://m/2.gguf", "sha256": "2".repeat(64)}}},
+    }))
+    .unwrap();
+    version.status = status;
+    version
+}
+
+fn state(status: Value) -> RolloutState {
+    RolloutState::from(&serde_json::from_value::<InferenceServiceStatus>(status).unwrap())
+}
+
+fn preparing() -> RolloutState {
+    state(json!({"activeVersion": "chat-old", "candidateVersion": NAME, "rollout": {"version": NAME, "step": "Prepare",
+        "plan": "", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:15:00Z", "message": "0 of 2 pods prepared"}}))
+}
+
+fn reports(candidates: &[Value]) -> Vec<ReplicaStatus> {
+    let entry = |(index, candidate): (usize, &Value)| {
+        serde_json::from_value(json!({"pod": format!("pod-{index}"), "health": "Healthy", "version": "chat-old",
+            "reportedAt": "2026-01-01T00:00:05Z", "candidate": candidate}))
+        .unwrap()
+    };
+    candidates.iter().enumerate().map(entry).collect()
+}
+
+fn status(
+    old: Option<ModelVersionStatus>,
+    before: &RolloutState,
+    after: &RolloutState,
+    reports: &[ReplicaStatus],
+) -> ModelVersionStatus {
+    let pods: Vec<_> =
+        reports.iter().map(|report| CountedPod { name: &report.pod, started_at: None, report: Some(report) }).collect();
+    version_status(&VersionInputs {
+        version: &version(old),
+        before,
+        state: after,
+        pods: &pods,
+        now: "2026-01-01T00:00:06Z".parse().unwrap(),
+    })
+}
+
+fn condition(status: &ModelVersionStatus, type_: &str) -> String {
+    status.conditions.iter().find(|condition| condition.type_ == type_).unwrap().status.clone()
+}
+
+#[test]
+fn the_pod_that_is_furthest_behind_speaks_for_the_candidate() {
+    let fetching = |bytes: i64| json!({"version": NAME, "phase": "Fetching", "progress": {"bytes": bytes, "total": 100, "summary": format!("{bytes}%")}});
+    let testing = json!({"version": NAME, "phase": "Testing", "gates": [{"name": "Fetch", "verdict": "Pass"}],
+        "gguf": {"architecture": "llama", "quantization": "Q8_0", "parameters": "1B", "bytes": 5, "size": "5"},
+        "fit": {"required": "1Gi", "available": "3Gi", "fits": true}});
+    let status = status(None, &preparing(), &preparing(), &reports(&[fetching(60), fetching(40), testing]));
+    assert_eq!((status.phase, status.role), (Some(VersionPhase::Fetching), Some(VersionRole::Candidate)));
+    assert_eq!(status.progress.unwrap().summary.as_deref(), Some("40%"));
+    assert_eq!(status.gguf.unwrap().quantization, "Q8_0");
+    assert_eq!(status.fit.unwrap().available, "3Gi");
+    assert_eq!(status.digest, Some(format!("sha256:{}", "2".repeat(64))));
+}
+
+#[test]
+fn one_pods_failed_gate_stands_for_all() {
+    let gates = |verdict: &str| {
+        json!({"version": NAME, "phase": "Testing", "gates": [
+            {"name": "Memory", "verdict": "Pass"}, {"name": "Prompts", "verdict": verdict, "value": "3% of 20"}]})
+    };
+    let status = status(None, &preparing(), &preparing(), &reports(&[gates("Pass"), gates("Fail")]));
+    assert_eq!(status.gate_summary.as_deref(), Some("Prompts: 3% of 20"));
+    assert_eq!(condition(&status, "Fits"), "True");
+    assert_eq!(condition(&status, "Validated"), "Unknown");
+}
+
+#[test]
+fn a_life_from_pending_to_superseded_keeps_what_was_learnt() {
+    let pending = status(None, &preparing(), &preparing(), &[]);
+    assert_eq!((pending.phase, pending.progress.as_ref()), (Some(VersionPhase::Pending), None));
+    let gates = json!([{"name": "Fetch", "verdict": "Pass"}, {"name": "Digest", "verdict": "Pass"},
+        {"name": "Format", "verdict": "Pass"}, {"name": "Memory", "verdict": "Pass"}, {"name": "Prompts", "verdict": "Skipped"}]);
+    let mut reports = reports(&[json!({"version": NAME, "phase": "Prepared", "gates": gates})]);
+    reports[0].prepared = Some(NAME.to_owned());
+    let prepared = status(Some(pending), &preparing(), &preparing(), &reports);
+    assert_eq!((prepared.phase, prepared.gate_summary.as_deref()), (Some(VersionPhase::Prepared), Some("4/4")));
+    for type_ in ["Fetched", "Verified", "Fits", "Validated"] {
+        assert_eq!(condition(&prepared, type_), "True", "{type_}");
+    }
+    assert_eq!(condition(&prepared, "Serving"), "False");
+    let settled = state(json!({"activeVersion": NAME}));
+    let active = status(Some(prepared), &settled, &settled, &[]);
+    assert_eq!((active.phase, active.gate_summary.as_deref()), (Some(VersionPhase::Active), Some("4/4")));
+    assert_eq!(condition(&active, "Serving"), "True");
+    let replaced = state(json!({"activeVersion": "chat-third"}));
+    let superseded = status(Some(active), &replaced, &replaced, &[]);
+    assert_eq!(
+        (superseded.phase, superseded.reason.as_deref()),
+        (Some(VersionPhase::Superseded), Some("replaced by chat-third"))
+    );
+    assert_eq!(condition(&superseded, "Validated"), "True");
+    let later = state(json!({"activeVersion": "chat-fourth"}));
+    assert_eq!(status(Some(superseded.clone()), &later, &later, &[]), superseded, "history is not written again");
+}
+
+#[test]
+fn a_candidate_that_is_given_up_never_answered() {
+    let pending = status(None, &preparing(), &preparing(), &[]);
+    let cancelled = state(json!({"activeVersion": "chat-old"}));
+    let given_up = status(Some(pending), &preparing(), &cancelled, &[]);
+    assert_eq!(given_up.phase, Some(VersionPhase::Superseded));
+    assert_eq!(given_up.reason.as_deref(), Some("replaced by chat-old before it answered"));
+}
+
+#[test]
+fn a_rejected_version_says_so_for_good() {
+    let rejected = state(
+        json!({"activeVersion": "chat-old", "rejected": {"version": NAME, "judged": "x", "gate": "Deadline",
+        "value": "1 of 2 pods prepared in 900s", "message": "why", "outcome": "Rejected", "at": "2026-01-01T00:15:00Z"}}),
+    );
+    let first = status(None, &preparing(), &rejected, &[]);
+    assert_eq!((first.phase, first.role), (Some(VersionPhase::Rejected), Some(VersionRole::History)));
+    assert_eq!(first.gate_summary.as_deref(), Some("Deadline: 1 of 2 pods prepared in 900s"));
+    assert_eq!(first.reason.as_deref(), Some("why"));
+    assert_eq!(condition(&first, "Validated"), "False");
+    let moved_on = state(json!({"activeVersion": "chat-old"}));
+    let later = status(Some(first), &moved_on, &moved_on, &[]);
+    assert_eq!((later.phase, later.reason.as_deref()), (Some(VersionPhase::Rejected), Some("why")));
+    let again = status(Some(later), &preparing(), &preparing(), &[]);
+    assert_eq!((again.phase, again.gates.len()), (Some(VersionPhase::Pending), 0), "another try begins anew");
+}

@@ -1,0 +1,394 @@
+#![allow(clippy::unwrap_used)]
+//! Whole reconciles against the API server of `testing`: which requests are made, in which order, with which bodies.
+
+use gantry_crds::ModelVersion;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount};
+use kube::core::PartialObjectMeta;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{observe::PodView, testing::FakeApi};
+
+const SERVICE: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat";
+const STATUS: &str = "PATCH /apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat/status";
+const VERSIONS: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/modelversions";
+const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/test/deployments/chat";
+const ACCOUNT: &str = "/api/v1/namespaces/test/serviceaccounts/chat-gantry";
+const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/test/roles/chat-gantry";
+const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/test/rolebindings/chat-gantry";
+const ENDPOINT: &str = "/api/v1/namespaces/test/services/chat";
+const BUDGET: &str = "/apis/policy/v1/namespaces/test/poddisruptionbudgets/chat";
+const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/chat";
+const EVENTS: &str = "POST /apis/events.k8s.io/v1/namespaces/test/events";
+const CHILDREN: [&str; 7] = [ACCOUNT, ROLE, BINDING, POLICY, ENDPOINT, BUDGET, DEPLOYMENT];
+
+/// One service in a fake cluster, reconciled by hand.
+struct Scene {
+    api: FakeApi,
+    context: Context,
+    pods: Vec<PodView>,
+    now: Timestamp,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let api = FakeApi::default();
+        api.put(SERVICE, json!({
+            "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
+            "metadata": {"name": "chat", "namespace": "test", "uid": "the-uid", "generation": 1, "finalizers": [FINALIZER]},
+            "spec": {"replicas": 2, "resources": {"cpu": "0.5", "memory": "1Gi"}, "model": {"servedName": "chat", "source": {
+                "uri": "https://models/1.gguf", "sha256": "1".repeat(64), "secretRef": {"name": "hf"}}}},
+        }));
+        let context = context(&api, "server:1");
+        Self {
+            api,
+            context,
+            pods: vec![pod("chat-a"), pod("chat-b")],
+            now: Timestamp::from_second(1_800_000_000).unwrap(),
+        }
+    }
+
+    /// A service that serves its first version with all that belongs to it; the requests so far are forgotten.
+    async fn serving() -> Self {
+        let mut scene = Self::new();
+        scene.step().await.unwrap();
+        let version = scene.service().status.unwrap().candidate_version.unwrap();
+        scene.report(json!({"prepared": version}));
+        scene.step().await.unwrap();
+        scene.report(json!({"version": version}));
+        for _ in 0..3 {
+            scene.step().await.unwrap();
+        }
+        scene.api.requests();
+        scene
+    }
+
+    fn service(&self) -> InferenceService {
+        self.api.get(SERVICE).unwrap()
+    }
+
+    fn version(&self, name: &str) -> ModelVersion {
+        self.api.get(&format!("{VERSIONS}/{name}")).unwrap()
+    }
+
+    fn observed(&self) -> Observed {
+        let mut versions: Vec<ModelVersion> = self.api.list(&format!("{VERSIONS}/"));
+        versions.sort_by_key(|version| version.spec.revision);
+        Observed {
+            versions: versions.into_iter().map(Arc::new).collect(),
+            pods: self.pods.clone(),
+            deployment: self.api.get(DEPLOYMENT).map(Arc::new),
+            endpoint: self.api.get(ENDPOINT).map(Arc::new),
+            service_account: self.api.get::<PartialObjectMeta<ServiceAccount>>(ACCOUNT).map(Arc::new),
+            role: self.api.get(ROLE).map(Arc::new),
+            role_binding: self.api.get(BINDING).map(Arc::new),
+            budget: self.api.get(BUDGET).map(Arc::new),
+            network_policy: self.api.get(POLICY).map(Arc::new),
+        }
+    }
+
+    async fn step(&mut self) -> Result<Action, act::Error> {
+        self.now = self.now.checked_add(jiff::SignedDuration::from_secs(1)).unwrap();
+        step(&self.service(), &self.observed(), &self.context, self.now).await
+    }
+
+    /// Lets both pods report.
+    fn report(&self, entry: Value) {
+        let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.now);
+        self.api.edit(SERVICE, |service| {
+            let entries = ["chat-a", "chat-b"].map(|pod| {
+                let mut entry = entry.clone();
+                entry["pod"] = json!(pod);
+                entry["health"] = json!("Healthy");
+                entry["reportedAt"] = json!(at);
+                entry
+            });
+            service["status"]["replicas"] = json!(entries);
+        });
+    }
+
+    fn condition(&self, type_: &str) -> (String, String, String) {
+        let conditions = self.service().status.unwrap().conditions;
+        let condition = conditions.into_iter().find(|condition| condition.type_ == type_).unwrap();
+        (condition.status, condition.reason, condition.message)
+    }
+}
+
+fn context(api: &FakeApi, server_image: &str) -> Context {
+    let client = api.client();
+    let (stores, _) = Stores::watch(&client);
+    Context::new(client, stores, server_image.to_owned(), "operator-0".to_owned(), Arc::default())
+}
+
+fn pod(name: &str) -> PodView {
+    PodView { name: name.to_owned(), counted: true, ready: true, ..PodView::default() }
+}
+
+#[tokio::test]
+async fn the_finalizer_goes_before_everything() {
+    let mut scene = Scene::new();
+    scene.api.edit(SERVICE, |service| service["metadata"]["finalizers"] = json!(["other/one"]));
+    let version = scene.service().resource_version().unwrap();
+    scene.step().await.unwrap();
+    let requests = scene.api.requests();
+    assert_eq!(requests.len(), 1);
+    assert_eq!(requests[0].line, format!("PATCH {SERVICE}"));
+    assert_eq!(
+        requests[0].body,
+        json!({"metadata": {"resourceVersion": version, "finalizers": ["other/one", FINALIZER]}})
+    );
+}
+
+#[tokio::test]
+async fn the_first_reconcile_makes_identity_then_pods_then_version_then_status() {
+    let mut scene = Scene::new();
+    scene.step().await.unwrap();
+    let requests = scene.api.requests();
+    let version = scene.service().status.unwrap().candidate_version.unwrap();
+    let mut expected: Vec<_> =
+        CHILDREN.iter().flat_map(|path| [format!("GET {path}"), format!("PATCH {path}")]).collect();
+    expected.extend([format!("GET {VERSIONS}"), format!("POST {VERSIONS}"), STATUS.to_owned(), EVENTS.to_owned()]);
+    assert_eq!(requests.iter().map(|request| request.line.clone()).collect::<Vec<_>>(), expected);
+    for request in requests.iter().filter(|request| request.line.starts_with("PATCH ")) {
+        assert_eq!(request.query, "&force=true&fieldManager=gantry-operator", "{}", request.line);
+    }
+    for request in requests.iter().filter(|request| request.line.starts_with("PATCH ") && request.line != STATUS) {
+        assert_eq!(request.body["metadata"]["ownerReferences"][0]["uid"], "the-uid", "{}", request.line);
+    }
+    let status = &requests.iter().find(|request| request.line == STATUS).unwrap().body;
+    assert_eq!(status["metadata"], json!({"name": "chat", "resourceVersion": "1"}));
+    assert_eq!(status["status"]["rollout"]["step"], "Prepare");
+    assert_eq!(status["status"]["versions"][0]["name"], json!(version));
+    assert_eq!(status["status"].get("replicas"), None, "the entries of pods are theirs");
+    assert_eq!(scene.version(&version).spec.revision, 1);
+}
+
+#[tokio::test]
+async fn a_settled_service_causes_no_request() {
+    let mut scene = Scene::serving().await;
+    for _ in 0..3 {
+        scene.step().await.unwrap();
+    }
+    assert_eq!(scene.api.requests().len(), 0);
+    assert_eq!(scene.condition("Ready").0, "True");
+    assert_eq!(scene.condition("Reconciling").0, "False");
+    assert_eq!(scene.condition("Stalled").0, "False");
+}
+
+#[tokio::test]
+async fn figures_of_pods_cause_no_request() {
+    let mut scene = Scene::serving().await;
+    let version = scene.service().status.unwrap().active_version.unwrap();
+    let memory = |bytes: i64| json!({"version": version, "memory": {"measuredBytes": bytes, "limitBytes": 1 << 30}});
+    scene.report(memory(100 << 20));
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [STATUS]);
+    assert_eq!(scene.service().status.unwrap().memory.as_deref(), Some("100Mi/1Gi"));
+    for megabytes in [101, 99, 103] {
+        scene.report(memory(megabytes << 20));
+        scene.step().await.unwrap();
+        assert_eq!(scene.api.writes().len(), 0, "{megabytes}");
+    }
+    scene.report(memory(120 << 20));
+    scene.step().await.unwrap();
+    assert_eq!(scene.service().status.unwrap().memory.as_deref(), Some("120Mi/1Gi"));
+}
+
+#[tokio::test]
+async fn a_commit_is_one_write_that_names_active_previous_and_step() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"version": old, "prepared": new}));
+    scene.api.requests();
+    let version = scene.service().resource_version();
+    scene.step().await.unwrap();
+    let requests = scene.api.requests();
+    let writes: Vec<_> = requests.iter().filter(|request| request.line == STATUS).collect();
+    assert_eq!(writes.len(), 1);
+    let body = &writes[0].body;
+    assert_eq!(body["metadata"]["resourceVersion"], json!(version));
+    assert_eq!(body["status"]["activeVersion"], json!(new));
+    assert_eq!(body["status"]["previousVersion"], json!(old));
+    assert_eq!(body["status"]["rollout"]["step"], "Commit");
+    assert_eq!(body["status"].get("candidateVersion"), None);
+    assert!(!requests.iter().any(|request| request.line.contains("deployments")), "no pod is touched");
+    assert_eq!(scene.version(&new).status.unwrap().phase, Some(gantry_crds::status::VersionPhase::Promoting));
+}
+
+#[tokio::test]
+async fn a_rejection_is_told_in_both_objects_and_in_an_event() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"version": old, "candidate": {"version": new, "phase": "Failed", "gates": [
+        {"name": "Fetch", "verdict": "Pass"},
+        {"name": "Digest", "verdict": "Fail", "value": "got 3333", "message": "the file is another one"}]}}));
+    scene.api.requests();
+    scene.step().await.unwrap();
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!((&event["reason"], &event["type"]), (&json!("VersionRejected"), &json!("Warning")));
+    let version = scene.version(&new).status.unwrap();
+    assert_eq!(version.phase, Some(gantry_crds::status::VersionPhase::Rejected));
+    assert_eq!(version.gate_summary.as_deref(), Some("Digest: got 3333"));
+    let stalled = scene.condition("Stalled");
+    assert_eq!((stalled.0.as_str(), stalled.1.as_str()), ("True", "GateFailed"));
+    assert_eq!(scene.condition("Available").0, "True");
+    assert_eq!(scene.condition("Ready").0, "False");
+    scene.report(json!({"version": old}));
+    scene.step().await.unwrap();
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes().len(), 0, "latched and settled");
+}
+
+#[tokio::test]
+async fn a_write_from_an_old_object_has_no_effect() {
+    let mut scene = Scene::serving().await;
+    let stale = scene.service();
+    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.step().await.unwrap();
+    let before = scene.service();
+    let mut edited = stale;
+    edited.spec.model.served_name = "other".to_owned();
+    let error = step(&edited, &scene.observed(), &scene.context, scene.now).await.unwrap_err();
+    assert!(error.is_stale(), "{error}");
+    assert_eq!(scene.service().status, before.status);
+}
+
+#[tokio::test]
+async fn an_operator_of_another_version_restarts_no_pod() {
+    let mut scene = Scene::serving().await;
+    scene.context = context(&scene.api, "server:2");
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0);
+    // The user asks for it: now the new image comes.
+    scene.api.edit(SERVICE, |service| service["metadata"]["annotations"] = json!({"gantry.dev/restart": "now"}));
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [format!("PATCH {DEPLOYMENT}")]);
+    let deployment: Deployment = scene.api.get(DEPLOYMENT).unwrap();
+    let pod = deployment.spec.unwrap().template;
+    assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("server:2"));
+    assert_eq!(pod.metadata.unwrap().annotations.unwrap()["gantry.dev/restart"], "now");
+}
+
+#[tokio::test]
+async fn drift_is_undone() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(ROLE, |role| role["rules"][0]["verbs"] = json!(["*"]));
+    scene.api.remove(ENDPOINT);
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [format!("PATCH {ROLE}"), format!("PATCH {ENDPOINT}")]);
+}
+
+#[tokio::test]
+async fn somebody_elses_object_is_not_taken_over() {
+    let mut scene = Scene::new();
+    scene.api.put(
+        ENDPOINT,
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "test"}}),
+    );
+    let error = scene.step().await.unwrap_err();
+    assert!(error.is_refusal());
+    assert!(!scene.api.writes().contains(&format!("PATCH {ENDPOINT}")));
+    let (status, reason, message) = scene.condition("Stalled");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
+    assert!(message.starts_with("Service chat exists and does not belong"), "{message}");
+    assert!(scene.service().status.unwrap().rollout.is_none());
+}
+
+#[tokio::test]
+async fn what_is_not_supported_changes_nothing_but_the_status() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| {
+        service["spec"]["rollout"]["strategy"] = json!("BlueGreen");
+        service["spec"]["replicas"] = json!(5);
+    });
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [STATUS]);
+    let (status, reason, message) = scene.condition("Supported");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "NotSupported"));
+    assert_eq!(message, "spec.rollout.strategy is not supported yet: use Auto or InPlaceSwap");
+    assert_eq!(scene.condition("Available").0, "True");
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn the_entry_of_a_pod_that_is_gone_is_removed_in_its_name() {
+    let mut scene = Scene::serving().await;
+    scene.pods.remove(1);
+    scene.step().await.unwrap();
+    let requests = scene.api.requests();
+    let asked = requests.iter().position(|request| request.line == "GET /api/v1/namespaces/test/pods/chat-b").unwrap();
+    let removal = &requests[asked + 1];
+    assert_eq!(
+        (removal.line.as_str(), removal.query.as_str()),
+        (STATUS, "&force=true&fieldManager=gantry-agent-chat-b")
+    );
+    assert_eq!(
+        removal.body,
+        json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "chat"}})
+    );
+    let left: Vec<_> = scene.service().status.unwrap().replicas.into_iter().map(|entry| entry.pod).collect();
+    assert_eq!(left, ["chat-a"]);
+}
+
+#[tokio::test]
+async fn the_entry_of_a_pod_that_the_store_does_not_know_yet_stays() {
+    let mut scene = Scene::serving().await;
+    scene.pods.remove(1);
+    scene.api.put(
+        "/api/v1/namespaces/test/pods/chat-b",
+        json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "chat-b", "namespace": "test"}, "status": {"phase": "Running"}}),
+    );
+    scene.step().await.unwrap();
+    assert_eq!(scene.service().status.unwrap().replicas.len(), 2);
+}
+
+#[tokio::test]
+async fn a_crash_between_stamping_and_the_status_is_made_good() {
+    let mut scene = Scene::new();
+    scene.api.fail(STATUS, 500, "InternalError");
+    assert!(!scene.step().await.unwrap_err().is_refusal());
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(
+        scene.api.writes(),
+        [
+            STATUS,
+            EVENTS,
+            &format!("PATCH {VERSIONS}/{}/status", scene.service().status.unwrap().candidate_version.unwrap())
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_deleted_service_ends_its_pods_before_it_goes() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| service["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z"));
+    scene.now = "2027-01-15T08:00:00Z".parse().unwrap();
+    assert_eq!(scene.step().await.unwrap(), Action::requeue(CLEANUP_POLL));
+    assert_eq!(scene.api.writes(), [format!("DELETE {DEPLOYMENT}")]);
+    assert_eq!(scene.step().await.unwrap(), Action::requeue(CLEANUP_POLL));
+    assert_eq!(scene.api.writes().len(), 0, "pods are ending");
+    scene.pods.clear();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [format!("PATCH {SERVICE}")]);
+    assert!(scene.service().finalizers().is_empty());
+}
+
+#[tokio::test]
+async fn a_deletion_never_hangs_on_pods_that_do_not_end() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| service["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z"));
+    scene.now = "2027-01-15T08:02:19Z".parse().unwrap();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [format!("DELETE {DEPLOYMENT}"), format!("PATCH {SERVICE}"), EVENTS.to_owned()]);
+}
