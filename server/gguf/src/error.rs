@@ -158,6 +158,10 @@ pub enum Defect {
         "architecture \"{found}\" is {what}, not a language model that answers alone; give the language model's own file"
     )]
     NotALanguageModel { found: String, what: &'static str },
+    #[error(
+        "key \"{key}\" is \"{found}\", a tokenizer that this build of llama.cpp does not know; update Gantry or choose another model"
+    )]
+    UnknownTokenizer { key: String, found: String },
     #[error("the hyperparameters contradict each other: {what}; convert the model again")]
     Inconsistent { what: String },
 

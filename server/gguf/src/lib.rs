@@ -30,6 +30,7 @@ mod shapes;
 mod source;
 mod summary;
 mod tensor;
+mod tokenizer;
 mod value;
 
 use std::fs::File;

@@ -8,7 +8,8 @@ use crate::error::{Defect, GgufError, Result, malformed, printable};
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_CONTEXT_LENGTH, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ALIGNMENT,
 };
-use crate::value::{Entry, Metadata, TOKENS_KEY, Value, ValueType};
+use crate::tokenizer;
+use crate::value::{Entry, Metadata, Value, ValueType};
 
 /// What a model's size and memory follow from. Vectors have one element per layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,7 +147,7 @@ pub(crate) fn read_hyperparameters(metadata: &Metadata, keys_end: u64) -> Result
     let (experts, experts_used) = experts(&keys, layers)?;
     check_rope_scaling(&keys)?;
     check_fractions(&keys)?;
-    check_tokenizer_types(metadata)?;
+    check_claims(&keys)?;
     Ok(Hyperparameters {
         architecture: architecture.to_owned(),
         layers,
@@ -162,7 +163,7 @@ pub(crate) fn read_hyperparameters(metadata: &Metadata, keys_end: u64) -> Result
         experts_used,
         expert_feed_forward: keys.number("expert_feed_forward_length", 0, MAX_WIDTH)?.unwrap_or(0),
         sliding_window: sliding_window(metadata, architecture),
-        vocabulary: vocabulary(metadata, keys_end)?,
+        vocabulary: tokenizer::read_vocabulary(metadata, keys_end)?,
         recurrent_elements: recurrent_elements(&keys, embedding_length)?,
     })
 }
@@ -319,18 +320,13 @@ fn check_fractions(keys: &Keys<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Switches and special tokens of the tokenizer, in the only types that llama.cpp takes.
-fn check_tokenizer_types(metadata: &Metadata) -> Result<()> {
-    const SWITCHES: [&str; 5] =
-        ["add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces"];
-    const TOKENS: [&str; 8] = ["bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"];
-    let switches = SWITCHES.iter().map(|name| (format!("tokenizer.ggml.{name}"), ValueType::Bool, "bool"));
-    let tokens = TOKENS.iter().map(|name| (format!("tokenizer.ggml.{name}_token_id"), ValueType::U32, "u32"));
-    for (key, kind, expected) in switches.chain(tokens) {
-        if let Some(Entry { offset, value }) = metadata.entry(&key)
-            && value.kind() != kind
+/// Numbers that enter no computation here, but that llama.cpp takes in one type only.
+fn check_claims(keys: &Keys<'_>) -> Result<()> {
+    for key in ["general.file_type".to_owned(), keys.full("vocab_size")] {
+        if let Some(Entry { offset, value }) = keys.metadata.entry(&key)
+            && value.kind() != ValueType::U32
         {
-            return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected });
+            return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
         }
     }
     Ok(())
@@ -342,53 +338,6 @@ fn sliding_window(metadata: &Metadata, architecture: &str) -> u32 {
         Some(Value::Integer { value, .. }) => u32::try_from(*value).unwrap_or(0),
         _ => 0,
     }
-}
-
-/// Length of the vocabulary, after checking that the arrays beside it are as long and of the types llama.cpp takes.
-fn vocabulary(metadata: &Metadata, keys_end: u64) -> Result<u64> {
-    let missing = |key: &str| -> Result<u64> { malformed(keys_end, Defect::MissingKey { key: key.into() }) };
-    let Some(Entry { offset, value }) = metadata.entry(TOKENS_KEY) else { return missing(TOKENS_KEY) };
-    let &Value::Array { element: ValueType::String, length: tokens, .. } = value else {
-        return malformed(*offset, wrong_type(TOKENS_KEY, value, "an array of strings"));
-    };
-    if tokens == 0 {
-        return malformed(*offset, Defect::WrongArrayLength { key: TOKENS_KEY.into(), found: 0, expected: 1 });
-    }
-    let model = "tokenizer.ggml.model";
-    let Some(Entry { offset, value }) = metadata.entry(model) else { return missing(model) };
-    let Value::Text { text: Some(tokenizer), .. } = value else {
-        return malformed(*offset, wrong_type(model, value, "string"));
-    };
-    let merges = "tokenizer.ggml.merges";
-    match metadata.entry(merges) {
-        Some(Entry { value: Value::Array { element: ValueType::String, .. }, .. }) => {}
-        Some(Entry { offset, value }) => return malformed(*offset, wrong_type(merges, value, "an array of strings")),
-        None if tokenizer == "gpt2" && metadata.text("tokenizer.ggml.pre") != Some("kimi-k2") => {
-            return missing(merges);
-        }
-        None => {}
-    }
-    let beside: [(&str, &[ValueType], &str); 2] = [
-        ("tokenizer.ggml.scores", &[ValueType::F32, ValueType::I32], "an array of f32 or i32"),
-        ("tokenizer.ggml.token_type", &[ValueType::I32], "an array of i32"),
-    ];
-    for (key, types, expected) in beside {
-        match metadata.entry(key) {
-            None => {}
-            Some(Entry { value: Value::Array { element, length, .. }, .. })
-                if types.contains(element) && *length >= tokens => {}
-            Some(Entry { offset, value: Value::Array { element, length, .. } }) if types.contains(element) => {
-                let defect = Defect::WrongArrayLength { key: key.into(), found: *length, expected: tokens };
-                return malformed(*offset, defect);
-            }
-            Some(Entry { offset, value }) => return malformed(*offset, wrong_type(key, value, expected)),
-        }
-    }
-    Ok(tokens)
-}
-
-fn wrong_type(key: &str, value: &Value, expected: &'static str) -> Defect {
-    Defect::WrongKeyType { key: key.into(), found: value.type_name(), expected }
 }
 
 /// Elements of recurrent state per layer and sequence, as llama.cpp's `n_embd_r` and `n_embd_s` count them.

@@ -38,12 +38,38 @@ fn every_architecture_of_llama_cpp_is_known_and_no_other() {
         .filter_map(|line| line.split('"').nth(1))
         .filter(|name| *name != "(unknown)")
         .collect();
-    let ours = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/arch.rs")).unwrap();
-    let (_, list) = ours.split_once("const KNOWN: &[&str] = &[").unwrap();
-    let (list, _) = list.split_once("];").unwrap();
-    let ours: BTreeSet<&str> = list.split('"').skip(1).step_by(2).collect();
     assert!(theirs.len() > 100);
-    assert_eq!(ours, theirs);
+    assert_eq!(ours("arch.rs", "KNOWN"), owned(&theirs));
+}
+
+/// The names of one of our lists.
+fn ours(file: &str, list: &str) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file)).unwrap();
+    let (_, list) = text.split_once(&format!("const {list}: &[&str] =")).unwrap();
+    let (list, _) = list.split_once("];").unwrap();
+    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn owned(names: &BTreeSet<&str>) -> BTreeSet<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+#[test]
+fn every_tokenizer_of_llama_cpp_is_known_and_no_other() {
+    let Some(source) = source() else { return };
+    let text = std::fs::read_to_string(source.join("src/llama-vocab.cpp")).unwrap();
+    let compared = |name: &str| -> BTreeSet<&str> {
+        text.split(&format!("{name} == \"")).skip(1).filter_map(|rest| rest.split('"').next()).collect()
+    };
+    let pre_tokenizers = compared("tokenizer_pre");
+    assert!(pre_tokenizers.len() > 50);
+    assert_eq!(ours("tokenizer.rs", "PRE_TOKENIZERS"), owned(&pre_tokenizers));
+    let mut models = compared("tokenizer_model");
+    // Without a vocabulary there is no text, and one is for llama.cpp's own tests.
+    for name in ["no_vocab", "none", "test"] {
+        assert!(models.remove(name), "{name}");
+    }
+    assert_eq!(ours("tokenizer.rs", "MODELS"), owned(&models));
 }
 
 #[test]

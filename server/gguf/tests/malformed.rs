@@ -151,6 +151,10 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "rope base a u32": |f| f.number("llama.rope.freq_base", 10_000) => Defect::WrongKeyType { .. }, "freq_base";
         "switch a u8": |f| f.put("tokenizer.ggml.add_bos_token", ty::U8, vec![0]) => Defect::WrongKeyType { .. }, "add_bos_token";
         "special token an i32": |f| f.put("tokenizer.ggml.eos_token_id", ty::I32, vec![0; 4]) => Defect::WrongKeyType { .. }, "eos_token_id";
+        "unknown tokenizer": |f| f.text("tokenizer.ggml.model", "gpt9") => Defect::UnknownTokenizer { .. }, "gpt9";
+        "unknown pre-tokenizer": |f| f.text("tokenizer.ggml.pre", "qwen99") => Defect::UnknownTokenizer { .. }, "qwen99";
+        "no tokenizer": |f| f.remove("tokenizer.ggml.model") => Defect::MissingKey { .. }, "tokenizer.ggml.model";
+        "file type as text": |f| f.text("general.file_type", "Q8_0") => Defect::WrongKeyType { .. }, "general.file_type";
         "same token twice": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, strings(["a", "b", "", "a"])) => Defect::DuplicateToken { first: 0, second: 3 }, "0 and 3";
         "tokens of numbers": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, array(ty::U8, 1, &[1])) => Defect::WrongKeyType { .. }, "array of u8";
         "no tokens": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, strings([""; 0])) => Defect::WrongArrayLength { .. }, "tokens";

@@ -56,7 +56,7 @@ fn predictions_lie_at_or_a_little_above_what_llama_cpp_takes() {
         hidden: 4864,
         vocabulary: 151_936,
         context: 32_768,
-        ..billion.clone()
+        ..billion
     };
     check(
         "Qwen 0.5B",
@@ -69,7 +69,7 @@ fn predictions_lie_at_or_a_little_above_what_llama_cpp_takes() {
             (8192, 1, 512, 1, 96.0, 45.27 + 0.58),
         ],
     );
-    let large = Shape { layers: 4, head: 128, hidden: 14_336, tied: false, ..billion.clone() };
+    let large = Shape { layers: 4, head: 128, hidden: 14_336, tied: false, ..billion };
     check(
         "Llama 8B, 4 layers",
         &large,
