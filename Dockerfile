@@ -18,6 +18,7 @@ RUN cargo build --release --locked --workspace --bins \
     && install -D -t /out target/release/gantry-operator target/release/gantry-server target/release/gantry-e2e
 
 FROM ${DEBIAN} AS build-binaries
+LABEL dev.gantry.stage=binaries
 COPY target/release/gantry-operator target/release/gantry-server target/release/gantry-e2e /out/
 
 FROM build-${BUILD} AS build

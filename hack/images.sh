@@ -64,6 +64,16 @@ build_image() {
   note "$tag: $(size "$tag")"
 }
 
+remove_old() { # earlier builds, which nobody asks for again; the layers of packages stay, as a cache
+  local current=() name old
+  for name in "${names[@]}"; do current+=(-e "gantry.dev/$name:$(tag_of "$name")"); done
+  old=$(image_store images --json | jq -r '.[].names[]? | select(startswith("gantry.dev/") and contains(":dev-"))' |
+    grep -vxF "${current[@]}" || true)
+  old+=" $(image_store images --quiet --filter dangling=true --filter label=dev.gantry.stage=binaries)"
+  # shellcheck disable=SC2086 # a list
+  [[ -z ${old// /} ]] || image_store rmi --force $old >/dev/null
+}
+
 size() { image_store images --json "$1" | jq -r '.[0].size'; }
 
 load_image() { # one image under its two names: Deployments name the tag, tests the newest
@@ -99,6 +109,7 @@ esac
 choose_driver
 ensure_debian
 for name in "${names[@]}"; do build_image "$name"; done
+remove_old
 case ${1:-build} in
   load) for name in "${names[@]}"; do load_image "$name"; done ;;
   push) registry=${2:?a registry, e.g. registry.example.com/gantry}; for name in "${names[@]}"; do push_image "$name"; done ;;
