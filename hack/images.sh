@@ -67,6 +67,7 @@ build_image() {
 remove_old() { # earlier builds, which nobody asks for again; the layers of packages stay, as a cache
   local current=() name old
   for name in "${names[@]}"; do current+=(-e "gantry.dev/$name:$(tag_of "$name")"); done
+  image_store rm --all >/dev/null # of stages that were copied from
   old=$(image_store images --json | jq -r '.[].names[]? | select(startswith("gantry.dev/") and contains(":dev-"))' |
     grep -vxF "${current[@]}" || true)
   old+=" $(image_store images --quiet --filter dangling=true --filter label=dev.gantry.stage=binaries)"
