@@ -108,7 +108,7 @@ async fn ensure_operator_is_restricted(namespace: &TestNamespace) -> Result<()> 
     let deployments: Api<Deployment> = Api::namespaced(namespace.cluster.client.clone(), SYSTEM_NAMESPACE);
     let operators = deployments.list(&ListParams::default().labels(OPERATOR_SELECTOR)).await?;
     let operator = operators.items.into_iter().next().context("the operator has no Deployment")?;
-    let spec = PodSpec { service_account_name: None, ..deployment_pod_spec(operator)? };
+    let spec = PodSpec { service_account_name: None, service_account: None, ..deployment_pod_spec(operator)? };
     let metadata = ObjectMeta { name: Some("operator".to_owned()), ..ObjectMeta::default() };
     let pod = Pod { metadata, spec: Some(spec), status: None };
     let dry_run = PostParams { dry_run: true, field_manager: None };
