@@ -214,11 +214,12 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Applies the operator's part of the status, if the object is still the one it was decided from.
+    /// Applies the operator's part of the status, if the object is still the one it was decided from. Gives the resource
+    /// version of the object as written.
     ///
     /// # Errors
     /// [`Error::is_stale`] when it is not; else when the API server cannot be reached or refuses.
-    pub async fn write_status(&self, status: &InferenceServiceStatus) -> Result<(), Error> {
+    pub async fn write_status(&self, status: &InferenceServiceStatus) -> Result<Option<String>, Error> {
         let body = json!({
             "apiVersion": InferenceService::api_version(&()),
             "kind": InferenceService::kind(&()),
@@ -227,7 +228,8 @@ impl<'a> Actor<'a> {
         });
         let parameters = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
         let written = self.api::<InferenceService>().patch_status(&self.name, &parameters, &Patch::Apply(&body)).await;
-        written.map(drop).map_err(Error::api(format!("writing the status of InferenceService {}", self.name)))
+        let written = written.map_err(Error::api(format!("writing the status of InferenceService {}", self.name)))?;
+        Ok(written.resource_version())
     }
 
     /// Applies the status of a ModelVersion.

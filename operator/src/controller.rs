@@ -46,7 +46,16 @@ pub struct Context {
     server_image: String,
     events: Events,
     metrics: Arc<Metrics>,
-    failures: Mutex<HashMap<ObjectRef<InferenceService>, u32>>,
+    memory: Mutex<HashMap<ObjectRef<InferenceService>, Memory>>,
+}
+
+/// What is remembered of a service between two reconciles. Losing it costs a request or two, and nothing else.
+#[derive(Debug, Default)]
+struct Memory {
+    /// Failures in a row.
+    failures: u32,
+    /// Resource version of the operator's own last write of the status.
+    written: Option<u64>,
 }
 
 impl Context {
@@ -54,20 +63,31 @@ impl Context {
     #[must_use]
     pub fn new(client: Client, stores: Stores, server_image: String, instance: String, metrics: Arc<Metrics>) -> Self {
         let events = Events::new(client.clone(), instance);
-        Self { client, stores, server_image, events, metrics, failures: Mutex::default() }
+        Self { client, stores, server_image, events, metrics, memory: Mutex::default() }
+    }
+
+    fn remember<T>(&self, service: &InferenceService, change: impl FnOnce(&mut Memory) -> T) -> T {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        change(memory.entry(ObjectRef::from_obj(service)).or_default())
+    }
+
+    fn forget(&self, service: &InferenceService) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(service));
     }
 
     /// Time to wait after another failure in a row.
     fn back_off(&self, service: &InferenceService) -> Duration {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = failures.entry(ObjectRef::from_obj(service)).or_insert(0);
-        let wait = RETRY_MIN.saturating_mul(1 << (*count).min(16)).min(RETRY_MAX);
-        *count = count.saturating_add(1);
-        wait
+        self.remember(service, |memory| {
+            let wait = RETRY_MIN.saturating_mul(1 << memory.failures.min(16)).min(RETRY_MAX);
+            memory.failures = memory.failures.saturating_add(1);
+            wait
+        })
     }
 
-    fn succeeded(&self, service: &InferenceService) {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(service));
+    /// Whether the store is still behind the operator's own last write: what it holds would be decided on twice.
+    fn is_behind(&self, service: &InferenceService) -> bool {
+        let seen = service.resource_version().and_then(|version| version.parse::<u64>().ok());
+        self.remember(service, |memory| matches!((seen, memory.written), (Some(seen), Some(written)) if seen < written))
     }
 }
 
@@ -127,6 +147,10 @@ pub async fn run(settings: Settings, role: &watch::Sender<Role>, stop: Cancellat
 /// When a request was not carried out; [`error_policy`] says when to try again.
 pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) -> Result<Action, Error> {
     context.stores.ready().await?;
+    if context.is_behind(&service) {
+        // Its watch event is on its way and wakes this service again; the time is for the case that it is lost.
+        return Ok(Action::requeue(RETRY_MIN));
+    }
     let started = Instant::now();
     let observed = context.stores.observe(&service);
     let result = step(&service, &observed, &context, whole_seconds(Timestamp::now())).await;
@@ -138,7 +162,7 @@ pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) ->
     };
     context.metrics.reconciled(outcome, started.elapsed());
     if result.is_ok() {
-        context.succeeded(&service);
+        context.remember(&service, |memory| memory.failures = 0);
     }
     result.map_err(Error::from)
 }
@@ -205,7 +229,8 @@ pub(crate) async fn step(
         ServiceInputs { service, spec: spec.as_ref(), state: next, observed, target_replicas, apply_error, now };
     let new_status = service_status(&inputs);
     if differs(service.status.as_ref(), &new_status) {
-        actor.write_status(&new_status).await?;
+        let written = actor.write_status(&new_status).await?;
+        context.remember(service, |memory| memory.written = written.and_then(|version| version.parse().ok()));
     }
     applied?;
     if let Some(transition) = &plan.transition {
@@ -258,12 +283,15 @@ async fn delete(
 ) -> Result<Action, act::Error> {
     match clean_up(actor, service, observed, now).await? {
         Cleanup::Waiting => Ok(Action::requeue(CLEANUP_POLL)),
-        Cleanup::NotOurs => Ok(Action::await_change()),
+        Cleanup::NotOurs => {
+            context.forget(service);
+            Ok(Action::await_change())
+        }
         Cleanup::Done { pods_left } => {
             if pods_left > 0 {
                 context.events.cleanup_gave_up(service, pods_left).await;
             }
-            context.succeeded(service);
+            context.forget(service);
             Ok(Action::await_change())
         }
     }

@@ -212,6 +212,23 @@ pub enum Transition {
     },
 }
 
+impl Transition {
+    /// The version that it is about.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        match self {
+            Self::Started { version, .. }
+            | Self::Cancelled { version, .. }
+            | Self::Committed { version }
+            | Self::Baking { version }
+            | Self::Settled { version }
+            | Self::Rejected { version, .. }
+            | Self::RollingBack { version, .. }
+            | Self::RolledBack { version } => version,
+        }
+    }
+}
+
 /// Decides the next step.
 #[must_use]
 pub fn decide(world: &World) -> Plan {

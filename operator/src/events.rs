@@ -2,9 +2,10 @@
 //!
 //! An Event that cannot be written is logged and forgotten: the status holds all that matters.
 
-use gantry_crds::InferenceService;
+use gantry_crds::{InferenceService, ModelVersion};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Client, Resource,
+    Client, Resource, ResourceExt,
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 use tracing::warn;
@@ -27,22 +28,38 @@ impl Events {
     /// Tells of a step of a rollout.
     pub async fn transition(&self, service: &InferenceService, transition: &Transition) {
         let (type_, reason, note) = describe(transition);
-        self.publish(service, type_, reason, "Rollout", note).await;
+        // Events of one reason about one object are counted together, with the first one's text: the version keeps them apart.
+        let version = ObjectReference {
+            api_version: Some(ModelVersion::api_version(&()).into_owned()),
+            kind: Some(ModelVersion::kind(&()).into_owned()),
+            name: Some(transition.version().to_owned()),
+            namespace: service.namespace(),
+            ..ObjectReference::default()
+        };
+        self.publish(service, type_, reason, "Rollout", note, Some(version)).await;
     }
 
     /// Tells that the pods of a deleted service did not end in time.
     pub async fn cleanup_gave_up(&self, service: &InferenceService, pods_left: usize) {
         let note = format!("{pods_left} pods had not ended in time; garbage collection removes what is left");
-        self.publish(service, EventType::Warning, "CleanupGaveUp", "Cleanup", note).await;
+        self.publish(service, EventType::Warning, "CleanupGaveUp", "Cleanup", note, None).await;
     }
 
-    async fn publish(&self, service: &InferenceService, type_: EventType, reason: &str, action: &str, note: String) {
+    async fn publish(
+        &self,
+        service: &InferenceService,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        note: String,
+        secondary: Option<ObjectReference>,
+    ) {
         let event = Event {
             type_,
             reason: reason.to_owned(),
             note: Some(limits::message(&note)),
             action: action.to_owned(),
-            secondary: None,
+            secondary,
         };
         if let Err(error) = self.recorder.publish(&event, &service.object_ref(&())).await {
             warn!(%error, reason, "an Event could not be written");

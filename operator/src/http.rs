@@ -60,3 +60,38 @@ async fn metrics_text(State(shared): State<Shared>) -> Response {
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::{body::Body, http::Request};
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn get(role: Role, path: &str) -> (StatusCode, String) {
+        let (_sender, seen) = watch::channel(role);
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = router(seen, Arc::default()).oneshot(request).await.unwrap();
+        let status = response.status();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn it_is_ready_when_it_leads_or_stands_by() {
+        for (role, status) in [(Role::Starting, 503), (Role::Filling, 503), (Role::Standby, 200), (Role::Leading, 200)]
+        {
+            assert_eq!(get(role, "/readyz").await.0, status, "{role:?}");
+            assert_eq!(get(role, "/healthz").await.0, 200, "{role:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn metrics_are_open_metrics() {
+        let (status, text) = get(Role::Standby, "/metrics").await;
+        assert_eq!(status, 200);
+        assert!(text.contains("gantry_operator_leader 0") && text.ends_with("# EOF\n"), "{text}");
+    }
+}

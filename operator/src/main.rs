@@ -61,7 +61,13 @@ struct Run {
 async fn main() -> ExitCode {
     let Cli { command: Command::Run(arguments) } = Cli::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // The client logs each failed request, which is logged again, with what it was for, by who made it.
+    let filter = match "kube_client::client::builder=off".parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
+    let log = tracing_subscriber::fmt().json().with_current_span(false).with_span_list(false);
+    log.with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(arguments).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

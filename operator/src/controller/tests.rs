@@ -233,6 +233,7 @@ async fn a_rejection_is_told_in_both_objects_and_in_an_event() {
     let requests = scene.api.requests();
     let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
     assert_eq!((&event["reason"], &event["type"]), (&json!("VersionRejected"), &json!("Warning")));
+    assert_eq!(event["related"]["name"], json!(new));
     let version = scene.version(&new).status.unwrap();
     assert_eq!(version.phase, Some(gantry_crds::status::VersionPhase::Rejected));
     assert_eq!(version.gate_summary.as_deref(), Some("Digest: got 3333"));
@@ -259,6 +260,24 @@ async fn a_write_from_an_old_object_has_no_effect() {
     let error = step(&edited, &scene.observed(), &scene.context, scene.now).await.unwrap_err();
     assert!(error.is_stale(), "{error}");
     assert_eq!(scene.service().status, before.status);
+}
+
+#[tokio::test]
+async fn a_store_that_is_behind_the_own_last_write_is_not_decided_on() {
+    let mut scene = Scene::new();
+    let before = scene.service();
+    assert!(!scene.context.is_behind(&before));
+    scene.step().await.unwrap();
+    assert!(scene.context.is_behind(&before));
+    assert!(!scene.context.is_behind(&scene.service()));
+}
+
+#[tokio::test]
+async fn failures_in_a_row_wait_longer_up_to_a_limit() {
+    let scene = Scene::new();
+    let service = scene.service();
+    let waits: Vec<_> = (0..9).map(|_| scene.context.back_off(&service).as_secs()).collect();
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 120, 120]);
 }
 
 #[tokio::test]

@@ -28,7 +28,9 @@ impl Failure {
         let value = gate.and_then(|gate| gate.value.clone());
         let why = gate.and_then(|gate| gate.message.clone()).or_else(|| candidate.message.clone());
         let mut message = format!("{} gate on pod {}", name.as_str(), pod.name);
-        for part in [&value, &why].into_iter().flatten() {
+        // Most reasons name the figure themselves.
+        let figure = value.as_ref().filter(|value| !why.as_ref().is_some_and(|why| why.contains(*value)));
+        for part in [figure, why.as_ref()].into_iter().flatten() {
             message = format!("{message}: {part}");
         }
         if value.is_none() && why.is_none() {
