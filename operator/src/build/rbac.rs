@@ -21,8 +21,8 @@ pub fn service_account(owner: &InferenceService) -> ServiceAccount {
 pub fn role(inputs: &Inputs) -> Role {
     let service = inputs.owner.name_any();
     let mut rules = vec![
-        rule(GROUP, "inferenceservices", &["get", "list", "watch"], [service.clone()]),
-        rule(GROUP, "inferenceservices/status", &["get", "patch"], [service]),
+        rule(GROUP, "inferenceservices", &["list", "watch"], [service.clone()]),
+        rule(GROUP, "inferenceservices/status", &["patch"], [service]),
     ];
     // An empty list of names would allow all of them: no names, no rule.
     if let Some(config_map) = &inputs.spec.prompts_config_map {

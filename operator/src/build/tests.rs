@@ -126,8 +126,8 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
     assert_eq!(
         serde_json::to_value(&children.role).unwrap()["rules"],
         json!([
-            {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices"], "resourceNames": ["chat"], "verbs": ["get", "list", "watch"]},
-            {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices/status"], "resourceNames": ["chat"], "verbs": ["get", "patch"]},
+            {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices"], "resourceNames": ["chat"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices/status"], "resourceNames": ["chat"], "verbs": ["patch"]},
             {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["golden"], "verbs": ["get"]},
             {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["new-token", "old-token"], "verbs": ["get"]},
         ])
