@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gantry_crds::{
-    InferenceServiceStatus,
+    InferenceServiceStatus, ModelVersion,
     status::{GateName, RejectedOutcome, RejectedStatus},
 };
 use gantry_e2e::{
@@ -15,10 +15,12 @@ use gantry_e2e::{
         namespace::with_temp_ns,
         say,
         service::{ROLLOUT_TIMEOUT, TestService},
+        wait::{Check, poll},
     },
     load::Load,
     models::{DemoModel, Question, Since, V1_SAYS, WHICH_VERSION, questions, which_version},
 };
+use kube::{Api, ResourceExt, api::ListParams};
 
 /// Concurrent streams of the light load.
 const STREAMS: usize = 2;
@@ -121,7 +123,20 @@ async fn bad_models_are_rejected_by_their_gates_and_the_active_one_never_notices
         let report = load.finish().await?;
         say(report.summary());
         report.ensure_no_failure()?;
+        ensure_history_is_limited(&service).await?;
         service.ensure_same_pods(&pods).await
+    })
+    .await
+}
+
+/// Of the versions that are not served only as many are kept as the spec asks for.
+async fn ensure_history_is_limited(service: &TestService<'_>) -> Result<()> {
+    let versions: Api<ModelVersion> = service.namespace.api();
+    service.patch(serde_json::json!({"spec": {"revisionHistoryLimit": 1}})).await?;
+    poll("one version is kept besides the active one", QUICK, Duration::from_millis(200), async || {
+        let names: Vec<String> =
+            versions.list(&ListParams::default()).await?.iter().map(ResourceExt::name_any).collect();
+        Ok(Check::when(names.len() == 2, || format!("{names:?}")))
     })
     .await
 }

@@ -47,6 +47,12 @@ const UNUSED: &[Unused] = &[
         verbs: &["get"],
         reason: "the operator may only grant what it holds, and grants agents the golden prompts of their service",
     },
+    Unused {
+        account: OPERATOR,
+        resource: "secrets",
+        verbs: &["get"],
+        reason: "the operator may only grant what it holds, and grants agents the credentials of their model's source",
+    },
 ];
 
 /// The rules bound to a service account, in cluster roles and in the roles of `namespace`.
