@@ -70,8 +70,9 @@ pub const MAX_CONNECTIONS: usize = 4096;
 pub const LISTEN_BACKLOG: u32 = 1024;
 /// The wait after a failed accept.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How long a client may take to send a request's head.
-pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client may take to send a request's head, and a connection be idle. Common clients drop idle connections
+/// after 90 s; the server waits longer, so that it does not close one on which a request is already coming.
+pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(120);
 /// How long a client may take to send a request's body.
 pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
 /// Memory that all request bodies together may take, from their first byte to the end of their requests.

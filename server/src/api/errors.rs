@@ -163,6 +163,19 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_panic_is_an_error_object_too() {
+        let routes = axum::Router::new()
+            .route("/", axum::routing::get(async || -> () { panic!("no") }))
+            .layer(tower_http::catch_panic::CatchPanicLayer::custom(panicked));
+        let request = axum::extract::Request::new(axum::body::Body::empty());
+        let response = tower::ServiceExt::oneshot(routes, request).await.unwrap_or_else(|never| match never {});
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap_or_default();
+        let told: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        assert_eq!(told["error"]["code"], "internal_error");
+    }
+
     #[test]
     fn an_overload_says_when_to_come_back() {
         let full = SubmitError::QueueFull { waiting: 1, retry_after: Duration::from_secs(7) };

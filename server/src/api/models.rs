@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use gantry_openai::{ApiError, ErrorCode, ErrorKind, Model, ModelList};
 
@@ -25,7 +26,12 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
     Json(ModelList { object: "list".to_owned(), data })
 }
 
-pub(super) async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Model>, Failure> {
+/// An id that is no UTF-8 is a model that is not served, like any other.
+pub(super) async fn one(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Model>, Failure> {
+    let id = id.map(|Path(id)| id).unwrap_or_default();
     let active = app.router.active();
     let found = active.iter().find(|version| [&version.spec().served_name, &version.spec().name].contains(&&id));
     found.map(|version| Json(model(version))).ok_or_else(|| {

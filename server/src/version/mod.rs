@@ -122,6 +122,18 @@ pub enum WorkerHealth {
 }
 
 impl WorkerHealth {
+    /// The one table of what may follow what.
+    #[must_use]
+    pub fn may_become(&self, next: &Self) -> bool {
+        match (self, next) {
+            (Self::Stopped, _) | (_, Self::Loading) => false,
+            (_, Self::Stopped) => true,
+            (Self::Loading, next) => matches!(next, Self::Ready),
+            (Self::Ready, next) => matches!(next, Self::Restarting { .. } | Self::Failed { .. }),
+            (Self::Restarting { .. } | Self::Failed { .. }, _) => true,
+        }
+    }
+
     /// A label for metrics and logs.
     #[must_use]
     pub fn label(&self) -> &'static str {
@@ -223,6 +235,34 @@ struct Shared {
     loaded_at: OnceLock<SystemTime>,
 }
 
+impl Shared {
+    fn new(spec: VersionSpec) -> Arc<Self> {
+        let slots = spec.runtime.parallel as usize;
+        Arc::new(Self {
+            admission: Arc::new(Admission::new(spec.runtime.max_queue + slots, slots)),
+            spec,
+            health: watch::Sender::new(WorkerHealth::Loading),
+            heartbeat: watch::Sender::new(Heartbeat::default()),
+            model: watch::Sender::new(None),
+            running: AtomicU32::new(0),
+            worker_pid: AtomicU32::new(0),
+            restarts: AtomicU32::new(0),
+            loaded_at: OnceLock::new(),
+        })
+    }
+
+    /// Moves the worker's life on.
+    fn move_to(&self, next: WorkerHealth) {
+        self.health.send_modify(|health| {
+            if health.may_become(&next) {
+                *health = next;
+            } else {
+                tracing::error!(from = health.label(), to = next.label(), "a worker's life cannot go that way");
+            }
+        });
+    }
+}
+
 /// A loaded model and its worker. Dropping it without [`Version::retire`] ends the worker once its last generation is
 /// dropped too.
 pub struct Version {
@@ -245,18 +285,7 @@ impl Version {
         progress: watch::Sender<f32>,
     ) -> Result<Arc<Version>, LoadError> {
         check_settings(&spec.runtime)?;
-        let places = spec.runtime.max_queue + spec.runtime.parallel as usize;
-        let shared = Arc::new(Shared {
-            admission: Arc::new(Admission::new(places, spec.runtime.parallel as usize)),
-            spec,
-            health: watch::Sender::new(WorkerHealth::Loading),
-            heartbeat: watch::Sender::new(Heartbeat::default()),
-            model: watch::Sender::new(None),
-            running: AtomicU32::new(0),
-            worker_pid: AtomicU32::new(0),
-            restarts: AtomicU32::new(0),
-            loaded_at: OnceLock::new(),
-        });
+        let shared = Shared::new(spec);
         let (commands, inbox) = mpsc::unbounded_channel();
         let (first, loaded) = oneshot::channel();
         tokio::spawn(supervisor::run(Arc::clone(&shared), workers.clone(), inbox, progress, first));

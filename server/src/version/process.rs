@@ -59,6 +59,8 @@ impl Process {
         ours.set_nonblocking(true)?;
         let mut child = Command::new(&config.program)
             .arg("worker")
+            // On an abort llama.cpp would start a debugger for a backtrace, and wait for it.
+            .env("GGML_NO_BACKTRACE", "1")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

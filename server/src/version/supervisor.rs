@@ -57,15 +57,7 @@ pub(super) async fn run(
     progress: watch::Sender<f32>,
     first: oneshot::Sender<Result<(), LoadError>>,
 ) {
-    let mut supervisor = Supervisor {
-        shared,
-        inbox,
-        progress,
-        first: Some(first),
-        retiring: None,
-        rate: ServiceRate::default(),
-        crashes: Crashes::default(),
-    };
+    let mut supervisor = Supervisor::new(shared, inbox, progress, first);
     while let Err(error) = supervisor.worker_life(&workers).await {
         if let Some(first) = supervisor.first.take() {
             // Nobody waits for a load that was given up.
@@ -109,6 +101,23 @@ impl Flow {
 }
 
 impl Supervisor {
+    fn new(
+        shared: Arc<Shared>,
+        inbox: mpsc::UnboundedReceiver<Command>,
+        progress: watch::Sender<f32>,
+        first: oneshot::Sender<Result<(), LoadError>>,
+    ) -> Self {
+        Self {
+            shared,
+            inbox,
+            progress,
+            first: Some(first),
+            retiring: None,
+            rate: ServiceRate::default(),
+            crashes: Crashes::default(),
+        }
+    }
+
     /// One worker from start to end. `Err` is a death that was not asked for.
     async fn worker_life(&mut self, workers: &WorkerConfig) -> Result<(), LoadError> {
         let (process, socket) = Process::spawn(workers).map_err(|error| LoadError::Spawn(error.to_string()))?;
@@ -183,7 +192,7 @@ impl Supervisor {
             version = %self.shared.spec.name, reason, state = health.label(), wait_ms = wait.as_millis() as u64,
             "worker died"
         );
-        self.shared.health.send_replace(health);
+        self.shared.move_to(health);
         wait
     }
 
@@ -220,7 +229,7 @@ impl Supervisor {
 
     fn finish(mut self) {
         self.shared.admission.close();
-        self.shared.health.send_replace(WorkerHealth::Stopped);
+        self.shared.move_to(WorkerHealth::Stopped);
         self.inbox.close();
         while let Ok(command) = self.inbox.try_recv() {
             match command {
@@ -434,7 +443,7 @@ impl<'a> Session<'a> {
         self.phase = Phase::Ready;
         self.supervisor.progress.send_replace(1.0);
         shared.model.send_replace(Some(model));
-        shared.health.send_replace(WorkerHealth::Ready);
+        shared.move_to(WorkerHealth::Ready);
         if let Some(first) = self.supervisor.first.take() {
             // A load that was given up closes the inbox, which ends this session.
             let _ = first.send(Ok(()));
@@ -530,3 +539,6 @@ impl<'a> Session<'a> {
         let _ = self.outbox.send(message);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -90,6 +90,7 @@ fn rows() -> Vec<Row> {
             "model_not_found",
         ),
         (Method::GET, "/v1/models/gpt-4", "", vec![], 404, NOT_FOUND, Some("model"), "model_not_found"),
+        (Method::GET, "/v1/models/%ff%fe", "", vec![], 404, NOT_FOUND, Some("model"), "model_not_found"),
         (Method::GET, "/v1/nothing", "", vec![], 404, NOT_FOUND, None, "unknown_url"),
         (Method::POST, "/v1/embeddings", "application/json", hello.clone(), 404, NOT_FOUND, None, "unknown_url"),
         (Method::GET, CHAT, "", vec![], 405, INVALID, None, "method_not_allowed"),

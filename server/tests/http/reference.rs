@@ -71,8 +71,8 @@ fn render() -> String {
         let code = read(source);
         let mut lines = code.lines();
         while let Some(line) = lines.next() {
-            if let Some(said) = line.strip_prefix("/// ") {
-                comment.push(said);
+            if let Some(said) = line.strip_prefix("///") {
+                comment.push(said.trim());
                 continue;
             }
             let said = std::mem::take(&mut comment);
@@ -84,7 +84,7 @@ fn render() -> String {
             let (name, rest) = whole.split_once(':').unwrap();
             let (_, value) = rest.split_once('=').unwrap();
             let value = value.split(';').next().unwrap().trim();
-            writeln!(text, "| `{name}` | {} | {} |", shown(value), plain(&said.join(" "))).unwrap();
+            writeln!(text, "| `{name}` | {} | {} |", shown(value), plain(&said.join(" ").trim())).unwrap();
         }
     }
     text
@@ -99,18 +99,27 @@ fn shown(value: &str) -> String {
     if let Some(milliseconds) = inside("Duration::from_millis(") {
         return format!("{milliseconds} ms");
     }
-    for (suffix, unit) in
-        [(" * 1024 * 1024 * 1024", "GiB"), (" * 1024 * 1024", "MiB"), (" * 1024", "Ki"), (" << 40", "TiB")]
-    {
-        if let Some(number) = value.strip_suffix(suffix) {
-            return if number == "1024" { format!("1 {unit}") } else { format!("{number} {unit}") };
-        }
-    }
-    let product = |sign: &str, apply: fn(u64, u64) -> u64| {
-        let (left, right) = value.split_once(sign)?;
-        Some(apply(left.parse().ok()?, right.parse().ok()?).to_string())
+    let factors: Option<Vec<u64>> = value.split(" * ").map(|factor| factor.replace('_', "").parse().ok()).collect();
+    let shifted = || {
+        let (number, bits) = value.split_once(" << ")?;
+        Some(number.parse::<u64>().ok()? << bits.parse::<u32>().ok()?)
     };
-    product(" << ", |a, b| a << b).unwrap_or_else(|| value.replace('_', ","))
+    match factors.filter(|factors| factors.len() > 1).map(|factors| factors.iter().product()).or_else(shifted) {
+        Some(number) => binary(number),
+        None => value.replace('_', ","),
+    }
+}
+
+/// A number in powers of 1024.
+fn binary(number: u64) -> String {
+    let mut scaled = number;
+    for unit in ["", " Ki", " Mi", " Gi"] {
+        if scaled % 1024 != 0 {
+            return format!("{scaled}{unit}");
+        }
+        scaled /= 1024;
+    }
+    format!("{scaled} Ti")
 }
 
 /// A comment without links.
