@@ -33,7 +33,8 @@ ensure_debian() { # pulled where Docker Hub can be reached; else made from Debia
     image_store pull --quiet $debian && return
   fi
   note "Docker Hub cannot be reached: making $debian with mmdebstrap"
-  mmdebstrap --quiet --variant=minbase "${slim[@]}" --include=ca-certificates bookworm "$cache/debian.tar"
+  mmdebstrap --quiet --variant=minbase "${slim[@]}" --include=ca-certificates bookworm "$cache/debian.tar" >"$cache/debian.log" 2>&1 ||
+    { tail -20 "$cache/debian.log" >&2; die "mmdebstrap failed, see $cache/debian.log"; }
   container=$(image_store from scratch)
   image_store add --quiet "$container" "$cache/debian.tar" /
   image_store config --cmd bash "$container"
