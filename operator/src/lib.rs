@@ -14,10 +14,10 @@
 //!
 //! | group | resource | verbs | why |
 //! |---|---|---|---|
-//! | gantry.dev | inferenceservices | get, list, watch, patch | the watch; patch sets and removes the finalizer; get is handed on to agents |
+//! | gantry.dev | inferenceservices | list, watch, patch | the watch, which is handed on to agents; patch sets and removes the finalizer |
 //! | gantry.dev | inferenceservices/finalizers | update | owner references with `blockOwnerDeletion` |
-//! | gantry.dev | inferenceservices/status | get, patch | the status by server-side apply; entries of gone pods; handed on to agents |
-//! | gantry.dev | modelversions | get, list, watch, create, delete | stamps versions, removes those beyond the history limit |
+//! | gantry.dev | inferenceservices/status | patch | the status by server-side apply; entries of gone pods; handed on to agents |
+//! | gantry.dev | modelversions | list, watch, create, delete | stamps versions, removes those beyond the history limit |
 //! | gantry.dev | modelversions/status | patch | their status |
 //! | apps | deployments | get, list, watch, create, patch, delete | the pods; a server-side apply that creates needs create; the finalizer deletes it first |
 //! | core | services, serviceaccounts | get, list, watch, create, patch | children |
