@@ -266,8 +266,8 @@ impl Collector {
         self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
         self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
         self.not_supported(
-            rollout.rollback.on.is_some(),
-            "spec.rollout.rollback.on",
+            rollout.rollback.signals.is_some(),
+            "spec.rollout.rollback.signals",
             "edit spec.model to go back by hand",
         );
     }
@@ -327,7 +327,11 @@ mod tests {
                 "spec.rollout.gates.shadow",
                 "prompts",
             ),
-            (json!({"rollout": {"rollback": {"on": {"errorRate": "1%"}}}}), "spec.rollout.rollback.on", "spec.model"),
+            (
+                json!({"rollout": {"rollback": {"signals": {"errorRate": "1%"}}}}),
+                "spec.rollout.rollback.signals",
+                "spec.model",
+            ),
             (source(json!({"uri": "s3://b/a.gguf"})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": "gs://b/a.gguf"})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": "azure://b/a.gguf"})), "spec.model.source.uri", "https://"),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_crds::status::ReplicaHealth;
-use proptest::prelude::*;
+use proptest::{prelude::*, strategy::ValueTree};
 use serde_json::json;
 
 use super::{
@@ -98,6 +98,8 @@ struct Cluster {
     now: i64,
     /// Versions that were active once: the only ones that may be gone back to without being prepared.
     were_active: BTreeSet<String>,
+    /// Names of the transitions that were written.
+    reached: BTreeSet<String>,
 }
 
 impl Cluster {
@@ -111,6 +113,7 @@ impl Cluster {
             pods_made: 0,
             now: 0,
             were_active: BTreeSet::new(),
+            reached: BTreeSet::new(),
         };
         cluster.pod_comes();
         cluster.pod_comes();
@@ -270,6 +273,8 @@ impl Cluster {
             }
             checked.unwrap();
             self.were_active.extend(plan.state.active.clone());
+            let transition = plan.transition.map(|transition| format!("{transition:?}"));
+            self.reached.extend(transition.and_then(|text| text.split(' ').next().map(str::to_owned)));
             self.write(|object| object.state = plan.state);
         }
         if crash == Crash::BeforeDelete {
@@ -382,4 +387,59 @@ proptest! {
             }
         }
     }
+}
+
+/// The random lives are worth something only if they get everywhere.
+#[test]
+fn random_lives_reach_every_transition() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let lives = prop::collection::vec(event(), 1..120);
+    let mut reached = BTreeSet::new();
+    for _ in 0..500 {
+        let events = lives.new_tree(&mut runner).unwrap().current();
+        let mut cluster = Cluster::new();
+        events.into_iter().for_each(|event| cluster.happen(event));
+        reached.append(&mut cluster.reached);
+    }
+    let all = ["Baking", "Cancelled", "Committed", "Rejected", "RolledBack", "RollingBack", "Settled", "Started"];
+    assert_eq!(reached.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+/// And the rules are worth something only if they refuse.
+#[test]
+fn the_rules_refuse_what_must_not_happen() {
+    let mut cluster = Cluster::new();
+    let events = [Event::Operator { stale: 0, crash: Crash::Never }, Event::Agent(0), Event::Agent(1)];
+    events.into_iter().for_each(|event| cluster.happen(event));
+    let seen = cluster.object.clone();
+    let pods = |count: usize| -> Vec<_> {
+        let reports = seen.reports.iter();
+        let pod = |report| CountedPod { name: "pod", started_at: None, report: Some(report) };
+        let missing = (count..2).map(|_| CountedPod { name: "silent", started_at: None, report: None });
+        reports.take(count).map(pod).chain(missing).collect()
+    };
+    let (all, some) = (pods(2), pods(1));
+    let world = |pods| World {
+        now: time(1),
+        spec: seen.spec.as_ref(),
+        state: &seen.state,
+        pods,
+        target_replicas: 2,
+        stamped: &cluster.stamped,
+    };
+    let commit = decide(&world(&all));
+    assert!(matches!(commit.transition, Some(Transition::Committed { .. })));
+    check(&world(&all), &commit, &BTreeSet::new()).unwrap();
+    check(&world(&some), &commit, &BTreeSet::new()).unwrap_err();
+    check(&world(&[]), &commit, &BTreeSet::new()).unwrap_err();
+    let spoilt = |spoil: fn(&mut Plan)| {
+        let mut plan = commit.clone();
+        spoil(&mut plan);
+        check(&world(&all), &plan, &BTreeSet::new()).unwrap_err();
+    };
+    spoilt(|plan| plan.state.versions.clear());
+    spoilt(|plan| plan.state.rollout = None);
+    spoilt(|plan| plan.state.previous = Some("another".to_owned()));
+    spoilt(|plan| plan.state.candidate = plan.state.active.clone());
+    spoilt(|plan| plan.delete.extend(plan.state.active.clone()));
 }
