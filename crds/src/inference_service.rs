@@ -508,7 +508,7 @@ pub struct RollbackSpec {
     pub keep_resident: bool,
     /// Live signals that take the new model back. Not supported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on: Option<RollbackSignals>,
+    pub signals: Option<RollbackSignals>,
 }
 
 fn default_bake() -> DurationString {
@@ -521,7 +521,7 @@ fn default_true() -> bool {
 
 impl Default for RollbackSpec {
     fn default() -> Self {
-        Self { bake: default_bake(), keep_resident: true, on: None }
+        Self { bake: default_bake(), keep_resident: true, signals: None }
     }
 }
 

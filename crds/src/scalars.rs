@@ -142,7 +142,8 @@ impl PositiveQuantity {
     /// # Errors
     /// When the text is empty or longer than any quantity: the API server's rule checks the rest.
     pub fn quantity(&self) -> Result<Quantity, InvalidValue> {
-        let plausible = (1..=32).contains(&self.0.len()) && self.0.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+        let plausible =
+            (1..=32).contains(&self.0.len()) && self.0.starts_with(|c: char| c.is_ascii_digit() || c == '.');
         plausible.then(|| Quantity(self.0.clone())).ok_or_else(|| self.invalid())
     }
 }
@@ -199,11 +200,15 @@ impl<'de> Deserialize<'de> for AutoOr {
             }
 
             fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<AutoOr, E> {
-                u32::try_from(value).map(AutoOr::Value).map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(value), &self))
+                u32::try_from(value)
+                    .map(AutoOr::Value)
+                    .map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(value), &self))
             }
 
             fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<AutoOr, E> {
-                u32::try_from(value).map(AutoOr::Value).map_err(|_| E::invalid_value(serde::de::Unexpected::Signed(value), &self))
+                u32::try_from(value)
+                    .map(AutoOr::Value)
+                    .map_err(|_| E::invalid_value(serde::de::Unexpected::Signed(value), &self))
             }
 
             fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<AutoOr, E> {

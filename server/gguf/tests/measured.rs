@@ -49,15 +49,8 @@ fn predictions_lie_at_or_a_little_above_what_llama_cpp_takes() {
             (4096, 16, 512, 16, 128.0, 68.27 + 7.83),
         ],
     );
-    let half = Shape {
-        layers: 24,
-        heads: 14,
-        kv_heads: 2,
-        hidden: 4864,
-        vocabulary: 151_936,
-        context: 32_768,
-        ..billion
-    };
+    let half =
+        Shape { layers: 24, heads: 14, kv_heads: 2, hidden: 4864, vocabulary: 151_936, context: 32_768, ..billion };
     check(
         "Qwen 0.5B",
         &half,
