@@ -84,7 +84,7 @@ fn render() -> String {
             let (name, rest) = whole.split_once(':').unwrap();
             let (_, value) = rest.split_once('=').unwrap();
             let value = value.split(';').next().unwrap().trim();
-            writeln!(text, "| `{name}` | {} | {} |", shown(value), plain(&said.join(" ").trim())).unwrap();
+            writeln!(text, "| `{name}` | {} | {} |", shown(value), plain(said.join(" ").trim())).unwrap();
         }
     }
     text
@@ -114,7 +114,7 @@ fn shown(value: &str) -> String {
 fn binary(number: u64) -> String {
     let mut scaled = number;
     for unit in ["", " Ki", " Mi", " Gi"] {
-        if scaled % 1024 != 0 {
+        if !scaled.is_multiple_of(1024) {
             return format!("{scaled}{unit}");
         }
         scaled /= 1024;
