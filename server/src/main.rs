@@ -13,7 +13,7 @@ use gantry_server::api::App;
 use gantry_server::config::{Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::routing::{Router, Routing};
-use gantry_server::version::{Version, WorkerConfig};
+use gantry_server::version::{RuntimeSettings, Version, WorkerConfig};
 use gantry_server::{serve, telemetry, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -139,11 +139,8 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
 fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let header = gantry_gguf::read_header(&args.file)?;
     let title = Path::new(&args.file).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let input = gantry_gguf::fit::FitInput {
-        ctx_size: args.ctx_size,
-        parallel: args.parallel,
-        ..gantry_gguf::fit::FitInput::default()
-    };
+    let runtime = RuntimeSettings { ctx_size: args.ctx_size, parallel: args.parallel, ..RuntimeSettings::default() };
+    let input = gantry_server::gates::memory::fit_input(&runtime, false);
     let report = gantry_gguf::Report::new(title, &header, input);
     writeln!(std::io::stdout(), "{report}").context("cannot write to stdout")?;
     Ok(ExitCode::SUCCESS)

@@ -97,21 +97,30 @@ fn fields(text: &str, separator: char) -> HashMap<String, u64> {
 /// Bytes of main memory that a model is predicted to take. `gpu`: whether the pod has one.
 #[must_use]
 pub fn predict(summary: &Summary, runtime: &RuntimeSettings, gpu: bool) -> u64 {
+    estimate(summary, &fit_input(runtime, gpu)).host_bytes
+}
+
+/// The settings as the engine will run them, for the arithmetic. `gpu`: whether there is one.
+#[must_use]
+pub fn fit_input(runtime: &RuntimeSettings, gpu: bool) -> FitInput {
     let kv = match runtime.cache_type {
         gantry_engine::CacheType::F16 => GgmlType::F16,
         gantry_engine::CacheType::Q8_0 => GgmlType::Q8_0,
         gantry_engine::CacheType::Q4_0 => GgmlType::Q4_0,
     };
-    let input = FitInput {
+    // One batch is one step: a token of each sequence and a piece of a prompt, and a row of logits for each sequence.
+    let n_batch = gantry_engine::DEFAULT_PREFILL_TOKENS_PER_STEP.saturating_add(runtime.parallel);
+    FitInput {
         ctx_size: runtime.ctx_size,
         parallel: runtime.parallel,
         type_k: kv,
         type_v: kv,
-        n_batch: gantry_engine::DEFAULT_PREFILL_TOKENS_PER_STEP.saturating_add(runtime.parallel),
+        n_batch,
+        n_ubatch: n_batch,
+        n_outputs_max: runtime.parallel,
         gpu_layers: if gpu { runtime.gpu_layers.unwrap_or(u32::MAX) } else { 0 },
         ..FitInput::default()
-    };
-    estimate(summary, &input).host_bytes
+    }
 }
 
 /// Holds the need against what is left.

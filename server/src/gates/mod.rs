@@ -318,10 +318,15 @@ fn digest_of(source: &SourceSpec) -> Result<Digest, String> {
     sha256.0.parse().map_err(|error| format!("spec.model.source.sha256: {error}"))
 }
 
+/// Digits of a digest that a figure shows: enough to see which file it is.
+const DIGEST_DIGITS_SHOWN: usize = 12;
+
 fn fetch_refusal(error: &FetchError) -> Refusal {
     match error {
         FetchError::WrongDigest { found, .. } => {
-            Refusal::new(GateName::Digest, error.to_string()).with_value(format!("{found:?}"))
+            // The message has all of it; this stands in a column of a table.
+            let found = &found.to_string()[..DIGEST_DIGITS_SHOWN];
+            Refusal::new(GateName::Digest, error.to_string()).with_value(format!("found {found}..."))
         }
         error => Refusal::new(GateName::Fetch, error.to_string()),
     }
