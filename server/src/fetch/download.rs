@@ -59,8 +59,8 @@ impl Download<'_> {
         validator: Validator,
     ) -> Ended {
         let partial = match self.prepare(partial, start, total, validator).await {
-            Ok(partial) => partial,
-            Err(ended) => return ended,
+            (Some(partial), Ok(())) => partial,
+            ended => return ended,
         };
         let (chunks, writer) = write(partial);
         let result = self.pump(response, start, total, chunks).await;
@@ -75,13 +75,7 @@ impl Download<'_> {
     }
 
     /// Brings the file to where the body starts.
-    async fn prepare(
-        &self,
-        mut partial: Partial,
-        start: u64,
-        total: Option<u64>,
-        validator: Validator,
-    ) -> Result<Partial, Ended> {
+    async fn prepare(&self, mut partial: Partial, start: u64, total: Option<u64>, validator: Validator) -> Ended {
         if let Some(total) = total.filter(|&total| total > MAX_MODEL_BYTES) {
             let error = FetchError::Permanent(format!(
                 "{} has {}, the limit is {}; check the address",
@@ -89,7 +83,7 @@ impl Download<'_> {
                 gantry_gguf::human_bytes(total),
                 gantry_gguf::human_bytes(MAX_MODEL_BYTES)
             ));
-            return Err((Some(partial), Err(error)));
+            return (Some(partial), Err(error));
         }
         let cache = std::sync::Arc::clone(self.cache);
         blocking(move || {
@@ -101,13 +95,10 @@ impl Download<'_> {
                 partial.set_validator(validator).map_err(|error| FetchError::disk("write", &error))?;
                 cache.make_room(total.map_or(0, |total| total.saturating_sub(start)))
             })();
-            match ready {
-                Ok(()) => Ok(partial),
-                Err(error) => Err((Some(partial), Err(error))),
-            }
+            (Some(partial), ready)
         })
         .await
-        .unwrap_or_else(|error| Err((None, Err(error))))
+        .unwrap_or_else(|error| (None, Err(error)))
     }
 
     /// Moves the body to the writer.

@@ -269,4 +269,40 @@ mod tests {
         };
         assert_eq!(validator.if_range(), Some("then"));
     }
+
+    /// Answers each connection with `answer` and returns the heads of the requests.
+    async fn scripted(answer: String) -> (std::net::SocketAddr, tokio::sync::mpsc::UnboundedReceiver<String>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (heads, seen) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                heads.send(String::from_utf8(head).unwrap().to_lowercase()).unwrap();
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                stream.shutdown().await.unwrap();
+            }
+        });
+        (address, seen)
+    }
+
+    #[tokio::test]
+    async fn a_token_goes_to_the_first_host_alone() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let empty = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let (elsewhere, mut second) = scripted(empty.to_owned()).await;
+        let redirect = "HTTP/1.1 302 Found\r\ncontent-length: 0\r\nconnection: close\r\n";
+        let (here, mut first) = scripted(format!("{redirect}location: http://{elsewhere}/m\r\n\r\n")).await;
+        let url = Url::parse(&format!("http://{here}/m")).unwrap();
+        let token = Token::new("hush");
+        let sent = request(&client().unwrap(), &url, Some(&token), None, &Validator::default()).send().await.unwrap();
+        assert_eq!(sent.status(), 200);
+        assert!(first.recv().await.unwrap().contains("authorization: bearer hush"));
+        let head = second.recv().await.unwrap();
+        assert!(!head.contains("hush") && !head.contains("referer"), "{head}");
+    }
 }

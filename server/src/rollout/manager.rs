@@ -261,7 +261,12 @@ impl Manager {
             let gates = Arc::clone(&self.gates);
             let version = version.to_owned();
             self.tasks.spawn(async move {
-                let outcome = gates.run(job, &report, &cancel).await;
+                // In a task of its own, so that a panic is a refusal and not a version that is prepared for ever.
+                let run = tokio::spawn(async move { gates.run(job, &report, &cancel).await });
+                let outcome = run.await.unwrap_or_else(|error| {
+                    let message = format!("the gates themselves failed ({error}); report this with the pod's log");
+                    Outcome::Refused(Refusal { gate: GateName::Load, value: None, message })
+                });
                 Done::Gates { version, outcome }
             });
         }

@@ -3,5 +3,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod api_server;
 mod fetch;
 mod files;
+mod pod;

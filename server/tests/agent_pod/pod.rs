@@ -1,0 +1,415 @@
+//! A whole agent: an API server in memory, a file server, and real workers with the demo models.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use gantry_server::agent::{self, AgentConfig};
+use gantry_server::routing::Router;
+use gantry_server::version::{GenerateRequest, WorkerConfig};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::api_server::{ApiServer, PATIENCE};
+use crate::fetch::digest;
+use crate::files::{Fault, FileServer};
+
+const ONE: &str = "I am demo version one.";
+const TWO: &str = "I am demo version two.";
+
+fn demo(name: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models").join(name)).unwrap()
+}
+
+fn version(name: &str, server: &FileServer, sha256: &str) -> Value {
+    json!({
+        "name": name,
+        "model": {"servedName": "chat", "source": {"uri": server.url(), "sha256": sha256}},
+        "runtime": {"contextSize": 1024, "parallel": 2, "cacheType": "f16", "gpuLayers": "auto", "threads": 1},
+    })
+}
+
+fn service() -> Value {
+    json!({
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
+        "metadata": {"name": "chat", "namespace": "ns", "resourceVersion": "100", "uid": "u"},
+        "spec": {
+            "replicas": 2,
+            "model": {"servedName": "chat", "source": {"uri": "http://h/m.gguf", "sha256": "a".repeat(64)}},
+            "rollout": {"drainTimeout": "5s", "gates": {"memory": {"headroom": "0%"}}},
+        },
+        "status": {},
+    })
+}
+
+/// A pod: its agent, and what it talks to.
+struct Pod {
+    api: ApiServer,
+    router: Arc<Router>,
+    folder: tempfile::TempDir,
+    stop: CancellationToken,
+    agent: JoinHandle<()>,
+    attempts: u32,
+}
+
+impl Pod {
+    fn start(api: ApiServer, folder: tempfile::TempDir) -> Self {
+        Self::start_with(api, folder, env!("CARGO_BIN_EXE_gantry-server"))
+    }
+
+    fn start_with(api: ApiServer, folder: tempfile::TempDir, program: &str) -> Self {
+        let (router, stop) = (Router::new(), CancellationToken::new());
+        let config = AgentConfig {
+            service: "chat".into(),
+            namespace: "ns".into(),
+            pod: "chat-0".into(),
+            cache_dir: folder.path().to_owned(),
+        };
+        let workers = WorkerConfig::new(program);
+        let running = agent::run_with(api.client(), config, Arc::clone(&router), workers, stop.clone());
+        let agent = tokio::spawn(async move { running.await.unwrap() });
+        Self { api, router, folder, stop, agent, attempts: 0 }
+    }
+
+    fn fresh() -> Self {
+        Self::start(ApiServer::new(service()), tempfile::tempdir().unwrap())
+    }
+
+    /// What the operator writes at each step.
+    fn status(&self, change: impl FnOnce(&mut Value)) {
+        self.api.update(|object| change(&mut object["status"]));
+    }
+
+    fn name(&self, version: &Value) {
+        self.status(|status| {
+            let versions = status["versions"].as_array().cloned().unwrap_or_default();
+            let others = versions.into_iter().filter(|other| other["name"] != version["name"]);
+            status["versions"] = others.chain([version.clone()]).collect();
+        });
+    }
+
+    fn prepare(&mut self, version: &Value) {
+        self.attempts += 1;
+        let started = format!("2026-01-01T00:{:02}:00Z", self.attempts);
+        self.name(version);
+        self.status(|status| {
+            status["candidateVersion"] = version["name"].clone();
+            status["rollout"] = json!({
+                "version": version["name"], "step": "Prepare", "plan": "p", "startedAt": started, "deadline": "2026-01-02T00:00:00Z",
+            });
+        });
+    }
+
+    /// Commit and Bake in one.
+    fn activate(&self, version: &str, previous: Option<&str>) {
+        self.status(|status| {
+            status["activeVersion"] = json!(version);
+            status["previousVersion"] = json!(previous);
+            status["candidateVersion"] = Value::Null;
+            status["rollout"] = Value::Null;
+        });
+    }
+
+    /// Brings a version all the way.
+    async fn roll_out(&mut self, version: &Value) {
+        let name = version["name"].as_str().unwrap().to_owned();
+        self.prepare(version);
+        self.api.entry("prepared", |entry| entry["prepared"] == name.as_str()).await;
+        self.activate(&name, None);
+        self.api.entry("switched", |entry| entry["version"] == name.as_str() && entry["health"] == "Healthy").await;
+    }
+
+    async fn answer(&self) -> String {
+        let version = self.router.active().expect("something answers");
+        let messages = json!([{"role": "user", "content": "Which version are you?"}]).to_string();
+        let request = GenerateRequest {
+            prompt: gantry_engine::Prompt::Chat { messages_json: messages },
+            params: gantry_engine::GenerationParams::greedy(32),
+        };
+        version.submit(request).await.unwrap().collect().await.unwrap().text
+    }
+
+    /// Ends the process' part of the pod and keeps its volume.
+    async fn end(self) -> (ApiServer, tempfile::TempDir) {
+        self.stop.cancel();
+        self.agent.await.unwrap();
+        (self.api, self.folder)
+    }
+}
+
+fn gate<'a>(entry: &'a Value, name: &str) -> &'a Value {
+    let gates = entry["candidate"]["gates"].as_array();
+    gates.and_then(|gates| gates.iter().find(|gate| gate["name"] == name)).unwrap_or(&Value::Null)
+}
+
+async fn served(name: &str) -> (FileServer, String) {
+    let content = demo(name);
+    let sha256 = digest(&content).to_string();
+    (FileServer::start(content).await, sha256)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_model_there_and_back() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+
+    pod.prepare(&version("v1", &one, &sha_one));
+    let entry = pod.api.entry("v1 prepared", |entry| entry["prepared"] == "v1").await;
+    assert_eq!(
+        (&entry["version"], &entry["health"]),
+        (&Value::Null, &json!("Starting")),
+        "nothing answers before the commit"
+    );
+    assert!(pod.router.active().is_none());
+    for name in ["Fetch", "Digest", "Format", "Memory", "Load"] {
+        assert_eq!(gate(&entry, name)["verdict"], "Pass", "{name}: {entry:#}");
+    }
+    assert_eq!(gate(&entry, "Prompts")["verdict"], "Skipped");
+    assert_eq!(entry["candidate"]["gguf"]["quantization"], "Q8_0");
+    assert_eq!(entry["candidate"]["fit"]["fits"], true);
+    pod.activate("v1", None);
+    let entry = pod.api.entry("v1 answers", |entry| entry["version"] == "v1" && entry["health"] == "Healthy").await;
+    assert_eq!(entry.get("candidate"), None);
+    assert_eq!(entry["queue"]["slots"], 2);
+    assert_eq!(pod.answer().await, ONE);
+
+    // The golden prompts are applied late, which is waited for.
+    pod.api.update(|object| {
+        object["spec"]["rollout"]["gates"]["prompts"] = json!({"configMapRef": {"name": "golden"}, "minPass": "100%"});
+    });
+    pod.prepare(&version("v2", &two, &sha_two));
+    let waits =
+        |entry: &Value| entry["candidate"]["message"].as_str().is_some_and(|text| text.contains("ConfigMap golden"));
+    let entry = pod.api.entry("it waits for the prompts", waits).await;
+    assert_eq!((&entry["version"], &entry["candidate"]["phase"]), (&json!("v1"), &json!("Testing")));
+    let line = json!({"messages": [{"role": "user", "content": "Which version are you?"}], "expected": TWO});
+    pod.api.put_config_map("golden", json!({"prompts.jsonl": format!("{line}\n")}));
+    let entry = pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
+    assert_eq!(gate(&entry, "Prompts")["value"], "100% of 1 prompts");
+    assert_eq!((entry["version"].as_str(), pod.answer().await.as_str()), (Some("v1"), ONE));
+
+    pod.activate("v2", Some("v1"));
+    let entry = pod.api.entry("v2 answers", |entry| entry["version"] == "v2").await;
+    assert_eq!(entry["resident"], "v1");
+    assert_eq!(pod.answer().await, TWO);
+
+    // The way back costs nothing: v1 is still loaded.
+    let (asked, started) = (one.asked().len(), Instant::now());
+    pod.activate("v1", None);
+    while pod.router.active().unwrap().spec().name != "v1" {
+        assert!(started.elapsed() < Duration::from_secs(1), "the switch back takes too long");
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(pod.answer().await, ONE);
+    let entry = pod.api.entry("v1 answers again", |entry| entry["version"] == "v1").await;
+    assert_eq!(entry.get("resident"), None);
+    assert_eq!(one.asked().len(), asked);
+    check_requests(&pod.api);
+    pod.end().await;
+}
+
+/// Method, address and body of everything the agent asked for, and nothing beyond its Role.
+fn check_requests(api: &ApiServer) {
+    let objects = "/apis/gantry.dev/v1alpha1/namespaces/ns/inferenceservices";
+    let seen = api.seen();
+    let list = &seen[0];
+    assert_eq!((&list.method, list.path.as_str()), (&Method::GET, objects));
+    for request in seen.iter().filter(|request| request.path == objects) {
+        assert_eq!(request.query["fieldSelector"], "metadata.name=chat", "{request:?}");
+    }
+    let watch = seen.iter().find(|request| request.query.contains_key("watch")).unwrap();
+    assert_eq!(watch.query["resourceVersion"], "100");
+    let patch = seen.iter().find(|request| request.method == Method::PATCH).unwrap();
+    assert_eq!(patch.path, format!("{objects}/chat/status"));
+    assert_eq!(patch.content_type, "application/apply-patch+yaml");
+    assert_eq!((patch.query["fieldManager"].as_str(), patch.query["force"].as_str()), ("gantry-agent-chat-0", "true"));
+    assert_eq!(patch.body["apiVersion"], "gantry.dev/v1alpha1");
+    assert_eq!(patch.body["kind"], "InferenceService");
+    assert_eq!(patch.body["metadata"], json!({"name": "chat"}));
+    assert_eq!(patch.body.as_object().unwrap().len(), 4, "nothing else is applied: {:#}", patch.body);
+    assert_eq!(patch.body["status"].as_object().unwrap().len(), 1);
+    for request in &seen {
+        let allowed = match request.method {
+            Method::GET => request.path == objects || request.path == "/api/v1/namespaces/ns/configmaps/golden",
+            Method::PATCH => request.path == format!("{objects}/chat/status"),
+            _ => false,
+        };
+        assert!(allowed, "not in the Role: {request:?}");
+    }
+}
+
+type Change = fn(Value) -> Value;
+/// What, the content, its declared digest, a change, the ConfigMap, the gate, parts of its value and of its message.
+type BadModel<'a> = (&'a str, &'a [u8], String, Change, Option<&'a str>, &'a str, &'a str, &'a str);
+
+/// A copy of a demo model with one text replaced by another of the same length.
+fn altered(name: &str, from: &[u8], to: &[u8]) -> Vec<u8> {
+    let mut content = demo(name);
+    let at = content.windows(from.len()).position(|window| window == from).unwrap();
+    content[at..at + from.len()].copy_from_slice(to);
+    content
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_must_not_answer_is_refused_by_its_gate() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    let worker = pod.router.active().unwrap().stats().worker_pid;
+    let questions =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/eval.jsonl")).unwrap();
+    let golden: Vec<&str> = questions.lines().take(20).collect();
+    pod.api.put_config_map("golden", json!({"prompts.jsonl": golden.join("\n")}));
+    pod.api.put_config_map("broken", json!({"prompts.jsonl": format!("{}\nnonsense", golden[0])}));
+
+    let good = demo("demo-v2.q8_0.gguf");
+    let truncated = good[..2_000_000].to_vec();
+    let unknown = altered("demo-v2.q8_0.gguf", b"qwen2", b"qwenX");
+    let sha = |content: &[u8]| digest(content).to_string();
+    let bad = demo("demo-v3-bad.q8_0.gguf");
+    let huge = |mut version: Value| {
+        (version["runtime"]["contextSize"], version["runtime"]["parallel"]) = (json!(16_777_216), json!(1));
+        version
+    };
+    let same = |version: Value| version;
+    let huge: Change = huge;
+    let cases: Vec<BadModel> = vec![
+        ("wrong-digest", &good, "ab".repeat(32), same, None, "Digest", "found f73e755f", "was asked for"),
+        (
+            "truncated",
+            &truncated,
+            sha(&truncated),
+            same,
+            None,
+            "Format",
+            "2000000 bytes, 3973664 expected",
+            "cut short",
+        ),
+        ("too-large", &good, sha(&good), huge, None, "Memory", "Gi of ", "lower"),
+        ("unknown", &unknown, sha(&unknown), same, None, "Format", "byte ", "qwenX"),
+        ("bad", &bad, sha(&bad), same, Some("golden"), "Prompts", "of 20 prompts, 100% wanted", "was answered with"),
+        ("unreadable-prompts", &good, sha(&good), same, Some("broken"), "Prompts", "unreadable", "line 2"),
+    ];
+    for (what, content, sha256, change, golden, gate_name, value, message) in cases {
+        let server = FileServer::start(content.to_vec()).await;
+        pod.api.update(|object| {
+            object["spec"]["rollout"]["gates"]["prompts"] =
+                golden.map_or(Value::Null, |name| json!({"configMapRef": {"name": name}}));
+        });
+        pod.prepare(&change(version(what, &server, &sha256)));
+        let refused = |entry: &Value| entry["candidate"]["version"] == what && entry["candidate"]["phase"] == "Failed";
+        let entry = pod.api.entry(what, refused).await;
+        let gate = gate(&entry, gate_name);
+        assert_eq!(gate["verdict"], "Fail", "{what}: {entry:#}");
+        assert!(gate["value"].as_str().unwrap().contains(value), "{what}: {gate:#}");
+        assert!(gate["message"].as_str().unwrap().contains(message), "{what}: {gate:#}");
+        assert_eq!((&entry["version"], &entry["health"]), (&json!("v1"), &json!("Healthy")), "{what}");
+        assert_eq!(entry.get("prepared"), None);
+        if what == "truncated" || what == "too-large" {
+            assert!(server.sent_bytes() <= 1 << 20, "{what}: it was downloaded");
+        }
+    }
+    // A source that refuses, and one that must be waited for.
+    let server = FileServer::start(good.clone()).await;
+    server.always(Some(Fault::Status(404)));
+    pod.prepare(&version("missing", &server, &"cd".repeat(32)));
+    let entry = pod.api.entry("missing", |entry| gate(entry, "Fetch")["verdict"] == "Fail").await;
+    assert!(gate(&entry, "Fetch")["message"].as_str().unwrap().contains("404"));
+    assert_eq!(pod.answer().await, ONE);
+    assert_eq!(pod.router.active().unwrap().stats().worker_pid, worker, "the worker that answers was not touched");
+
+    // The operator gives up: nothing of it is left.
+    pod.activate("v1", None);
+    pod.api.entry("forgotten", |entry| entry.get("candidate").is_none()).await;
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_api_server_it_goes_on_and_catches_up() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    pod.api.set_away(true);
+    assert_eq!(pod.answer().await, ONE);
+    pod.prepare(&version("v2", &two, &sha_two));
+    assert_eq!(pod.answer().await, ONE);
+    pod.api.set_away(false);
+    pod.api.entry("it catches up", |entry| entry["prepared"] == "v2").await;
+
+    // An object that this release cannot read changes nothing, and is told.
+    pod.status(|status| status["rollout"]["step"] = json!("Dance"));
+    let told = |entry: &Value| entry["message"].as_str().is_some_and(|text| text.contains("cannot read"));
+    pod.api.entry("told", told).await;
+    assert_eq!(pod.answer().await, ONE);
+    pod.activate("v2", None);
+    pod.api.entry("it goes on", |entry| entry["version"] == "v2" && entry.get("message").is_none()).await;
+    assert_eq!(pod.answer().await, TWO);
+
+    // An entry that somebody removed comes back.
+    pod.status(|status| status["replicas"] = json!([]));
+    pod.api.entry("written again", |entry| entry["version"] == "v2").await;
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_starts_again_begins_from_the_status_and_its_cache() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    let asked = one.asked().len();
+    let (api, folder) = pod.end().await;
+    // The source is gone, which does not matter: the file is in the pod's volume.
+    one.always(Some(Fault::Status(404)));
+    let pod = Pod::start(api, folder);
+    pod.api.entry("it says that it starts", |entry| entry["health"] == "Starting").await;
+    pod.api.entry("it answers", |entry| entry["version"] == "v1" && entry["health"] == "Healthy").await;
+    assert_eq!(pod.answer().await, ONE);
+    assert_eq!(one.asked().len(), asked);
+
+    // A worker that dies is told, and replaced.
+    let worker = pod.router.active().unwrap().stats().worker_pid.unwrap();
+    let killed = std::process::Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap();
+    assert!(killed.success());
+    let up = async {
+        while pod.router.active().unwrap().stats().worker_pid.is_none_or(|pid| pid == worker)
+            || pod.router.active().unwrap().probe().await.is_err()
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, up).await.expect("a new worker");
+    pod.api.entry("healthy", |entry| entry["health"] == "Healthy" && entry["version"] == "v1").await;
+    assert_eq!(pod.answer().await, ONE);
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_have_the_active_version_says_so_and_tries_again() {
+    let pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    one.always(Some(Fault::Status(404)));
+    pod.name(&version("v1", &one, &sha_one));
+    pod.activate("v1", None);
+    let entry = pod.api.entry("it says so", |entry| entry["health"] == "Failed").await;
+    assert!(entry["message"].as_str().unwrap().contains("404"), "{entry:#}");
+    one.always(None);
+    pod.api.entry("it tries again", |entry| entry["version"] == "v1" && entry["health"] == "Healthy").await;
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_dies_while_it_loads_is_a_refusal() {
+    for (program, value) in [("/bin/false", "worker died"), ("/not/there", "no worker")] {
+        let mut pod = Pod::start_with(ApiServer::new(service()), tempfile::tempdir().unwrap(), program);
+        let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+        pod.prepare(&version("v1", &one, &sha_one));
+        let entry = pod.api.entry("refused", |entry| entry["candidate"]["phase"] == "Failed").await;
+        assert_eq!(gate(&entry, "Load")["value"], value, "{entry:#}");
+        assert_eq!(entry["health"], "Starting");
+        pod.end().await;
+    }
+}
