@@ -339,6 +339,7 @@ pub enum DispatchStrategy {
 /// How a change of model is validated, switched and taken back.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("duration(self.drainTimeout) <= duration('24h')").message("spec.rollout.drainTimeout: use at most 24h"))]
 pub struct RolloutSpec {
     /// How the switch is made.
     #[serde(default)]

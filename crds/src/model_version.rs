@@ -1,5 +1,8 @@
 //! An immutable model as it was asked for: stamped by the operator, never edited.
 
+// Each printed column names its type, which the lint takes for one attribute that is given twice.
+#![allow(clippy::duplicated_attributes)]
+
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
@@ -21,15 +24,50 @@ use crate::{
     derive = "PartialEq",
     doc = "ModelVersion is one model of an InferenceService as it was asked for, stamped by the operator. Its status says how far its rollout came, and why.",
     status = "ModelVersionStatus",
-    printcolumn(name = "Service", type_ = "string", json_path = ".spec.service"),
-    printcolumn(name = "Rev", type_ = "integer", json_path = ".spec.revision"),
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
-    printcolumn(name = "Role", type_ = "string", json_path = ".status.role"),
-    printcolumn(name = "Quant", type_ = "string", json_path = ".status.gguf.quantization"),
-    printcolumn(name = "Size", type_ = "string", json_path = ".status.gguf.size"),
-    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress.summary"),
-    printcolumn(name = "Gates", type_ = "string", json_path = ".status.gateSummary"),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
+    printcolumn(
+        name = "Service",
+        type_ = "string",
+        json_path = ".spec.service",
+        description = "InferenceService it belongs to"
+    ),
+    printcolumn(
+        name = "Rev",
+        type_ = "integer",
+        json_path = ".spec.revision",
+        description = "Counts the versions of the service"
+    ),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "How far it came"),
+    printcolumn(
+        name = "Role",
+        type_ = "string",
+        json_path = ".status.role",
+        description = "What it is to its service now"
+    ),
+    printcolumn(
+        name = "Quant",
+        type_ = "string",
+        json_path = ".status.gguf.quantization",
+        description = "Quantisation of the file"
+    ),
+    printcolumn(name = "Size", type_ = "string", json_path = ".status.gguf.size", description = "Size of the file"),
+    printcolumn(
+        name = "Progress",
+        type_ = "string",
+        json_path = ".status.progress.summary",
+        description = "Of the download"
+    ),
+    printcolumn(
+        name = "Gates",
+        type_ = "string",
+        json_path = ".status.gateSummary",
+        description = "What the gates said"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.reason",
+        description = "Why it is where it is, and what to do"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -118,7 +118,6 @@ pub fn http_client() -> Result<Client> {
 }
 
 /// What all clients have in common: no proxy, and no endless wait for a connection.
-#[must_use]
 pub fn http_client_builder() -> ClientBuilder {
     crate::install_crypto_provider();
     Client::builder().connect_timeout(CONNECT_TIMEOUT).no_proxy()

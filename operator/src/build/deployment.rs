@@ -183,6 +183,11 @@ fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Contai
             EnvVar { name: "GANTRY_SERVICE".to_owned(), value: Some(owner.name_any()), ..EnvVar::default() },
             from_field("GANTRY_NAMESPACE", "metadata.namespace"),
             from_field("GANTRY_POD", "metadata.name"),
+            EnvVar {
+                name: "GANTRY_DRAIN_TIMEOUT".to_owned(),
+                value: Some(pod.drain_timeout.as_secs().to_string()),
+                ..EnvVar::default()
+            },
         ]),
         ports: Some(vec![ContainerPort {
             name: Some(PORT_NAME.to_owned()),
