@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+const CORE: &str = "/api/v1/namespaces/ns/";
 const OBJECTS: &str = "/apis/gantry.dev/v1alpha1/namespaces/ns/inferenceservices";
 
 /// One request.
@@ -28,6 +29,9 @@ struct State {
     object: watch::Sender<Value>,
     away: watch::Sender<bool>,
     config_maps: Mutex<BTreeMap<String, Value>>,
+    secrets: Mutex<BTreeMap<String, Value>>,
+    /// Objects that the Role does not allow yet.
+    forbidden: Mutex<bool>,
     seen: Mutex<Vec<Seen>>,
 }
 
@@ -41,6 +45,8 @@ impl ApiServer {
             object: watch::channel(object).0,
             away: watch::channel(false).0,
             config_maps: Mutex::default(),
+            secrets: Mutex::default(),
+            forbidden: Mutex::default(),
             seen: Mutex::default(),
         }))
     }
@@ -66,6 +72,18 @@ impl ApiServer {
     pub fn put_config_map(&self, name: &str, data: Value) {
         let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "ns"}, "data": data});
         self.0.config_maps.lock().unwrap().insert(name.to_owned(), object);
+    }
+
+    /// Stores a Secret; `data` holds base64.
+    pub fn put_secret(&self, name: &str, data: Value) {
+        let object =
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "ns"}, "data": data});
+        self.0.secrets.lock().unwrap().insert(name.to_owned(), object);
+    }
+
+    /// As before the operator has granted the right to read ConfigMaps and Secrets.
+    pub fn set_forbidden(&self, forbidden: bool) {
+        *self.0.forbidden.lock().unwrap() = forbidden;
     }
 
     pub fn set_away(&self, away: bool) {
@@ -126,8 +144,9 @@ impl ApiServer {
                 self.update(|object| apply(object, entry));
                 ok(&self.object())
             }
-            (&Method::GET, _) if config_map.is_some() => {
-                match self.0.config_maps.lock().unwrap().get(config_map.unwrap_or_default()) {
+            (&Method::GET, path) if path.starts_with(CORE) && !*self.0.forbidden.lock().unwrap() => {
+                let objects = if config_map.is_some() { &self.0.config_maps } else { &self.0.secrets };
+                match objects.lock().unwrap().get(path.rsplit('/').next().unwrap_or_default()) {
                     Some(object) => ok(object),
                     None => status(404, "NotFound"),
                 }

@@ -413,3 +413,55 @@ async fn a_worker_that_dies_while_it_loads_is_a_refusal() {
         pod.end().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    let (three, sha_three) = served("demo-v2.q4_k_m.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    let line = json!({"messages": [{"role": "user", "content": "Which version are you?"}], "contains": "two"});
+    pod.api.put_config_map("golden", json!({"prompts.jsonl": line.to_string()}));
+    pod.api
+        .update(|object| object["spec"]["rollout"]["gates"]["prompts"] = json!({"configMapRef": {"name": "golden"}}));
+    pod.api.set_forbidden(true);
+    pod.prepare(&version("v2", &two, &sha_two));
+    let waits =
+        |entry: &Value| entry["candidate"]["message"].as_str().is_some_and(|text| text.contains("the right to read"));
+    pod.api.entry("it waits for the right", waits).await;
+    pod.api.set_forbidden(false);
+    pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
+    pod.activate("v2", Some("v1"));
+    pod.api.entry("v2 answers", |entry| entry["version"] == "v2" && entry["resident"] == "v1").await;
+
+    // While v1 is kept, a third one comes; when it takes over, the first goes and the second is the way back.
+    pod.prepare(&version("v3", &three, &sha_three));
+    pod.api.entry("v3 prepared", |entry| entry["prepared"] == "v3" && entry["resident"] == "v1").await;
+    pod.activate("v3", Some("v2"));
+    pod.api.entry("v3 answers", |entry| entry["version"] == "v3" && entry["resident"] == "v2").await;
+    assert_eq!(pod.answer().await, TWO);
+    pod.end().await;
+}
+
+#[tokio::test]
+async fn a_token_is_read_and_what_is_wrong_with_it_is_told_without_it() {
+    let api = ApiServer::new(service());
+    let objects = gantry_server::gates::objects::Objects::new(api.client(), "ns");
+    let says = async |part: &str| {
+        let error = objects.token("hub").await.unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains("hush"), "{error}");
+    };
+    says("which is not there").await;
+    api.set_forbidden(true);
+    says("the operator grants").await;
+    api.set_forbidden(false);
+    api.put_secret("hub", json!({"password": "aHVzaA=="}));
+    says("waits for key token").await;
+    // "hush hush": a header cannot hold what is no token.
+    api.put_secret("hub", json!({"token": "aHVzaCBodXNo"}));
+    says("is no bearer token").await;
+    api.put_secret("hub", json!({"token": "aHVzaAo="}));
+    let token = objects.token("hub").await.unwrap();
+    assert_eq!(token, gantry_server::fetch::Token::new("hush"));
+}
