@@ -18,6 +18,8 @@ const SOURCES: &[(&str, &str)] = &[
     ("Fetching models", "src/fetch/limits.rs"),
     ("Gates", "src/gates/limits.rs"),
     ("GGUF headers", "gguf/src/limits.rs"),
+    ("Operator", "../operator/src/limits.rs"),
+    ("Leader election", "../operator/src/lease.rs"),
 ];
 
 fn path(name: &str) -> PathBuf {
