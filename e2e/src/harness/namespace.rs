@@ -25,8 +25,10 @@ pub const PREFIX: &str = "gantry-e2e-";
 const DELETE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Set it to keep the namespace of a failed test.
 const KEEP_VARIABLE: &str = "GANTRY_E2E_KEEP";
-/// Lines of a log that are shown of each container.
-const LOG_LINES: &str = "--tail=60";
+/// Lines of a log that are looked through.
+const LOG_LINES: &str = "--tail=2000";
+/// Most lines that are shown of one output.
+const MAX_LINES_SHOWN: usize = 250;
 
 static FIRST_TEST_AT: OnceLock<Timestamp> = OnceLock::new();
 
@@ -115,27 +117,38 @@ async fn remove(cluster: &Cluster, name: &str) -> Result<()> {
 /// Prints what one needs to find out why a test failed.
 async fn explain(namespace: &TestNamespace) {
     let (cluster, name) = (&namespace.cluster, namespace.name.as_str());
-    let looks: [&[&str]; 5] = [
-        &["get", "infs,mv,pods,deployments,services", "-n", name, "-o", "wide"],
+    let everything = |_: &str| true;
+    for arguments in [
+        &["get", "infs,mv,pods,deployments,services", "-n", name, "-o", "wide"][..],
         &["get", "infs,mv", "-n", name, "-o", "yaml", "--show-managed-fields=false"],
         &["describe", "pods", "-n", name],
         &["get", "events", "-n", name, "--sort-by=.metadata.creationTimestamp"],
-        &["logs", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR_SELECTOR, "--tail=80", "--timestamps"],
-    ];
-    for arguments in looks {
-        show(cluster, arguments).await;
+    ] {
+        show(cluster, arguments, everything).await;
     }
+    // One operator serves every namespace: what it says of this one, and whatever troubles it.
+    let concerns = |line: &str| line.contains(name) || line.contains("ERROR") || line.contains("WARN");
+    let operator = ["logs", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR_SELECTOR, LOG_LINES, "--timestamps"];
+    show(cluster, &operator, concerns).await;
+    // Under load nearly every line of a server is about a request that did well.
+    let remarkable = |line: &str| !line.contains(r#""outcome":"ok""#);
     let pods: Api<Pod> = namespace.api();
     for pod in pods.list(&ListParams::default()).await.map(|pods| pods.items).unwrap_or_default() {
-        show(cluster, &["logs", "-n", name, &pod.name_any(), "--all-containers", "--timestamps", LOG_LINES]).await;
-        let restarts = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-        if restarts.map(|status| status.restart_count).sum::<i32>() > 0 {
-            show(cluster, &["logs", "-n", name, &pod.name_any(), "--all-containers", "--previous", LOG_LINES]).await;
+        let pod_name = pod.name_any();
+        let logs = ["logs", "-n", name, &pod_name, "--all-containers", "--timestamps", LOG_LINES];
+        show(cluster, &logs, remarkable).await;
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        if statuses.map(|status| status.restart_count).sum::<i32>() > 0 {
+            let before = ["logs", "-n", name, &pod_name, "--all-containers", "--previous", LOG_LINES];
+            show(cluster, &before, remarkable).await;
         }
     }
 }
 
-async fn show(cluster: &Cluster, arguments: &[&str]) {
+/// Prints the lines of kubectl's output that are `wanted`; of many, the last.
+async fn show(cluster: &Cluster, arguments: &[&str], wanted: impl Fn(&str) -> bool) {
     let text = cluster.kubectl(arguments).await.unwrap_or_else(|error| format!("{error:#}"));
-    say(format_args!("--- kubectl {}\n{text}", arguments.join(" ")));
+    let lines: Vec<&str> = text.lines().filter(|line| wanted(line)).collect();
+    let last = &lines[lines.len().saturating_sub(MAX_LINES_SHOWN)..];
+    say(format_args!("--- kubectl {}\n{}\n", arguments.join(" "), last.join("\n")));
 }

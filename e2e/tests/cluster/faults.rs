@@ -31,6 +31,8 @@ const LONG_ANSWER: Length = Length { max_tokens: 1_500, ignore_end: true };
 const PIECES_BEFORE: usize = 3;
 /// Time in which a worker must be back.
 const RESPAWN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time in which readiness must tell that the worker is gone.
+const UNREADY_WITHIN: Duration = Duration::from_secs(2);
 /// How often readiness is asked for: a respawn takes longer than a few of these.
 const READINESS_PERIOD: Duration = Duration::from_millis(10);
 /// How long the API server is away.
@@ -153,6 +155,7 @@ async fn a_killed_worker_fails_its_own_streams_and_comes_back() -> Result<()> {
             ensure!(failure.detail.contains("worker_died"), "the error does not tell its cause: {failure}");
         }
         let unready_at = readiness.await_status(false, RESPAWN_TIMEOUT).await?;
+        ensure!(unready_at - killed_at < UNREADY_WITHIN, "/readyz told a lie for {:?}", unready_at - killed_at);
         let ready_at = readiness.await_status(true, RESPAWN_TIMEOUT).await?;
         say(format_args!(
             "FIGURE worker killed: not ready after {} ms, ready again after {} ms",
