@@ -8,6 +8,7 @@
 pub mod conditions;
 pub mod inference_service;
 pub mod model_version;
+pub mod quantity;
 pub mod revision;
 pub mod scalars;
 pub mod status;

@@ -5,7 +5,6 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -137,14 +136,12 @@ impl Ratio {
 }
 
 impl PositiveQuantity {
-    /// The value as Kubernetes' own type.
+    /// The quantity as a number: CPUs, or bytes.
     ///
     /// # Errors
-    /// When the text is empty or longer than any quantity: the API server's rule checks the rest.
-    pub fn quantity(&self) -> Result<Quantity, InvalidValue> {
-        let plausible =
-            (1..=32).contains(&self.0.len()) && self.0.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-        plausible.then(|| Quantity(self.0.clone())).ok_or_else(|| self.invalid())
+    /// When the text is not a quantity above zero.
+    pub fn value(&self) -> Result<f64, InvalidValue> {
+        crate::quantity::parse(&self.0).filter(|value| *value > 0.0).ok_or_else(|| self.invalid())
     }
 }
 

@@ -23,7 +23,6 @@ use tracing::info;
 use crate::{
     build::{APPLIED_ANNOTATION, Children, labels, owner_reference},
     observe::{Observed, PodView},
-    quantity,
 };
 
 /// A request that was not carried out.
@@ -333,7 +332,7 @@ fn covers(observed: &Value, desired: &Value, key: &str) -> bool {
                 desired.iter().all(|item| observed.iter().any(|other| covers(other, item, key)))
             }
         }
-        (Value::String(observed), Value::String(desired)) => quantity::same(observed, desired),
+        (Value::String(observed), Value::String(desired)) => gantry_crds::quantity::same(observed, desired),
         (observed, desired) => observed == desired,
     }
 }

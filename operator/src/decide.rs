@@ -525,7 +525,7 @@ fn tightest_fit(world: &World, version: &str) -> Option<FitStatus> {
     let candidates = world.pods.iter().filter_map(|pod| pod.report?.candidate.as_ref());
     let fits =
         candidates.filter(|candidate| candidate.version == version).filter_map(|candidate| candidate.fit.clone());
-    let available = |fit: &FitStatus| crate::quantity::parse(&fit.available).unwrap_or(f64::INFINITY);
+    let available = |fit: &FitStatus| gantry_crds::quantity::parse(&fit.available).unwrap_or(f64::INFINITY);
     fits.min_by(|a, b| available(a).total_cmp(&available(b)))
 }
 

@@ -45,7 +45,6 @@ pub mod lease;
 pub mod limits;
 pub mod metrics;
 pub mod observe;
-pub mod quantity;
 pub mod status;
 pub mod validate;
 

@@ -8,6 +8,7 @@ mod version;
 use gantry_crds::{
     InferenceService, InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason, set_condition},
+    quantity::{human_bytes, parse},
     status::{RejectedOutcome, RolloutStep},
 };
 use jiff::Timestamp;
@@ -19,7 +20,6 @@ use crate::{
     decide::{RolloutState, is_latched},
     limits::{self, MEMORY_CHANGE_PERCENT},
     observe::Observed,
-    quantity::{human_bytes, parse},
     validate::{Problems, ValidService},
 };
 

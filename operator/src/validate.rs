@@ -17,7 +17,7 @@ use gantry_crds::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
-use crate::{limits::RETRY_TOKEN_CHARS_MAX, quantity};
+use crate::limits::RETRY_TOKEN_CHARS_MAX;
 
 /// Annotation whose change restarts the pods one after the other.
 pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
@@ -209,11 +209,8 @@ impl Collector {
 
     fn quantity(&mut self, field: &'static str, value: Option<&PositiveQuantity>) -> Option<Quantity> {
         let value = value?;
-        if quantity::parse(&value.0).is_none_or(|number| number <= 0.0) {
-            self.invalid(
-                field,
-                format!("{:?} is not a Kubernetes quantity above zero, such as 500m, 4 or 24Gi", value.0),
-            );
+        if let Err(error) = value.value() {
+            self.invalid(field, error.to_string());
         }
         Some(Quantity(value.0.clone()))
     }

@@ -3,6 +3,7 @@
 use gantry_crds::{
     ModelVersion, ModelVersionStatus,
     conditions::{ConditionType, NewCondition, Reason},
+    quantity::parse,
     status::{
         CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, Progress, RejectedOutcome,
         RejectedStatus, RolloutStep, VersionPhase, VersionRole,
@@ -15,7 +16,6 @@ use super::set_all;
 use crate::{
     decide::{CountedPod, RolloutState},
     limits,
-    quantity::parse,
 };
 
 /// What a version's status is computed from.

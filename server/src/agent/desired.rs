@@ -77,27 +77,9 @@ fn settings(service: &InferenceService) -> Settings {
 
 /// The whole bytes of a quantity; `None` when it is not one.
 fn bytes(quantity: &PositiveQuantity) -> Option<u64> {
-    let text = quantity.0.as_str();
-    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let factor: f64 = match unit {
-        "" => 1.0,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "Ki" => 1024.0,
-        "Mi" => 1024f64.powi(2),
-        "Gi" => 1024f64.powi(3),
-        "Ti" => 1024f64.powi(4),
-        "Pi" => 1024f64.powi(5),
-        exponent => format!("1{exponent}").parse().ok()?,
-    };
-    let value = number.parse::<f64>().ok()? * factor;
+    let value = quantity.value().ok()?;
     // The cast saturates; a limit of exabytes is none.
-    (value.is_finite() && value >= 1.0).then_some(value as u64)
+    (value >= 1.0).then_some(value as u64)
 }
 
 #[cfg(test)]
