@@ -27,16 +27,16 @@ impl Failure {
         let name = gate.map_or(GateName::Load, |gate| gate.name);
         let value = gate.and_then(|gate| gate.value.clone());
         let why = gate.and_then(|gate| gate.message.clone()).or_else(|| candidate.message.clone());
-        let mut message = format!("{} gate on pod {}", name.as_str(), pod.name);
-        // Most reasons name the figure themselves.
-        let figure = value.as_ref().filter(|value| !why.as_ref().is_some_and(|why| why.contains(*value)));
-        for part in [figure, why.as_ref()].into_iter().flatten() {
-            message = format!("{message}: {part}");
-        }
-        if value.is_none() && why.is_none() {
-            message = format!("{message} gave no reason: see the pod's log");
-        }
-        Some(Self { gate: name, value, message: with_action(name, &message) })
+        let at = format!("{} gate on pod {}", name.as_str(), pod.name);
+        let message = match (&why, &value) {
+            (Some(why), _) => format!("{at}: {why}"),
+            (None, Some(value)) => format!("{at}: {value}"),
+            (None, None) => format!("{at} gave no reason: see the pod's log"),
+        };
+        // What these gates say of a model ends with what to do about it.
+        let advises = matches!(name, GateName::Digest | GateName::Format | GateName::Memory | GateName::Prompts);
+        let message = if advises && why.is_some() { limits::message(&message) } else { with_action(name, &message) };
+        Some(Self { gate: name, value, message })
     }
 
     pub(super) fn of_deadline(world: &World, now: &RolloutStatus, prepared: usize) -> Self {

@@ -64,7 +64,7 @@ pub(super) fn refused(version: &str) -> CandidateStatus {
             name: GateName::Prompts,
             verdict: GateVerdict::Fail,
             value: Some("3% of 20 prompts, 100% wanted".to_owned()),
-            message: Some("the answer to prompt 1 was empty".to_owned()),
+            message: Some("the answer to prompt 1 was empty; correct the prompts".to_owned()),
         }],
         gguf: None,
         fit: None,
@@ -231,10 +231,7 @@ fn a_refused_version_is_latched_until_what_it_is_judged_by_changes() {
     scene.pod("b", |report| report.candidate = Some(refused(&name(2))));
     let Some(Transition::Rejected { gate, message, .. }) = scene.step() else { panic!("{:?}", scene.state) };
     assert_eq!(gate, GateName::Prompts);
-    assert_eq!(
-        message,
-        "Prompts gate on pod b: 3% of 20 prompts, 100% wanted: the answer to prompt 1 was empty; change spec.model or spec.rollout.gates"
-    );
+    assert_eq!(message, "Prompts gate on pod b: the answer to prompt 1 was empty; correct the prompts");
     assert_eq!(scene.state.active, Some(name(1)));
     let rejected = scene.state.rejected.clone().unwrap();
     assert_eq!(rejected.digest, Some(format!("sha256:{}", "2".repeat(64))));
