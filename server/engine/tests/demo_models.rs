@@ -200,12 +200,13 @@ fn the_queue_is_bounded_and_a_cancel_frees_the_slot() {
         let sink = Box::new(move |e| drop(sender.send(e)));
         engine.submit(ask("Count to fifty."), endless.clone(), sink).map(|handle| (handle, events))
     };
-    let running: Vec<_> = (0..3).map(|_| submit().unwrap()).collect();
+    // The first generates; the others wait, and are cancelled before they start. Submitted at once, any of the three
+    // could be the first: prompts are prepared side by side.
+    let first = submit().unwrap();
+    assert!(matches!(first.1.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Started { .. }));
+    assert!(matches!(first.1.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Delta { .. }));
+    let running = [first, submit().unwrap(), submit().unwrap()];
     assert_eq!(submit().unwrap_err(), SubmitError::QueueFull { limit: 2 });
-    // The first generates; the others wait, and are cancelled before they start.
-    let (_, first) = &running[0];
-    assert!(matches!(first.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Started { .. }));
-    assert!(matches!(first.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Delta { .. }));
     for (handle, _) in running.iter().rev() {
         handle.cancel();
     }
