@@ -1,4 +1,4 @@
-//! Upgrades, deletion, and specs that the API server must refuse.
+//! Upgrades, scaling, deletion, and specs that the API server must refuse.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -149,6 +149,35 @@ async fn deleting_the_service_removes_every_child() -> Result<()> {
             Ok(Check::when(!there && left.is_empty(), || format!("service: {there}, children: {left:?}")))
         })
         .await
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn scaling_forgets_pods_that_go_and_new_ones_answer_with_the_active_version() -> Result<()> {
+    with_temp_ns("scale", async |namespace| {
+        let model = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &model).await?;
+        let active = service.fixture.version(&model);
+        for wanted in [1, 2] {
+            let replicas = format!("--replicas={wanted}");
+            let arguments = ["scale", "infs", service.fixture.name, "-n", &namespace.name, &replicas];
+            say(namespace.cluster.kubectl(&arguments).await?.trim());
+            let what = format!("{wanted} pods report themselves and answer");
+            let status = service
+                .await_status(&what, ROLLOUT_TIMEOUT, |_, status| {
+                    let serving = status.replicas.iter().filter(|one| one.version.as_deref() == Some(&active)).count();
+                    let all = serving == wanted && status.replicas.len() == wanted;
+                    let summary = format!("{wanted}/{wanted}");
+                    (all && status.replica_summary.as_ref() == Some(&summary)).then(|| status.clone())
+                })
+                .await?;
+            ensure!(usize::try_from(status.replica_count)? == wanted, "the scale subresource sees {status:?}");
+            ensure!(status.rollout.is_none(), "scaling began a rollout: {status:?}");
+        }
+        Ok(())
     })
     .await
 }
