@@ -57,9 +57,15 @@ demo() {
 
 demo_or_explain() { (set -e; demo) || { explain_namespace $demo_namespace; return 1; }; }
 
-ask() {
+ask() { # Ready pods come before kube-proxy leads the Service to them: until then its connections are refused
+  local answer deadline=$((SECONDS + 30))
   note "> $question"
-  kubectl --namespace $demo_namespace exec deployment/demo-models -- gantry-e2e ask --url $service_url --model $demo_service "$question" | sed 's/^/    < /'
+  until answer=$(kubectl --namespace $demo_namespace exec deployment/demo-models -- \
+    gantry-e2e ask --url $service_url --model $demo_service "$question" 2>"$cache/ask.log"); do
+    ((SECONDS < deadline)) || { cat "$cache/ask.log" >&2; return 1; }
+    sleep 0.5
+  done
+  printf '%s\n' "$answer" | sed 's/^/    < /'
 }
 
 show() { kubectl --namespace $demo_namespace get infs,mv; }
