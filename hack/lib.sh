@@ -45,7 +45,8 @@ note() { printf '    %s\n' "$*"; }
 
 # --- the machine ---------------------------------------------------------------------------------------------------
 
-has_libclang() { ldconfig -p | grep -q libclang || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null; }
+# Not libclang-cpp, which other packages bring and bindgen cannot load.
+has_libclang() { { ldconfig -p; ls /usr/lib/llvm-*/lib 2>/dev/null || true; } | grep -E 'libclang(-[0-9]+)?\.so' >/dev/null; }
 has() { command -v "$1" >/dev/null; }
 at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -1) == "$1" ]]; } # at_least WANTED FOUND
 

@@ -35,9 +35,8 @@ tests() { cargo test --release --locked --workspace "$@" 2>&1 | tee -a "$log"; }
 
 e2e_tests() { tests --test cluster -- --ignored --test-threads=1 --nocapture; }
 
-counts() { # of every suite together, in the form of each
-  awk '/^test result: / {suites++; passed += $4; failed += $6}
-    END {printf "\ntest result: all %d suites: %d passed; %d failed\n", suites, passed, failed}' "$log"
+counts() { # of every suite together, in the plain form that CI systems read
+  awk '/^test result: / {passed += $4; failed += $6} END {printf "\n%d passed, %d failed\n", passed, failed}' "$log"
 }
 
 step prerequisites prerequisites
