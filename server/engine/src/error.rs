@@ -97,6 +97,14 @@ pub enum RequestError {
         /// Tokens that a sequence holds.
         limit: u32,
     },
+    /// The request waited longer than it may; it generated nothing.
+    #[error("the request waited {waited_ms} ms for its first token, and {limit_ms} ms is the limit; try again later")]
+    DeadlineExceeded {
+        /// How long it waited.
+        waited_ms: u64,
+        /// How long it may.
+        limit_ms: u64,
+    },
     /// The engine stopped before the request ended.
     #[error("the engine is shutting down")]
     ShuttingDown,
@@ -116,6 +124,7 @@ impl RequestError {
         match self {
             Self::InvalidRequest { code, .. } => code,
             Self::ContextLengthExceeded { .. } => "context_length_exceeded",
+            Self::DeadlineExceeded { .. } => "deadline_exceeded",
             Self::ShuttingDown => "shutting_down",
             Self::Internal(_) => "internal_error",
         }

@@ -24,6 +24,8 @@ pub enum GenerationEvent {
         text: String,
         /// Tokens generated since the last delta.
         tokens: u32,
+        /// For each of those tokens, where [`GenerationParams::logprobs`](crate::GenerationParams::logprobs) asks for it.
+        logprobs: Vec<TokenLogprob>,
     },
     /// The end of a request that went well.
     Finished {
@@ -44,6 +46,26 @@ impl GenerationEvent {
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Finished { .. } | Self::Failed(_))
     }
+}
+
+/// A token's log-probability under the model's own distribution, before penalties and truncations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: TokenChance,
+    /// The likeliest tokens in its place, the likeliest first.
+    pub top: Vec<TokenChance>,
+}
+
+/// A token and how likely it was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenChance {
+    /// Its id.
+    pub id: i32,
+    /// Its bytes, which need not be whole characters.
+    pub bytes: Vec<u8>,
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
 }
 
 /// Why a generation ended.

@@ -53,9 +53,12 @@ mod scheduler_tests;
 
 pub use engine::{Engine, GenerationOutput, RequestHandle};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
-pub use event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
+pub use event::{
+    EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, TokenChance, TokenLogprob, Usage,
+};
 pub use params::{
-    CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP, EngineConfig, GenerationParams,
+    CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_RAM_BYTES,
+    DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EngineConfig, GenerationParams, Grammar, KvLayout,
     MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_TEMPERATURE, MAX_THREADS, Prompt,
+    MAX_TEMPERATURE, MAX_THREADS, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };

@@ -32,6 +32,10 @@ pub const DEFAULT_MAX_QUEUE: usize = 512;
 pub const DEFAULT_PREFILL_TOKENS_PER_STEP: u32 = 512;
 /// The default of [`EngineConfig::parallel`].
 pub const DEFAULT_PARALLEL: u32 = 8;
+/// The default of [`PrefixCacheConfig::ram_bytes`].
+pub const DEFAULT_PREFIX_CACHE_RAM_BYTES: u64 = 1 << 30;
+/// The default of [`SpeculationConfig::max_tokens`].
+pub const DEFAULT_SPECULATION_TOKENS: u32 = 8;
 
 /// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -43,6 +47,63 @@ pub enum CacheType {
     Q8_0,
     /// 4-bit blocks: 0.5625 bytes an element.
     Q4_0,
+}
+
+/// How the KV cells are shared out among the sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KvLayout {
+    /// The engine chooses.
+    #[default]
+    Auto,
+    /// Each sequence has its own cells: the least work in a step.
+    Split,
+    /// One pool of cells: a sequence may use all of them, and a common prefix is held once.
+    Unified,
+}
+
+/// Where prompts that were read before are kept, so that they need not be read again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefixCacheConfig {
+    /// Whether prefixes are reused at all.
+    pub enabled: bool,
+    /// Bytes of main memory for prefixes that left the KV cache; 0: none.
+    pub ram_bytes: u64,
+    /// Prefixes unused for so long are dropped; `None`: never because of age.
+    pub ttl_ms: Option<u64>,
+    /// A directory for prefixes that outlive the process; `None`: none.
+    pub disk: Option<DiskCacheConfig>,
+}
+
+/// The part of the prefix cache that survives a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCacheConfig {
+    /// Where; made when absent. Engines of different models may share it.
+    pub dir: PathBuf,
+    /// The most bytes that all entries together may take.
+    pub max_bytes: u64,
+}
+
+impl Default for PrefixCacheConfig {
+    fn default() -> Self {
+        Self { enabled: true, ram_bytes: DEFAULT_PREFIX_CACHE_RAM_BYTES, ttl_ms: None, disk: None }
+    }
+}
+
+/// Guessing several tokens and checking them in one step, which never changes what is generated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpeculationConfig {
+    /// Guess from repetitions in the prompt and the answer.
+    pub prompt_lookup: bool,
+    /// Guess with a small model of the same vocabulary.
+    pub draft_model: Option<PathBuf>,
+    /// The most tokens guessed at a time.
+    pub max_tokens: u32,
+}
+
+impl Default for SpeculationConfig {
+    fn default() -> Self {
+        Self { prompt_lookup: false, draft_model: None, max_tokens: DEFAULT_SPECULATION_TOKENS }
+    }
 }
 
 /// How an engine is built. [`EngineConfig::new`] gives the defaults.
@@ -65,8 +126,28 @@ pub struct EngineConfig {
     /// Requests that may wait for a slot, those being tokenised included; one more is refused with
     /// [`SubmitError::QueueFull`](crate::SubmitError::QueueFull).
     pub max_queue: usize,
-    /// Prompt tokens decoded in one step, over all requests, beside one token of each request that generates.
+    /// The most prompt tokens decoded in one step, over all requests, beside one token of each request that generates.
     pub prefill_tokens_per_step: u32,
+    /// How long a step may take while requests generate: prompts get what fits beside their tokens. `None`: a few times
+    /// as long as their tokens alone take.
+    pub step_ms_target: Option<u32>,
+    /// How the KV cells are shared out.
+    pub kv_layout: KvLayout,
+    /// Reuse of prompts that were read before.
+    pub prefix_cache: PrefixCacheConfig,
+    /// Guessing ahead.
+    pub speculation: SpeculationConfig,
+    /// Names the model in what is kept of it on disk; `None`: the file's size and time of change do.
+    pub model_digest: Option<String>,
+    /// The most milliseconds that a request may wait for its first token; `None`: any.
+    pub queue_timeout_ms: Option<u64>,
+    /// With more requests waiting than this, further ones are refused until as few wait as `low_watermark`. `None`: at
+    /// `max_queue`.
+    pub high_watermark: Option<usize>,
+    /// See `high_watermark`; `None`: three quarters of it.
+    pub low_watermark: Option<usize>,
+    /// Memory that the process may use, from which its degradation follows; `None`: that of its cgroup or the machine.
+    pub memory_limit_bytes: Option<u64>,
 }
 
 impl EngineConfig {
@@ -82,7 +163,60 @@ impl EngineConfig {
             gpu_layers: None,
             max_queue: DEFAULT_MAX_QUEUE,
             prefill_tokens_per_step: DEFAULT_PREFILL_TOKENS_PER_STEP,
+            step_ms_target: None,
+            kv_layout: KvLayout::default(),
+            prefix_cache: PrefixCacheConfig::default(),
+            speculation: SpeculationConfig::default(),
+            model_digest: None,
+            queue_timeout_ms: None,
+            high_watermark: None,
+            low_watermark: None,
+            memory_limit_bytes: None,
         }
+    }
+}
+
+/// Who is served first. Within one priority the order is that of submission, and waiting raises a request in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Priority {
+    /// After everyone else; the first to be preempted.
+    Low,
+    /// The default.
+    #[default]
+    Normal,
+    /// Before everyone else; the last that is still served when memory is short.
+    High,
+}
+
+/// What the answer must look like; llama.cpp's own grammar engine sees to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Grammar {
+    /// A grammar in llama.cpp's GBNF, whose start symbol is `root`.
+    Gbnf(String),
+    /// A JSON schema, as JSON; `{}` allows any JSON.
+    JsonSchema(String),
+}
+
+/// The DRY penalty, which makes long repetitions unlikely; `multiplier` 0 is off.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DryParams {
+    /// Scale of the penalty; 0 is off.
+    pub multiplier: f32,
+    /// The penalty grows by this factor with each token of the repetition past `allowed_length`.
+    pub base: f32,
+    /// Repetitions up to this many tokens are free.
+    pub allowed_length: u32,
+    /// Tokens looked back at; 0: the whole sequence.
+    pub penalty_last_n: u32,
+    /// Strings that end a repetition.
+    pub sequence_breakers: Vec<String>,
+}
+
+impl Default for DryParams {
+    /// llama.cpp's defaults.
+    fn default() -> Self {
+        let sequence_breakers = ["\n", ":", "\"", "*"].map(String::from).to_vec();
+        Self { multiplier: 0.0, base: 1.75, allowed_length: 2, penalty_last_n: 0, sequence_breakers }
     }
 }
 
@@ -113,12 +247,39 @@ pub struct GenerationParams {
     pub top_k: i32,
     /// Drop tokens less likely than this share of the likeliest, 0 to 1; 0 is off.
     pub min_p: f32,
+    /// Keep the tokens whose information is nearest to the expected, until their probabilities add up to this; 1 is off.
+    pub typical_p: f32,
+    /// The chance, at each token, to leave out the likeliest of those above `xtc_threshold` but the last; 0 is off.
+    pub xtc_probability: f32,
+    /// See `xtc_probability`; above 0.5 it is off.
+    pub xtc_threshold: f32,
+    /// Divides the logit of a token that came before (multiplies a negative one); 1 is off.
+    pub repeat_penalty: f32,
+    /// Tokens that the three penalties look back at, the prompt's included; 0: none, so they are off.
+    pub repeat_last_n: u32,
+    /// Taken from a token's logit once for each time that it came before; 0 is off.
+    pub frequency_penalty: f32,
+    /// Taken from a token's logit once if it came before; 0 is off.
+    pub presence_penalty: f32,
+    /// The DRY penalty.
+    pub dry: DryParams,
+    /// Added to the logits of these tokens; minus infinity bans one.
+    pub logit_bias: Vec<(i32, f32)>,
+    /// What the answer must look like.
+    pub grammar: Option<Grammar>,
+    /// Report the log-probability of each token, and of so many of the likeliest beside it; `None`: no report.
+    pub logprobs: Option<u32>,
     /// The same seed, prompt and parameters give the same draws. `None`: a fresh seed.
     pub seed: Option<u64>,
     /// Strings that end the generation; none of them is emitted.
     pub stop: Vec<String>,
     /// Never choose a token that ends the generation: go on until `max_tokens`, a stop string or the context's end.
     pub ignore_eos: bool,
+    /// Who goes first.
+    pub priority: Priority,
+    /// The most milliseconds from submission to the first token; past that the request fails with
+    /// [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded). `None`: the engine's own limit.
+    pub queue_timeout_ms: Option<u64>,
 }
 
 impl Default for GenerationParams {
@@ -129,9 +290,22 @@ impl Default for GenerationParams {
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
+            typical_p: 1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            dry: DryParams::default(),
+            logit_bias: Vec::new(),
+            grammar: None,
+            logprobs: None,
             seed: None,
             stop: Vec::new(),
             ignore_eos: false,
+            priority: Priority::default(),
+            queue_timeout_ms: None,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::backend::Token;
 use crate::error::RequestError;
-use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, Usage};
+use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 use crate::params::GenerationParams;
 use crate::stats::Stats;
 
@@ -55,8 +55,8 @@ impl Emitter {
         self.send(GenerationEvent::Started { prompt_tokens });
     }
 
-    pub(crate) fn delta(&mut self, text: String, tokens: u32) {
-        self.send(GenerationEvent::Delta { text, tokens });
+    pub(crate) fn delta(&mut self, text: String, tokens: u32, logprobs: Vec<TokenLogprob>) {
+        self.send(GenerationEvent::Delta { text, tokens, logprobs });
     }
 
     pub(crate) fn finished(&mut self, reason: FinishReason, usage: Usage, timings: Timings) {

@@ -164,7 +164,7 @@ impl Sequence {
 
     fn send_text(&mut self) {
         if !self.text.is_empty() {
-            self.request.emitter.delta(std::mem::take(&mut self.text), std::mem::take(&mut self.unsent));
+            self.request.emitter.delta(std::mem::take(&mut self.text), std::mem::take(&mut self.unsent), Vec::new());
         }
     }
 

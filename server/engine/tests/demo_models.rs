@@ -109,7 +109,7 @@ fn usage_and_events_are_exact() {
     };
     let (mut text, mut tokens) = (String::new(), 0);
     for event in &events[1..events.len() - 1] {
-        let GenerationEvent::Delta { text: more, tokens: n } = event else { panic!("{events:?}") };
+        let GenerationEvent::Delta { text: more, tokens: n, .. } = event else { panic!("{events:?}") };
         text.push_str(more);
         tokens += n;
     }

@@ -114,6 +114,9 @@ fn of_request(error: RequestError, message: String, prompt_param: &'static str) 
         RequestError::ContextLengthExceeded { .. } => {
             ApiError::invalid(Some(Cow::Borrowed(prompt_param)), ErrorCode::ContextLengthExceeded, message)
         }
+        RequestError::DeadlineExceeded { .. } => {
+            ApiError::new(408, ErrorKind::ServiceUnavailableError, ErrorCode::RequestTimeout, message)
+        }
         RequestError::ShuttingDown => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
         }
@@ -152,6 +155,7 @@ mod tests {
             (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
             (taken(GenerationError::Retired), 503, "model_retired"),
             (taken(GenerationError::SlowClient), 408, "slow_client"),
+            (taken(RequestError::DeadlineExceeded { waited_ms: 11, limit_ms: 10 }.into()), 408, "request_timeout"),
             (
                 taken(RequestError::ContextLengthExceeded { prompt_tokens: 9, limit: 8 }.into()),
                 400,

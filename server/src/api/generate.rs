@@ -84,6 +84,7 @@ fn params(sampling: Sampling) -> GenerationParams {
         seed: sampling.seed,
         stop: sampling.stop,
         ignore_eos: sampling.ignore_eos,
+        ..GenerationParams::default()
     }
 }
 

@@ -68,7 +68,7 @@ fn message(op: &Op) -> Option<FromWorker> {
     let event = |id: u64, event| Some(FromWorker::Events(vec![(id, event)]));
     match *op {
         Op::Started(id) => event(id, GenerationEvent::Started { prompt_tokens: 1 }),
-        Op::Delta(id) => event(id, GenerationEvent::Delta { text: "x".to_owned(), tokens: 1 }),
+        Op::Delta(id) => event(id, GenerationEvent::Delta { text: "x".to_owned(), tokens: 1, logprobs: Vec::new() }),
         Op::Finished(id) => event(id, finished()),
         Op::Failed(id) => event(id, GenerationEvent::Failed(RequestError::Internal("no".to_owned()))),
         Op::Refused(id) => Some(FromWorker::Refused { id, error: EngineRefusal::ShuttingDown }),
