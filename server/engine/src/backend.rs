@@ -12,6 +12,9 @@ use crate::error::RequestError;
 /// A token id.
 pub(crate) type Token = i32;
 
+/// Tokens whose state is saved as one chunk: what the prefix cache shares and drops.
+pub(crate) const BLOCK_TOKENS: u32 = 64;
+
 /// What a backend allows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackendLimits {
@@ -21,8 +24,15 @@ pub(crate) struct BackendLimits {
     pub(crate) positions: u32,
     /// Tokens in one batch.
     pub(crate) batch_tokens: u32,
+    /// Rows of logits in one batch.
+    pub(crate) outputs: u32,
     /// KV cells over all sequences.
     pub(crate) total_cells: u64,
+    /// Whether all sequences draw from one pool of cells and copies share them; otherwise each has its own.
+    pub(crate) unified: bool,
+    /// Whether a sequence can be cut, copied in part, saved and restored. Where the model's state cannot (recurrent
+    /// ones), nothing but the clearing of whole sequences is asked of it.
+    pub(crate) reusable: bool,
 }
 
 /// One token of a batch.
@@ -35,13 +45,20 @@ pub(crate) struct BatchEntry {
     pub(crate) output: bool,
 }
 
-/// Why a batch was not decoded.
+/// Why something was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BackendError {
     /// No room in the KV cache; nothing was decoded.
     NoKvCells,
-    /// What the sequences of the batch hold is unknown.
+    /// What the sequences concerned hold is unknown.
     Failed(String),
+}
+
+/// The state of consecutive tokens of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk<'a> {
+    pub(crate) tokens: u32,
+    pub(crate) bytes: &'a [u8],
 }
 
 /// A model's state and its computation; one owner.
@@ -53,6 +70,15 @@ pub(crate) trait Backend: Send {
     fn logits(&mut self, index: usize) -> Option<&[f32]>;
     /// Drops all that a sequence holds.
     fn clear_sequence(&mut self, sequence: u32);
+    /// Drops what a sequence holds past its first `len` tokens.
+    fn truncate(&mut self, sequence: u32, len: u32) -> Result<(), BackendError>;
+    /// Makes `to`, which is empty, hold the first `len` tokens of `from`.
+    fn copy(&mut self, from: u32, to: u32, len: u32) -> Result<(), BackendError>;
+    /// The state of a sequence's tokens from `from` (a multiple of [`BLOCK_TOKENS`]) on: a chunk for each full block,
+    /// and one for the rest.
+    fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError>;
+    /// Makes a sequence, which is empty, hold these chunks, the first of which begins at token 0.
+    fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError>;
 }
 
 /// A chat as the template renders it.

@@ -5,27 +5,32 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::backend::{Backend, Vocabulary, llama};
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
+use crate::output::{Output, Signals, TextStage};
 use crate::params::{
     EngineConfig, GenerationParams, MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_THREADS, Prompt,
 };
 use crate::prepare::{Job, Preparer};
 use crate::request::{Emitter, Permit, Request};
-use crate::scheduler::{Scheduler, StepOutcome};
+use crate::sample_pool::SamplePool;
+use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 /// A step that ended so recently proves that tokens can be decoded now.
 const PROBE_FRESH: Duration = Duration::from_secs(1);
 /// Probes and other commands that may wait beside the requests.
 const MAX_CONTROL_COMMANDS: usize = 64;
+
+/// The most threads that sample.
+const MAX_SAMPLE_THREADS: usize = 8;
 
 /// What the engine's thread is told.
 enum Command {
@@ -39,6 +44,7 @@ pub struct Engine {
     stats: Arc<Stats>,
     info: ModelInfo,
     max_queue: usize,
+    queue_timeout_ms: Option<u64>,
     max_in_flight: u32,
     tickets: AtomicU64,
     /// Taken at shutdown, in this order.
@@ -46,18 +52,19 @@ pub struct Engine {
     commands: Option<Sender<Command>>,
     pool: Vec<JoinHandle<()>>,
     thread: Option<JoinHandle<()>>,
+    text: Option<JoinHandle<()>>,
 }
 
 /// A request that was accepted. Dropping it does not cancel.
 #[derive(Clone, Debug)]
 pub struct RequestHandle {
-    cancelled: Arc<AtomicBool>,
+    signals: Arc<Signals>,
 }
 
 impl RequestHandle {
     /// Ends the request within one step, with [`FinishReason::Cancelled`]. Text that is held back is not sent.
     pub fn cancel(&self) {
-        self.cancelled.store(true, Relaxed);
+        self.signals.cancelled.store(true, Relaxed);
     }
 }
 
@@ -98,32 +105,48 @@ impl Engine {
     ) -> Result<Self, LoadError> {
         let limits = backend.limits();
         let stats = Arc::new(Stats::new(limits.sequences, limits.total_cells));
-        let mut scheduler = Scheduler::new(backend, vocabulary.clone(), stats.clone(), config.prefill_tokens_per_step);
+        let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
+        // Unbounded in form only: a request posts at most a message for each token of its context.
+        let (posts, posted) = unbounded();
+        let mut scheduler = Scheduler::new(SchedulerParts {
+            backend,
+            vocabulary: vocabulary.clone(),
+            stats: stats.clone(),
+            output: Output::Thread(posts),
+            pool: SamplePool::new(sample_threads()).map_err(failed)?,
+            parallel: config.parallel,
+            prefill_tokens_per_step: config.prefill_tokens_per_step,
+            reuse_prefixes: config.prefix_cache.enabled,
+            max_saved_bytes: config.prefix_cache.ram_bytes,
+        });
         scheduler.warm_up().map_err(LoadError::WarmUp)?;
         // Every request in flight fits each of these channels, so that sending one never blocks.
-        let max_in_flight = config.max_queue + limits.sequences as usize;
+        let max_in_flight = config.max_queue + config.parallel as usize;
         let (jobs, job_receiver) = bounded(max_in_flight);
         let (commands, command_receiver) = bounded(max_in_flight + MAX_CONTROL_COMMANDS);
         let mut engine = Self {
             stats,
             info,
             max_queue: config.max_queue,
+            queue_timeout_ms: config.queue_timeout_ms,
             max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
             tickets: AtomicU64::new(0),
             jobs: Some(jobs),
             commands: Some(commands.clone()),
             pool: Vec::new(),
             thread: None,
+            text: None,
         };
         let preparer = Preparer { vocabulary, positions: limits.positions };
         let deliver = move |request| {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
             let _ = commands.send(Command::Run(request));
         };
-        let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
         engine.pool = preparer.spawn(&job_receiver, deliver).map_err(failed)?;
         let thread = std::thread::Builder::new().name(String::from("gantry-engine"));
         engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver)).map_err(failed)?);
+        let text = std::thread::Builder::new().name(String::from("gantry-text"));
+        engine.text = Some(text.spawn(move || TextStage::default().run(&posted)).map_err(failed)?);
         Ok(engine)
     }
 
@@ -144,17 +167,21 @@ impl Engine {
         let Some(jobs) = &self.jobs else { return Err(SubmitError::ShuttingDown) };
         let full = || SubmitError::QueueFull { limit: self.max_queue };
         let permit = Permit::take(&self.stats, self.max_in_flight).ok_or_else(full)?;
-        let cancelled = Arc::new(AtomicBool::new(false));
+        let signals = Arc::new(Signals::default());
+        let submitted_at = Instant::now();
+        let timeout_ms = params.queue_timeout_ms.or(self.queue_timeout_ms);
         let job = Job {
             ticket: self.tickets.fetch_add(1, Relaxed),
             prompt,
             params,
-            emitter: Emitter::new(sink, self.stats.clone(), permit, cancelled.clone()),
-            submitted_at: Instant::now(),
+            emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()),
+            signals: signals.clone(),
+            submitted_at,
+            deadline: timeout_ms.and_then(|ms| submitted_at.checked_add(Duration::from_millis(ms))),
         };
         // The channel holds as many jobs as there are permits, and its threads live as long as the engine.
         jobs.try_send(job).map_err(|_| SubmitError::ShuttingDown)?;
-        Ok(RequestHandle { cancelled })
+        Ok(RequestHandle { signals })
     }
 
     /// Generates and waits for the end: for programs that need no stream.
@@ -231,13 +258,19 @@ impl Drop for Engine {
         self.jobs = None;
         self.commands = None;
         let here = std::thread::current().id();
-        for thread in self.pool.drain(..).chain(self.thread.take()) {
+        for thread in self.pool.drain(..).chain(self.thread.take()).chain(self.text.take()) {
             // A sink may hold the last handle of the engine: a thread cannot wait for itself.
             if thread.thread().id() != here && thread.join().is_err() {
                 tracing::error!("an engine thread panicked");
             }
         }
     }
+}
+
+/// Threads that sample beside the engine's: it does its share.
+fn sample_threads() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    processors.saturating_sub(1).min(MAX_SAMPLE_THREADS)
 }
 
 /// The engine's thread: commands between steps, blocking only when there is nothing to do.

@@ -86,19 +86,40 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens sampled, the one that ended the generation included.
     pub completion_tokens: u32,
-    /// Prompt tokens that needed no computation; 0 until there is a prefix cache.
+    /// Prompt tokens that needed no computation.
     pub cached_tokens: u32,
 }
 
 /// Where one request's time went, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
-    /// From submission to a slot, templating and tokenising included.
+    /// From submission to the prompt's tokens: waiting for the pool, templating, tokenising.
+    pub tokenize_ms: f64,
+    /// From the prompt's tokens to a slot.
     pub queue_ms: f64,
     /// From the slot to the first token.
     pub prefill_ms: f64,
     /// From the first token to the last.
     pub decode_ms: f64,
+    /// The times between one token and the next.
+    pub itl: ItlHistogram,
+}
+
+/// The upper bounds of [`ItlHistogram`]'s buckets, in milliseconds; the last bucket has none.
+pub const ITL_BUCKETS_MS: [f64; 11] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0];
+
+/// Inter-token latencies (ITL), counted by the bounds of [`ITL_BUCKETS_MS`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ItlHistogram {
+    /// How many fell into each bucket, not cumulated.
+    pub counts: [u32; ITL_BUCKETS_MS.len() + 1],
+}
+
+impl ItlHistogram {
+    pub(crate) fn record(&mut self, ms: f64) {
+        let bucket = ITL_BUCKETS_MS.partition_point(|&bound| bound < ms);
+        self.counts[bucket] = self.counts[bucket].saturating_add(1);
+    }
 }
 
 /// What is known of the loaded model.
@@ -137,6 +158,12 @@ pub struct EngineStats {
     pub kv_total_cells: u64,
     /// Prompt tokens decoded since the start.
     pub prompt_tokens_total: u64,
+    /// Prompt tokens that needed no computation since the start.
+    pub cached_tokens_total: u64,
+    /// Prefixes that left the KV cache to make room.
+    pub evictions_total: u64,
+    /// Sequences that gave their slot away, to go on later.
+    pub preemptions_total: u64,
     /// Tokens generated since the start.
     pub generated_tokens_total: u64,
     /// Tokens generated a second, over the last seconds; falls to 0 when idle.

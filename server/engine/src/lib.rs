@@ -36,10 +36,13 @@ mod backend;
 mod engine;
 mod error;
 mod event;
+mod kv;
+mod output;
 mod params;
 mod plan;
 mod prepare;
 mod request;
+mod sample_pool;
 mod sampler;
 mod scheduler;
 mod sequence;
@@ -54,7 +57,8 @@ mod scheduler_tests;
 pub use engine::{Engine, GenerationOutput, RequestHandle};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{
-    EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, TokenChance, TokenLogprob, Usage,
+    EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, ModelInfo, Timings,
+    TokenChance, TokenLogprob, Usage,
 };
 pub use params::{
     CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_RAM_BYTES,

@@ -12,6 +12,7 @@ use crossbeam_channel::Receiver;
 
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
+use crate::output::Signals;
 use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::request::{Emitter, Request};
 
@@ -24,7 +25,9 @@ pub(crate) struct Job {
     pub(crate) prompt: Prompt,
     pub(crate) params: GenerationParams,
     pub(crate) emitter: Emitter,
+    pub(crate) signals: Arc<Signals>,
     pub(crate) submitted_at: Instant,
+    pub(crate) deadline: Option<Instant>,
 }
 
 /// What the pool knows of the model.
@@ -58,10 +61,13 @@ impl Preparer {
     }
 
     fn prepare(&self, job: Job) -> Option<Request> {
-        let Job { ticket, prompt, mut params, mut emitter, submitted_at } = job;
+        let Job { ticket, prompt, mut params, mut emitter, signals, submitted_at, deadline } = job;
+        let request = |prompt, params, emitter| {
+            let tokenized_at = Instant::now();
+            Request { ticket, prompt, params, emitter, signals, submitted_at, tokenized_at, deadline }
+        };
         if emitter.is_cancelled() {
-            let request = Request { ticket, prompt: Vec::new(), params, emitter, submitted_at };
-            request.finish_cancelled();
+            request(Vec::new(), params, emitter).finish_cancelled();
             return None;
         }
         let tokens = std::panic::catch_unwind(AssertUnwindSafe(|| self.tokens(prompt, &mut params)));
@@ -69,7 +75,7 @@ impl Preparer {
             Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
         });
         match tokens {
-            Ok(prompt) => Some(Request { ticket, prompt, params, emitter, submitted_at }),
+            Ok(prompt) => Some(request(prompt, params, emitter)),
             Err(error) => {
                 emitter.failed(error);
                 None

@@ -2,12 +2,13 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Instant;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use crate::backend::Token;
 use crate::error::RequestError;
 use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
+use crate::output::Signals;
 use crate::params::GenerationParams;
 use crate::stats::Stats;
 
@@ -39,16 +40,16 @@ pub(crate) struct Emitter {
     stats: Arc<Stats>,
     /// Given back before the last event is sent, so that who hears of the end can submit again.
     permit: Option<Permit>,
-    cancelled: Arc<AtomicBool>,
+    signals: Arc<Signals>,
 }
 
 impl Emitter {
-    pub(crate) fn new(sink: EventSink, stats: Arc<Stats>, permit: Permit, cancelled: Arc<AtomicBool>) -> Self {
-        Self { sink, stats, permit: Some(permit), cancelled }
+    pub(crate) fn new(sink: EventSink, stats: Arc<Stats>, permit: Permit, signals: Arc<Signals>) -> Self {
+        Self { sink, stats, permit: Some(permit), signals }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Relaxed)
+        self.signals.cancelled.load(Relaxed)
     }
 
     pub(crate) fn started(&mut self, prompt_tokens: u32) {
@@ -81,7 +82,7 @@ impl Emitter {
         let sent = std::panic::catch_unwind(AssertUnwindSafe(|| (self.sink)(event)));
         if sent.is_err() {
             tracing::error!("a request's event sink panicked; the request is cancelled");
-            self.cancelled.store(true, Relaxed);
+            self.signals.cancelled.store(true, Relaxed);
         }
     }
 }
@@ -105,12 +106,30 @@ pub(crate) struct Request {
     pub(crate) prompt: Vec<Token>,
     pub(crate) params: GenerationParams,
     pub(crate) emitter: Emitter,
+    pub(crate) signals: Arc<Signals>,
     pub(crate) submitted_at: Instant,
+    /// When its prompt had become tokens.
+    pub(crate) tokenized_at: Instant,
+    /// When its first token is too late.
+    pub(crate) deadline: Option<Instant>,
 }
 
 impl Request {
     pub(crate) fn prompt_len(&self) -> u32 {
         u32::try_from(self.prompt.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Ends a request whose first token can no longer come in time.
+    pub(crate) fn expire(mut self, now: Instant) {
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        let limit =
+            self.deadline.map_or(Duration::ZERO, |deadline| deadline.saturating_duration_since(self.submitted_at));
+        let waited = now.saturating_duration_since(self.submitted_at);
+        self.emitter.failed(RequestError::DeadlineExceeded { waited_ms: ms(waited), limit_ms: ms(limit) });
     }
 
     /// Ends a request that was cancelled before it had a slot.

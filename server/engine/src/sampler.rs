@@ -15,10 +15,28 @@ use crate::params::GenerationParams;
 /// The first guess at how many of the likeliest tokens `top_p` keeps; it grows fourfold until they suffice.
 const TOP_P_FIRST_CANDIDATES: usize = 256;
 
-/// The model gave nothing to choose from: no logit is a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the model computed no finite logits")]
-pub(crate) struct NoFiniteLogits;
+/// Why no token could be chosen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SampleError {
+    #[error("the model computed no finite logits")]
+    NoFiniteLogits,
+    #[error("sampling panicked; see the server's log")]
+    Panicked,
+}
+
+impl From<SampleError> for crate::error::RequestError {
+    fn from(e: SampleError) -> Self {
+        Self::Internal(e.to_string())
+    }
+}
+
+/// What was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sampled {
+    pub(crate) token: Token,
+    pub(crate) logprob: Option<crate::event::TokenLogprob>,
+}
+use SampleError::NoFiniteLogits;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
@@ -33,6 +51,7 @@ pub(crate) struct Sampler {
     top_k: usize,
     top_p: f32,
     min_p: f32,
+    banned: Vec<Token>,
     rng: StdRng,
     candidates: Vec<Candidate>,
     weights: Vec<f32>,
@@ -40,8 +59,9 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// A sampler for parameters that are valid; without a seed it takes a random one.
-    pub(crate) fn new(params: &GenerationParams) -> Self {
+    pub(crate) fn new(params: &GenerationParams, _prompt: &[Token], end_tokens: &[Token]) -> Self {
         Self {
+            banned: if params.ignore_eos { end_tokens.to_vec() } else { Vec::new() },
             temperature: params.temperature,
             top_k: usize::try_from(params.top_k).unwrap_or(0),
             top_p: params.top_p,
@@ -52,8 +72,21 @@ impl Sampler {
         }
     }
 
+    pub(crate) fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
+        let banned = self.banned.clone();
+        Ok(Sampled { token: self.choose(logits, &banned)?, logprob: None })
+    }
+
+    pub(crate) fn accept(&mut self, _token: Token) -> Result<(), SampleError> {
+        Ok(())
+    }
+
+    pub(crate) fn is_trivial(&self) -> bool {
+        self.temperature <= 0.0
+    }
+
     /// Chooses a token; those in `banned` are never chosen.
-    pub(crate) fn sample(&mut self, logits: &[f32], banned: &[Token]) -> Result<Token, NoFiniteLogits> {
+    fn choose(&mut self, logits: &[f32], banned: &[Token]) -> Result<Token, SampleError> {
         if self.temperature <= 0.0 {
             return likeliest(logits, banned);
         }
@@ -114,7 +147,7 @@ impl Sampler {
     }
 
     /// Draws by the softmax of the candidates at the temperature.
-    fn draw(&mut self) -> Result<Token, NoFiniteLogits> {
+    fn draw(&mut self) -> Result<Token, SampleError> {
         let best = max_logit(&self.candidates);
         let mut total = 0.0;
         self.weights.clear();
@@ -128,7 +161,7 @@ impl Sampler {
     }
 }
 
-fn likeliest(logits: &[f32], banned: &[Token]) -> Result<Token, NoFiniteLogits> {
+fn likeliest(logits: &[f32], banned: &[Token]) -> Result<Token, SampleError> {
     let mut best: Option<Candidate> = None;
     for (token, &logit) in (0..).zip(logits) {
         if best.is_none_or(|b| logit > b.logit) && logit.is_finite() && !banned.contains(&token) {
@@ -169,8 +202,8 @@ mod tests {
     }
 
     fn kept(p: &GenerationParams, logits: &[f32]) -> Vec<Token> {
-        let mut sampler = Sampler::new(p);
-        sampler.sample(logits, &[]).unwrap();
+        let mut sampler = Sampler::new(p, &[], &[]);
+        sampler.choose(logits, &[]).unwrap();
         let mut tokens: Vec<Token> = sampler.candidates.iter().map(|c| c.token).collect();
         tokens.sort_unstable();
         tokens
@@ -202,23 +235,23 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_lower_id_and_nan_is_never_chosen() {
-        let mut greedy = Sampler::new(&GenerationParams::greedy(1));
-        assert_eq!(greedy.sample(&[1.0, 3.0, 3.0], &[]), Ok(1));
-        assert_eq!(greedy.sample(&[f32::NAN, 3.0, f32::INFINITY], &[]), Ok(1));
-        assert_eq!(greedy.sample(&[1.0, 3.0, 2.0], &[1]), Ok(2));
-        assert_eq!(greedy.sample(&[f32::NAN, f32::NEG_INFINITY], &[]), Err(NoFiniteLogits));
-        let mut random = Sampler::new(&params(1.0, 1, 1.0, 0.0, 1));
-        assert_eq!(random.sample(&[3.0, f32::NAN, 3.0], &[]), Ok(0));
-        assert_eq!(random.sample(&[3.0, 2.0], &[0, 1]), Err(NoFiniteLogits));
-        assert_eq!(random.sample(&[], &[]), Err(NoFiniteLogits));
+        let mut greedy = Sampler::new(&GenerationParams::greedy(1), &[], &[]);
+        assert_eq!(greedy.choose(&[1.0, 3.0, 3.0], &[]), Ok(1));
+        assert_eq!(greedy.choose(&[f32::NAN, 3.0, f32::INFINITY], &[]), Ok(1));
+        assert_eq!(greedy.choose(&[1.0, 3.0, 2.0], &[1]), Ok(2));
+        assert_eq!(greedy.choose(&[f32::NAN, f32::NEG_INFINITY], &[]), Err(NoFiniteLogits));
+        let mut random = Sampler::new(&params(1.0, 1, 1.0, 0.0, 1), &[], &[]);
+        assert_eq!(random.choose(&[3.0, f32::NAN, 3.0], &[]), Ok(0));
+        assert_eq!(random.choose(&[3.0, 2.0], &[0, 1]), Err(NoFiniteLogits));
+        assert_eq!(random.choose(&[], &[]), Err(NoFiniteLogits));
     }
 
     #[test]
     fn draws_follow_the_distribution_and_the_seed() {
         let logits = [0.7_f32.ln(), 0.2_f32.ln(), 0.1_f32.ln()];
         let draws = |seed| {
-            let mut sampler = Sampler::new(&params(1.0, 0, 1.0, 0.0, seed));
-            (0..10_000).map(|_| sampler.sample(&logits, &[]).unwrap()).collect::<Vec<_>>()
+            let mut sampler = Sampler::new(&params(1.0, 0, 1.0, 0.0, seed), &[], &[]);
+            (0..10_000).map(|_| sampler.choose(&logits, &[]).unwrap()).collect::<Vec<_>>()
         };
         let first = draws(7);
         assert_eq!(first, draws(7));

@@ -1,13 +1,17 @@
 //! Continuous batching: which request holds which slot, and what each step decodes.
 //!
-//! Flow of a step: end what was cancelled → give free slots to the oldest waiting requests → plan (one token for each
-//! sequence that generates, then prompts within the budget) → decode one batch → sample each row, end what is done.
-//! One owner, no threads, no clock but for figures: tests run it step by step on a scripted backend.
+//! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → plan (one token for each
+//! sequence that generates, then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each
+//! row → post the tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines:
+//! tests run it step by step on a scripted backend.
 //!
 //! A batch that fails ends only the requests in it. Several in a row mean that the backend is broken: the scheduler then
-//! fails everything, and its engine must be replaced. Absent: preemption, priorities, a prefix cache.
+//! fails everything, and its engine must be replaced. A cache that is full ends nobody: leftovers go, then a sequence
+//! gives way and comes back later.
 
-use std::collections::VecDeque;
+mod admission;
+mod pressure;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,17 +20,24 @@ use std::time::Instant;
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Token, Vocabulary};
 use crate::error::{ProbeError, RequestError};
 use crate::event::FinishReason;
+use crate::kv::Kv;
+use crate::output::{Output, TextEvent};
 use crate::plan::{Need, plan_step};
 use crate::request::Request;
+use crate::sample_pool::{SampleJob, SamplePool};
+use crate::sampler::{SampleError, Sampled};
 use crate::sequence::{Progress, Sequence};
 use crate::stats::Stats;
+use admission::Waiting;
 
 /// Batches that may fail one after the other before the backend counts as broken.
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
 /// The token decoded by a probe and by the warm-up; every vocabulary has it, and its text is never looked at.
 const PROBE_TOKEN: Token = 0;
-/// The sequence that a probe uses: it runs only when every slot is free.
-const PROBE_SEQUENCE: u32 = 0;
+/// Tokens that an answer is taken to have before any has ended.
+const FIRST_LIKELY_ANSWER_TOKENS: u32 = 128;
+/// The weight of the last answer in the likely length of the next, as a divisor.
+const LIKELY_ANSWER_WEIGHT: u32 = 8;
 
 /// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,44 +51,71 @@ pub(crate) enum StepOutcome {
 }
 
 /// A slot's part in the batch of this step.
+#[derive(Clone, Copy)]
 struct Share {
     slot: usize,
     tokens: u32,
-    /// The batch entry after which its logits are wanted.
-    row: Option<usize>,
+    /// The first batch entry whose logits are wanted, and how many are.
+    row: usize,
+    rows: u32,
+}
+
+/// What a scheduler is made with.
+pub(crate) struct SchedulerParts<B> {
+    pub(crate) backend: B,
+    pub(crate) vocabulary: Arc<dyn Vocabulary>,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) output: Output,
+    pub(crate) pool: SamplePool,
+    /// Requests that may hold a slot at once.
+    pub(crate) parallel: u32,
+    pub(crate) prefill_tokens_per_step: u32,
+    pub(crate) reuse_prefixes: bool,
+    /// The most bytes that the states of sequences which gave way may take.
+    pub(crate) max_saved_bytes: u64,
 }
 
 /// The owner of the backend and of every request that is past tokenising.
 pub(crate) struct Scheduler<B> {
-    backend: B,
+    kv: Kv<B>,
     limits: BackendLimits,
     vocabulary: Arc<dyn Vocabulary>,
     stats: Arc<Stats>,
+    output: Output,
+    events: Vec<TextEvent>,
+    pool: SamplePool,
+    parallel: u32,
     prefill_tokens_per_step: u32,
-    /// By sequence id. The lowest free one is taken: llama.cpp computes neighbouring sequences together.
+    reuse_prefixes: bool,
+    max_saved_bytes: u64,
+    /// Tokens of an answer, as the last ones were.
+    likely_answer: u32,
+    /// By sequence id.
     slots: Vec<Option<Sequence>>,
-    /// By ticket. Bounded by the permits of submission.
-    waiting: VecDeque<Request>,
+    waiting: Waiting,
     batch: Vec<BatchEntry>,
     consecutive_failures: u32,
 }
 
 impl<B: Backend> Scheduler<B> {
-    pub(crate) fn new(
-        backend: B,
-        vocabulary: Arc<dyn Vocabulary>,
-        stats: Arc<Stats>,
-        prefill_tokens_per_step: u32,
-    ) -> Self {
-        let limits = backend.limits();
+    pub(crate) fn new(parts: SchedulerParts<B>) -> Self {
+        let kv = Kv::new(parts.backend);
+        let limits = kv.limits();
         Self {
-            backend,
+            kv,
             limits,
-            vocabulary,
-            stats,
-            prefill_tokens_per_step,
+            vocabulary: parts.vocabulary,
+            stats: parts.stats,
+            output: parts.output,
+            events: Vec::new(),
+            pool: parts.pool,
+            parallel: parts.parallel.min(limits.sequences),
+            prefill_tokens_per_step: parts.prefill_tokens_per_step,
+            reuse_prefixes: parts.reuse_prefixes && limits.reusable,
+            max_saved_bytes: parts.max_saved_bytes,
+            likely_answer: FIRST_LIKELY_ANSWER_TOKENS,
             slots: (0..limits.sequences).map(|_| None).collect(),
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             batch: Vec::new(),
             consecutive_failures: 0,
         }
@@ -110,33 +148,34 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn decode_probe(&mut self, tokens: u32) -> Result<(), String> {
+        let Some(sequence) = self.empty_sequence() else { return Err(String::from("no sequence is free")) };
+        self.free_cells(tokens);
         self.batch.clear();
         self.batch.extend((0..tokens).map(|position| BatchEntry {
             token: PROBE_TOKEN,
             position,
-            sequence: PROBE_SEQUENCE,
+            sequence,
             output: position + 1 == tokens,
         }));
-        let decoded = self.backend.decode(&self.batch);
+        let decoded = self.kv.decode(&self.batch);
         let row = self.batch.len() - 1;
         let verdict = match decoded {
-            Ok(()) if self.backend.logits(row).is_some() => Ok(()),
+            Ok(()) if self.kv.logits(row).is_some() => Ok(()),
             Ok(()) => Err(String::from("the backend gave no logits")),
             Err(BackendError::NoKvCells) => Err(String::from("the KV cache is full although no request uses it")),
             Err(BackendError::Failed(reason)) => Err(reason),
         };
-        self.backend.clear_sequence(PROBE_SEQUENCE);
+        self.kv.clear(sequence);
         verdict
     }
 
-    /// Takes a request; it waits by its ticket, whichever order tokenising finished in.
-    pub(crate) fn enqueue(&mut self, request: Request) {
+    /// Takes a request; it waits by its priority and ticket, whichever order tokenising finished in.
+    pub(crate) fn enqueue(&mut self, mut request: Request) {
         if let Some(reason) = self.stats.broken.get() {
-            fail_request(request, RequestError::Internal(reason.clone()));
+            request.emitter.failed(RequestError::Internal(reason.clone()));
             return;
         }
-        let at = self.waiting.partition_point(|other| other.ticket < request.ticket);
-        self.waiting.insert(at, request);
+        self.waiting.push(request);
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -150,33 +189,45 @@ impl<B: Backend> Scheduler<B> {
     /// One step, as the module describes it.
     pub(crate) fn step(&mut self) -> StepOutcome {
         let started = Instant::now();
-        self.end_cancelled();
-        self.admit();
-        let shares = self.plan();
-        if self.batch.is_empty() {
-            return StepOutcome::Idle;
-        }
-        if let Err(e) = self.backend.decode(&self.batch) {
-            self.decode_failed(e, &shares);
-            return StepOutcome::Failed;
-        }
+        self.end_what_is_over(started);
+        self.admit(started);
+        let outcome = self.decode_batch(started);
+        self.output.post(&mut self.events);
+        self.publish();
+        outcome
+    }
+
+    fn decode_batch(&mut self, started: Instant) -> StepOutcome {
+        let shares = loop {
+            let shares = self.plan();
+            if self.batch.is_empty() {
+                return StepOutcome::Idle;
+            }
+            let tokens = u32::try_from(self.batch.len()).unwrap_or(u32::MAX);
+            // Who gives way changes the plan.
+            if !self.make_room(tokens) {
+                continue;
+            }
+            match self.kv.decode(&self.batch) {
+                Ok(()) => break shares,
+                Err(BackendError::NoKvCells) if self.give_way() => {}
+                Err(error) => {
+                    self.decode_failed(error, &shares);
+                    return StepOutcome::Failed;
+                }
+            }
+        };
         self.consecutive_failures = 0;
-        let (mut prompt_tokens, mut generated) = (0, 0);
+        let mut prompt_tokens = 0;
         for share in &shares {
             if let Some(sequence) = &mut self.slots[share.slot] {
                 if matches!(sequence.need(), Need::Prefill { .. }) {
                     prompt_tokens += u64::from(share.tokens);
                 }
-                sequence.advance(share.tokens);
+                sequence.decoded += share.tokens;
             }
         }
-        self.publish();
-        for share in &shares {
-            if let Some(row) = share.row {
-                generated += 1;
-                self.accept_row(share.slot, row);
-            }
-        }
+        let generated = self.sample(&shares);
         self.stats.step_done(started.elapsed(), prompt_tokens, generated);
         StepOutcome::Decoded
     }
@@ -184,13 +235,13 @@ impl<B: Backend> Scheduler<B> {
     /// Ends every request with this error, those that wait included.
     pub(crate) fn fail_all(&mut self, error: &RequestError) {
         for slot in 0..self.slots.len() {
-            if let Some(sequence) = self.release(slot) {
-                sequence.fail(error.clone());
-            }
+            self.fail(slot, error.clone());
         }
-        for request in std::mem::take(&mut self.waiting) {
-            fail_request(request, error.clone());
+        for sequence in self.waiting.fail_all(error) {
+            self.events.push(TextEvent::Failed { ticket: sequence.ticket, error: error.clone() });
         }
+        self.output.post(&mut self.events);
+        self.publish();
     }
 
     /// Declares the backend unusable and fails everything.
@@ -201,34 +252,7 @@ impl<B: Backend> Scheduler<B> {
         let _ = self.stats.broken.set(reason);
     }
 
-    fn end_cancelled(&mut self) {
-        for slot in 0..self.slots.len() {
-            if self.slots[slot].as_ref().is_some_and(Sequence::is_cancelled) {
-                self.finish(slot, FinishReason::Cancelled);
-            }
-        }
-        if self.waiting.iter().any(|request| request.emitter.is_cancelled()) {
-            for request in std::mem::take(&mut self.waiting) {
-                if request.emitter.is_cancelled() {
-                    request.finish_cancelled();
-                } else {
-                    self.waiting.push_back(request);
-                }
-            }
-        }
-    }
-
-    fn admit(&mut self) {
-        for slot in &mut self.slots {
-            if slot.is_none() {
-                let Some(request) = self.waiting.pop_front() else { break };
-                *slot = Some(Sequence::start(request, self.vocabulary.clone(), self.limits.positions));
-            }
-        }
-        self.publish();
-    }
-
-    /// Fills the batch, in the order of the slots.
+    /// Fills the batch, in the order of the sequences.
     fn plan(&mut self) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
@@ -237,57 +261,120 @@ impl<B: Backend> Scheduler<B> {
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());
         for ((slot, sequence), tokens) in active.into_iter().zip(grants) {
-            let mut row = None;
+            let (mut row, mut rows) = (0, 0);
             for (token, position, output) in sequence.next_tokens(tokens) {
                 if output {
-                    row = Some(self.batch.len());
+                    row = if rows == 0 { self.batch.len() } else { row };
+                    rows += 1;
                 }
                 // A slot's index is its sequence id, below the u32 it came from.
                 let sequence = u32::try_from(slot).unwrap_or(u32::MAX);
                 self.batch.push(BatchEntry { token, position, sequence, output });
             }
             if tokens > 0 {
-                shares.push(Share { slot, tokens, row });
+                shares.push(Share { slot, tokens, row, rows });
             }
         }
         shares
     }
 
-    fn accept_row(&mut self, slot: usize, row: usize) {
+    /// Samples every row of the batch and returns how many tokens were taken.
+    fn sample(&mut self, shares: &[Share]) -> u64 {
+        let mut jobs = Vec::new();
+        let mut taken = 0;
+        let at = Instant::now();
+        for share in shares.iter().filter(|share| share.rows > 0) {
+            let Some(sequence) = &mut self.slots[share.slot] else { continue };
+            let trivial = share.rows > 1 || sequence.sampler.as_ref().is_some_and(|sampler| sampler.is_trivial());
+            if trivial {
+                taken += self.sample_here(share, at);
+            } else if let (Some(row), Some(sampler)) = (self.kv.logits(share.row), sequence.sampler.take()) {
+                jobs.push(SampleJob { slot: share.slot, sampler, row: self.pool.copy(row) });
+            } else {
+                self.fail(share.slot, no_logits());
+            }
+        }
+        for done in self.pool.run(jobs) {
+            if let Some(sequence) = &mut self.slots[done.slot] {
+                sequence.sampler = done.sampler;
+            }
+            match done.result {
+                Ok(sampled) => {
+                    taken += 1;
+                    self.take(done.slot, sampled, at);
+                }
+                Err(error) => self.fail(done.slot, error.into()),
+            }
+        }
+        taken
+    }
+
+    /// Samples a slot's rows, of which those after the first follow guesses: the first guess that was wrong ends it.
+    fn sample_here(&mut self, share: &Share, at: Instant) -> u64 {
+        let mut taken = 0;
+        for i in 0..share.rows {
+            let Some(sequence) = &mut self.slots[share.slot] else { break };
+            let (Some(row), Some(sampler)) = (self.kv.logits(share.row + i as usize), &mut sequence.sampler) else {
+                self.fail(share.slot, no_logits());
+                break;
+            };
+            let guess = sequence.drafts.get(i as usize).copied();
+            // A bug in sampling harms this request only.
+            let sampled = std::panic::catch_unwind(AssertUnwindSafe(|| sampler.sample(row)));
+            match sampled.unwrap_or(Err(SampleError::Panicked)) {
+                Ok(sampled) => {
+                    let token = sampled.token;
+                    taken += 1;
+                    self.take(share.slot, sampled, at);
+                    if Some(token) != guess {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.fail(share.slot, error.into());
+                    break;
+                }
+            }
+        }
+        if share.rows > 1
+            && let Some(sequence) = &mut self.slots[share.slot]
+        {
+            sequence.drafts.clear();
+            let valid = sequence.len() - 1;
+            sequence.decoded = self.kv.truncate(u32::try_from(share.slot).unwrap_or(u32::MAX), valid);
+        }
+        taken
+    }
+
+    /// Appends a token to a request, and ends the request with it where that is due.
+    fn take(&mut self, slot: usize, sampled: Sampled, at: Instant) {
         let Some(sequence) = &mut self.slots[slot] else { return };
-        let backend = &mut self.backend;
-        // A bug in sampling or text harms this request only.
-        let progress = std::panic::catch_unwind(AssertUnwindSafe(|| match backend.logits(row) {
-            Some(logits) => sequence.accept_logits(logits),
-            None => Progress::Failed(RequestError::Internal(String::from("the backend gave no logits"))),
-        }));
-        match progress {
-            Ok(Progress::Continue) => {}
-            Ok(Progress::Finished(reason)) => self.finish(slot, reason),
-            Ok(Progress::Failed(error)) => self.fail(slot, error),
-            Err(_) => self.fail(slot, RequestError::Internal(String::from("sampling panicked; see the server's log"))),
+        let Sampled { token, logprob } = sampled;
+        let ticket = sequence.ticket;
+        if let Some(sampler) = &mut sequence.sampler
+            && let Err(error) = sampler.accept(token)
+        {
+            self.fail(slot, error.into());
+            return;
+        }
+        let progress = sequence.push(token, self.vocabulary.end_tokens().contains(&token));
+        self.events.push(TextEvent::Token { ticket, token, logprob, at });
+        if let Progress::Finished(reason) = progress {
+            self.finish(slot, reason);
         }
     }
 
     fn decode_failed(&mut self, error: BackendError, shares: &[Share]) {
-        match error {
-            BackendError::NoKvCells => {
-                // The youngest gives way, and the others go on with its cells.
-                let youngest = shares
-                    .iter()
-                    .filter_map(|s| self.slots[s.slot].as_ref().map(|sequence| (sequence.ticket(), s.slot)))
-                    .max();
-                if let Some((_, slot)) = youngest {
-                    self.fail(slot, RequestError::Internal(String::from("the KV cache is full")));
-                }
-            }
-            BackendError::Failed(reason) => {
-                for share in shares {
-                    self.fail(share.slot, RequestError::Internal(format!("decoding failed: {reason}")));
-                }
-                self.failed_once_more(&reason);
-            }
+        let reason = match error {
+            BackendError::Failed(reason) => reason,
+            // Nobody is left to give way to the one that runs alone, which always fits: the books are wrong.
+            BackendError::NoKvCells => String::from("the KV cache is full"),
+        };
+        for share in shares {
+            self.fail(share.slot, RequestError::Internal(format!("decoding failed: {reason}")));
+            self.kv.clear(u32::try_from(share.slot).unwrap_or(u32::MAX));
         }
+        self.failed_once_more(&reason);
     }
 
     fn failed_once_more(&mut self, reason: &str) {
@@ -298,38 +385,87 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
+    fn end_what_is_over(&mut self, now: Instant) {
+        for slot in 0..self.slots.len() {
+            let Some(sequence) = &self.slots[slot] else { continue };
+            if sequence.is_ended() {
+                self.release(slot);
+            } else if sequence.is_cancelled() {
+                self.finish(slot, FinishReason::Cancelled);
+            }
+        }
+        for sequence in self.waiting.end_what_is_over(now) {
+            let event = TextEvent::Finished { ticket: sequence.ticket, reason: FinishReason::Cancelled };
+            self.events.push(event);
+        }
+    }
+
     fn finish(&mut self, slot: usize, reason: FinishReason) {
         if let Some(sequence) = self.release(slot) {
-            sequence.finish(reason);
+            let (likely, answer) = (self.likely_answer, sequence.generated());
+            self.likely_answer = (likely - likely / LIKELY_ANSWER_WEIGHT).saturating_add(answer / LIKELY_ANSWER_WEIGHT);
+            self.events.push(TextEvent::Finished { ticket: sequence.ticket, reason });
         }
     }
 
     fn fail(&mut self, slot: usize, error: RequestError) {
         if let Some(sequence) = self.release(slot) {
-            sequence.fail(error);
+            self.events.push(TextEvent::Failed { ticket: sequence.ticket, error });
         }
     }
 
-    /// Frees a slot and its cells. The caller then ends the request, which so finds its slot free.
+    /// Frees a slot; what its cells hold is left for who can use it.
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let sequence = self.slots[slot].take()?;
-        self.backend.clear_sequence(u32::try_from(slot).unwrap_or(u32::MAX));
-        self.publish();
+        let id = u32::try_from(slot).unwrap_or(u32::MAX);
+        self.kv.set_in_use(id, false);
+        if !self.reuse_prefixes {
+            self.kv.clear(id);
+        }
         Some(sequence)
     }
 
     fn publish(&self) {
-        let active = self.slots.iter().flatten();
-        self.stats.slots_active.store(u32::try_from(active.clone().count()).unwrap_or(u32::MAX), Relaxed);
-        self.stats.kv_used_cells.store(active.map(|s| u64::from(s.decoded())).sum(), Relaxed);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn backend(&mut self) -> &mut B {
-        &mut self.backend
+        let active = self.slots.iter().flatten().count();
+        self.stats.slots_active.store(u32::try_from(active).unwrap_or(u32::MAX), Relaxed);
+        self.stats.kv_used_cells.store(self.kv.used_cells(), Relaxed);
     }
 }
 
-fn fail_request(mut request: Request, error: RequestError) {
-    request.emitter.failed(error);
+#[cfg(test)]
+impl Scheduler<crate::backend::scripted::ScriptedBackend> {
+    pub(crate) fn backend(&mut self) -> &mut crate::backend::scripted::ScriptedBackend {
+        self.kv.backend()
+    }
+
+    pub(crate) fn likely_answer_is(&mut self, tokens: u32) {
+        self.likely_answer = tokens;
+    }
+
+    /// The books say what the backend holds, and each slot what its sequence does.
+    pub(crate) fn assert_books(&mut self) {
+        for id in 0..self.limits.sequences {
+            assert_eq!(self.kv.backend().tokens(id), self.kv.tokens(id), "sequence {id}");
+            let slot = &self.slots[id as usize];
+            assert_eq!(self.kv.in_use(id), slot.is_some());
+            if let Some(sequence) = slot {
+                assert_eq!(self.kv.tokens(id), &sequence.tokens[..sequence.decoded as usize]);
+            }
+        }
+        assert_eq!(self.kv.backend().cells(), self.kv.used_cells());
+        assert!(self.kv.used_cells() <= self.limits.total_cells);
+    }
+
+    pub(crate) fn drop_leftovers(&mut self) {
+        for id in 0..self.limits.sequences {
+            if !self.kv.in_use(id) {
+                self.kv.clear(id);
+            }
+        }
+        self.publish();
+    }
+}
+
+fn no_logits() -> RequestError {
+    RequestError::Internal(String::from("the backend gave no logits"))
 }

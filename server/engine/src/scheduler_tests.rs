@@ -1,20 +1,21 @@
 //! The scheduler, step by step on the scripted backend.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
 use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, VOCAB, reference};
-use crate::backend::{Backend, Token};
+use crate::backend::{Backend, BackendLimits, Token};
 use crate::error::RequestError;
 use crate::event::{FinishReason, GenerationEvent};
-use crate::params::GenerationParams;
+use crate::output::{Output, Signals, TextStage};
+use crate::params::{GenerationParams, Priority};
 use crate::request::{Emitter, Permit, Request};
-use crate::scheduler::{Scheduler, StepOutcome};
+use crate::sample_pool::SamplePool;
+use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 type Events = Arc<Mutex<Vec<GenerationEvent>>>;
@@ -30,36 +31,93 @@ struct Submitted {
     prompt: Vec<Token>,
     params: GenerationParams,
     events: Events,
-    cancelled: Arc<AtomicBool>,
+    signals: Arc<Signals>,
     was_cancelled: bool,
+}
+
+/// What a harness is made of, where it matters.
+struct Setup {
+    limits: BackendLimits,
+    parallel: u32,
+    prefill: u32,
+    max_queue: u32,
+    reuse: bool,
+    max_saved_bytes: u64,
+}
+
+impl Setup {
+    /// Each sequence with its own cells, nothing reused.
+    fn split(sequences: u32, positions: u32, prefill: u32, max_queue: u32) -> Self {
+        let limits = BackendLimits {
+            sequences,
+            positions,
+            batch_tokens: sequences + prefill,
+            outputs: sequences + prefill,
+            total_cells: u64::from(sequences) * u64::from(positions),
+            unified: false,
+            reusable: true,
+        };
+        Self { limits, parallel: sequences, prefill, max_queue, reuse: false, max_saved_bytes: 0 }
+    }
+
+    /// One pool of cells, prefixes reused, states saved.
+    fn unified(parallel: u32, leftovers: u32, cells: u32, prefill: u32) -> Self {
+        let mut setup = Self::split(parallel + leftovers, cells, prefill, 64);
+        setup.limits.total_cells = cells.into();
+        setup.limits.unified = true;
+        Self { parallel, reuse: true, max_saved_bytes: 1 << 20, ..setup }
+    }
 }
 
 impl Harness {
     fn new(sequences: u32, positions: u32, prefill: u32, max_queue: u32) -> Self {
-        let backend = ScriptedBackend::new(sequences, positions, sequences + prefill);
-        let stats = Arc::new(Stats::new(sequences, backend.limits().total_cells));
-        let scheduler = Scheduler::new(backend, Arc::new(ScriptedVocabulary), stats.clone(), prefill);
-        Self { scheduler, stats, tickets: 0, limit: sequences + max_queue }
+        Self::of(&Setup::split(sequences, positions, prefill, max_queue))
+    }
+
+    fn of(setup: &Setup) -> Self {
+        let backend = ScriptedBackend::with_limits(setup.limits);
+        let stats = Arc::new(Stats::new(setup.parallel, backend.limits().total_cells));
+        let scheduler = Scheduler::new(SchedulerParts {
+            backend,
+            vocabulary: Arc::new(ScriptedVocabulary),
+            stats: stats.clone(),
+            output: Output::Inline(TextStage::default()),
+            pool: SamplePool::new(0).unwrap(),
+            parallel: setup.parallel,
+            prefill_tokens_per_step: setup.prefill,
+            reuse_prefixes: setup.reuse,
+            max_saved_bytes: setup.max_saved_bytes,
+        });
+        Self { scheduler, stats, tickets: 0, limit: setup.parallel + setup.max_queue }
     }
 
     fn submit(&mut self, prompt: Vec<Token>, params: GenerationParams) -> Option<Submitted> {
         let permit = Permit::take(&self.stats, self.limit)?;
         let events = Events::default();
-        let cancelled = Arc::new(AtomicBool::new(false));
+        let signals = Arc::new(Signals::default());
         let sink = {
             let events = events.clone();
             Box::new(move |event| events.lock().unwrap().push(event))
         };
-        let emitter = Emitter::new(sink, self.stats.clone(), permit, cancelled.clone());
+        let emitter = Emitter::new(sink, self.stats.clone(), permit, signals.clone());
         self.tickets += 1;
-        self.scheduler.enqueue(Request {
-            ticket: self.tickets,
-            prompt: prompt.clone(),
-            params: params.clone(),
-            emitter,
-            submitted_at: Instant::now(),
-        });
-        Some(Submitted { prompt, params, events, cancelled, was_cancelled: false })
+        self.enqueue(self.tickets, prompt.clone(), params.clone(), emitter, signals.clone());
+        Some(Submitted { prompt, params, events, signals, was_cancelled: false })
+    }
+
+    fn enqueue(
+        &mut self,
+        ticket: u64,
+        prompt: Vec<Token>,
+        params: GenerationParams,
+        emitter: Emitter,
+        signals: Arc<Signals>,
+    ) {
+        let now = Instant::now();
+        let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
+        let (submitted_at, tokenized_at) = (now, now);
+        let request = Request { ticket, prompt, params, emitter, signals, submitted_at, tokenized_at, deadline };
+        self.scheduler.enqueue(request);
     }
 
     fn run(&mut self) {
@@ -71,6 +129,8 @@ impl Harness {
     /// Nothing is held by anyone.
     fn assert_empty(&mut self) {
         assert!(!self.scheduler.has_work());
+        self.scheduler.assert_books();
+        self.scheduler.drop_leftovers();
         assert_eq!(self.scheduler.backend().cells(), 0);
         let stats = self.stats.snapshot();
         assert_eq!((stats.slots_active, stats.queued, stats.kv_used_cells), (0, 0, 0));
@@ -104,6 +164,7 @@ impl Submitted {
         let started = events.iter().position(|e| matches!(e, GenerationEvent::Started { .. }));
         let prompt_tokens = u32::try_from(self.prompt.len()).unwrap();
         assert_eq!(usage.prompt_tokens, prompt_tokens);
+        assert!(usage.cached_tokens < prompt_tokens);
         if started.is_some() || !self.was_cancelled {
             assert_eq!(events[0], GenerationEvent::Started { prompt_tokens });
         }
@@ -193,7 +254,7 @@ fn a_cancel_frees_the_slot_within_one_step() {
     let next = h.submit(vec![6; 5], greedy(20)).unwrap();
     h.scheduler.step();
     for request in [&mut running, &mut waiting] {
-        request.cancelled.store(true, Relaxed);
+        request.signals.cancelled.store(true, Relaxed);
         request.was_cancelled = true;
     }
     h.scheduler.step();
@@ -216,7 +277,7 @@ fn a_cancel_sends_no_part_of_a_stop_string() {
             h.scheduler.step();
         }
         request.was_cancelled = true;
-        request.cancelled.store(true, Relaxed);
+        request.signals.cancelled.store(true, Relaxed);
         h.run();
         request.check(100);
     }
@@ -240,15 +301,129 @@ fn a_failed_batch_ends_its_requests_only() {
 }
 
 #[test]
-fn a_full_cache_ends_the_youngest() {
-    let mut h = Harness::new(2, 64, 8, 0);
+fn a_cache_that_is_full_against_the_books_preempts_the_youngest() {
+    let mut h = Harness::of(&Setup::unified(2, 2, 200, 8));
     let old = h.submit(vec![3; 4], greedy(20)).unwrap();
     let young = h.submit(vec![4; 4], greedy(20)).unwrap();
     h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::NoKvCells);
-    h.scheduler.step();
-    assert!(matches!(young.error(), RequestError::Internal(_)));
     h.run();
-    old.check(64);
+    old.check(200);
+    young.check(200);
+    assert_eq!(h.stats.snapshot().preemptions_total, 1);
+    h.assert_empty();
+}
+
+#[test]
+fn when_cells_are_short_the_youngest_gives_way_and_comes_back() {
+    for max_saved_bytes in [0, 1 << 20] {
+        let mut h = Harness::of(&Setup { max_saved_bytes, ..Setup::unified(4, 4, 120, 16) });
+        let params = GenerationParams { ignore_eos: true, ..greedy(60) };
+        let requests: Vec<_> = (1..=4).map(|i| h.submit(vec![i; 20], params.clone()).unwrap()).collect();
+        h.scheduler.likely_answer_is(1);
+        let mut first_end = None;
+        while h.scheduler.has_work() {
+            h.scheduler.step();
+            h.scheduler.assert_books();
+            let ended = requests.iter().position(|r| r.events.lock().unwrap().last().is_some_and(|e| e.is_terminal()));
+            first_end = first_end.or(ended);
+        }
+        assert_eq!(first_end, Some(0), "the oldest is never preempted");
+        assert!(h.stats.snapshot().preemptions_total > 0);
+        requests.iter().for_each(|r| r.check(120));
+        h.assert_empty();
+    }
+}
+
+#[test]
+fn low_priority_gives_way_before_normal_whatever_their_age() {
+    let mut h = Harness::of(&Setup::unified(3, 4, 100, 16));
+    let with = |priority| GenerationParams { priority, ignore_eos: true, ..greedy(50) };
+    h.scheduler.likely_answer_is(1);
+    let low = h.submit(vec![1; 20], with(Priority::Low)).unwrap();
+    h.scheduler.step();
+    let normal = h.submit(vec![2; 20], with(Priority::Normal)).unwrap();
+    h.run();
+    low.check(100);
+    normal.check(100);
+    let end = |r: &Submitted| match r.last() {
+        GenerationEvent::Finished { timings, .. } => timings.decode_ms,
+        event => panic!("{event:?}"),
+    };
+    assert!(end(&low) > end(&normal), "the low one was interrupted");
+    assert_eq!(h.stats.snapshot().preemptions_total, 1);
+    h.assert_empty();
+}
+
+#[test]
+fn a_high_request_takes_the_slot_of_a_low_one() {
+    let mut h = Harness::of(&Setup::unified(2, 2, 400, 16));
+    let with = |priority| GenerationParams { priority, ignore_eos: true, ..greedy(40) };
+    let low: Vec<_> = (1..=2).map(|i| h.submit(vec![i; 10], with(Priority::Low)).unwrap()).collect();
+    for _ in 0..5 {
+        h.scheduler.step();
+    }
+    let high = h.submit(vec![9; 10], with(Priority::High)).unwrap();
+    h.scheduler.step();
+    assert!(high.events.lock().unwrap().len() > 1, "it has a token in its first step");
+    h.run();
+    low.iter().chain([&high]).for_each(|r| r.check(400));
+    h.assert_empty();
+}
+
+#[test]
+fn what_an_ended_request_left_is_not_read_again() {
+    for unified in [false, true] {
+        let mut setup = Setup { reuse: true, ..Setup::split(4, 300, 16, 64) };
+        if unified {
+            setup = Setup::unified(4, 4, 600, 16);
+        }
+        let mut h = Harness::of(&setup);
+        let first = h.submit(vec![5; 100], greedy(10)).unwrap();
+        h.run();
+        first.check(setup.limits.positions);
+        let read = h.scheduler.backend().decoded_tokens;
+        let mut longer = vec![5; 100];
+        longer.extend([7; 20]);
+        let second = h.submit(longer, GenerationParams { ignore_eos: true, ..greedy(5) }).unwrap();
+        h.run();
+        second.check(setup.limits.positions);
+        assert_eq!(h.scheduler.backend().decoded_tokens - read, 20 + 4, "unified: {unified}");
+        let GenerationEvent::Finished { usage, .. } = second.last() else { panic!() };
+        assert_eq!(usage.cached_tokens, 100);
+        h.assert_empty();
+    }
+}
+
+#[test]
+fn prompts_that_begin_alike_are_read_once_even_when_they_come_together() {
+    for unified in [false, true] {
+        let mut setup = Setup { reuse: true, ..Setup::split(8, 400, 32, 64) };
+        if unified {
+            setup = Setup::unified(8, 8, 3_200, 32);
+        }
+        let mut h = Harness::of(&setup);
+        let requests: Vec<_> = (1..=8)
+            .map(|i| {
+                let prompt = [vec![40; 256], vec![i; 32]].concat();
+                h.submit(prompt, GenerationParams { ignore_eos: true, ..greedy(4) }).unwrap()
+            })
+            .collect();
+        h.run();
+        requests.iter().for_each(|r| r.check(setup.limits.positions));
+        assert_eq!(h.scheduler.backend().decoded_tokens, 256 + 8 * (32 + 3), "unified: {unified}");
+        h.assert_empty();
+    }
+}
+
+#[test]
+fn a_request_that_waits_too_long_is_refused_and_one_that_started_is_not() {
+    let mut h = Harness::new(1, 64, 8, 4);
+    let running = h.submit(vec![3; 4], GenerationParams { queue_timeout_ms: Some(50), ..greedy(20) }).unwrap();
+    h.scheduler.step();
+    let late = h.submit(vec![3; 4], GenerationParams { queue_timeout_ms: Some(0), ..greedy(20) }).unwrap();
+    h.run();
+    running.check(64);
+    assert!(matches!(late.error(), RequestError::DeadlineExceeded { limit_ms: 0, .. }));
     h.assert_empty();
 }
 
@@ -272,9 +447,9 @@ fn a_sink_that_panics_ends_its_own_request() {
     let mut h = Harness::new(2, 64, 8, 0);
     let permit = Permit::take(&h.stats, h.limit).unwrap();
     let sink = Box::new(|_| panic!("scripted"));
-    let emitter = Emitter::new(sink, h.stats.clone(), permit, Arc::default());
-    let (prompt, params) = (vec![1; 4], greedy(50));
-    h.scheduler.enqueue(Request { ticket: 0, prompt, params, emitter, submitted_at: Instant::now() });
+    let signals = Arc::new(Signals::default());
+    let emitter = Emitter::new(sink, h.stats.clone(), permit, signals.clone());
+    h.enqueue(0, vec![1; 4], greedy(50), emitter, signals);
     let other = h.submit(vec![4; 4], greedy(20)).unwrap();
     h.run();
     other.check(64);
@@ -321,9 +496,18 @@ proptest! {
     fn every_request_ends_once_with_its_own_answer(
         actions in prop::collection::vec(action(), 1..80),
         sequences in 1_u32..10, prefill in 1_u32..40, max_queue in 0_u32..6,
+        (unified, reuse, saved) in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
         const POSITIONS: u32 = 100;
-        let mut h = Harness::new(sequences, POSITIONS, prefill, max_queue);
+        let mut setup = Setup { reuse, ..Setup::split(sequences, POSITIONS, prefill, max_queue) };
+        if unified {
+            // Cells for a third of what could be asked for.
+            let cells = POSITIONS.max(sequences * POSITIONS / 3);
+            setup = Setup { reuse, max_queue, ..Setup::unified(sequences, 3, cells, prefill) };
+            setup.limits.positions = POSITIONS;
+        }
+        setup.max_saved_bytes = if saved { 600 } else { 0 };
+        let mut h = Harness::of(&setup);
         let mut requests: Vec<Submitted> = Vec::new();
         for action in actions {
             match action {
@@ -335,13 +519,14 @@ proptest! {
                 }
                 Action::Cancel(index) if !requests.is_empty() => {
                     let request = index.get(&requests);
-                    request.cancelled.store(true, Relaxed);
+                    request.signals.cancelled.store(true, Relaxed);
                     let i = index.index(requests.len());
                     requests[i].was_cancelled = true;
                 }
                 Action::Cancel(_) => {}
                 Action::Steps(n) => for _ in 0..n {
                     h.scheduler.step();
+                    h.scheduler.assert_books();
                     let stats = h.stats.snapshot();
                     prop_assert!(stats.slots_active <= sequences);
                     prop_assert!(stats.slots_active + stats.queued <= sequences + max_queue);

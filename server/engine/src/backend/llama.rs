@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use gantry_llama::{Batch, ChatError, ChatTemplate, Context, ContextParams, DecodeError, KvType, Model, ModelParams};
 
-use super::{Backend, BackendError, BackendLimits, BatchEntry, RenderedChat, Token, Vocabulary};
+use super::{Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
 use crate::error::{LoadError, RequestError};
 use crate::event::ModelInfo;
-use crate::params::{CacheType, EngineConfig};
+use crate::params::{CacheType, EngineConfig, KvLayout, MAX_PARALLEL};
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
+
+/// Sequences, beside those that run, that a unified cache has for what ended requests left.
+const LEFTOVER_SEQUENCES: u32 = 64;
 
 /// Text tokenised once at load.
 const LOAD_CHECK_TEXT: &str = "Hello, world!";
@@ -21,6 +24,7 @@ pub(crate) struct LlamaBackend {
     context: Context,
     batch: Batch,
     positions: u32,
+    unified: bool,
 }
 
 /// The vocabulary and the template of a model.
@@ -38,17 +42,19 @@ pub(crate) fn load(
     let params = ModelParams { gpu_layers: config.gpu_layers };
     let model = load_model(&config.model_path, &params, progress)?;
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
+    let unified = config.kv_layout != KvLayout::Split;
+    let sequences = if unified { (config.parallel + LEFTOVER_SEQUENCES).min(MAX_PARALLEL) } else { config.parallel };
     let context_params = ContextParams {
         n_ctx,
-        n_batch: config.prefill_tokens_per_step.saturating_add(config.parallel),
-        sequences: config.parallel,
+        n_batch: config.prefill_tokens_per_step.saturating_add(config.parallel).max(sequences),
+        sequences,
         threads: config.threads.unwrap_or_else(default_threads),
         kv_type: match config.cache_type {
             CacheType::F16 => KvType::F16,
             CacheType::Q8_0 => KvType::Q8_0,
             CacheType::Q4_0 => KvType::Q4_0,
         },
-        kv_unified: false,
+        kv_unified: unified,
     };
     let context = Context::new(&model, &context_params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
     let template = ChatTemplate::new(&model)
@@ -62,7 +68,7 @@ pub(crate) fn load(
         description: model.description(),
         n_ctx_train: model.n_ctx_train(),
         n_ctx_per_sequence: positions,
-        parallel: context.sequences(),
+        parallel: config.parallel,
         vocab_size: model.vocab_size(),
         parameters: model.parameters(),
         size_bytes: model.size_bytes(),
@@ -74,7 +80,7 @@ pub(crate) fn load(
         .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
     let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
     let vocabulary = LlamaVocabulary { model, template, end_tokens };
-    Ok((LlamaBackend { context, batch: Batch::new(), positions }, vocabulary, info))
+    Ok((LlamaBackend { context, batch: Batch::new(), positions, unified }, vocabulary, info))
 }
 
 fn load_model(
@@ -102,6 +108,9 @@ impl Backend for LlamaBackend {
             sequences: self.context.sequences(),
             positions: self.positions,
             batch_tokens: self.context.n_batch(),
+            outputs: self.context.sequences(),
+            unified: self.unified,
+            reusable: true,
             total_cells: u64::from(self.context.n_ctx()),
         }
     }
@@ -126,6 +135,26 @@ impl Backend for LlamaBackend {
         if let Err(e) = self.context.remove(sequence, 0) {
             tracing::error!(sequence, error = %e, "a sequence could not be cleared");
         }
+    }
+
+    fn truncate(&mut self, sequence: u32, len: u32) -> Result<(), BackendError> {
+        match self.context.remove(sequence, len) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(BackendError::Failed(String::from("the model's state cannot be cut"))),
+            Err(e) => Err(BackendError::Failed(e.to_string())),
+        }
+    }
+
+    fn copy(&mut self, from: u32, to: u32, len: u32) -> Result<(), BackendError> {
+        self.context.copy(from, to, Some(len)).map_err(|e| BackendError::Failed(e.to_string()))
+    }
+
+    fn save(&mut self, _sequence: u32, _from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
+        Err(BackendError::Failed(String::from("not wired")))
+    }
+
+    fn restore(&mut self, _sequence: u32, _chunks: &[Chunk<'_>]) -> Result<(), BackendError> {
+        Err(BackendError::Failed(String::from("not wired")))
     }
 }
 

@@ -2,10 +2,10 @@
 //! and a mixed-up sequence, a lost token or a cell that was not returned changes it. [`reference`] is the oracle.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use super::{Backend, BackendError, BackendLimits, BatchEntry, RenderedChat, Token, Vocabulary};
+use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
 use crate::error::RequestError;
 use crate::event::{FinishReason, ModelInfo};
 use crate::params::GenerationParams;
@@ -35,21 +35,37 @@ pub(crate) struct Control {
 
 pub(crate) struct ScriptedBackend {
     limits: BackendLimits,
-    held: Vec<Vec<Token>>,
+    /// Each token with its cell: a copy in a unified cache has the same.
+    held: Vec<Vec<(Token, Arc<()>)>>,
     rows: Vec<Option<Vec<f32>>>,
     pub(crate) control: Control,
     pub(crate) decodes: u64,
+    pub(crate) decoded_tokens: u64,
 }
 
 impl ScriptedBackend {
+    /// Each sequence with its own cells.
     pub(crate) fn new(sequences: u32, positions: u32, batch_tokens: u32) -> Self {
         let total_cells = u64::from(sequences) * u64::from(positions);
+        Self::with_limits(BackendLimits {
+            sequences,
+            positions,
+            batch_tokens,
+            outputs: batch_tokens,
+            total_cells,
+            unified: false,
+            reusable: true,
+        })
+    }
+
+    pub(crate) fn with_limits(limits: BackendLimits) -> Self {
         Self {
-            limits: BackendLimits { sequences, positions, batch_tokens, total_cells },
-            held: vec![Vec::new(); sequences as usize],
+            limits,
+            held: vec![Vec::new(); limits.sequences as usize],
             rows: Vec::new(),
             control: Control::default(),
             decodes: 0,
+            decoded_tokens: 0,
         }
     }
 
@@ -63,9 +79,14 @@ impl ScriptedBackend {
         }
     }
 
-    /// Cells in use.
-    pub(crate) fn cells(&self) -> usize {
-        self.held.iter().map(Vec::len).sum()
+    /// Cells that hold a token, each counted once.
+    pub(crate) fn cells(&self) -> u64 {
+        let cells: HashSet<*const ()> = self.held.iter().flatten().map(|(_, cell)| Arc::as_ptr(cell)).collect();
+        cells.len() as u64
+    }
+
+    pub(crate) fn tokens(&self, sequence: u32) -> Vec<Token> {
+        self.held[sequence as usize].iter().map(|(token, _)| *token).collect()
     }
 }
 
@@ -95,20 +116,27 @@ impl Backend for ScriptedBackend {
         assert!(batch.is_sorted_by_key(|entry| entry.sequence), "a batch stands in the order of its sequences");
         let fault = self.control.faults.lock().unwrap().pop_front();
         match fault.unwrap_or(Fault::None) {
+            Fault::None if self.limits.unified && self.cells() + batch.len() as u64 > self.limits.total_cells => {
+                return Err(BackendError::NoKvCells);
+            }
             Fault::None => {}
             Fault::NoKvCells => return Err(BackendError::NoKvCells),
             Fault::Fail => return Err(BackendError::Failed(String::from("scripted"))),
             Fault::Panic => panic!("scripted"),
         }
         self.decodes += 1;
+        self.decoded_tokens += batch.len() as u64;
+        let rows = batch.iter().filter(|entry| entry.output).count();
+        assert!(rows <= self.limits.outputs as usize, "{rows} rows");
         self.rows.clear();
         for entry in batch {
             assert!(u32::try_from(entry.token).unwrap() < VOCAB);
             let held = &mut self.held[entry.sequence as usize];
             assert_eq!(entry.position as usize, held.len(), "positions follow each other");
             assert!(entry.position < self.limits.positions, "a sequence holds {} tokens", self.limits.positions);
-            held.push(entry.token);
-            self.rows.push(entry.output.then(|| logits_after(held)));
+            held.push((entry.token, Arc::new(())));
+            let history: Vec<Token> = held.iter().map(|(token, _)| *token).collect();
+            self.rows.push(entry.output.then(|| logits_after(&history)));
         }
         Ok(())
     }
@@ -119,6 +147,44 @@ impl Backend for ScriptedBackend {
 
     fn clear_sequence(&mut self, sequence: u32) {
         self.held[sequence as usize].clear();
+    }
+
+    fn truncate(&mut self, sequence: u32, len: u32) -> Result<(), BackendError> {
+        assert!(self.limits.reusable);
+        self.held[sequence as usize].truncate(len as usize);
+        Ok(())
+    }
+
+    fn copy(&mut self, from: u32, to: u32, len: u32) -> Result<(), BackendError> {
+        assert!(self.limits.reusable && from != to && self.held[to as usize].is_empty());
+        let copied = &self.held[from as usize][..len as usize];
+        self.held[to as usize] = if self.limits.unified {
+            copied.to_vec()
+        } else {
+            copied.iter().map(|&(token, _)| (token, Arc::new(()))).collect()
+        };
+        Ok(())
+    }
+
+    fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
+        assert!(self.limits.reusable && from.is_multiple_of(BLOCK_TOKENS));
+        let tokens = &self.tokens(sequence)[from as usize..];
+        let bytes = |block: &[Token]| block.iter().flat_map(|token| token.to_le_bytes()).collect();
+        Ok(tokens.chunks(BLOCK_TOKENS as usize).map(bytes).collect())
+    }
+
+    fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError> {
+        assert!(self.limits.reusable && self.held[sequence as usize].is_empty());
+        for chunk in chunks {
+            assert_eq!(chunk.bytes.len(), chunk.tokens as usize * 4);
+            let tokens = chunk.bytes.chunks(4).map(|b| Token::from_le_bytes(b.try_into().unwrap()));
+            self.held[sequence as usize].extend(tokens.map(|token| (token, Arc::new(()))));
+        }
+        if self.limits.unified && self.cells() > self.limits.total_cells {
+            self.held[sequence as usize].clear();
+            return Err(BackendError::NoKvCells);
+        }
+        Ok(())
     }
 }
 
@@ -157,13 +223,13 @@ impl Vocabulary for ScriptedVocabulary {
 
 /// What a request must end with, computed with none of the engine's scheduling or text handling.
 pub(crate) fn reference(prompt: &[Token], params: &GenerationParams, positions: u32) -> (String, FinishReason, u32) {
-    let mut sampler = Sampler::new(params);
+    let mut sampler = Sampler::new(params, prompt, &[END]);
     let (mut history, mut bytes) = (prompt.to_vec(), Vec::new());
-    let banned: &[Token] = if params.ignore_eos { &[END] } else { &[] };
     let mut generated = 0;
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     loop {
-        let token = sampler.sample(&logits_after(&history), banned).unwrap();
+        let token = sampler.sample(&logits_after(&history)).unwrap().token;
+        sampler.accept(token).unwrap();
         generated += 1;
         if token == END {
             return (lossy(&bytes), FinishReason::Stop, generated);

@@ -1,0 +1,238 @@
+//! From tokens to events, off the engine's thread: bytes, whole characters, stop strings, the calls of the sinks.
+//!
+//! The engine's thread posts what each step gave as one message ([`Output::post`]); the text thread keeps the state of
+//! each request's text, finds stop strings and ends a request that met one, which the engine's thread learns from the
+//! request's [`Signals`]. Tokens that were computed meanwhile are not counted: nobody saw them. In tests the same work
+//! runs inline.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::backend::{Token, Vocabulary};
+use crate::error::RequestError;
+use crate::event::{FinishReason, ItlHistogram, Timings, TokenLogprob, Usage};
+use crate::request::Emitter;
+use crate::text::{StopFilter, Utf8Stream};
+
+/// What the threads tell each other about one request.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    /// The caller wants no more.
+    pub(crate) cancelled: AtomicBool,
+    /// The request has had its last event: its slot may be freed.
+    pub(crate) ended: AtomicBool,
+}
+
+/// One message to the text thread; requests are named by their tickets.
+pub(crate) enum TextEvent {
+    Started { ticket: u64, text: Box<RequestText> },
+    Token { ticket: u64, token: Token, logprob: Option<TokenLogprob>, at: Instant },
+    Finished { ticket: u64, reason: FinishReason },
+    Failed { ticket: u64, error: RequestError },
+}
+
+/// Where the engine's thread puts what it has to say.
+pub(crate) enum Output {
+    /// To the text thread.
+    Thread(Sender<Vec<TextEvent>>),
+    /// Done at once.
+    #[cfg(test)]
+    Inline(TextStage),
+}
+
+impl Output {
+    pub(crate) fn post(&mut self, events: &mut Vec<TextEvent>) {
+        if events.is_empty() {
+            return;
+        }
+        let events = std::mem::take(events);
+        match self {
+            // The text thread outlives the engine's; were it gone, the dropped requests would tell their callers.
+            Self::Thread(sender) => drop(sender.send(events)),
+            #[cfg(test)]
+            Self::Inline(stage) => events.into_iter().for_each(|event| stage.apply(event)),
+        }
+    }
+}
+
+/// The text of every request that holds a slot, or held one and waits for another.
+#[derive(Default)]
+pub(crate) struct TextStage {
+    requests: HashMap<u64, RequestText>,
+}
+
+impl TextStage {
+    /// Works until every sender is gone.
+    pub(crate) fn run(mut self, events: &Receiver<Vec<TextEvent>>) {
+        for event in events.iter().flatten() {
+            self.apply(event);
+        }
+    }
+
+    pub(crate) fn apply(&mut self, event: TextEvent) {
+        match event {
+            TextEvent::Started { ticket, mut text } => {
+                text.emitter.started(text.prompt_tokens);
+                self.requests.insert(ticket, *text);
+            }
+            TextEvent::Token { ticket, token, logprob, at } => self.token(ticket, token, logprob, at),
+            TextEvent::Finished { ticket, reason } => {
+                if let Some(text) = self.requests.remove(&ticket) {
+                    text.finish(reason);
+                }
+            }
+            TextEvent::Failed { ticket, error } => {
+                if let Some(mut text) = self.requests.remove(&ticket) {
+                    text.fail(error);
+                }
+            }
+        }
+    }
+
+    fn token(&mut self, ticket: u64, token: Token, logprob: Option<TokenLogprob>, at: Instant) {
+        // A request that met its stop string is no longer here.
+        let Some(text) = self.requests.get_mut(&ticket) else { return };
+        // A bug in the handling of text harms this request only.
+        let pushed = std::panic::catch_unwind(AssertUnwindSafe(|| text.push(token, logprob, at)));
+        let Ok(stopped) = pushed else {
+            if let Some(mut text) = self.requests.remove(&ticket) {
+                text.fail(RequestError::Internal(String::from("handling text panicked; see the server's log")));
+            }
+            return;
+        };
+        if stopped && let Some(text) = self.requests.remove(&ticket) {
+            text.finish(FinishReason::Stop);
+        }
+    }
+}
+
+/// The text side of one request.
+pub(crate) struct RequestText {
+    emitter: Emitter,
+    signals: Arc<Signals>,
+    vocabulary: Arc<dyn Vocabulary>,
+    utf8: Utf8Stream,
+    stops: StopFilter,
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    generated: u32,
+    timings: Timings,
+    admitted_at: Instant,
+    last_token_at: Option<Instant>,
+    itl: ItlHistogram,
+    /// Since the last delta.
+    unsent: u32,
+    unsent_logprobs: Vec<TokenLogprob>,
+    piece: Vec<u8>,
+    text: String,
+    stopped: bool,
+}
+
+/// What is known of a request when it gets its slot.
+pub(crate) struct Admitted {
+    pub(crate) prompt_tokens: u32,
+    pub(crate) cached_tokens: u32,
+    pub(crate) tokenize_ms: f64,
+    pub(crate) queue_ms: f64,
+    pub(crate) at: Instant,
+}
+
+impl RequestText {
+    pub(crate) fn new(
+        emitter: Emitter,
+        signals: Arc<Signals>,
+        vocabulary: Arc<dyn Vocabulary>,
+        stops: Vec<String>,
+        admitted: &Admitted,
+    ) -> Self {
+        let timings = Timings { tokenize_ms: admitted.tokenize_ms, queue_ms: admitted.queue_ms, ..Timings::default() };
+        Self {
+            emitter,
+            signals,
+            vocabulary,
+            utf8: Utf8Stream::default(),
+            stops: StopFilter::new(stops),
+            prompt_tokens: admitted.prompt_tokens,
+            cached_tokens: admitted.cached_tokens,
+            generated: 0,
+            timings,
+            admitted_at: admitted.at,
+            last_token_at: None,
+            itl: ItlHistogram::default(),
+            unsent: 0,
+            unsent_logprobs: Vec::new(),
+            piece: Vec::new(),
+            text: String::new(),
+            stopped: false,
+        }
+    }
+
+    /// Takes a token, sends the text that it completes, and says whether a stop string ended the request.
+    fn push(&mut self, token: Token, logprob: Option<TokenLogprob>, at: Instant) -> bool {
+        match self.last_token_at.replace(at) {
+            None => self.timings.prefill_ms = ms(self.admitted_at, at),
+            Some(last) => {
+                let gap = ms(last, at);
+                self.timings.decode_ms += gap;
+                self.itl.record(gap);
+            }
+        }
+        self.generated += 1;
+        self.unsent += 1;
+        self.unsent_logprobs.extend(logprob);
+        if self.vocabulary.end_tokens().contains(&token) {
+            return false;
+        }
+        self.piece.clear();
+        self.vocabulary.piece(token, &mut self.piece);
+        let mut whole = String::new();
+        self.utf8.push(&self.piece, &mut whole);
+        self.stopped = self.stops.push(&whole, &mut self.text);
+        if !self.stopped {
+            self.send();
+        }
+        self.stopped
+    }
+
+    /// Ends the request. Text that was held back for a stop string that did not come is sent first, but not to one that
+    /// was cancelled: there the stop string might still have come.
+    fn finish(mut self, reason: FinishReason) {
+        if !self.stopped && reason != FinishReason::Cancelled {
+            let mut rest = String::new();
+            self.utf8.finish(&mut rest);
+            if !self.stops.push(&rest, &mut self.text) {
+                self.stops.finish(&mut self.text);
+            }
+        }
+        self.send();
+        let usage = Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.generated,
+            cached_tokens: self.cached_tokens,
+        };
+        self.signals.ended.store(true, Relaxed);
+        self.timings.itl = self.itl;
+        self.emitter.finished(reason, usage, self.timings);
+    }
+
+    fn fail(&mut self, error: RequestError) {
+        self.signals.ended.store(true, Relaxed);
+        self.emitter.failed(error);
+    }
+
+    fn send(&mut self) {
+        if !self.text.is_empty() {
+            let logprobs = std::mem::take(&mut self.unsent_logprobs);
+            self.emitter.delta(std::mem::take(&mut self.text), std::mem::take(&mut self.unsent), logprobs);
+        }
+    }
+}
+
+fn ms(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64() * 1e3
+}

@@ -1,0 +1,153 @@
+//! What happens when cells are short: leftovers go first, the one that was not used for longest before the others; then
+//! the youngest of the lowest priority gives its slot away, keeps its state in main memory, and comes back when there is
+//! room. Nobody fails.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Scheduler;
+use super::admission::Waiter;
+use crate::backend::{BLOCK_TOKENS, Backend, Chunk};
+use crate::params::Priority;
+use crate::sequence::Sequence;
+
+/// What was saved of a sequence that gave way: nothing, or a chunk for each block of the tokens that it had decoded.
+#[derive(Default)]
+pub(super) struct Saved {
+    chunks: Vec<Vec<u8>>,
+    tokens: u32,
+}
+
+impl Saved {
+    pub(super) fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.len() as u64).sum()
+    }
+}
+
+impl<B: Backend> Scheduler<B> {
+    /// Sees to it that a batch finds cells. False: a sequence gave way, and the batch must be planned anew.
+    pub(super) fn make_room(&mut self, tokens: u32) -> bool {
+        if !self.limits.unified {
+            return true;
+        }
+        self.free_cells(tokens);
+        self.kv.free_cells() >= u64::from(tokens) || !self.preempt(Priority::High)
+    }
+
+    /// Drops leftovers until so many cells are free, or none is left over.
+    pub(super) fn free_cells(&mut self, tokens: u32) {
+        while self.limits.unified && self.kv.free_cells() < u64::from(tokens) {
+            let Some(coldest) = self.kv.coldest() else { break };
+            self.evict(coldest);
+        }
+    }
+
+    /// The backend found no cells although the books say that there are: more must go. False: there is nobody.
+    pub(super) fn give_way(&mut self) -> bool {
+        if let Some(coldest) = self.kv.coldest() {
+            self.evict(coldest);
+            return true;
+        }
+        self.preempt(Priority::High)
+    }
+
+    /// Drops what is left over in a sequence, after it was saved to the next tier.
+    pub(super) fn evict(&mut self, sequence: u32) {
+        self.keep_tail(sequence, 0);
+        if self.kv.len(sequence) > 0 {
+            self.stats.evictions.fetch_add(1, Relaxed);
+        }
+        self.kv.clear(sequence);
+    }
+
+    /// Saves the blocks that a sequence holds past `len` to the next tier, if there is one.
+    pub(super) fn keep_tail(&mut self, _sequence: u32, _len: u32) {}
+
+    /// An empty sequence that no request uses; the coldest leftover goes if there is none.
+    pub(super) fn empty_sequence(&mut self) -> Option<u32> {
+        self.empty_sequence_but(None)
+    }
+
+    pub(super) fn empty_sequence_but(&mut self, spared: Option<u32>) -> Option<u32> {
+        if let Some(empty) = self.kv.empty() {
+            return Some(empty);
+        }
+        let coldest = self.kv.coldest_but(spared).or_else(|| self.kv.coldest())?;
+        self.evict(coldest);
+        Some(coldest)
+    }
+
+    /// Takes a slot from someone of low priority for one of high priority.
+    pub(super) fn preempt_for(&mut self, priority: Priority) -> bool {
+        priority == Priority::High && self.preempt(Priority::Low)
+    }
+
+    /// Has the youngest of the lowest priority, which is at most `highest`, give its slot away, unless it is alone.
+    fn preempt(&mut self, highest: Priority) -> bool {
+        let active = || self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s)));
+        if active().count() < 2 {
+            return false;
+        }
+        let victim = active()
+            .filter(|(_, s)| s.priority() <= highest)
+            .min_by_key(|(_, s)| (s.priority(), std::cmp::Reverse(s.ticket)))
+            .map(|(slot, _)| slot);
+        let Some(slot) = victim else { return false };
+        let Some(mut sequence) = self.slots[slot].take() else { return false };
+        let id = u32::try_from(slot).unwrap_or(u32::MAX);
+        let saved = self.save(id, &sequence);
+        self.kv.set_in_use(id, false);
+        self.kv.clear(id);
+        sequence.drafts.clear();
+        sequence.decoded = 0;
+        self.stats.preemptions.fetch_add(1, Relaxed);
+        self.waiting.insert(Waiter::Preempted(Box::new(sequence), saved));
+        true
+    }
+
+    fn save(&mut self, id: u32, sequence: &Sequence) -> Saved {
+        if !self.limits.reusable || sequence.decoded == 0 {
+            return Saved::default();
+        }
+        let limit = self.max_saved_bytes;
+        let saved = match self.kv.save(id, 0) {
+            Ok(chunks) => Saved { chunks, tokens: sequence.decoded },
+            Err(error) => {
+                tracing::warn!(?error, "a sequence's state could not be saved; it will be computed again");
+                return Saved::default();
+            }
+        };
+        if self.waiting.saved_bytes() + saved.bytes() > limit { Saved::default() } else { saved }
+    }
+
+    /// Gives a sequence that gave way a slot again.
+    pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved) {
+        if saved.tokens > 0
+            && let Some(id) = self.empty_sequence()
+        {
+            self.free_cells(saved.tokens);
+            let mut left = saved.tokens;
+            let chunks: Vec<Chunk<'_>> = saved
+                .chunks
+                .iter()
+                .map(|bytes| {
+                    let tokens = left.min(BLOCK_TOKENS);
+                    left -= tokens;
+                    Chunk { tokens, bytes }
+                })
+                .collect();
+            let held = &sequence.tokens[..saved.tokens as usize];
+            if self.kv.restore(id, held, &chunks).is_ok() {
+                self.kv.set_in_use(id, true);
+                sequence.decoded = saved.tokens;
+                self.slots[id as usize] = Some(*sequence);
+                return;
+            }
+        }
+        let Some((slot, reused)) = self.place(&sequence.tokens) else {
+            self.waiting.insert(Waiter::Preempted(sequence, Saved::default()));
+            return;
+        };
+        sequence.decoded = reused;
+        self.slots[slot] = Some(*sequence);
+    }
+}
