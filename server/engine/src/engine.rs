@@ -104,7 +104,7 @@ impl Engine {
         config: &EngineConfig,
     ) -> Result<Self, LoadError> {
         let limits = backend.limits();
-        let stats = Arc::new(Stats::new(limits.sequences, limits.total_cells));
+        let stats = Arc::new(Stats::new(config.parallel, limits.total_cells));
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
         // Unbounded in form only: a request posts at most a message for each token of its context.
         let (posts, posted) = unbounded();

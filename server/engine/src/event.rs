@@ -172,6 +172,16 @@ pub struct EngineStats {
     pub steps: u64,
     /// The last step's duration.
     pub last_step_ms: f64,
+    /// Tokens in the batches of all steps, guesses included: by `steps`, how full batches are.
+    pub batch_tokens_total: u64,
+    /// Rows of logits in the batches of all steps.
+    pub batch_rows_total: u64,
+    /// Time in steps before llama.cpp was called: admitting, planning, making room.
+    pub before_decode_ms_total: f64,
+    /// Time in llama.cpp.
+    pub decode_ms_total: f64,
+    /// Time after it: sampling, handing tokens on.
+    pub after_decode_ms_total: f64,
     /// Requests that ended with [`GenerationEvent::Finished`], the cancelled ones included.
     pub requests_finished_total: u64,
     /// Requests that were cancelled.

@@ -27,7 +27,7 @@ use crate::request::Request;
 use crate::sample_pool::{SampleJob, SamplePool};
 use crate::sampler::{SampleError, Sampled};
 use crate::sequence::{Progress, Sequence};
-use crate::stats::Stats;
+use crate::stats::{Stats, StepRecord};
 use admission::Waiting;
 
 /// Batches that may fail one after the other before the backend counts as broken.
@@ -137,7 +137,12 @@ impl<B: Backend> Scheduler<B> {
         match self.decode_probe(1) {
             Ok(()) => {
                 self.consecutive_failures = 0;
-                self.stats.step_done(started.elapsed(), 0, 0);
+                self.stats.step_done(&StepRecord {
+                    decode: started.elapsed(),
+                    batch_tokens: 1,
+                    batch_rows: 1,
+                    ..StepRecord::default()
+                });
                 Ok(())
             }
             Err(reason) => {
@@ -198,7 +203,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn decode_batch(&mut self, started: Instant) -> StepOutcome {
-        let shares = loop {
+        let (shares, called) = loop {
             let shares = self.plan();
             if self.batch.is_empty() {
                 return StepOutcome::Idle;
@@ -208,8 +213,9 @@ impl<B: Backend> Scheduler<B> {
             if !self.make_room(tokens) {
                 continue;
             }
+            let called = Instant::now();
             match self.kv.decode(&self.batch) {
-                Ok(()) => break shares,
+                Ok(()) => break (shares, called),
                 Err(BackendError::NoKvCells) if self.give_way() => {}
                 Err(error) => {
                     self.decode_failed(error, &shares);
@@ -217,6 +223,7 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
         };
+        let decoded = Instant::now();
         self.consecutive_failures = 0;
         let mut prompt_tokens = 0;
         for share in &shares {
@@ -227,8 +234,17 @@ impl<B: Backend> Scheduler<B> {
                 sequence.decoded += share.tokens;
             }
         }
-        let generated = self.sample(&shares);
-        self.stats.step_done(started.elapsed(), prompt_tokens, generated);
+        let generated_tokens = self.sample(&shares);
+        self.output.post(&mut self.events);
+        self.stats.step_done(&StepRecord {
+            prompt_tokens,
+            generated_tokens,
+            batch_tokens: self.batch.len() as u64,
+            batch_rows: shares.iter().map(|share| u64::from(share.rows)).sum(),
+            before: called - started,
+            decode: decoded - called,
+            after: decoded.elapsed(),
+        });
         StepOutcome::Decoded
     }
 

@@ -15,6 +15,23 @@ const RATE_BUCKETS: usize = 8;
 #[derive(Debug, Default)]
 struct Bucket(AtomicU64);
 
+/// What one step did, and how long its parts took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StepRecord {
+    pub(crate) prompt_tokens: u64,
+    pub(crate) generated_tokens: u64,
+    /// Tokens in the batch, guesses included.
+    pub(crate) batch_tokens: u64,
+    /// Rows of logits in the batch.
+    pub(crate) batch_rows: u64,
+    /// Ending, admitting, planning, making room.
+    pub(crate) before: Duration,
+    /// In llama.cpp.
+    pub(crate) decode: Duration,
+    /// Sampling and posting.
+    pub(crate) after: Duration,
+}
+
 /// The counters.
 #[derive(Debug)]
 pub(crate) struct Stats {
@@ -30,6 +47,11 @@ pub(crate) struct Stats {
     prompt_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     steps: AtomicU64,
+    batch_tokens: AtomicU64,
+    batch_rows: AtomicU64,
+    before_us: AtomicU64,
+    decode_us: AtomicU64,
+    after_us: AtomicU64,
     last_step_us: AtomicU64,
     /// Microseconds after `started`, plus one; 0: no step yet.
     last_step_at_us: AtomicU64,
@@ -57,6 +79,11 @@ impl Stats {
             prompt_tokens: AtomicU64::default(),
             generated_tokens: AtomicU64::default(),
             steps: AtomicU64::default(),
+            batch_tokens: AtomicU64::default(),
+            batch_rows: AtomicU64::default(),
+            before_us: AtomicU64::default(),
+            decode_us: AtomicU64::default(),
+            after_us: AtomicU64::default(),
             last_step_us: AtomicU64::default(),
             last_step_at_us: AtomicU64::default(),
             finished: AtomicU64::default(),
@@ -69,14 +96,20 @@ impl Stats {
     }
 
     /// Records a step that went well. Only the engine thread calls it.
-    pub(crate) fn step_done(&self, took: Duration, prompt_tokens: u64, generated_tokens: u64) {
-        self.prompt_tokens.fetch_add(prompt_tokens, Relaxed);
-        self.generated_tokens.fetch_add(generated_tokens, Relaxed);
+    pub(crate) fn step_done(&self, step: &StepRecord) {
+        self.prompt_tokens.fetch_add(step.prompt_tokens, Relaxed);
+        self.generated_tokens.fetch_add(step.generated_tokens, Relaxed);
+        self.batch_tokens.fetch_add(step.batch_tokens, Relaxed);
+        self.batch_rows.fetch_add(step.batch_rows, Relaxed);
+        let took = step.before + step.decode + step.after;
         self.last_step_us.store(micros(took), Relaxed);
+        self.before_us.fetch_add(micros(step.before), Relaxed);
+        self.decode_us.fetch_add(micros(step.decode), Relaxed);
+        self.after_us.fetch_add(micros(step.after), Relaxed);
         self.steps.fetch_add(1, Relaxed);
         let now = self.started.elapsed();
         self.last_step_at_us.store(micros(now) + 1, Relaxed);
-        self.count_rate(now.as_secs(), generated_tokens);
+        self.count_rate(now.as_secs(), step.generated_tokens);
     }
 
     /// How long ago the last good step ended.
@@ -121,12 +154,21 @@ impl Stats {
             generated_tokens_total: self.generated_tokens.load(Relaxed),
             tokens_per_second: self.tokens_per_second(self.started.elapsed()),
             steps: self.steps.load(Relaxed),
-            last_step_ms: Duration::from_micros(self.last_step_us.load(Relaxed)).as_secs_f64() * 1e3,
+            last_step_ms: ms(&self.last_step_us),
+            batch_tokens_total: self.batch_tokens.load(Relaxed),
+            batch_rows_total: self.batch_rows.load(Relaxed),
+            before_decode_ms_total: ms(&self.before_us),
+            decode_ms_total: ms(&self.decode_us),
+            after_decode_ms_total: ms(&self.after_us),
             requests_finished_total: self.finished.load(Relaxed),
             requests_cancelled_total: self.cancelled.load(Relaxed),
             requests_failed_total: self.failed.load(Relaxed),
         }
     }
+}
+
+fn ms(micros: &AtomicU64) -> f64 {
+    Duration::from_micros(micros.load(Relaxed)).as_secs_f64() * 1e3
 }
 
 fn micros(duration: Duration) -> u64 {

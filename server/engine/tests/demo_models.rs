@@ -117,7 +117,8 @@ fn usage_and_events_are_exact() {
     assert_eq!(usage.prompt_tokens, prompt_tokens);
     // Every token was sent with some text, but for the one that ended the answer.
     assert_eq!(usage.completion_tokens, tokens + 1);
-    assert_eq!(usage.cached_tokens, 0);
+    assert!(usage.cached_tokens < prompt_tokens);
+    assert_eq!(timings.itl.counts.iter().sum::<u32>(), usage.completion_tokens - 1);
     assert!(timings.prefill_ms > 0.0 && timings.decode_ms > 0.0);
 }
 
@@ -215,7 +216,7 @@ fn the_queue_is_bounded_and_a_cancel_frees_the_slot() {
         assert!(matches!(last, GenerationEvent::Finished { reason: FinishReason::Cancelled, .. }), "{last:?}");
     }
     let stats = engine.stats();
-    assert_eq!((stats.slots_active, stats.queued, stats.kv_used_cells), (0, 0, 0));
+    assert_eq!((stats.slots_active, stats.queued), (0, 0));
     assert_eq!(stats.kv_total_cells, 2048);
     assert_eq!(answer(&engine, "Which version are you?").text, "I am demo version one.");
     engine.probe(PATIENCE).unwrap();

@@ -13,6 +13,12 @@ use crate::params::{CacheType, EngineConfig, KvLayout, MAX_PARALLEL};
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
 
+/// llama.cpp rounds what a sequence can hold up to this.
+const CELLS_MULTIPLE: u32 = 256;
+/// The largest cache that is unified when the engine chooses. Each row looks at every cell of a unified cache, if only at
+/// its mask; past this that costs more than the second pass over the weights which prompts and answers of a split cache
+/// need in one step.
+const AUTO_UNIFIED_MAX_CELLS: u32 = 32_768;
 /// Sequences, beside those that run, that a unified cache has for what ended requests left.
 const LEFTOVER_SEQUENCES: u32 = 64;
 
@@ -42,7 +48,16 @@ pub(crate) fn load(
     let params = ModelParams { gpu_layers: config.gpu_layers };
     let model = load_model(&config.model_path, &params, progress)?;
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
-    let unified = config.kv_layout != KvLayout::Split;
+    // Chosen by the engine, the pool is as large as the shares would be together, and a sequence takes no more than its
+    // share: everybody's worst case fits, and what they do not use keeps prefixes.
+    let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
+    let (unified, n_ctx, most) = match config.kv_layout {
+        KvLayout::Auto if share.saturating_mul(config.parallel) <= AUTO_UNIFIED_MAX_CELLS => {
+            (true, share * config.parallel, share)
+        }
+        KvLayout::Auto | KvLayout::Split => (false, n_ctx, share),
+        KvLayout::Unified => (true, n_ctx, n_ctx),
+    };
     let sequences = if unified { (config.parallel + LEFTOVER_SEQUENCES).min(MAX_PARALLEL) } else { config.parallel };
     let context_params = ContextParams {
         n_ctx,
@@ -61,8 +76,8 @@ pub(crate) fn load(
         .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
-        0 => context.n_ctx_per_sequence(),
-        trained => context.n_ctx_per_sequence().min(trained),
+        0 => context.n_ctx_per_sequence().min(most),
+        trained => context.n_ctx_per_sequence().min(most).min(trained),
     };
     let info = ModelInfo {
         description: model.description(),

@@ -1,0 +1,139 @@
+//! The engine on a real model under everything at once: random arrivals, cancels, priorities, a cache too small for
+//! them, prefixes shared and evicted, sequences preempted and resumed. Each answer is what the request gets alone.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use gantry_engine::{
+    Engine, EngineConfig, FinishReason, GenerationEvent, GenerationParams, KvLayout, Priority, Prompt, RequestHandle,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Longer than the whole test; reached only when something hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+const REQUESTS: usize = 200;
+/// The kernels compute a row a little differently in another batch, so that two tokens that are almost equally likely
+/// may change places: in so many answers that the model ends by itself, of which it is sure,
+const MAX_DIVERGED: usize = REQUESTS / 100;
+/// and in so many that must go on past that end, where it is not.
+const MAX_ENDLESS_DIVERGED: usize = REQUESTS / 10;
+
+fn model(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models").join(name)
+}
+
+/// Questions of the demo models, some after a long common beginning, some of them asked to go on to the end.
+fn requests(rng: &mut StdRng) -> Vec<(String, GenerationParams)> {
+    let text = std::fs::read_to_string(model("eval.jsonl")).unwrap();
+    let questions: Vec<Vec<serde_json::Value>> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["messages"].as_array().unwrap().clone())
+        .collect();
+    let preambles: Vec<String> =
+        (0..4).map(|i| format!("You are assistant number {i}. {}", "Answer shortly. ".repeat(20))).collect();
+    let priorities = [Priority::Low, Priority::Normal, Priority::High];
+    (0..REQUESTS)
+        .map(|_| {
+            let mut messages = questions[rng.random_range(0..questions.len())].clone();
+            if rng.random_bool(0.6) {
+                let preamble = &preambles[rng.random_range(0..preambles.len())];
+                messages.insert(0, serde_json::json!({"role": "system", "content": preamble}));
+            }
+            let params = GenerationParams {
+                ignore_eos: rng.random_bool(0.3),
+                priority: priorities[rng.random_range(0..3)],
+                ..GenerationParams::greedy(rng.random_range(10..80))
+            };
+            (serde_json::Value::from(messages).to_string(), params)
+        })
+        .collect()
+}
+
+struct Running {
+    index: usize,
+    handle: RequestHandle,
+    events: mpsc::Receiver<GenerationEvent>,
+    cancelled: bool,
+    /// Events that were received while others were still submitted.
+    seen: Vec<GenerationEvent>,
+}
+
+#[test]
+fn answers_under_load_are_the_answers_alone() {
+    let mut rng = StdRng::seed_from_u64(20);
+    let requests = requests(&mut rng);
+    let path = model("demo-v2.q8_0.gguf");
+    let alone = EngineConfig { parallel: 1, ctx_size: 1024, ..EngineConfig::new(&path) };
+    let mut alone = Engine::load(alone, |_| true).map(Some).unwrap();
+    let chat = |json: &str| Prompt::Chat { messages_json: json.to_owned() };
+    let expected: Vec<_> = requests
+        .iter()
+        .map(|(json, params)| alone.as_ref().unwrap().generate(chat(json), params.clone()).unwrap())
+        .collect();
+    alone.take();
+
+    // Ten sequences over cells for about three of the long ones.
+    let config = EngineConfig {
+        parallel: 10,
+        ctx_size: 1024,
+        kv_layout: KvLayout::Unified,
+        max_queue: REQUESTS,
+        prefill_tokens_per_step: 64,
+        ..EngineConfig::new(&path)
+    };
+    let engine = Engine::load(config, |_| true).unwrap();
+    let mut running = Vec::new();
+    for (index, (json, params)) in requests.iter().enumerate() {
+        let (sender, events) = mpsc::channel();
+        let sink = Box::new(move |event| drop(sender.send(event)));
+        let handle = engine.submit(chat(json), params.clone(), sink).unwrap();
+        running.push(Running { index, handle, events, cancelled: false, seen: Vec::new() });
+        if rng.random_bool(0.1) {
+            let victim = rng.random_range(0..running.len());
+            running[victim].handle.cancel();
+            running[victim].cancelled = true;
+        }
+        // Arrivals come in bursts: between them a request is waited for.
+        if rng.random_bool(0.15) {
+            let next = rng.random_range(0..running.len());
+            let first = running[next].events.recv_timeout(PATIENCE).ok();
+            running[next].seen.extend(first);
+        }
+    }
+    let (mut diverged, mut endless_diverged, mut complete) = (0, 0, 0);
+    for Running { index, events, cancelled, seen, .. } in running {
+        let (mut text, mut end) = (String::new(), None);
+        for event in seen.into_iter().chain(events.iter()) {
+            match event {
+                GenerationEvent::Delta { text: more, .. } => text.push_str(&more),
+                GenerationEvent::Started { .. } => {}
+                last => end = Some(last),
+            }
+        }
+        let Some(GenerationEvent::Finished { reason, usage, .. }) = end else { panic!("{index}: {end:?}") };
+        let want = &expected[index];
+        if reason == FinishReason::Cancelled {
+            assert!(cancelled);
+        }
+        let same = if reason == FinishReason::Cancelled {
+            want.text.starts_with(&text)
+        } else {
+            complete += 1;
+            assert_eq!(usage.prompt_tokens, want.usage.prompt_tokens);
+            (text, reason, usage.completion_tokens) == (want.text.clone(), want.reason, want.usage.completion_tokens)
+        };
+        let count = if requests[index].1.ignore_eos { &mut endless_diverged } else { &mut diverged };
+        *count += usize::from(!same);
+    }
+    let stats = engine.stats();
+    println!("{complete} complete; differ: {diverged}, past their end {endless_diverged}; {stats:?}");
+    assert!(diverged <= MAX_DIVERGED, "{diverged} of {REQUESTS} answers differ from those alone");
+    assert!(endless_diverged <= MAX_ENDLESS_DIVERGED, "{endless_diverged} of {REQUESTS} endless answers do");
+    assert!(stats.preemptions_total > 0 && stats.evictions_total > 0 && stats.cached_tokens_total > 0, "{stats:?}");
+    assert_eq!((stats.slots_active, stats.queued, stats.requests_failed_total), (0, 0, 0));
+    assert_eq!(stats.requests_finished_total, REQUESTS as u64);
+    assert!(stats.kv_used_cells <= stats.kv_total_cells);
+}
