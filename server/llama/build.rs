@@ -4,7 +4,7 @@
 //! installed headers are in `$OUT/include`; the source tree, for `common/chat.h`, stands in CMake's cache.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=shim/shim.cpp");
@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .find_map(|line| line.strip_prefix("CMAKE_HOME_DIRECTORY:INTERNAL="))
         .map(PathBuf::from)
         .ok_or_else(|| format!("{} does not name llama.cpp's sources", cache_path.display()))?;
+    println!("cargo:rustc-env=GANTRY_LLAMA_CPP_VERSION={}", version(&source)?);
     cc::Build::new()
         .cpp(true)
         .std("c++17")
@@ -31,4 +32,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         .flag_if_supported("-Wno-unused-function")
         .try_compile("gantry_llama_shim")?;
     Ok(())
+}
+
+/// The version of the crate that brings llama.cpp: saved state is understood for exactly that one.
+fn version(source: &Path) -> Result<String, Box<dyn Error>> {
+    let manifest_path = source.join("../Cargo.toml");
+    let manifest = std::fs::read_to_string(&manifest_path).map_err(|e| format!("{}: {e}", manifest_path.display()))?;
+    let version = manifest.lines().find_map(|line| line.strip_prefix("version = \"")?.strip_suffix('"'));
+    Ok(version.ok_or_else(|| format!("{} names no version", manifest_path.display()))?.to_owned())
 }

@@ -68,6 +68,11 @@ impl Batch {
         self.tokens.is_empty()
     }
 
+    /// Makes every token an output, which is what llama.cpp needs of texts that it pools.
+    pub(crate) fn ask_for_all(&mut self) {
+        self.outputs.fill(1);
+    }
+
     pub(crate) fn outputs(&self) -> &[i8] {
         &self.outputs
     }

@@ -104,6 +104,9 @@ pub enum DecodeError {
     /// No room in the KV cache; the context is unchanged.
     #[error("no free cells in the KV cache")]
     NoKvCells,
+    /// The abort flag of the context's parameters was raised; which tokens are in the cache must be read from it.
+    #[error("the step was aborted")]
+    Aborted,
     /// llama.cpp failed; which tokens are in the cache must be read from the context.
     #[error("llama.cpp failed to decode (code {code}): {reason}")]
     Failed {
@@ -112,6 +115,77 @@ pub enum DecodeError {
         /// The last lines of its log.
         reason: String,
     },
+}
+
+/// A sequence's state could not be saved, restored or copied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// The sequence does not exist.
+    #[error(transparent)]
+    Sequence(#[from] BatchError),
+    /// The state of this model cannot be cut by tokens; it can be saved as a whole.
+    #[error("the state of this model cannot be sliced; save it as a whole")]
+    NotSliceable,
+    /// What is asked for is not in the sequence.
+    #[error("tokens from {from} in blocks of {block} cannot be saved of a sequence of {held}")]
+    Range {
+        /// The first token asked for.
+        from: u32,
+        /// Tokens in a block.
+        block: u32,
+        /// Tokens the sequence holds.
+        held: u32,
+    },
+    /// The sequence to restore into holds tokens.
+    #[error("sequence {sequence} holds {held} tokens; state is restored only into an empty one")]
+    Occupied {
+        /// The sequence.
+        sequence: u32,
+        /// Tokens it holds.
+        held: u32,
+    },
+    /// More tokens than a sequence can hold.
+    #[error("the chunks hold {tokens} tokens, a sequence at most {limit}")]
+    TooLong {
+        /// Tokens in the chunks.
+        tokens: u64,
+        /// Tokens a sequence holds.
+        limit: u32,
+    },
+    /// Bytes that are not a state of this model in this kind of context.
+    #[error("chunk {index}: {fault}")]
+    Chunk {
+        /// Its place among the chunks.
+        index: usize,
+        /// What is wrong with it.
+        fault: ChunkFault,
+    },
+    /// llama.cpp refused, most often because no cells are free. The sequence is empty.
+    #[error("llama.cpp refused the state: {0}")]
+    Refused(String),
+}
+
+/// What is wrong with a chunk of saved state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkFault {
+    /// Shorter than its head.
+    #[error("it is cut short")]
+    Truncated,
+    /// Not written by this version of this function.
+    #[error("it is not a chunk of this kind or version")]
+    Foreign,
+    /// The checksum does not fit.
+    #[error("its bytes were damaged")]
+    Damaged,
+    /// Of another layout of layers, types or llama.cpp.
+    #[error("it was saved with another layout: its fingerprint differs")]
+    Fingerprint,
+    /// Not the tokens that were announced, or not those that follow the chunk before it.
+    #[error("it holds other tokens than those that belong here")]
+    Tokens,
+    /// The bytes are not as many as its tokens need.
+    #[error("its length does not fit its tokens")]
+    Length,
 }
 
 /// A text could not be tokenised, or a token not be turned into text.

@@ -6,18 +6,21 @@
 //! why an engine runs in a process of its own.
 //!
 //! - [`Model`]: the weights and the vocabulary, shared through an `Arc`.
-//! - [`Context`]: the KV cache and the compute graph; one owner, may move between threads.
+//! - [`Context`]: the KV cache and the compute graph; one owner, may move between threads. It saves and restores the
+//!   state of sequences, and gives embeddings where it is made for them.
 //! - [`Batch`]: tokens for one step, plain Rust until it is decoded.
 //! - [`ChatTemplate`]: llama.cpp's own rendering of the model's template.
 //! - [`init`]: once per process, routes llama.cpp's log to `tracing`.
 //!
-//! Absent: samplers (the engine samples in Rust on copied rows), LoRA, embeddings, saved state, grammars.
+//! Absent: samplers (the engine samples in Rust on copied rows), LoRA, grammars.
 
 mod backend;
 mod batch;
 mod chat;
+mod chunk;
 mod context;
 mod error;
+mod layout;
 mod logs;
 mod model;
 mod shim;
@@ -25,6 +28,6 @@ mod shim;
 pub use backend::{gpu_offload_supported, init};
 pub use batch::Batch;
 pub use chat::{ChatPrompt, ChatTemplate};
-pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES};
-pub use error::{BatchError, ChatError, ContextError, DecodeError, ModelError, TokenizeError};
+pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES, Pooling};
+pub use error::{BatchError, ChatError, ChunkFault, ContextError, DecodeError, ModelError, StateError, TokenizeError};
 pub use model::{Model, ModelParams, Token};

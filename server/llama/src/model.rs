@@ -168,6 +168,17 @@ impl Model {
         CStr::from_bytes_until_nul(&buffer).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
+    /// A value of the file's metadata, as text; `None` where there is none or it is longer than what is asked for here.
+    pub(crate) fn metadata(&self, key: &CStr) -> Option<String> {
+        let mut buffer = [0_u8; DESCRIPTION_BYTES];
+        // SAFETY: a valid model and key; writes at most the length given, with a NUL at the end (snprintf).
+        let len = unsafe {
+            sys::llama_model_meta_val_str(self.raw(), key.as_ptr(), buffer.as_mut_ptr().cast::<c_char>(), buffer.len())
+        };
+        let value = buffer.get(..usize::try_from(len).ok()?)?;
+        String::from_utf8(value.to_vec()).ok()
+    }
+
     /// Whether the file brings a chat template.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {

@@ -70,6 +70,7 @@ pub(crate) fn load(
             CacheType::Q4_0 => KvType::Q4_0,
         },
         kv_unified: unified,
+        ..ContextParams::default()
     };
     let context = Context::new(&model, &context_params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
     let template = ChatTemplate::new(&model)

@@ -1,0 +1,186 @@
+//! Writes tiny GGUF files of architectures that no demo model has, with weights that are noise.
+
+use std::io::Write as _;
+use std::sync::Arc;
+
+use gantry_llama::{Model, ModelParams};
+
+const U32: u32 = 4;
+const I32: u32 = 5;
+const F32: u32 = 6;
+const BOOL: u32 = 7;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+const ALIGNMENT: usize = 32;
+
+#[derive(Default)]
+pub struct Gguf {
+    values: Vec<u8>,
+    values_len: u64,
+    infos: Vec<u8>,
+    infos_len: u64,
+    data: Vec<u8>,
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+impl Gguf {
+    /// A vocabulary of the 256 bytes and three special tokens.
+    pub fn new(architecture: &str) -> Self {
+        let mut gguf = Self::default();
+        gguf.string("general.architecture", architecture);
+        gguf.string("tokenizer.ggml.model", "llama");
+        let mut words = vec![String::from("<unk>"), String::from("<s>"), String::from("</s>")];
+        words.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+        gguf.key("tokenizer.ggml.tokens", ARRAY);
+        gguf.values.extend(STRING.to_le_bytes());
+        gguf.values.extend((words.len() as u64).to_le_bytes());
+        words.iter().for_each(|word| text(&mut gguf.values, word));
+        gguf.array("tokenizer.ggml.scores", F32, words.iter().map(|_| 0_f32.to_le_bytes()));
+        let kind = |i: usize| [2_i32, 3, 3].get(i).copied().unwrap_or(6).to_le_bytes();
+        gguf.array("tokenizer.ggml.token_type", I32, (0..words.len()).map(kind));
+        gguf
+    }
+
+    fn key(&mut self, key: &str, kind: u32) {
+        text(&mut self.values, key);
+        self.values.extend(kind.to_le_bytes());
+        self.values_len += 1;
+    }
+
+    fn array(&mut self, key: &str, kind: u32, items: impl ExactSizeIterator<Item = [u8; 4]>) {
+        self.key(key, ARRAY);
+        self.values.extend(kind.to_le_bytes());
+        self.values.extend((items.len() as u64).to_le_bytes());
+        self.values.extend(items.flatten());
+    }
+
+    pub fn string(&mut self, key: &str, value: &str) {
+        self.key(key, STRING);
+        text(&mut self.values, value);
+    }
+
+    pub fn number(&mut self, key: &str, value: u32) {
+        self.key(key, U32);
+        self.values.extend(value.to_le_bytes());
+    }
+
+    pub fn flag(&mut self, key: &str, value: bool) {
+        self.key(key, BOOL);
+        self.values.push(u8::from(value));
+    }
+
+    pub fn float(&mut self, key: &str, value: f32) {
+        self.key(key, F32);
+        self.values.extend(value.to_le_bytes());
+    }
+
+    /// A tensor of F32 noise between `low` and `high`; the first dimension is that of a row.
+    pub fn tensor(&mut self, name: &str, shape: &[u64], low: f32, high: f32) {
+        text(&mut self.infos, name);
+        self.infos.extend(u32::try_from(shape.len()).unwrap().to_le_bytes());
+        shape.iter().for_each(|dimension| self.infos.extend(dimension.to_le_bytes()));
+        self.infos.extend(0_u32.to_le_bytes());
+        self.infos.extend((self.data.len() as u64).to_le_bytes());
+        self.infos_len += 1;
+        let mut noise = self.infos_len.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        for _ in 0..shape.iter().product::<u64>() {
+            noise ^= noise << 13;
+            noise ^= noise >> 7;
+            noise ^= noise << 17;
+            let unit = (noise >> 40) as f32 / (1_u32 << 24) as f32;
+            self.data.extend((low + (high - low) * unit).to_le_bytes());
+        }
+        self.data.resize(self.data.len().next_multiple_of(ALIGNMENT), 0);
+    }
+
+    pub fn load(&self) -> Arc<Model> {
+        let mut bytes = b"GGUF".to_vec();
+        bytes.extend(3_u32.to_le_bytes());
+        bytes.extend(self.infos_len.to_le_bytes());
+        bytes.extend(self.values_len.to_le_bytes());
+        bytes.extend(&self.values);
+        bytes.extend(&self.infos);
+        bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
+        bytes.extend(&self.data);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&bytes).unwrap();
+        Model::load(file.path(), &ModelParams::default(), &mut |_| true).unwrap()
+    }
+}
+
+/// A recurrent model: its state is not a cache of rows.
+pub fn mamba() -> Arc<Model> {
+    let (n_embd, inner, state, conv, rank) = (32, 64, 16, 4, 2);
+    let mut gguf = Gguf::new("mamba");
+    for (key, value) in [
+        ("context_length", 512),
+        ("embedding_length", 32),
+        ("block_count", 1),
+        ("feed_forward_length", 0),
+        ("attention.head_count", 0),
+        ("ssm.conv_kernel", 4),
+        ("ssm.inner_size", 64),
+        ("ssm.state_size", 16),
+        ("ssm.time_step_rank", 2),
+    ] {
+        gguf.number(&format!("mamba.{key}"), value);
+    }
+    gguf.float("mamba.attention.layer_norm_rms_epsilon", 1e-5);
+    gguf.tensor("token_embd.weight", &[n_embd, 259], -1.0, 1.0);
+    gguf.tensor("output_norm.weight", &[n_embd], 0.9, 1.1);
+    gguf.tensor("blk.0.attn_norm.weight", &[n_embd], 0.9, 1.1);
+    gguf.tensor("blk.0.ssm_in.weight", &[n_embd, 2 * inner], -0.3, 0.3);
+    gguf.tensor("blk.0.ssm_conv1d.weight", &[conv, inner], -0.5, 0.5);
+    gguf.tensor("blk.0.ssm_conv1d.bias", &[inner], -0.1, 0.1);
+    gguf.tensor("blk.0.ssm_x.weight", &[inner, rank + 2 * state], -0.3, 0.3);
+    gguf.tensor("blk.0.ssm_dt.weight", &[rank, inner], -0.5, 0.5);
+    gguf.tensor("blk.0.ssm_dt.bias", &[inner], -1.0, 0.0);
+    gguf.tensor("blk.0.ssm_a", &[state, inner], -2.0, -0.1);
+    gguf.tensor("blk.0.ssm_d", &[inner], 0.5, 1.5);
+    gguf.tensor("blk.0.ssm_out.weight", &[inner, n_embd], -0.3, 0.3);
+    gguf.load()
+}
+
+/// An encoder: it keeps nothing between batches and knows 64 positions. With rank pooling it has a classifier.
+pub fn bert(pooling_type: u32) -> Arc<Model> {
+    let (n_embd, ffn) = (32, 64);
+    let mut gguf = Gguf::new("bert");
+    for (key, value) in [
+        ("context_length", 64),
+        ("embedding_length", 32),
+        ("block_count", 1),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 4),
+        ("pooling_type", pooling_type),
+    ] {
+        gguf.number(&format!("bert.{key}"), value);
+    }
+    gguf.number("tokenizer.ggml.token_type_count", 2);
+    gguf.float("bert.attention.layer_norm_epsilon", 1e-5);
+    gguf.flag("bert.attention.causal", false);
+    for (name, shape) in [
+        ("token_embd.weight", vec![n_embd, 259]),
+        ("token_types.weight", vec![n_embd, 2]),
+        ("position_embd.weight", vec![n_embd, 64]),
+        ("blk.0.attn_q.weight", vec![n_embd, n_embd]),
+        ("blk.0.attn_k.weight", vec![n_embd, n_embd]),
+        ("blk.0.attn_v.weight", vec![n_embd, n_embd]),
+        ("blk.0.attn_output.weight", vec![n_embd, n_embd]),
+        ("blk.0.ffn_up.weight", vec![n_embd, ffn]),
+        ("blk.0.ffn_down.weight", vec![ffn, n_embd]),
+    ] {
+        gguf.tensor(name, &shape, -0.5, 0.5);
+    }
+    for name in ["token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"] {
+        gguf.tensor(&format!("{name}.weight"), &[n_embd], 0.9, 1.1);
+        gguf.tensor(&format!("{name}.bias"), &[n_embd], -0.1, 0.1);
+    }
+    if pooling_type == 4 {
+        gguf.tensor("cls.output.weight", &[n_embd, 1], -0.5, 0.5);
+    }
+    gguf.load()
+}
