@@ -285,7 +285,8 @@ impl Context {
         let window = u32::try_from(unsafe { sys::llama_model_n_swa(self.model.raw()) }).unwrap_or(0);
         // SAFETY: the memory belongs to this context and the id is in range; -1 stands for an empty sequence.
         let first = unsafe { sys::llama_memory_seq_pos_min(self.memory, id) };
-        window == 0 || u32::try_from(first).is_ok_and(|first| first <= at.saturating_sub(window))
+        // A token sees itself and the `window - 1` before it.
+        window == 0 || u32::try_from(first).is_ok_and(|first| first <= (at + 1).saturating_sub(window))
     }
 
     fn checked(&self, sequence: u32) -> Result<i32, BatchError> {

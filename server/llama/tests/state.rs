@@ -229,6 +229,34 @@ fn a_recurrent_state_is_not_sliced_but_saved_and_copied_as_a_whole() {
     }
 }
 
+#[test]
+fn a_window_that_was_dropped_is_not_cut_into() {
+    // Freed cells are taken again in another order, in which the kernels add up.
+    let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 0.01);
+    let model = common::gguf::sliding_window();
+    for kv_unified in [false, true] {
+        let mut context = Context::new(&model, &ContextParams { kv_unified, ..params() }).unwrap();
+        assert!(!context.sliceable());
+        let prompt: Vec<_> = (0..100).map(|i| 3 + i * 7 % 256).collect();
+        run(&mut context, 0, &prompt);
+        // A saved state holds the window only, so that what comes back can be cut no further than that.
+        let state = context.save_whole(0).unwrap();
+        assert_eq!(context.restore_whole(1, &state), Ok(100));
+        // Its last token can be computed again, the one before that not.
+        assert_eq!((context.remove(1, 98), context.remove(1, 99)), (Ok(false), Ok(true)));
+        let again = run(&mut context, 1, &prompt[99..]);
+        context.remove(0, 99).unwrap();
+        assert_eq!(run(&mut context, 0, &prompt[99..]), again);
+        assert!(close(&run(&mut context, 1, &[50]), &run(&mut context, 0, &[50])));
+        assert_eq!(context.remove(1, 60), Ok(false));
+        assert_eq!(context.sequence_len(1), 101);
+        assert_eq!(context.copy(1, 2, Some(60)), Err(StateError::NotSliceable));
+        assert_eq!(context.sequence_len(2), 0);
+        context.copy(0, 2, None).unwrap();
+        assert!(close(&run(&mut context, 2, &[52]), &run(&mut context, 0, &[52])));
+    }
+}
+
 struct Saved {
     context: Context,
     chunks: Vec<Vec<u8>>,

@@ -184,3 +184,40 @@ pub fn bert(pooling_type: u32) -> Arc<Model> {
     }
     gguf.load()
 }
+
+/// A model whose even layers see a window of 32 tokens.
+pub fn sliding_window() -> Arc<Model> {
+    let (n_embd, ffn) = (32, 64);
+    let mut gguf = Gguf::new("gemma2");
+    for (key, value) in [
+        ("context_length", 512),
+        ("embedding_length", 32),
+        ("block_count", 2),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("attention.sliding_window", 32),
+    ] {
+        gguf.number(&format!("gemma2.{key}"), value);
+    }
+    gguf.float("gemma2.attention.layer_norm_rms_epsilon", 1e-5);
+    gguf.tensor("token_embd.weight", &[n_embd, 259], -1.0, 1.0);
+    gguf.tensor("output_norm.weight", &[n_embd], 0.9, 1.1);
+    for layer in 0..2 {
+        for name in ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"] {
+            gguf.tensor(&format!("blk.{layer}.{name}.weight"), &[n_embd], 0.9, 1.1);
+        }
+        for (name, shape) in [
+            ("attn_q", [n_embd, n_embd]),
+            ("attn_k", [n_embd, n_embd / 2]),
+            ("attn_v", [n_embd, n_embd / 2]),
+            ("attn_output", [n_embd, n_embd]),
+            ("ffn_gate", [n_embd, ffn]),
+            ("ffn_up", [n_embd, ffn]),
+            ("ffn_down", [ffn, n_embd]),
+        ] {
+            gguf.tensor(&format!("blk.{layer}.{name}.weight"), &shape, -0.5, 0.5);
+        }
+    }
+    gguf.load()
+}
