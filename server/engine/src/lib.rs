@@ -33,6 +33,8 @@
 //! preemption, priorities, grammars, tools, log-probabilities, penalties.
 
 mod backend;
+#[allow(dead_code, unused_imports)]
+mod cache;
 mod engine;
 mod error;
 mod event;

@@ -1,0 +1,399 @@
+//! The prefix cache below the device: blocks of prompts that were read before, in main memory and on disk.
+//!
+//! ```text
+//! chain (any thread) ─▶ lookup ─ RAM tier (tree) ─▶ Hit: payloads in order, pinned until it is dropped
+//!                          └ the rest from disk, verified, into the RAM tier
+//! insert ─▶ RAM tier ─ the leaf touched longest ago goes ─▶ writer (one thread) ─▶ <dir>/<fingerprint>/<block>.kv
+//! ```
+//!
+//! A block is [`BLOCK_TOKENS`] tokens, named by a hash over them and all before them; what is found is compared token
+//! by token, so that neither a collision nor a damaged file is ever a wrong answer, only a miss. The tree is owned by
+//! one thread and never above [`PrefixCacheConfig::ram_bytes`], beside [`disk::WRITE_QUEUE_BYTES`] on the way to disk.
+//!
+//! Absent: the device tier (which sequences hold which tokens is the scheduler's knowledge), and any knowledge of what
+//! a payload is.
+
+mod disk;
+mod entry;
+mod index;
+mod key;
+mod scan;
+mod tree;
+mod writer;
+
+#[cfg(test)]
+mod disk_tests;
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod testing;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use thiserror::Error;
+
+use self::disk::DiskTier;
+use self::entry::{MAX_PAYLOAD_BYTES, encoded_bytes};
+use self::tree::{NodeId, Tree};
+use crate::params::PrefixCacheConfig;
+
+pub(crate) use self::disk::DiskStats;
+pub(crate) use self::key::{BLOCK_TOKENS, BlockHash, Fingerprint, FingerprintParts, chain, extend_chain};
+pub(crate) use self::tree::{Payload, node_bytes};
+
+/// The most bytes that one lookup reads from disk, during which the engine's thread waits: some 45 ms of computing with
+/// SHA instructions, beside the disk's own time. What lies beyond is a miss this time.
+pub(crate) const DISK_READ_BYTES_PER_LOOKUP: u64 = 32 << 20;
+
+/// Why there is no cache.
+#[derive(Debug, Error)]
+pub(crate) enum CacheError {
+    /// The directory cannot be made or read.
+    #[error(
+        "the prefix cache's directory {} cannot be used: {source}; name one that this user may write to, or leave \
+         prefix_cache.disk out",
+        dir.display()
+    )]
+    Disk { dir: PathBuf, source: io::Error },
+    /// The disk tier is filled from the RAM tier and read into it.
+    #[error("prefix_cache.disk needs prefix_cache.ram_bytes above 0: blocks go to disk and come back through memory")]
+    DiskWithoutRam,
+}
+
+/// Why blocks were not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum InsertError {
+    /// A block before them is not in memory: insert from there.
+    #[error("block {missing} of the prefix is not in the cache: insert from it on")]
+    Orphan { missing: usize },
+    /// More blocks than the tokens or the chain have.
+    #[error("blocks up to {end} of a prefix that has {blocks} full ones")]
+    PastTheEnd { end: usize, blocks: usize },
+    /// A name in the chain is not that of its tokens.
+    #[error("the name of block {block} is not that of its tokens: the chain is of other tokens or of another model")]
+    ChainMismatch { block: usize },
+}
+
+/// What became of the blocks of one insert.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Inserted {
+    pub(crate) added: usize,
+    /// There already.
+    pub(crate) known: usize,
+    /// No room, even with everything gone that may go.
+    pub(crate) dropped: usize,
+}
+
+/// Tokens of a prompt that the cache holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Covered {
+    /// In memory.
+    pub(crate) ram_tokens: usize,
+    /// In memory or, after those, on disk as far as is known: a file is only verified when it is read.
+    pub(crate) total_tokens: usize,
+}
+
+/// What the cache did and holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheStats {
+    /// Blocks in memory.
+    pub(crate) nodes: u64,
+    /// Bytes of memory, overhead included.
+    pub(crate) bytes: u64,
+    /// Those of them that are in use, or above a block in use.
+    pub(crate) pinned_bytes: u64,
+    pub(crate) limit_bytes: u64,
+    /// Lookups that found a block. Prompts too short for one are counted as neither.
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    /// Tokens that lookups found.
+    pub(crate) hit_tokens: u64,
+    pub(crate) inserted: u64,
+    /// Blocks that found no room.
+    pub(crate) dropped: u64,
+    pub(crate) evictions: u64,
+    pub(crate) expirations: u64,
+    pub(crate) disk: Option<DiskStats>,
+}
+
+/// What a lookup found. Its blocks stay in the cache until it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Hit {
+    payloads: Vec<Payload>,
+    disk_blocks: usize,
+    pin: Option<Pin>,
+}
+
+impl Hit {
+    /// Tokens covered, from the first.
+    pub(crate) fn tokens(&self) -> usize {
+        self.payloads.len() * BLOCK_TOKENS
+    }
+
+    /// The KV rows of each block, in order.
+    pub(crate) fn payloads(&self) -> &[Payload] {
+        &self.payloads
+    }
+
+    /// The last so many blocks were read from disk; those before were in memory.
+    pub(crate) fn disk_blocks(&self) -> usize {
+        self.disk_blocks
+    }
+}
+
+/// Gives its node back when dropped, on whichever thread: the cache takes it up at its next call.
+struct Pin {
+    deepest: NodeId,
+    released: Sender<NodeId>,
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pin({})", self.deepest)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // A cache that is gone keeps nothing.
+        let _ = self.released.send(self.deepest);
+    }
+}
+
+/// See the module.
+pub(crate) struct PrefixCache {
+    root: BlockHash,
+    tree: Tree,
+    limit_bytes: u64,
+    ttl: Option<Duration>,
+    disk: Option<DiskTier>,
+    /// Nodes that hits gave back, at most one for each hit that lived since the last call.
+    releases: Receiver<NodeId>,
+    released: Sender<NodeId>,
+    /// The counters of it; what can be read off the tree is added when asked for.
+    stats: CacheStats,
+}
+
+impl PrefixCache {
+    /// An empty cache, or with a disk tier one that finds what it left there. One that is not enabled holds nothing.
+    pub(crate) fn new(config: &PrefixCacheConfig, fingerprint: Fingerprint) -> Result<Self, CacheError> {
+        let ttl = config.ttl_ms.map(Duration::from_millis);
+        let limit_bytes = if config.enabled { config.ram_bytes } else { 0 };
+        let disk = match config.disk.as_ref().filter(|_| config.enabled) {
+            Some(_) if limit_bytes == 0 => return Err(CacheError::DiskWithoutRam),
+            Some(disk) => Some(DiskTier::open(disk, fingerprint, ttl)?),
+            None => None,
+        };
+        let (released, releases) = crossbeam_channel::unbounded();
+        let (root, stats) = (fingerprint.root(), CacheStats::default());
+        Ok(Self { root, tree: Tree::new(root), limit_bytes, ttl, disk, releases, released, stats })
+    }
+
+    /// The longest run of blocks that begins `tokens` and leaves at least one of them to decode. Reads up to
+    /// [`DISK_READ_BYTES_PER_LOOKUP`] from disk, and waits for them. `chain` is [`chain`] of these tokens.
+    pub(crate) fn lookup(&mut self, chain: &[BlockHash], tokens: &[i32], now: Instant) -> Hit {
+        self.begin(now);
+        let max_blocks = usable_blocks(chain, tokens);
+        if max_blocks == 0 {
+            return Hit::default();
+        }
+        let mut path = self.tree.walk(chain, tokens, max_blocks);
+        let ram_blocks = path.len();
+        if let Some(&deepest) = path.last() {
+            self.tree.pin(deepest);
+        }
+        self.read_from_disk(chain, tokens, max_blocks, &mut path, now);
+        self.tree.touch(&path);
+        let Some(&deepest) = path.last() else {
+            self.stats.misses += 1;
+            return Hit::default();
+        };
+        self.stats.hits += 1;
+        self.stats.hit_tokens += (path.len() * BLOCK_TOKENS) as u64;
+        Hit {
+            payloads: path.iter().map(|&id| self.tree.payload(id)).collect(),
+            disk_blocks: path.len() - ram_blocks,
+            pin: Some(Pin { deepest, released: self.released.clone() }),
+        }
+    }
+
+    /// Takes the blocks after `path`, which is pinned, into the tree and the pin.
+    fn read_from_disk(
+        &mut self,
+        chain: &[BlockHash],
+        tokens: &[i32],
+        max_blocks: usize,
+        path: &mut Vec<NodeId>,
+        now: Instant,
+    ) {
+        let mut budget_bytes = DISK_READ_BYTES_PER_LOOKUP;
+        while path.len() < max_blocks {
+            let (i, hash) = (path.len(), chain[path.len()]);
+            let tokens = block_tokens(tokens, i);
+            let Some(disk) = &self.disk else { return };
+            let Some(entry_bytes) = disk.entry_bytes(hash).filter(|bytes| *bytes <= budget_bytes) else { return };
+            budget_bytes -= entry_bytes;
+            let payload_bytes = entry_bytes.saturating_sub(encoded_bytes(0));
+            if !self.may_fit(payload_bytes) {
+                return;
+            }
+            let parent = i.checked_sub(1).map_or(self.root, |above| chain[above]);
+            let Some(payload) = disk.read(hash, parent, tokens, i, entry_bytes) else { return };
+            // Room was there; now it is made.
+            if !self.make_room(payload.len() as u64, now) {
+                return;
+            }
+            let Some(id) = self.tree.add_pinned(path.last().copied(), hash, tokens, payload) else { return };
+            path.push(id);
+        }
+    }
+
+    /// What a lookup would find. Reads nothing, holds nothing, and is no access.
+    pub(crate) fn covered(&self, chain: &[BlockHash], tokens: &[i32]) -> Covered {
+        let max_blocks = usable_blocks(chain, tokens);
+        let ram = self.tree.walk(chain, tokens, max_blocks).len();
+        let on_disk = self.disk.as_ref().map_or(0, |disk| {
+            chain[ram..max_blocks].iter().take_while(|hash| disk.entry_bytes(**hash).is_some()).count()
+        });
+        Covered { ram_tokens: ram * BLOCK_TOKENS, total_tokens: (ram + on_disk) * BLOCK_TOKENS }
+    }
+
+    /// Takes the payloads of the blocks `first_block..` of `tokens`. Those that are there stay as they are; the first
+    /// one without room ends it. All of them, and those before, count as accessed.
+    pub(crate) fn insert(
+        &mut self,
+        chain: &[BlockHash],
+        tokens: &[i32],
+        first_block: usize,
+        payloads: Vec<Vec<u8>>,
+        now: Instant,
+    ) -> Result<Inserted, InsertError> {
+        self.begin(now);
+        let blocks = chain.len().min(tokens.len() / BLOCK_TOKENS);
+        let end = first_block.saturating_add(payloads.len());
+        if end > blocks {
+            return Err(InsertError::PastTheEnd { end, blocks });
+        }
+        let mut path = self.tree.walk(chain, tokens, end);
+        if path.len() < first_block {
+            return Err(InsertError::Orphan { missing: path.len() });
+        }
+        let known = path.len();
+        for block in known..end {
+            let parent = block.checked_sub(1).map_or(self.root, |above| chain[above]);
+            if parent.child(block_tokens(tokens, block)) != chain[block] {
+                return Err(InsertError::ChainMismatch { block });
+            }
+        }
+        if let Some(&deepest) = path.last() {
+            self.tree.pin(deepest);
+        }
+        self.tree.touch(&path);
+        for payload in payloads.into_iter().skip(known - first_block) {
+            let block = path.len();
+            if !self.make_room(payload.len() as u64, now) {
+                break;
+            }
+            let tokens = block_tokens(tokens, block);
+            let added = self.tree.add_pinned(path.last().copied(), chain[block], tokens, Payload::new(payload));
+            let Some(id) = added else { break };
+            path.push(id);
+        }
+        if let Some(&deepest) = path.last() {
+            self.tree.unpin(deepest);
+        }
+        let inserted = Inserted { added: path.len() - known, known: known - first_block, dropped: end - path.len() };
+        self.stats.inserted += inserted.added as u64;
+        self.stats.dropped += inserted.dropped as u64;
+        Ok(inserted)
+    }
+
+    /// Drops what was not accessed for longer than the configured time, not to disk either. Returns how many blocks.
+    pub(crate) fn expire(&mut self, now: Instant) -> usize {
+        let now = self.begin(now);
+        let Some(ttl) = self.ttl else { return 0 };
+        let mut expired = 0;
+        while self.tree.oldest_access().is_some_and(|accessed| now.duration_since(accessed) > ttl)
+            && self.tree.pop_oldest().is_some()
+        {
+            expired += 1;
+        }
+        self.stats.expirations += expired as u64;
+        expired
+    }
+
+    /// Evicts until at most `bytes` are in memory, or only blocks in use. Returns the bytes that are left.
+    pub(crate) fn evict_to(&mut self, bytes: u64, now: Instant) -> u64 {
+        self.begin(now);
+        self.evict(bytes, now);
+        self.tree.bytes()
+    }
+
+    /// Writes all that is in memory to disk, the most recently used first where the disk's limit is the smaller, and
+    /// waits for that until `deadline`. True when it was done by then; without a disk tier there is nothing to do.
+    pub(crate) fn flush(&mut self, now: Instant, deadline: Instant) -> bool {
+        let now = self.begin(now);
+        let Some(disk) = &self.disk else { return true };
+        disk.flush(self.tree.blocks_by_age(), now, deadline)
+    }
+
+    pub(crate) fn stats(&self) -> CacheStats {
+        CacheStats {
+            nodes: self.tree.len() as u64,
+            bytes: self.tree.bytes(),
+            pinned_bytes: self.tree.pinned_bytes(),
+            limit_bytes: self.limit_bytes,
+            disk: self.disk.as_ref().map(DiskTier::stats),
+            ..self.stats
+        }
+    }
+
+    /// Takes up what hits gave back.
+    fn begin(&mut self, now: Instant) -> Instant {
+        for id in self.releases.try_iter() {
+            self.tree.unpin(id);
+        }
+        self.tree.begin(now)
+    }
+
+    /// Whether a block could be taken if everything went that may go.
+    fn may_fit(&self, payload_bytes: u64) -> bool {
+        usize::try_from(payload_bytes).is_ok_and(|payload_bytes| {
+            let room = self.limit_bytes.saturating_sub(self.tree.pinned_bytes());
+            payload_bytes <= MAX_PAYLOAD_BYTES && node_bytes(payload_bytes) <= room
+        })
+    }
+
+    /// Evicts as much as a block needs; nothing when that would not help.
+    fn make_room(&mut self, payload_bytes: u64, now: Instant) -> bool {
+        if !self.may_fit(payload_bytes) {
+            return false;
+        }
+        let needed = node_bytes(usize::try_from(payload_bytes).unwrap_or(usize::MAX));
+        self.evict(self.limit_bytes.saturating_sub(needed), now);
+        self.tree.bytes() + needed <= self.limit_bytes
+    }
+
+    fn evict(&mut self, bytes: u64, now: Instant) {
+        while self.tree.bytes() > bytes {
+            let Some(block) = self.tree.pop_oldest() else { return };
+            self.stats.evictions += 1;
+            if let Some(disk) = &self.disk {
+                disk.offer(block, now);
+            }
+        }
+    }
+}
+
+/// The blocks of a prompt that may be taken from the cache: the last token is decoded in any case.
+fn usable_blocks(chain: &[BlockHash], tokens: &[i32]) -> usize {
+    chain.len().min(tokens.len().saturating_sub(1) / BLOCK_TOKENS)
+}
+
+fn block_tokens(tokens: &[i32], block: usize) -> &[i32] {
+    &tokens[block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS]
+}

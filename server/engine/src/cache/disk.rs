@@ -1,0 +1,304 @@
+//! The disk tier as the engine's thread sees it: `<dir>/<fingerprint>/<block>.kv`, a file a block.
+//!
+//! Blocks are read here, within the caller's budget of bytes, and written by the thread of [`super::writer`] through a
+//! queue that is bounded in blocks and in bytes: what does not fit is dropped and counted. A file appears whole under
+//! its name, and is verified when it is read; anything wrong with it makes it a miss and removes it. Nothing is synced:
+//! what a power failure leaves is found by its checksum. The time of a block's last access is its file's time of change.
+//! Absent: reads on another thread, and files that another process wrote since the last scan.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::Sender;
+
+use super::CacheError;
+use super::entry::{decode_block, encoded_bytes, is_entry_length};
+use super::index::{EntryInfo, EntryKey, Index};
+use super::key::{BlockHash, Fingerprint};
+use super::scan::{Stop, scan_model};
+use super::tree::{Block, Payload};
+use super::writer::{self, Job};
+use crate::params::DiskCacheConfig;
+
+/// Blocks that may wait to be written.
+pub(crate) const WRITE_QUEUE_BLOCKS: usize = 256;
+/// Bytes that evicted blocks may hold while they wait to be written; they are counted nowhere else.
+pub(crate) const WRITE_QUEUE_BYTES: u64 = 64 << 20;
+/// Files of the disk tier over all models; one more and the oldest goes.
+pub(crate) const MAX_DISK_ENTRIES: usize = 131_072;
+/// The most milliseconds that a start looks for files; the writer's thread finds the rest.
+pub(crate) const START_SCAN_MS: u64 = 1_000;
+/// Sets two blocks of one path apart, so that a parent is never the older.
+const DEPTH_STEP: Duration = Duration::from_micros(1);
+
+/// What the disk tier did and holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DiskStats {
+    /// Files, over all models that share the directory.
+    pub(crate) entries: u64,
+    pub(crate) bytes: u64,
+    pub(crate) limit_bytes: u64,
+    /// Blocks found and read.
+    pub(crate) hits: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) writes: u64,
+    /// Blocks that were not written because the queue was full, or because they are too large for the tier.
+    pub(crate) write_drops: u64,
+    pub(crate) write_errors: u64,
+    /// Files removed because their content was not what it must be.
+    pub(crate) corrupt: u64,
+    /// Files removed to keep the limit.
+    pub(crate) evictions: u64,
+    /// Files removed because of their age.
+    pub(crate) expirations: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) hits: AtomicU64,
+    pub(super) read_bytes: AtomicU64,
+    pub(super) writes: AtomicU64,
+    pub(super) write_drops: AtomicU64,
+    pub(super) write_errors: AtomicU64,
+    pub(super) corrupt: AtomicU64,
+    pub(super) evictions: AtomicU64,
+    pub(super) expirations: AtomicU64,
+}
+
+/// What the engine's thread and the writer's have in common.
+pub(super) struct Shared {
+    pub(super) dir: PathBuf,
+    pub(super) own: Fingerprint,
+    pub(super) max_bytes: u64,
+    pub(super) ttl: Option<Duration>,
+    pub(super) counters: Counters,
+    pub(super) queued_bytes: AtomicU64,
+    /// The writer is to end after the block it has in hand.
+    pub(super) stop: AtomicBool,
+    index: Mutex<Index>,
+}
+
+impl Shared {
+    /// Never held over I/O.
+    pub(super) fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn model_dir(&self, fingerprint: Fingerprint) -> PathBuf {
+        self.dir.join(fingerprint.to_string())
+    }
+
+    pub(super) fn path(&self, key: &EntryKey) -> PathBuf {
+        self.model_dir(key.fingerprint).join(format!("{}.{}", key.block, super::scan::EXTENSION))
+    }
+
+    pub(super) fn key(&self, block: BlockHash) -> EntryKey {
+        EntryKey { fingerprint: self.own, block }
+    }
+
+    fn is_expired(&self, info: &EntryInfo) -> bool {
+        self.ttl.is_some_and(|ttl| SystemTime::now().duration_since(info.accessed).is_ok_and(|age| age > ttl))
+    }
+}
+
+pub(super) struct DiskTier {
+    shared: Arc<Shared>,
+    /// `None` once the tier is being dropped.
+    jobs: Option<Sender<Job>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl DiskTier {
+    /// Opens the directory, makes it when it is not there, and finds what this model left in it.
+    pub(super) fn open(config: &DiskCacheConfig, own: Fingerprint, ttl: Option<Duration>) -> Result<Self, CacheError> {
+        let refused = |source: io::Error| CacheError::Disk { dir: config.dir.clone(), source };
+        let mut shared = Shared {
+            dir: config.dir.clone(),
+            own,
+            max_bytes: config.max_bytes,
+            ttl,
+            counters: Counters::default(),
+            queued_bytes: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            index: Mutex::default(),
+        };
+        make_dir(&shared.model_dir(own)).map_err(refused)?;
+        let stop = Stop::At(Instant::now() + Duration::from_millis(START_SCAN_MS));
+        let mut found = Index::default();
+        scan_model(&shared, own, &stop, &mut found).map_err(refused)?;
+        shared.index = Mutex::new(found);
+        let shared = Arc::new(shared);
+        let (jobs, queue) = crossbeam_channel::bounded(WRITE_QUEUE_BLOCKS);
+        let writer = std::thread::Builder::new().name("gantry-kv-disk".into());
+        let writer = writer.spawn({
+            let shared = Arc::clone(&shared);
+            move || writer::run(&shared, &queue)
+        });
+        Ok(Self { shared, jobs: Some(jobs), writer: Some(writer.map_err(refused)?) })
+    }
+
+    /// Bytes of a block's file, as far as is known; `None` as well when it is too old.
+    pub(super) fn entry_bytes(&self, block: BlockHash) -> Option<u64> {
+        let info = self.shared.index().get(&self.shared.key(block))?;
+        (!self.shared.is_expired(&info)).then_some(info.bytes)
+    }
+
+    /// Reads and verifies one block, at most `max_bytes` of file; waits for the disk. `None`: it is not there, or was
+    /// not what it must be and is not there any more.
+    pub(super) fn read(
+        &self,
+        block: BlockHash,
+        parent: BlockHash,
+        tokens: &[i32],
+        depth: usize,
+        max_bytes: u64,
+    ) -> Option<Payload> {
+        let shared = &*self.shared;
+        let key = shared.key(block);
+        let path = shared.path(&key);
+        let accessed = access_time(Duration::ZERO, depth);
+        let bytes = match read_entry(&path, max_bytes, accessed) {
+            Ok(bytes) => bytes,
+            Err(err) if err.kind() == io::ErrorKind::InvalidData => return self.discard(&key, &path, &err.to_string()),
+            Err(err) => {
+                if err.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(path = %path.display(), "a cached block cannot be read: {err}");
+                }
+                shared.index().remove(&key);
+                return None;
+            }
+        };
+        let entry_bytes = bytes.len() as u64;
+        match decode_block(bytes, shared.own, parent, tokens) {
+            Ok(payload) => {
+                shared.index().touch(&key, accessed);
+                shared.counters.hits.fetch_add(1, Relaxed);
+                shared.counters.read_bytes.fetch_add(entry_bytes, Relaxed);
+                Some(Payload::new(payload))
+            }
+            Err(damage) => self.discard(&key, &path, &damage.to_string()),
+        }
+    }
+
+    fn discard(&self, key: &EntryKey, path: &Path, reason: &str) -> Option<Payload> {
+        self.shared.counters.corrupt.fetch_add(1, Relaxed);
+        // In this order: a scan that still saw the file then learns of its removal.
+        let removed = fs::remove_file(path);
+        self.shared.index().remove(key);
+        tracing::warn!(path = %path.display(), ?removed, "a damaged cached block is a miss: {reason}");
+        None
+    }
+
+    /// Hands an evicted block to the writer, which only notes the access when it is on disk already. Never waits.
+    pub(super) fn offer(&self, block: Block, now: Instant) {
+        let shared = &*self.shared;
+        let bytes = block.payload.len() as u64;
+        // One thread adds to this, so that what is read here can only have become less.
+        if shared.queued_bytes.load(Relaxed) + bytes > WRITE_QUEUE_BYTES {
+            shared.counters.write_drops.fetch_add(1, Relaxed);
+            return;
+        }
+        shared.queued_bytes.fetch_add(bytes, Relaxed);
+        let accessed = access_time(now.saturating_duration_since(block.accessed), block.depth as usize);
+        let job = Job::Write { block, accessed };
+        if self.jobs.as_ref().is_none_or(|jobs| jobs.try_send(job).is_err()) {
+            shared.queued_bytes.fetch_sub(bytes, Relaxed);
+            shared.counters.write_drops.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Writes blocks, given the youngest first, as many as the tier may hold, and waits until they are on disk or until
+    /// `deadline`. True when all that fit were written in time.
+    pub(super) fn flush(&self, blocks: Vec<Block>, now: Instant, deadline: Instant) -> bool {
+        let Some(jobs) = &self.jobs else { return false };
+        let mut total = 0;
+        for block in blocks {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            total += encoded_bytes(block.payload.len());
+            if total > self.shared.max_bytes {
+                break;
+            }
+            let accessed = access_time(now.saturating_duration_since(block.accessed), block.depth as usize);
+            self.shared.queued_bytes.fetch_add(block.payload.len() as u64, Relaxed);
+            let bytes = block.payload.len() as u64;
+            if jobs.send_deadline(Job::Write { block, accessed }, deadline).is_err() {
+                self.shared.queued_bytes.fetch_sub(bytes, Relaxed);
+                return false;
+            }
+        }
+        let (done, is_done) = crossbeam_channel::bounded(1);
+        jobs.send_deadline(Job::Barrier(done), deadline).is_ok() && is_done.recv_deadline(deadline).is_ok()
+    }
+
+    pub(super) fn stats(&self) -> DiskStats {
+        let counters = &self.shared.counters;
+        let (entries, bytes) = {
+            let index = self.shared.index();
+            (index.len() as u64, index.bytes())
+        };
+        DiskStats {
+            entries,
+            bytes,
+            limit_bytes: self.shared.max_bytes,
+            hits: counters.hits.load(Relaxed),
+            read_bytes: counters.read_bytes.load(Relaxed),
+            writes: counters.writes.load(Relaxed),
+            write_drops: counters.write_drops.load(Relaxed),
+            write_errors: counters.write_errors.load(Relaxed),
+            corrupt: counters.corrupt.load(Relaxed),
+            evictions: counters.evictions.load(Relaxed),
+            expirations: counters.expirations.load(Relaxed),
+        }
+    }
+}
+
+impl Drop for DiskTier {
+    /// Waits for the block that is being written; what waits behind it is lost unless it was flushed.
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Relaxed);
+        self.jobs = None;
+        if let Some(writer) = self.writer.take()
+            && writer.join().is_err()
+        {
+            tracing::error!("the thread that writes the prefix cache to disk ended by a panic");
+        }
+    }
+}
+
+/// When a block was last used, as a time of the file system.
+fn access_time(age: Duration, depth: usize) -> SystemTime {
+    let back = age.saturating_add(DEPTH_STEP.saturating_mul(u32::try_from(depth).unwrap_or(u32::MAX)));
+    let now = SystemTime::now();
+    now.checked_sub(back).unwrap_or(now)
+}
+
+/// Makes a directory and those above it, for this user alone; one that is there stays as it is.
+pub(super) fn make_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// The bytes of a file that may be an entry by its length (`InvalidData` when it cannot be, or has grown since it was
+/// last looked at), and notes the access.
+fn read_entry(path: &Path, max_bytes: u64, accessed: SystemTime) -> io::Result<Vec<u8>> {
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    if !is_entry_length(length) || length > max_bytes {
+        return Err(invalid(format!("{length} bytes are no entry, or more than were written")));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
+    (&file).take(length + 1).read_to_end(&mut bytes)?;
+    // A file system may refuse to set times (read-only mounts do): then only the order of eviction suffers.
+    if let Err(err) = file.set_modified(accessed) {
+        tracing::debug!(path = %path.display(), "cannot note an access: {err}");
+    }
+    Ok(bytes)
+}
