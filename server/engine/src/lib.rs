@@ -43,6 +43,8 @@ mod output;
 mod params;
 mod plan;
 mod prepare;
+#[allow(dead_code)]
+mod queue;
 mod request;
 mod sample_pool;
 mod sampler;

@@ -1,0 +1,329 @@
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::params::Priority::{High, Low, Normal};
+
+fn waiting(ticket: u64, priority: Priority, since: Instant) -> Waiting<u64> {
+    Waiting { ticket, priority, since, deadline: None, value: ticket }
+}
+
+fn tickets<T>(requests: &[Waiting<T>]) -> Vec<u64> {
+    requests.iter().map(|r| r.ticket).collect()
+}
+
+#[test]
+fn priority_first_then_the_order_of_submission_whatever_the_order_of_arrival() {
+    let now = Instant::now();
+    let mut queue = Queue::default();
+    for (ticket, priority) in [(5, Low), (2, Normal), (4, High), (1, Normal), (3, High), (0, Low)] {
+        queue.push(waiting(ticket, priority, now));
+    }
+    assert_eq!(queue.depth(), QueueDepth { high: 2, normal: 2, low: 2 });
+    assert_eq!(queue.peek(now).unwrap().ticket, 3);
+    assert_eq!(queue.iter(now).map(|r| r.ticket).collect::<Vec<_>>(), [3, 4, 1, 2, 0, 5]);
+    assert_eq!(tickets(&queue.drain(now)), [3, 4, 1, 2, 0, 5]);
+    assert!(queue.is_empty());
+    assert_eq!(queue.pop(now), None);
+}
+
+#[test]
+fn waiting_lifts_a_request_and_the_ticket_decides_at_its_new_level() {
+    let start = Instant::now();
+    let mut queue = Queue::default();
+    queue.push(waiting(1, Low, start));
+    queue.push(waiting(2, Normal, start + AGEING_STEP / 2));
+    queue.push(waiting(3, High, start + AGEING_BOUND));
+    let order = |at: Duration| queue.iter(start + at).map(|r| r.ticket).collect::<Vec<_>>();
+    assert_eq!(order(AGEING_STEP - Duration::from_nanos(1)), [3, 2, 1]);
+    // Low is Normal now, and older than the other.
+    assert_eq!(order(AGEING_STEP), [3, 1, 2]);
+    // Normal became High before Low did.
+    assert_eq!(order(AGEING_STEP * 3 / 2), [2, 3, 1]);
+    assert_eq!(order(AGEING_BOUND), [1, 2, 3]);
+}
+
+#[test]
+fn a_preempted_request_comes_first_at_its_level_but_its_run_is_not_waiting() {
+    let start = Instant::now();
+    let mut queue = Queue::default();
+    queue.push(waiting(7, Low, start));
+    let preempted = queue.pop(start).unwrap();
+    let now = start + AGEING_BOUND * 2;
+    queue.push(waiting(8, Low, now));
+    queue.push(waiting(9, High, now));
+    queue.push(Waiting { since: now, deadline: None, ..preempted });
+    assert_eq!(tickets(&queue.drain(now)), [9, 7, 8]);
+}
+
+#[test]
+fn requests_that_share_a_ticket_are_all_kept_in_their_order_of_entry() {
+    let now = Instant::now();
+    let mut queue = Queue::default();
+    for value in ["first", "second", "third"] {
+        queue.push(Waiting { ticket: 1, priority: Normal, since: now, deadline: Some(now), value });
+    }
+    let values = queue.expire(now).into_iter().map(|r| r.value).collect::<Vec<_>>();
+    assert_eq!(values, ["first", "second", "third"]);
+}
+
+#[test]
+fn what_fits_may_go_before_what_does_not() {
+    let now = Instant::now();
+    let mut queue = Queue::default();
+    for ticket in 0..4 {
+        queue.push(waiting(ticket, Normal, now));
+    }
+    assert_eq!(queue.pop_where(now, |r| r.ticket >= 2).unwrap().ticket, 2);
+    assert_eq!(queue.pop_where(now, |r| r.ticket > 9), None);
+    assert_eq!(tickets(&queue.drain(now)), [0, 1, 3]);
+}
+
+#[test]
+fn a_deadline_goes_with_its_request() {
+    let now = Instant::now();
+    let at = |s| Some(now + Duration::from_secs(s));
+    let mut queue = Queue::default();
+    for ticket in 0..4 {
+        queue.push(Waiting { deadline: at(ticket + 1), ..waiting(ticket, Normal, now) });
+    }
+    assert_eq!(queue.next_deadline(), at(1));
+    assert_eq!(queue.pop(now).unwrap().ticket, 0);
+    assert_eq!(tickets(&queue.remove_if(|&value| value == 1)), [1]);
+    assert_eq!(queue.next_deadline(), at(3));
+    assert_eq!(tickets(&queue.expire(now + Duration::from_secs(3))), [2]);
+    assert_eq!(queue.len(), 1);
+    assert_eq!(queue.drain(now).len(), 1);
+    assert_eq!(queue.next_deadline(), None);
+}
+
+#[test]
+fn watermarks_default_to_the_queue_and_three_quarters_of_it_and_stay_in_order() {
+    let marks = |max, high, low| {
+        let w = Watermarks::new(max, high, low);
+        (w.high, w.low)
+    };
+    assert_eq!(marks(512, None, None), (512, 384));
+    assert_eq!(marks(512, Some(10), None), (10, 7));
+    assert_eq!(marks(512, Some(9999), Some(9999)), (512, 512));
+    assert_eq!(marks(usize::MAX, None, None).1, usize::MAX / 4 * 3 + 2);
+}
+
+fn priority() -> impl Strategy<Value = Priority> {
+    prop_oneof![Just(High), Just(Normal), Just(Low)]
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Push { priority: Priority, late_ms: u64, ticket_back: u64, timeout_ms: Option<u64> },
+    Pop,
+    PopEven,
+    Cancel(u64),
+    Expire,
+    Wait(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (priority(), 0_u64..20, 0_u64..3, proptest::option::of(0_u64..40_000)).prop_map(
+            |(priority, late_ms, ticket_back, timeout_ms)| Op::Push { priority, late_ms, ticket_back, timeout_ms }
+        ),
+        2 => Just(Op::Pop),
+        1 => Just(Op::PopEven),
+        1 => (0_u64..5).prop_map(Op::Cancel),
+        1 => Just(Op::Expire),
+        2 => (0_u64..15_000).prop_map(Op::Wait),
+    ]
+}
+
+/// The oracle: a plain list. Of each priority only the oldest counts, and the best of those by level and ticket is
+/// next.
+fn next_of(list: &[Waiting<u64>], now: Instant, fits: impl Fn(&Waiting<u64>) -> bool) -> Option<usize> {
+    let mut rest: Vec<usize> = (0..list.len()).collect();
+    loop {
+        let heads = [High, Normal, Low]
+            .into_iter()
+            .filter_map(|p| rest.iter().copied().filter(|&i| list[i].priority == p).min_by_key(|&i| list[i].ticket));
+        let best = heads.max_by_key(|&i| {
+            let lifted = (now.saturating_duration_since(list[i].since).as_millis() / AGEING_STEP.as_millis()) as usize;
+            ((list[i].priority as usize + lifted).min(2), Reverse(list[i].ticket))
+        })?;
+        if fits(&list[best]) {
+            return Some(best);
+        }
+        rest.retain(|&i| i != best);
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_queue_does_what_a_plain_list_does(ops in proptest::collection::vec(op(), 1..120)) {
+        let start = Instant::now();
+        let mut now = start + Duration::from_secs(60);
+        let (mut queue, mut list) = (Queue::default(), Vec::<Waiting<u64>>::new());
+        for (i, op) in ops.into_iter().enumerate() {
+            match op {
+                Op::Push { priority, late_ms, ticket_back, timeout_ms } => {
+                    // Distinct, and slightly out of order.
+                    let ticket = (i as u64 * 4 + 12) - ticket_back * 5 % 12;
+                    if list.iter().any(|r| r.ticket == ticket) { continue; }
+                    let since = now - Duration::from_millis(late_ms);
+                    let deadline = timeout_ms.map(|ms| since + Duration::from_millis(ms));
+                    let request = Waiting { ticket, priority, since, deadline, value: ticket };
+                    queue.push(request.clone());
+                    list.push(request);
+                }
+                Op::Pop => {
+                    let want = next_of(&list, now, |_| true).map(|i| list.remove(i));
+                    prop_assert_eq!(queue.pop(now), want);
+                }
+                Op::PopEven => {
+                    let even = |r: &Waiting<u64>| r.value.is_multiple_of(2);
+                    let want = next_of(&list, now, even).map(|i| list.remove(i));
+                    prop_assert_eq!(queue.pop_where(now, even), want);
+                }
+                Op::Cancel(residue) => {
+                    let mut got = tickets(&queue.remove_if(|value| value % 5 == residue));
+                    let mut want = tickets(&list.extract_if(.., |r| r.value % 5 == residue).collect::<Vec<_>>());
+                    got.sort_unstable();
+                    want.sort_unstable();
+                    prop_assert_eq!(got, want);
+                }
+                Op::Expire => {
+                    let mut got = tickets(&queue.expire(now));
+                    let mut want =
+                        tickets(&list.extract_if(.., |r| r.deadline.is_some_and(|d| d <= now)).collect::<Vec<_>>());
+                    got.sort_unstable();
+                    want.sort_unstable();
+                    prop_assert_eq!(got, want);
+                }
+                Op::Wait(ms) => now += Duration::from_millis(ms),
+            }
+            prop_assert_eq!(queue.len(), list.len());
+            prop_assert_eq!(queue.peek(now).map(|r| r.ticket), next_of(&list, now, |_| true).map(|i| list[i].ticket));
+            prop_assert_eq!(queue.next_deadline(), list.iter().filter_map(|r| r.deadline).min());
+        }
+        let order: Vec<u64> = queue.iter(now).map(|r| r.ticket).collect();
+        prop_assert_eq!(order, tickets(&queue.drain(now)));
+    }
+
+    /// **Feature: distributed-inference-server, Property 6: Priority Queue Ordering**
+    /// **Validates: Requirements 3.4, 3.5**
+    ///
+    /// For requests that waited less than an ageing step; past it, see the next one.
+    #[test]
+    fn higher_priorities_leave_first_and_each_in_its_order(
+        requests in proptest::collection::vec((priority(), 0_u64..9_999), 0..200),
+    ) {
+        let start = Instant::now();
+        let mut queue = Queue::default();
+        for (ticket, &(priority, at_ms)) in requests.iter().enumerate() {
+            queue.push(waiting(ticket as u64, priority, start + Duration::from_millis(at_ms)));
+        }
+        let order = queue.drain(start + AGEING_STEP - Duration::from_millis(1));
+        prop_assert_eq!(order.len(), requests.len());
+        for pair in order.windows(2) {
+            prop_assert!(pair[0].priority >= pair[1].priority);
+            prop_assert!(pair[0].priority > pair[1].priority || pair[0].ticket < pair[1].ticket);
+        }
+    }
+
+    /// A flood of High requests, one each tick and one served each tick: what waited for the bound goes before all that
+    /// came after it.
+    #[test]
+    fn nothing_waits_longer_than_the_bound_and_what_came_before_it(
+        backlog in proptest::collection::vec(priority(), 1..30), tick_ms in 100_u64..3_000,
+    ) {
+        let start = Instant::now();
+        let tick = Duration::from_millis(tick_ms);
+        let mut queue = Queue::default();
+        for (ticket, &priority) in backlog.iter().enumerate() {
+            queue.push(waiting(ticket as u64, priority, start));
+        }
+        let (mut now, mut ticket, mut left) = (start, backlog.len() as u64, backlog.len());
+        // At the bound all of the backlog is at the top, in front: one leaves each tick.
+        let last = start + AGEING_BOUND + tick * backlog.len() as u32 + tick;
+        while left > 0 {
+            prop_assert!(now <= last, "{left} of {} still wait", backlog.len());
+            queue.push(waiting(ticket, High, now));
+            ticket += 1;
+            let served = queue.pop(now).unwrap();
+            left -= usize::from((served.ticket as usize) < backlog.len());
+            now += tick;
+        }
+    }
+
+    /// **Feature: distributed-inference-server, Property 7: Backpressure Hysteresis**
+    /// **Validates: Requirements 3.1, 3.2**
+    #[test]
+    fn acceptance_changes_only_where_a_watermark_is_crossed(
+        high in 0_usize..60, low in 0_usize..60, depths in proptest::collection::vec(0_usize..70, 1..200),
+    ) {
+        let marks = Watermarks::new(60, Some(high), Some(low));
+        let low = low.min(high);
+        let mut before = marks.is_accepting();
+        prop_assert!(before);
+        for depth in depths {
+            let accepting = marks.observe(depth);
+            prop_assert_eq!(accepting, marks.is_accepting());
+            prop_assert!(depth <= high || !accepting);
+            prop_assert!(depth >= low || accepting);
+            if accepting != before {
+                let crossed = if accepting { depth <= low } else { depth > high };
+                prop_assert!(crossed);
+            }
+            before = accepting;
+        }
+    }
+
+    /// **Feature: distributed-inference-server, Property 8: Request Timeout Enforcement**
+    /// **Validates: Requirements 3.3**
+    ///
+    /// The queue's part: each is handed back for its 408 as soon as its time is over, and never before.
+    #[test]
+    fn a_request_leaves_at_its_deadline_and_not_before(
+        requests in proptest::collection::vec((priority(), 0_u64..5_000, proptest::option::of(1_u64..5_000)), 0..80),
+        looks in proptest::collection::vec(0_u64..800, 1..20),
+    ) {
+        let start = Instant::now();
+        let ms = Duration::from_millis;
+        let mut queue = Queue::default();
+        for (ticket, &(priority, at, timeout)) in requests.iter().enumerate() {
+            let since = start + ms(at);
+            queue.push(Waiting { deadline: timeout.map(|t| since + ms(t)), ..waiting(ticket as u64, priority, since) });
+        }
+        let mut now = start;
+        for look in looks {
+            let before = now;
+            now += ms(look);
+            for request in queue.expire(now) {
+                let deadline = request.deadline.unwrap();
+                prop_assert!(deadline <= now && (deadline > before || before == start));
+            }
+            prop_assert!(queue.iter(now).all(|r| r.deadline.is_none_or(|d| d > now)));
+        }
+        queue.expire(start + ms(10_000));
+        let without = requests.iter().filter(|(_, _, timeout)| timeout.is_none()).count();
+        prop_assert_eq!(queue.len(), without);
+    }
+}
+
+#[test]
+fn watermarks_are_shared_by_threads_and_settle_by_the_last_depth() {
+    let marks = Watermarks::new(100, Some(80), Some(20));
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let marks = &marks;
+            scope.spawn(move || {
+                for i in 0..10_000_usize {
+                    let depth = (i * 7 + thread * 13) % 100;
+                    let accepting = marks.observe(depth);
+                    assert!(depth <= 80 || !accepting);
+                    assert!(depth > 20 || accepting);
+                }
+            });
+        }
+    });
+    assert!(!marks.observe(81) && !marks.observe(50) && marks.observe(20) && marks.observe(50));
+}
