@@ -35,6 +35,8 @@
 mod backend;
 #[allow(dead_code, unused_imports)]
 mod cache;
+#[allow(dead_code)]
+mod budget;
 mod engine;
 mod error;
 mod event;

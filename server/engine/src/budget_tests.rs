@@ -1,0 +1,222 @@
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+/// After so many steps of a machine that was never seen, or that changed, steps take what they should.
+const CONVERGES_IN: u32 = 40;
+/// The steps that a prompt shares with streams then take at most this factor of the target.
+const OVER_TARGET: f64 = 1.35;
+/// And use at least this part of it, where the least number of tokens does not decide.
+const UNDER_TARGET: f64 = 0.6;
+
+const SLOW_CPU: StepCost = StepCost { fixed_ms: 40.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0 };
+const GPU: StepCost = StepCost { fixed_ms: 6.0, per_decode_row_ms: 0.02, per_prefill_token_ms: 0.05 };
+const TINY_MODEL: StepCost = StepCost { fixed_ms: 0.3, per_decode_row_ms: 0.05, per_prefill_token_ms: 0.02 };
+const BIG_ON_CPU: StepCost = StepCost { fixed_ms: 900.0, per_decode_row_ms: 80.0, per_prefill_token_ms: 100.0 };
+
+/// A machine whose steps take what its costs say, give or take `noise`.
+struct Machine {
+    cost: StepCost,
+    noise: f64,
+    rng: StdRng,
+}
+
+impl Machine {
+    fn new(cost: StepCost, noise: f64, seed: u64) -> Self {
+        Self { cost, noise, rng: StdRng::seed_from_u64(seed) }
+    }
+
+    fn run(&mut self, rows: u32, tokens: u32) -> Duration {
+        let factor = 1.0 + self.rng.random_range(-self.noise..=self.noise);
+        Duration::from_secs_f64(self.cost.step_ms(rows, tokens) * factor / 1e3)
+    }
+
+    /// A step with more prompt than fits, or, one in four, without any: what tells the rows' cost from the prompts'.
+    fn loaded_step(&mut self, budget: &mut StepBudget, rows: u32) {
+        let tokens = if self.rng.random_bool(0.25) { 0 } else { budget.prefill_tokens(rows) };
+        let took = self.run(rows, tokens);
+        budget.observe(rows, tokens, took);
+    }
+
+    fn check(&self, budget: &StepBudget, rows: u32, target: Option<u32>, what: &str) {
+        let alone = self.cost.step_ms(rows, 0);
+        let target_ms = target.map_or((AUTO_STEP_FACTOR * alone).clamp(AUTO_STEP_MIN_MS, AUTO_STEP_MAX_MS), f64::from);
+        let tokens = budget.prefill_tokens(rows);
+        let took = self.cost.step_ms(rows, tokens);
+        let report = format!("{what}: {rows} rows, {tokens} tokens, {took:.1} of {target_ms:.1} ms, {budget:?}");
+        assert!(took <= target_ms * OVER_TARGET || tokens == MIN_PREFILL_TOKENS, "{report}");
+        assert!(took >= target_ms * UNDER_TARGET || tokens == budget.max_prefill_tokens, "{report}");
+    }
+}
+
+const MACHINES: [(&str, StepCost); 4] =
+    [("slow CPU", SLOW_CPU), ("GPU", GPU), ("tiny model", TINY_MODEL), ("big model on a CPU", BIG_ON_CPU)];
+
+#[test]
+fn without_decoding_rows_a_prompt_has_the_whole_batch_and_otherwise_at_least_the_minimum() {
+    let mut budget = StepBudget::new(Some(1), 512);
+    assert_eq!(budget.prefill_tokens(0), 512);
+    let mut machine = Machine::new(SLOW_CPU, 0.0, 0);
+    for _ in 0..50 {
+        machine.loaded_step(&mut budget, 4);
+        assert!(budget.prefill_tokens(4) >= MIN_PREFILL_TOKENS);
+    }
+    assert_eq!(budget.prefill_tokens(4), MIN_PREFILL_TOKENS);
+    assert_eq!(StepBudget::new(Some(1), 4).prefill_tokens(4), 4);
+}
+
+#[test]
+fn steps_come_to_their_target_on_each_machine_with_noise() {
+    for (name, cost) in MACHINES {
+        for target in [None, Some(100)] {
+            for rows in [1, 4, 32] {
+                for seed in 0..20 {
+                    let mut budget = StepBudget::new(target, 2048);
+                    let mut machine = Machine::new(cost, 0.1, seed);
+                    for _ in 0..CONVERGES_IN {
+                        machine.loaded_step(&mut budget, rows);
+                    }
+                    for _ in 0..200 {
+                        machine.loaded_step(&mut budget, rows);
+                        machine.check(&budget, rows, target, name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_up_of_one_token_and_of_a_batch_is_enough_to_begin_with() {
+    for (name, cost) in MACHINES {
+        let mut budget = StepBudget::new(None, 512);
+        let mut machine = Machine::new(cost, 0.05, 1);
+        // The first reads the model from disk.
+        budget.observe(1, 0, Duration::from_secs(5));
+        for (rows, tokens) in [(1, 0), (0, 512)] {
+            let took = machine.run(rows, tokens);
+            budget.observe(rows, tokens, took);
+        }
+        let (took, target) = (cost.step_ms(2, budget.prefill_tokens(2)), budget.target_ms(2));
+        assert!(took <= target * 2.0 || budget.prefill_tokens(2) == MIN_PREFILL_TOKENS, "{name}: {took} of {target}");
+    }
+}
+
+#[test]
+fn a_change_of_speed_is_followed_in_both_directions() {
+    for (name, cost) in MACHINES {
+        for factor in [0.1, 0.5, 2.0, 10.0] {
+            for seed in 0..20 {
+                let mut budget = StepBudget::new(None, 2048);
+                let mut machine = Machine::new(cost, 0.1, seed);
+                for _ in 0..100 {
+                    machine.loaded_step(&mut budget, 8);
+                }
+                let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms } = cost;
+                machine.cost = StepCost {
+                    fixed_ms: fixed_ms * factor,
+                    per_decode_row_ms: per_decode_row_ms * factor,
+                    per_prefill_token_ms: per_prefill_token_ms * factor,
+                };
+                for _ in 0..CONVERGES_IN {
+                    machine.loaded_step(&mut budget, 8);
+                }
+                machine.check(&budget, 8, None, &format!("{name} x {factor}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_paused_machine_teaches_nothing() {
+    let mut budget = StepBudget::new(None, 2048);
+    let mut machine = Machine::new(SLOW_CPU, 0.1, 3);
+    for _ in 0..60 {
+        machine.loaded_step(&mut budget, 8);
+    }
+    for _ in 0..20 {
+        let before = budget.cost();
+        budget.observe(8, budget.prefill_tokens(8), Duration::from_secs(4));
+        assert_eq!(budget.cost(), before);
+        for _ in 0..=OUTLIER_WINDOW {
+            machine.loaded_step(&mut budget, 8);
+            machine.check(&budget, 8, None, "between pauses");
+        }
+    }
+}
+
+#[test]
+fn hours_without_prompts_or_with_always_the_same_step_leave_the_costs_usable() {
+    for (name, cost) in MACHINES {
+        let mut budget = StepBudget::new(None, 2048);
+        let mut machine = Machine::new(cost, 0.1, 7);
+        for _ in 0..60 {
+            machine.loaded_step(&mut budget, 8);
+        }
+        for _ in 0..100_000 {
+            let took = machine.run(8, 0);
+            budget.observe(8, 0, took);
+        }
+        let (took, target) = (cost.step_ms(8, budget.prefill_tokens(8)), budget.target_ms(8));
+        assert!(took <= target * OVER_TARGET || budget.prefill_tokens(8) == MIN_PREFILL_TOKENS, "{name}");
+        for _ in 0..CONVERGES_IN {
+            machine.loaded_step(&mut budget, 8);
+        }
+        machine.check(&budget, 8, None, name);
+    }
+}
+
+#[test]
+fn the_costs_themselves_are_found_when_steps_differ() {
+    for (name, cost) in MACHINES {
+        let mut budget = StepBudget::new(None, 2048);
+        let mut machine = Machine::new(cost, 0.05, 11);
+        for _ in 0..400 {
+            let rows = machine.rng.random_range(1..=8);
+            machine.loaded_step(&mut budget, rows);
+        }
+        for (rows, tokens) in [(1, 0), (4, 0), (8, 0), (4, budget.prefill_tokens(4)), (8, budget.prefill_tokens(8))] {
+            let (is, found) = (cost.step_ms(rows, tokens), budget.cost().step_ms(rows, tokens));
+            assert!((found / is).ln().abs() < 0.3, "{name}: {rows} rows, {tokens} tokens: {found} is {is}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    /// Whatever is measured, the costs are numbers that are not negative, and the answer keeps its limits.
+    #[test]
+    fn no_measurement_breaks_the_estimate(
+        steps in proptest::collection::vec((0_u32..300, 0_u32..20_000, 0_u64..200_000_000_000), 1..300),
+        target in proptest::option::of(0_u32..5_000), max in 1_u32..20_000,
+    ) {
+        let mut budget = StepBudget::new(target, max);
+        for (rows, tokens, nanos) in steps {
+            budget.observe(rows, tokens, Duration::from_nanos(nanos));
+            let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms } = budget.cost();
+            for cost in [fixed_ms, per_decode_row_ms, per_prefill_token_ms] {
+                prop_assert!((LEAST_COST_MS..=LONGEST_STEP_MS).contains(&cost), "{:?}", budget);
+            }
+            let granted = budget.prefill_tokens(rows);
+            prop_assert!(granted <= max && granted >= MIN_PREFILL_TOKENS.min(max));
+        }
+    }
+
+    /// A machine with any costs is found.
+    #[test]
+    fn steps_come_to_their_target_on_any_machine(
+        fixed_ms in 0.05_f64..500.0, per_decode_row_ms in 0.001_f64..50.0, per_prefill_token_ms in 0.001_f64..100.0,
+        rows in 1_u32..64, seed in 0_u64..1_000_000,
+    ) {
+        let cost = StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms };
+        let mut budget = StepBudget::new(None, 2048);
+        let mut machine = Machine::new(cost, 0.05, seed);
+        for _ in 0..CONVERGES_IN {
+            machine.loaded_step(&mut budget, rows);
+        }
+        machine.check(&budget, rows, None, "any");
+    }
+}
