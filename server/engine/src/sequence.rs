@@ -70,8 +70,8 @@ impl Sequence {
     /// What the next step should decode.
     pub(crate) fn need(&self) -> Need {
         match self.len() - self.decoded {
-            1 => Need::Decode,
-            remaining => Need::Prefill { remaining, age: self.ticket },
+            1 => Need::Decode { drafts: u32::try_from(self.drafts.len()).unwrap_or(0) },
+            remaining => Need::Prefill { remaining, age: self.ticket, priority: self.priority() },
         }
     }
 
