@@ -42,6 +42,10 @@ mod error;
 mod event;
 mod kv;
 mod output;
+#[allow(dead_code)]
+mod ladder;
+#[allow(dead_code)]
+mod memory;
 mod params;
 mod plan;
 mod prepare;
