@@ -45,6 +45,8 @@ mod output;
 #[allow(dead_code)]
 mod ladder;
 #[allow(dead_code)]
+mod lookup;
+#[allow(dead_code)]
 mod memory;
 mod params;
 mod plan;
