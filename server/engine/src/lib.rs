@@ -60,6 +60,8 @@ mod scheduler;
 mod sequence;
 mod stats;
 mod text;
+#[allow(dead_code)]
+mod window;
 
 #[cfg(test)]
 mod engine_tests;
