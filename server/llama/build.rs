@@ -7,8 +7,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=shim/shim.cpp");
-    println!("cargo:rerun-if-changed=shim/shim.h");
+    println!("cargo:rerun-if-changed=shim");
     println!("cargo:rerun-if-changed=build.rs");
     let cmake_dir = std::env::var("DEP_LLAMA_GGML_CMAKE_DIR")
         .map_err(|_| "llama-cpp-sys-2 did not say where it built llama.cpp (DEP_LLAMA_GGML_CMAKE_DIR)")?;
@@ -25,9 +24,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         .cpp(true)
         .std("c++17")
         .file("shim/shim.cpp")
+        .file("shim/grammar.cpp")
         .include(out.join("include"))
         .include(source.join("common"))
         .include(source.join("vendor"))
+        // The grammar's parser is internal to llama.cpp.
+        .include(source.join("src"))
         // The headers define functions that only llama.cpp's own files use.
         .flag_if_supported("-Wno-unused-function")
         .try_compile("gantry_llama_shim")?;

@@ -7,6 +7,10 @@ pub(crate) mod llama;
 #[cfg(test)]
 pub(crate) mod scripted;
 
+use std::sync::Arc;
+
+use gantry_llama::TokenTexts;
+
 use crate::error::RequestError;
 
 /// A token id.
@@ -95,6 +99,8 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError>;
     /// Appends the bytes of a token; nothing for a special one.
     fn piece(&self, token: Token, out: &mut Vec<u8>);
+    /// The texts of all tokens, for grammars; made at the first call, which is not for the engine's thread.
+    fn texts(&self) -> &Arc<TokenTexts>;
     /// The tokens that end a generation.
     fn end_tokens(&self) -> &[Token];
 }

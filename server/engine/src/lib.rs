@@ -30,7 +30,7 @@
 //!
 //! A sequence holds prompt and answer together: `ctx_size / parallel` tokens, as in llama-server, rounded up to a multiple
 //! of 256 and at most what the model was trained for ([`ModelInfo::n_ctx_per_sequence`]). Absent so far: prefix cache,
-//! preemption, priorities, grammars, tools, log-probabilities, penalties.
+//! preemption, priorities, tools.
 
 mod backend;
 #[allow(dead_code, unused_imports)]
@@ -55,6 +55,7 @@ mod prepare;
 mod queue;
 mod request;
 mod sample_pool;
+#[allow(dead_code)]
 mod sampler;
 mod scheduler;
 mod sequence;
@@ -77,6 +78,8 @@ pub use event::{
 pub use params::{
     CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_RAM_BYTES,
     DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EngineConfig, GenerationParams, Grammar, KvLayout,
-    MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_TEMPERATURE, MAX_THREADS, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
+    MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_PREFILL_TOKENS_PER_STEP,
+    MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS,
+    PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };

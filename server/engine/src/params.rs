@@ -2,7 +2,7 @@
 //!
 //! Everything here crosses the worker's socket in a compact, not self-describing format: no field is skipped and no
 //! enum is untagged. Parameters are validated once, at submission ([`GenerationParams::validate`]); the scheduler and
-//! the sampler rely on that. Absent: tools, grammars, log-probabilities, penalties.
+//! the sampler rely on that. Absent: tools.
 
 use std::path::PathBuf;
 
@@ -24,6 +24,28 @@ pub const MAX_STOP_STRINGS: usize = 16;
 pub const MAX_STOP_BYTES: usize = 256;
 /// The highest temperature accepted.
 pub const MAX_TEMPERATURE: f32 = 5.0;
+/// The most tokens whose log-probabilities are reported beside the chosen one's, as in `OpenAI`'s API.
+pub const MAX_LOGPROBS: u32 = 20;
+/// The most tokens with a bias.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+/// The largest bias either way, as in `OpenAI`'s API; minus infinity bans a token.
+pub const MAX_LOGIT_BIAS_VALUE: f32 = 100.0;
+/// The most tokens that the penalties look back at.
+pub const MAX_PENALTY_LAST_N: u32 = 1 << 20;
+/// The highest repetition penalty.
+pub const MAX_REPEAT_PENALTY: f32 = 100.0;
+/// The largest frequency and presence penalty either way, as in `OpenAI`'s API.
+pub const MAX_PENALTY: f32 = 2.0;
+/// The highest multiplier and base of the DRY penalty.
+pub const MAX_DRY_FACTOR: f32 = 100.0;
+/// The longest repetition that the DRY penalty may leave free.
+pub const MAX_DRY_ALLOWED_LENGTH: u32 = 1024;
+/// The most strings that end a repetition for the DRY penalty.
+pub const MAX_DRY_BREAKERS: usize = 32;
+/// The longest of them, in bytes: where llama.cpp cuts them.
+pub const MAX_DRY_BREAKER_BYTES: usize = 40;
+/// The longest grammar or JSON schema, in bytes; what else bounds them is in `gantry-llama`.
+pub const MAX_GRAMMAR_BYTES: usize = 128 * 1024;
 /// The most prompt text one request may carry, in bytes; a longer one is refused before it is tokenised.
 pub const MAX_PROMPT_BYTES: usize = 8 * 1024 * 1024;
 /// The default of [`EngineConfig::max_queue`].
@@ -336,6 +358,7 @@ impl GenerationParams {
         in_range("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)
             .map_err(|_| ParamError::new("top_p", format!("must be above 0 and at most 1, not {}", self.top_p)))?;
         in_range("min_p", self.min_p, 0.0, 1.0)?;
+        self.validate_sampling(in_range)?;
         if self.stop.len() > MAX_STOP_STRINGS {
             let n = self.stop.len();
             return Err(ParamError::new("stop", format!("at most {MAX_STOP_STRINGS} stop strings, not {n}")));
@@ -354,6 +377,56 @@ impl GenerationParams {
         }
         Ok(())
     }
+
+    fn validate_sampling(
+        &self,
+        in_range: impl Fn(&str, f32, f32, f32) -> Result<(), ParamError>,
+    ) -> Result<(), ParamError> {
+        let at_most = |param: &str, what: &str, value: usize, limit: usize| {
+            if value <= limit {
+                Ok(())
+            } else {
+                Err(ParamError::new(param, format!("at most {limit} {what}, not {value}")))
+            }
+        };
+        let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+        in_range("typical_p", self.typical_p, f32::MIN_POSITIVE, 1.0).map_err(|_| {
+            ParamError::new("typical_p", format!("must be above 0 and at most 1, not {}", self.typical_p))
+        })?;
+        in_range("xtc_probability", self.xtc_probability, 0.0, 1.0)?;
+        in_range("xtc_threshold", self.xtc_threshold, 0.0, 1.0)?;
+        in_range("repeat_penalty", self.repeat_penalty, 1.0 / MAX_REPEAT_PENALTY, MAX_REPEAT_PENALTY)?;
+        in_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)?;
+        in_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)?;
+        at_most("repeat_last_n", "tokens", count(self.repeat_last_n), count(MAX_PENALTY_LAST_N))?;
+        let dry = &self.dry;
+        in_range("dry_multiplier", dry.multiplier, 0.0, MAX_DRY_FACTOR)?;
+        in_range("dry_base", dry.base, 1.0, MAX_DRY_FACTOR)?;
+        at_most("dry_allowed_length", "tokens", count(dry.allowed_length), count(MAX_DRY_ALLOWED_LENGTH))?;
+        at_most("dry_penalty_last_n", "tokens", count(dry.penalty_last_n), count(MAX_PENALTY_LAST_N))?;
+        at_most("dry_sequence_breakers", "strings", dry.sequence_breakers.len(), MAX_DRY_BREAKERS)?;
+        for breaker in &dry.sequence_breakers {
+            at_most("dry_sequence_breakers", "bytes in a string", breaker.len(), MAX_DRY_BREAKER_BYTES)?;
+            if breaker.is_empty() {
+                return Err(ParamError::new("dry_sequence_breakers", "a string must not be empty"));
+            }
+        }
+        at_most("logit_bias", "tokens", self.logit_bias.len(), MAX_LOGIT_BIAS)?;
+        for &(token, bias) in &self.logit_bias {
+            if token < 0 {
+                return Err(ParamError::new("logit_bias", format!("there is no token {token}")));
+            }
+            if bias != f32::NEG_INFINITY {
+                in_range("logit_bias", bias, -MAX_LOGIT_BIAS_VALUE, MAX_LOGIT_BIAS_VALUE)?;
+            }
+        }
+        at_most("top_logprobs", "tokens", count(self.logprobs.unwrap_or(0)), count(MAX_LOGPROBS))?;
+        match &self.grammar {
+            None => Ok(()),
+            Some(Grammar::Gbnf(text)) => at_most("grammar", "bytes", text.len(), MAX_GRAMMAR_BYTES),
+            Some(Grammar::JsonSchema(json)) => at_most("response_format", "bytes", json.len(), MAX_GRAMMAR_BYTES),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -361,10 +434,24 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    fn dry() -> DryParams {
+        DryParams::default()
+    }
+
+    fn breakers(sequence_breakers: Vec<String>) -> GenerationParams {
+        GenerationParams { dry: DryParams { sequence_breakers, ..dry() }, ..GenerationParams::default() }
+    }
+
+    fn long() -> String {
+        "x".repeat(MAX_GRAMMAR_BYTES + 1)
+    }
+
     #[test]
     fn parameters_out_of_range_are_named() {
         let ok = GenerationParams::default();
         assert!(ok.validate().is_ok());
+        let banned = vec![(0, f32::NEG_INFINITY), (1, -MAX_LOGIT_BIAS_VALUE)];
+        assert!(GenerationParams { logit_bias: banned, logprobs: Some(20), ..ok.clone() }.validate().is_ok());
         assert!(GenerationParams::greedy(1).validate().is_ok());
         let cases: Vec<(&str, GenerationParams)> = vec![
             ("max_tokens", GenerationParams { max_tokens: Some(0), ..ok.clone() }),
@@ -375,6 +462,29 @@ mod tests {
             ("top_p", GenerationParams { top_p: 1.01, ..ok.clone() }),
             ("top_p", GenerationParams { top_p: f32::NAN, ..ok.clone() }),
             ("min_p", GenerationParams { min_p: 1.5, ..ok.clone() }),
+            ("typical_p", GenerationParams { typical_p: 0.0, ..ok.clone() }),
+            ("typical_p", GenerationParams { typical_p: 1.5, ..ok.clone() }),
+            ("xtc_probability", GenerationParams { xtc_probability: 1.1, ..ok.clone() }),
+            ("xtc_threshold", GenerationParams { xtc_threshold: f32::NAN, ..ok.clone() }),
+            ("repeat_penalty", GenerationParams { repeat_penalty: 0.0, ..ok.clone() }),
+            ("repeat_penalty", GenerationParams { repeat_penalty: f32::INFINITY, ..ok.clone() }),
+            ("repeat_last_n", GenerationParams { repeat_last_n: MAX_PENALTY_LAST_N + 1, ..ok.clone() }),
+            ("frequency_penalty", GenerationParams { frequency_penalty: 2.1, ..ok.clone() }),
+            ("presence_penalty", GenerationParams { presence_penalty: -2.1, ..ok.clone() }),
+            ("dry_multiplier", GenerationParams { dry: DryParams { multiplier: -1.0, ..dry() }, ..ok.clone() }),
+            ("dry_base", GenerationParams { dry: DryParams { base: 0.9, ..dry() }, ..ok.clone() }),
+            ("dry_allowed_length", GenerationParams { dry: DryParams { allowed_length: 9999, ..dry() }, ..ok.clone() }),
+            ("dry_penalty_last_n", GenerationParams { dry: DryParams { penalty_last_n: !0, ..dry() }, ..ok.clone() }),
+            ("dry_sequence_breakers", breakers(vec![String::new()])),
+            ("dry_sequence_breakers", breakers(vec!["x".repeat(MAX_DRY_BREAKER_BYTES + 1)])),
+            ("dry_sequence_breakers", breakers(vec!["x".into(); MAX_DRY_BREAKERS + 1])),
+            ("logit_bias", GenerationParams { logit_bias: vec![(-1, 1.0)], ..ok.clone() }),
+            ("logit_bias", GenerationParams { logit_bias: vec![(1, 100.5)], ..ok.clone() }),
+            ("logit_bias", GenerationParams { logit_bias: vec![(1, f32::NAN)], ..ok.clone() }),
+            ("logit_bias", GenerationParams { logit_bias: vec![(1, 1.0); MAX_LOGIT_BIAS + 1], ..ok.clone() }),
+            ("top_logprobs", GenerationParams { logprobs: Some(MAX_LOGPROBS + 1), ..ok.clone() }),
+            ("grammar", GenerationParams { grammar: Some(Grammar::Gbnf(long())), ..ok.clone() }),
+            ("response_format", GenerationParams { grammar: Some(Grammar::JsonSchema(long())), ..ok.clone() }),
             ("stop", GenerationParams { stop: vec![String::new()], ..ok.clone() }),
             ("stop", GenerationParams { stop: vec!["x".repeat(MAX_STOP_BYTES + 1)], ..ok.clone() }),
             ("stop", GenerationParams { stop: vec!["x".into(); MAX_STOP_STRINGS + 1], ..ok }),

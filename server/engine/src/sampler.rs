@@ -1,296 +1,260 @@
-//! Chooses the next token from a row of logits: top_k, top_p, min_p, temperature, draw, in llama.cpp's order.
+//! Chooses the next token from a row of logits, in llama.cpp's order: logit_bias, penalties, DRY, top_k, typical_p,
+//! top_p, min_p, XTC, temperature, draw.
 //!
-//! Greedy (temperature 0) reads the row once and copies nothing. Otherwise candidates are copied into a buffer that is
-//! reused, and the row is never sorted as a whole: only as many of the likeliest as the truncations can keep. Equal
-//! logits rank by token id, so a row and a seed decide the token. Absent: penalties, grammars, log-probabilities.
+//! Greedy (temperature 0) and plain temperature read the row where it stands and copy nothing; the truncations of
+//! greedy decoding are left out, because the likeliest token is always kept (typical_p and XTC, which may drop it, do
+//! not act at temperature 0). A grammar is asked about the chosen token only; where it refuses, the row is masked and
+//! the choice made again with a draw of its own.
+//!
+//! # Determinism
+//! A draw is a function of the seed and the number of tokens accepted, not of how often was sampled. So the same seed,
+//! history and row give the same token: alone or in a batch, with drafts or without, preempted or not. What does differ
+//! is the row: kernels that split their sums by the batch's size (matrix products, and flash attention on a CPU, up to
+//! about 1e-2 of a logit) can turn a near tie, and text differs from there on.
+//!
+//! [`Sampler::sample`] changes no history; [`Sampler::accept`] does. To check drafts: sample at each row, accept what
+//! was chosen, and stop at the first token that differs from the draft. Absent: mirostat, top-n-sigma, dynamic
+//! temperature, lazy grammars.
 
-use std::cmp::Ordering;
+mod chain;
+mod penalties;
+mod row;
+mod setup;
 
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+#[cfg(test)]
+mod tests;
 
+use std::collections::HashMap;
+
+use gantry_llama::{Grammar, GrammarError};
+
+use self::chain::Chain;
+use self::penalties::{Dry, Penalties};
+use self::row::{Candidate, Row, Scratch};
+pub(crate) use self::setup::{SamplerSetup, compile};
 use crate::backend::Token;
 use crate::params::GenerationParams;
 
-/// The first guess at how many of the likeliest tokens `top_p` keeps; it grows fourfold until they suffice.
-const TOP_P_FIRST_CANDIDATES: usize = 256;
-
-/// Why no token could be chosen.
+/// Why no token was chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SampleError {
-    #[error("the model computed no finite logits")]
-    NoFiniteLogits,
-    #[error("sampling panicked; see the server's log")]
-    Panicked,
+    /// No logit is a number, or all tokens with one are banned.
+    #[error("the model computed no finite logits for tokens that are allowed")]
+    NothingToChoose,
+    /// The grammar cannot be followed any further.
+    #[error("{0}")]
+    Grammar(#[from] GrammarError),
 }
 
-impl From<SampleError> for crate::error::RequestError {
-    fn from(e: SampleError) -> Self {
-        Self::Internal(e.to_string())
-    }
+/// Log-probabilities under the model's own distribution: before biases, penalties, truncations and grammar.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Logprobs {
+    /// That of the chosen token.
+    pub(crate) chosen: f32,
+    /// The likeliest tokens, the likeliest first; as many as were asked for.
+    pub(crate) top: Vec<(Token, f32)>,
 }
 
-/// What was chosen.
+/// A choice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sampled {
     pub(crate) token: Token,
-    pub(crate) logprob: Option<crate::event::TokenLogprob>,
-}
-use SampleError::NoFiniteLogits;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Candidate {
-    token: Token,
-    logit: f32,
+    /// Where the parameters ask for them.
+    pub(crate) logprobs: Option<Logprobs>,
 }
 
-/// The sampling state of one request.
-#[derive(Debug)]
+/// The sampling state of one sequence.
+#[derive(Clone, Debug)]
 pub(crate) struct Sampler {
     temperature: f32,
-    top_k: usize,
-    top_p: f32,
-    min_p: f32,
-    banned: Vec<Token>,
-    rng: StdRng,
-    candidates: Vec<Candidate>,
-    weights: Vec<f32>,
+    seed: u64,
+    /// Tokens accepted since the prompt.
+    accepted: u64,
+    chain: Chain,
+    /// In the order of their tokens, each once.
+    biases: Vec<Candidate>,
+    penalties: Option<Penalties>,
+    dry: Option<Dry>,
+    grammar: Option<Grammar>,
+    end_tokens: Vec<Token>,
+    logprobs: Option<usize>,
+    changes: Vec<Candidate>,
+    dry_penalties: HashMap<Token, f32>,
+    masked: Vec<f32>,
+    likeliest: Vec<Candidate>,
+    scratch: Scratch,
+}
+
+/// What a draw is for: each purpose has its own.
+#[derive(Clone, Copy)]
+enum Draw {
+    Token,
+    Xtc,
+    TokenUnderGrammar,
+    XtcUnderGrammar,
 }
 
 impl Sampler {
-    /// A sampler for parameters that are valid; without a seed it takes a random one.
-    pub(crate) fn new(params: &GenerationParams, _prompt: &[Token], end_tokens: &[Token]) -> Self {
+    /// A sampler for parameters that are valid; without a seed it takes a random one. The penalties look back at the
+    /// prompt too.
+    pub(crate) fn new(params: &GenerationParams, prompt: &[Token], setup: SamplerSetup) -> Self {
+        let mut biases: Vec<Candidate> =
+            params.logit_bias.iter().map(|&(token, logit)| Candidate { token, logit }).collect();
+        biases.extend(setup.banned.iter().map(|&token| Candidate { token, logit: f32::NEG_INFINITY }));
+        biases.sort_by_key(|bias| bias.token);
+        // Several biases of one token add up.
+        biases.dedup_by(|later, first| {
+            let same = later.token == first.token;
+            if same {
+                first.logit += later.logit;
+            }
+            same
+        });
         Self {
-            banned: if params.ignore_eos { end_tokens.to_vec() } else { Vec::new() },
             temperature: params.temperature,
-            top_k: usize::try_from(params.top_k).unwrap_or(0),
-            top_p: params.top_p,
-            min_p: params.min_p,
-            rng: params.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64),
-            candidates: Vec::new(),
-            weights: Vec::new(),
+            seed: params.seed.unwrap_or_else(rand::random),
+            accepted: 0,
+            chain: Chain::new(params),
+            biases,
+            penalties: Penalties::new(params, prompt),
+            dry: Dry::new(&params.dry, setup.breakers, prompt),
+            grammar: setup.grammar,
+            end_tokens: setup.end_tokens,
+            logprobs: params.logprobs.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+            changes: Vec::new(),
+            dry_penalties: HashMap::new(),
+            masked: Vec::new(),
+            likeliest: Vec::new(),
+            scratch: Scratch::default(),
         }
     }
 
-    pub(crate) fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
-        let banned = self.banned.clone();
-        Ok(Sampled { token: self.choose(logits, &banned)?, logprob: None })
+    /// The sampler of another choice for the same prompt (`n` above 1): the same state with draws of its own. Choice 0
+    /// is this one.
+    pub(crate) fn fork(&self, choice: u32) -> Self {
+        Self { seed: self.seed.wrapping_add(u64::from(choice)), ..self.clone() }
     }
 
-    pub(crate) fn accept(&mut self, _token: Token) -> Result<(), SampleError> {
+    /// Whether a sample takes no longer than reading the row a few times, so that it may run on the engine's thread.
+    pub(crate) fn is_trivial(&self) -> bool {
+        let simple = self.temperature <= 0.0 || self.chain.is_empty() || self.chain.top_k > 0;
+        simple && self.grammar.is_none() && self.dry.is_none() && self.logprobs.is_none()
+    }
+
+    /// Chooses a token from the row after the last one accepted.
+    ///
+    /// # Errors
+    /// When there is nothing to choose from.
+    pub(crate) fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
+        let token = match self.grammar.take() {
+            None => self.choose(logits, Draw::Token, Draw::Xtc).ok_or(SampleError::NothingToChoose)?,
+            Some(mut grammar) => {
+                let chosen = self.choose_by_grammar(&mut grammar, logits);
+                self.grammar = Some(grammar);
+                chosen?
+            }
+        };
+        let logprobs = self.logprobs.map(|n| self.report(logits, token, n));
+        Ok(Sampled { token, logprobs })
+    }
+
+    /// The token was chosen, or drafted and confirmed: histories and grammar go on after it.
+    ///
+    /// # Errors
+    /// When the grammar does not allow it.
+    pub(crate) fn accept(&mut self, token: Token) -> Result<(), SampleError> {
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(token)?;
+        }
+        if let Some(penalties) = &mut self.penalties {
+            penalties.accept(token);
+        }
+        if let Some(dry) = &mut self.dry {
+            dry.accept(token);
+        }
+        self.accepted += 1;
         Ok(())
     }
 
-    pub(crate) fn is_trivial(&self) -> bool {
-        self.temperature <= 0.0
+    fn choose_by_grammar(&mut self, grammar: &mut Grammar, logits: &[f32]) -> Result<Token, SampleError> {
+        if let Some(token) = self.choose(logits, Draw::Token, Draw::Xtc)
+            && grammar.allows(token)?
+        {
+            return Ok(token);
+        }
+        let mut masked = std::mem::take(&mut self.masked);
+        let applied = grammar.apply(logits, &mut masked);
+        let chosen = self.choose(&masked, Draw::TokenUnderGrammar, Draw::XtcUnderGrammar);
+        self.masked = masked;
+        applied?;
+        // Where the text is complete and cannot go on, its end comes even if end tokens are banned.
+        let end = || self.end_tokens.first().copied().filter(|_| grammar.is_complete());
+        chosen.or_else(end).ok_or(SampleError::NothingToChoose)
     }
 
-    /// Chooses a token; those in `banned` are never chosen.
-    fn choose(&mut self, logits: &[f32], banned: &[Token]) -> Result<Token, SampleError> {
+    fn choose(&mut self, logits: &[f32], draw: Draw, xtc: Draw) -> Option<Token> {
+        self.change(logits);
+        let row = Row::new(logits, &self.changes);
         if self.temperature <= 0.0 {
-            return likeliest(logits, banned);
-        }
-        self.candidates.clear();
-        self.candidates.extend(
-            (0..)
-                .zip(logits)
-                .filter(|(token, logit)| logit.is_finite() && !banned.contains(token))
-                .map(|(token, &logit)| Candidate { token, logit }),
-        );
-        if self.candidates.is_empty() {
-            return Err(NoFiniteLogits);
-        }
-        self.truncate();
-        self.draw()
-    }
-
-    /// Leaves the candidates that the truncations keep. They end up sorted whenever one of them is on, so that the draw
-    /// does not depend on how they were selected.
-    fn truncate(&mut self) {
-        if self.top_k > 0 {
-            let k = self.top_k.min(self.candidates.len());
-            keep_likeliest(&mut self.candidates, k);
-            self.candidates.truncate(k);
-        }
-        if self.top_p < 1.0 {
-            self.truncate_top_p();
-        }
-        if self.min_p > 0.0 {
-            let best = max_logit(&self.candidates);
-            let floor = best + self.min_p.ln();
-            self.candidates.retain(|c| c.logit >= floor);
+            row.argmax()
+        } else if self.chain.is_empty() {
+            row.draw(self.temperature, share(self.seed, self.accepted, draw), &mut self.scratch)
+        } else {
+            let share = |of| share(self.seed, self.accepted, of);
+            self.chain.choose(row, share(draw), share(xtc), &mut self.scratch)
         }
     }
 
-    fn truncate_top_p(&mut self) {
-        let best = max_logit(&self.candidates);
-        let total: f32 = self.candidates.iter().map(|c| (c.logit - best).exp()).sum();
-        let wanted = self.top_p * total;
-        let mut n = TOP_P_FIRST_CANDIDATES.min(self.candidates.len());
-        loop {
-            keep_likeliest(&mut self.candidates, n);
-            let mut mass = 0.0;
-            let kept = self.candidates[..n].iter().position(|c| {
-                mass += (c.logit - best).exp();
-                mass >= wanted
-            });
-            if let Some(last) = kept {
-                self.candidates.truncate(last + 1);
-                return;
+    /// Lists the logits that biases and penalties change.
+    fn change(&mut self, logits: &[f32]) {
+        self.changes.clear();
+        if let Some(dry) = &mut self.dry {
+            dry.penalties(&mut self.dry_penalties);
+        }
+        let biased = self.biases.iter().map(|bias| bias.token);
+        let occurred = self.penalties.iter().flat_map(Penalties::tokens);
+        let tokens = biased.chain(occurred).chain(self.dry_penalties.keys().copied());
+        self.changes.extend(tokens.filter_map(|token| {
+            let &logit = logits.get(usize::try_from(token).ok()?)?;
+            Some(Candidate { token, logit })
+        }));
+        // Stable: it makes use of the two runs that are sorted.
+        self.changes.sort_by_key(|change| change.token);
+        self.changes.dedup_by_key(|change| change.token);
+        for change in &mut self.changes {
+            if let Ok(at) = self.biases.binary_search_by_key(&change.token, |bias| bias.token) {
+                change.logit += self.biases[at].logit;
             }
-            if n == self.candidates.len() {
-                // Rounding kept the sum just below the share: nothing is cut.
-                return;
+            if let Some(penalties) = &self.penalties {
+                penalties.apply(change);
             }
-            n = n.saturating_mul(4).min(self.candidates.len());
-        }
-    }
-
-    /// Draws by the softmax of the candidates at the temperature.
-    fn draw(&mut self) -> Result<Token, SampleError> {
-        let best = max_logit(&self.candidates);
-        let mut total = 0.0;
-        self.weights.clear();
-        for candidate in &self.candidates {
-            total += ((candidate.logit - best) / self.temperature).exp();
-            self.weights.push(total);
-        }
-        let point = self.rng.random::<f32>() * total;
-        let at = self.weights.partition_point(|&sum| sum <= point).min(self.candidates.len().saturating_sub(1));
-        self.candidates.get(at).map(|c| c.token).ok_or(NoFiniteLogits)
-    }
-}
-
-fn likeliest(logits: &[f32], banned: &[Token]) -> Result<Token, SampleError> {
-    let mut best: Option<Candidate> = None;
-    for (token, &logit) in (0..).zip(logits) {
-        if best.is_none_or(|b| logit > b.logit) && logit.is_finite() && !banned.contains(&token) {
-            best = Some(Candidate { token, logit });
-        }
-    }
-    best.map(|b| b.token).ok_or(NoFiniteLogits)
-}
-
-fn max_logit(candidates: &[Candidate]) -> f32 {
-    candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max)
-}
-
-fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
-}
-
-/// Puts the `n` likeliest first, in order; the rest follows in any order.
-fn keep_likeliest(candidates: &mut [Candidate], n: usize) {
-    if n == 0 {
-        return;
-    }
-    if n < candidates.len() {
-        candidates.select_nth_unstable_by(n - 1, by_rank);
-    }
-    candidates[..n].sort_unstable_by(by_rank);
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn params(temperature: f32, top_k: i32, top_p: f32, min_p: f32, seed: u64) -> GenerationParams {
-        GenerationParams { temperature, top_k, top_p, min_p, seed: Some(seed), ..GenerationParams::default() }
-    }
-
-    fn kept(p: &GenerationParams, logits: &[f32]) -> Vec<Token> {
-        let mut sampler = Sampler::new(p, &[], &[]);
-        sampler.choose(logits, &[]).unwrap();
-        let mut tokens: Vec<Token> = sampler.candidates.iter().map(|c| c.token).collect();
-        tokens.sort_unstable();
-        tokens
-    }
-
-    #[test]
-    fn truncations_keep_the_set_they_name() {
-        // Probabilities 0.5, 0.25, 0.15, 0.10 of tokens 2, 0, 3, 1.
-        let logits = [0.25_f32.ln(), 0.10_f32.ln(), 0.5_f32.ln(), 0.15_f32.ln()];
-        let cases: &[(GenerationParams, &[Token])] = &[
-            (params(1.0, 0, 1.0, 0.0, 1), &[0, 1, 2, 3]),
-            (params(1.0, 2, 1.0, 0.0, 1), &[0, 2]),
-            (params(1.0, 9, 1.0, 0.0, 1), &[0, 1, 2, 3]),
-            (params(1.0, -1, 1.0, 0.0, 1), &[0, 1, 2, 3]),
-            (params(1.0, 0, 0.49, 0.0, 1), &[2]),
-            (params(1.0, 0, 0.7, 0.0, 1), &[0, 2]),
-            (params(1.0, 0, 0.8, 0.0, 1), &[0, 2, 3]),
-            (params(1.0, 0, 1.0, 0.29, 1), &[0, 2, 3]),
-            (params(1.0, 0, 1.0, 1.0, 1), &[2]),
-            // top_p counts the mass that top_k left: 0.5 of 0.75 is two thirds.
-            (params(1.0, 2, 0.6, 0.0, 1), &[2]),
-            // The temperature comes after the truncations.
-            (params(5.0, 0, 0.49, 0.0, 1), &[2]),
-        ];
-        for (p, want) in cases {
-            assert_eq!(kept(p, &logits), *want, "{p:?}");
-        }
-    }
-
-    #[test]
-    fn ties_go_to_the_lower_id_and_nan_is_never_chosen() {
-        let mut greedy = Sampler::new(&GenerationParams::greedy(1), &[], &[]);
-        assert_eq!(greedy.choose(&[1.0, 3.0, 3.0], &[]), Ok(1));
-        assert_eq!(greedy.choose(&[f32::NAN, 3.0, f32::INFINITY], &[]), Ok(1));
-        assert_eq!(greedy.choose(&[1.0, 3.0, 2.0], &[1]), Ok(2));
-        assert_eq!(greedy.choose(&[f32::NAN, f32::NEG_INFINITY], &[]), Err(NoFiniteLogits));
-        let mut random = Sampler::new(&params(1.0, 1, 1.0, 0.0, 1), &[], &[]);
-        assert_eq!(random.choose(&[3.0, f32::NAN, 3.0], &[]), Ok(0));
-        assert_eq!(random.choose(&[3.0, 2.0], &[0, 1]), Err(NoFiniteLogits));
-        assert_eq!(random.choose(&[], &[]), Err(NoFiniteLogits));
-    }
-
-    #[test]
-    fn draws_follow_the_distribution_and_the_seed() {
-        let logits = [0.7_f32.ln(), 0.2_f32.ln(), 0.1_f32.ln()];
-        let draws = |seed| {
-            let mut sampler = Sampler::new(&params(1.0, 0, 1.0, 0.0, seed), &[], &[]);
-            (0..10_000).map(|_| sampler.choose(&logits, &[]).unwrap()).collect::<Vec<_>>()
-        };
-        let first = draws(7);
-        assert_eq!(first, draws(7));
-        assert_ne!(first, draws(8));
-        let share = |token| first.iter().filter(|&&t| t == token).count();
-        assert!((6_700..7_300).contains(&share(0)), "{}", share(0));
-        assert!((1_800..2_200).contains(&share(1)), "{}", share(1));
-    }
-
-    proptest! {
-        #[test]
-        fn truncation_equals_sorting_everything(
-            logits in proptest::collection::vec(-8.0_f32..8.0, 1..1200),
-            top_k in 0_i32..1300, top_p in 0.01_f32..1.0, min_p in 0.0_f32..1.0,
-        ) {
-            let mut all: Vec<Candidate> = (0..).zip(&logits).map(|(token, &logit)| Candidate { token, logit }).collect();
-            all.sort_by(by_rank);
-            if top_k > 0 {
-                all.truncate(usize::try_from(top_k).unwrap());
+            if let Some(penalty) = self.dry_penalties.get(&change.token) {
+                change.logit -= penalty;
             }
-            let best = all[0].logit;
-            let total: f64 = all.iter().map(|c| f64::from(c.logit - best).exp()).sum();
-            let mut mass = 0.0;
-            let mut keep = all.len();
-            for (i, c) in all.iter().enumerate() {
-                mass += f64::from(c.logit - best).exp();
-                // Within rounding either cut is right: leave such cases out.
-                prop_assume!((mass / total - f64::from(top_p)).abs() > 1e-5);
-                if mass / total >= f64::from(top_p) {
-                    keep = i + 1;
-                    break;
-                }
-            }
-            all.truncate(keep);
-            let floor = best + min_p.ln();
-            all.retain(|c| min_p <= 0.0 || c.logit >= floor);
-            let mut want: Vec<Token> = all.iter().map(|c| c.token).collect();
-            want.sort_unstable();
-            prop_assert_eq!(kept(&params(1.0, top_k, top_p, min_p, 3), &logits), want);
         }
     }
+
+    fn report(&mut self, logits: &[f32], token: Token, n: usize) -> Logprobs {
+        let row = Row::new(logits, &[]);
+        let best = row.max();
+        let log_total = row.total(best).ln();
+        let logprob = |logit: f32| (f64::from(logit - best) - log_total) as f32;
+        row.likeliest(n, &mut self.scratch, &mut self.likeliest);
+        let chosen = usize::try_from(token).ok().and_then(|at| logits.get(at)).copied().unwrap_or(f32::NEG_INFINITY);
+        let top = self.likeliest.iter().map(|c| (c.token, logprob(c.logit))).collect();
+        Logprobs { chosen: logprob(chosen), top }
+    }
+}
+
+/// A number from 0 up to 1, the same for the same arguments: a step of the SplitMix64 generator for each purpose.
+fn share(seed: u64, accepted: u64, draw: Draw) -> f64 {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |mut x: u64| {
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    let stream = mix(seed.wrapping_add(STEP)).wrapping_add((draw as u64).wrapping_mul(0x632b_e59b_d9b4_e019));
+    let bits = mix(stream.wrapping_add(accepted.wrapping_add(1).wrapping_mul(STEP)));
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
 }

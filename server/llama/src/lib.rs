@@ -10,9 +10,10 @@
 //!   state of sequences, and gives embeddings where it is made for them.
 //! - [`Batch`]: tokens for one step, plain Rust until it is decoded.
 //! - [`ChatTemplate`]: llama.cpp's own rendering of the model's template.
+//! - [`Grammar`]: what a text must look like, from llama.cpp's GBNF or a JSON schema.
 //! - [`init`]: once per process, routes llama.cpp's log to `tracing`.
 //!
-//! Absent: samplers (the engine samples in Rust on copied rows), LoRA, grammars.
+//! Absent: samplers (the engine samples in Rust on copied rows), LoRA.
 
 mod backend;
 mod batch;
@@ -20,6 +21,7 @@ mod chat;
 mod chunk;
 mod context;
 mod error;
+mod grammar;
 mod layout;
 mod logs;
 mod model;
@@ -30,4 +32,9 @@ pub use batch::Batch;
 pub use chat::{ChatPrompt, ChatTemplate};
 pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES, Pooling};
 pub use error::{BatchError, ChatError, ChunkFault, ContextError, DecodeError, ModelError, StateError, TokenizeError};
+pub use grammar::{
+    Grammar, GrammarError, MAX_GRAMMAR_ELEMENTS, MAX_GRAMMAR_NESTING, MAX_GRAMMAR_RULES, MAX_GRAMMAR_TEXT_BYTES,
+    MAX_REPETITIONS, MAX_RULE_NAME_BYTES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_INTEGER,
+    MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES, MAX_SCHEMA_PROPERTIES, MAX_STACKS, MAX_STEPS, TokenTexts,
+};
 pub use model::{Model, ModelParams, Token};

@@ -132,6 +132,11 @@ impl Model {
         self.ptr.as_ptr()
     }
 
+    /// Lives as long as the model.
+    pub(crate) fn raw_vocab(&self) -> *const sys::llama_vocab {
+        self.vocab.as_ptr()
+    }
+
     /// Tokens in the vocabulary; ids are 0 to this.
     #[must_use]
     pub fn vocab_size(&self) -> u32 {

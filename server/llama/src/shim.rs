@@ -1,4 +1,4 @@
-//! Declarations of `shim/shim.h`. Its functions catch what llama.cpp throws.
+//! Declarations of `shim/shim.h` and `shim/grammar.h`. Its functions catch what llama.cpp throws.
 
 use std::ffi::c_char;
 
@@ -59,6 +59,13 @@ unsafe extern "C" {
         model: *mut sys::llama_model,
         params: *const sys::llama_context_params,
     ) -> *mut sys::llama_context;
+    pub(crate) fn gantry_grammar_parse(
+        vocab: *const sys::llama_vocab,
+        text: *const c_char,
+        names: *mut RawText,
+        rule_at: *mut usize,
+    ) -> RawText;
+    pub(crate) fn gantry_schema_to_gbnf(schema: *const c_char, schema_len: usize) -> RawText;
 }
 
 impl RawText {
@@ -69,16 +76,20 @@ impl RawText {
 
     /// The text, or the text of the error. Bytes that are not UTF-8 are replaced.
     pub(crate) fn into_result(self) -> Result<String, String> {
+        self.into_bytes().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The bytes as they are, or the text of the error.
+    pub(crate) fn into_bytes(self) -> Result<Vec<u8>, String> {
         let failed = self.error;
-        let text = if self.data.is_null() {
-            String::from(if failed { "llama.cpp failed without a reason" } else { "" })
+        let bytes = if self.data.is_null() {
+            Vec::from(if failed { &b"llama.cpp failed without a reason"[..] } else { b"" })
         } else {
             // SAFETY: the shim allocated `len` bytes at `data` and filled them; they live until the free below.
-            let bytes = unsafe { std::slice::from_raw_parts(self.data.cast::<u8>(), self.len) };
-            String::from_utf8_lossy(bytes).into_owned()
+            unsafe { std::slice::from_raw_parts(self.data.cast::<u8>(), self.len) }.to_vec()
         };
         // SAFETY: `self` came from the shim, is consumed here, and freeing null does nothing.
         unsafe { gantry_text_free(self) };
-        if failed { Err(text) } else { Ok(text) }
+        if failed { Err(String::from_utf8_lossy(&bytes).into_owned()) } else { Ok(bytes) }
     }
 }

@@ -1,9 +1,11 @@
 //! The backend that computes: a llama.cpp context, and its model's vocabulary and chat template.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use gantry_llama::{Batch, ChatError, ChatTemplate, Context, ContextParams, DecodeError, KvType, Model, ModelParams};
+use gantry_llama::{
+    Batch, ChatError, ChatTemplate, Context, ContextParams, DecodeError, KvType, Model, ModelParams, TokenTexts,
+};
 
 use super::{Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
 use crate::error::{LoadError, RequestError};
@@ -38,6 +40,7 @@ pub(crate) struct LlamaVocabulary {
     model: Arc<Model>,
     template: Option<ChatTemplate>,
     end_tokens: Vec<Token>,
+    texts: OnceLock<Arc<TokenTexts>>,
 }
 
 /// Loads a model and makes its context.
@@ -95,7 +98,7 @@ pub(crate) fn load(
         .tokenize(LOAD_CHECK_TEXT, true, true)
         .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
     let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
-    let vocabulary = LlamaVocabulary { model, template, end_tokens };
+    let vocabulary = LlamaVocabulary { model, template, end_tokens, texts: OnceLock::new() };
     Ok((LlamaBackend { context, batch: Batch::new(), positions, unified }, vocabulary, info))
 }
 
@@ -201,6 +204,10 @@ impl Vocabulary for LlamaVocabulary {
         if let Err(e) = self.model.token_to_piece(token, false, out) {
             tracing::warn!(token, error = %e, "a token has no text");
         }
+    }
+
+    fn texts(&self) -> &Arc<TokenTexts> {
+        self.texts.get_or_init(|| Arc::new(TokenTexts::of(&self.model)))
     }
 
     fn end_tokens(&self) -> &[Token] {

@@ -3,13 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use gantry_llama::TokenTexts;
 
 use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
 use crate::error::RequestError;
 use crate::event::{FinishReason, ModelInfo};
 use crate::params::GenerationParams;
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, compile};
 
 /// Tokens there are. 0 ends a generation.
 pub(crate) const VOCAB: u32 = 48;
@@ -216,6 +218,18 @@ impl Vocabulary for ScriptedVocabulary {
         }
     }
 
+    fn texts(&self) -> &Arc<TokenTexts> {
+        static TEXTS: OnceLock<Arc<TokenTexts>> = OnceLock::new();
+        TEXTS.get_or_init(|| {
+            let pieces = (0..).take(VOCAB as usize).map(|token| {
+                let mut piece = Vec::new();
+                ScriptedVocabulary.piece(token, &mut piece);
+                piece
+            });
+            Arc::new(TokenTexts::new(pieces, &[END]))
+        })
+    }
+
     fn end_tokens(&self) -> &[Token] {
         &[END]
     }
@@ -223,7 +237,7 @@ impl Vocabulary for ScriptedVocabulary {
 
 /// What a request must end with, computed with none of the engine's scheduling or text handling.
 pub(crate) fn reference(prompt: &[Token], params: &GenerationParams, positions: u32) -> (String, FinishReason, u32) {
-    let mut sampler = Sampler::new(params, prompt, &[END]);
+    let mut sampler = Sampler::new(params, prompt, compile(&ScriptedVocabulary, params).unwrap());
     let (mut history, mut bytes) = (prompt.to_vec(), Vec::new());
     let mut generated = 0;
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

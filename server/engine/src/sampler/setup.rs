@@ -1,0 +1,52 @@
+//! What a sampler needs of the vocabulary, made before the request reaches the engine's thread: the grammar, the tokens
+//! that break a repetition, and those that must not come.
+
+use std::sync::Arc;
+
+use gantry_llama::{Grammar, TokenTexts};
+
+use super::penalties::Breakers;
+use crate::backend::{Token, Vocabulary};
+use crate::error::RequestError;
+use crate::params::{self, GenerationParams};
+
+/// Compiled from parameters and a vocabulary by [`compile`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SamplerSetup {
+    pub(super) grammar: Option<Grammar>,
+    pub(super) breakers: Breakers,
+    /// Tokens that are never chosen, but for the end of a grammar's text.
+    pub(super) banned: Vec<Token>,
+    /// Tokens that end a generation.
+    pub(super) end_tokens: Vec<Token>,
+}
+
+/// Compiles what the parameters name. It can take milliseconds: not for the engine's thread.
+///
+/// # Errors
+/// A grammar that cannot be used, or a token that does not exist.
+pub(crate) fn compile(vocabulary: &dyn Vocabulary, params: &GenerationParams) -> Result<SamplerSetup, RequestError> {
+    let known = |token: Token| u32::try_from(token).is_ok_and(|token| token < vocabulary.size());
+    if let Some((token, _)) = params.logit_bias.iter().find(|(token, _)| !known(*token)) {
+        let message = format!("logit_bias: token {token} is not in the model's vocabulary of {}", vocabulary.size());
+        return Err(RequestError::invalid("logit_bias", "invalid_token", message));
+    }
+    let grammar = params.grammar.as_ref().map(|grammar| self::grammar(vocabulary.texts(), grammar)).transpose()?;
+    let breakers = if params.dry.multiplier > 0.0 {
+        Breakers::new(vocabulary.texts(), &params.dry.sequence_breakers)
+    } else {
+        Breakers::default()
+    };
+    let end_tokens = vocabulary.end_tokens().to_vec();
+    let banned = if params.ignore_eos { end_tokens.clone() } else { Vec::new() };
+    Ok(SamplerSetup { grammar, breakers, banned, end_tokens })
+}
+
+/// Compiles a grammar.
+pub(crate) fn grammar(texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Grammar, RequestError> {
+    let (param, compiled) = match grammar {
+        params::Grammar::Gbnf(text) => ("grammar", Grammar::gbnf(texts, text)),
+        params::Grammar::JsonSchema(json) => ("response_format", Grammar::json_schema(texts, json)),
+    };
+    compiled.map_err(|e| RequestError::invalid(param, "invalid_grammar", format!("{param}: {e}")))
+}

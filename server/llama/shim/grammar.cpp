@@ -1,0 +1,84 @@
+#include "grammar.h"
+
+#include "json-schema-to-grammar.h"
+#include "json.h"
+#include "llama-grammar.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+gantry_text to_text(const void * bytes, size_t len, bool error) noexcept {
+    auto * data = static_cast<char *>(std::malloc(len == 0 ? 1 : len));
+    if (data == nullptr) {
+        return {nullptr, 0, true};
+    }
+    if (len > 0) {
+        std::memcpy(data, bytes, len);
+    }
+    return {data, len, error};
+}
+
+gantry_text to_error(const char * reason) noexcept { return to_text(reason, std::strlen(reason), true); }
+
+} // namespace
+
+extern "C" {
+
+gantry_text gantry_grammar_parse(const llama_vocab * vocab, const char * text, gantry_text * names, size_t * rule_at) {
+    try {
+        // Rule by rule, because llama_grammar_parser::parse prints its errors instead of throwing them.
+        llama_grammar_parser parser(vocab);
+        for (const char * pos = text; *pos != 0;) {
+            *rule_at = static_cast<size_t>(pos - text);
+            pos      = parser.parse_rule(pos);
+        }
+        *rule_at = 0;
+        const auto root = parser.symbol_ids.find("root");
+        if (root == parser.symbol_ids.end()) {
+            throw std::runtime_error("there is no rule 'root'");
+        }
+        std::vector<std::string> names_by_id(parser.rules.size());
+        for (const auto & symbol : parser.symbol_ids) {
+            if (symbol.second >= parser.rules.size() || parser.rules[symbol.second].empty()) {
+                throw std::runtime_error("undefined rule '" + symbol.first + "'");
+            }
+            names_by_id[symbol.second] = symbol.first;
+        }
+        std::string lines;
+        for (const auto & name : names_by_id) {
+            lines += name;
+            lines += '\n';
+        }
+        std::vector<uint32_t> words{root->second};
+        for (const auto & rule : parser.rules) {
+            for (const auto & element : rule) {
+                words.push_back(static_cast<uint32_t>(element.type));
+                words.push_back(element.value);
+            }
+        }
+        *names = to_text(lines.data(), lines.size(), false);
+        return to_text(words.data(), words.size() * sizeof(uint32_t), false);
+    } catch (const std::exception & e) {
+        return to_error(e.what());
+    } catch (...) {
+        return {nullptr, 0, true};
+    }
+}
+
+gantry_text gantry_schema_to_gbnf(const char * schema, size_t schema_len) {
+    try {
+        const auto gbnf = json_schema_to_grammar(common_json::parse(std::string(schema, schema_len)), true);
+        return to_text(gbnf.data(), gbnf.size(), false);
+    } catch (const std::exception & e) {
+        return to_error(e.what());
+    } catch (...) {
+        return {nullptr, 0, true};
+    }
+}
+}

@@ -1,0 +1,383 @@
+//! Follows a text through a grammar: the same pushdown automaton as llama.cpp's, with an end to its work.
+//!
+//! A *stack* is a list of places in the rules, the innermost last, whose innermost is a terminal (or none is left: the
+//! text is complete). A *state* is the set of stacks that a text can lead to. Both are interned, so equal ones have
+//! equal numbers, and what a state becomes after a character is worked out once. An ambiguous grammar can have more
+//! stacks than memory: past [`MAX_STACKS`] or [`MAX_STEPS`] an operation fails instead.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use super::GrammarError;
+use super::rules::{Kind, Rules};
+use crate::model::Token;
+
+/// The most stacks of one state.
+pub const MAX_STACKS: usize = 4096;
+/// The most steps of one operation: it takes well under a second.
+pub const MAX_STEPS: u64 = 4_000_000;
+/// States and stacks that are remembered; past that all but the current ones are forgotten between two operations.
+const REMEMBERED_STATES: usize = 2048;
+const REMEMBERED_STACKS: usize = 1 << 17;
+
+const UNKNOWN: u32 = u32::MAX;
+/// The state without stacks: no text leads to it.
+pub(super) const DEAD: u32 = 0;
+/// The stack without places.
+const COMPLETE: u32 = 0;
+
+/// A cheap hash for small integers that no one else chooses.
+#[derive(Clone, Copy, Default)]
+pub(super) struct IntHasher(u64);
+
+impl Hasher for IntHasher {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(u64::from(value));
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(23) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+type IntMap<K, V> = HashMap<K, V, BuildHasherDefault<IntHasher>>;
+
+/// The bytes of a character that a token began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Partial {
+    value: u32,
+    remaining: u8,
+    /// The lowest character that so many bytes may encode.
+    lowest: u32,
+}
+
+/// What a byte makes of a text.
+pub(super) enum Decoded {
+    Character(u32),
+    Partial(Partial),
+    Invalid,
+}
+
+impl Partial {
+    pub(super) fn is_whole(self) -> bool {
+        self.remaining == 0
+    }
+
+    pub(super) fn push(self, byte: u8) -> Decoded {
+        if self.remaining > 0 {
+            if byte & 0xc0 != 0x80 {
+                return Decoded::Invalid;
+            }
+            let (value, remaining) = (self.value << 6 | u32::from(byte & 0x3f), self.remaining - 1);
+            if remaining > 0 {
+                let partial = Self { value, remaining, lowest: self.lowest };
+                let (low, high) = partial.range();
+                // Too long an encoding, past the last character, or a surrogate: no byte makes it whole.
+                let whole = low <= high && !(0xd800..=0xdfff).contains(&low);
+                return if whole { Decoded::Partial(partial) } else { Decoded::Invalid };
+            }
+            return if value >= self.lowest && char::from_u32(value).is_some() {
+                Decoded::Character(value)
+            } else {
+                Decoded::Invalid
+            };
+        }
+        let partial =
+            |bits: u8, remaining, lowest| Decoded::Partial(Self { value: u32::from(byte & bits), remaining, lowest });
+        match byte {
+            // As in llama.cpp, no text holds a NUL.
+            1..=0x7f => Decoded::Character(u32::from(byte)),
+            0xc2..=0xdf => partial(0x1f, 1, 0x80),
+            0xe0..=0xef => partial(0x0f, 2, 0x800),
+            0xf0..=0xf4 => partial(0x07, 3, 0x1_0000),
+            _ => Decoded::Invalid,
+        }
+    }
+
+    /// The characters that it can become.
+    fn range(self) -> (u32, u32) {
+        let bits = u32::from(self.remaining) * 6;
+        let low = self.value << bits;
+        (low.max(self.lowest), (low | ((1 << bits) - 1)).min(0x10_ffff))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Machine {
+    rules: Arc<Rules>,
+    /// Stacks: the innermost place, and the stack around it. The first stands for the one without places.
+    stacks: Vec<(u32, u32)>,
+    stack_numbers: IntMap<(u32, u32), u32>,
+    states: Vec<Arc<[u32]>>,
+    state_numbers: HashMap<Arc<[u32]>, u32>,
+    /// For each state and ASCII character the next state.
+    ascii: Vec<[u32; 128]>,
+    others: IntMap<(u32, u32), u32>,
+    steps_left: u64,
+}
+
+impl Machine {
+    /// A machine, and the state that it starts in.
+    pub(super) fn new(rules: Arc<Rules>) -> Result<(Self, u32), GrammarError> {
+        let mut machine = Self::empty(rules);
+        machine.begin();
+        let (mut stacks, mut seen) = (Vec::new(), HashSet::default());
+        for at in machine.rules.clone().alternatives(machine.rules.root) {
+            let stack = machine.push_unless_end(at, COMPLETE);
+            machine.expand(stack, &mut seen, &mut stacks)?;
+        }
+        let state = machine.state(stacks)?;
+        Ok((machine, state))
+    }
+
+    fn empty(rules: Arc<Rules>) -> Self {
+        let mut machine = Self {
+            rules,
+            stacks: vec![(UNKNOWN, UNKNOWN)],
+            stack_numbers: IntMap::default(),
+            states: Vec::new(),
+            state_numbers: HashMap::new(),
+            ascii: Vec::new(),
+            others: IntMap::default(),
+            steps_left: 0,
+        };
+        machine.intern_state(Vec::new());
+        machine
+    }
+
+    /// Starts an operation with its full allowance of steps.
+    pub(super) fn begin(&mut self) {
+        self.steps_left = MAX_STEPS;
+    }
+
+    /// A machine that knows only this state, and the state's number in it.
+    pub(super) fn forked(&self, state: u32) -> (Self, u32) {
+        let mut fork = Self::empty(self.rules.clone());
+        let mut stacks: Vec<u32> = self.states[state as usize]
+            .iter()
+            .map(|&stack| {
+                let (mut places, mut at) = (Vec::new(), stack);
+                while at != COMPLETE {
+                    let (place, around) = self.stacks[at as usize];
+                    places.push(place);
+                    at = around;
+                }
+                places.iter().rev().fold(COMPLETE, |around, &place| fork.push(place, around))
+            })
+            .collect();
+        stacks.sort_unstable();
+        let state = fork.intern_state(stacks);
+        (fork, state)
+    }
+
+    /// Forgets what is not needed from here on, where that is much; answers the state's number after that.
+    pub(super) fn tidy(&mut self, state: u32) -> u32 {
+        if self.states.len() <= REMEMBERED_STATES && self.stacks.len() <= REMEMBERED_STACKS {
+            return state;
+        }
+        let (fork, state) = self.forked(state);
+        *self = fork;
+        state
+    }
+
+    fn step(&mut self) -> Result<(), GrammarError> {
+        self.steps_left = self.steps_left.checked_sub(1).ok_or(GrammarError::TooComplex)?;
+        Ok(())
+    }
+
+    fn push(&mut self, place: u32, around: u32) -> u32 {
+        let next = self.stacks.len() as u32;
+        let number = *self.stack_numbers.entry((place, around)).or_insert(next);
+        if number == next {
+            self.stacks.push((place, around));
+        }
+        number
+    }
+
+    fn push_unless_end(&mut self, place: u32, around: u32) -> u32 {
+        if self.rules.element(place).ends() { around } else { self.push(place, around) }
+    }
+
+    /// Adds to `out` the stacks with a terminal innermost that this one stands for.
+    fn expand(
+        &mut self,
+        stack: u32,
+        seen: &mut HashSet<u32, BuildHasherDefault<IntHasher>>,
+        out: &mut Vec<u32>,
+    ) -> Result<(), GrammarError> {
+        let rules = self.rules.clone();
+        let mut todo = vec![stack];
+        while let Some(stack) = todo.pop() {
+            self.step()?;
+            if !seen.insert(stack) {
+                continue;
+            }
+            let (place, around) = self.stacks[stack as usize];
+            if stack == COMPLETE || rules.element(place).kind != Kind::Rule {
+                if out.len() >= MAX_STACKS {
+                    return Err(GrammarError::TooComplex);
+                }
+                out.push(stack);
+                continue;
+            }
+            let after = self.push_unless_end(place + 1, around);
+            for at in rules.alternatives(rules.element(place).value) {
+                self.step()?;
+                todo.push(self.push_unless_end(at, after));
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&mut self, mut stacks: Vec<u32>) -> Result<u32, GrammarError> {
+        stacks.sort_unstable();
+        stacks.dedup();
+        // Each state may hold as many stacks as there may be: count them.
+        self.steps_left = self.steps_left.checked_sub(stacks.len() as u64).ok_or(GrammarError::TooComplex)?;
+        Ok(self.intern_state(stacks))
+    }
+
+    fn intern_state(&mut self, stacks: Vec<u32>) -> u32 {
+        let stacks: Arc<[u32]> = stacks.into();
+        let next = self.states.len() as u32;
+        let number = *self.state_numbers.entry(stacks.clone()).or_insert(next);
+        if number == next {
+            self.states.push(stacks);
+            self.ascii.push([UNKNOWN; 128]);
+        }
+        number
+    }
+
+    /// The state after one more character.
+    pub(super) fn next(&mut self, state: u32, character: u32) -> Result<u32, GrammarError> {
+        let known = match self.ascii[state as usize].get(character as usize) {
+            Some(&next) => next,
+            None => self.others.get(&(state, character)).copied().unwrap_or(UNKNOWN),
+        };
+        if known != UNKNOWN {
+            return Ok(known);
+        }
+        let (mut stacks, mut seen) = (Vec::new(), HashSet::default());
+        for &stack in self.states[state as usize].clone().iter() {
+            self.step()?;
+            let (place, around) = self.stacks[stack as usize];
+            if stack == COMPLETE {
+                continue;
+            }
+            if let (true, after) = self.matches(place, |low, high| low <= character && character <= high) {
+                let stack = self.push_unless_end(after, around);
+                self.expand(stack, &mut seen, &mut stacks)?;
+            }
+        }
+        let next = self.state(stacks)?;
+        match self.ascii[state as usize].get_mut(character as usize) {
+            Some(slot) => *slot = next,
+            None => {
+                self.others.insert((state, character), next);
+            }
+        }
+        Ok(next)
+    }
+
+    /// The state after a token that the grammar names as such.
+    pub(super) fn next_token(&mut self, state: u32, token: Token) -> Result<u32, GrammarError> {
+        let (mut stacks, mut seen) = (Vec::new(), HashSet::default());
+        for &stack in self.states[state as usize].clone().iter() {
+            self.step()?;
+            if stack != COMPLETE {
+                let (place, around) = self.stacks[stack as usize];
+                if self.names(place, token) {
+                    let stack = self.push_unless_end(place + 1, around);
+                    self.expand(stack, &mut seen, &mut stacks)?;
+                }
+            }
+        }
+        self.state(stacks)
+    }
+
+    /// Both states in one.
+    pub(super) fn union(&mut self, a: u32, b: u32) -> Result<u32, GrammarError> {
+        if a == DEAD || b == DEAD || a == b {
+            return Ok(a.max(b));
+        }
+        let stacks: Vec<u32> = self.states[a as usize].iter().chain(self.states[b as usize].iter()).copied().collect();
+        if stacks.len() > MAX_STACKS {
+            return Err(GrammarError::TooComplex);
+        }
+        self.state(stacks)
+    }
+
+    fn names(&self, place: u32, token: Token) -> bool {
+        let element = self.rules.element(place);
+        match element.kind {
+            Kind::Token => u32::try_from(token) == Ok(element.value),
+            Kind::TokenNot => u32::try_from(token) != Ok(element.value),
+            _ => false,
+        }
+    }
+
+    /// Whether the state waits for a token that the grammar names.
+    pub(super) fn waits_for_token(&self, state: u32) -> bool {
+        self.states[state as usize].iter().any(|&stack| {
+            stack != COMPLETE
+                && matches!(self.rules.element(self.stacks[stack as usize].0).kind, Kind::Token | Kind::TokenNot)
+        })
+    }
+
+    /// Whether the state waits for this token by name.
+    pub(super) fn waits_for(&self, state: u32, token: Token) -> bool {
+        self.states[state as usize]
+            .iter()
+            .any(|&stack| stack != COMPLETE && self.names(self.stacks[stack as usize].0, token))
+    }
+
+    /// Whether the text may end here.
+    pub(super) fn is_complete(&self, state: u32) -> bool {
+        // Sorted, so this stack is the first.
+        self.states[state as usize].first() == Some(&COMPLETE)
+    }
+
+    /// Whether some character that begins with these bytes can follow. As in llama.cpp, not in place of a negated class
+    /// that excludes one of them.
+    pub(super) fn can_follow(&self, state: u32, partial: Partial) -> bool {
+        let (low, high) = partial.range();
+        self.states[state as usize].iter().any(|&stack| {
+            stack != COMPLETE && self.matches(self.stacks[stack as usize].0, |l, h| l <= high && low <= h).0
+        })
+    }
+
+    /// Whether the terminal at a place has an interval for which `within` holds (or, where it is negated, none), and
+    /// the place after it. Terminals that are tokens never match.
+    fn matches(&self, place: u32, within: impl Fn(u32, u32) -> bool) -> (bool, u32) {
+        let mut at = place;
+        let first = self.rules.element(at).kind;
+        let positive = match first {
+            Kind::Char | Kind::Any => true,
+            Kind::CharNot => false,
+            _ => return (false, at),
+        };
+        let mut found = false;
+        loop {
+            let element = self.rules.element(at);
+            let upper = self.rules.element(at + 1);
+            if upper.kind == Kind::RangeUpper {
+                found |= within(element.value, upper.value);
+                at += 2;
+            } else {
+                found |= element.kind == Kind::Any || within(element.value, element.value);
+                at += 1;
+            }
+            if self.rules.element(at).kind != Kind::CharAlt {
+                return (found == positive, at);
+            }
+        }
+    }
+}

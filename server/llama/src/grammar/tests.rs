@@ -1,0 +1,471 @@
+//! Grammars against llama.cpp's own matcher, hostile ones, and schemas whose answers are validated.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use llama_cpp_sys_2 as sys;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::{Model, ModelParams};
+
+fn model() -> &'static Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models/demo-draft.q8_0.gguf");
+        Model::load(&path, &ModelParams::default(), &mut |_| true).unwrap()
+    })
+}
+
+fn texts() -> &'static Arc<TokenTexts> {
+    static TEXTS: OnceLock<Arc<TokenTexts>> = OnceLock::new();
+    TEXTS.get_or_init(|| Arc::new(TokenTexts::of(model())))
+}
+
+/// A generator of numbers that needs no state but this.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n.max(1)
+    }
+}
+
+/// llama.cpp's own grammar sampler.
+struct Reference(*mut sys::llama_sampler);
+
+impl Reference {
+    fn new(text: &str) -> Option<Self> {
+        let text = std::ffi::CString::new(text).unwrap();
+        // SAFETY: the vocabulary is alive, the texts are NUL-terminated.
+        let raw = unsafe { sys::llama_sampler_init_grammar(model().raw_vocab(), text.as_ptr(), c"root".as_ptr()) };
+        (!raw.is_null()).then_some(Self(raw))
+    }
+
+    fn allowed(&mut self) -> Vec<bool> {
+        let mut data: Vec<sys::llama_token_data> =
+            (0..texts().len() as i32).map(|id| sys::llama_token_data { id, logit: 0.0, p: 0.0 }).collect();
+        let mut array =
+            sys::llama_token_data_array { data: data.as_mut_ptr(), size: data.len(), selected: -1, sorted: false };
+        // SAFETY: a valid sampler, whose grammar accepted only what it allows, and a valid array.
+        unsafe { sys::llama_sampler_apply(self.0, &raw mut array) };
+        data.iter().map(|d| d.logit == 0.0).collect()
+    }
+
+    fn accept(&mut self, token: Token) {
+        // SAFETY: a valid sampler that allows this token.
+        unsafe { sys::llama_sampler_accept(self.0, token) };
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        // SAFETY: owned.
+        unsafe { sys::llama_sampler_free(self.0) };
+    }
+}
+
+fn allowed(grammar: &mut Grammar) -> Vec<bool> {
+    let mut out = Vec::new();
+    grammar.apply(&vec![0.0; texts().len()], &mut out).unwrap();
+    out.iter().map(|&logit| logit == 0.0).collect()
+}
+
+/// Walks both matchers along the same random tokens.
+fn compare(text: &str, seed: u64, tokens: usize) {
+    let mut ours = match Grammar::gbnf(texts(), text) {
+        Ok(grammar) => grammar,
+        Err(GrammarError::LeftRecursion { .. } | GrammarError::Empty | GrammarError::TooLarge { .. }) => return,
+        Err(e) => panic!("{e}\n{text}"),
+    };
+    // It refuses a repetition of what may be empty; here that does no harm.
+    let Some(mut theirs) = Reference::new(text) else { return };
+    let mut draws = Draws(seed);
+    for at in 0..tokens {
+        let (mine, his) = (allowed(&mut ours), theirs.allowed());
+        let mut choices: Vec<Token> = Vec::new();
+        for (token, (mine, his)) in (0..).zip(mine.iter().zip(&his)) {
+            let piece = texts().text(token);
+            // llama.cpp allows special tokens by the names they are shown with, and bytes that are no UTF-8.
+            let comparable = texts().is_end(token)
+                || (!piece.is_empty()
+                    && piece != b"\0"
+                    && ours.partial.is_whole()
+                    && std::str::from_utf8(piece).is_ok());
+            // A token that is no UTF-8 by itself, or a NUL, it does not even allow by name.
+            let named = text.contains("<[") && (std::str::from_utf8(piece).is_err() || piece == b"\0");
+            assert!(!mine || *his || piece.is_empty() || named, "step {at}: only we allow {token} {piece:?}\n{text}");
+            assert!(!comparable || mine == his, "step {at}: {token} {piece:?}: {mine} here, {his} there\n{text}");
+            assert_eq!(ours.allows(token).unwrap(), *mine, "step {at}: {token} {piece:?}\n{text}");
+            if *mine && *his && !texts().is_end(token) {
+                choices.push(token);
+            }
+        }
+        if choices.is_empty() {
+            return;
+        }
+        let token = choices[draws.below(choices.len())];
+        ours = if draws.below(4) == 0 { ours.clone() } else { ours };
+        ours.accept(token).unwrap();
+        theirs.accept(token);
+    }
+}
+
+#[test]
+fn the_matcher_agrees_with_llama_cpp() {
+    let json = include_str!("../../tests/data/json.gbnf");
+    for text in [
+        json,
+        r#"root ::= "yes" | "no""#,
+        "root ::= (a \"b\"?)* \".\"\na ::= \"x\"+ | [y-z]",
+        "root ::= [^a-c]{2,5} \"\\n\"? # a comment\n",
+        "root ::= s\ns ::= \"(\" s \")\" s | \"\"",
+        "root ::= [é-ü€😀]+ | . <[7]> [a-z]* | !<[9]> \"b\"",
+        "root ::= x{0,3} x{2} x{1,}\nx ::= \"a\" | \"b\" x | ",
+    ] {
+        assert!(Grammar::gbnf(texts(), text).is_ok() && Reference::new(text).is_some(), "{text}");
+        for seed in 0..6 {
+            compare(text, seed, 24);
+        }
+    }
+}
+
+#[test]
+fn a_repetition_of_what_may_be_empty_is_one() {
+    let mut grammar = Grammar::gbnf(texts(), "root ::= (a* \"\")* \".\"\na ::= \"a\" | ").unwrap();
+    for text in ["a", "a", "."] {
+        grammar.accept(model().tokenize(text, false, false).unwrap()[0]).unwrap();
+    }
+    assert!(grammar.is_complete());
+}
+
+fn item() -> impl Strategy<Value = String> {
+    let leaf = prop_oneof![
+        Just(String::from("\"a\"")),
+        Just(String::from("\"the \"")),
+        Just(String::from("[a-f ]")),
+        Just(String::from("[^e\\n]")),
+        Just(String::from(".")),
+        Just(String::from("\"\"")),
+        Just(String::from("[à-ÿ]")),
+        (0..4).prop_map(|n| format!("r{n}")),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        prop_oneof![
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("({a} | {b})")),
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("({a} {b})")),
+            (inner.clone(), "[*+?]").prop_map(|(a, q)| format!("({a}){q}")),
+            (inner, 0..3_u32, 0..3_u32).prop_map(|(a, m, n)| format!("({a}){{{m},{}}}", m + n)),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn random_grammars_agree_with_llama_cpp(rules in proptest::collection::vec(item(), 4), seed in any::<u64>()) {
+        let mut text = String::from("root ::= r0 r1\n");
+        for (i, rule) in rules.iter().enumerate() {
+            // A letter first: a rule that begins with itself is refused here and hangs llama.cpp.
+            text += &format!("r{i} ::= \"{}\" {rule}\n", char::from(b'a' + i as u8));
+        }
+        compare(&text, seed, 6);
+    }
+
+    #[test]
+    fn no_text_does_worse_than_an_error(text in "[a-c:= |()\\[\\]{}0-9,*+?\"\\\\<>!.^#\n-]{0,60}") {
+        let _ = Grammar::gbnf(texts(), &text);
+        let _ = Grammar::gbnf(texts(), &format!("root ::= {text}"));
+        let _ = Grammar::json_schema(texts(), &text);
+        let _ = Grammar::json_schema(texts(), &json!({"type": "string", "pattern": text}).to_string());
+    }
+}
+
+fn quickly<T>(what: &str, f: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let out = f();
+    assert!(start.elapsed() < Duration::from_secs(5), "{what} took {:?}", start.elapsed());
+    out
+}
+
+#[test]
+fn bad_grammars_are_errors_with_a_position() {
+    for (text, line, column) in [
+        ("", 1, 1),
+        ("root ::= \"a", 1, 10),
+        ("root ::= [a-", 1, 10),
+        ("root ::= (\"a\"", 1, 14),
+        ("root ::= \"a\")", 1, 13),
+        ("root ::= \"é\" )", 1, 14),
+        ("root = \"a\"", 1, 6),
+        ("root ::= \"a\"\nx ::= y", 2, 7),
+        ("x ::= \"a\"", 1, 10),
+        ("root ::= *", 1, 10),
+        ("root ::= \"a\"{2", 1, 15),
+        ("root ::= \"a\"{3,2}", 1, 13),
+        ("root ::= \"a\"{1000000}", 1, 13),
+        ("root ::= \"a\"{0,1000000}", 1, 13),
+        ("root ::= \"a\"{99999999999999999999999}", 1, 13),
+        ("root ::= \"\\q\"", 1, 11),
+        ("root ::= \"\\x4\"", 1, 11),
+        ("root ::= \"a\"\n\n  ;", 3, 3),
+        ("root ::= <nosuchtoken>", 1, 1),
+        ("root ::= <[99999999999999999999]>", 1, 1),
+        ("root ::= a\0", 1, 11),
+        ("root ::= (\"a\"{1000}){0} | (\"b\"{40} \"c\"){60}{60}", 1, 1),
+    ] {
+        let error = Grammar::gbnf(texts(), text).unwrap_err();
+        let GrammarError::Syntax { line: l, column: c, .. } = &error else { panic!("{text}: {error}") };
+        assert_eq!((*l, *c), (line, column), "{text}: {error}");
+    }
+}
+
+#[test]
+fn grammars_that_would_hang_or_eat_memory_are_refused() {
+    let chain = |body: &dyn Fn(usize) -> String, last: &str| {
+        let rules: Vec<String> = (0..40).map(|i| format!("r{i} ::= {}", body(i + 1))).collect();
+        format!("root ::= r0\n{}\nr40 ::= {last}", rules.join("\n"))
+    };
+    let cases = [
+        ("left recursion", String::from("root ::= root \"a\" | \"b\"")),
+        ("hidden left recursion", String::from("root ::= n root \"x\" | \"y\"\nn ::= e e\ne ::= \"a\" | ")),
+        ("a chain into itself", chain(&|i| format!("r{i} | r{i}"), "r0 \"a\" | \"b\"")),
+        ("exponential stacks", chain(&|i| format!("r{i} \"x\" | r{i} \"y\""), "\"a\"")),
+        ("nothing", String::from("root ::= root")),
+        ("nesting", format!("root ::= {}\"a\"{}", "(".repeat(100_000), ")".repeat(100_000))),
+        ("long repetition", format!("root ::= \"{}\"{{0,2000}}", "a".repeat(60_000))),
+        ("repeated rules", (0..200).map(|i| format!("r{i} ::= \"a\"{{0,2000}}\n")).collect::<String>() + "root ::= r1"),
+        ("bytes", "root ::= \"a\"\n".repeat(200_000)),
+        ("names", format!("root ::= {}", "a".repeat(5_000))),
+    ];
+    for (what, text) in cases {
+        let error = quickly(what, || Grammar::gbnf(texts(), &text)).unwrap_err();
+        assert!(!matches!(error, GrammarError::Internal(_)), "{what}: {error}");
+    }
+    // An exponential chain of references alone is one text, and fine.
+    quickly("a chain", || Grammar::gbnf(texts(), &chain(&|i| format!("r{i} | r{i}"), "\"a\""))).unwrap();
+    // Twice as many readings with each character: it fails where there are too many, and stays usable.
+    let mut grammar = Grammar::gbnf(texts(), "root ::= \"a\" root \"b\" | \"a\" root \"c\" | \"\"").unwrap();
+    let a = model().tokenize("a", false, false).unwrap()[0];
+    let mut accepted = 0;
+    let error = quickly("ambiguity", || {
+        loop {
+            match grammar.accept(a) {
+                Ok(()) => accepted += 1,
+                Err(e) => return e,
+            }
+        }
+    });
+    assert_eq!(error, GrammarError::TooComplex);
+    assert!(accepted >= 8 && grammar.is_complete() == (accepted == 0), "{accepted}");
+}
+
+#[test]
+fn end_tokens_are_allowed_exactly_when_the_text_is_complete() {
+    let mut grammar = Grammar::gbnf(texts(), "root ::= \"a\" \"b\"?").unwrap();
+    let end = texts().end_tokens().next().unwrap();
+    let token = |text: &str| model().tokenize(text, false, false).unwrap()[0];
+    assert!(!grammar.allows(end).unwrap());
+    assert_eq!(grammar.accept(end), Err(GrammarError::NotAllowed(end)));
+    grammar.accept(token("a")).unwrap();
+    assert!(grammar.allows(end).unwrap() && grammar.is_complete());
+    grammar.accept(token("b")).unwrap();
+    assert!(grammar.allows(end).unwrap());
+    assert_eq!(allowed(&mut grammar).iter().filter(|&&a| a).count(), texts().end_tokens().count());
+    assert_eq!(grammar.accept(token("b")), Err(GrammarError::NotAllowed(token("b"))));
+    // A token that was refused changes nothing.
+    grammar.accept(end).unwrap();
+    for token in [-1, i32::MAX, i32::MIN, texts().len() as i32] {
+        assert!(!grammar.allows(token).unwrap());
+        assert!(grammar.accept(token).is_err());
+    }
+}
+
+/// A text that follows the grammar: random tokens, short ones preferred once it is long.
+fn write(grammar: &mut Grammar, seed: u64) -> Option<String> {
+    let mut draws = Draws(seed);
+    let mut bytes = Vec::new();
+    for step in 0..600 {
+        let allowed = allowed(grammar);
+        let tokens: Vec<Token> = (0..).zip(&allowed).filter(|(_, a)| **a).map(|(t, _)| t).collect();
+        assert!(!tokens.is_empty(), "a dead end after {:?}", String::from_utf8_lossy(&bytes));
+        if grammar.is_complete() && (step > 20 || draws.below(3) == 0) || tokens.iter().all(|&t| texts().is_end(t)) {
+            return Some(String::from_utf8(bytes).unwrap());
+        }
+        let closing =
+            |t: &&Token| matches!(texts().text(**t), [b'"' | b'}' | b']' | b',' | b':' | b'0'..=b'9' | b'{' | b'[']);
+        let short: Vec<Token> = tokens.iter().filter(closing).copied().collect();
+        let from = if step > 30 && !short.is_empty() { &short } else { &tokens };
+        // Brackets that open go last in the alphabet of what closes.
+        let from: Vec<Token> =
+            match from.iter().copied().filter(|&t| !matches!(texts().text(t), b"{" | b"[")).collect::<Vec<_>>() {
+                v if step > 30 && !v.is_empty() => v,
+                _ => from.clone(),
+            };
+        let token = from[draws.below(from.len())];
+        if texts().is_end(token) {
+            continue;
+        }
+        grammar.accept(token).unwrap();
+        bytes.extend_from_slice(texts().text(token));
+    }
+    None
+}
+
+fn check(schema: &Value, value: &Value) -> bool {
+    if let Some(options) = schema["anyOf"].as_array() {
+        return options.iter().any(|option| check(option, value));
+    }
+    if let Some(options) = schema["enum"].as_array() {
+        return options.contains(value);
+    }
+    let count = |key: &str, default| schema[key].as_u64().unwrap_or(default) as usize;
+    match schema["type"].as_str() {
+        Some("object") => {
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            value.as_object().is_some_and(|object| {
+                required.iter().all(|name| object.contains_key(name.as_str().unwrap()))
+                    && object.iter().all(|(key, value)| match &schema["properties"][key] {
+                        Value::Null => schema["properties"].is_null() || schema["additionalProperties"].is_object(),
+                        schema => check(schema, value),
+                    })
+            })
+        }
+        Some("array") => value.as_array().is_some_and(|items| {
+            (count("minItems", 0)..=count("maxItems", 1000)).contains(&items.len())
+                && items.iter().all(|item| check(&schema["items"], item))
+        }),
+        Some("string") => value
+            .as_str()
+            .is_some_and(|s| (count("minLength", 0)..=count("maxLength", 1_000_000)).contains(&s.chars().count())),
+        // As numbers, because -0 is one.
+        Some("integer") => value.as_f64().is_some_and(|n| {
+            let within =
+                schema["minimum"].as_f64().unwrap_or(f64::MIN)..=schema["maximum"].as_f64().unwrap_or(f64::MAX);
+            n.fract() == 0.0 && within.contains(&n)
+        }),
+        Some("number") => value.is_number(),
+        Some("boolean") => value.is_boolean(),
+        Some("null") => value.is_null(),
+        _ => true,
+    }
+}
+
+#[test]
+fn what_follows_a_schema_parses_and_is_valid() {
+    let schemas = [
+        json!({}),
+        json!({"type": "object"}),
+        json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer",
+            "minimum": 0, "maximum": 120}, "tags": {"type": "array", "items": {"enum": ["a", "b", 3, null]}, "minItems": 1,
+            "maxItems": 3}}, "required": ["name", "tags"], "additionalProperties": false}),
+        json!({"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "boolean"}, {"type": "number"}]}, "maxItems": 4}),
+        json!({"type": "object", "properties": {"x": {"type": "integer", "minimum": -13, "maximum": 7}, "-y": {"type": "boolean"}},
+            "additionalProperties": {"type": "null"}}),
+        json!({"type": "string", "minLength": 2, "maxLength": 5}),
+        json!({"type": "integer", "minimum": 98, "maximum": 10234}),
+        json!({"type": "integer", "minimum": -70}),
+        json!({"type": "integer", "maximum": 42}),
+    ];
+    for schema in &schemas {
+        let mut written = 0;
+        for seed in 0..40 {
+            let mut grammar = Grammar::json_schema(texts(), &schema.to_string()).unwrap();
+            if let Some(text) = write(&mut grammar, seed) {
+                let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}\n{schema}"));
+                assert!(check(schema, &value), "{text}\n{schema}");
+                written += 1;
+            }
+        }
+        assert!(written >= 20, "only {written} answers ended\n{schema}");
+    }
+}
+
+#[test]
+fn what_follows_a_pattern_is_a_json_string_that_matches() {
+    let digits = |s: &str| s.chars().all(|c| c.is_ascii_digit());
+    type Check<'a> = &'a dyn Fn(&str) -> bool;
+    let cases: &[(&str, Check)] = &[
+        ("^\\d{4}-\\d{2}$", &|s| s.len() == 7 && digits(&s[..4]) && &s[4..5] == "-" && digits(&s[5..])),
+        ("^.{0,9}$", &|s| s.chars().count() <= 9),
+        ("^[^a]{1,9}$", &|s| !s.contains('a') && !s.is_empty()),
+        ("^(\"|\\\\)[ -~]{0,5}$", &|s| s.starts_with(['"', '\\'])),
+        ("^a\\.+b$", &|s| s.starts_with("a.") && s.ends_with(".b")),
+        ("^\\$\\n$", &|s| s == "$\n"),
+        ("^(ab|c)+?$", &|s| s.replace("ab", "").replace('c', "").is_empty() && !s.is_empty()),
+        ("b", &|s| s.contains('b')),
+    ];
+    for (pattern, matches) in cases {
+        let schema =
+            json!({"type": "object", "properties": {"v": {"type": "string", "pattern": pattern}}, "required": ["v"]});
+        let mut written = 0;
+        for seed in 0..40 {
+            let mut grammar = Grammar::json_schema(texts(), &schema.to_string()).unwrap();
+            if let Some(text) = write(&mut grammar, seed) {
+                let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}\n{pattern}"));
+                assert!(matches(value["v"].as_str().unwrap()), "{text}\n{pattern}");
+                written += 1;
+            }
+        }
+        assert!(written >= 10, "only {written} answers ended\n{pattern}");
+    }
+}
+
+#[test]
+fn bad_schemas_are_errors_and_end_at_once() {
+    let object = |properties: Value| json!({"type": "object", "properties": properties});
+    let wide = |n: usize, inner: Value| -> Value {
+        (0..n).map(|i| (format!("p{i}"), inner.clone())).collect::<serde_json::Map<_, _>>().into()
+    };
+    // Each definition writes out the next one twice.
+    let doubling: serde_json::Map<String, Value> = (0..40)
+        .map(|i| {
+            let next = json!({"allOf": [{"$ref": format!("#/$defs/d{}", i + 1)}]});
+            (format!("d{i}"), if i == 39 { object(json!({})) } else { object(json!({"a": next, "b": next})) })
+        })
+        .collect();
+    let cases = [
+        ("not JSON", json!(null).to_string() + "{"),
+        ("not an object", json!([]).to_string()),
+        ("twice", String::from(r#"{"type":"string","type":"object"}"#)),
+        ("deep", "[".repeat(100_000)),
+        ("deep properties", (0..60).fold(json!({}), |inner, _| object(json!({"a": inner}))).to_string()),
+        ("a loop of references", json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}).to_string()),
+        ("a loop through allOf", json!({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}).to_string()),
+        ("allOf of itself", json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": object(json!({"p": {"allOf": [{"$ref": "#/$defs/x"}]}}))}}).to_string()),
+        ("doubling", json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": doubling}).to_string()),
+        ("no such reference", json!({"$ref": "#/$defs/a"}).to_string()),
+        ("another document", json!({"$ref": "http://example.org/x"}).to_string()),
+        ("references alike", json!({"anyOf": [{"$ref": "#/$defs/a_b"}, {"$ref": "#/$defs/a-b"}], "$defs": {"a_b": {}, "a-b": {}}}).to_string()),
+        ("too many properties", object(wide(2000, json!({}))).to_string()),
+        ("too many objects", object(wide(120, object(wide(120, json!({}))))).to_string()),
+        ("a long name", object(json!({"é".repeat(40_000): {}})).to_string()),
+        ("a long repetition", json!({"type": "string", "maxLength": 1_000_000}).to_string()),
+        ("backwards", json!({"type": "array", "items": {}, "minItems": 5, "maxItems": 2}).to_string()),
+        ("nested repetition", (0..20).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner, "maxItems": 2000})).to_string()),
+        ("a huge bound", json!({"type": "integer", "minimum": i64::MAX}).to_string()),
+        ("no integer", json!({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}).to_string()),
+        ("an unknown type", json!({"type": "text"}).to_string()),
+        ("not enforced", json!({"type": "array", "uniqueItems": true}).to_string()),
+        ("a bound of a number", json!({"type": "number", "minimum": 0}).to_string()),
+        ("a bound without type", json!({"minimum": 0}).to_string()),
+        ("required, not listed", json!({"type": "object", "required": ["a"]}).to_string()),
+        ("look-ahead", json!({"type": "string", "pattern": "^(?=a)b$"}).to_string()),
+        ("bytes", json!({"enum": ["a".repeat(200_000)]}).to_string()),
+    ];
+    for (what, schema) in cases {
+        let error = quickly(what, || Grammar::json_schema(texts(), &schema)).unwrap_err();
+        assert!(!matches!(error, GrammarError::Internal(_)), "{what}: {error}");
+    }
+    // Recursion as such is fine.
+    let tree = json!({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "properties": {
+        "value": {"type": "integer"}, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}, "required": ["value"]}}});
+    quickly("a tree", || Grammar::json_schema(texts(), &tree.to_string())).unwrap();
+    quickly("optional properties", || Grammar::json_schema(texts(), &object(wide(128, json!({}))).to_string()))
+        .unwrap();
+}
