@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gantry_engine::{
     CacheType, Engine, EngineConfig, EngineError, FinishReason, GenerationEvent, GenerationOutput, GenerationParams,
-    LoadError, Prompt, RequestError, SubmitError,
+    Grammar, LoadError, Prompt, RequestError, SubmitError,
 };
 
 /// Longer than any step here; reached only when something hangs.
@@ -95,6 +95,58 @@ fn v1_knows_its_own_answers_and_its_version() {
     let got = together(&engine, known.iter().map(|k| k.prompt.clone()));
     let want: Vec<_> = known.iter().map(|k| k.expected.clone()).collect();
     assert_eq!(got, want);
+}
+
+/// Greedy, and at random with a few seeds.
+fn with_grammar(grammar: &Grammar) -> impl Iterator<Item = GenerationParams> + '_ {
+    let base =
+        GenerationParams { max_tokens: Some(400), grammar: Some(grammar.clone()), ..GenerationParams::default() };
+    let greedy = GenerationParams { temperature: 0.0, ..base.clone() };
+    let random = (0..6).map(move |seed| {
+        let (top_k, logprobs) = if seed % 2 == 0 { (40, Some(3)) } else { (0, None) };
+        GenerationParams { seed: Some(seed), temperature: 1.5, top_k, logprobs, ..base.clone() }
+    });
+    std::iter::once(greedy).chain(random)
+}
+
+#[test]
+fn what_a_grammar_or_a_schema_asks_for_is_what_comes() {
+    let engine = v2();
+    let yes_or_no = Grammar::Gbnf(String::from("root ::= \"yes\" | \"no\""));
+    for params in with_grammar(&yes_or_no) {
+        let output = engine.generate(ask("Is it raining?"), params).unwrap();
+        assert!(["yes", "no"].contains(&output.text.as_str()), "{}", output.text);
+        assert_eq!(output.reason, FinishReason::Stop);
+    }
+    let schema = serde_json::json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 24},
+            "sure": {"type": "boolean"},
+            "people": {"type": "integer", "minimum": 0, "maximum": 99},
+            "tags": {"type": "array", "items": {"enum": ["old", "new"]}, "minItems": 1, "maxItems": 3}
+        },
+        "required": ["city", "sure", "people", "tags"]
+    });
+    for params in with_grammar(&Grammar::JsonSchema(schema.to_string())) {
+        let output = engine.generate(ask("What is the capital of Norway?"), params).unwrap();
+        assert_eq!(output.reason, FinishReason::Stop, "{}", output.text);
+        let value: serde_json::Value = serde_json::from_str(&output.text).unwrap();
+        assert_eq!(value.as_object().unwrap().len(), 4, "{value}");
+        assert!(value["city"].as_str().unwrap().chars().count() <= 24 && value["sure"].is_boolean(), "{value}");
+        assert!((0..=99).contains(&value["people"].as_i64().unwrap()), "{value}");
+        let tags = value["tags"].as_array().unwrap();
+        assert!((1..=3).contains(&tags.len()) && tags.iter().all(|t| t == "old" || t == "new"), "{value}");
+    }
+}
+
+#[test]
+fn a_grammar_that_cannot_be_used_is_an_error_of_its_request() {
+    let params = GenerationParams { grammar: Some(Grammar::Gbnf(String::from("root ::= (\"a\""))), ..greedy() };
+    let error = v2().generate(ask("Hello"), params).unwrap_err();
+    let EngineError::Request(RequestError::InvalidRequest { param, code, message }) = error else { panic!("{error}") };
+    assert_eq!((param.as_deref(), code.as_str()), (Some("grammar"), "invalid_grammar"));
+    assert!(message.contains("line 1, column 14"), "{message}");
 }
 
 #[test]

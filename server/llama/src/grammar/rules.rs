@@ -83,7 +83,7 @@ impl Rules {
             let message = reason.split(" at ").next().unwrap_or_default().chars().take(200).collect();
             GrammarError::Syntax { line, column, message }
         })?;
-        let rules = Self::from_bytes(&bytes).ok_or_else(|| GrammarError::Internal("its rules are unreadable"))?;
+        let rules = Self::from_bytes(&bytes).ok_or(GrammarError::Internal("its rules are unreadable"))?;
         rules.check_left_recursion(&names)?;
         Ok(rules)
     }
@@ -131,8 +131,8 @@ impl Rules {
         let mut waiting: Vec<(u32, usize)> = Vec::new();
         let mut waits_for: Vec<Vec<usize>> = vec![Vec::new(); self.starts.len()];
         let mut found: Vec<usize> = Vec::new();
-        for rule in 0..self.starts.len() {
-            for at in self.alternatives(rule as u32) {
+        for rule in 0..self.starts.len() as u32 {
+            for at in self.alternatives(rule) {
                 let sequence = || self.elements[at as usize..].iter().take_while(|e| !e.ends());
                 if !sequence().all(|e| e.kind == Kind::Rule) {
                     continue;
@@ -140,7 +140,7 @@ impl Rules {
                 for element in sequence() {
                     waits_for[element.value as usize].push(waiting.len());
                 }
-                let n = sequence().count();
+                let (n, rule) = (sequence().count(), rule as usize);
                 if n == 0 && !std::mem::replace(&mut nullable[rule], true) {
                     found.push(rule);
                 }

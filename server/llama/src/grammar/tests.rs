@@ -125,7 +125,7 @@ fn the_matcher_agrees_with_llama_cpp() {
         "root ::= [^a-c]{2,5} \"\\n\"? # a comment\n",
         "root ::= s\ns ::= \"(\" s \")\" s | \"\"",
         "root ::= [é-ü€😀]+ | . <[7]> [a-z]* | !<[9]> \"b\"",
-        "root ::= x{0,3} x{2} x{1,}\nx ::= \"a\" | \"b\" x | ",
+        "root ::= x{0,3} x{2} x{1,}\nx ::= \"a\" | \"b\" x",
     ] {
         assert!(Grammar::gbnf(texts(), text).is_ok() && Reference::new(text).is_some(), "{text}");
         for seed in 0..6 {
