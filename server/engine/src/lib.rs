@@ -33,21 +33,21 @@
 //! preemption, priorities, tools.
 
 mod backend;
-#[allow(dead_code, unused_imports)]
-mod cache;
 #[allow(dead_code)]
 mod budget;
+#[allow(dead_code, unused_imports)]
+mod cache;
 mod engine;
 mod error;
 mod event;
 mod kv;
-mod output;
 #[allow(dead_code)]
 mod ladder;
 #[allow(dead_code)]
 mod lookup;
 #[allow(dead_code)]
 mod memory;
+mod output;
 mod params;
 mod plan;
 mod prepare;

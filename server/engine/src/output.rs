@@ -15,8 +15,9 @@ use crossbeam_channel::{Receiver, Sender};
 
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
-use crate::event::{FinishReason, ItlHistogram, Timings, TokenLogprob, Usage};
+use crate::event::{FinishReason, ItlHistogram, Timings, TokenChance, TokenLogprob, Usage};
 use crate::request::Emitter;
+use crate::sampler::Logprobs;
 use crate::text::{StopFilter, Utf8Stream};
 
 /// What the threads tell each other about one request.
@@ -31,7 +32,7 @@ pub(crate) struct Signals {
 /// One message to the text thread; requests are named by their tickets.
 pub(crate) enum TextEvent {
     Started { ticket: u64, text: Box<RequestText> },
-    Token { ticket: u64, token: Token, logprob: Option<TokenLogprob>, at: Instant },
+    Token { ticket: u64, token: Token, logprobs: Option<Logprobs>, at: Instant },
     Finished { ticket: u64, reason: FinishReason },
     Failed { ticket: u64, error: RequestError },
 }
@@ -80,7 +81,7 @@ impl TextStage {
                 text.emitter.started(text.prompt_tokens);
                 self.requests.insert(ticket, *text);
             }
-            TextEvent::Token { ticket, token, logprob, at } => self.token(ticket, token, logprob, at),
+            TextEvent::Token { ticket, token, logprobs, at } => self.token(ticket, token, logprobs, at),
             TextEvent::Finished { ticket, reason } => {
                 if let Some(text) = self.requests.remove(&ticket) {
                     text.finish(reason);
@@ -94,11 +95,11 @@ impl TextStage {
         }
     }
 
-    fn token(&mut self, ticket: u64, token: Token, logprob: Option<TokenLogprob>, at: Instant) {
+    fn token(&mut self, ticket: u64, token: Token, logprobs: Option<Logprobs>, at: Instant) {
         // A request that met its stop string is no longer here.
         let Some(text) = self.requests.get_mut(&ticket) else { return };
         // A bug in the handling of text harms this request only.
-        let pushed = std::panic::catch_unwind(AssertUnwindSafe(|| text.push(token, logprob, at)));
+        let pushed = std::panic::catch_unwind(AssertUnwindSafe(|| text.push(token, logprobs, at)));
         let Ok(stopped) = pushed else {
             if let Some(mut text) = self.requests.remove(&ticket) {
                 text.fail(RequestError::Internal(String::from("handling text panicked; see the server's log")));
@@ -173,7 +174,7 @@ impl RequestText {
     }
 
     /// Takes a token, sends the text that it completes, and says whether a stop string ended the request.
-    fn push(&mut self, token: Token, logprob: Option<TokenLogprob>, at: Instant) -> bool {
+    fn push(&mut self, token: Token, logprobs: Option<Logprobs>, at: Instant) -> bool {
         match self.last_token_at.replace(at) {
             None => self.timings.prefill_ms = ms(self.admitted_at, at),
             Some(last) => {
@@ -184,7 +185,8 @@ impl RequestText {
         }
         self.generated += 1;
         self.unsent += 1;
-        self.unsent_logprobs.extend(logprob);
+        let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
+        self.unsent_logprobs.extend(logprobs);
         if self.vocabulary.end_tokens().contains(&token) {
             return false;
         }
@@ -197,6 +199,18 @@ impl RequestText {
             self.send();
         }
         self.stopped
+    }
+
+    fn with_bytes(&self, token: Token, logprobs: Logprobs) -> TokenLogprob {
+        let chance = |id: Token, logprob: f32| {
+            let mut bytes = Vec::new();
+            self.vocabulary.piece(id, &mut bytes);
+            TokenChance { id, bytes, logprob }
+        };
+        TokenLogprob {
+            token: chance(token, logprobs.chosen),
+            top: logprobs.top.into_iter().map(|(id, logprob)| chance(id, logprob)).collect(),
+        }
     }
 
     /// Ends the request. Text that was held back for a stop string that did not come is sent first, but not to one that

@@ -15,6 +15,7 @@ use crate::error::RequestError;
 use crate::output::Signals;
 use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::request::{Emitter, Request};
+use crate::sampler::{self, Sampler};
 
 /// Threads that render and tokenise. Two, so that one enormous prompt does not hold up the others.
 const PREPARE_THREADS: usize = 2;
@@ -62,20 +63,34 @@ impl Preparer {
 
     fn prepare(&self, job: Job) -> Option<Request> {
         let Job { ticket, prompt, mut params, mut emitter, signals, submitted_at, deadline } = job;
-        let request = |prompt, params, emitter| {
-            let tokenized_at = Instant::now();
-            Request { ticket, prompt, params, emitter, signals, submitted_at, tokenized_at, deadline }
-        };
         if emitter.is_cancelled() {
-            request(Vec::new(), params, emitter).finish_cancelled();
+            emitter.cancelled(0, submitted_at);
             return None;
         }
-        let tokens = std::panic::catch_unwind(AssertUnwindSafe(|| self.tokens(prompt, &mut params)));
-        let tokens = tokens.unwrap_or_else(|_| {
+        let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let tokens = self.tokens(prompt, &mut params)?;
+            let setup = sampler::compile(&*self.vocabulary, &params)?;
+            let sampler = Box::new(Sampler::new(&params, &tokens, setup));
+            Ok((tokens, sampler))
+        }));
+        let prepared = prepared.unwrap_or_else(|_| {
             Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
         });
-        match tokens {
-            Ok(prompt) => Some(request(prompt, params, emitter)),
+        match prepared {
+            Ok((prompt, sampler)) => {
+                let tokenized_at = Instant::now();
+                Some(Request {
+                    ticket,
+                    prompt,
+                    params,
+                    emitter,
+                    signals,
+                    sampler,
+                    submitted_at,
+                    tokenized_at,
+                    deadline,
+                })
+            }
             Err(error) => {
                 emitter.failed(error);
                 None

@@ -10,6 +10,7 @@ use crate::error::RequestError;
 use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 use crate::output::Signals;
 use crate::params::GenerationParams;
+use crate::sampler::Sampler;
 use crate::stats::Stats;
 
 /// A place among the requests that are in flight; given back when dropped.
@@ -70,6 +71,13 @@ impl Emitter {
         }
     }
 
+    /// Ends a request that was cancelled before it had a slot.
+    pub(crate) fn cancelled(&mut self, prompt_tokens: u32, submitted_at: Instant) {
+        let usage = Usage { prompt_tokens, ..Usage::default() };
+        let timings = Timings { queue_ms: submitted_at.elapsed().as_secs_f64() * 1e3, ..Timings::default() };
+        self.finished(FinishReason::Cancelled, usage, timings);
+    }
+
     pub(crate) fn failed(&mut self, error: RequestError) {
         if self.permit.take().is_some() {
             self.stats.failed.fetch_add(1, Relaxed);
@@ -107,6 +115,7 @@ pub(crate) struct Request {
     pub(crate) params: GenerationParams,
     pub(crate) emitter: Emitter,
     pub(crate) signals: Arc<Signals>,
+    pub(crate) sampler: Box<Sampler>,
     pub(crate) submitted_at: Instant,
     /// When its prompt had become tokens.
     pub(crate) tokenized_at: Instant,
@@ -134,9 +143,7 @@ impl Request {
 
     /// Ends a request that was cancelled before it had a slot.
     pub(crate) fn finish_cancelled(mut self) {
-        let usage = Usage { prompt_tokens: self.prompt_len(), ..Usage::default() };
-        let queue_ms = self.submitted_at.elapsed().as_secs_f64() * 1e3;
-        let timings = Timings { queue_ms, ..Timings::default() };
-        self.emitter.finished(FinishReason::Cancelled, usage, timings);
+        let prompt_tokens = self.prompt_len();
+        self.emitter.cancelled(prompt_tokens, self.submitted_at);
     }
 }

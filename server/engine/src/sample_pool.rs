@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::sampler::{SampleError, Sampled, Sampler};
+use crate::error::RequestError;
+use crate::sampler::{Sampled, Sampler};
 
 /// One row to sample from.
 pub(crate) struct SampleJob {
@@ -18,11 +19,11 @@ pub(crate) struct SampleJob {
     pub(crate) row: Vec<f32>,
 }
 
-/// What became of it; no sampler: it panicked.
+/// What became of it.
 pub(crate) struct SampleDone {
     pub(crate) slot: usize,
-    pub(crate) sampler: Option<Box<Sampler>>,
-    pub(crate) result: Result<Sampled, SampleError>,
+    pub(crate) sampler: Box<Sampler>,
+    pub(crate) result: Result<Sampled, RequestError>,
 }
 
 /// The threads.
@@ -87,12 +88,16 @@ impl SamplePool {
 
 fn work(job: SampleJob) -> (SampleDone, Vec<f32>) {
     let SampleJob { slot, mut sampler, row } = job;
-    let sampled = std::panic::catch_unwind(AssertUnwindSafe(|| sampler.sample(&row)));
-    let done = match sampled {
-        Ok(result) => SampleDone { slot, sampler: Some(sampler), result },
-        Err(_) => SampleDone { slot, sampler: None, result: Err(SampleError::Panicked) },
-    };
-    (done, row)
+    let result = sample(&mut sampler, &row);
+    (SampleDone { slot, sampler, result }, row)
+}
+
+/// Samples a row. A bug in sampling harms its request only.
+pub(crate) fn sample(sampler: &mut Sampler, row: &[f32]) -> Result<Sampled, RequestError> {
+    match std::panic::catch_unwind(AssertUnwindSafe(|| sampler.sample(row))) {
+        Ok(sampled) => sampled.map_err(|e| RequestError::Internal(e.to_string())),
+        Err(_) => Err(RequestError::Internal(String::from("sampling panicked; see the server's log"))),
+    }
 }
 
 impl Drop for SamplePool {

@@ -12,7 +12,6 @@
 mod admission;
 mod pressure;
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -24,8 +23,8 @@ use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
 use crate::plan::{Need, plan_step};
 use crate::request::Request;
-use crate::sample_pool::{SampleJob, SamplePool};
-use crate::sampler::{SampleError, Sampled};
+use crate::sample_pool::{SampleJob, SamplePool, sample};
+use crate::sampler::Sampled;
 use crate::sequence::{Progress, Sequence};
 use crate::stats::{Stats, StepRecord};
 use admission::Waiting;
@@ -312,14 +311,14 @@ impl<B: Backend> Scheduler<B> {
         }
         for done in self.pool.run(jobs) {
             if let Some(sequence) = &mut self.slots[done.slot] {
-                sequence.sampler = done.sampler;
+                sequence.sampler = Some(done.sampler);
             }
             match done.result {
                 Ok(sampled) => {
                     taken += 1;
                     self.take(done.slot, sampled, at);
                 }
-                Err(error) => self.fail(done.slot, error.into()),
+                Err(error) => self.fail(done.slot, error),
             }
         }
         taken
@@ -335,9 +334,7 @@ impl<B: Backend> Scheduler<B> {
                 break;
             };
             let guess = sequence.drafts.get(i as usize).copied();
-            // A bug in sampling harms this request only.
-            let sampled = std::panic::catch_unwind(AssertUnwindSafe(|| sampler.sample(row)));
-            match sampled.unwrap_or(Err(SampleError::Panicked)) {
+            match sample(sampler, row) {
                 Ok(sampled) => {
                     let token = sampled.token;
                     taken += 1;
@@ -347,7 +344,7 @@ impl<B: Backend> Scheduler<B> {
                     }
                 }
                 Err(error) => {
-                    self.fail(share.slot, error.into());
+                    self.fail(share.slot, error);
                     break;
                 }
             }
@@ -365,16 +362,16 @@ impl<B: Backend> Scheduler<B> {
     /// Appends a token to a request, and ends the request with it where that is due.
     fn take(&mut self, slot: usize, sampled: Sampled, at: Instant) {
         let Some(sequence) = &mut self.slots[slot] else { return };
-        let Sampled { token, logprob } = sampled;
+        let Sampled { token, logprobs } = sampled;
         let ticket = sequence.ticket;
         if let Some(sampler) = &mut sequence.sampler
             && let Err(error) = sampler.accept(token)
         {
-            self.fail(slot, error.into());
+            self.fail(slot, RequestError::Internal(error.to_string()));
             return;
         }
         let progress = sequence.push(token, self.vocabulary.end_tokens().contains(&token));
-        self.events.push(TextEvent::Token { ticket, token, logprob, at });
+        self.events.push(TextEvent::Token { ticket, token, logprobs, at });
         if let Progress::Finished(reason) = progress {
             self.finish(slot, reason);
         }

@@ -15,6 +15,7 @@ use crate::output::{Output, Signals, TextStage};
 use crate::params::{GenerationParams, Priority};
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
+use crate::sampler::{self, Sampler};
 use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
@@ -116,7 +117,10 @@ impl Harness {
         let now = Instant::now();
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at) = (now, now);
-        let request = Request { ticket, prompt, params, emitter, signals, submitted_at, tokenized_at, deadline };
+        let setup = sampler::compile(&ScriptedVocabulary, &params).unwrap();
+        let sampler = Box::new(Sampler::new(&params, &prompt, setup));
+        let request =
+            Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline };
         self.scheduler.enqueue(request);
     }
 

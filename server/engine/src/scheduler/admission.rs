@@ -12,7 +12,6 @@ use crate::kv::common;
 use crate::output::{Admitted, RequestText, TextEvent};
 use crate::params::Priority;
 use crate::request::Request;
-use crate::sampler::Sampler;
 use crate::sequence::Sequence;
 
 /// Waiting requests that one step looks at.
@@ -173,7 +172,7 @@ impl<B: Backend> Scheduler<B> {
             return;
         };
         let prompt_tokens = request.prompt_len();
-        let Request { ticket, prompt, params, emitter, signals, submitted_at, tokenized_at, .. } = request;
+        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, .. } = request;
         let ms = |from: Instant, to: Instant| Duration::as_secs_f64(&to.saturating_duration_since(from)) * 1e3;
         let admitted = Admitted {
             prompt_tokens,
@@ -182,7 +181,6 @@ impl<B: Backend> Scheduler<B> {
             queue_ms: ms(tokenized_at, now),
             at: now,
         };
-        let sampler = Some(Box::new(Sampler::new(&params, &prompt, self.vocabulary.end_tokens())));
         let text = RequestText::new(emitter, signals.clone(), self.vocabulary.clone(), params.stop.clone(), &admitted);
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
         self.stats.cached_tokens.fetch_add(u64::from(reused), std::sync::atomic::Ordering::Relaxed);
@@ -190,7 +188,7 @@ impl<B: Backend> Scheduler<B> {
             ticket,
             params,
             signals,
-            sampler,
+            sampler: Some(sampler),
             tokens: prompt,
             prompt_len: prompt_tokens,
             decoded: reused,
