@@ -50,7 +50,8 @@ impl Chain {
             && self.xtc_probability <= 0.0
     }
 
-    /// Narrows the choice and draws. `share` places the draw, `xtc_share` decides whether XTC acts; both from 0 up to 1.
+    /// Narrows the choice and draws. `share` places the draw, `xtc_share` decides whether XTC acts; both are from 0 up to
+    /// 1.
     pub(super) fn choose(&mut self, row: Row<'_>, share: f64, xtc_share: f64, scratch: &mut Scratch) -> Option<Token> {
         self.narrow(row, xtc_share, scratch);
         self.draw(share)
