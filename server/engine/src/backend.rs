@@ -17,7 +17,7 @@ use crate::error::RequestError;
 pub(crate) type Token = i32;
 
 /// Tokens whose state is saved as one chunk: what the prefix cache shares and drops.
-pub(crate) const BLOCK_TOKENS: u32 = 64;
+pub(crate) const BLOCK_TOKENS: u32 = crate::cache::BLOCK_TOKENS as u32;
 
 /// What a backend allows.
 #[derive(Clone, Copy, Debug)]

@@ -42,7 +42,7 @@ use self::tree::{NodeId, Tree};
 use crate::params::PrefixCacheConfig;
 
 pub(crate) use self::disk::DiskStats;
-pub(crate) use self::key::{BLOCK_TOKENS, BlockHash, Fingerprint, FingerprintParts, chain, extend_chain};
+pub(crate) use self::key::{BLOCK_TOKENS, BlockHash, Fingerprint, FingerprintParts, chain};
 pub(crate) use self::tree::{Payload, node_bytes};
 
 /// The most bytes that one lookup reads from disk, during which the engine's thread waits: some 45 ms of computing with
@@ -125,7 +125,7 @@ pub(crate) struct CacheStats {
 pub(crate) struct Hit {
     payloads: Vec<Payload>,
     disk_blocks: usize,
-    pin: Option<Pin>,
+    _pin: Option<Pin>,
 }
 
 impl Hit {
@@ -217,7 +217,7 @@ impl PrefixCache {
         Hit {
             payloads: path.iter().map(|&id| self.tree.payload(id)).collect(),
             disk_blocks: path.len() - ram_blocks,
-            pin: Some(Pin { deepest, released: self.released.clone() }),
+            _pin: Some(Pin { deepest, released: self.released.clone() }),
         }
     }
 

@@ -5,20 +5,25 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use crate::backend::{Backend, Vocabulary, llama};
+use crate::backend::llama::{self, Loaded};
+use crate::backend::{Backend, Vocabulary};
+use crate::budget::StepBudget;
+use crate::cache::{Fingerprint, PrefixCache};
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
+use crate::monitor::Monitor;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{
     EngineConfig, GenerationParams, MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_THREADS, Prompt,
 };
 use crate::prepare::{Job, Preparer};
+use crate::queue::Watermarks;
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
 use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
@@ -29,12 +34,16 @@ const PROBE_FRESH: Duration = Duration::from_secs(1);
 /// Probes and other commands that may wait beside the requests.
 const MAX_CONTROL_COMMANDS: usize = 64;
 
+/// How often an idle engine looks at what has become old.
+const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
+/// How long the end of an engine waits for its prefixes to be written to disk.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// The most threads that sample.
 const MAX_SAMPLE_THREADS: usize = 8;
 
 /// What the engine's thread is told.
 enum Command {
-    Run(Request),
+    Run(Box<Request>),
     Probe(Sender<Result<(), ProbeError>>),
     Shutdown,
 }
@@ -44,7 +53,11 @@ pub struct Engine {
     stats: Arc<Stats>,
     info: ModelInfo,
     max_queue: usize,
+    parallel: u32,
+    watermarks: Watermarks,
     queue_timeout_ms: Option<u64>,
+    /// Raised at shutdown: a long batch is not waited for.
+    abort: Option<Arc<AtomicBool>>,
     max_in_flight: u32,
     tickets: AtomicU64,
     /// Taken at shutdown, in this order.
@@ -53,6 +66,7 @@ pub struct Engine {
     pool: Vec<JoinHandle<()>>,
     thread: Option<JoinHandle<()>>,
     text: Option<JoinHandle<()>>,
+    memory: Option<JoinHandle<()>>,
 }
 
 /// A request that was accepted. Dropping it does not cancel.
@@ -92,8 +106,10 @@ impl Engine {
         mut progress: impl FnMut(f32) -> bool + Send + 'static,
     ) -> Result<Self, LoadError> {
         validate(&config).map_err(LoadError::Config)?;
-        let (backend, vocabulary, info) = llama::load(&config, &mut progress)?;
-        Self::start(backend, Arc::new(vocabulary), info, &config)
+        let Loaded { backend, vocabulary, info, fingerprint, abort } = llama::load(&config, &mut progress)?;
+        let mut engine = Self::start(backend, Arc::new(vocabulary), info, fingerprint, &config)?;
+        engine.abort = Some(abort);
+        Ok(engine)
     }
 
     /// Warms a backend up and starts the threads.
@@ -101,11 +117,23 @@ impl Engine {
         backend: B,
         vocabulary: Arc<dyn Vocabulary>,
         info: ModelInfo,
+        fingerprint: Option<Fingerprint>,
         config: &EngineConfig,
     ) -> Result<Self, LoadError> {
         let limits = backend.limits();
         let stats = Arc::new(Stats::new(config.parallel, limits.total_cells));
+        stats.kv_unified.store(limits.unified, Relaxed);
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
+        let monitor = Monitor::new(config.memory_limit_bytes);
+        let prefix_cache = monitor.sized(&config.prefix_cache);
+        let max_saved_bytes = prefix_cache.ram_bytes;
+        let cache = match fingerprint.filter(|_| prefix_cache.enabled && prefix_cache.ram_bytes > 0) {
+            Some(name) => {
+                let cache = PrefixCache::new(&prefix_cache, name);
+                Some((cache.map_err(|e| LoadError::PrefixCache(e.to_string()))?, name))
+            }
+            None => None,
+        };
         // Unbounded in form only: a request posts at most a message for each token of its context.
         let (posts, posted) = unbounded();
         let mut scheduler = Scheduler::new(SchedulerParts {
@@ -115,9 +143,12 @@ impl Engine {
             output: Output::Thread(posts),
             pool: SamplePool::new(sample_threads()).map_err(failed)?,
             parallel: config.parallel,
-            prefill_tokens_per_step: config.prefill_tokens_per_step,
-            reuse_prefixes: config.prefix_cache.enabled,
-            max_saved_bytes: config.prefix_cache.ram_bytes,
+            budget: StepBudget::new(config.step_ms_target, config.prefill_tokens_per_step),
+            reuse_prefixes: prefix_cache.enabled,
+            cache,
+            ttl: prefix_cache.ttl_ms.map(Duration::from_millis),
+            lookup_tokens: config.speculation.prompt_lookup.then_some(config.speculation.max_tokens),
+            max_saved_bytes,
         });
         scheduler.warm_up().map_err(LoadError::WarmUp)?;
         // Every request in flight fits each of these channels, so that sending one never blocks.
@@ -128,7 +159,10 @@ impl Engine {
             stats,
             info,
             max_queue: config.max_queue,
+            parallel: config.parallel,
+            watermarks: Watermarks::new(config.max_queue, config.high_watermark, config.low_watermark),
             queue_timeout_ms: config.queue_timeout_ms,
+            abort: None,
             max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
             tickets: AtomicU64::new(0),
             jobs: Some(jobs),
@@ -136,16 +170,20 @@ impl Engine {
             pool: Vec::new(),
             thread: None,
             text: None,
+            memory: None,
         };
         let preparer = Preparer { vocabulary, positions: limits.positions };
         let deliver = move |request| {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
-            let _ = commands.send(Command::Run(request));
+            let _ = commands.send(Command::Run(Box::new(request)));
         };
         engine.pool = preparer.spawn(&job_receiver, deliver).map_err(failed)?;
         let thread = std::thread::Builder::new().name(String::from("gantry-engine"));
         engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver)).map_err(failed)?);
         let text = std::thread::Builder::new().name(String::from("gantry-text"));
+        let watched = engine.stats.clone();
+        let watch = std::thread::Builder::new().name(String::from("gantry-memory"));
+        engine.memory = Some(watch.spawn(move || monitor.run(&watched)).map_err(failed)?);
         engine.text = Some(text.spawn(move || TextStage::default().run(&posted)).map_err(failed)?);
         Ok(engine)
     }
@@ -165,7 +203,15 @@ impl Engine {
             return Err(SubmitError::Broken(reason.clone()));
         }
         let Some(jobs) = &self.jobs else { return Err(SubmitError::ShuttingDown) };
+        let level = self.stats.level();
+        if !level.admits(params.priority) {
+            return Err(SubmitError::MemoryPressure { level });
+        }
         let full = || SubmitError::QueueFull { limit: self.max_queue };
+        let waiting = (self.stats.in_flight.load(Relaxed) as usize).saturating_sub(self.parallel as usize);
+        if !self.watermarks.observe(waiting) {
+            return Err(full());
+        }
         let permit = Permit::take(&self.stats, self.max_in_flight).ok_or_else(full)?;
         let signals = Arc::new(Signals::default());
         let submitted_at = Instant::now();
@@ -250,6 +296,12 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stats.shutting_down.store(true, Relaxed);
+        if let Some(abort) = &self.abort {
+            abort.store(true, Relaxed);
+        }
+        if let Some(memory) = &self.memory {
+            memory.thread().unpark();
+        }
         if let Some(commands) = &self.commands {
             // When the channel is full, the thread sees the flag after the command it is at.
             let _ = commands.try_send(Command::Shutdown);
@@ -258,7 +310,7 @@ impl Drop for Engine {
         self.jobs = None;
         self.commands = None;
         let here = std::thread::current().id();
-        for thread in self.pool.drain(..).chain(self.thread.take()).chain(self.text.take()) {
+        for thread in self.pool.drain(..).chain(self.thread.take()).chain(self.text.take()).chain(self.memory.take()) {
             // A sink may hold the last handle of the engine: a thread cannot wait for itself.
             if thread.thread().id() != here && thread.join().is_err() {
                 tracing::error!("an engine thread panicked");
@@ -276,12 +328,12 @@ fn sample_threads() -> usize {
 /// The engine's thread: commands between steps, blocking only when there is nothing to do.
 fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
     let mut probes: Vec<Sender<Result<(), ProbeError>>> = Vec::new();
-    let mut next = commands.recv().ok();
+    let mut next = receive(&mut scheduler, commands);
     while let Some(first) = next {
         let mut command = Some(first);
         while let Some(current) = command {
             match current {
-                Command::Run(request) => scheduler.enqueue(request),
+                Command::Run(request) => scheduler.enqueue(*request),
                 Command::Probe(reply) => probes.push(reply),
                 Command::Shutdown => {}
             }
@@ -290,6 +342,8 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
         next = steps(&mut scheduler, commands, &mut probes);
     }
     scheduler.fail_all(&RequestError::ShuttingDown);
+    let now = Instant::now();
+    scheduler.flush(now, now + FLUSH_LIMIT);
 }
 
 /// Steps until a command comes; blocks for one when idle. `None`: every sender is gone.
@@ -316,7 +370,18 @@ fn steps<B: Backend>(
                 Err(_) => continue,
             }
         }
-        return commands.recv().ok();
+        return receive(scheduler, commands);
+    }
+}
+
+/// Waits for a command, and sees to what is due meanwhile.
+fn receive<B: Backend>(scheduler: &mut Scheduler<B>, commands: &Receiver<Command>) -> Option<Command> {
+    loop {
+        match commands.recv_timeout(MAINTENANCE_PERIOD) {
+            Ok(command) => return Some(command),
+            Err(RecvTimeoutError::Timeout) => scheduler.maintain(Instant::now()),
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ladder::DegradationLevel;
+
 /// A generation parameter is out of its range.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{param}: {message}")]
@@ -48,6 +50,9 @@ pub enum LoadError {
     /// The first tokens could not be decoded.
     #[error("the model loads but does not decode: {0}")]
     WarmUp(String),
+    /// The prefix cache's directory cannot be used.
+    #[error("{0}")]
+    PrefixCache(String),
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(String),
@@ -61,6 +66,12 @@ pub enum SubmitError {
     QueueFull {
         /// The configured limit.
         limit: usize,
+    },
+    /// Memory is short, and requests of this priority are not taken until it is not.
+    #[error("memory is short ({}): requests of this priority are not taken; try again later", level.as_str())]
+    MemoryPressure {
+        /// How far the service is cut down.
+        level: DegradationLevel,
     },
     /// A parameter is out of its range.
     #[error("{0}")]

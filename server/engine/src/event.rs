@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
+use crate::ladder::DegradationLevel;
 
 /// Receives a request's events on one of the engine's threads; it must not block. One that panics cancels its request.
 pub type EventSink = Box<dyn FnMut(GenerationEvent) + Send>;
@@ -158,8 +159,24 @@ pub struct EngineStats {
     pub kv_total_cells: u64,
     /// Prompt tokens decoded since the start.
     pub prompt_tokens_total: u64,
-    /// Prompt tokens that needed no computation since the start.
-    pub cached_tokens_total: u64,
+    /// Prompt tokens that the KV cache held already, since the start.
+    pub cached_device_tokens_total: u64,
+    /// Prompt tokens that came back from main memory.
+    pub cached_ram_tokens_total: u64,
+    /// Prompt tokens that came back from disk.
+    pub cached_disk_tokens_total: u64,
+    /// Tokens guessed ahead and checked.
+    pub drafted_tokens_total: u64,
+    /// Guesses that were right.
+    pub accepted_drafts_total: u64,
+    /// How far the service is cut down because memory is short.
+    pub degradation: DegradationLevel,
+    /// Whether the KV cells are one pool, or each sequence has its own.
+    pub kv_unified: bool,
+    /// Memory that counts against the limit below; 0 where it is not watched.
+    pub memory_used_bytes: u64,
+    /// Memory that may be used.
+    pub memory_limit_bytes: u64,
     /// Prefixes that left the KV cache to make room.
     pub evictions_total: u64,
     /// Sequences that gave their slot away, to go on later.

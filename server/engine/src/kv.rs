@@ -5,6 +5,8 @@
 //! first tier, found by comparing tokens. Where the cache is unified, a copy shares the cells of what it copies, and
 //! the books count each cell once. Absent: what leaves the cache ([`crate::cache`]), who may use it (the scheduler).
 
+use std::time::{Duration, Instant};
+
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Chunk, Token};
 
 /// A sequence that holds the beginning of a prompt.
@@ -22,6 +24,7 @@ struct Held {
     cells: Vec<u32>,
     in_use: bool,
     used_at: u64,
+    used_time: Option<Instant>,
 }
 
 /// The backend and the books about it.
@@ -34,13 +37,14 @@ pub(crate) struct Kv<B> {
     free: Vec<u32>,
     used: u64,
     clock: u64,
+    now: Instant,
 }
 
 impl<B: Backend> Kv<B> {
     pub(crate) fn new(backend: B) -> Self {
         let limits = backend.limits();
         let held = (0..limits.sequences).map(|_| Held::default()).collect();
-        Self { backend, limits, held, shares: Vec::new(), free: Vec::new(), used: 0, clock: 0 }
+        Self { backend, limits, held, shares: Vec::new(), free: Vec::new(), used: 0, clock: 0, now: Instant::now() }
     }
 
     pub(crate) fn limits(&self) -> BackendLimits {
@@ -87,6 +91,7 @@ impl<B: Backend> Kv<B> {
         if let Some(held) = self.held.get_mut(sequence as usize) {
             held.in_use = in_use;
             held.used_at = self.clock;
+            held.used_time = Some(self.now);
         }
     }
 
@@ -95,7 +100,23 @@ impl<B: Backend> Kv<B> {
         self.clock += 1;
         if let Some(held) = self.held.get_mut(sequence as usize) {
             held.used_at = self.clock;
+            held.used_time = Some(self.now);
         }
+    }
+
+    /// Tells the time, for the age of leftovers.
+    pub(crate) fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// Leftovers that were of no use for longer than `ttl`.
+    pub(crate) fn expired(&self, now: Instant, ttl: Option<Duration>) -> Vec<u32> {
+        let Some(ttl) = ttl else { return Vec::new() };
+        let old = |s: &u32| {
+            let used = self.held[*s as usize].used_time;
+            used.is_none_or(|used| now.saturating_duration_since(used) > ttl)
+        };
+        self.ids().filter(|&s| !self.in_use(s) && self.len(s) > 0).filter(old).collect()
     }
 
     /// The lowest sequence that is not in use and empty.

@@ -33,29 +33,23 @@
 //! preemption, priorities, tools.
 
 mod backend;
-#[allow(dead_code)]
 mod budget;
-#[allow(dead_code, unused_imports)]
 mod cache;
 mod engine;
 mod error;
 mod event;
 mod kv;
-#[allow(dead_code)]
 mod ladder;
-#[allow(dead_code)]
 mod lookup;
-#[allow(dead_code)]
 mod memory;
+mod monitor;
 mod output;
 mod params;
 mod plan;
 mod prepare;
-#[allow(dead_code)]
 mod queue;
 mod request;
 mod sample_pool;
-#[allow(dead_code)]
 mod sampler;
 mod scheduler;
 mod sequence;
@@ -75,6 +69,7 @@ pub use event::{
     EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, ModelInfo, Timings,
     TokenChance, TokenLogprob, Usage,
 };
+pub use ladder::DegradationLevel;
 pub use params::{
     CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_RAM_BYTES,
     DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EngineConfig, GenerationParams, Grammar, KvLayout,

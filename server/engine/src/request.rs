@@ -128,10 +128,6 @@ impl Request {
         u32::try_from(self.prompt.len()).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn is_late(&self, now: Instant) -> bool {
-        self.deadline.is_some_and(|deadline| now >= deadline)
-    }
-
     /// Ends a request whose first token can no longer come in time.
     pub(crate) fn expire(mut self, now: Instant) {
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);

@@ -14,20 +14,23 @@ mod pressure;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Token, Vocabulary};
+use crate::budget::StepBudget;
+use crate::cache::{Fingerprint, PrefixCache};
 use crate::error::{ProbeError, RequestError};
 use crate::event::FinishReason;
 use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
 use crate::plan::{Need, plan_step};
+use crate::queue::Queue;
 use crate::request::Request;
 use crate::sample_pool::{SampleJob, SamplePool, sample};
 use crate::sampler::Sampled;
 use crate::sequence::{Progress, Sequence};
 use crate::stats::{Stats, StepRecord};
-use admission::Waiting;
+use admission::Waiter;
 
 /// Batches that may fail one after the other before the backend counts as broken.
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
@@ -68,8 +71,14 @@ pub(crate) struct SchedulerParts<B> {
     pub(crate) pool: SamplePool,
     /// Requests that may hold a slot at once.
     pub(crate) parallel: u32,
-    pub(crate) prefill_tokens_per_step: u32,
+    pub(crate) budget: StepBudget,
     pub(crate) reuse_prefixes: bool,
+    /// What the KV cache has no room for.
+    pub(crate) cache: Option<(PrefixCache, Fingerprint)>,
+    /// How long what is left over in the KV cache lives without being of use.
+    pub(crate) ttl: Option<Duration>,
+    /// The most tokens guessed at a time from repetitions; `None`: no guesses.
+    pub(crate) lookup_tokens: Option<u32>,
     /// The most bytes that the states of sequences which gave way may take.
     pub(crate) max_saved_bytes: u64,
 }
@@ -84,14 +93,18 @@ pub(crate) struct Scheduler<B> {
     events: Vec<TextEvent>,
     pool: SamplePool,
     parallel: u32,
-    prefill_tokens_per_step: u32,
+    budget: StepBudget,
     reuse_prefixes: bool,
+    cache: Option<PrefixCache>,
+    fingerprint: Option<Fingerprint>,
+    ttl: Option<Duration>,
+    lookup_tokens: Option<u32>,
     max_saved_bytes: u64,
     /// Tokens of an answer, as the last ones were.
     likely_answer: u32,
     /// By sequence id.
     slots: Vec<Option<Sequence>>,
-    waiting: Waiting,
+    waiting: Queue<Waiter>,
     batch: Vec<BatchEntry>,
     consecutive_failures: u32,
 }
@@ -100,6 +113,8 @@ impl<B: Backend> Scheduler<B> {
     pub(crate) fn new(parts: SchedulerParts<B>) -> Self {
         let kv = Kv::new(parts.backend);
         let limits = kv.limits();
+        let reuse_prefixes = parts.reuse_prefixes && limits.reusable;
+        let (cache, fingerprint) = parts.cache.filter(|_| reuse_prefixes).unzip();
         Self {
             kv,
             limits,
@@ -109,12 +124,16 @@ impl<B: Backend> Scheduler<B> {
             events: Vec::new(),
             pool: parts.pool,
             parallel: parts.parallel.min(limits.sequences),
-            prefill_tokens_per_step: parts.prefill_tokens_per_step,
-            reuse_prefixes: parts.reuse_prefixes && limits.reusable,
+            budget: parts.budget,
+            reuse_prefixes,
+            cache,
+            fingerprint,
+            ttl: parts.ttl,
+            lookup_tokens: parts.lookup_tokens.filter(|_| limits.reusable),
             max_saved_bytes: parts.max_saved_bytes,
             likely_answer: FIRST_LIKELY_ANSWER_TOKENS,
             slots: (0..limits.sequences).map(|_| None).collect(),
-            waiting: Waiting::default(),
+            waiting: Queue::default(),
             batch: Vec::new(),
             consecutive_failures: 0,
         }
@@ -152,8 +171,9 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn decode_probe(&mut self, tokens: u32) -> Result<(), String> {
-        let Some(sequence) = self.empty_sequence() else { return Err(String::from("no sequence is free")) };
-        self.free_cells(tokens);
+        let now = Instant::now();
+        let Some(sequence) = self.empty_sequence(now) else { return Err(String::from("no sequence is free")) };
+        self.free_cells(tokens, now);
         self.batch.clear();
         self.batch.extend((0..tokens).map(|position| BatchEntry {
             token: PROBE_TOKEN,
@@ -179,7 +199,7 @@ impl<B: Backend> Scheduler<B> {
             request.emitter.failed(RequestError::Internal(reason.clone()));
             return;
         }
-        self.waiting.push(request);
+        self.wait(request);
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -193,8 +213,10 @@ impl<B: Backend> Scheduler<B> {
     /// One step, as the module describes it.
     pub(crate) fn step(&mut self) -> StepOutcome {
         let started = Instant::now();
+        self.kv.set_now(started);
         self.end_what_is_over(started);
         self.admit(started);
+        self.guess();
         let outcome = self.decode_batch(started);
         self.output.post(&mut self.events);
         self.publish();
@@ -209,13 +231,13 @@ impl<B: Backend> Scheduler<B> {
             }
             let tokens = u32::try_from(self.batch.len()).unwrap_or(u32::MAX);
             // Who gives way changes the plan.
-            if !self.make_room(tokens) {
+            if !self.make_room(tokens, started) {
                 continue;
             }
             let called = Instant::now();
             match self.kv.decode(&self.batch) {
                 Ok(()) => break (shares, called),
-                Err(BackendError::NoKvCells) if self.give_way() => {}
+                Err(BackendError::NoKvCells) if self.give_way(started) => {}
                 Err(error) => {
                     self.decode_failed(error, &shares);
                     return StepOutcome::Failed;
@@ -224,19 +246,22 @@ impl<B: Backend> Scheduler<B> {
         };
         let decoded = Instant::now();
         self.consecutive_failures = 0;
-        let mut prompt_tokens = 0;
+        let (mut prompt_tokens, mut decode_rows) = (0, 0);
         for share in &shares {
             if let Some(sequence) = &mut self.slots[share.slot] {
-                if matches!(sequence.need(), Need::Prefill { .. }) {
-                    prompt_tokens += u64::from(share.tokens);
+                match sequence.need() {
+                    Need::Prefill { .. } => prompt_tokens += share.tokens,
+                    Need::Decode { .. } => decode_rows += share.tokens,
                 }
                 sequence.decoded += share.tokens;
+                // What was not granted was not checked.
+                sequence.drafts.truncate(share.rows.saturating_sub(1) as usize);
             }
         }
         let generated_tokens = self.sample(&shares);
         self.output.post(&mut self.events);
         self.stats.step_done(&StepRecord {
-            prompt_tokens,
+            prompt_tokens: prompt_tokens.into(),
             generated_tokens,
             batch_tokens: self.batch.len() as u64,
             batch_rows: shares.iter().map(|share| u64::from(share.rows)).sum(),
@@ -244,7 +269,33 @@ impl<B: Backend> Scheduler<B> {
             decode: decoded - called,
             after: decoded.elapsed(),
         });
+        self.budget.observe(decode_rows, prompt_tokens, started.elapsed());
         StepOutcome::Decoded
+    }
+
+    /// Slots that may be in use while memory is as short as it is.
+    fn slots_allowed(&self) -> usize {
+        self.stats.level().batch_limit(self.parallel) as usize
+    }
+
+    /// Guesses ahead for those that generate, where that pays.
+    fn guess(&mut self) {
+        let Some(most) = self.lookup_tokens else { return };
+        let rows = self.slots.iter().flatten().filter(|s| matches!(s.need(), Need::Decode { .. })).count();
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        let mut room = self.limits.outputs.saturating_sub(self.parallel);
+        for sequence in self.slots.iter_mut().flatten() {
+            let most = most.min(room).min(sequence.left().saturating_sub(1));
+            let (Need::Decode { .. }, Some(index)) = (sequence.need(), &sequence.index) else { continue };
+            let mut guessed = index.propose(most as usize);
+            if !guessed.is_empty() {
+                let available = u32::try_from(guessed.len()).unwrap_or(u32::MAX);
+                let worth = sequence.acceptance.drafts(available, rows, self.budget.cost(), 0.0);
+                guessed.truncate(worth as usize);
+                room -= worth.min(room);
+            }
+            sequence.drafts = guessed;
+        }
     }
 
     /// Ends every request with this error, those that wait included.
@@ -252,9 +303,7 @@ impl<B: Backend> Scheduler<B> {
         for slot in 0..self.slots.len() {
             self.fail(slot, error.clone());
         }
-        for sequence in self.waiting.fail_all(error) {
-            self.events.push(TextEvent::Failed { ticket: sequence.ticket, error: error.clone() });
-        }
+        self.fail_waiting(error, Instant::now());
         self.output.post(&mut self.events);
         self.publish();
     }
@@ -272,7 +321,10 @@ impl<B: Backend> Scheduler<B> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
         let needs: Vec<Need> = active.iter().map(|(_, sequence)| sequence.need()).collect();
-        let grants = plan_step(&needs, self.limits.batch_tokens, self.prefill_tokens_per_step);
+        let rows = needs.iter().filter(|need| matches!(need, Need::Decode { .. })).count();
+        let prefill_tokens = self.budget.prefill_tokens(u32::try_from(rows).unwrap_or(u32::MAX));
+        let level = self.stats.level();
+        let grants = plan_step(&needs, self.limits.batch_tokens, level.batch_limit(prefill_tokens));
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());
         for ((slot, sequence), tokens) in active.into_iter().zip(grants) {
@@ -407,10 +459,7 @@ impl<B: Backend> Scheduler<B> {
                 self.finish(slot, FinishReason::Cancelled);
             }
         }
-        for sequence in self.waiting.end_what_is_over(now) {
-            let event = TextEvent::Finished { ticket: sequence.ticket, reason: FinishReason::Cancelled };
-            self.events.push(event);
-        }
+        self.end_waiting(now);
     }
 
     fn finish(&mut self, slot: usize, reason: FinishReason) {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::backend::Token;
 use crate::event::FinishReason;
+use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::Signals;
 use crate::params::{GenerationParams, Priority};
 use crate::plan::Need;
@@ -35,6 +36,9 @@ pub(crate) struct Sequence {
     pub(crate) decoded: u32,
     /// Guesses at the tokens after the last, to be checked in the next step.
     pub(crate) drafts: Vec<Token>,
+    /// What the guesses come from, where they are asked for.
+    pub(crate) index: Option<NgramIndex>,
+    pub(crate) acceptance: Acceptance,
     /// Tokens that the sequence can hold.
     pub(crate) positions: u32,
 }
@@ -67,6 +71,12 @@ impl Sequence {
         self.prompt_len.saturating_add(answer).min(self.positions)
     }
 
+    /// Tokens that may still come: no guess goes past them.
+    pub(crate) fn left(&self) -> u32 {
+        let answer = self.params.max_tokens.map_or(u32::MAX, |max| max.saturating_sub(self.generated()));
+        answer.min((self.positions + 1).saturating_sub(self.len()))
+    }
+
     /// What the next step should decode.
     pub(crate) fn need(&self) -> Need {
         match self.len() - self.decoded {
@@ -86,6 +96,9 @@ impl Sequence {
     /// Takes the token that follows the last one, and says whether to go on.
     pub(crate) fn push(&mut self, token: Token, ends: bool) -> Progress {
         self.tokens.push(token);
+        if let Some(index) = &mut self.index {
+            index.push(token);
+        }
         if ends {
             return Progress::Finished(FinishReason::Stop);
         }

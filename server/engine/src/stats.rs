@@ -1,10 +1,11 @@
 //! An engine's counters: written by its threads, read by anyone without a lock.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::event::EngineStats;
+use crate::ladder::DegradationLevel;
 
 /// Seconds over which the token rate is taken.
 const RATE_WINDOW_S: u64 = 5;
@@ -41,7 +42,15 @@ pub(crate) struct Stats {
     pub(crate) in_flight: AtomicU32,
     pub(crate) slots_active: AtomicU32,
     pub(crate) kv_used_cells: AtomicU64,
-    pub(crate) cached_tokens: AtomicU64,
+    pub(crate) cached_device_tokens: AtomicU64,
+    pub(crate) cached_ram_tokens: AtomicU64,
+    pub(crate) cached_disk_tokens: AtomicU64,
+    pub(crate) drafted: AtomicU64,
+    pub(crate) accepted: AtomicU64,
+    degradation: AtomicU8,
+    pub(crate) kv_unified: AtomicBool,
+    pub(crate) memory_used_bytes: AtomicU64,
+    pub(crate) memory_limit_bytes: AtomicU64,
     pub(crate) evictions: AtomicU64,
     pub(crate) preemptions: AtomicU64,
     prompt_tokens: AtomicU64,
@@ -73,7 +82,15 @@ impl Stats {
             in_flight: AtomicU32::default(),
             slots_active: AtomicU32::default(),
             kv_used_cells: AtomicU64::default(),
-            cached_tokens: AtomicU64::default(),
+            cached_device_tokens: AtomicU64::default(),
+            cached_ram_tokens: AtomicU64::default(),
+            cached_disk_tokens: AtomicU64::default(),
+            drafted: AtomicU64::default(),
+            accepted: AtomicU64::default(),
+            degradation: AtomicU8::default(),
+            kv_unified: AtomicBool::default(),
+            memory_used_bytes: AtomicU64::default(),
+            memory_limit_bytes: AtomicU64::default(),
             evictions: AtomicU64::default(),
             preemptions: AtomicU64::default(),
             prompt_tokens: AtomicU64::default(),
@@ -139,6 +156,16 @@ impl Stats {
         if tokens == 0 || seconds <= 0.0 { 0.0 } else { tokens as f64 / seconds }
     }
 
+    /// How far the service is cut down.
+    pub(crate) fn level(&self) -> DegradationLevel {
+        DegradationLevel::ALL[usize::from(self.degradation.load(Relaxed)).min(DegradationLevel::ALL.len() - 1)]
+    }
+
+    pub(crate) fn set_level(&self, level: DegradationLevel) {
+        let at = DegradationLevel::ALL.iter().position(|l| *l == level).unwrap_or_default();
+        self.degradation.store(u8::try_from(at).unwrap_or_default(), Relaxed);
+    }
+
     pub(crate) fn snapshot(&self) -> EngineStats {
         let slots_active = self.slots_active.load(Relaxed);
         EngineStats {
@@ -148,7 +175,15 @@ impl Stats {
             kv_used_cells: self.kv_used_cells.load(Relaxed),
             kv_total_cells: self.kv_total_cells,
             prompt_tokens_total: self.prompt_tokens.load(Relaxed),
-            cached_tokens_total: self.cached_tokens.load(Relaxed),
+            cached_device_tokens_total: self.cached_device_tokens.load(Relaxed),
+            cached_ram_tokens_total: self.cached_ram_tokens.load(Relaxed),
+            cached_disk_tokens_total: self.cached_disk_tokens.load(Relaxed),
+            drafted_tokens_total: self.drafted.load(Relaxed),
+            accepted_drafts_total: self.accepted.load(Relaxed),
+            degradation: self.level(),
+            kv_unified: self.kv_unified.load(Relaxed),
+            memory_used_bytes: self.memory_used_bytes.load(Relaxed),
+            memory_limit_bytes: self.memory_limit_bytes.load(Relaxed),
             evictions_total: self.evictions.load(Relaxed),
             preemptions_total: self.preemptions.load(Relaxed),
             generated_tokens_total: self.generated_tokens.load(Relaxed),

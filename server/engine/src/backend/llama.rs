@@ -1,13 +1,16 @@
 //! The backend that computes: a llama.cpp context, and its model's vocabulary and chat template.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::time::UNIX_EPOCH;
 
 use gantry_llama::{
     Batch, ChatError, ChatTemplate, Context, ContextParams, DecodeError, KvType, Model, ModelParams, TokenTexts,
 };
 
-use super::{Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
+use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
+use crate::cache::{Fingerprint, FingerprintParts};
 use crate::error::{LoadError, RequestError};
 use crate::event::ModelInfo;
 use crate::params::{CacheType, EngineConfig, KvLayout, MAX_PARALLEL};
@@ -33,6 +36,7 @@ pub(crate) struct LlamaBackend {
     batch: Batch,
     positions: u32,
     unified: bool,
+    reusable: bool,
 }
 
 /// The vocabulary and the template of a model.
@@ -43,11 +47,19 @@ pub(crate) struct LlamaVocabulary {
     texts: OnceLock<Arc<TokenTexts>>,
 }
 
+/// A model that is ready to be warmed up.
+pub(crate) struct Loaded {
+    pub(crate) backend: LlamaBackend,
+    pub(crate) vocabulary: LlamaVocabulary,
+    pub(crate) info: ModelInfo,
+    /// Names what saved state fits; `None`: state cannot be saved.
+    pub(crate) fingerprint: Option<Fingerprint>,
+    /// Ends the decode in progress when raised.
+    pub(crate) abort: Arc<AtomicBool>,
+}
+
 /// Loads a model and makes its context.
-pub(crate) fn load(
-    config: &EngineConfig,
-    progress: &mut dyn FnMut(f32) -> bool,
-) -> Result<(LlamaBackend, LlamaVocabulary, ModelInfo), LoadError> {
+pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<Loaded, LoadError> {
     let params = ModelParams { gpu_layers: config.gpu_layers };
     let model = load_model(&config.model_path, &params, progress)?;
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
@@ -61,6 +73,7 @@ pub(crate) fn load(
         KvLayout::Auto | KvLayout::Split => (false, n_ctx, share),
         KvLayout::Unified => (true, n_ctx, n_ctx),
     };
+    let abort = Arc::new(AtomicBool::new(false));
     let sequences = if unified { (config.parallel + LEFTOVER_SEQUENCES).min(MAX_PARALLEL) } else { config.parallel };
     let context_params = ContextParams {
         n_ctx,
@@ -73,9 +86,12 @@ pub(crate) fn load(
             CacheType::Q4_0 => KvType::Q4_0,
         },
         kv_unified: unified,
+        outputs: config.speculation.prompt_lookup.then_some(config.parallel + config.speculation.max_tokens),
+        abort: Some(abort.clone()),
         ..ContextParams::default()
     };
-    let context = Context::new(&model, &context_params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
+    let mut context =
+        Context::new(&model, &context_params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
     let template = ChatTemplate::new(&model)
         .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
     // llama.cpp computes past the trained length, but what comes out is noise.
@@ -99,7 +115,29 @@ pub(crate) fn load(
         .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
     let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
     let vocabulary = LlamaVocabulary { model, template, end_tokens, texts: OnceLock::new() };
-    Ok((LlamaBackend { context, batch: Batch::new(), positions, unified }, vocabulary, info))
+    let reusable = context.sliceable();
+    let fingerprint = reusable.then(|| {
+        let cache_type = format!("{:?}", config.cache_type);
+        Fingerprint::new(&FingerprintParts {
+            model_digest: &config.model_digest.clone().unwrap_or_else(|| identity_of(&config.model_path)),
+            type_k: &cache_type,
+            type_v: &cache_type,
+            flash_attention: "on",
+            layout: "slices",
+            payload_format: &context.state_fingerprint(),
+        })
+    });
+    let backend = LlamaBackend { context, batch: Batch::new(), positions, unified, reusable };
+    Ok(Loaded { backend, vocabulary, info, fingerprint, abort })
+}
+
+/// What stands for a model's digest when nobody computed it: a file that was replaced has another.
+fn identity_of(path: &Path) -> String {
+    let metadata = std::fs::metadata(path);
+    let modified = metadata.as_ref().ok().and_then(|m| m.modified().ok());
+    let since = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    let bytes = metadata.map(|m| m.len()).unwrap_or_default();
+    format!("{} {bytes} bytes, changed {} ns", path.display(), since.as_nanos())
 }
 
 fn load_model(
@@ -127,9 +165,9 @@ impl Backend for LlamaBackend {
             sequences: self.context.sequences(),
             positions: self.positions,
             batch_tokens: self.context.n_batch(),
-            outputs: self.context.sequences(),
+            outputs: self.context.outputs(),
             unified: self.unified,
-            reusable: true,
+            reusable: self.reusable,
             total_cells: u64::from(self.context.n_ctx()),
         }
     }
@@ -168,12 +206,13 @@ impl Backend for LlamaBackend {
         self.context.copy(from, to, Some(len)).map_err(|e| BackendError::Failed(e.to_string()))
     }
 
-    fn save(&mut self, _sequence: u32, _from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
-        Err(BackendError::Failed(String::from("not wired")))
+    fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
+        self.context.save(sequence, from, BLOCK_TOKENS).map_err(|e| BackendError::Failed(e.to_string()))
     }
 
-    fn restore(&mut self, _sequence: u32, _chunks: &[Chunk<'_>]) -> Result<(), BackendError> {
-        Err(BackendError::Failed(String::from("not wired")))
+    fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError> {
+        let chunks: Vec<(u32, &[u8])> = chunks.iter().map(|chunk| (chunk.tokens, chunk.bytes)).collect();
+        self.context.restore(sequence, &chunks).map(drop).map_err(|e| BackendError::Failed(e.to_string()))
     }
 }
 

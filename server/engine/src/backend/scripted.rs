@@ -43,6 +43,8 @@ pub(crate) struct ScriptedBackend {
     pub(crate) control: Control,
     pub(crate) decodes: u64,
     pub(crate) decoded_tokens: u64,
+    /// Logits follow from the last so many tokens alone, so that answers run in circles; 0: from all of them.
+    memory: usize,
 }
 
 impl ScriptedBackend {
@@ -68,6 +70,7 @@ impl ScriptedBackend {
             control: Control::default(),
             decodes: 0,
             decoded_tokens: 0,
+            memory: 0,
         }
     }
 
@@ -79,6 +82,11 @@ impl ScriptedBackend {
             vocab_size: VOCAB,
             ..ModelInfo::default()
         }
+    }
+
+    /// Has the model look at the last `tokens` tokens alone.
+    pub(crate) fn repeat_after(&mut self, tokens: usize) {
+        self.memory = tokens;
     }
 
     /// Cells that hold a token, each counted once.
@@ -138,7 +146,8 @@ impl Backend for ScriptedBackend {
             assert!(entry.position < self.limits.positions, "a sequence holds {} tokens", self.limits.positions);
             held.push((entry.token, Arc::new(())));
             let history: Vec<Token> = held.iter().map(|(token, _)| *token).collect();
-            self.rows.push(entry.output.then(|| logits_after(&history)));
+            let from = if self.memory == 0 { 0 } else { history.len().saturating_sub(self.memory) };
+            self.rows.push(entry.output.then(|| logits_after(&history[from..])));
         }
         Ok(())
     }

@@ -1,16 +1,21 @@
 //! Who gets a slot, and what of its prompt need not be read again.
 //!
-//! Those that wait are served by priority and ticket. One whose prompt shares its beginning with a prompt that is being
+//! Those that wait are served as [`crate::queue`] orders them. One whose prompt shares its beginning with a prompt that is being
 //! read waits until that is read, and then copies it: others go before it meanwhile.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::{Scheduler, pressure::Saved};
-use crate::backend::{Backend, Token};
+use crate::backend::{BLOCK_TOKENS, Backend, Chunk, Token};
+use crate::cache::chain;
 use crate::error::RequestError;
+use crate::event::FinishReason;
 use crate::kv::common;
+use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::{Admitted, RequestText, TextEvent};
 use crate::params::Priority;
+use crate::queue::Waiting;
 use crate::request::Request;
 use crate::sequence::Sequence;
 
@@ -18,6 +23,9 @@ use crate::sequence::Sequence;
 const MAX_CANDIDATES: usize = 64;
 /// Tokens that a shared beginning must be longer than what is there already for waiting to pay.
 const MIN_TOKENS_TO_WAIT_FOR: u32 = 32;
+
+/// Tokens that a lower tier must have more than the KV cache: a copy from there is not free.
+const MIN_TOKENS_TO_RESTORE: usize = 32;
 
 /// Someone who waits for a slot.
 pub(super) enum Waiter {
@@ -28,107 +36,91 @@ pub(super) enum Waiter {
 }
 
 impl Waiter {
-    fn ticket(&self) -> u64 {
-        match self {
-            Self::New(request) => request.ticket,
-            Self::Preempted(sequence, _) => sequence.ticket,
-        }
-    }
-
-    fn priority(&self) -> Priority {
-        match self {
-            Self::New(request) => request.params.priority,
-            Self::Preempted(sequence, _) => sequence.priority(),
-        }
-    }
-
     fn tokens(&self) -> &[Token] {
         match self {
             Self::New(request) => &request.prompt,
             Self::Preempted(sequence, _) => &sequence.tokens,
         }
     }
-}
 
-/// Those that wait, in the order of service.
-#[derive(Default)]
-pub(super) struct Waiting(Vec<Waiter>);
-
-impl Waiting {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn push(&mut self, request: Request) {
-        self.insert(Waiter::New(request));
-    }
-
-    pub(super) fn insert(&mut self, waiter: Waiter) {
-        let key = |w: &Waiter| (std::cmp::Reverse(w.priority()), w.ticket());
-        let at = self.0.partition_point(|other| key(other) < key(&waiter));
-        self.0.insert(at, waiter);
-    }
-
-    /// Bytes of the states that were saved of those that gave way.
-    pub(super) fn saved_bytes(&self) -> u64 {
-        let saved = |waiter: &Waiter| if let Waiter::Preempted(_, saved) = waiter { saved.bytes() } else { 0 };
-        self.0.iter().map(saved).sum()
-    }
-
-    /// Ends those that never had a slot, and returns those that had.
-    pub(super) fn fail_all(&mut self, error: &RequestError) -> Vec<Box<Sequence>> {
-        let mut preempted = Vec::new();
-        for waiter in self.0.drain(..) {
-            match waiter {
-                Waiter::New(mut request) => request.emitter.failed(error.clone()),
-                Waiter::Preempted(sequence, _) => preempted.push(sequence),
-            }
+    fn is_over(&self) -> bool {
+        match self {
+            Self::New(request) => request.emitter.is_cancelled(),
+            Self::Preempted(sequence, _) => sequence.is_cancelled() || sequence.is_ended(),
         }
-        preempted
-    }
-
-    /// Ends the cancelled and the expired that never had a slot, and returns the cancelled that had.
-    pub(super) fn end_what_is_over(&mut self, now: Instant) -> Vec<Box<Sequence>> {
-        let over = |waiter: &Waiter| match waiter {
-            Waiter::New(request) => request.emitter.is_cancelled() || request.is_late(now),
-            Waiter::Preempted(sequence, _) => sequence.is_cancelled() || sequence.is_ended(),
-        };
-        let mut preempted = Vec::new();
-        if self.0.iter().any(over) {
-            for waiter in std::mem::take(&mut self.0) {
-                match waiter {
-                    waiter if !over(&waiter) => self.0.push(waiter),
-                    Waiter::New(request) if request.emitter.is_cancelled() => request.finish_cancelled(),
-                    Waiter::New(request) => request.expire(now),
-                    Waiter::Preempted(sequence, _) => preempted.push(sequence),
-                }
-            }
-        }
-        preempted
     }
 }
 
 impl<B: Backend> Scheduler<B> {
+    pub(super) fn wait(&mut self, request: Request) {
+        let Request { ticket, submitted_at: since, deadline, .. } = request;
+        let priority = request.params.priority;
+        self.waiting.push(Waiting { ticket, priority, since, deadline, value: Waiter::New(request) });
+    }
+
+    pub(super) fn wait_again(&mut self, sequence: Box<Sequence>, saved: Saved, now: Instant) {
+        let (ticket, priority) = (sequence.ticket, sequence.priority());
+        // Preempted while it was still being read, its deadline has been met by the slot that it had.
+        let value = Waiter::Preempted(sequence, saved);
+        self.waiting.push(Waiting { ticket, priority, since: now, deadline: None, value });
+    }
+
+    /// Bytes of the states that were saved of those that gave way.
+    pub(super) fn saved_bytes(&self, now: Instant) -> u64 {
+        let saved = |waiting: &Waiting<Waiter>| match &waiting.value {
+            Waiter::Preempted(_, saved) => saved.bytes(),
+            Waiter::New(_) => 0,
+        };
+        self.waiting.iter(now).map(saved).sum()
+    }
+
+    /// Ends everyone who waits.
+    pub(super) fn fail_waiting(&mut self, error: &RequestError, now: Instant) {
+        for waiting in self.waiting.drain(now) {
+            match waiting.value {
+                Waiter::New(mut request) => request.emitter.failed(error.clone()),
+                Waiter::Preempted(sequence, _) => {
+                    self.events.push(TextEvent::Failed { ticket: sequence.ticket, error: error.clone() });
+                }
+            }
+        }
+    }
+
+    /// Ends those who wait and were cancelled, or waited too long.
+    pub(super) fn end_waiting(&mut self, now: Instant) {
+        let expired = self.waiting.expire(now);
+        for waiting in expired.into_iter().chain(self.waiting.remove_if(Waiter::is_over)) {
+            match waiting.value {
+                Waiter::New(request) if request.emitter.is_cancelled() => request.finish_cancelled(),
+                Waiter::New(request) => request.expire(now),
+                Waiter::Preempted(sequence, _) => {
+                    let reason = FinishReason::Cancelled;
+                    self.events.push(TextEvent::Finished { ticket: sequence.ticket, reason });
+                }
+            }
+        }
+    }
+
     /// Gives free slots to those that wait.
     pub(super) fn admit(&mut self, now: Instant) {
-        while let Some(index) = self.next_waiter() {
+        while let Some((ticket, priority)) = self.next_waiter(now) {
             let active = self.slots.iter().flatten().count();
-            if active >= self.parallel as usize && !self.preempt_for(self.waiting.0[index].priority()) {
+            if active >= self.slots_allowed() && !self.preempt_for(priority, now) {
                 break;
             }
-            let waiter = self.waiting.0.remove(index);
-            match waiter {
+            let Some(waiting) = self.waiting.pop_where(now, |waiting| waiting.ticket == ticket) else { break };
+            match waiting.value {
                 Waiter::New(request) => self.start(request, now),
-                Waiter::Preempted(sequence, saved) => self.resume(sequence, saved),
+                Waiter::Preempted(sequence, saved) => self.resume(sequence, saved, now),
             }
         }
     }
 
     /// The first that may be served now.
-    fn next_waiter(&self) -> Option<usize> {
-        let candidates = self.waiting.0.iter().take(MAX_CANDIDATES);
-        let index = candidates.enumerate().find(|(_, waiter)| !self.should_follow(waiter.tokens())).map(|(i, _)| i)?;
-        self.fits(&self.waiting.0[index]).then_some(index)
+    fn next_waiter(&self, now: Instant) -> Option<(u64, Priority)> {
+        let mut candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
+        let next = candidates.find(|waiting| !self.should_follow(waiting.value.tokens()))?;
+        self.fits(&next.value).then_some((next.ticket, next.priority))
     }
 
     /// Whether a prompt that is being read will soon give this one more than is there for it now.
@@ -166,9 +158,9 @@ impl<B: Backend> Scheduler<B> {
 
     /// Gives a request its slot.
     fn start(&mut self, request: Request, now: Instant) {
-        let Some((slot, reused)) = self.place(&request.prompt) else {
+        let Some((slot, reused)) = self.place(&request.prompt, now) else {
             // Every sequence is in use, which `admit` has excluded.
-            self.waiting.push(request);
+            self.wait(request);
             return;
         };
         let prompt_tokens = request.prompt_len();
@@ -183,7 +175,7 @@ impl<B: Backend> Scheduler<B> {
         };
         let text = RequestText::new(emitter, signals.clone(), self.vocabulary.clone(), params.stop.clone(), &admitted);
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
-        self.stats.cached_tokens.fetch_add(u64::from(reused), std::sync::atomic::Ordering::Relaxed);
+        let index = self.lookup_tokens.map(|_| NgramIndex::new(&prompt));
         self.slots[slot] = Some(Sequence {
             ticket,
             params,
@@ -193,23 +185,29 @@ impl<B: Backend> Scheduler<B> {
             prompt_len: prompt_tokens,
             decoded: reused,
             drafts: Vec::new(),
+            index,
+            acceptance: Acceptance::default(),
             positions: self.limits.positions,
         });
     }
 
     /// Finds a sequence for these tokens, filled with as many of them as can be had without computing.
-    pub(super) fn place(&mut self, tokens: &[Token]) -> Option<(usize, u32)> {
-        let (slot, reused) = self.place_reusing(tokens)?;
+    pub(super) fn place(&mut self, tokens: &[Token], now: Instant) -> Option<(usize, u32)> {
+        let (slot, reused) = self.place_reusing(tokens, now)?;
         self.kv.set_in_use(slot, true);
         Some((slot as usize, reused))
     }
 
-    fn place_reusing(&mut self, tokens: &[Token]) -> Option<(u32, u32)> {
+    fn place_reusing(&mut self, tokens: &[Token], now: Instant) -> Option<(u32, u32)> {
         if !self.reuse_prefixes {
-            return Some((self.empty_sequence()?, 0));
+            return Some((self.empty_sequence(now)?, 0));
         }
         let (left_over, in_use) = self.kv.longest(tokens, last_to_reuse(tokens));
         let best = left_over.max_by_len(in_use);
+        let here = best.map_or(0, |m| m.len);
+        if let Some(placed) = self.place_from_below(tokens, here, now) {
+            return Some(placed);
+        }
         // In a split cache the lowest sequence is taken, since llama.cpp computes only neighbours together; a unified one
         // has no such order, and a leftover that is a beginning as a whole is simply gone on with.
         let in_place = left_over.filter(|m| {
@@ -217,31 +215,66 @@ impl<B: Backend> Scheduler<B> {
             best == left_over && if self.limits.unified { whole } else { self.lowest_free() == Some(m.sequence) }
         });
         if let Some(found) = in_place {
-            self.keep_tail(found.sequence, found.len);
-            return Some((found.sequence, self.kv.truncate(found.sequence, found.len)));
+            self.keep_tail(found.sequence, found.len, now);
+            let reused = self.kv.truncate(found.sequence, found.len);
+            count(&self.stats.cached_device_tokens, reused);
+            return Some((found.sequence, reused));
         }
         if let Some(found) = best {
             self.kv.touch(found.sequence);
         }
-        let target = if self.limits.unified {
-            self.empty_sequence_but(best.map(|m| m.sequence))?
-        } else {
-            let target = self.lowest_free()?;
-            self.evict(target);
-            target
-        };
+        let target = self.target(best.map(|m| m.sequence), now)?;
         let reused = match best {
             // The source itself had to go.
             Some(found) if self.kv.len(found.sequence) < found.len || found.sequence == target => 0,
             Some(found) => self.kv.copy(found.sequence, target, found.len).map_or(0, |()| found.len),
             None => 0,
         };
+        count(&self.stats.cached_device_tokens, reused);
         Some((target, reused))
+    }
+
+    /// Fills a sequence from main memory or disk, where more is there than in the KV cache.
+    fn place_from_below(&mut self, tokens: &[Token], here: u32, now: Instant) -> Option<(u32, u32)> {
+        let fingerprint = self.fingerprint?;
+        let names = chain(fingerprint, tokens);
+        let covered = self.cache.as_ref()?.covered(&names, tokens).total_tokens;
+        if covered < here as usize + MIN_TOKENS_TO_RESTORE {
+            return None;
+        }
+        let target = self.target(None, now)?;
+        // Pinned until it is restored: what the target held may have come in since.
+        let hit = self.cache.as_mut()?.lookup(&names, tokens, now);
+        let chunks: Vec<Chunk<'_>> = hit.payloads().iter().map(|bytes| Chunk { tokens: BLOCK_TOKENS, bytes }).collect();
+        let (restored, from_disk) = (hit.tokens(), hit.disk_blocks() * BLOCK_TOKENS as usize);
+        let reused = u32::try_from(restored).unwrap_or(u32::MAX);
+        self.free_cells(reused, now);
+        if restored <= here as usize || self.kv.restore(target, &tokens[..restored], &chunks).is_err() {
+            return None;
+        }
+        let from_disk = u32::try_from(from_disk).unwrap_or(u32::MAX);
+        count(&self.stats.cached_disk_tokens, from_disk);
+        count(&self.stats.cached_ram_tokens, reused - from_disk);
+        Some((target, reused))
+    }
+
+    /// An empty sequence for a request.
+    fn target(&mut self, spared: Option<u32>, now: Instant) -> Option<u32> {
+        if self.limits.unified {
+            return self.empty_sequence_but(spared, now);
+        }
+        let target = self.lowest_free()?;
+        self.evict(target, now);
+        Some(target)
     }
 
     fn lowest_free(&self) -> Option<u32> {
         (0..self.limits.sequences).find(|&s| !self.kv.in_use(s))
     }
+}
+
+fn count(counter: &AtomicU64, tokens: u32) {
+    counter.fetch_add(tokens.into(), Relaxed);
 }
 
 /// How much of a prompt may come from elsewhere: its last token is always decoded, for the logits after it.

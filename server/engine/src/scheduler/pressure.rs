@@ -3,10 +3,11 @@
 //! room. Nobody fails.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use super::Scheduler;
-use super::admission::Waiter;
 use crate::backend::{BLOCK_TOKENS, Backend, Chunk};
+use crate::cache::chain;
 use crate::params::Priority;
 use crate::sequence::Sequence;
 
@@ -25,64 +26,88 @@ impl Saved {
 
 impl<B: Backend> Scheduler<B> {
     /// Sees to it that a batch finds cells. False: a sequence gave way, and the batch must be planned anew.
-    pub(super) fn make_room(&mut self, tokens: u32) -> bool {
+    pub(super) fn make_room(&mut self, tokens: u32, now: Instant) -> bool {
         if !self.limits.unified {
             return true;
         }
-        self.free_cells(tokens);
-        self.kv.free_cells() >= u64::from(tokens) || !self.preempt(Priority::High)
+        self.free_cells(tokens, now);
+        self.kv.free_cells() >= u64::from(tokens) || !self.preempt(Priority::High, now)
     }
 
     /// Drops leftovers until so many cells are free, or none is left over.
-    pub(super) fn free_cells(&mut self, tokens: u32) {
+    pub(super) fn free_cells(&mut self, tokens: u32, now: Instant) {
         while self.limits.unified && self.kv.free_cells() < u64::from(tokens) {
             let Some(coldest) = self.kv.coldest() else { break };
-            self.evict(coldest);
+            self.evict(coldest, now);
         }
     }
 
     /// The backend found no cells although the books say that there are: more must go. False: there is nobody.
-    pub(super) fn give_way(&mut self) -> bool {
+    pub(super) fn give_way(&mut self, now: Instant) -> bool {
         if let Some(coldest) = self.kv.coldest() {
-            self.evict(coldest);
+            self.evict(coldest, now);
             return true;
         }
-        self.preempt(Priority::High)
+        self.preempt(Priority::High, now)
     }
 
     /// Drops what is left over in a sequence, after it was saved to the next tier.
-    pub(super) fn evict(&mut self, sequence: u32) {
-        self.keep_tail(sequence, 0);
+    pub(super) fn evict(&mut self, sequence: u32, now: Instant) {
+        self.keep_tail(sequence, 0, now);
         if self.kv.len(sequence) > 0 {
             self.stats.evictions.fetch_add(1, Relaxed);
         }
         self.kv.clear(sequence);
     }
 
-    /// Saves the blocks that a sequence holds past `len` to the next tier, if there is one.
-    pub(super) fn keep_tail(&mut self, _sequence: u32, _len: u32) {}
-
-    /// An empty sequence that no request uses; the coldest leftover goes if there is none.
-    pub(super) fn empty_sequence(&mut self) -> Option<u32> {
-        self.empty_sequence_but(None)
+    /// Saves to the next tier what a sequence holds and is about to lose: what is past its first `len` tokens.
+    pub(super) fn keep_tail(&mut self, sequence: u32, len: u32, now: Instant) {
+        let (Some(cache), Some(fingerprint)) = (&mut self.cache, self.fingerprint) else { return };
+        let block = BLOCK_TOKENS as usize;
+        let tokens = self.kv.tokens(sequence).to_vec();
+        let full = tokens.len() / block * block;
+        if full <= len as usize {
+            return;
+        }
+        let names = chain(fingerprint, &tokens);
+        // What is there already, and what its tokens say is not worth a copy.
+        let known = cache.covered(&names, &tokens).ram_tokens.min(full);
+        if known == full {
+            return;
+        }
+        let saved = self.kv.save(sequence, u32::try_from(known).unwrap_or(u32::MAX));
+        let inserted = saved.map(|mut chunks| {
+            chunks.truncate((full - known) / block);
+            cache.insert(&names, &tokens, known / block, chunks, now)
+        });
+        match inserted {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "a prefix was not kept"),
+            Err(error) => tracing::warn!(?error, "a prefix could not be saved"),
+        }
     }
 
-    pub(super) fn empty_sequence_but(&mut self, spared: Option<u32>) -> Option<u32> {
+    /// An empty sequence that no request uses; the coldest leftover goes if there is none.
+    pub(super) fn empty_sequence(&mut self, now: Instant) -> Option<u32> {
+        self.empty_sequence_but(None, now)
+    }
+
+    pub(super) fn empty_sequence_but(&mut self, spared: Option<u32>, now: Instant) -> Option<u32> {
         if let Some(empty) = self.kv.empty() {
             return Some(empty);
         }
         let coldest = self.kv.coldest_but(spared).or_else(|| self.kv.coldest())?;
-        self.evict(coldest);
+        self.evict(coldest, now);
         Some(coldest)
     }
 
     /// Takes a slot from someone of low priority for one of high priority.
-    pub(super) fn preempt_for(&mut self, priority: Priority) -> bool {
-        priority == Priority::High && self.preempt(Priority::Low)
+    pub(super) fn preempt_for(&mut self, priority: Priority, now: Instant) -> bool {
+        priority == Priority::High && self.preempt(Priority::Low, now)
     }
 
     /// Has the youngest of the lowest priority, which is at most `highest`, give its slot away, unless it is alone.
-    fn preempt(&mut self, highest: Priority) -> bool {
+    fn preempt(&mut self, highest: Priority, now: Instant) -> bool {
         let active = || self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s)));
         if active().count() < 2 {
             return false;
@@ -94,17 +119,17 @@ impl<B: Backend> Scheduler<B> {
         let Some(slot) = victim else { return false };
         let Some(mut sequence) = self.slots[slot].take() else { return false };
         let id = u32::try_from(slot).unwrap_or(u32::MAX);
-        let saved = self.save(id, &sequence);
+        let saved = self.save(id, &sequence, now);
         self.kv.set_in_use(id, false);
         self.kv.clear(id);
         sequence.drafts.clear();
         sequence.decoded = 0;
         self.stats.preemptions.fetch_add(1, Relaxed);
-        self.waiting.insert(Waiter::Preempted(Box::new(sequence), saved));
+        self.wait_again(Box::new(sequence), saved, now);
         true
     }
 
-    fn save(&mut self, id: u32, sequence: &Sequence) -> Saved {
+    fn save(&mut self, id: u32, sequence: &Sequence, now: Instant) -> Saved {
         if !self.limits.reusable || sequence.decoded == 0 {
             return Saved::default();
         }
@@ -116,15 +141,43 @@ impl<B: Backend> Scheduler<B> {
                 return Saved::default();
             }
         };
-        if self.waiting.saved_bytes() + saved.bytes() > limit { Saved::default() } else { saved }
+        if self.saved_bytes(now) + saved.bytes() > limit { Saved::default() } else { saved }
+    }
+
+    /// What is due from time to time, whether there is work or not.
+    pub(crate) fn maintain(&mut self, now: Instant) {
+        if let Some(cache) = &mut self.cache {
+            cache.expire(now);
+            if self.stats.level().evicts_cache() {
+                cache.evict_to(0, now);
+            }
+        }
+        for sequence in self.kv.expired(now, self.ttl) {
+            self.kv.clear(sequence);
+        }
+        self.publish();
+    }
+
+    /// At the end: what is left over goes to disk, as far as there is time.
+    pub(crate) fn flush(&mut self, now: Instant, deadline: Instant) {
+        for sequence in 0..self.limits.sequences {
+            if !self.kv.in_use(sequence) {
+                self.evict(sequence, now);
+            }
+        }
+        if let Some(cache) = &mut self.cache
+            && !cache.flush(now, deadline)
+        {
+            tracing::warn!("the prefix cache was not written to disk as a whole: there was no time");
+        }
     }
 
     /// Gives a sequence that gave way a slot again.
-    pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved) {
+    pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved, now: Instant) {
         if saved.tokens > 0
-            && let Some(id) = self.empty_sequence()
+            && let Some(id) = self.empty_sequence(now)
         {
-            self.free_cells(saved.tokens);
+            self.free_cells(saved.tokens, now);
             let mut left = saved.tokens;
             let chunks: Vec<Chunk<'_>> = saved
                 .chunks
@@ -143,8 +196,8 @@ impl<B: Backend> Scheduler<B> {
                 return;
             }
         }
-        let Some((slot, reused)) = self.place(&sequence.tokens) else {
-            self.waiting.insert(Waiter::Preempted(sequence, Saved::default()));
+        let Some((slot, reused)) = self.place(&sequence.tokens, now) else {
+            self.wait_again(sequence, Saved::default(), now);
             return;
         };
         sequence.decoded = reused;
