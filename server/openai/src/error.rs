@@ -17,6 +17,8 @@ pub enum ErrorKind {
     RateLimitError,
     /// The server cannot serve anybody for now.
     ServiceUnavailableError,
+    /// The server does not do such work; llama-server's word.
+    NotSupportedError,
     /// The server failed.
     ServerError,
 }
@@ -34,6 +36,8 @@ pub enum ErrorCode {
     MissingRequiredParameter,
     /// A parameter is known and not supported yet.
     UnsupportedParameter,
+    /// An address is known and not supported yet.
+    UnsupportedOperation,
     /// A content part is of a kind that is not supported.
     UnsupportedContent,
     /// No such model is served here.
@@ -78,6 +82,7 @@ impl ErrorCode {
             Self::InvalidValue => "invalid_value",
             Self::MissingRequiredParameter => "missing_required_parameter",
             Self::UnsupportedParameter => "unsupported_parameter",
+            Self::UnsupportedOperation => "unsupported_operation",
             Self::UnsupportedContent => "unsupported_content",
             Self::ModelNotFound => "model_not_found",
             Self::ContextLengthExceeded => "context_length_exceeded",
@@ -124,6 +129,12 @@ impl ApiError {
     #[must_use]
     pub fn new(status: u16, kind: ErrorKind, code: ErrorCode, message: impl Into<String>) -> Self {
         Self { status, kind, param: None, code, message: message.into() }
+    }
+
+    /// Work that this server does not do yet: 501.
+    #[must_use]
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(501, ErrorKind::NotSupportedError, ErrorCode::UnsupportedOperation, message)
     }
 
     /// The object on the wire.

@@ -82,36 +82,71 @@ impl<'a> Fields<'a> {
     }
 
     /// A number for which `accepts` holds; `range` says in words which those are.
-    pub(crate) fn number(
-        &self,
-        name: &str,
-        range: &str,
-        accepts: impl Fn(f64) -> bool,
-    ) -> Result<Option<f32>, ApiError> {
+    fn number(&self, name: &str, range: impl Display, accepts: impl Fn(f32) -> bool) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_f64().ok_or_else(|| wrong_type(self.path(name), "a number", value))?;
-        if accepts(number) {
+        if accepts(number as f32) {
             Ok(Some(number as f32))
         } else {
             Err(wrong_value(self.path(name), format_args!("must be {range}, not {number}")))
         }
     }
 
+    /// A number in a range, its ends included.
+    pub(crate) fn within(&self, name: &str, low: f32, high: f32) -> Result<Option<f32>, ApiError> {
+        self.number(name, format_args!("a number from {low} to {high}"), |n| (low..=high).contains(&n))
+    }
+
+    /// A number above 0 and at most `high`.
+    pub(crate) fn above_zero(&self, name: &str, high: f32) -> Result<Option<f32>, ApiError> {
+        self.number(name, format_args!("a number above 0 and at most {high}"), |n| n > 0.0 && n <= high)
+    }
+
     /// An integer in a range.
-    pub(crate) fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+    pub(crate) fn integer<T>(&self, name: &str, range: RangeInclusive<T>) -> Result<Option<T>, ApiError>
+    where
+        T: TryFrom<i64> + PartialOrd + Display,
+    {
         let Some(value) = self.get(name) else { return Ok(None) };
         let out_of_range = |shown: &dyn Display| {
             let (low, high) = (range.start(), range.end());
             wrong_value(self.path(name), format_args!("must be an integer from {low} to {high}, not {shown}"))
         };
-        match value.as_i64() {
-            Some(number) if range.contains(&number) => Ok(Some(number)),
-            Some(number) => Err(out_of_range(&number)),
-            // Past i64: a huge integer, or one written as 1e9, which is a mistake of value, not of type.
-            None => match value.as_f64() {
-                Some(number) if number.fract() == 0.0 => Err(out_of_range(&number)),
-                _ => Err(wrong_type(self.path(name), "an integer", value)),
+        match (value.as_i64(), value.as_f64()) {
+            (Some(number), _) => match T::try_from(number) {
+                Ok(number) if range.contains(&number) => Ok(Some(number)),
+                _ => Err(out_of_range(&number)),
             },
+            // Past i64: a huge integer, or one written as 1e9, which is a mistake of value, not of type.
+            (None, Some(number)) if number.fract() == 0.0 => Err(out_of_range(&number)),
+            _ => Err(wrong_type(self.path(name), "an integer", value)),
         }
+    }
+
+    /// An array of so many strings, none empty or longer than `max_bytes`.
+    pub(crate) fn strings(
+        &self,
+        name: &str,
+        count: RangeInclusive<usize>,
+        max_bytes: usize,
+    ) -> Result<Option<Vec<String>>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let items = value.as_array().ok_or_else(|| wrong_type(self.path(name), "an array of strings", value))?;
+        if !count.contains(&items.len()) {
+            let (low, high, n) = (count.start(), count.end(), items.len());
+            return Err(wrong_value(self.path(name), format_args!("must have {low} to {high} strings, not {n}")));
+        }
+        let string = |(i, item): (usize, &Value)| {
+            let path = || format!("{}[{i}]", self.path(name));
+            match item {
+                Value::String(text) if text.is_empty() || text.len() > max_bytes => {
+                    let n = text.len();
+                    Err(wrong_value(path(), format_args!("must have 1 to {max_bytes} bytes, not {n}")))
+                }
+                Value::String(text) => Ok(text.clone()),
+                other => Err(wrong_type(path(), "a string", other)),
+            }
+        };
+        items.iter().enumerate().map(string).collect::<Result<_, _>>().map(Some)
     }
 }

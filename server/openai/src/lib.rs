@@ -1,25 +1,39 @@
 //! `OpenAI`'s wire types, without I/O: what requests may say, what answers look like, how errors are told.
 //!
-//! Bytes become a [`ValidChatRequest`] or a [`ValidCompletionRequest`] in one place ([`request`]), or an [`ApiError`]
-//! that names the parameter at fault; later code cannot fail for a request's shape. Unknown fields are ignored, since
+//! Bytes become a `Valid*` request in one place each ([`request`], [`embeddings`], [`rerank`]), or an [`ApiError`] that
+//! names the parameter at fault; later code cannot fail for a request's shape. Unknown fields are ignored, since
 //! clients send extras; parameters that are known and not supported are refused when they ask for something
-//! ([`unsupported`]). Absent: HTTP, models, tokens; what only the model can judge (its template, its context) is not
-//! judged here.
+//! ([`unsupported`]). What a stream sends for each token is written from a template ([`chunk`]). Absent: HTTP, models,
+//! tokens; what only the model can judge (its template, its context, a schema) is not judged here.
 
+mod base64;
+mod chunk;
+mod embeddings;
 mod error;
 mod fields;
+mod format;
+mod limits;
+mod logprobs;
 mod request;
+mod rerank;
 mod response;
+mod sampling;
 mod sse;
 mod unsupported;
 
+pub use chunk::{ChunkHead, ChunkTemplate};
+pub use embeddings::{
+    Embedding, EmbeddingInput, EmbeddingList, EmbeddingVector, EncodingFormat, ValidEmbeddingsRequest,
+};
 pub use error::{ApiError, ErrorCode, ErrorKind, ErrorObject, ErrorResponse};
-pub use request::{
-    MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, Message, Role, Sampling,
-    Streaming, ValidChatRequest, ValidCompletionRequest,
-};
+pub use format::Format;
+pub use limits::*;
+pub use logprobs::{ChatLogprob, ChatLogprobs, TextLogprobs, TextOffset, TokenChance, TopLogprob};
+pub use request::{Common, Message, Priority, Role, Streaming, ValidChatRequest, ValidCompletionRequest};
+pub use rerank::{RerankDocument, RerankResponse, RerankResult, ValidRerankRequest};
 pub use response::{
-    AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, FinishReason, Model, ModelList,
-    PromptTokensDetails, TextChoice, TextCompletion, Usage,
+    AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, EmbeddingUsage, FinishReason,
+    Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, Usage,
 };
+pub use sampling::{Dry, Sampling};
 pub use sse::{SSE_CONTENT_TYPE, SSE_DONE, SSE_KEEP_ALIVE, sse_event};

@@ -1,4 +1,4 @@
-//! Requests: from bytes to a type that holds only what is valid.
+//! Chats and texts: from bytes to a type that holds only what is valid.
 
 use std::borrow::Cow;
 
@@ -6,20 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, ErrorCode, ErrorKind};
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
+use crate::format::{Format, chat_logprobs, text_logprobs};
+use crate::limits::{MAX_CHOICES, MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOP_LOGPROBS};
+use crate::sampling::Sampling;
 use crate::unsupported;
-
-/// The most messages in one chat.
-pub const MAX_MESSAGES: usize = 4096;
-/// The most parts in one message's content.
-pub const MAX_CONTENT_PARTS: usize = 1024;
-/// The most stop strings.
-pub const MAX_STOP_STRINGS: usize = 16;
-/// The longest stop string, in bytes.
-pub const MAX_STOP_BYTES: usize = 256;
-/// The highest `max_tokens`; more than any model's context.
-pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
-/// The highest temperature.
-const MAX_TEMPERATURE: f64 = 2.0;
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,39 +56,40 @@ pub struct Message {
     pub content: String,
 }
 
-/// How to generate; ranges checked, defaults `OpenAI`'s.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// 1 to [`MAX_TOKENS_LIMIT`]; `None`: until the model ends or its context is full.
-    pub max_tokens: Option<u32>,
-    /// 0 to 2.
-    pub temperature: f32,
-    /// Above 0, up to 1.
-    pub top_p: f32,
-    /// 0 or less is off.
-    pub top_k: i32,
-    /// 0 to 1.
-    pub min_p: f32,
-    /// Repeats a draw. Negative numbers are taken by their bits.
-    pub seed: Option<u64>,
-    /// At most [`MAX_STOP_STRINGS`], none empty.
-    pub stop: Vec<String>,
-    /// Generate past the model's end.
-    pub ignore_eos: bool,
+/// Who is served first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// Before everyone else.
+    High,
+    /// The default.
+    Normal,
+    /// After everyone else.
+    Low,
 }
 
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            max_tokens: None,
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            seed: None,
-            stop: Vec::new(),
-            ignore_eos: false,
+impl Priority {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
+
+    /// The word on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Normal => "normal",
+            Self::Low => "low",
         }
+    }
+
+    /// Reads the word; `param` is where it stood.
+    ///
+    /// # Errors
+    /// It is none of the three.
+    pub fn parse(param: &'static str, word: &str) -> Result<Self, ApiError> {
+        Self::ALL
+            .into_iter()
+            .find(|priority| priority.as_str() == word)
+            .ok_or_else(|| wrong_value(param.to_owned(), "must be one of high, normal and low"))
     }
 }
 
@@ -111,30 +102,96 @@ pub struct Streaming {
     pub include_usage: bool,
 }
 
+/// What chats and texts have in common.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Common {
+    /// The model asked for; `None`: whichever is served.
+    pub model: Option<String>,
+    /// How to generate.
+    pub sampling: Sampling,
+    /// What the answer must look like.
+    pub format: Format,
+    /// Tell the log-probability of each token, and of so many of the likeliest beside it, up to [`MAX_TOP_LOGPROBS`].
+    pub logprobs: Option<u32>,
+    /// How many answers, 1 to [`MAX_CHOICES`].
+    pub choices: u32,
+    /// `None`: the body does not say.
+    pub priority: Option<Priority>,
+    /// How to answer.
+    pub streaming: Streaming,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Self {
+            model: None,
+            sampling: Sampling::default(),
+            format: Format::default(),
+            logprobs: None,
+            choices: 1,
+            priority: None,
+            streaming: Streaming::default(),
+        }
+    }
+}
+
+type Logprobs = fn(&Fields<'_>, u32) -> Result<Option<u32>, ApiError>;
+
+impl Common {
+    fn read(fields: &Fields<'_>, logprobs: Logprobs) -> Result<Self, ApiError> {
+        Ok(Self {
+            model: model(fields)?,
+            sampling: Sampling::read(fields)?,
+            format: Format::read(fields)?,
+            logprobs: logprobs(fields, MAX_TOP_LOGPROBS)?,
+            choices: fields.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1),
+            priority: fields.string("priority")?.map(|word| Priority::parse("priority", word)).transpose()?,
+            streaming: streaming(fields)?,
+        })
+    }
+
+    fn write(&self) -> Map<String, Value> {
+        let mut object = Map::new();
+        self.sampling.write(&mut object);
+        self.format.write(&mut object);
+        let stream_options = self.streaming.enabled.then(|| json!({"include_usage": self.streaming.include_usage}));
+        for (name, value) in [
+            ("model", json!(self.model)),
+            ("n", json!(self.choices)),
+            ("priority", json!(self.priority.map(Priority::as_str))),
+            ("stream", json!(self.streaming.enabled)),
+            ("stream_options", json!(stream_options)),
+        ] {
+            object.insert(name.to_owned(), value);
+        }
+        object
+    }
+
+    /// Refuses the request unless it asks for one of the names `served`, or for none.
+    ///
+    /// # Errors
+    /// 404 `model_not_found`.
+    pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
+        check_model(self.model.as_deref(), served)
+    }
+}
+
 /// A chat that can be handed to a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidChatRequest {
-    /// The model asked for; `None`: whichever is served.
-    pub model: Option<String>,
     /// At least one.
     pub messages: Vec<Message>,
-    /// How to generate.
-    pub sampling: Sampling,
-    /// How to answer.
-    pub streaming: Streaming,
+    /// What chats and texts have in common.
+    pub common: Common,
 }
 
 /// A text to go on with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidCompletionRequest {
-    /// The model asked for; `None`: whichever is served.
-    pub model: Option<String>,
     /// The text.
     pub prompt: String,
-    /// How to generate.
-    pub sampling: Sampling,
-    /// How to answer.
-    pub streaming: Streaming,
+    /// What chats and texts have in common.
+    pub common: Common,
 }
 
 /// The default of `max_tokens` on `/v1/completions`, which is `OpenAI`'s: a bare text has no natural end.
@@ -148,12 +205,10 @@ impl ValidChatRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
-        let model = model(&fields)?;
         let messages = messages(&fields)?;
-        let sampling = sampling(&fields)?;
-        let streaming = streaming(&fields)?;
+        let common = Common::read(&fields, chat_logprobs)?;
         unsupported::refuse(&object)?;
-        Ok(Self { model, messages, sampling, streaming })
+        Ok(Self { messages, common })
     }
 
     /// The `messages` array for a chat template, as JSON.
@@ -169,8 +224,10 @@ impl ValidChatRequest {
     /// The same request on the wire.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let mut object = common_json(self.model.as_deref(), &self.sampling, self.streaming);
+        let mut object = self.common.write();
         object.insert("messages".to_owned(), self.messages_value());
+        object.insert("logprobs".to_owned(), json!(self.common.logprobs.is_some()));
+        object.insert("top_logprobs".to_owned(), json!(self.common.logprobs));
         Value::Object(object)
     }
 }
@@ -183,20 +240,19 @@ impl ValidCompletionRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
-        let model = model(&fields)?;
         let prompt = prompt(&fields)?;
-        let mut sampling = sampling(&fields)?;
-        sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
-        let streaming = streaming(&fields)?;
+        let mut common = Common::read(&fields, text_logprobs)?;
+        common.sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
         unsupported::refuse(&object)?;
-        Ok(Self { model, prompt, sampling, streaming })
+        Ok(Self { prompt, common })
     }
 
     /// The same request on the wire.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let mut object = common_json(self.model.as_deref(), &self.sampling, self.streaming);
+        let mut object = self.common.write();
         object.insert("prompt".to_owned(), json!(self.prompt));
+        object.insert("logprobs".to_owned(), json!(self.common.logprobs));
         Value::Object(object)
     }
 }
@@ -215,27 +271,7 @@ pub(crate) fn check_model(asked: Option<&str>, served: &[&str]) -> Result<(), Ap
     }
 }
 
-impl ValidChatRequest {
-    /// Refuses the request unless it asks for one of the names `served`, or for none.
-    ///
-    /// # Errors
-    /// 404 `model_not_found`.
-    pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
-        check_model(self.model.as_deref(), served)
-    }
-}
-
-impl ValidCompletionRequest {
-    /// Refuses the request unless it asks for one of the names `served`, or for none.
-    ///
-    /// # Errors
-    /// 404 `model_not_found`.
-    pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
-        check_model(self.model.as_deref(), served)
-    }
-}
-
-fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let invalid = |message: String| ApiError::invalid(None, ErrorCode::InvalidJson, message);
     let text = std::str::from_utf8(body)
         .map_err(|error| invalid(format!("The body is not UTF-8: byte {} is invalid.", error.valid_up_to())))?;
@@ -253,7 +289,7 @@ fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-fn model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
+pub(crate) fn model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
     match fields.string("model")? {
         Some("") => {
             Err(wrong_value("model".to_owned(), "must not be empty; leave it out for the model that is served"))
@@ -348,66 +384,6 @@ fn text_part<'a>(path: &str, value: &'a Value) -> Result<&'a str, ApiError> {
     }
 }
 
-fn sampling(fields: &Fields<'_>) -> Result<Sampling, ApiError> {
-    let default = Sampling::default();
-    let tokens = 1..=i64::from(MAX_TOKENS_LIMIT);
-    let newer = fields.integer("max_completion_tokens", tokens.clone())?;
-    let older = fields.integer("max_tokens", tokens)?;
-    let unit = |number: f64| (0.0..=1.0).contains(&number);
-    let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
-    Ok(Sampling {
-        // In range by the checks above.
-        max_tokens: newer.or(older).and_then(|n| u32::try_from(n).ok()),
-        temperature: fields
-            .number("temperature", "a number from 0 to 2", |t| (0.0..=MAX_TEMPERATURE).contains(&t))?
-            .unwrap_or(default.temperature),
-        top_p: fields
-            .number("top_p", "a number above 0 and at most 1", |p| unit(p) && p as f32 > 0.0)?
-            .unwrap_or(default.top_p),
-        top_k: top_k.and_then(|k| i32::try_from(k).ok()).unwrap_or(default.top_k),
-        min_p: fields.number("min_p", "a number from 0 to 1", unit)?.unwrap_or(default.min_p),
-        seed: seed(fields)?,
-        stop: stop(fields)?,
-        ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(default.ignore_eos),
-    })
-}
-
-fn seed(fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
-    let Some(value) = fields.get("seed") else { return Ok(None) };
-    match (value.as_u64(), value.as_i64()) {
-        (Some(seed), _) => Ok(Some(seed)),
-        (None, Some(seed)) => Ok(Some(seed.cast_unsigned())),
-        (None, None) => Err(wrong_type("seed".to_owned(), "an integer of 64 bits", value)),
-    }
-}
-
-fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let path = || fields.path("stop");
-    let strings: Vec<String> = match fields.get("stop") {
-        None => Vec::new(),
-        Some(Value::String(text)) => vec![text.clone()],
-        Some(Value::Array(items)) if items.len() > MAX_STOP_STRINGS => {
-            let n = items.len();
-            return Err(wrong_value(path(), format_args!("must have at most {MAX_STOP_STRINGS} strings, not {n}")));
-        }
-        Some(Value::Array(items)) => {
-            let string = |(i, item): (usize, &Value)| match item {
-                Value::String(text) => Ok(text.clone()),
-                other => Err(wrong_type(format!("stop[{i}]"), "a string", other)),
-            };
-            items.iter().enumerate().map(string).collect::<Result<_, _>>()?
-        }
-        Some(other) => return Err(wrong_type(path(), "a string or an array of strings", other)),
-    };
-    match strings.iter().find(|text| text.is_empty() || text.len() > MAX_STOP_BYTES) {
-        Some(text) => {
-            let n = text.len();
-            Err(wrong_value(path(), format_args!("must hold strings of 1 to {MAX_STOP_BYTES} bytes, not of {n}")))
-        }
-        None => Ok(strings),
-    }
-}
-
 fn streaming(fields: &Fields<'_>) -> Result<Streaming, ApiError> {
     let enabled = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = match fields.object("stream_options")? {
@@ -418,24 +394,4 @@ fn streaming(fields: &Fields<'_>) -> Result<Streaming, ApiError> {
         None => false,
     };
     Ok(Streaming { enabled, include_usage })
-}
-
-fn common_json(model: Option<&str>, sampling: &Sampling, streaming: Streaming) -> Map<String, Value> {
-    let value = json!({
-        "model": model,
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed,
-        "stop": sampling.stop,
-        "ignore_eos": sampling.ignore_eos,
-        "stream": streaming.enabled,
-        "stream_options": streaming.enabled.then(|| json!({"include_usage": streaming.include_usage})),
-    });
-    match value {
-        Value::Object(object) => object,
-        _ => Map::new(),
-    }
 }

@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::logprobs::{ChatLogprobs, TextLogprobs};
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -48,6 +50,23 @@ impl Usage {
     }
 }
 
+/// Tokens of a request for embeddings or a ranking, which generates none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingUsage {
+    /// Read.
+    pub prompt_tokens: u32,
+    /// The same.
+    pub total_tokens: u32,
+}
+
+impl EmbeddingUsage {
+    /// So many.
+    #[must_use]
+    pub fn new(prompt_tokens: u32) -> Self {
+        Self { prompt_tokens, total_tokens: prompt_tokens }
+    }
+}
+
 /// The answer to `/v1/chat/completions`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatCompletion {
@@ -61,21 +80,21 @@ pub struct ChatCompletion {
     pub model: String,
     /// The version that answered.
     pub system_fingerprint: String,
-    /// One.
+    /// As many as were asked for.
     pub choices: Vec<ChatChoice>,
-    /// The tokens.
+    /// The tokens of all of them, those of the prompt counted once.
     pub usage: Usage,
 }
 
 /// See [`ChatCompletion`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatChoice {
-    /// 0.
+    /// Which one, from 0.
     pub index: u32,
     /// The answer.
     pub message: AssistantMessage,
-    /// Not there yet.
-    pub logprobs: Option<serde_json::Value>,
+    /// `None`: not asked for.
+    pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
 }
@@ -114,12 +133,12 @@ pub struct ChatChunk {
 /// See [`ChatChunk`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatChunkChoice {
-    /// 0.
+    /// Which one, from 0.
     pub index: u32,
     /// What is new.
     pub delta: Delta,
-    /// Not there yet.
-    pub logprobs: Option<serde_json::Value>,
+    /// `None`: not asked for.
+    pub logprobs: Option<ChatLogprobs>,
     /// In the last chunk with a choice.
     pub finish_reason: Option<FinishReason>,
 }
@@ -148,7 +167,7 @@ pub struct TextCompletion {
     pub model: String,
     /// The version that answered.
     pub system_fingerprint: String,
-    /// One, or none in the chunk with the usage.
+    /// As many as were asked for; one in a chunk, or none in the chunk with the usage.
     pub choices: Vec<TextChoice>,
     /// As in [`ChatChunk::usage`].
     #[serde(default, skip_serializing_if = "Option::is_none", with = "present")]
@@ -158,12 +177,12 @@ pub struct TextCompletion {
 /// See [`TextCompletion`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextChoice {
-    /// 0.
+    /// Which one, from 0.
     pub index: u32,
     /// The text.
     pub text: String,
-    /// Not there yet.
-    pub logprobs: Option<serde_json::Value>,
+    /// `None`: not asked for.
+    pub logprobs: Option<TextLogprobs>,
     /// `None` in chunks before the last.
     pub finish_reason: Option<FinishReason>,
 }

@@ -14,33 +14,31 @@ type IsDefault = fn(&Value) -> bool;
 
 /// Names, the values that ask for nothing, and what those are in words.
 const TABLE: &[(&str, IsDefault, &str)] = &[
-    ("n", is_one, "1"),
     ("best_of", is_one, "1"),
-    ("logprobs", is_false, "false"),
-    ("top_logprobs", is_zero, "0"),
     ("echo", is_false, "false"),
     ("suffix", is_empty, "empty"),
-    ("frequency_penalty", is_zero, "0"),
-    ("presence_penalty", is_zero, "0"),
-    ("repetition_penalty", is_one, "1"),
-    ("repeat_penalty", is_one, "1"),
-    ("logit_bias", is_empty, "empty"),
     ("tools", is_empty, "empty"),
     ("tool_choice", is_passive_choice, "\"none\" or \"auto\""),
     ("functions", is_empty, "empty"),
     ("function_call", is_passive_choice, "\"none\" or \"auto\""),
-    ("response_format", is_text_format, "{\"type\": \"text\"}"),
     ("modalities", is_text_only, "[\"text\"]"),
     ("audio", never, "absent"),
     ("prediction", never, "absent"),
     ("web_search_options", never, "absent"),
-    ("grammar", is_empty, "empty"),
     ("json_schema", is_empty, "empty"),
-    ("typical_p", is_one, "1"),
     ("mirostat", is_zero, "0"),
-    ("dry_multiplier", is_zero, "0"),
-    ("xtc_probability", is_zero, "0"),
     ("prompt_logprobs", never, "absent"),
+    ("n_probs", is_zero, "0"),
+    ("dynatemp_range", is_zero, "0"),
+    ("min_tokens", is_zero, "0"),
+    ("stop_token_ids", is_empty, "empty"),
+    ("bad_words", is_empty, "empty"),
+    ("use_beam_search", is_false, "false"),
+    ("guided_json", is_empty, "empty"),
+    ("guided_regex", is_empty, "empty"),
+    ("guided_choice", is_empty, "empty"),
+    ("guided_grammar", is_empty, "empty"),
+    ("structured_outputs", is_empty, "empty"),
 ];
 
 /// Refuses the first parameter that asks for what is not supported.
@@ -80,10 +78,6 @@ fn is_passive_choice(value: &Value) -> bool {
     matches!(value.as_str(), Some("none" | "auto"))
 }
 
-fn is_text_format(value: &Value) -> bool {
-    value.get("type").and_then(Value::as_str) == Some("text")
-}
-
 fn is_text_only(value: &Value) -> bool {
     value.as_array().is_some_and(|items| items.iter().all(|item| item.as_str() == Some("text")))
 }
@@ -107,15 +101,13 @@ mod tests {
     #[test]
     fn defaults_pass_and_wishes_are_refused_by_name() {
         for (name, default, wish) in [
-            ("n", json!(1), json!(2)),
-            ("logprobs", json!(false), json!(true)),
-            ("frequency_penalty", json!(0.0), json!(0.5)),
-            ("logit_bias", json!({}), json!({"50256": -100})),
+            ("best_of", json!(1), json!(2)),
+            ("echo", json!(false), json!(true)),
+            ("min_tokens", json!(0), json!(5)),
+            ("guided_json", json!({}), json!({"type": "object"})),
             ("tools", json!([]), json!([{"type": "function"}])),
             ("tool_choice", json!("auto"), json!("required")),
-            ("response_format", json!({"type": "text"}), json!({"type": "json_object"})),
             ("modalities", json!(["text"]), json!(["text", "audio"])),
-            ("grammar", json!(""), json!("root ::= \"a\"")),
         ] {
             assert!(check(name, default).is_ok(), "{name}");
             assert!(check(name, Value::Null).is_ok(), "{name}");

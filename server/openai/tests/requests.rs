@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use gantry_openai::{
-    ApiError, ErrorCode, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, Message, Role, Sampling, Streaming,
-    ValidChatRequest, ValidCompletionRequest,
+    ApiError, Common, Dry, EmbeddingInput, EncodingFormat, ErrorCode, Format, MAX_CHOICES, MAX_DRY_BREAKERS,
+    MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES, MAX_RERANK_DOCUMENTS,
+    MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Message, Priority, Role,
+    Sampling, Streaming, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -77,10 +79,70 @@ fn mistakes_in_a_chat_are_named() {
         ("stream", json!("yes"), "stream", InvalidType),
         ("stream_options", json!([]), "stream_options", InvalidType),
         ("stream_options", json!({"include_usage": 1}), "stream_options.include_usage", InvalidType),
-        ("n", json!(2), "n", UnsupportedParameter),
+        ("n", json!(0), "n", InvalidValue),
+        ("n", json!(MAX_CHOICES + 1), "n", InvalidValue),
+        ("n", json!("2"), "n", InvalidType),
+        ("best_of", json!(2), "best_of", UnsupportedParameter),
         ("tools", json!([{}]), "tools", UnsupportedParameter),
-        ("logprobs", json!(true), "logprobs", UnsupportedParameter),
-        ("response_format", json!({"type": "json_object"}), "response_format", UnsupportedParameter),
+        ("typical_p", json!(0), "typical_p", InvalidValue),
+        ("typical_p", json!(1.1), "typical_p", InvalidValue),
+        ("xtc_probability", json!(-0.1), "xtc_probability", InvalidValue),
+        ("xtc_probability", json!("x"), "xtc_probability", InvalidType),
+        ("xtc_threshold", json!(1.1), "xtc_threshold", InvalidValue),
+        ("repeat_penalty", json!(0), "repeat_penalty", InvalidValue),
+        ("repeat_penalty", json!(1e300), "repeat_penalty", InvalidValue),
+        ("repetition_penalty", json!(2.1), "repetition_penalty", InvalidValue),
+        ("repeat_last_n", json!(-2), "repeat_last_n", InvalidValue),
+        ("repeat_last_n", json!(MAX_TOKENS_LIMIT + 1), "repeat_last_n", InvalidValue),
+        ("frequency_penalty", json!(2.1), "frequency_penalty", InvalidValue),
+        ("presence_penalty", json!(-2.1), "presence_penalty", InvalidValue),
+        ("presence_penalty", json!(true), "presence_penalty", InvalidType),
+        ("dry_multiplier", json!(-1), "dry_multiplier", InvalidValue),
+        ("dry_base", json!(0.9), "dry_base", InvalidValue),
+        ("dry_allowed_length", json!(-1), "dry_allowed_length", InvalidValue),
+        ("dry_penalty_last_n", json!(-2), "dry_penalty_last_n", InvalidValue),
+        ("dry_sequence_breakers", json!("x"), "dry_sequence_breakers", InvalidType),
+        ("dry_sequence_breakers", json!(["a", ""]), "dry_sequence_breakers[1]", InvalidValue),
+        ("dry_sequence_breakers", json!([7]), "dry_sequence_breakers[0]", InvalidType),
+        ("dry_sequence_breakers", json!(vec!["x"; MAX_DRY_BREAKERS + 1]), "dry_sequence_breakers", InvalidValue),
+        ("logit_bias", json!(1), "logit_bias", InvalidType),
+        ("logit_bias", json!({"the": 1}), "logit_bias", InvalidValue),
+        ("logit_bias", json!({"-1": 1}), "logit_bias", InvalidValue),
+        ("logit_bias", json!({"1": 101}), "logit_bias.1", InvalidValue),
+        ("logit_bias", json!({"1": false}), "logit_bias.1", InvalidType),
+        ("logit_bias", json!([[1, 2, 3]]), "logit_bias[0]", InvalidType),
+        ("logit_bias", json!([[1, 2], ["the", 1]]), "logit_bias[1][0]", InvalidValue),
+        ("logit_bias", json!([[1, true]]), "logit_bias[0][1]", InvalidType),
+        ("logit_bias", json!(vec![[1, 2]; MAX_LOGIT_BIASES + 1]), "logit_bias", InvalidValue),
+        ("logprobs", json!(3), "logprobs", InvalidType),
+        ("top_logprobs", json!(2), "top_logprobs", InvalidValue),
+        ("top_logprobs", json!(MAX_TOP_LOGPROBS + 1), "top_logprobs", InvalidValue),
+        ("response_format", json!("json"), "response_format", InvalidType),
+        ("response_format", json!({}), "response_format.type", MissingRequiredParameter),
+        ("response_format", json!({"type": "xml"}), "response_format.type", InvalidValue),
+        ("response_format", json!({"type": "json_schema"}), "response_format.json_schema", MissingRequiredParameter),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"name": "a"}}),
+            "response_format.json_schema.schema",
+            MissingRequiredParameter,
+        ),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"schema": "x"}}),
+            "response_format.json_schema.schema",
+            InvalidType,
+        ),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"schema": {"title": "x".repeat(MAX_SCHEMA_BYTES)}}}),
+            "response_format.json_schema.schema",
+            InvalidValue,
+        ),
+        ("grammar", json!(1), "grammar", InvalidType),
+        ("grammar", json!("x".repeat(MAX_GRAMMAR_BYTES + 1)), "grammar", InvalidValue),
+        ("priority", json!("urgent"), "priority", InvalidValue),
+        ("priority", json!(1), "priority", InvalidType),
     ];
     for (name, value, param, code) in cases {
         let error = chat_with(name, value.clone()).expect_err(&format!("{name}: {value}"));
@@ -131,12 +193,205 @@ fn what_clients_send_is_taken() {
     });
     let request = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
     assert_eq!(request.messages[0], Message { role: Role::System, content: "a\nb".into() });
-    assert_eq!(request.sampling.max_tokens, Some(6));
-    assert_eq!(request.sampling.seed, Some(u64::MAX));
-    assert_eq!(request.streaming, Streaming { enabled: true, include_usage: true });
-    assert!(request.check_model(&["m"]).is_ok());
-    let error = request.check_model(&["other"]).unwrap_err();
+    let common = request.common;
+    assert_eq!(common.sampling.max_tokens, Some(6));
+    assert_eq!(common.sampling.seed, Some(u64::MAX));
+    assert_eq!(common.streaming, Streaming { enabled: true, include_usage: true });
+    assert!(common.check_model(&["m"]).is_ok());
+    let error = common.check_model(&["other"]).unwrap_err();
     assert_eq!((error.status, error.param.as_deref()), (404, Some("model")));
+}
+
+/// What a chat with one thing set differs in from the plain one.
+fn differs(name: &str, value: Value, change: impl FnOnce(&mut Common)) {
+    let mut expected = Common::default();
+    change(&mut expected);
+    assert_eq!(chat_with(name, value.clone()).unwrap().common, expected, "{name}: {value}");
+}
+
+#[test]
+fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
+    differs("typical_p", json!(0.5), |c| c.sampling.typical_p = 0.5);
+    differs("xtc_probability", json!(1), |c| c.sampling.xtc_probability = 1.0);
+    differs("xtc_threshold", json!(0), |c| c.sampling.xtc_threshold = 0.0);
+    differs("repeat_penalty", json!(1.5), |c| c.sampling.repeat_penalty = 1.5);
+    differs("repetition_penalty", json!(1.5), |c| c.sampling.repeat_penalty = 1.5);
+    differs("repeat_last_n", json!(0), |c| c.sampling.repeat_last_n = 0);
+    differs("repeat_last_n", json!(-1), |c| c.sampling.repeat_last_n = MAX_TOKENS_LIMIT);
+    differs("frequency_penalty", json!(-2), |c| c.sampling.frequency_penalty = -2.0);
+    differs("presence_penalty", json!(2), |c| c.sampling.presence_penalty = 2.0);
+    differs("dry_multiplier", json!(0.8), |c| c.sampling.dry.multiplier = 0.8);
+    differs("dry_base", json!(1), |c| c.sampling.dry.base = 1.0);
+    differs("dry_allowed_length", json!(0), |c| c.sampling.dry.allowed_length = 0);
+    differs("dry_penalty_last_n", json!(-1), |c| c.sampling.dry.penalty_last_n = 0);
+    differs("dry_penalty_last_n", json!(64), |c| c.sampling.dry.penalty_last_n = 64);
+    differs("dry_sequence_breakers", json!([]), |c| c.sampling.dry.sequence_breakers.clear());
+    differs("logit_bias", json!({"5": -100, "7": 0.5}), |c| c.sampling.logit_bias = vec![(5, -100.0), (7, 0.5)]);
+    differs("logit_bias", json!([[5, false], [5, 1]]), |c| {
+        c.sampling.logit_bias = vec![(5, f32::NEG_INFINITY), (5, 1.0)];
+    });
+    differs("n", json!(MAX_CHOICES), |c| c.choices = MAX_CHOICES);
+    differs("user", json!("someone"), |_| {});
+    differs("top_logprobs", json!(0), |_| {});
+    differs("priority", json!("high"), |c| c.priority = Some(Priority::High));
+    differs("grammar", json!("root ::= \"a\""), |c| c.format = Format::Grammar("root ::= \"a\"".into()));
+    differs("grammar", json!(""), |_| {});
+
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "dry_multiplier": 1, "dry_penalty_last_n": 0});
+    let off = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
+    assert_eq!(off.common.sampling.dry, Dry::default(), "a look back of 0 turns the penalty off");
+}
+
+#[test]
+fn each_form_of_an_answer_is_taken() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let of_schema = Format::JsonSchema(schema.to_string());
+    for (given, format) in [
+        (json!({"type": "text"}), Format::Text),
+        (json!({"type": "json_object"}), Format::JsonObject),
+        (json!({"type": "json_object", "schema": schema}), of_schema.clone()),
+        (json!({"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": schema}}), of_schema),
+    ] {
+        differs("response_format", given, |c| c.format = format);
+    }
+    let body = json!({
+        "messages": [{"role": "user", "content": "Hi"}], "grammar": "root ::= \"a\"", "response_format": {"type": "json_object"},
+    });
+    let error = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap_err();
+    assert_eq!((error.param.as_deref(), error.code), (Some("grammar"), ErrorCode::InvalidValue));
+}
+
+#[test]
+fn logprobs_are_asked_for_in_the_words_of_the_endpoint() {
+    let chat = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ValidChatRequest::parse(body.to_string().as_bytes()).map(|request| request.common.logprobs)
+    };
+    assert_eq!(chat(json!({"logprobs": false})).unwrap(), None);
+    assert_eq!(chat(json!({"logprobs": true})).unwrap(), Some(0));
+    assert_eq!(chat(json!({"logprobs": true, "top_logprobs": 20})).unwrap(), Some(20));
+    assert!(chat(json!({"logprobs": false, "top_logprobs": 1})).is_err());
+
+    let text = |logprobs: Value| {
+        let body = json!({"prompt": "Hi", "logprobs": logprobs});
+        ValidCompletionRequest::parse(body.to_string().as_bytes()).map(|request| request.common.logprobs)
+    };
+    assert_eq!(text(json!(0)).unwrap(), Some(0));
+    assert_eq!(text(json!(20)).unwrap(), Some(20));
+    assert_eq!(text(json!(null)).unwrap(), None);
+    assert_eq!(text(json!(false)).unwrap(), None);
+    assert!(text(json!(true)).is_err());
+    assert!(text(json!(21)).is_err());
+    let chats_word = json!({"prompt": "Hi", "logprobs": 1, "top_logprobs": 1});
+    let error = ValidCompletionRequest::parse(chats_word.to_string().as_bytes()).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("top_logprobs"));
+}
+
+#[test]
+fn two_names_of_one_penalty_may_not_differ() {
+    let parse = |one: f64, other: f64| {
+        let body = json!({"prompt": "Hi", "repeat_penalty": one, "repetition_penalty": other});
+        ValidCompletionRequest::parse(body.to_string().as_bytes())
+    };
+    assert_eq!(parse(1.5, 1.5).unwrap().common.sampling.repeat_penalty, 1.5);
+    assert_eq!(parse(1.5, 1.4).unwrap_err().param.as_deref(), Some("repetition_penalty"));
+}
+
+#[test]
+fn inputs_of_embeddings_are_taken_in_all_four_shapes() {
+    let parse = |input: Value| {
+        ValidEmbeddingsRequest::parse(json!({"input": input}).to_string().as_bytes()).map(|request| request.inputs)
+    };
+    let text = |t: &str| EmbeddingInput::Text(t.to_owned());
+    assert_eq!(parse(json!("a")).unwrap(), [text("a")]);
+    assert_eq!(parse(json!(["a", "b"])).unwrap(), [text("a"), text("b")]);
+    assert_eq!(parse(json!([1, 2])).unwrap(), [EmbeddingInput::Tokens(vec![1, 2])]);
+    assert_eq!(parse(json!([[1], "a"])).unwrap(), [EmbeddingInput::Tokens(vec![1]), text("a")]);
+    let many = vec!["a"; MAX_EMBEDDING_INPUTS];
+    assert_eq!(parse(json!(many)).unwrap().len(), MAX_EMBEDDING_INPUTS);
+    for (input, param, code) in [
+        (json!(null), "input", ErrorCode::MissingRequiredParameter),
+        (json!(5), "input", ErrorCode::InvalidType),
+        (json!(""), "input", ErrorCode::InvalidValue),
+        (json!([]), "input", ErrorCode::InvalidValue),
+        (json!([""]), "input[0]", ErrorCode::InvalidValue),
+        (json!(["a", 1]), "input[1]", ErrorCode::InvalidType),
+        (json!([1, "a"]), "input[1]", ErrorCode::InvalidType),
+        (json!([1, -1]), "input[1]", ErrorCode::InvalidValue),
+        (json!([1.5]), "input[0]", ErrorCode::InvalidValue),
+        (json!([[]]), "input[0]", ErrorCode::InvalidValue),
+        (json!([[1], [null]]), "input[1][0]", ErrorCode::InvalidType),
+        (json!([[i64::from(i32::MAX) + 1]]), "input[0][0]", ErrorCode::InvalidValue),
+        (json!(vec!["a"; MAX_EMBEDDING_INPUTS + 1]), "input", ErrorCode::InvalidValue),
+        (json!([vec![1; MAX_EMBEDDING_TOKENS], vec![1]]), "input[1]", ErrorCode::InvalidValue),
+    ] {
+        let error = parse(input.clone()).unwrap_err();
+        assert_eq!((error.param.as_deref(), &error.code), (Some(param), &code));
+        is_told(&error);
+    }
+}
+
+#[test]
+fn an_embedding_has_the_models_width_and_a_known_encoding() {
+    let parse = |name: &str, value: Value| {
+        let mut body = json!({"input": "a"});
+        body[name] = value;
+        ValidEmbeddingsRequest::parse(body.to_string().as_bytes())
+    };
+    assert_eq!(parse("encoding_format", json!("float")).unwrap().encoding, EncodingFormat::Float);
+    assert_eq!(parse("encoding_format", json!("base64")).unwrap().encoding, EncodingFormat::Base64);
+    assert_eq!(parse("encoding_format", json!("hex")).unwrap_err().param.as_deref(), Some("encoding_format"));
+    assert_eq!(parse("dimensions", json!(0)).unwrap_err().param.as_deref(), Some("dimensions"));
+    assert!(parse("user", json!("u")).unwrap().check_dimensions(384).is_ok());
+    let asked = parse("dimensions", json!(384)).unwrap();
+    assert!(asked.check_dimensions(384).is_ok());
+    let error = asked.check_dimensions(768).unwrap_err();
+    assert_eq!((error.param.as_deref(), error.code), (Some("dimensions"), ErrorCode::InvalidValue));
+}
+
+#[test]
+fn mistakes_in_a_ranking_are_named() {
+    use ErrorCode::{InvalidType, InvalidValue, MissingRequiredParameter};
+    for (name, value, param, code) in [
+        ("query", json!(null), "query", MissingRequiredParameter),
+        ("query", json!(""), "query", InvalidValue),
+        ("query", json!(["a"]), "query", InvalidType),
+        ("documents", json!(null), "documents", MissingRequiredParameter),
+        ("documents", json!("a"), "documents", InvalidType),
+        ("documents", json!([]), "documents", InvalidValue),
+        ("documents", json!(["a", ""]), "documents[1]", InvalidValue),
+        ("documents", json!([{"title": "a"}]), "documents[0].text", MissingRequiredParameter),
+        ("documents", json!([1]), "documents[0]", InvalidType),
+        ("documents", json!(vec!["a"; MAX_RERANK_DOCUMENTS + 1]), "documents", InvalidValue),
+        ("top_n", json!(0), "top_n", InvalidValue),
+        ("top_n", json!("1"), "top_n", InvalidType),
+        ("return_documents", json!(1), "return_documents", InvalidType),
+        ("model", json!(1), "model", InvalidType),
+    ] {
+        let mut body = json!({"query": "q", "documents": ["a"]});
+        body[name] = value;
+        let error = ValidRerankRequest::parse(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!((error.param.as_deref(), &error.code), (Some(param), &code), "{body}");
+        is_told(&error);
+    }
+}
+
+#[test]
+fn a_ranking_has_the_best_first() {
+    let body = json!({"query": "q", "documents": ["a", {"text": "b"}, "c"], "top_n": 2, "return_documents": true});
+    let request = ValidRerankRequest::parse(body.to_string().as_bytes()).unwrap();
+    let answer = serde_json::to_value(request.answer("m".to_owned(), &[0.25, f32::NAN, 0.5], 9)).unwrap();
+    assert_eq!(
+        answer,
+        json!({
+            "object": "list", "model": "m", "usage": {"prompt_tokens": 9, "total_tokens": 9},
+            "results": [
+                {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
+                {"index": 0, "relevance_score": 0.25, "document": {"text": "a"}},
+            ],
+        })
+    );
 }
 
 fn any_json() -> impl Strategy<Value = Value> {
@@ -180,26 +435,110 @@ fn field() -> impl Strategy<Value = String> {
         "n",
         "tools",
         "logprobs",
+        "top_logprobs",
+        "typical_p",
+        "xtc_probability",
+        "xtc_threshold",
+        "repeat_penalty",
+        "repetition_penalty",
+        "repeat_last_n",
+        "frequency_penalty",
+        "presence_penalty",
+        "dry_multiplier",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "logit_bias",
+        "response_format",
+        "json_schema",
+        "schema",
+        "grammar",
+        "priority",
+        "input",
+        "encoding_format",
+        "dimensions",
+        "query",
+        "documents",
+        "top_n",
     ];
     prop_oneof![4 => prop::sample::select(known).prop_map(String::from), 1 => "[a-z]{1,8}"]
 }
 
-fn sampling() -> impl Strategy<Value = Sampling> {
-    let unit = 1_u8..=100;
-    (
-        (1..=MAX_TOKENS_LIMIT, 0_u8..=200, unit, -1_i32..1000),
-        (0_u8..=100, any::<Option<u64>>(), prop::collection::vec(".{1,20}", 0..4), any::<bool>()),
-    )
-        .prop_map(|((max_tokens, temperature, top_p, top_k), (min_p, seed, stop, ignore_eos))| Sampling {
-            max_tokens: Some(max_tokens),
-            temperature: f32::from(temperature) / 100.0,
-            top_p: f32::from(top_p) / 100.0,
-            top_k,
-            min_p: f32::from(min_p) / 100.0,
-            seed,
-            stop,
-            ignore_eos,
+/// A hundredth of what is drawn: a number that JSON writes exactly enough.
+fn hundredths(range: std::ops::RangeInclusive<i16>) -> impl Strategy<Value = f32> {
+    range.prop_map(|n| f32::from(n) / 100.0)
+}
+
+fn dry() -> impl Strategy<Value = Dry> {
+    (hundredths(0..=500), hundredths(100..=300), 0..100_u32, 0..MAX_TOKENS_LIMIT, prop::collection::vec(".{1,8}", 0..4))
+        .prop_map(|(multiplier, base, allowed_length, penalty_last_n, sequence_breakers)| Dry {
+            multiplier,
+            base,
+            allowed_length,
+            penalty_last_n,
+            sequence_breakers,
         })
+}
+
+fn sampling() -> impl Strategy<Value = Sampling> {
+    let bias = prop_oneof![Just(f32::NEG_INFINITY), hundredths(-10_000..=10_000)];
+    (
+        (1..=MAX_TOKENS_LIMIT, hundredths(0..=200), hundredths(1..=100), -1_i32..1000, hundredths(0..=100)),
+        (any::<Option<u64>>(), prop::collection::vec(".{1,20}", 0..4), any::<bool>(), dry()),
+        (hundredths(1..=100), hundredths(0..=100), hundredths(0..=100), hundredths(1..=200), 0..=MAX_TOKENS_LIMIT),
+        (hundredths(-200..=200), hundredths(-200..=200), prop::collection::vec((0..i32::MAX, bias), 0..5)),
+    )
+        .prop_map(
+            |(common, (seed, stop, ignore_eos, dry), tails, (frequency_penalty, presence_penalty, logit_bias))| {
+                let (max_tokens, temperature, top_p, top_k, min_p) = common;
+                let (typical_p, xtc_probability, xtc_threshold, repeat_penalty, repeat_last_n) = tails;
+                Sampling {
+                    max_tokens: Some(max_tokens),
+                    temperature,
+                    top_p,
+                    top_k,
+                    min_p,
+                    typical_p,
+                    xtc_probability,
+                    xtc_threshold,
+                    repeat_penalty,
+                    repeat_last_n,
+                    frequency_penalty,
+                    presence_penalty,
+                    dry,
+                    logit_bias,
+                    seed,
+                    stop,
+                    ignore_eos,
+                }
+            },
+        )
+}
+
+fn format() -> impl Strategy<Value = Format> {
+    prop_oneof![
+        Just(Format::Text),
+        Just(Format::JsonObject),
+        "[a-z]{1,9}".prop_map(|title| Format::JsonSchema(json!({"title": title}).to_string())),
+        ".{1,30}".prop_map(Format::Grammar),
+    ]
+}
+
+fn common() -> impl Strategy<Value = Common> {
+    let priority = prop::option::of(prop::sample::select(Priority::ALL.to_vec()));
+    let logprobs = prop::option::of(0..=MAX_TOP_LOGPROBS);
+    (prop::option::of("[a-z]{1,9}"), sampling(), format(), logprobs, 1..=MAX_CHOICES, priority, streaming()).prop_map(
+        |(model, sampling, format, logprobs, choices, priority, streaming)| Common {
+            model,
+            sampling,
+            format,
+            logprobs,
+            choices,
+            priority,
+            streaming,
+        },
+    )
 }
 
 fn streaming() -> impl Strategy<Value = Streaming> {
@@ -220,18 +559,30 @@ fn is_told(error: &ApiError) {
     assert!(!error.message.is_empty());
 }
 
+/// What is said of any body that is refused, whatever it was sent to.
+fn parse_all(body: &[u8]) {
+    let errors = [
+        ValidChatRequest::parse(body).err(),
+        ValidCompletionRequest::parse(body).err(),
+        ValidEmbeddingsRequest::parse(body).err(),
+        ValidRerankRequest::parse(body).err(),
+    ];
+    errors.iter().flatten().for_each(is_told);
+}
+
 proptest! {
+    /// **Feature: distributed-inference-server, Property 24: Error Response Format**
+    /// **Validates: Requirements 11.4**
     #[test]
     fn any_bytes_are_valid_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        if let Err(error) = ValidChatRequest::parse(&bytes) { is_told(&error); }
-        if let Err(error) = ValidCompletionRequest::parse(&bytes) { is_told(&error); }
+        parse_all(&bytes);
     }
 
+    /// **Feature: distributed-inference-server, Property 24: Error Response Format**
+    /// **Validates: Requirements 11.4**
     #[test]
     fn any_json_is_valid_or_an_error(value in any_json()) {
-        let bytes = value.to_string();
-        if let Err(error) = ValidChatRequest::parse(bytes.as_bytes()) { is_told(&error); }
-        if let Err(error) = ValidCompletionRequest::parse(bytes.as_bytes()) { is_told(&error); }
+        parse_all(value.to_string().as_bytes());
     }
 
     #[test]
@@ -245,16 +596,32 @@ proptest! {
     #[test]
     fn valid_chats_survive_the_wire(
         roles in prop::collection::vec((prop::sample::select(vec![Role::System, Role::User, Role::Assistant, Role::Tool]), ".{0,30}"), 1..6),
-        model in prop::option::of("[a-z]{1,9}"), sampling in sampling(), streaming in streaming(),
+        common in common(),
     ) {
         let messages = roles.into_iter().map(|(role, content)| Message { role, content }).collect();
-        let request = ValidChatRequest { model, messages, sampling, streaming };
+        let request = ValidChatRequest { messages, common };
         prop_assert_eq!(ValidChatRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
     }
 
     #[test]
-    fn valid_completions_survive_the_wire(prompt in ".{1,60}", sampling in sampling(), streaming in streaming()) {
-        let request = ValidCompletionRequest { model: None, prompt, sampling, streaming };
+    fn valid_completions_survive_the_wire(prompt in ".{1,60}", common in common()) {
+        let request = ValidCompletionRequest { prompt, common };
         prop_assert_eq!(ValidCompletionRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+    }
+
+    #[test]
+    fn valid_embeddings_and_rankings_survive_the_wire(
+        texts in prop::collection::vec(".{1,20}", 1..5), tokens in prop::collection::vec(0..i32::MAX, 1..9),
+        number in prop::option::of(1..9_u32), flag in any::<bool>(),
+    ) {
+        let mut inputs: Vec<EmbeddingInput> = texts.iter().cloned().map(EmbeddingInput::Text).collect();
+        inputs.push(EmbeddingInput::Tokens(tokens));
+        let encoding = if flag { EncodingFormat::Float } else { EncodingFormat::Base64 };
+        let request = ValidEmbeddingsRequest { model: None, inputs, encoding, dimensions: number };
+        prop_assert_eq!(ValidEmbeddingsRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+
+        let query = texts[0].clone();
+        let request = ValidRerankRequest { model: None, query, documents: texts, top_n: number, return_documents: flag };
+        prop_assert_eq!(ValidRerankRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
     }
 }

@@ -1,0 +1,128 @@
+//! What the answer must look like: free text, JSON, JSON of a schema, or a grammar of llama.cpp's.
+//!
+//! Only sizes and types are checked here: whether a schema or a grammar can be followed is the engine's to say, which
+//! compiles it.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{ApiError, ErrorCode};
+use crate::fields::{Fields, missing, wrong_type, wrong_value};
+use crate::limits::{MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES};
+
+/// What the answer must look like.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Anything.
+    #[default]
+    Text,
+    /// A JSON object.
+    JsonObject,
+    /// JSON of this schema, which is JSON itself.
+    JsonSchema(String),
+    /// A text of this grammar, in llama.cpp's GBNF.
+    Grammar(String),
+}
+
+impl Format {
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        let format = fields.object("response_format")?.map(|object| response_format(&object)).transpose()?;
+        let grammar = fields.string("grammar")?.filter(|grammar| !grammar.is_empty());
+        match (format.unwrap_or_default(), grammar) {
+            (format, None) => Ok(format),
+            (Self::Text, Some(grammar)) if grammar.len() <= MAX_GRAMMAR_BYTES => Ok(Self::Grammar(grammar.to_owned())),
+            (Self::Text, Some(grammar)) => {
+                let n = grammar.len();
+                let message = format_args!("must have at most {MAX_GRAMMAR_BYTES} bytes, not {n}");
+                Err(wrong_value(fields.path("grammar"), message))
+            }
+            _ => Err(wrong_value(fields.path("grammar"), "may not be given together with a `response_format` of JSON")),
+        }
+    }
+
+    /// The same on the wire.
+    pub(crate) fn write(&self, object: &mut Map<String, Value>) {
+        let (name, value) = match self {
+            Self::Text => return,
+            Self::JsonObject => ("response_format", json!({"type": "json_object"})),
+            Self::JsonSchema(schema) => {
+                let schema: Value = serde_json::from_str(schema).unwrap_or_default();
+                ("response_format", json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}))
+            }
+            Self::Grammar(grammar) => ("grammar", json!(grammar)),
+        };
+        object.insert(name.to_owned(), value);
+    }
+
+    /// The parameter that asked for it, to be named where the engine cannot follow it.
+    #[must_use]
+    pub fn param(&self) -> &'static str {
+        match self {
+            Self::Grammar(_) => "grammar",
+            _ => "response_format",
+        }
+    }
+}
+
+fn response_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
+    let expected = "must be one of text, json_object and json_schema";
+    match fields.string("type")? {
+        Some("text") => Ok(Format::Text),
+        // llama-server's clients put a schema here, too.
+        Some("json_object") => match fields.get("schema") {
+            Some(_) => schema(fields),
+            None => Ok(Format::JsonObject),
+        },
+        Some("json_schema") => match fields.object("json_schema")? {
+            Some(object) => {
+                object.string("name")?;
+                object.boolean("strict")?;
+                schema(&object)
+            }
+            None => Err(missing(fields.path("json_schema"), "an object with a `schema` is expected")),
+        },
+        Some(_) => Err(wrong_value(fields.path("type"), expected)),
+        None => Err(missing(fields.path("type"), "text, json_object or json_schema is expected")),
+    }
+}
+
+fn schema(fields: &Fields<'_>) -> Result<Format, ApiError> {
+    let path = || fields.path("schema");
+    match fields.get("schema") {
+        None => Err(missing(path(), "a JSON schema is expected")),
+        Some(schema @ Value::Object(_)) => {
+            let text = schema.to_string();
+            if text.len() <= MAX_SCHEMA_BYTES {
+                return Ok(Format::JsonSchema(text));
+            }
+            let n = text.len();
+            Err(wrong_value(path(), format_args!("must have at most {MAX_SCHEMA_BYTES} bytes, not {n}")))
+        }
+        Some(other) => Err(wrong_type(path(), "a JSON schema, which is an object", other)),
+    }
+}
+
+/// The likeliest tokens that a chat wants to be told beside each one chosen; `None`: no log-probabilities at all.
+pub(crate) fn chat_logprobs(fields: &Fields<'_>, most: u32) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0..=most)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        // Clients send the default.
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(wrong_value(fields.path("top_logprobs"), "may be given only with `logprobs: true`")),
+    }
+}
+
+/// The same for a text, where one number says both.
+pub(crate) fn text_logprobs(fields: &Fields<'_>, most: u32) -> Result<Option<u32>, ApiError> {
+    if fields.get("top_logprobs").is_some_and(|value| value.as_f64() != Some(0.0)) {
+        let message = "`top_logprobs` belongs to chats; on texts `logprobs` is the number.";
+        let param = fields.path("top_logprobs");
+        return Err(ApiError::invalid(Some(param.into()), ErrorCode::UnsupportedParameter, message));
+    }
+    match fields.get("logprobs") {
+        // A chat's way to ask for nothing.
+        Some(Value::Bool(false)) => Ok(None),
+        _ => fields.integer("logprobs", 0..=most),
+    }
+}

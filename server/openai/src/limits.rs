@@ -1,0 +1,49 @@
+//! Every limit of what a request may say, by name. `docs/configuration.md` lists them, and a test holds the two
+//! together.
+//!
+//! Absent: what the model decides (its context, its vocabulary), and the size of a body, which is the front's.
+
+/// The most messages in one chat.
+pub const MAX_MESSAGES: usize = 4096;
+/// The most parts in one message's content.
+pub const MAX_CONTENT_PARTS: usize = 1024;
+/// The most stop strings.
+pub const MAX_STOP_STRINGS: usize = 16;
+/// The longest stop string, in bytes.
+pub const MAX_STOP_BYTES: usize = 256;
+/// The highest `max_tokens`, and the longest look back of a penalty; more than any model's context.
+pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
+/// The highest `temperature`.
+pub const MAX_TEMPERATURE: f32 = 2.0;
+/// The highest `repeat_penalty`.
+pub const MAX_REPEAT_PENALTY: f32 = 2.0;
+/// The strongest `frequency_penalty` and `presence_penalty`, in either direction.
+pub const MAX_PENALTY: f32 = 2.0;
+/// The highest `dry_multiplier`.
+pub const MAX_DRY_MULTIPLIER: f32 = 100.0;
+/// The highest `dry_base`.
+pub const MAX_DRY_BASE: f32 = 10.0;
+/// The most `dry_sequence_breakers`.
+pub const MAX_DRY_BREAKERS: usize = 32;
+/// The longest of them, in bytes.
+pub const MAX_DRY_BREAKER_BYTES: usize = 64;
+/// The most entries of `logit_bias`.
+pub const MAX_LOGIT_BIASES: usize = 1024;
+/// The strongest entry, in either direction.
+pub const MAX_LOGIT_BIAS: f32 = 100.0;
+/// The most likely tokens that are told beside each one chosen.
+pub const MAX_TOP_LOGPROBS: u32 = 20;
+/// The most answers to one request (`n`); each one takes a place of its own in the queue.
+pub const MAX_CHOICES: u32 = 16;
+/// The longest `grammar`, in bytes.
+pub const MAX_GRAMMAR_BYTES: usize = 64 * 1024;
+/// The longest JSON schema in a `response_format`, in bytes.
+pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
+/// The longest time that a request may say it is ready to wait for its first token: an hour.
+pub const MAX_QUEUE_TIMEOUT_MS: u64 = 3_600_000;
+/// The most texts in one request for embeddings.
+pub const MAX_EMBEDDING_INPUTS: usize = 2048;
+/// The most tokens in one request for embeddings, where they come as numbers.
+pub const MAX_EMBEDDING_TOKENS: usize = 300_000;
+/// The most documents in one request for a ranking.
+pub const MAX_RERANK_DOCUMENTS: usize = 1000;

@@ -1,0 +1,143 @@
+//! `/v1/rerank`: documents in the order of their worth to a query, in the shape that Jina, Cohere and llama-server
+//! share.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::fields::{Fields, missing, wrong_type, wrong_value};
+use crate::limits::MAX_RERANK_DOCUMENTS;
+use crate::request::{check_model, model, parse_object};
+use crate::response::EmbeddingUsage;
+
+/// Documents to rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidRerankRequest {
+    /// The model asked for; `None`: whichever is served.
+    pub model: Option<String>,
+    /// What they are ranked by; not empty.
+    pub query: String,
+    /// 1 to [`MAX_RERANK_DOCUMENTS`], none empty.
+    pub documents: Vec<String>,
+    /// The most results; at least 1. `None`: all.
+    pub top_n: Option<u32>,
+    /// Repeat the documents in the results.
+    pub return_documents: bool,
+}
+
+impl ValidRerankRequest {
+    /// Reads and checks a body.
+    ///
+    /// # Errors
+    /// Names the first parameter that is missing, of the wrong type or out of range.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let object = parse_object(body)?;
+        let fields = Fields::new(&object, "");
+        let query = match fields.string("query")? {
+            None => return Err(missing("query".to_owned(), "a string is expected")),
+            Some("") => return Err(wrong_value("query".to_owned(), "must not be empty")),
+            Some(query) => query.to_owned(),
+        };
+        Ok(Self {
+            model: model(&fields)?,
+            query,
+            documents: documents(&fields)?,
+            top_n: fields.integer("top_n", 1..=u32::MAX)?,
+            return_documents: fields.boolean("return_documents")?.unwrap_or(false),
+        })
+    }
+
+    /// The same request on the wire.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        json!({
+            "model": self.model,
+            "query": self.query,
+            "documents": self.documents,
+            "top_n": self.top_n,
+            "return_documents": self.return_documents,
+        })
+    }
+
+    /// Refuses the request unless it asks for one of the names `served`, or for none.
+    ///
+    /// # Errors
+    /// 404 `model_not_found`.
+    pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
+        check_model(self.model.as_deref(), served)
+    }
+
+    /// The answer, from the score of each document in their order: the best first, equals as they came, and a document
+    /// without a finite score last.
+    #[must_use]
+    pub fn answer(&self, model: String, scores: &[f32], prompt_tokens: u32) -> RerankResponse {
+        let worth = |score: f32| if score.is_finite() { score } else { f32::MIN };
+        let mut results: Vec<RerankResult> = (0..)
+            .zip(scores.iter().zip(&self.documents))
+            .map(|(index, (score, document))| RerankResult {
+                index,
+                relevance_score: worth(*score),
+                document: self.return_documents.then(|| RerankDocument { text: document.clone() }),
+            })
+            .collect();
+        results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
+        results.truncate(self.top_n.map_or(usize::MAX, |n| n as usize));
+        RerankResponse { object: "list".to_owned(), model, results, usage: EmbeddingUsage::new(prompt_tokens) }
+    }
+}
+
+fn documents(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let path = || fields.path("documents");
+    let value = fields.get("documents").ok_or_else(|| missing(path(), "an array of strings is expected"))?;
+    let items = value.as_array().ok_or_else(|| wrong_type(path(), "an array of strings", value))?;
+    if items.is_empty() || items.len() > MAX_RERANK_DOCUMENTS {
+        let n = items.len();
+        return Err(wrong_value(path(), format_args!("must have 1 to {MAX_RERANK_DOCUMENTS} elements, not {n}")));
+    }
+    items.iter().enumerate().map(|(i, item)| document(format!("{}[{i}]", path()), item)).collect()
+}
+
+/// A string, or an object with a `text`.
+fn document(path: String, item: &Value) -> Result<String, ApiError> {
+    let text = match item {
+        Value::String(text) => text.as_str(),
+        Value::Object(object) => {
+            let fields = Fields::new(object, format!("{path}."));
+            fields.string("text")?.ok_or_else(|| missing(fields.path("text"), "a string is expected"))?
+        }
+        other => return Err(wrong_type(path, "a string or an object with a `text`", other)),
+    };
+    if text.is_empty() { Err(wrong_value(path, "must not be empty")) } else { Ok(text.to_owned()) }
+}
+
+/// The answer to `/v1/rerank`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RerankResponse {
+    /// `list`.
+    pub object: String,
+    /// The served name.
+    pub model: String,
+    /// The best first.
+    pub results: Vec<RerankResult>,
+    /// The tokens.
+    pub usage: EmbeddingUsage,
+}
+
+/// See [`RerankResponse`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RerankResult {
+    /// Which document, in the order of the request.
+    pub index: u32,
+    /// The higher the better; what the numbers mean is the model's.
+    pub relevance_score: f32,
+    /// Where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub document: Option<RerankDocument>,
+}
+
+/// See [`RerankResult`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RerankDocument {
+    /// The text.
+    pub text: String,
+}
