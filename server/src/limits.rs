@@ -81,6 +81,9 @@ pub const BODY_BUDGET_BYTES: usize = 512 * 1024 * 1024;
 pub const BODY_BUDGET_WAIT: Duration = Duration::from_secs(5);
 /// How long a refused body is read and thrown away, so that its sender gets to read the refusal.
 pub const BODY_DISCARD_LIMIT: Duration = Duration::from_secs(5);
+/// The buffer in which a stream's events are written: memory is had for so many bytes at a time, and so many may gather
+/// before they are sent.
+pub const STREAM_BUFFER_BYTES: usize = 4096;
 /// The time between two comments that keep a silent stream open.
 pub const SSE_KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// After SIGTERM, how long the server goes on accepting while it already says that it is not ready, so that no client

@@ -8,6 +8,8 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_engine::Usage;
+use gantry_openai::Priority;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder,
@@ -32,6 +34,10 @@ pub enum Route {
     Chat,
     /// `/v1/completions`.
     Completions,
+    /// `/v1/embeddings`.
+    Embeddings,
+    /// `/v1/rerank`.
+    Rerank,
     /// `/v1/models` and below.
     Models,
     /// Anything else.
@@ -84,6 +90,8 @@ impl Route {
         match self {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+            Self::Rerank => "rerank",
             Self::Models => "models",
             Self::Other => "other",
         }
@@ -116,6 +124,12 @@ struct VersionLabel {
     version: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PriorityLabels {
+    version: String,
+    priority: &'static str,
+}
+
 /// Everything that is counted.
 pub struct Metrics {
     registry: Registry,
@@ -123,7 +137,9 @@ pub struct Metrics {
     first_token: Family<VersionLabel, Histogram, fn() -> Histogram>,
     between_tokens: Family<VersionLabel, Histogram, fn() -> Histogram>,
     whole: Family<VersionLabel, Histogram, fn() -> Histogram>,
+    prioritised: Family<PriorityLabels, Counter>,
     prompt_tokens: Family<VersionLabel, Counter>,
+    cached_tokens: Family<VersionLabel, Counter>,
     completion_tokens: Family<VersionLabel, Counter>,
     connections: Gauge,
 }
@@ -147,7 +163,9 @@ impl Metrics {
         let latency = || Family::new_with_constructor(latency_histogram as fn() -> Histogram);
         let (first_token, between_tokens) = (latency(), latency());
         let whole = Family::new_with_constructor(whole_histogram as fn() -> Histogram);
+        let prioritised = Family::<PriorityLabels, Counter>::default();
         let prompt_tokens = Family::<VersionLabel, Counter>::default();
+        let cached_tokens = Family::<VersionLabel, Counter>::default();
         let completion_tokens = Family::<VersionLabel, Counter>::default();
         let connections = Gauge::<i64>::default();
         registry.register("requests", "Requests that ended", requests.clone());
@@ -167,6 +185,16 @@ impl Metrics {
             whole.clone(),
         );
         registry.register("prompt_tokens", "Tokens of prompts of finished requests", prompt_tokens.clone());
+        registry.register(
+            "cached_tokens",
+            "Tokens of prompts of finished requests that needed no computation",
+            cached_tokens.clone(),
+        );
+        registry.register(
+            "requests_by_priority",
+            "Requests for text that were taken and ended, by their priority",
+            prioritised.clone(),
+        );
         registry.register("completion_tokens", "Tokens generated for finished requests", completion_tokens.clone());
         registry.register("connections", "Open connections", connections.clone());
         registry.register_collector(Box::new(RouterCollector { router }));
@@ -176,7 +204,9 @@ impl Metrics {
             first_token,
             between_tokens,
             whole,
+            prioritised,
             prompt_tokens,
+            cached_tokens,
             completion_tokens,
             connections,
         })
@@ -198,22 +228,30 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Notes how long the first text took.
-    pub fn first_token(&self, version: &str, took: Duration) {
-        self.first_token.get_or_create(&VersionLabel { version: version.to_owned() }).observe(took.as_secs_f64());
+    /// Counts a request for text that ended, by its priority.
+    pub fn prioritised(&self, version: &str, priority: Priority) {
+        let labels = PriorityLabels { version: version.to_owned(), priority: priority.as_str() };
+        self.prioritised.get_or_create(&labels).inc();
     }
 
-    /// Notes the time between two pieces of text.
-    pub fn between_tokens(&self, version: &str, gap: Duration) {
-        self.between_tokens.get_or_create(&VersionLabel { version: version.to_owned() }).observe(gap.as_secs_f64());
+    /// Where a version's latencies are noted; to be kept for as long as there are some, since finding it costs more
+    /// than a note.
+    #[must_use]
+    pub fn latencies(&self, version: &str) -> Latencies {
+        let label = VersionLabel { version: version.to_owned() };
+        Latencies {
+            first_token: self.first_token.get_or_create_owned(&label),
+            between_tokens: self.between_tokens.get_or_create_owned(&label),
+        }
     }
 
     /// Notes an answer that was given whole.
-    pub fn answered(&self, version: &str, took: Duration, prompt_tokens: u32, completion_tokens: u32) {
+    pub fn answered(&self, version: &str, took: Duration, usage: &Usage) {
         let label = VersionLabel { version: version.to_owned() };
         self.whole.get_or_create(&label).observe(took.as_secs_f64());
-        self.prompt_tokens.get_or_create(&label).inc_by(u64::from(prompt_tokens));
-        self.completion_tokens.get_or_create(&label).inc_by(u64::from(completion_tokens));
+        self.prompt_tokens.get_or_create(&label).inc_by(u64::from(usage.prompt_tokens));
+        self.cached_tokens.get_or_create(&label).inc_by(u64::from(usage.cached_tokens));
+        self.completion_tokens.get_or_create(&label).inc_by(u64::from(usage.completion_tokens));
     }
 
     /// Counts a connection as open until the guard is dropped.
@@ -221,6 +259,24 @@ impl Metrics {
     pub fn connection(self: &Arc<Self>) -> ConnectionGuard {
         self.connections.inc();
         ConnectionGuard(Arc::clone(self))
+    }
+}
+
+/// See [`Metrics::latencies`].
+pub struct Latencies {
+    first_token: Histogram,
+    between_tokens: Histogram,
+}
+
+impl Latencies {
+    /// Notes how long the first text took.
+    pub fn first_token(&self, took: Duration) {
+        self.first_token.observe(took.as_secs_f64());
+    }
+
+    /// Notes the time between two pieces of text.
+    pub fn between_tokens(&self, gap: Duration) {
+        self.between_tokens.observe(gap.as_secs_f64());
     }
 }
 
@@ -296,14 +352,18 @@ mod tests {
         let metrics = Metrics::new(Router::new());
         metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
         metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
-        metrics.first_token("v1", Duration::from_millis(3));
-        metrics.answered("v1", Duration::from_secs(1), 5, 7);
+        metrics.latencies("v1").first_token(Duration::from_millis(3));
+        let usage = Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 4 };
+        metrics.answered("v1", Duration::from_secs(1), &usage);
+        metrics.prioritised("v1", Priority::High);
         let connection = metrics.connection();
         let text = metrics.encode().unwrap();
         for line in [
             "gantry_requests_total{route=\"chat_completions\",version=\"v1\",status=\"200\",outcome=\"ok\"} 2",
             "gantry_time_to_first_token_seconds_count{version=\"v1\"} 1",
             "gantry_completion_tokens_total{version=\"v1\"} 7",
+            "gantry_cached_tokens_total{version=\"v1\"} 4",
+            "gantry_requests_by_priority_total{version=\"v1\",priority=\"high\"} 1",
             "gantry_connections 1",
             "gantry_version_swaps_total 0",
             "# EOF",

@@ -36,4 +36,4 @@ pub use response::{
     Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, Usage,
 };
 pub use sampling::{Dry, Sampling};
-pub use sse::{SSE_CONTENT_TYPE, SSE_DONE, SSE_KEEP_ALIVE, sse_event};
+pub use sse::{SSE_CONTENT_TYPE, SSE_DONE, SSE_KEEP_ALIVE, sse_event, write_sse_event};

@@ -2,15 +2,18 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use gantry_engine::FinishReason as EngineReason;
+use bytes::{BufMut, Bytes, BytesMut};
+use gantry_engine::{FinishReason as EngineReason, TokenLogprob};
 use gantry_openai::{
-    AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, FinishReason, TextChoice,
-    TextCompletion, Usage, sse_event,
+    ApiError, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, ChunkHead,
+    ChunkTemplate, Delta, FinishReason, SSE_DONE, TextChoice, TextCompletion, TextLogprobs, TextOffset, TokenChance,
+    Usage, write_sse_event,
 };
-use serde_json::Value;
 
+use super::choices::{Gathered, sum_of};
+use crate::limits::STREAM_BUFFER_BYTES;
 use crate::metrics::Route;
-use crate::version::{Completion, Version};
+use crate::version::Version;
 
 /// Which shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +48,12 @@ pub(super) struct Envelope {
     model: String,
     fingerprint: String,
     include_usage: bool,
+    /// How many of the likeliest tokens are told; `None`: no log-probabilities.
+    logprobs: Option<u32>,
 }
 
 impl Envelope {
-    pub(super) fn new(shape: Shape, version: &Version, include_usage: bool) -> Self {
+    pub(super) fn new(shape: Shape, version: &Version, include_usage: bool, logprobs: Option<u32>) -> Self {
         let prefix = match shape {
             Shape::Chat => "chatcmpl",
             Shape::Text => "cmpl",
@@ -60,104 +65,227 @@ impl Envelope {
             model: version.spec().served_name.clone(),
             fingerprint: version.spec().name.clone(),
             include_usage,
+            logprobs,
         }
     }
 
-    /// The whole answer.
-    pub(super) fn whole(&self, completion: Completion) -> Result<Value, serde_json::Error> {
-        let usage = usage_of(completion.usage);
-        let reason = reason_of(completion.reason);
-        match self.shape {
-            Shape::Chat => serde_json::to_value(ChatCompletion {
-                id: self.id.clone(),
-                object: "chat.completion".to_owned(),
-                created: self.created,
-                model: self.model.clone(),
-                system_fingerprint: self.fingerprint.clone(),
-                choices: vec![ChatChoice {
-                    index: 0,
-                    message: AssistantMessage { role: "assistant".to_owned(), content: completion.text, refusal: None },
-                    logprobs: None,
-                    finish_reason: reason,
-                }],
-                usage,
-            }),
-            Shape::Text => serde_json::to_value(self.text(Some((completion.text, Some(reason))), Some(Some(usage)))),
-        }
-    }
-
-    /// The event that opens a stream; texts have none.
-    pub(super) fn opening(&self) -> Result<Option<String>, serde_json::Error> {
+    /// The whole answer, as JSON.
+    pub(super) fn whole(&self, choices: Vec<Gathered>) -> Result<Vec<u8>, serde_json::Error> {
+        let usage = usage_of(sum_of(choices.iter().map(|choice| choice.usage)));
         match self.shape {
             Shape::Chat => {
-                let delta = Delta { role: Some("assistant".to_owned()), content: Some(String::new()) };
-                sse_event(&self.chunk(Some((delta, None)), None)).map(Some)
+                let choice = |(index, choice): (u32, Gathered)| ChatChoice {
+                    index,
+                    logprobs: self.logprobs.map(|_| chat_logprobs(&choice.logprobs)),
+                    finish_reason: reason_of(choice.reason),
+                    message: AssistantMessage { role: "assistant".to_owned(), content: choice.text, refusal: None },
+                };
+                serde_json::to_vec(&ChatCompletion {
+                    id: self.id.clone(),
+                    object: "chat.completion".to_owned(),
+                    created: self.created,
+                    model: self.model.clone(),
+                    system_fingerprint: self.fingerprint.clone(),
+                    choices: (0..).zip(choices).map(choice).collect(),
+                    usage,
+                })
             }
-            Shape::Text => Ok(None),
+            Shape::Text => {
+                let choice = |(index, choice): (u32, Gathered)| TextChoice {
+                    index,
+                    logprobs: self.logprobs.map(|n| text_logprobs(&choice.logprobs, n, &mut TextOffset::default())),
+                    finish_reason: Some(reason_of(choice.reason)),
+                    text: choice.text,
+                };
+                serde_json::to_vec(&self.text((0..).zip(choices).map(choice).collect(), Some(Some(usage))))
+            }
         }
     }
 
-    /// More text.
-    pub(super) fn delta(&self, text: String) -> Result<String, serde_json::Error> {
-        match self.shape {
-            Shape::Chat => sse_event(&self.chunk(Some((Delta { role: None, content: Some(text) }, None)), None)),
-            Shape::Text => sse_event(&self.text(Some((text, None)), self.no_usage_yet())),
-        }
-    }
-
-    /// The end, and the usage where it was asked for.
-    pub(super) fn closing(
-        &self,
-        reason: EngineReason,
-        usage: gantry_engine::Usage,
-    ) -> Result<String, serde_json::Error> {
-        let reason = Some(reason_of(reason));
-        let usage = Some(Some(usage_of(usage)));
-        let (mut end, last) = match self.shape {
-            Shape::Chat => {
-                (sse_event(&self.chunk(Some((Delta::default(), reason)), None))?, sse_event(&self.chunk(None, usage))?)
-            }
-            Shape::Text => (
-                sse_event(&self.text(Some((String::new(), reason)), self.no_usage_yet()))?,
-                sse_event(&self.text(None, usage))?,
-            ),
+    /// What writes the same as a stream of events.
+    pub(super) fn events(self, choices: usize) -> Result<EventWriter, serde_json::Error> {
+        let head = ChunkHead {
+            id: &self.id,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: &self.fingerprint,
         };
-        if self.include_usage {
-            end.push_str(&last);
-        }
-        Ok(end)
+        let template = match self.shape {
+            Shape::Chat => ChunkTemplate::chat(head, self.include_usage)?,
+            Shape::Text => ChunkTemplate::text(head, self.include_usage)?,
+        };
+        Ok(EventWriter {
+            envelope: self,
+            template,
+            buffer: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
+            choices: vec![ChoiceState::default(); choices],
+        })
     }
 
     fn no_usage_yet(&self) -> Option<Option<Usage>> {
         self.include_usage.then_some(None)
     }
 
-    fn chunk(&self, choice: Option<(Delta, Option<FinishReason>)>, usage: Option<Option<Usage>>) -> ChatChunk {
-        let choice =
-            choice.map(|(delta, finish_reason)| ChatChunkChoice { index: 0, delta, logprobs: None, finish_reason });
+    fn chunk(&self, choices: Vec<ChatChunkChoice>, usage: Option<Option<Usage>>) -> ChatChunk {
         ChatChunk {
             id: self.id.clone(),
             object: "chat.completion.chunk".to_owned(),
             created: self.created,
             model: self.model.clone(),
             system_fingerprint: self.fingerprint.clone(),
-            choices: choice.into_iter().collect(),
-            usage: usage.or(self.no_usage_yet()),
+            choices,
+            usage,
         }
     }
 
-    fn text(&self, choice: Option<(String, Option<FinishReason>)>, usage: Option<Option<Usage>>) -> TextCompletion {
-        let choice = choice.map(|(text, finish_reason)| TextChoice { index: 0, text, logprobs: None, finish_reason });
+    fn text(&self, choices: Vec<TextChoice>, usage: Option<Option<Usage>>) -> TextCompletion {
         TextCompletion {
             id: self.id.clone(),
             object: "text_completion".to_owned(),
             created: self.created,
             model: self.model.clone(),
             system_fingerprint: self.fingerprint.clone(),
-            choices: choice.into_iter().collect(),
+            choices,
             usage,
         }
     }
+}
+
+/// Writes the events of one answer into a buffer, from which they are taken as often as there is somebody to send them.
+///
+/// The buffer's memory is shared with the pieces taken from it, so a token costs no allocation of its own.
+pub(super) struct EventWriter {
+    envelope: Envelope,
+    template: ChunkTemplate,
+    buffer: BytesMut,
+    choices: Vec<ChoiceState>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct ChoiceState {
+    offset: TextOffset,
+    /// Once it has ended.
+    usage: Option<gantry_engine::Usage>,
+}
+
+impl EventWriter {
+    /// Bytes that were not taken.
+    pub(super) fn pending(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// What was written since the last time.
+    pub(super) fn take(&mut self) -> Bytes {
+        self.buffer.split().freeze()
+    }
+
+    /// What opens a stream; texts have nothing.
+    pub(super) fn opening(&mut self) -> Result<(), serde_json::Error> {
+        if self.envelope.shape == Shape::Text {
+            return Ok(());
+        }
+        for index in (0..).take(self.choices.len()) {
+            let delta = Delta { role: Some("assistant".to_owned()), content: Some(String::new()) };
+            let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None };
+            let chunk = self.envelope.chunk(vec![choice], self.envelope.no_usage_yet());
+            write_sse_event((&mut self.buffer).writer(), &chunk)?;
+        }
+        Ok(())
+    }
+
+    /// More text of a choice.
+    pub(super) fn delta(
+        &mut self,
+        choice: usize,
+        text: &str,
+        logprobs: &[TokenLogprob],
+    ) -> Result<(), serde_json::Error> {
+        let index = wire_index(choice);
+        let Some(state) = self.choices.get_mut(choice) else { return Ok(()) };
+        let out = (&mut self.buffer).writer();
+        match (self.envelope.logprobs, self.envelope.shape) {
+            (None, _) => self.template.write(out, index, text, None::<&ChatLogprobs>),
+            (Some(_), Shape::Chat) => self.template.write(out, index, text, Some(&chat_logprobs(logprobs))),
+            (Some(n), Shape::Text) => {
+                self.template.write(out, index, text, Some(&text_logprobs(logprobs, n, &mut state.offset)))
+            }
+        }
+    }
+
+    /// The end of a choice. Returns the tokens of all of them once the last has ended.
+    pub(super) fn finish(
+        &mut self,
+        choice: usize,
+        reason: EngineReason,
+        usage: gantry_engine::Usage,
+    ) -> Result<Option<gantry_engine::Usage>, serde_json::Error> {
+        let (index, finish_reason) = (wire_index(choice), Some(reason_of(reason)));
+        if let Some(state) = self.choices.get_mut(choice) {
+            state.usage = Some(usage);
+        }
+        let usage = self.envelope.no_usage_yet();
+        let out = (&mut self.buffer).writer();
+        match self.envelope.shape {
+            Shape::Chat => {
+                let choice = ChatChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason };
+                write_sse_event(out, &self.envelope.chunk(vec![choice], usage))?;
+            }
+            Shape::Text => {
+                let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason };
+                write_sse_event(out, &self.envelope.text(vec![choice], usage))?;
+            }
+        }
+        let ended: Option<Vec<_>> = self.choices.iter().map(|choice| choice.usage).collect();
+        let Some(usages) = ended else { return Ok(None) };
+        let sum = sum_of(usages.into_iter());
+        self.closing(sum)?;
+        Ok(Some(sum))
+    }
+
+    /// The usage where it was asked for, and the end of the stream.
+    fn closing(&mut self, sum: gantry_engine::Usage) -> Result<(), serde_json::Error> {
+        if self.envelope.include_usage {
+            let usage = Some(Some(usage_of(sum)));
+            let out = (&mut self.buffer).writer();
+            match self.envelope.shape {
+                Shape::Chat => write_sse_event(out, &self.envelope.chunk(Vec::new(), usage))?,
+                Shape::Text => write_sse_event(out, &self.envelope.text(Vec::new(), usage))?,
+            }
+        }
+        self.buffer.put_slice(SSE_DONE.as_bytes());
+        Ok(())
+    }
+
+    /// The error after which the stream ends without `[DONE]`.
+    pub(super) fn broken(&mut self, error: &ApiError) {
+        // An error object of strings can always be written.
+        let _ = write_sse_event((&mut self.buffer).writer(), &error.to_response());
+    }
+}
+
+/// Choices are counted to `MAX_CHOICES`.
+fn wire_index(choice: usize) -> u32 {
+    u32::try_from(choice).unwrap_or(u32::MAX)
+}
+
+fn chance(token: &gantry_engine::TokenChance) -> TokenChance<'_> {
+    TokenChance { bytes: &token.bytes, logprob: token.logprob }
+}
+
+fn chat_logprobs(tokens: &[TokenLogprob]) -> ChatLogprobs {
+    let mut told = ChatLogprobs::default();
+    for token in tokens {
+        told.push(chance(&token.token), token.top.iter().map(chance));
+    }
+    told
+}
+
+fn text_logprobs(tokens: &[TokenLogprob], top: u32, offset: &mut TextOffset) -> TextLogprobs {
+    let mut told = TextLogprobs::new(top);
+    for token in tokens {
+        told.push(chance(&token.token), token.top.iter().map(chance), offset);
+    }
+    told
 }
 
 fn usage_of(usage: gantry_engine::Usage) -> Usage {
@@ -176,3 +304,7 @@ fn unix_seconds() -> u64 {
     // A clock before 1970 is told as 1970.
     SystemTime::now().duration_since(UNIX_EPOCH).map(|d| d.as_secs()).unwrap_or_default()
 }
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

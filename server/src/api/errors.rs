@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use gantry_engine::{ParamError, RequestError};
 use gantry_openai::{ApiError, ErrorCode, ErrorKind};
 
+use super::params::Names;
 use crate::limits::RETRY_AFTER_MIN_SECONDS;
 use crate::version::{GenerationError, SubmitError};
 
@@ -71,7 +72,7 @@ impl IntoResponse for Failure {
 }
 
 /// A request that was not taken.
-pub(super) fn of_submission(error: SubmitError) -> Failure {
+pub(super) fn of_submission(error: SubmitError, names: Names) -> Failure {
     let message = error.to_string();
     match error {
         SubmitError::QueueFull { retry_after, .. } => {
@@ -84,16 +85,16 @@ pub(super) fn of_submission(error: SubmitError) -> Failure {
         }
         SubmitError::Retired => Failure::not_ready(&message),
         SubmitError::InvalidParam(ParamError { param, message }) => {
-            ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::InvalidValue, message).into()
+            ApiError::invalid(Some(Cow::Owned(names.of(param))), ErrorCode::InvalidValue, message).into()
         }
     }
 }
 
 /// A request that was taken and not answered.
-pub(super) fn of_generation(error: GenerationError, prompt_param: &'static str) -> ApiError {
+pub(super) fn of_generation(error: GenerationError, names: Names) -> ApiError {
     let message = error.to_string();
     match error {
-        GenerationError::Request(error) => of_request(error, message, prompt_param),
+        GenerationError::Request(error) => of_request(error, message, names),
         GenerationError::WorkerDied(_) => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::WorkerDied, message)
         }
@@ -106,13 +107,14 @@ pub(super) fn of_generation(error: GenerationError, prompt_param: &'static str) 
     }
 }
 
-fn of_request(error: RequestError, message: String, prompt_param: &'static str) -> ApiError {
+fn of_request(error: RequestError, message: String, names: Names) -> ApiError {
     match error {
         RequestError::InvalidRequest { param, code, .. } => {
-            ApiError::invalid(param.map(Cow::Owned), ErrorCode::Other(code), message)
+            let param = param.map(|param| Cow::Owned(names.of(param)));
+            ApiError::invalid(param, ErrorCode::Other(code), message)
         }
         RequestError::ContextLengthExceeded { .. } => {
-            ApiError::invalid(Some(Cow::Borrowed(prompt_param)), ErrorCode::ContextLengthExceeded, message)
+            ApiError::invalid(Some(Cow::Borrowed(names.prompt)), ErrorCode::ContextLengthExceeded, message)
         }
         RequestError::DeadlineExceeded { .. } => {
             ApiError::new(408, ErrorKind::ServiceUnavailableError, ErrorCode::RequestTimeout, message)
@@ -140,10 +142,26 @@ pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
 mod tests {
     use super::*;
 
+    const NAMES: Names = Names { prompt: "messages", format: "response_format" };
+
+    fn of_submission(error: SubmitError) -> Failure {
+        super::of_submission(error, NAMES)
+    }
+
+    #[test]
+    fn a_fault_is_told_in_the_clients_words() {
+        let param = "grammar".to_owned();
+        let refused = SubmitError::InvalidParam(ParamError { param: param.clone(), message: "no".to_owned() });
+        assert_eq!(of_submission(refused).error.param.as_deref(), Some("response_format"));
+        let error =
+            RequestError::InvalidRequest { param: Some(param), code: "bad".to_owned(), message: "no".to_owned() };
+        assert_eq!(of_generation(error.into(), NAMES).param.as_deref(), Some("response_format"));
+    }
+
     #[test]
     fn each_failure_has_its_status_and_word() {
         let second = Duration::from_secs(1);
-        let taken = |error| of_generation(error, "messages");
+        let taken = |error| of_generation(error, NAMES);
         for (error, status, code) in [
             (of_submission(SubmitError::QueueFull { waiting: 1, retry_after: second }).error, 429, "queue_full"),
             (

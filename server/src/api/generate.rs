@@ -7,100 +7,76 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use gantry_engine::{GenerationParams, Prompt};
-use gantry_openai::{ApiError, Sampling, Streaming, ValidChatRequest, ValidCompletionRequest};
+use gantry_engine::Prompt;
+use gantry_openai::{Common, Priority, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
+use super::choices::{Choices, Gathered, sum_of};
 use super::errors::{Failure, of_generation, of_submission};
 use super::middleware::{CountedLater, RequestIdentity};
-use super::stream;
-use super::{App, body};
+use super::params::{Names, Scheduling, params, priority_of, seed_of};
+use super::{App, body, stream};
 use crate::limits::SUBMIT_ATTEMPTS;
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{Latencies, Metrics, Outcome};
 use crate::version::{GenerateRequest, Generation, SubmitError, Version};
 
 /// The header that names the version that answered.
 pub(super) const VERSION_HEADER: HeaderName = HeaderName::from_static("x-gantry-version");
 
 pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
-    let (arrival, identity) = (Instant::now(), identity(&request));
+    let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
     let valid = ValidChatRequest::parse(&body)?;
     let prompt = Prompt::Chat { messages_json: valid.messages_json() };
-    let asked = Asked {
-        shape: Shape::Chat,
-        request: GenerateRequest { prompt, params: params(valid.sampling.clone()) },
-        streaming: valid.streaming,
-        arrival,
-        identity,
-        share,
-    };
-    answer(&app, asked, |served| valid.check_model(served)).await
+    answer(&app, Asked { shape: Shape::Chat, prompt, common: valid.common, origin, share }).await
 }
 
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
-    let (arrival, identity) = (Instant::now(), identity(&request));
+    let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
-    let mut valid = ValidCompletionRequest::parse(&body)?;
-    let asked = Asked {
-        shape: Shape::Text,
-        request: GenerateRequest {
-            prompt: Prompt::Text(std::mem::take(&mut valid.prompt)),
-            params: params(valid.sampling.clone()),
-        },
-        streaming: valid.streaming,
-        arrival,
-        identity,
-        share,
-    };
-    answer(&app, asked, |served| valid.check_model(served)).await
+    let ValidCompletionRequest { prompt, common } = ValidCompletionRequest::parse(&body)?;
+    answer(&app, Asked { shape: Shape::Text, prompt: Prompt::Text(prompt), common, origin, share }).await
 }
 
+/// What is asked, in full.
 struct Asked {
     shape: Shape,
-    request: GenerateRequest,
-    streaming: Streaming,
-    arrival: Instant,
-    identity: String,
+    prompt: Prompt,
+    common: Common,
+    origin: Origin,
     share: body::Share,
 }
 
-fn identity(request: &Request) -> String {
-    let id = request.extensions().get::<RequestIdentity>().and_then(|id| id.0.to_str().ok());
-    id.unwrap_or_default().to_owned()
+/// What is known of a request before its body.
+struct Origin {
+    arrival: Instant,
+    identity: String,
+    scheduling: Scheduling,
 }
 
-fn params(sampling: Sampling) -> GenerationParams {
-    GenerationParams {
-        max_tokens: sampling.max_tokens,
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: sampling.top_k,
-        min_p: sampling.min_p,
-        seed: sampling.seed,
-        stop: sampling.stop,
-        ignore_eos: sampling.ignore_eos,
-        ..GenerationParams::default()
+impl Origin {
+    fn read(request: &Request) -> Result<Self, Failure> {
+        let id = request.extensions().get::<RequestIdentity>().and_then(|id| id.0.to_str().ok());
+        let identity = id.unwrap_or_default().to_owned();
+        Ok(Self { arrival: Instant::now(), identity, scheduling: Scheduling::read(request.headers())? })
     }
 }
 
-async fn answer(
-    app: &Arc<App>,
-    asked: Asked,
-    check_model: impl Fn(&[&str]) -> Result<(), ApiError>,
-) -> Result<Response, Failure> {
-    let Asked { shape, request, streaming, arrival, identity, share } = asked;
-    let (version, generation) = submit(app, request, check_model).await?;
-    let observed = Observed::new(app, shape, &version, arrival, identity, share);
-    let envelope = Envelope::new(shape, &version, streaming.include_usage);
-    let mut response = if streaming.enabled {
-        stream::respond(generation, envelope, observed, shape).await
+async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
+    let Asked { shape, prompt, common, origin, share } = asked;
+    let names = Names { prompt: shape.prompt_param(), format: common.format.param() };
+    let request = GenerateRequest { prompt, params: params(&common, origin.scheduling) };
+    let (version, choices) = submit(app, request, &common, names).await?;
+    let priority = priority_of(&common, origin.scheduling);
+    let observed = Observed::new(app, shape, &version, origin, priority, choices.total(), share);
+    let envelope = Envelope::new(shape, &version, common.streaming.include_usage, common.logprobs);
+    let mut response = if common.streaming.enabled {
+        stream::respond(choices, envelope, observed, names).await
     } else {
-        whole(generation, &envelope, observed, shape).await
+        whole(choices, &envelope, observed, names).await
     };
     response.extensions_mut().insert(CountedLater);
     if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
@@ -112,93 +88,125 @@ async fn answer(
 async fn submit(
     app: &App,
     request: GenerateRequest,
-    check_model: impl Fn(&[&str]) -> Result<(), ApiError>,
-) -> Result<(Arc<Version>, Generation), Failure> {
+    common: &Common,
+    names: Names,
+) -> Result<(Arc<Version>, Choices), Failure> {
     let mut last = None;
     for _ in 0..SUBMIT_ATTEMPTS {
-        let version = app.router.active().ok_or_else(|| Failure::not_ready(&app.why_no_version()))?;
-        check_model(&[&version.spec().served_name, &version.spec().name])?;
-        match version.submit(request.clone()).await {
-            Ok(generation) => return Ok((version, generation)),
+        let version = app.check_model(|served| common.check_model(served))?;
+        match submit_all(&version, &request, common.choices).await {
+            Ok(generations) => return Ok((version, Choices::new(generations))),
             Err(retired @ SubmitError::Retired) => last = Some(retired),
-            Err(other) => return Err(of_submission(other)),
+            Err(other) => return Err(of_submission(other, names)),
         }
         tokio::task::yield_now().await;
     }
-    Err(of_submission(last.unwrap_or(SubmitError::Retired)))
+    Err(of_submission(last.unwrap_or(SubmitError::Retired), names))
 }
 
-async fn whole(generation: Generation, envelope: &Envelope, mut observed: Observed, shape: Shape) -> Response {
-    match generation.collect().await {
-        Ok(completion) => {
-            observed.first_token_after(&completion.timings);
-            observed.answered(completion.usage);
-            match envelope.whole(completion) {
-                Ok(body) => Json(body).into_response(),
+/// Submits one request for each answer, all or none: where one is refused, those before it are dropped, which cancels
+/// them.
+async fn submit_all(
+    version: &Version,
+    request: &GenerateRequest,
+    choices: u32,
+) -> Result<Vec<Generation>, SubmitError> {
+    let mut generations = Vec::with_capacity(choices as usize);
+    for choice in 0..choices {
+        let mut request = request.clone();
+        request.params.seed = seed_of(request.params.seed, choice);
+        generations.push(version.submit(request).await?);
+    }
+    Ok(generations)
+}
+
+async fn whole(choices: Choices, envelope: &Envelope, mut observed: Observed, names: Names) -> Response {
+    match choices.collect_all().await {
+        Ok(whole) => {
+            observed.first_token_after(&whole);
+            observed.answered(sum_of(whole.iter().map(|choice| choice.usage)));
+            match envelope.whole(whole) {
+                Ok(body) => {
+                    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+                }
                 Err(error) => Failure::internal(&error).into_response(),
             }
         }
         Err(error) => {
-            let error = of_generation(error, shape.prompt_param());
+            let error = of_generation(error, names);
             observed.refused(error.status);
             Failure::from(error).into_response()
         }
     }
 }
 
-/// Counts one generation when it ends, however it ends, and logs it without its text.
+/// Counts one request when it ends, however it ends, and logs it without its text.
 pub(super) struct Observed {
     metrics: Arc<Metrics>,
+    latencies: Latencies,
     shape: Shape,
     version: String,
-    identity: String,
-    arrival: Instant,
+    origin: Origin,
+    priority: Priority,
     status: u16,
     outcome: Outcome,
     usage: gantry_engine::Usage,
     first_token: Option<Duration>,
-    last_token: Option<Instant>,
+    /// When each choice's last text came.
+    last_tokens: Vec<Option<Instant>>,
     /// Held as long as the request may hold its prompt.
     _share: body::Share,
 }
 
 impl Observed {
-    fn new(app: &App, shape: Shape, version: &Version, arrival: Instant, identity: String, share: body::Share) -> Self {
+    fn new(
+        app: &App,
+        shape: Shape,
+        version: &Version,
+        origin: Origin,
+        priority: Priority,
+        choices: usize,
+        share: body::Share,
+    ) -> Self {
         Self {
             metrics: Arc::clone(&app.metrics),
+            latencies: app.metrics.latencies(&version.spec().name),
             shape,
             version: version.spec().name.clone(),
-            identity,
-            arrival,
+            origin,
+            priority,
             status: 200,
             // What a generation is that nobody waited for to the end.
             outcome: Outcome::Disconnected,
             usage: gantry_engine::Usage::default(),
             first_token: None,
-            last_token: None,
+            last_tokens: vec![None; choices],
             _share: share,
         }
     }
 
-    /// Text came.
-    pub(super) fn token(&mut self) {
+    /// Text of a choice came.
+    pub(super) fn token(&mut self, choice: usize) {
         let now = Instant::now();
-        match self.last_token.replace(now) {
-            None => {
-                let took = now - self.arrival;
-                self.first_token = Some(took);
-                self.metrics.first_token(&self.version, took);
-            }
-            Some(before) => self.metrics.between_tokens(&self.version, now - before),
+        if self.first_token.is_none() {
+            self.first(now - self.origin.arrival);
+        }
+        if let Some(before) = self.last_tokens.get_mut(choice).and_then(|last| last.replace(now)) {
+            self.latencies.between_tokens(now - before);
         }
     }
 
+    fn first(&mut self, took: Duration) {
+        self.first_token = Some(took);
+        self.latencies.first_token(took);
+    }
+
     /// All text came at once, and the engine says when the first of it was there.
-    fn first_token_after(&mut self, timings: &gantry_engine::Timings) {
-        let milliseconds = (timings.queue_ms + timings.prefill_ms).max(0.0);
+    fn first_token_after(&mut self, choices: &[Gathered]) {
+        let waits = choices.iter().map(|choice| choice.timings.queue_ms + choice.timings.prefill_ms);
+        let milliseconds = waits.fold(f64::INFINITY, f64::min).max(0.0);
         if let Ok(took) = Duration::try_from_secs_f64(milliseconds / 1e3) {
-            self.first_token = Some(took);
-            self.metrics.first_token(&self.version, took);
+            self.first(took);
         }
     }
 
@@ -206,8 +214,7 @@ impl Observed {
     pub(super) fn answered(&mut self, usage: gantry_engine::Usage) {
         self.outcome = Outcome::Ok;
         self.usage = usage;
-        let took = self.arrival.elapsed();
-        self.metrics.answered(&self.version, took, usage.prompt_tokens, usage.completion_tokens);
+        self.metrics.answered(&self.version, self.origin.arrival.elapsed(), &usage);
     }
 
     /// It failed before its first byte.
@@ -225,16 +232,20 @@ impl Observed {
 impl Drop for Observed {
     fn drop(&mut self) {
         self.metrics.request_ended(self.shape.route(), &self.version, self.status, self.outcome);
+        self.metrics.prioritised(&self.version, self.priority);
         tracing::info!(
-            request_id = self.identity,
+            request_id = self.origin.identity,
             route = self.shape.route().as_str(),
             version = self.version,
             status = self.status,
             outcome = self.outcome.as_str(),
+            priority = self.priority.as_str(),
+            choices = self.last_tokens.len(),
             prompt_tokens = self.usage.prompt_tokens,
+            cached_tokens = self.usage.cached_tokens,
             completion_tokens = self.usage.completion_tokens,
             first_token_ms = self.first_token.map(|d| d.as_secs_f64() * 1e3),
-            duration_ms = self.arrival.elapsed().as_secs_f64() * 1e3,
+            duration_ms = self.origin.arrival.elapsed().as_secs_f64() * 1e3,
             "request ended"
         );
     }

@@ -43,6 +43,8 @@ pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: N
     let route = match request.uri().path() {
         "/v1/chat/completions" => Route::Chat,
         "/v1/completions" => Route::Completions,
+        "/v1/embeddings" => Route::Embeddings,
+        "/v1/rerank" | "/rerank" => Route::Rerank,
         path if path.starts_with("/v1/models") => Route::Models,
         _ => Route::Other,
     };

@@ -7,10 +7,13 @@
 
 mod answer;
 mod body;
+mod choices;
 mod errors;
 mod generate;
 mod middleware;
 mod models;
+mod params;
+mod pooled;
 mod ready;
 mod stream;
 
@@ -28,6 +31,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::routing::Router;
+use crate::version::Version;
 use body::BodyBudget;
 use errors::Failure;
 
@@ -55,6 +59,13 @@ impl App {
         &self.metrics
     }
 
+    /// The active version, unless the request asks for another model than it.
+    fn check_model(&self, check: impl Fn(&[&str]) -> Result<(), ApiError>) -> Result<Arc<Version>, Failure> {
+        let version = self.router.active().ok_or_else(|| Failure::not_ready(&self.why_no_version()))?;
+        check(&[&version.spec().served_name, &version.spec().name])?;
+        Ok(version)
+    }
+
     /// From now on the server says that it is not ready; requests are still served.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
@@ -66,6 +77,9 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
     axum::Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
+        .route("/v1/embeddings", post(pooled::embeddings))
+        .route("/v1/rerank", post(pooled::rerank))
+        .route("/rerank", post(pooled::rerank))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .route("/healthz", get(ready::alive))

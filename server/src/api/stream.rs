@@ -1,41 +1,52 @@
 //! Streamed answers: server-sent events that end in `[DONE]` if and only if the answer is whole.
 //!
 //! The head is held back until the worker has taken the request up, so that a prompt which does not fit is still a
-//! plain 400; for a request that waits longer in the queue the stream is opened and kept alive with comments. A client
-//! that leaves drops the body, which drops the generation, which cancels it.
+//! plain 400; for a request that waits longer in the queue the stream is opened and kept alive with comments. Events
+//! that have gathered go out as one piece. A client that leaves drops the body, which drops the generations, which
+//! cancels them.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use gantry_engine::GenerationEvent;
-use gantry_openai::{ApiError, ErrorCode, ErrorKind, SSE_CONTENT_TYPE, SSE_DONE, SSE_KEEP_ALIVE, sse_event};
-use tokio::time::timeout;
+use gantry_openai::{ApiError, ErrorCode, ErrorKind, SSE_CONTENT_TYPE, SSE_KEEP_ALIVE};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::answer::{Envelope, Shape};
+use super::answer::{Envelope, EventWriter};
+use super::choices::{Choices, Item};
 use super::errors::{Failure, of_generation};
 use super::generate::Observed;
-use crate::limits::SSE_KEEP_ALIVE as KEEP_ALIVE_PERIOD;
-use crate::version::{Generation, GenerationError};
+use super::params::Names;
+use crate::limits::{SSE_KEEP_ALIVE as KEEP_ALIVE_PERIOD, STREAM_BUFFER_BYTES};
 
 /// Opens a stream, or fails before it is open.
 pub(super) async fn respond(
-    mut generation: Generation,
+    mut choices: Choices,
     envelope: Envelope,
     mut observed: Observed,
-    shape: Shape,
+    names: Names,
 ) -> Response {
-    let first = match timeout(KEEP_ALIVE_PERIOD, generation.next()).await {
-        Ok(Some(Err(error))) => {
-            let error = of_generation(error, shape.prompt_param());
+    let first = match timeout(KEEP_ALIVE_PERIOD, choices.next()).await {
+        Ok(Some((_, Err(error)))) => {
+            let error = of_generation(error, names);
             observed.refused(error.status);
             return Failure::from(error).into_response();
         }
-        Ok(Some(Ok(event))) => Some(event),
-        Ok(None) | Err(_) => None,
+        Ok(first) => first,
+        Err(_) => None,
     };
-    let events = events(first, generation, envelope, observed, shape);
+    let writer = envelope.events(choices.total()).and_then(|mut writer| writer.opening().map(|()| writer));
+    let writer = match writer {
+        Ok(writer) => writer,
+        Err(error) => {
+            let failure = Failure::internal(&error);
+            observed.refused(failure.error.status);
+            return failure.into_response();
+        }
+    };
+    let events = events(first, choices, Feed { writer, observed, names });
     let mut response = Body::from_stream(events.map(Ok::<_, std::convert::Infallible>)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(SSE_CONTENT_TYPE));
@@ -45,77 +56,87 @@ pub(super) async fn respond(
     response
 }
 
-fn events(
-    first: Option<GenerationEvent>,
-    mut generation: Generation,
-    envelope: Envelope,
-    mut observed: Observed,
-    shape: Shape,
-) -> impl Stream<Item = Bytes> {
+fn events(first: Option<(usize, Item)>, mut choices: Choices, mut feed: Feed) -> impl Stream<Item = Bytes> {
     async_stream::stream! {
-        let mut next = first.map(Ok);
-        match envelope.opening() {
-            Ok(Some(opening)) => yield Bytes::from(opening),
-            Ok(None) => {}
-            Err(error) => {
-                yield broken(&mut observed, &internal(&error));
+        let mut flow = first.map_or(Flow::Go, |(choice, item)| feed.apply(choice, item));
+        // One timer for the whole stream, set anew only when it goes off: most often, much was sent since.
+        let mut sent = Instant::now();
+        let quiet = sleep_until(sent + KEEP_ALIVE_PERIOD);
+        tokio::pin!(quiet);
+        loop {
+            while flow == Flow::Go && feed.writer.pending() < STREAM_BUFFER_BYTES {
+                let Some(Some((choice, item))) = choices.next().now_or_never() else { break };
+                flow = feed.apply(choice, item);
+            }
+            if feed.writer.pending() > 0 {
+                sent = Instant::now();
+                yield feed.writer.take();
+            }
+            if flow == Flow::End {
                 return;
             }
-        }
-        loop {
-            let event = match next.take() {
-                Some(event) => event,
-                None => match timeout(KEEP_ALIVE_PERIOD, generation.next()).await {
-                    Ok(Some(event)) => event,
-                    Ok(None) => Err(GenerationError::WorkerDied("its supervisor ended".to_owned())),
-                    Err(_) => {
+            tokio::select! {
+                biased;
+                next = choices.next() => {
+                    // A stream whose choices have all ended has said so, and ended.
+                    let Some((choice, item)) = next else { return };
+                    flow = feed.apply(choice, item);
+                }
+                () = &mut quiet => {
+                    if sent.elapsed() >= KEEP_ALIVE_PERIOD {
+                        sent = Instant::now();
                         yield Bytes::from_static(SSE_KEEP_ALIVE.as_bytes());
-                        continue;
                     }
-                },
-            };
-            let piece = match event {
-                Ok(GenerationEvent::Started { .. }) => continue,
-                Ok(GenerationEvent::Delta { text, .. }) => {
-                    observed.token();
-                    envelope.delta(text).map(|piece| (piece, false))
-                }
-                Ok(GenerationEvent::Finished { reason, usage, .. }) => {
-                    observed.answered(usage);
-                    envelope.closing(reason, usage).map(|piece| (piece + SSE_DONE, true))
-                }
-                Ok(GenerationEvent::Failed(error)) => {
-                    yield broken(&mut observed, &of_generation(error.into(), shape.prompt_param()));
-                    return;
-                }
-                Err(error) => {
-                    yield broken(&mut observed, &of_generation(error, shape.prompt_param()));
-                    return;
-                }
-            };
-            match piece {
-                Ok((piece, last)) => {
-                    yield Bytes::from(piece);
-                    if last {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    yield broken(&mut observed, &internal(&error));
-                    return;
+                    quiet.as_mut().reset(sent + KEEP_ALIVE_PERIOD);
                 }
             }
         }
     }
 }
 
-fn internal(error: &serde_json::Error) -> ApiError {
-    ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, error.to_string())
+/// Whether more is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flow {
+    Go,
+    End,
 }
 
-/// The error event after which the stream ends without `[DONE]`.
-fn broken(observed: &mut Observed, error: &ApiError) -> Bytes {
-    observed.broken();
-    // An error object of strings can always be written.
-    Bytes::from(sse_event(&error.to_response()).unwrap_or_default())
+/// Turns what generations say into events.
+struct Feed {
+    writer: EventWriter,
+    observed: Observed,
+    names: Names,
+}
+
+impl Feed {
+    fn apply(&mut self, choice: usize, item: Item) -> Flow {
+        let written = match item {
+            Ok(GenerationEvent::Started { .. }) => Ok(Flow::Go),
+            Ok(GenerationEvent::Delta { text, logprobs, .. }) => {
+                self.observed.token(choice);
+                self.writer.delta(choice, &text, &logprobs).map(|()| Flow::Go)
+            }
+            Ok(GenerationEvent::Finished { reason, usage, .. }) => {
+                self.writer.finish(choice, reason, usage).map(|whole| match whole {
+                    Some(usage) => {
+                        self.observed.answered(usage);
+                        Flow::End
+                    }
+                    None => Flow::Go,
+                })
+            }
+            Ok(GenerationEvent::Failed(error)) => return self.broken(&of_generation(error.into(), self.names)),
+            Err(error) => return self.broken(&of_generation(error, self.names)),
+        };
+        written.unwrap_or_else(|error| {
+            let error = ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, error.to_string());
+            self.broken(&error)
+        })
+    }
+
+    fn broken(&mut self, error: &ApiError) -> Flow {
+        self.observed.broken();
+        self.writer.broken(error);
+        Flow::End
+    }
 }

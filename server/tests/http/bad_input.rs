@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::server::{Server, chat};
+use crate::server::{Server, await_condition, chat};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -28,6 +28,12 @@ fn bad(name: &'static str, value: Value, param: &'static str, code: &'static str
 
 fn raw(path: &'static str, body: &[u8], param: Option<&'static str>, code: &'static str) -> Row {
     (Method::POST, path, "application/json", body.to_vec(), 400, INVALID, param, code)
+}
+
+/// A request that is right, for work that is not done yet.
+fn pooled(path: &'static str, body: Value) -> Row {
+    let body = body.to_string().into_bytes();
+    (Method::POST, path, "application/json", body, 501, "not_supported_error", None, "unsupported_operation")
 }
 
 fn rows() -> Vec<Row> {
@@ -75,10 +81,29 @@ fn rows() -> Vec<Row> {
         bad("stop", json!(vec!["x"; 17]), "stop", "invalid_value"),
         bad("stream", json!("true"), "stream", "invalid_type"),
         bad("stream_options", json!({"include_usage": true}), "stream_options", "invalid_value"),
-        bad("n", json!(3), "n", "unsupported_parameter"),
+        bad("n", json!(17), "n", "invalid_value"),
+        bad("best_of", json!(3), "best_of", "unsupported_parameter"),
         bad("tools", json!([{"type": "function"}]), "tools", "unsupported_parameter"),
-        bad("logprobs", json!(true), "logprobs", "unsupported_parameter"),
-        bad("response_format", json!({"type": "json_object"}), "response_format", "unsupported_parameter"),
+        bad("logprobs", json!(5), "logprobs", "invalid_type"),
+        bad("response_format", json!({"type": "xml"}), "response_format.type", "invalid_value"),
+        bad("logit_bias", json!({"the": 1}), "logit_bias", "invalid_value"),
+        bad("repetition_penalty", json!(9), "repetition_penalty", "invalid_value"),
+        bad("priority", json!("urgent"), "priority", "invalid_value"),
+        raw("/v1/embeddings", b"{\"input\": []}", Some("input"), "invalid_value"),
+        raw("/v1/rerank", b"{\"query\": \"q\"}", Some("documents"), "missing_required_parameter"),
+        (
+            Method::POST,
+            "/v1/embeddings",
+            "application/json",
+            b"{\"input\": \"a\", \"model\": \"bert\"}".to_vec(),
+            404,
+            NOT_FOUND,
+            Some("model"),
+            "model_not_found",
+        ),
+        pooled("/v1/embeddings", json!({"input": ["a", "b"], "model": "demo"})),
+        pooled("/v1/rerank", json!({"query": "q", "documents": ["a"]})),
+        pooled("/rerank", json!({"query": "q", "documents": ["a"]})),
         (
             Method::POST,
             CHAT,
@@ -92,7 +117,8 @@ fn rows() -> Vec<Row> {
         (Method::GET, "/v1/models/gpt-4", "", vec![], 404, NOT_FOUND, Some("model"), "model_not_found"),
         (Method::GET, "/v1/models/%ff%fe", "", vec![], 404, NOT_FOUND, Some("model"), "model_not_found"),
         (Method::GET, "/v1/nothing", "", vec![], 404, NOT_FOUND, None, "unknown_url"),
-        (Method::POST, "/v1/embeddings", "application/json", hello.clone(), 404, NOT_FOUND, None, "unknown_url"),
+        (Method::POST, "/v1/edits", "application/json", hello.clone(), 404, NOT_FOUND, None, "unknown_url"),
+        (Method::GET, "/v1/embeddings", "", vec![], 405, INVALID, None, "method_not_allowed"),
         (Method::GET, CHAT, "", vec![], 405, INVALID, None, "method_not_allowed"),
         (Method::DELETE, "/v1/models", "", vec![], 405, INVALID, None, "method_not_allowed"),
         (
@@ -129,6 +155,22 @@ async fn every_mistake_has_its_error_and_the_process_lives() {
     }
     assert_eq!(server.workers(), workers, "the same worker serves on");
     assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+}
+
+#[tokio::test]
+async fn headers_are_checked_like_parameters() {
+    let server = Server::start(&["--alias", "demo"]).await;
+    for (header, value) in [("x-gantry-priority", "urgent"), ("x-gantry-queue-timeout-ms", "soon")] {
+        let response = server.post(CHAT, &chat("Hello!")).header(header, value).send().await.unwrap();
+        assert_eq!(response.status(), 400);
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!((&answer["error"]["param"], &answer["error"]["code"]), (&json!(header), &json!("invalid_value")));
+    }
+    let taken = server.post(CHAT, &chat("Hello!")).header("x-gantry-priority", "high").send().await.unwrap();
+    assert_eq!(taken.status(), 200);
+    assert!(!taken.text().await.unwrap().is_empty());
+    let high = "gantry_requests_by_priority_total{version=\"standalone\",priority=\"high\"}";
+    await_condition("it to be counted", async || server.metric(high).await > 0.5).await;
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 
 mod answers;
 mod bad_input;
+mod choices;
 mod faults;
 mod load;
 mod reference;

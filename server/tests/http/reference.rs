@@ -12,7 +12,7 @@ const MARK: &str = "<!-- limits -->\n";
 /// Files of limits, by what they limit.
 const SOURCES: &[(&str, &str)] = &[
     ("Front and workers", "src/limits.rs"),
-    ("Requests", "openai/src/request.rs"),
+    ("Requests", "openai/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),
     ("Agent", "src/agent/limits.rs"),
     ("Fetching models", "src/fetch/limits.rs"),

@@ -1,0 +1,146 @@
+//! Both shapes of an answer, whole and streamed, from events of the engine that are made up.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use gantry_engine::{Timings, TokenChance as EngineChance, Usage as EngineUsage};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn envelope(shape: Shape, include_usage: bool, logprobs: Option<u32>) -> Envelope {
+    let (id, model, fingerprint) = ("id-1".to_owned(), "demo \"q\"".to_owned(), "v1".to_owned());
+    Envelope { shape, id, created: 1_770_000_000, model, fingerprint, include_usage, logprobs }
+}
+
+fn engine_chance(text: &str, logprob: f32) -> EngineChance {
+    EngineChance { id: 1, bytes: text.as_bytes().to_vec(), logprob }
+}
+
+fn token(text: &str) -> TokenLogprob {
+    TokenLogprob { token: engine_chance(text, -0.5), top: vec![engine_chance(text, -0.5), engine_chance("x", -1.5)] }
+}
+
+const USAGE: EngineUsage = EngineUsage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: 4 };
+
+fn gathered(pieces: &[&str]) -> Gathered {
+    Gathered {
+        text: pieces.concat(),
+        logprobs: pieces.iter().map(|piece| token(piece)).collect(),
+        reason: EngineReason::Length,
+        usage: USAGE,
+        timings: Timings::default(),
+    }
+}
+
+/// A stream of the choices' pieces, one of each in turn.
+fn streamed(envelope: Envelope, choices: &[Vec<&str>]) -> Vec<Value> {
+    let mut writer = envelope.events(choices.len()).unwrap();
+    writer.opening().unwrap();
+    let mut sent = writer.take().to_vec();
+    for turn in 0..choices.iter().map(Vec::len).max().unwrap_or_default() {
+        for (index, pieces) in choices.iter().enumerate() {
+            let Some(piece) = pieces.get(turn) else { continue };
+            writer.delta(index, piece, &[token(piece)]).unwrap();
+            sent.extend(writer.take());
+        }
+    }
+    for index in 0..choices.len() {
+        let whole = writer.finish(index, EngineReason::Length, USAGE).unwrap();
+        assert_eq!(whole.is_some(), index + 1 == choices.len());
+    }
+    sent.extend(writer.take());
+    let text = String::from_utf8(sent).unwrap();
+    let events: Vec<&str> = text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap()).collect();
+    let (done, events) = events.split_last().unwrap();
+    assert_eq!(*done, "[DONE]");
+    events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+}
+
+#[test]
+fn a_chat_tells_its_tokens_with_their_bytes() {
+    let whole = envelope(Shape::Chat, false, Some(2)).whole(vec![gathered(&["é", "!"]), gathered(&["a"])]).unwrap();
+    let whole: Value = serde_json::from_slice(&whole).unwrap();
+    assert_eq!(whole["usage"]["prompt_tokens"], 9);
+    assert_eq!(whole["usage"]["completion_tokens"], 4);
+    assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 4);
+    assert_eq!(
+        whole["choices"][0]["logprobs"]["content"][0],
+        json!({
+            "token": "é", "logprob": -0.5, "bytes": [195, 169],
+            "top_logprobs": [
+                {"token": "é", "logprob": -0.5, "bytes": [195, 169]},
+                {"token": "x", "logprob": -1.5, "bytes": [120]},
+            ],
+        })
+    );
+    assert_eq!(whole["choices"][1]["index"], 1);
+    let events = streamed(envelope(Shape::Chat, false, Some(2)), &[vec!["é", "!"], vec!["a"]]);
+    assert_eq!(events[2]["choices"][0]["delta"], json!({"content": "é"}));
+    assert_eq!(events[2]["choices"][0]["logprobs"]["content"][0], whole["choices"][0]["logprobs"]["content"][0]);
+    assert_eq!(events[3]["choices"][0]["index"], 1);
+}
+
+#[test]
+fn a_text_tells_its_tokens_with_their_places() {
+    let whole = envelope(Shape::Text, false, Some(2)).whole(vec![gathered(&["éa", "!", "b"])]).unwrap();
+    let whole: Value = serde_json::from_slice(&whole).unwrap();
+    let expected = json!({
+        "tokens": ["éa", "!", "b"], "token_logprobs": [-0.5, -0.5, -0.5], "text_offset": [0, 2, 3],
+        "top_logprobs": [{"éa": -0.5, "x": -1.5}, {"!": -0.5, "x": -1.5}, {"b": -0.5, "x": -1.5}],
+    });
+    assert_eq!(whole["choices"][0]["logprobs"], expected);
+    let events = streamed(envelope(Shape::Text, false, Some(2)), &[vec!["éa", "!", "b"]]);
+    assert_eq!(events[2]["choices"][0]["logprobs"]["text_offset"], json!([3]), "places go on from piece to piece");
+
+    let only_chosen = envelope(Shape::Text, false, Some(0)).whole(vec![gathered(&["a"])]).unwrap();
+    let only_chosen: Value = serde_json::from_slice(&only_chosen).unwrap();
+    assert_eq!(only_chosen["choices"][0]["logprobs"]["top_logprobs"], Value::Null);
+}
+
+#[test]
+fn usage_comes_once_and_last() {
+    for shape in [Shape::Chat, Shape::Text] {
+        let events = streamed(envelope(shape, true, None), &[vec!["a"], vec!["b"]]);
+        let (last, others) = events.split_last().unwrap();
+        assert_eq!((&last["choices"], &last["usage"]["total_tokens"]), (&json!([]), &json!(13)));
+        for event in others {
+            assert!(event.as_object().unwrap().contains_key("usage") && event["usage"].is_null(), "{event}");
+        }
+        let events = streamed(envelope(shape, false, None), &[vec!["a"]]);
+        assert!(events.iter().all(|event| !event.as_object().unwrap().contains_key("usage")));
+    }
+}
+
+proptest! {
+    /// **Feature: distributed-inference-server, Property 23: API Response Format Consistency**
+    /// **Validates: Requirements 11.1, 11.2, 11.3**
+    #[test]
+    fn a_stream_is_the_whole_answer_in_pieces(
+        choices in prop::collection::vec(prop::collection::vec("\\PC{1,9}", 0..6), 1..4),
+        chat in any::<bool>(), logprobs in prop::option::of(0..3_u32),
+    ) {
+        let shape = if chat { Shape::Chat } else { Shape::Text };
+        let pieces: Vec<Vec<&str>> = choices.iter().map(|c| c.iter().map(String::as_str).collect()).collect();
+        let whole = pieces.iter().map(|pieces| gathered(pieces)).collect();
+        let whole: Value = serde_json::from_slice(&envelope(shape, true, logprobs).whole(whole).unwrap()).unwrap();
+        prop_assert!(whole["id"].is_string() && whole["object"].is_string() && whole["created"].is_u64());
+        prop_assert_eq!(whole["choices"].as_array().unwrap().len(), choices.len());
+        let events = streamed(envelope(shape, true, logprobs), &pieces);
+        for (index, expected) in whole["choices"].as_array().unwrap().iter().enumerate() {
+            let own: Vec<&Value> = events.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == index).collect();
+            let (said, text) = match shape {
+                Shape::Chat => ("/delta/content", &expected["message"]["content"]),
+                Shape::Text => ("/text", &expected["text"]),
+            };
+            let joined: String = own.iter().filter_map(|c| c.pointer(said)?.as_str()).collect();
+            prop_assert_eq!(&joined, text.as_str().unwrap());
+            let list = if chat { "/logprobs/content" } else { "/logprobs/token_logprobs" };
+            let told = |c: &Value| c.pointer(list).and_then(Value::as_array).map_or(0, Vec::len);
+            prop_assert_eq!(own.iter().map(|c| told(c)).sum::<usize>(), told(expected));
+            prop_assert_eq!(&own.last().unwrap()["finish_reason"], &expected["finish_reason"]);
+        }
+        prop_assert_eq!(&events.last().unwrap()["usage"], &whole["usage"]);
+        for event in events.iter().chain([&whole]) {
+            prop_assert_eq!((&event["id"], &event["created"], &event["model"]), (&whole["id"], &whole["created"], &whole["model"]));
+        }
+    }
+}

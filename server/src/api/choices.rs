@@ -1,0 +1,162 @@
+//! The answers to one request, as they come: one generation for each, all of the same version.
+//!
+//! Dropping them cancels every one that has not ended. Absent: any order between them; whoever has news is heard, and
+//! none is heard twice while another one has news.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::{Stream, StreamExt};
+use gantry_engine::{FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
+
+use crate::version::{Generation, GenerationError};
+
+/// What a generation says.
+pub(super) type Item = Result<GenerationEvent, GenerationError>;
+
+/// See the module.
+pub(super) struct Choices<G = Generation> {
+    /// `None` once ended.
+    running: Vec<Option<G>>,
+    /// Who is asked first.
+    next: usize,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Gathered {
+    pub(super) text: String,
+    pub(super) logprobs: Vec<TokenLogprob>,
+    pub(super) reason: FinishReason,
+    pub(super) usage: Usage,
+    pub(super) timings: Timings,
+}
+
+impl<G: Stream<Item = Item> + Unpin> Choices<G> {
+    pub(super) fn new(generations: Vec<G>) -> Self {
+        Self { running: generations.into_iter().map(Some).collect(), next: 0 }
+    }
+
+    /// How many there are, those that have ended included.
+    pub(super) fn total(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Waits for all of them.
+    ///
+    /// # Errors
+    /// The first one that fails; the others are cancelled.
+    pub(super) async fn collect_all(mut self) -> Result<Vec<Gathered>, GenerationError> {
+        let mut parts = vec![(String::new(), Vec::new()); self.total()];
+        let mut whole: Vec<Option<Gathered>> = vec![None; self.total()];
+        while let Some((index, item)) = self.next().await {
+            let (Some((text, logprobs)), Some(slot)) = (parts.get_mut(index), whole.get_mut(index)) else { continue };
+            match item? {
+                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Delta { text: more, logprobs: mut told, .. } => {
+                    text.push_str(&more);
+                    logprobs.append(&mut told);
+                }
+                GenerationEvent::Finished { reason, usage, timings } => {
+                    let (text, logprobs) = (std::mem::take(text), std::mem::take(logprobs));
+                    *slot = Some(Gathered { text, logprobs, reason, usage, timings });
+                }
+                GenerationEvent::Failed(error) => return Err(error.into()),
+            }
+        }
+        whole.into_iter().collect::<Option<_>>().ok_or_else(ended_early)
+    }
+}
+
+impl<G: Stream<Item = Item> + Unpin> Stream for Choices<G> {
+    type Item = (usize, Item);
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let count = self.running.len();
+        let mut open = false;
+        for turn in 0..count {
+            let index = (self.next + turn) % count;
+            let Some(generation) = self.running[index].as_mut() else { continue };
+            open = true;
+            let Poll::Ready(item) = generation.poll_next_unpin(context) else { continue };
+            let item = item.unwrap_or_else(|| Err(ended_early()));
+            if !matches!(&item, Ok(event) if !event.is_terminal()) {
+                self.running[index] = None;
+            }
+            self.next = index + 1;
+            return Poll::Ready(Some((index, item)));
+        }
+        if open { Poll::Pending } else { Poll::Ready(None) }
+    }
+}
+
+fn ended_early() -> GenerationError {
+    GenerationError::WorkerDied("its supervisor ended".to_owned())
+}
+
+/// The tokens of all answers: those of the prompt once, of which cached are those that were so for everyone.
+pub(super) fn sum_of(usages: impl Iterator<Item = Usage>) -> Usage {
+    usages
+        .reduce(|sum, usage| Usage {
+            prompt_tokens: sum.prompt_tokens.max(usage.prompt_tokens),
+            completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
+            cached_tokens: sum.cached_tokens.min(usage.cached_tokens),
+        })
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use futures::stream::BoxStream;
+    use gantry_engine::RequestError;
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::ReceiverStream;
+
+    fn delta(text: &str) -> Item {
+        Ok(GenerationEvent::Delta { text: text.to_owned(), tokens: 1, logprobs: Vec::new() })
+    }
+
+    fn finished(completion_tokens: u32, cached_tokens: u32) -> Item {
+        let usage = Usage { prompt_tokens: 7, completion_tokens, cached_tokens };
+        Ok(GenerationEvent::Finished { reason: FinishReason::Stop, usage, timings: Timings::default() })
+    }
+
+    fn scripted(items: Vec<Item>) -> BoxStream<'static, Item> {
+        futures::stream::iter(items).boxed()
+    }
+
+    #[tokio::test]
+    async fn all_are_heard_in_turn() {
+        let one = scripted(vec![delta("a"), delta("b"), delta("c"), finished(3, 0)]);
+        let other = scripted(vec![delta("x"), finished(1, 5)]);
+        let order: Vec<usize> = Choices::new(vec![one, other]).map(|(index, _)| index).collect().await;
+        assert_eq!(order, [0, 1, 0, 1, 0, 0]);
+    }
+
+    #[tokio::test]
+    async fn answers_are_gathered_each_for_itself() {
+        let one = scripted(vec![delta("a"), delta("b"), finished(3, 0)]);
+        let other = scripted(vec![delta("x"), finished(1, 5)]);
+        let whole = Choices::new(vec![one, other]).collect_all().await.unwrap();
+        assert_eq!((whole[0].text.as_str(), whole[1].text.as_str()), ("ab", "x"));
+        let usage = sum_of(whole.iter().map(|choice| choice.usage));
+        assert_eq!(usage, Usage { prompt_tokens: 7, completion_tokens: 4, cached_tokens: 0 });
+    }
+
+    #[tokio::test]
+    async fn one_that_fails_fails_all_and_the_others_are_dropped() {
+        let (sender, receiver) = mpsc::channel(1);
+        let failing = scripted(vec![Err(RequestError::ShuttingDown.into())]);
+        let choices = Choices::new(vec![ReceiverStream::new(receiver).boxed(), failing]);
+        assert_eq!(choices.collect_all().await.unwrap_err(), RequestError::ShuttingDown.into());
+        assert!(sender.is_closed(), "nobody waits for the other one any more");
+    }
+
+    #[tokio::test]
+    async fn an_end_without_a_last_event_is_a_failure() {
+        let choices = Choices::new(vec![scripted(vec![delta("a"), finished(1, 0)]), scripted(vec![delta("x")])]);
+        assert!(matches!(choices.collect_all().await, Err(GenerationError::WorkerDied(_))));
+    }
+}
