@@ -18,7 +18,7 @@ pub(crate) fn encode_floats(floats: &[f32]) -> String {
 /// `None` where the text is not the encoding of floats.
 pub(crate) fn decode_floats(text: &str) -> Option<Vec<f32>> {
     let digits = text.trim_end_matches('=').as_bytes();
-    if text.len() % 4 != 0 || text.len() - digits.len() > 2 {
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
         return None;
     }
     let (mut bytes, mut word, mut bits) = (Vec::with_capacity(text.len() / 4 * 3), 0_u32, 0);

@@ -23,10 +23,12 @@ pub const MAX_PENALTY: f32 = 2.0;
 pub const MAX_DRY_MULTIPLIER: f32 = 100.0;
 /// The highest `dry_base`.
 pub const MAX_DRY_BASE: f32 = 10.0;
+/// The highest `dry_allowed_length`.
+pub const MAX_DRY_ALLOWED_LENGTH: u32 = 1024;
 /// The most `dry_sequence_breakers`.
 pub const MAX_DRY_BREAKERS: usize = 32;
 /// The longest of them, in bytes.
-pub const MAX_DRY_BREAKER_BYTES: usize = 64;
+pub const MAX_DRY_BREAKER_BYTES: usize = 40;
 /// The most entries of `logit_bias`.
 pub const MAX_LOGIT_BIASES: usize = 1024;
 /// The strongest entry, in either direction.

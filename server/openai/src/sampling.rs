@@ -9,8 +9,9 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type, wrong_value};
 use crate::limits::{
-    MAX_DRY_BASE, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_MULTIPLIER, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES,
-    MAX_PENALTY, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_TOKENS_LIMIT,
+    MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BASE, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_MULTIPLIER, MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIASES, MAX_PENALTY, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE,
+    MAX_TOKENS_LIMIT,
 };
 
 /// How to generate; ranges checked, defaults `OpenAI`'s or llama.cpp's.
@@ -59,7 +60,7 @@ pub struct Dry {
     pub multiplier: f32,
     /// 1 to [`MAX_DRY_BASE`].
     pub base: f32,
-    /// Repetitions of up to so many tokens are free.
+    /// Repetitions of up to so many tokens are free; up to [`MAX_DRY_ALLOWED_LENGTH`].
     pub allowed_length: u32,
     /// Tokens looked back at; 0: all.
     pub penalty_last_n: u32,
@@ -169,7 +170,7 @@ impl Dry {
             multiplier: if look_back == Some(0) { 0.0 } else { multiplier },
             base: fields.within("dry_base", 1.0, MAX_DRY_BASE)?.unwrap_or(default.base),
             allowed_length: fields
-                .integer("dry_allowed_length", 0..=MAX_TOKENS_LIMIT)?
+                .integer("dry_allowed_length", 0..=MAX_DRY_ALLOWED_LENGTH)?
                 .unwrap_or(default.allowed_length),
             penalty_last_n: look_back.filter(|&n| n < MAX_TOKENS_LIMIT).unwrap_or(default.penalty_last_n),
             sequence_breakers: breakers(fields)?.unwrap_or(default.sequence_breakers),

@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use gantry_openai::{
-    ApiError, Common, Dry, EmbeddingInput, EncodingFormat, ErrorCode, Format, MAX_CHOICES, MAX_DRY_BREAKERS,
-    MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES, MAX_RERANK_DOCUMENTS,
-    MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Message, Priority, Role,
-    Sampling, Streaming, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
+    ApiError, Common, Dry, EmbeddingInput, EncodingFormat, ErrorCode, Format, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH,
+    MAX_DRY_BREAKERS, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES,
+    MAX_RERANK_DOCUMENTS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS,
+    Message, Priority, Role, Sampling, Streaming, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest,
+    ValidRerankRequest,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -100,6 +101,7 @@ fn mistakes_in_a_chat_are_named() {
         ("dry_multiplier", json!(-1), "dry_multiplier", InvalidValue),
         ("dry_base", json!(0.9), "dry_base", InvalidValue),
         ("dry_allowed_length", json!(-1), "dry_allowed_length", InvalidValue),
+        ("dry_allowed_length", json!(MAX_DRY_ALLOWED_LENGTH + 1), "dry_allowed_length", InvalidValue),
         ("dry_penalty_last_n", json!(-2), "dry_penalty_last_n", InvalidValue),
         ("dry_sequence_breakers", json!("x"), "dry_sequence_breakers", InvalidType),
         ("dry_sequence_breakers", json!(["a", ""]), "dry_sequence_breakers[1]", InvalidValue),

@@ -145,6 +145,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use axum::http::HeaderValue;
+    use gantry_openai as limits;
 
     fn read(name: &'static str, value: &'static str) -> Result<Scheduling, ApiError> {
         let mut headers = HeaderMap::new();
@@ -186,6 +187,37 @@ mod tests {
     #[test]
     fn a_plain_request_asks_the_engine_for_its_defaults() {
         assert_eq!(params(&Common::default(), Scheduling::default()), GenerationParams::default());
+    }
+
+    #[test]
+    fn what_the_wire_takes_at_its_limits_the_engine_takes() {
+        let breaker = "x".repeat(limits::MAX_DRY_BREAKER_BYTES);
+        let dry = gantry_openai::Dry {
+            multiplier: limits::MAX_DRY_MULTIPLIER,
+            base: limits::MAX_DRY_BASE,
+            allowed_length: limits::MAX_DRY_ALLOWED_LENGTH,
+            penalty_last_n: limits::MAX_TOKENS_LIMIT - 1,
+            sequence_breakers: vec![breaker; limits::MAX_DRY_BREAKERS],
+        };
+        let sampling = Sampling {
+            max_tokens: Some(limits::MAX_TOKENS_LIMIT),
+            temperature: limits::MAX_TEMPERATURE,
+            xtc_probability: 1.0,
+            xtc_threshold: 1.0,
+            repeat_penalty: limits::MAX_REPEAT_PENALTY,
+            repeat_last_n: limits::MAX_TOKENS_LIMIT,
+            frequency_penalty: -limits::MAX_PENALTY,
+            presence_penalty: limits::MAX_PENALTY,
+            dry,
+            logit_bias: vec![(0, f32::NEG_INFINITY); limits::MAX_LOGIT_BIASES],
+            stop: vec!["x".repeat(limits::MAX_STOP_BYTES); limits::MAX_STOP_STRINGS],
+            ..Sampling::default()
+        };
+        let format = Format::Grammar("x".repeat(limits::MAX_GRAMMAR_BYTES));
+        let logprobs = Some(limits::MAX_TOP_LOGPROBS);
+        let scheduling = Scheduling { priority: None, queue_timeout_ms: Some(MAX_QUEUE_TIMEOUT_MS) };
+        let most = params(&Common { sampling, format, logprobs, ..Common::default() }, scheduling);
+        assert_eq!(most.validate(), Ok(()));
     }
 
     #[test]
