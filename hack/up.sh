@@ -15,6 +15,7 @@ prerequisites() {
   if builds_images; then require_toolchains; groups+=(build images); fi
   if ! is_foreign; then require_go; groups+=(cluster); fi
   if ((${#groups[@]})); then install_packages "${groups[@]}"; else note "nothing is built: the chart's images are used"; fi
+  has jq || die "jq is missing: install it with your package manager"
 }
 
 apply() { # apply FILE: server-side, so that what is there already stays as it is
@@ -26,8 +27,9 @@ apply() { # apply FILE: server-side, so that what is there already stays as it i
 # image changed because the checkout did, and what was just built is what should run.
 restart_on_new_image() {
   local wanted pods
-  wanted=$(helm get values $release --namespace $system_namespace --all --output json |
-    jq -r '.serverImage | .repository + ":" + .tag')
+  # As the operator has it: the chart's values may leave the tag to the chart's version.
+  wanted=$(kubectl --namespace $system_namespace get deployment "$release-operator" --output json |
+    jq -r '.spec.template.spec.containers[0].env[] | select(.name == "SERVER_IMAGE").value')
   pods=$(kubectl --namespace $demo_namespace get pods --selector "gantry.dev/service=$demo_service" --output json |
     jq -r '.items[].spec.containers[0].image')
   [[ -n $pods ]] && grep -qvxF "$wanted" <<<"$pods" || return 0
