@@ -1,4 +1,4 @@
-// Command kubernetes holds every component of a one-node cluster in one binary, chosen by the first argument, so that
+// Command kubernetes holds every component of a cluster in one binary, chosen by the first argument, so that
 // their shared code is compiled and linked once.
 package main
 
