@@ -75,6 +75,12 @@ impl Context {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(service));
     }
 
+    /// What is remembered, if anything: a look makes no entry, or each service that is gone would leave one.
+    fn recall<T>(&self, service: &InferenceService, look: impl FnOnce(&mut Memory) -> T) -> Option<T> {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.get_mut(&ObjectRef::from_obj(service)).map(look)
+    }
+
     /// Time to wait after another failure in a row.
     fn back_off(&self, service: &InferenceService) -> Duration {
         self.remember(service, |memory| {
@@ -87,7 +93,13 @@ impl Context {
     /// Whether the store is still behind the operator's own last write: what it holds would be decided on twice.
     fn is_behind(&self, service: &InferenceService) -> bool {
         let seen = service.resource_version().and_then(|version| version.parse::<u64>().ok());
-        self.remember(service, |memory| matches!((seen, memory.written), (Some(seen), Some(written)) if seen < written))
+        let written = self.recall(service, |memory| memory.written).flatten();
+        matches!((seen, written), (Some(seen), Some(written)) if seen < written)
+    }
+
+    /// Notes that a reconcile came to its end.
+    fn succeeded(&self, service: &InferenceService) {
+        self.recall(service, |memory| memory.failures = 0);
     }
 }
 
@@ -162,7 +174,7 @@ pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) ->
     };
     context.metrics.reconciled(outcome, started.elapsed());
     if result.is_ok() {
-        context.remember(&service, |memory| memory.failures = 0);
+        context.succeeded(&service);
     }
     result.map_err(Error::from)
 }

@@ -278,6 +278,8 @@ async fn failures_in_a_row_wait_longer_up_to_a_limit() {
     let service = scene.service();
     let waits: Vec<_> = (0..9).map(|_| scene.context.back_off(&service).as_secs()).collect();
     assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 120, 120]);
+    scene.context.succeeded(&service);
+    assert_eq!(scene.context.back_off(&service).as_secs(), 1);
 }
 
 #[tokio::test]
@@ -401,6 +403,10 @@ async fn a_deleted_service_ends_its_pods_before_it_goes() {
     scene.step().await.unwrap();
     assert_eq!(scene.api.writes(), [format!("PATCH {SERVICE}")]);
     assert!(scene.service().finalizers().is_empty());
+    // As `reconcile` does before and after each step.
+    assert!(!scene.context.is_behind(&scene.service()));
+    scene.context.succeeded(&scene.service());
+    assert!(scene.context.memory.lock().unwrap().is_empty(), "nothing is remembered of what is gone");
 }
 
 #[tokio::test]
