@@ -108,11 +108,10 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 6] {
     let (is_available, is_up_to_date) = (available.status == Some(true), up_to_date.status == Some(true));
     let ready_condition = match (is_available, is_up_to_date) {
         (true, true) => new(ConditionType::Ready, true, Reason::AsRequested, available.message.clone()),
-        // What keeps it from answering goes before what keeps it from the newest version, unless the user has to act.
-        (false, _) if stalled.status == Some(false) => {
-            new(ConditionType::Ready, false, available.reason, available.message.clone())
-        }
-        _ => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
+        // What the user has to do goes first, then what keeps it from answering, then from the newest version.
+        _ if stalled.status == Some(true) => new(ConditionType::Ready, false, stalled.reason, stalled.message.clone()),
+        (false, _) => new(ConditionType::Ready, false, available.reason, available.message.clone()),
+        (true, false) => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
     };
     let reconciling = reconciling(inputs, ready, &stalled);
     [available, up_to_date, ready_condition, reconciling, stalled, supported(inputs)]

@@ -320,6 +320,7 @@ async fn somebody_elses_object_is_not_taken_over() {
     let (status, reason, message) = scene.condition("Stalled");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
     assert!(message.starts_with("Service chat exists and does not belong"), "{message}");
+    assert_eq!(scene.condition("Ready").1, "ApplyFailed", "what the user has to do goes first");
     assert!(scene.service().status.unwrap().rollout.is_none());
 }
 
