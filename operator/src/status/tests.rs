@@ -65,11 +65,13 @@ fn condition(status: &ModelVersionStatus, type_: &str) -> String {
 #[test]
 fn the_pod_that_is_furthest_behind_speaks_for_the_candidate() {
     let fetching = |bytes: i64| json!({"version": NAME, "phase": "Fetching", "progress": {"bytes": bytes, "total": 100, "summary": format!("{bytes}%")}});
-    let testing = json!({"version": NAME, "phase": "Testing", "gates": [{"name": "Fetch", "verdict": "Pass"}],
+    let testing = json!({"version": NAME, "phase": "Testing",
+        "gates": [{"name": "Fetch", "verdict": "Pass"}, {"name": "Memory", "verdict": "Pass"}],
         "gguf": {"architecture": "llama", "quantization": "Q8_0", "parameters": "1B", "bytes": 5, "size": "5"},
         "fit": {"required": "1Gi", "available": "3Gi", "fits": true}});
     let status = status(None, &preparing(), &preparing(), &reports(&[fetching(60), fetching(40), testing]));
     assert_eq!((status.phase, status.role), (Some(VersionPhase::Fetching), Some(VersionRole::Candidate)));
+    assert_eq!(condition(&status, "Fetched"), "Unknown", "two pods still fetch it");
     assert_eq!(status.progress.unwrap().summary.as_deref(), Some("40%"));
     assert_eq!(status.gguf.unwrap().quantization, "Q8_0");
     assert_eq!(status.fit.unwrap().available, "3Gi");

@@ -56,7 +56,7 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
         reason: Some(limits::message(&reason(inputs, phase, rejected, old.phase, old.reason.as_deref()))),
         conditions: old.conditions,
     };
-    let all = conditions(&status, phase, rejected);
+    let all = conditions(&status, phase, rejected, |gate| passed_everywhere(inputs, &name, gate));
     set_all(&mut status.conditions, all, inputs.now);
     status
 }
@@ -71,6 +71,20 @@ fn reports<'a>(inputs: &VersionInputs<'a>, name: &str) -> Vec<&'a CandidateStatu
         (!left_over).then_some(candidate)
     });
     reports.collect()
+}
+
+/// Whether every pod has the candidate's `gate` behind it.
+fn passed_everywhere(inputs: &VersionInputs, name: &str, gate: GateName) -> bool {
+    let passed = |pod: &CountedPod| {
+        pod.report.is_some_and(|report| {
+            let candidate = report.candidate.as_ref().filter(|candidate| candidate.version == name);
+            let in_report = candidate.is_some_and(|candidate| {
+                candidate.gates.iter().any(|one| one.name == gate && one.verdict != GateVerdict::Fail)
+            });
+            in_report || report.prepared.as_deref() == Some(name)
+        })
+    };
+    !inputs.pods.is_empty() && inputs.pods.iter().all(passed)
 }
 
 fn role(state: &RolloutState, name: &str) -> VersionRole {
@@ -237,8 +251,12 @@ fn conditions(
     status: &ModelVersionStatus,
     phase: VersionPhase,
     rejected: Option<&RejectedStatus>,
+    passed_everywhere: impl Fn(GateName) -> bool,
 ) -> [NewCondition; 5] {
+    let answered = matches!(phase, VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active);
     let of_gates = |type_: ConditionType, names: &[GateName]| {
+        let was_true = || status.conditions.iter().any(|old| old.type_ == type_.as_str() && old.status == "True");
+        let holds = || answered || was_true() || names.iter().all(|gate| passed_everywhere(*gate));
         let relevant: Vec<_> = status.gates.iter().filter(|gate| names.contains(&gate.name)).collect();
         let failed = relevant.iter().find(|gate| gate.verdict == GateVerdict::Fail);
         let (status, reason, message) = match failed {
@@ -247,12 +265,11 @@ fn conditions(
                 Reason::GateFailed,
                 gate.message.clone().or_else(|| gate.value.clone()).unwrap_or_default(),
             ),
-            None if relevant.len() == names.len() => (Some(true), Reason::Passed, "in every pod".to_owned()),
+            None if relevant.len() == names.len() && holds() => (Some(true), Reason::Passed, "in every pod".to_owned()),
             None => (None, Reason::Pending, "not known yet".to_owned()),
         };
         NewCondition { type_, status, reason, message: limits::message(&message) }
     };
-    let answered = matches!(phase, VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active);
     let validated = match (rejected, phase) {
         (Some(rejected), _) if rejected.outcome == RejectedOutcome::Rejected => {
             let reason =
