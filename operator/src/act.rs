@@ -154,7 +154,7 @@ impl<'a> Actor<'a> {
             return Ok(true);
         }
         let (desired, observed) = (without_type(desired), without_type(observed));
-        Ok(!covers(&observed, &desired, ""))
+        Ok(!covers(&observed, &desired, false))
     }
 
     /// Creates the ModelVersions that are missing. Their revisions are counted in the API, not in a store: a store that
@@ -313,23 +313,30 @@ fn without_type(object: &impl Serialize) -> Value {
     value
 }
 
-/// Lists that server-side apply replaces as a whole, so that an extra entry is somebody else's doing and is undone.
+/// Lists that server-side apply replaces as a whole, lists in them included, so that an extra entry is somebody else's
+/// doing and is undone.
 const ATOMIC_LISTS: [&str; 3] = ["rules", "subjects", "ingress"];
+/// Maps that it replaces as a whole, and into which no default is put: an extra label selects other pods, or none.
+const ATOMIC_MAPS: [&str; 3] = ["selector", "podSelector", "labelSelector"];
 
 /// Whether everything in `desired` is so in `observed`. Fields that only the observed object has are defaults or belong to
-/// others, as do extra entries of lists that are merged by key.
-fn covers(observed: &Value, desired: &Value, key: &str) -> bool {
+/// others, as do extra entries of lists that are merged by key; `atomic` says that lists here are not.
+fn covers(observed: &Value, desired: &Value, atomic: bool) -> bool {
     match (observed, desired) {
         (_, Value::Null) => true,
-        (Value::Object(observed), Value::Object(desired)) => desired
-            .iter()
-            .all(|(key, value)| value.is_null() || observed.get(key).is_some_and(|other| covers(other, value, key))),
+        (Value::Object(observed), Value::Object(desired)) => desired.iter().all(|(key, value)| {
+            let same = |other: &Value| match ATOMIC_MAPS.contains(&key.as_str()) {
+                true => other == value,
+                false => covers(other, value, atomic || ATOMIC_LISTS.contains(&key.as_str())),
+            };
+            value.is_null() || observed.get(key).is_some_and(same)
+        }),
         (Value::Array(observed), Value::Array(desired)) => {
             let of_scalars = desired.iter().all(|item| !item.is_object());
-            if of_scalars || ATOMIC_LISTS.contains(&key) {
-                observed.len() == desired.len() && observed.iter().zip(desired).all(|(a, b)| covers(a, b, key))
+            if of_scalars || atomic {
+                observed.len() == desired.len() && observed.iter().zip(desired).all(|(a, b)| covers(a, b, atomic))
             } else {
-                desired.iter().all(|item| observed.iter().any(|other| covers(other, item, key)))
+                desired.iter().all(|item| observed.iter().any(|other| covers(other, item, atomic)))
             }
         }
         (Value::String(observed), Value::String(desired)) => gantry_crds::quantity::same(observed, desired),
@@ -346,7 +353,7 @@ mod tests {
         let desired = json!({"spec": {"ports": [{"name": "http", "port": 80}], "cpu": "0.5", "nothing": null}});
         let observed = json!({"spec": {"ports": [{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "x", "port": 1}],
             "cpu": "500m", "clusterIP": "10.0.0.1"}});
-        assert!(covers(&observed, &desired, ""));
+        assert!(covers(&observed, &desired, false));
     }
 
     #[test]
@@ -357,8 +364,17 @@ mod tests {
             (json!({"rules": [{"verbs": ["get"]}, {"verbs": ["*"]}]}), json!({"rules": [{"verbs": ["get"]}]})),
             (json!({"verbs": ["get", "delete"]}), json!({"verbs": ["get"]})),
             (json!({"ports": [{"port": 81}]}), json!({"ports": [{"port": 80}]})),
+            (
+                json!({"ingress": [{"ports": [{"port": 80}, {"port": 22}]}]}),
+                json!({"ingress": [{"ports": [{"port": 80}]}]}),
+            ),
+            (json!({"selector": {"app": "a", "zone": "b"}}), json!({"selector": {"app": "a"}})),
+            (
+                json!({"podSelector": {"matchLabels": {"app": "a", "zone": "b"}}}),
+                json!({"podSelector": {"matchLabels": {"app": "a"}}}),
+            ),
         ] {
-            assert!(!covers(&observed, &desired, ""), "{observed} {desired}");
+            assert!(!covers(&observed, &desired, false), "{observed} {desired}");
         }
     }
 }
