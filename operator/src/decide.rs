@@ -329,9 +329,10 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if prepared > 0 && prepared == world.pods.len() {
         return switch(world, state, rollout);
     }
-    // Time in which no pod ran could not be used by the version: it counts from the start of the oldest pod.
+    // Time in which no pod ran could not be used by the version: it counts from the start of the oldest pod. A deadline
+    // that the user moves holds at once.
     if let Some(oldest) = world.pods.iter().filter_map(|pod| pod.started_at).min() {
-        rollout.deadline.0 = rollout.deadline.0.max(after(oldest, spec.progress_deadline));
+        rollout.deadline.0 = after(rollout.started_at.0.max(oldest), spec.progress_deadline);
     }
     if world.now >= rollout.deadline.0 && !world.pods.is_empty() {
         let failure = Failure::of_deadline(world, &rollout, prepared);

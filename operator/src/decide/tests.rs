@@ -273,6 +273,18 @@ fn a_pod_that_is_not_prepared_in_time_rejects_the_version() {
 }
 
 #[test]
+fn a_deadline_that_is_moved_holds_for_the_rollout_in_progress() {
+    let mut scene = Scene::serving();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.spec = Some(spec_with(2, json!({"progressDeadline": "1h"})));
+    scene.now += 900;
+    assert_eq!(scene.step(), None);
+    scene.spec = Some(spec(2));
+    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Deadline, .. })));
+}
+
+#[test]
 fn time_without_a_pod_does_not_count() {
     let mut scene = Scene::new(1);
     scene.counted.clear();
