@@ -10,8 +10,9 @@ pub const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// old word back at once, or has come to the same end before it could write.
 pub const REPORT_GRACE: Duration = Duration::from_secs(30);
 
-/// Time added to the drain timeout for a pod to end: the worker is killed and the last report is written.
-pub const TERMINATION_MARGIN: Duration = Duration::from_secs(10);
+/// Time added to the drain timeout for a pod to end: it goes on accepting for 2 s, and after the drain its agent may take
+/// 10 s and its worker 5 s to end.
+pub const TERMINATION_MARGIN: Duration = Duration::from_secs(20);
 
 /// Longest time the finalizer waits for the pods of a deleted service, whatever its drain timeout.
 pub const CLEANUP_TIMEOUT_MAX: Duration = Duration::from_secs(180);

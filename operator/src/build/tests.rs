@@ -47,7 +47,7 @@ fn pods_meet_the_restricted_standard() {
     assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
     assert_eq!(container["args"], json!(["pod"]));
     assert_eq!(container["volumeMounts"][0]["mountPath"], "/var/cache/gantry");
-    assert_eq!(pod["terminationGracePeriodSeconds"], 130);
+    assert_eq!(pod["terminationGracePeriodSeconds"], 140);
     assert_eq!(pod["serviceAccountName"], "chat-gantry");
 }
 

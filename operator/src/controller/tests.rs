@@ -414,7 +414,7 @@ async fn a_deleted_service_ends_its_pods_before_it_goes() {
 async fn a_deletion_never_hangs_on_pods_that_do_not_end() {
     let mut scene = Scene::serving().await;
     scene.api.edit(SERVICE, |service| service["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z"));
-    scene.now = "2027-01-15T08:02:19Z".parse().unwrap();
+    scene.now = "2027-01-15T08:02:39Z".parse().unwrap();
     scene.step().await.unwrap();
     assert_eq!(scene.api.writes(), [format!("DELETE {DEPLOYMENT}"), format!("PATCH {SERVICE}"), EVENTS.to_owned()]);
 }
