@@ -118,7 +118,7 @@ fn inputs_hash(pod: &PodSettings) -> String {
 fn new_template(inputs: &Inputs) -> PodTemplateSpec {
     let name = inputs.owner.name_any();
     let pod = &inputs.spec.pod;
-    let grace = (pod.drain_timeout + TERMINATION_MARGIN).as_secs();
+    let grace = drain_seconds(pod) + TERMINATION_MARGIN.as_secs();
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: Some(labels(&name)),
@@ -185,7 +185,7 @@ fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Contai
             from_field("GANTRY_POD", "metadata.name"),
             EnvVar {
                 name: "GANTRY_DRAIN_TIMEOUT".to_owned(),
-                value: Some(pod.drain_timeout.as_secs().to_string()),
+                value: Some(drain_seconds(pod).to_string()),
                 ..EnvVar::default()
             },
         ]),
@@ -211,6 +211,11 @@ fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Contai
         volume_mounts: Some(vec![mount("cache", CACHE_DIR), mount("tmp", "/tmp")]),
         ..Container::default()
     }
+}
+
+/// The drain timeout as the server takes it: in whole seconds, and none of it lost.
+fn drain_seconds(pod: &PodSettings) -> u64 {
+    pod.drain_timeout.as_secs() + u64::from(pod.drain_timeout.subsec_nanos() > 0)
 }
 
 fn from_field(name: &str, path: &str) -> EnvVar {

@@ -52,6 +52,16 @@ fn pods_meet_the_restricted_standard() {
 }
 
 #[test]
+fn a_part_of_a_second_of_drain_timeout_is_a_whole_one() {
+    for (timeout, seconds) in [("500ms", 1), ("1500ms", 2), ("30s", 30)] {
+        let pod = pod(&built(&json!({"/spec/rollout": {"drainTimeout": timeout}}), "server:1", None));
+        let drain = json!({"name": "GANTRY_DRAIN_TIMEOUT", "value": seconds.to_string()});
+        assert!(pod["containers"][0]["env"].as_array().unwrap().contains(&drain), "{timeout}: {pod}");
+        assert_eq!(pod["terminationGracePeriodSeconds"], seconds + 20, "{timeout}");
+    }
+}
+
+#[test]
 fn the_template_holds_no_model() {
     let one = built(&json!({}), "server:1", None);
     let other = built(
