@@ -35,6 +35,9 @@ pub const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 /// Longest answer of the API server to any request but a watch.
 pub const API_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// A list or a watch on which nothing came for so long is given up: the API server ends a silent watch after 290 s.
+pub const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// Longest message in a condition, a status line or an event: Events allow 1 KiB.
 pub const MESSAGE_BYTES_MAX: usize = 1000;
 

@@ -11,7 +11,7 @@ use gantry_operator::{
     controller::{self, Settings},
     http::{self, Role},
     lease::Elector,
-    limits::{API_TIMEOUT, SHUTDOWN_TIMEOUT},
+    limits::{API_TIMEOUT, SHUTDOWN_TIMEOUT, WATCH_READ_TIMEOUT},
     metrics::Metrics,
 };
 use kube::{Client, Config};
@@ -157,10 +157,13 @@ fn stop_on_signal() -> anyhow::Result<CancellationToken> {
 
 /// A client for watches, whose answers come as things happen, and one for requests that must be answered soon.
 async fn clients() -> anyhow::Result<(Client, Client)> {
-    let watching = Config::infer().await.context("finding the API server: run in a cluster, or set KUBECONFIG")?;
+    let mut watching = Config::infer().await.context("finding the API server: run in a cluster, or set KUBECONFIG")?;
     let mut asking = watching.clone();
     asking.read_timeout = Some(API_TIMEOUT);
     asking.connect_timeout = Some(API_TIMEOUT);
+    // The watcher gives up a silent watch by itself, but not the list before it.
+    watching.read_timeout = Some(WATCH_READ_TIMEOUT);
+    watching.connect_timeout = Some(API_TIMEOUT);
     Ok((
         Client::try_from(watching).context("building the client")?,
         Client::try_from(asking).context("building the client")?,
