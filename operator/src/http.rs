@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, State},
+    extract::State,
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::get,
 };
 use tokio::sync::watch;
 
-use crate::{limits::HTTP_BODY_BYTES_MAX, metrics::Metrics};
+use crate::metrics::Metrics;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -41,7 +41,6 @@ pub fn router(role: watch::Receiver<Role>, metrics: Arc<Metrics>) -> Router {
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics_text))
-        .layer(DefaultBodyLimit::max(HTTP_BODY_BYTES_MAX))
         .with_state(Shared { role, metrics })
 }
 

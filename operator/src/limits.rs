@@ -56,9 +56,6 @@ pub const RETRY_TOKEN_CHARS_MAX: usize = 64;
 /// Change of the measured memory, in percent, below which `status.memory` is not written again.
 pub const MEMORY_CHANGE_PERCENT: i64 = 5;
 
-/// Largest body of a request to the operator's own port.
-pub const HTTP_BODY_BYTES_MAX: usize = 1024;
-
 /// Time that running reconciles get to end after SIGTERM.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
