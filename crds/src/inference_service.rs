@@ -290,7 +290,7 @@ pub enum CacheMode {
 pub struct SchedulingSpec {
     /// Requests that may wait in a pod; the next is refused with 429 and a Retry-After.
     #[serde(default = "default_max_queue")]
-    #[x_kube(validation = Rule::new("self >= 1 && self <= 65536").message("spec.scheduling.maxQueue: use a number from 1 to 65536"))]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 16384").message("spec.scheduling.maxQueue: use a number from 1 to 16384"))]
     pub max_queue: u32,
     /// Waiting requests from which low-priority ones are refused. Not supported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -7,6 +7,7 @@ use gantry_crds::scalars::PositiveQuantity;
 use gantry_crds::status::RolloutStep;
 use kube::core::DynamicObject;
 
+use crate::limits::MAX_QUEUE;
 use crate::rollout::{Candidate, Desired, Settings};
 
 /// The share of the cache's volume that is left free: the kubelet evicts a pod whose volume is over its limit by a byte.
@@ -68,11 +69,18 @@ fn settings(service: &InferenceService) -> Settings {
     Settings {
         headroom_ratio: gates.memory.headroom.ratio().inspect_err(|e| warn(e)).unwrap_or(fallback.headroom_ratio),
         prompts: gates.prompts.clone(),
-        max_queue: usize::try_from(spec.scheduling.max_queue).unwrap_or(fallback.max_queue),
+        max_queue: max_queue(spec.scheduling.max_queue).inspect_err(|e| warn(e)).unwrap_or(fallback.max_queue),
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
         cache_limit_bytes: spec.cache.size_limit.as_ref().and_then(bytes).map(|all| all - all / CACHE_MARGIN_DIVISOR),
         gpu: spec.resources.gpu.is_some(),
     }
+}
+
+fn max_queue(asked: u32) -> Result<usize, String> {
+    usize::try_from(asked)
+        .ok()
+        .filter(|&asked| asked <= MAX_QUEUE)
+        .ok_or_else(|| format!("spec.scheduling.maxQueue is {asked}, the limit is {MAX_QUEUE}"))
 }
 
 /// The whole bytes of a quantity; `None` when it is not one.
@@ -159,6 +167,13 @@ mod tests {
         assert_eq!((settings.max_queue, settings.drain_timeout), (7, Duration::from_secs(30)));
         assert_eq!(settings.cache_limit_bytes, Some(980 << 20));
         assert!(!settings.gpu);
+    }
+
+    #[test]
+    fn a_queue_that_an_older_api_server_took_falls_back() {
+        assert_eq!(max_queue(16_384), Ok(16_384));
+        assert!(max_queue(16_385).unwrap_err().contains("16384"));
+        assert!(max_queue(u32::MAX).is_err());
     }
 
     #[test]
