@@ -41,7 +41,9 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceServiceSpec {
-    /// Number of pods. Leave it out when an autoscaler owns it; then it starts with 1.
+    /// Number of pods. An autoscaler of this object needs a number to start from: give one when you create it and leave it
+    /// out of later server-side applies. Leave it out altogether when an autoscaler scales the Deployment, which starts
+    /// with 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 0 && self <= 256").message("spec.replicas: use a number from 0 to 256"))]
     pub replicas: Option<i32>,
