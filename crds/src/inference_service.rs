@@ -4,7 +4,6 @@
 //! carry out included: the operator answers those with the condition `Supported=False`, reason `NotSupported`,
 //! and changes nothing, so that no object is silently half obeyed.
 
-use k8s_openapi::{api::core::v1::LocalObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -131,12 +130,6 @@ pub struct LocalName {
     /// Name of the object.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-}
-
-impl From<&LocalName> for LocalObjectReference {
-    fn from(value: &LocalName) -> Self {
-        Self { name: value.name.clone() }
-    }
 }
 
 /// How the engine runs a model.
@@ -542,6 +535,3 @@ pub struct RollbackSignals {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degenerate_output_rate: Option<Percent>,
 }
-
-/// The condition type of Kubernetes, re-exported so that users of this crate name one type.
-pub type ObjectCondition = Condition;
