@@ -10,7 +10,7 @@ pub const MAX_PROMPT_LINE_BYTES: usize = 64 * 1024;
 pub const DEFAULT_PROMPT_MAX_TOKENS: u32 = 256;
 /// The highest `max_tokens` of a line.
 pub const MAX_PROMPT_MAX_TOKENS: u32 = 4096;
-/// Golden prompts that are asked at the same time.
+/// Golden prompts that are asked at the same time, where the version decodes as many.
 pub const PROMPTS_AT_ONCE: usize = 8;
 /// How long one answer may take.
 pub const PROMPT_LIMIT: Duration = Duration::from_secs(300);

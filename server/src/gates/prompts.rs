@@ -113,10 +113,13 @@ pub enum Answer {
     None(String),
 }
 
-/// Asks all prompts, a few at a time; the answers are in the prompts' order.
+/// Asks all prompts, a few at a time; the answers are in the prompts' order. Never more than the version decodes at once:
+/// a prompt that its queue turns away would count against the model.
 pub async fn ask(version: &Arc<Version>, prompts: &[GoldenPrompt]) -> Vec<Answer> {
+    let slots = usize::try_from(version.spec().runtime.parallel).unwrap_or(PROMPTS_AT_ONCE);
+    let at_once = PROMPTS_AT_ONCE.min(slots).max(1);
     let prompts = prompts.to_vec();
-    stream::iter(prompts).map(|prompt| ask_one(Arc::clone(version), prompt)).buffered(PROMPTS_AT_ONCE).collect().await
+    stream::iter(prompts).map(|prompt| ask_one(Arc::clone(version), prompt)).buffered(at_once).collect().await
 }
 
 async fn ask_one(version: Arc<Version>, prompt: GoldenPrompt) -> Answer {

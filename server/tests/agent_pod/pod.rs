@@ -444,6 +444,25 @@ async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() 
     pod.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn golden_prompts_do_not_overrun_a_short_queue() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let line = json!({"messages": [{"role": "user", "content": "Which version are you?"}], "expected": ONE});
+    pod.api.put_config_map("golden", json!({"prompts.jsonl": format!("{line}\n").repeat(12)}));
+    pod.api.update(|object| {
+        object["spec"]["scheduling"] = json!({"maxQueue": 1});
+        object["spec"]["rollout"]["gates"]["prompts"] = json!({"configMapRef": {"name": "golden"}});
+    });
+    let mut version = version("v1", &one, &sha_one);
+    version["runtime"]["parallel"] = json!(1);
+    pod.prepare(&version);
+    let ended = |entry: &Value| entry["prepared"] == "v1" || entry["candidate"]["phase"] == "Failed";
+    let entry = pod.api.entry("an end", ended).await;
+    assert_eq!(gate(&entry, "Prompts")["value"], "100% of 12 prompts", "{entry:#}");
+    pod.end().await;
+}
+
 #[tokio::test]
 async fn a_token_is_read_and_what_is_wrong_with_it_is_told_without_it() {
     let api = ApiServer::new(service());
