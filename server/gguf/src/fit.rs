@@ -202,15 +202,15 @@ pub fn verdict(required: u64, available: u64, headroom_ratio: f64) -> Fit {
     let kept_free = (available as f64 * ratio).ceil() as u64;
     let usable = available.saturating_sub(kept_free);
     let fits = required <= usable;
-    let percent = ratio * 100.0;
+    let percent = (ratio * 1e4).round() / 1e2;
     let (need, have, limit) = (human_bytes(required), human_bytes(available), human_bytes(usable));
     let message = if fits {
-        format!("needs {need} of {have} ({limit} usable with {percent:.0}% headroom)")
+        format!("needs {need} of {have} ({limit} usable with {percent}% headroom)")
     } else {
         let short = human_bytes(required.saturating_sub(usable));
         format!(
-            "needs {need}, but of {have} only {limit} are usable with {percent:.0}% headroom: {short} short; \
-             lower ctxSize or parallel, choose a smaller quantisation, or give more memory"
+            "needs {need}, but of {have} only {limit} are usable with {percent}% headroom: {short} short; \
+             lower the context size or the parallel sequences, choose a smaller quantisation, or give more memory"
         )
     };
     Fit { required, available, usable, fits, message }
@@ -229,5 +229,8 @@ mod tests {
         assert!(!verdict(1, u64::MAX, 1.0).fits);
         assert!(!verdict(u64::MAX, u64::MAX - 1, f64::NAN).fits);
         assert!(verdict(96, 100, 0.05).message.contains("1 B short"));
+        for (ratio, shown) in [(0.05, " 5% headroom"), (0.025, " 2.5% headroom"), (0.07, " 7% headroom")] {
+            assert!(verdict(1, 100, ratio).message.contains(shown), "{}", verdict(1, 100, ratio).message);
+        }
     }
 }
