@@ -39,14 +39,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => {
             let settings = args.settings()?;
             telemetry::init()?;
-            front_runtime()?.block_on(serve_file(settings))?;
-            Ok(ExitCode::SUCCESS)
+            block_on_front(serve_file(settings))
         }
         Command::Pod(args) => {
             let http = args.settings()?;
             telemetry::init()?;
-            front_runtime()?.block_on(serve_service(*args, http))?;
-            Ok(ExitCode::SUCCESS)
+            block_on_front(serve_service(*args, http))
         }
         Command::Validate(args) => validate(&args),
         Command::Worker => {
@@ -59,8 +57,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn front_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+fn block_on_front(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(work);
+    // Dropped, it would wait for disk work that nobody wants any more: hashing a large model takes minutes.
+    runtime.shutdown_background();
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 /// Opens the port and prints where: the one line that is ever written to standard output, for people and for scripts
