@@ -99,8 +99,14 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
     router.set(Routing::default());
     match active {
         Some(version) => version.retire(Duration::ZERO).await,
-        None if load.is_finished() => load.await?.context("cannot serve the model")?,
-        None => load.abort(),
+        None => {
+            // What it ended with, should it have ended by itself: it may be about to.
+            load.abort();
+            match load.await {
+                Err(error) if error.is_cancelled() => {}
+                ended => ended?.context("cannot serve the model")?,
+            }
+        }
     }
     Ok(())
 }
@@ -123,8 +129,9 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
         }
     });
     // The agent goes on reporting while requests drain.
-    serve::run(listener, app, stop, http.drain_timeout).await?;
-    let asked_to_end = !agent.is_finished();
+    serve::run(listener, app, stop.clone(), http.drain_timeout).await?;
+    // The end of the agent is all that cancels it.
+    let asked_to_end = !stop.is_cancelled();
     stop_agent.cancel();
     match timeout(AGENT_STOP_LIMIT, agent).await {
         Ok(ended) => ended?.context("the agent failed")?,
