@@ -39,12 +39,6 @@ impl Router {
         self.routing.load().active.clone()
     }
 
-    /// The version before the active one, while it is kept.
-    #[must_use]
-    pub fn previous(&self) -> Option<Arc<Version>> {
-        self.routing.load().previous.clone()
-    }
-
     /// Both, as of one moment.
     #[must_use]
     pub fn routing(&self) -> Routing {
