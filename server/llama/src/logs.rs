@@ -1,7 +1,7 @@
 //! llama.cpp's log, as `tracing` events with target `llama.cpp`.
 //!
 //! llama.cpp calls back from any of its threads with pieces of lines: a piece at level CONT continues the line before
-//! it. Lines are put together per thread. Errors and warnings are also kept per thread, a few of them, because most
+//! it. Lines are put together per thread. Errors are also kept per thread, a few of them, because most
 //! functions answer only with null: [`take_recent_errors`] is then the reason.
 //!
 //! llama.cpp is talkative at load, so its INFO becomes DEBUG here, and its DEBUG becomes TRACE.
