@@ -115,10 +115,14 @@ impl Readiness {
         Ok(Self { changes, _stop: guard })
     }
 
-    async fn await_status(&mut self, ready: bool, limit: Duration) -> Result<Instant> {
-        let holds = |changes: &Vec<(Instant, u16)>| changes.last().is_some_and(|(_, status)| (*status == 200) == ready);
-        let seen = tokio::time::timeout(limit, self.changes.wait_for(holds)).await;
-        let changed_at = seen.ok().and_then(|seen| Some(seen.ok()?.last()?.0));
+    /// When it first was so after `since`, even if it is over by now.
+    async fn await_status(&mut self, ready: bool, since: Instant, limit: Duration) -> Result<Instant> {
+        let first = |changes: &Vec<(Instant, u16)>| {
+            let wanted = changes.iter().find(|(at, status)| *at >= since && (*status == 200) == ready);
+            wanted.map(|(at, _)| *at)
+        };
+        let seen = tokio::time::timeout(limit, self.changes.wait_for(|changes| first(changes).is_some())).await;
+        let changed_at = seen.ok().and_then(|seen| first(&*seen.ok()?));
         changed_at
             .with_context(|| format!("/readyz was not ready={ready} within {limit:?}: {:?}", *self.changes.borrow()))
     }
@@ -139,8 +143,9 @@ async fn a_killed_worker_fails_its_own_streams_and_comes_back() -> Result<()> {
         let worker = process(&namespace.cluster, hit, "gantry-server worker")?;
         report_memory(&namespace.cluster, hit)?;
 
+        let begun = Instant::now();
         let mut readiness = Readiness::follow(&hit_target)?;
-        readiness.await_status(true, RESPAWN_TIMEOUT).await?;
+        readiness.await_status(true, begun, RESPAWN_TIMEOUT).await?;
         let (mut hit_streams, mut other_streams) =
             (LongStreams::start(&hit_target)?, LongStreams::start(&other_target)?);
         hit_streams.await_under_way().await?;
@@ -154,9 +159,9 @@ async fn a_killed_worker_fails_its_own_streams_and_comes_back() -> Result<()> {
             ensure!(failure.kind == FailureKind::ErrorEvent, "no error event at the end: {failure}");
             ensure!(failure.detail.contains("worker_died"), "the error does not tell its cause: {failure}");
         }
-        let unready_at = readiness.await_status(false, RESPAWN_TIMEOUT).await?;
+        let unready_at = readiness.await_status(false, killed_at, RESPAWN_TIMEOUT).await?;
         ensure!(unready_at - killed_at < UNREADY_WITHIN, "/readyz told a lie for {:?}", unready_at - killed_at);
-        let ready_at = readiness.await_status(true, RESPAWN_TIMEOUT).await?;
+        let ready_at = readiness.await_status(true, unready_at, RESPAWN_TIMEOUT).await?;
         say(format_args!(
             "FIGURE worker killed: not ready after {} ms, ready again after {} ms",
             (unready_at - killed_at).as_millis(),
