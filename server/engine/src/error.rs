@@ -116,6 +116,9 @@ pub enum RequestError {
         /// How long it may.
         limit_ms: u64,
     },
+    /// The request was not begun because memory is short; later it may be.
+    #[error("{0}")]
+    Overloaded(String),
     /// The engine stopped before the request ended.
     #[error("the engine is shutting down")]
     ShuttingDown,
@@ -136,6 +139,7 @@ impl RequestError {
             Self::InvalidRequest { code, .. } => code,
             Self::ContextLengthExceeded { .. } => "context_length_exceeded",
             Self::DeadlineExceeded { .. } => "deadline_exceeded",
+            Self::Overloaded(_) => "overloaded",
             Self::ShuttingDown => "shutting_down",
             Self::Internal(_) => "internal_error",
         }

@@ -169,6 +169,16 @@ pub struct EngineStats {
     pub drafted_tokens_total: u64,
     /// Guesses that were right.
     pub accepted_drafts_total: u64,
+    /// Requests of low priority that wait for a slot.
+    pub waiting_low: u32,
+    /// Requests of normal priority that wait for a slot.
+    pub waiting_normal: u32,
+    /// Requests of high priority that wait for a slot.
+    pub waiting_high: u32,
+    /// Main memory that prefixes take which left the KV cache.
+    pub prefix_cache_bytes: u64,
+    /// Disk that prefixes take.
+    pub prefix_cache_disk_bytes: u64,
     /// How far the service is cut down because memory is short.
     pub degradation: DegradationLevel,
     /// Whether the KV cells are one pool, or each sequence has its own.

@@ -127,6 +127,7 @@ impl Ladder {
         Self { level: DegradationLevel::Normal, since: now }
     }
 
+    #[cfg(test)]
     pub(crate) fn level(&self) -> DegradationLevel {
         self.level
     }

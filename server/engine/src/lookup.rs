@@ -56,6 +56,7 @@ impl NgramIndex {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
     }

@@ -51,6 +51,7 @@ pub(crate) struct QueueDepth {
 }
 
 impl QueueDepth {
+    #[cfg(test)]
     pub(crate) fn total(self) -> usize {
         self.high + self.normal + self.low
     }
@@ -102,6 +103,7 @@ impl<T> Queue<T> {
     }
 
     /// The request that is next.
+    #[cfg(test)]
     pub(crate) fn peek(&self, now: Instant) -> Option<&Waiting<T>> {
         self.iter(now).next()
     }
@@ -125,6 +127,7 @@ impl<T> Queue<T> {
     }
 
     /// When [`expire`](Self::expire) next finds something.
+    #[cfg(test)]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(deadline, _, _)| deadline)
     }
@@ -153,6 +156,7 @@ impl<T> Queue<T> {
         QueueDepth { high, normal, low }
     }
 
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.depth().total()
     }

@@ -129,12 +129,6 @@ impl Sampler {
         }
     }
 
-    /// The sampler of another choice for the same prompt (`n` above 1): the same state with draws of its own. Choice 0
-    /// is this one.
-    pub(crate) fn fork(&self, choice: u32) -> Self {
-        Self { seed: self.seed.wrapping_add(u64::from(choice)), ..self.clone() }
-    }
-
     /// Whether a sample takes no longer than reading the row a few times, so that it may run on the engine's thread.
     pub(crate) fn is_trivial(&self) -> bool {
         let simple = self.temperature <= 0.0 || self.chain.is_empty() || self.chain.top_k > 0;

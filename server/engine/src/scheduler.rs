@@ -378,7 +378,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Samples a slot's rows, of which those after the first follow guesses: the first guess that was wrong ends it.
     fn sample_here(&mut self, share: &Share, at: Instant) -> u64 {
-        let mut taken = 0;
+        let mut taken = 0_u64;
         for i in 0..share.rows {
             let Some(sequence) = &mut self.slots[share.slot] else { break };
             let (Some(row), Some(sampler)) = (self.kv.logits(share.row + i as usize), &mut sequence.sampler) else {
@@ -399,6 +399,14 @@ impl<B: Backend> Scheduler<B> {
                     self.fail(share.slot, error);
                     break;
                 }
+            }
+        }
+        if share.rows > 1 {
+            let (guesses, right) = (share.rows - 1, taken.saturating_sub(1));
+            self.stats.drafted.fetch_add(guesses.into(), Relaxed);
+            self.stats.accepted.fetch_add(right, Relaxed);
+            if let Some(sequence) = &mut self.slots[share.slot] {
+                sequence.acceptance.observe(guesses, u32::try_from(right).unwrap_or(guesses));
             }
         }
         if share.rows > 1
@@ -491,6 +499,15 @@ impl<B: Backend> Scheduler<B> {
         let active = self.slots.iter().flatten().count();
         self.stats.slots_active.store(u32::try_from(active).unwrap_or(u32::MAX), Relaxed);
         self.stats.kv_used_cells.store(self.kv.used_cells(), Relaxed);
+        let depth = self.waiting.depth();
+        for (counter, n) in self.stats.waiting.iter().zip([depth.low, depth.normal, depth.high]) {
+            counter.store(u32::try_from(n).unwrap_or(u32::MAX), Relaxed);
+        }
+        if let Some(cache) = &self.cache {
+            let cache = cache.stats();
+            self.stats.prefix_cache_bytes.store(cache.bytes, Relaxed);
+            self.stats.prefix_cache_disk_bytes.store(cache.disk.map_or(0, |disk| disk.bytes), Relaxed);
+        }
     }
 }
 

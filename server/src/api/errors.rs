@@ -119,6 +119,9 @@ fn of_request(error: RequestError, message: String, names: Names) -> ApiError {
         RequestError::DeadlineExceeded { .. } => {
             ApiError::new(408, ErrorKind::ServiceUnavailableError, ErrorCode::RequestTimeout, message)
         }
+        RequestError::Overloaded(_) => {
+            ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message)
+        }
         RequestError::ShuttingDown => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
         }

@@ -492,6 +492,9 @@ impl<'a> Session<'a> {
                 }
                 .into(),
             ),
+            pressure @ EngineRefusal::MemoryPressure { .. } => {
+                entry.fail(RequestError::Overloaded(pressure.to_string()).into());
+            }
             // Admission is stricter than the engine's own limit, so this is our own fault.
             full @ EngineRefusal::QueueFull { .. } => entry.fail(RequestError::Internal(full.to_string()).into()),
         }

@@ -82,6 +82,7 @@ pub(super) fn encode_around(
 }
 
 /// The bytes of an entry.
+#[cfg(test)]
 pub(crate) fn encode(entry: &Entry) -> Vec<u8> {
     let (mut bytes, checksum) = encode_around(entry.fingerprint, entry.parent, &entry.tokens, &entry.payload);
     bytes.extend_from_slice(&entry.payload);
