@@ -287,16 +287,16 @@ pub struct SchedulingSpec {
     #[serde(default = "default_max_queue")]
     #[x_kube(validation = Rule::new("self >= 1 && self <= 16384").message("spec.scheduling.maxQueue: use a number from 1 to 16384"))]
     pub max_queue: u32,
-    /// Waiting requests from which low-priority ones are refused. Not supported yet.
+    /// With more requests waiting than this, further ones are refused until no more than lowWatermark wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high_watermark: Option<u32>,
-    /// Waiting requests below which low-priority ones are taken again. Not supported yet.
+    /// See highWatermark; three quarters of it if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low_watermark: Option<u32>,
-    /// Longest wait of a request before it is refused with 408. Not supported yet.
+    /// Longest wait of a request for its first token before it fails with 408.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_timeout: Option<DurationString>,
-    /// How requests are spread over the workers of a pod. Only one worker for each model is supported yet.
+    /// How requests are spread over the workers of a pod, where it has several of one model.
     #[serde(default)]
     pub dispatch: DispatchStrategy,
 }
@@ -325,9 +325,9 @@ pub enum DispatchStrategy {
     /// To the one with the fewest requests.
     #[default]
     LeastLoaded,
-    /// To the one with the most free KV cache.
+    /// To the one with the most KV cache that no request needs; requests that fit nowhere wait.
     MemoryAware,
-    /// To the one that has the longest prefix of the prompt in its cache.
+    /// To the one that read the longest prefix of the prompt last, unless it is much busier than the others.
     PrefixAware,
 }
 

@@ -8,9 +8,7 @@ use std::{fmt, time::Duration};
 
 use gantry_crds::{
     InferenceService, InferenceServiceSpec,
-    inference_service::{
-        CacheMode, DispatchStrategy, ModelSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec,
-    },
+    inference_service::{CacheMode, ModelSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec},
     revision::{judged_by, version_name},
     scalars::PositiveQuantity,
 };
@@ -150,6 +148,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
     };
     problems.parsed("spec.rollout.gates.memory.headroom", spec.rollout.gates.memory.headroom.ratio());
+    if let Some(timeout) = &spec.scheduling.queue_timeout {
+        problems.parsed("spec.scheduling.queueTimeout", timeout.to_std());
+    }
     if let Some(prompts) = &spec.rollout.gates.prompts {
         problems.parsed("spec.rollout.gates.prompts.minPass", prompts.min_pass.ratio());
     }
@@ -242,22 +243,12 @@ impl Collector {
     }
 
     fn unsupported_fields(&mut self, spec: &InferenceServiceSpec) {
-        let (rollout, gates, scheduling) = (&spec.rollout, &spec.rollout.gates, &spec.scheduling);
+        let (rollout, gates) = (&spec.rollout, &spec.rollout.gates);
         let wants_other_strategy =
             matches!(rollout.strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests);
-        let wants_other_dispatch =
-            matches!(scheduling.dispatch, DispatchStrategy::MemoryAware | DispatchStrategy::PrefixAware);
         let leave_out = "leave it out";
         self.not_supported(spec.runtime.speculative.is_some(), "spec.runtime.speculative", leave_out);
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
-        self.not_supported(scheduling.high_watermark.is_some(), "spec.scheduling.highWatermark", "use maxQueue alone");
-        self.not_supported(scheduling.low_watermark.is_some(), "spec.scheduling.lowWatermark", "use maxQueue alone");
-        self.not_supported(
-            scheduling.queue_timeout.is_some(),
-            "spec.scheduling.queueTimeout",
-            "let the client set a timeout",
-        );
-        self.not_supported(wants_other_dispatch, "spec.scheduling.dispatch", "use LeastLoaded or RoundRobin");
         self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto or InPlaceSwap");
         self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
         self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
@@ -337,10 +328,6 @@ mod tests {
             (source(json!({"uri": null, "pvc": {"claimName": "c", "path": "a.gguf"}})), "spec.model.source.pvc", "uri"),
             (json!({"cache": {"mode": "Node"}}), "spec.cache.mode", "None"),
             (json!({"runtime": {"speculative": {}}}), "spec.runtime.speculative", "leave"),
-            (json!({"scheduling": {"highWatermark": 1}}), "spec.scheduling.highWatermark", "maxQueue"),
-            (json!({"scheduling": {"lowWatermark": 1}}), "spec.scheduling.lowWatermark", "maxQueue"),
-            (json!({"scheduling": {"queueTimeout": "5s"}}), "spec.scheduling.queueTimeout", "timeout"),
-            (json!({"scheduling": {"dispatch": "PrefixAware"}}), "spec.scheduling.dispatch", "LeastLoaded"),
         ];
         for (patch, field, instead) in cases {
             let problems = validate(&service(patch.clone())).unwrap_err();
@@ -356,6 +343,7 @@ mod tests {
             "replicas": -1,
             "model": {"source": {"sha256": "abc"}},
             "resources": {"memory": "much", "cpu": "0"},
+            "scheduling": {"queueTimeout": "never"},
             "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
         })))
         .unwrap_err();
@@ -367,6 +355,7 @@ mod tests {
             "spec.resources.memory",
             "spec.resources.cpu",
             "spec.rollout.progressDeadline",
+            "spec.scheduling.queueTimeout",
             "spec.rollout.gates.memory.headroom",
             "spec.rollout.strategy",
         ] {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use gantry_engine::{CacheType, MAX_PARALLEL, MAX_THREADS};
 
-use crate::limits::MAX_QUEUE;
-use crate::version::{RuntimeSettings, VersionSpec};
+use crate::limits::{MAX_QUEUE, MAX_WORKERS};
+use crate::version::{DispatchStrategy, RuntimeSettings, Scheduling, VersionSpec, processors};
 
 /// The name of the version that `serve` loads.
 pub const STANDALONE_VERSION: &str = "standalone";
@@ -23,6 +23,8 @@ const MAX_CTX_SIZE: u32 = 1 << 26;
 const MAX_GPU_LAYERS: u32 = 65_536;
 /// The longest drain timeout, in seconds.
 const MAX_DRAIN_SECONDS: u64 = 86_400;
+/// The longest queue timeout, in seconds.
+const MAX_QUEUE_TIMEOUT_SECONDS: u32 = 86_400;
 
 /// Gantry's inference server.
 #[derive(Debug, Parser)]
@@ -69,7 +71,7 @@ pub struct ServeArgs {
     /// Sequences that generate at once
     #[arg(long, env = "GANTRY_PARALLEL", default_value = "8", value_name = "N", allow_hyphen_values = true)]
     pub parallel: String,
-    /// Threads that compute; -1: one less than the processors there are
+    /// Threads that compute, shared out among the workers; -1: one less than the processors there are
     #[arg(short, long, env = "GANTRY_THREADS", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
     pub threads: String,
     /// Layers to put on a GPU; -1: all that can be
@@ -94,6 +96,27 @@ pub struct ServeArgs {
     /// Requests that may wait while all sequences are busy; one more is refused with 429
     #[arg(long, env = "GANTRY_MAX_QUEUE", default_value = "512", value_name = "N", allow_hyphen_values = true)]
     pub max_queue: String,
+    /// With more requests waiting than this, further ones are refused until no more than the low watermark wait; -1: none
+    #[arg(long, env = "GANTRY_HIGH_WATERMARK", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub high_watermark: String,
+    /// See --high-watermark; -1: three quarters of it
+    #[arg(long, env = "GANTRY_LOW_WATERMARK", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub low_watermark: String,
+    /// Seconds that a request may wait for its first token before it fails with 408; -1: any
+    #[arg(
+        long,
+        env = "GANTRY_QUEUE_TIMEOUT",
+        default_value = "-1",
+        value_name = "SECONDS",
+        allow_hyphen_values = true
+    )]
+    pub queue_timeout: String,
+    /// Processes that serve the model side by side; -1: 1
+    #[arg(long, env = "GANTRY_WORKERS", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub workers: String,
+    /// Which worker gets a request: round-robin, least-loaded, memory-aware or prefix-aware
+    #[arg(long, env = "GANTRY_DISPATCH", default_value = "least-loaded", value_name = "STRATEGY")]
+    pub dispatch: String,
 }
 
 /// Flags about listening and ending, which `serve` and `pod` share.
@@ -231,6 +254,14 @@ impl Check {
         }
     }
 
+    fn dispatch(&mut self, flag: &str, text: &str) -> DispatchStrategy {
+        text.trim().to_ascii_lowercase().parse().unwrap_or_else(|()| {
+            let names = "round-robin, least-loaded, memory-aware or prefix-aware";
+            self.0.push(format!("--{flag} must be {names}, not {text:?}"));
+            DispatchStrategy::default()
+        })
+    }
+
     fn name(&mut self, flag: &str, text: &str) {
         if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
             self.0.push(format!("--{flag} must be 1 to 256 characters without control characters, not {text:?}"));
@@ -287,14 +318,32 @@ impl ServeArgs {
         if !self.model.is_file() {
             check.0.push(format!("--model must be a readable file, and {:?} is not", self.model));
         }
+        let max_queue = u32::try_from(MAX_QUEUE).unwrap_or(u32::MAX);
+        let mut watermark = |flag: &str, text: &str| check.automatic(flag, text, 0, max_queue).map(|n| n as usize);
+        let high_watermark = watermark("high-watermark", &self.high_watermark);
+        let low_watermark = watermark("low-watermark", &self.low_watermark);
+        let queue_timeout = check.automatic("queue-timeout", &self.queue_timeout, 1, MAX_QUEUE_TIMEOUT_SECONDS);
         let runtime = RuntimeSettings {
             ctx_size: check.number("ctx-size", &self.ctx_size, 0, MAX_CTX_SIZE),
             parallel: check.number("parallel", &self.parallel, 1, MAX_PARALLEL),
             threads: check.automatic("threads", &self.threads, 1, MAX_THREADS),
             cache_type: keys,
             gpu_layers: check.automatic("n-gpu-layers", &self.n_gpu_layers, 0, MAX_GPU_LAYERS),
-            max_queue: check.number("max-queue", &self.max_queue, 0, MAX_QUEUE),
+            workers: check.automatic("workers", &self.workers, 1, MAX_WORKERS),
+            scheduling: Scheduling {
+                max_queue: check.number("max-queue", &self.max_queue, 0, MAX_QUEUE),
+                high_watermark,
+                low_watermark,
+                queue_timeout_ms: queue_timeout.map(|seconds| u64::from(seconds) * 1000),
+                dispatch: check.dispatch("dispatch", &self.dispatch),
+            },
         };
+        // How they go together; the worker count depends on the machine, the trained context on the file.
+        if check.0.is_empty()
+            && let Err(error) = runtime.shares(processors(), 0)
+        {
+            check.0.push(format!("--{} {}", error.param.replace('_', "-"), error.message));
+        }
         check.finish(ServeSettings {
             http,
             version: VersionSpec {
@@ -337,6 +386,18 @@ mod tests {
             "q8_0",
             "-a",
             "chat",
+            "--max-queue",
+            "20",
+            "--high-watermark",
+            "16",
+            "--low-watermark",
+            "8",
+            "--queue-timeout",
+            "30",
+            "--workers",
+            "1",
+            "--dispatch",
+            "prefix-aware",
         ]);
         let settings = settings.unwrap();
         let expected = RuntimeSettings {
@@ -345,7 +406,14 @@ mod tests {
             threads: Some(3),
             cache_type: CacheType::Q8_0,
             gpu_layers: Some(0),
-            max_queue: 512,
+            workers: Some(1),
+            scheduling: Scheduling {
+                max_queue: 20,
+                high_watermark: Some(16),
+                low_watermark: Some(8),
+                queue_timeout_ms: Some(30_000),
+                dispatch: DispatchStrategy::PrefixAware,
+            },
         };
         assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
         assert_eq!(settings.http.port, 8080);
@@ -379,6 +447,16 @@ mod tests {
             "1.5",
             "--alias",
             "",
+            "--high-watermark",
+            "x",
+            "--low-watermark",
+            "-2",
+            "--queue-timeout",
+            "0",
+            "--workers",
+            "0",
+            "--dispatch",
+            "fastest",
         ])
         .unwrap_err();
         let flags = [
@@ -391,12 +469,29 @@ mod tests {
             "max-queue",
             "drain-timeout",
             "alias",
+            "high-watermark",
+            "low-watermark",
+            "queue-timeout",
+            "workers",
+            "dispatch",
         ];
         for flag in flags {
             let told = problems.0.iter().filter(|problem| problem.starts_with(&format!("--{flag} must be"))).count();
             assert_eq!(told, 1, "--{flag}: {problems}");
         }
         assert_eq!(problems.0.len(), flags.len(), "{problems}");
+    }
+
+    #[test]
+    fn settings_that_do_not_go_together_are_named() {
+        for (args, flag) in [
+            (["--max-queue", "4", "--high-watermark", "5"], "--high-watermark must be"),
+            (["--high-watermark", "5", "--low-watermark", "5"], "--low-watermark must be"),
+            (["--parallel", "1", "--workers", "2"], "--workers must be"),
+        ] {
+            let problems = serve(&args).unwrap_err();
+            assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");
+        }
     }
 
     #[test]

@@ -20,11 +20,29 @@ pub const MAX_CLIENT_EVENT_BACKLOG: usize = 8 * 1024;
 
 /// The highest `--max-queue`.
 pub const MAX_QUEUE: usize = 16_384;
-/// How often a version's supervisor looks at its deadlines.
+/// The highest `--workers`.
+pub const MAX_WORKERS: u32 = 32;
+/// Times that one request is given to a worker; all but the last died before its first text.
+pub const REQUEST_ATTEMPTS: u32 = 3;
+/// How long a request waits for a worker while none of its version is healthy.
+pub const RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// Bytes of a prompt's text for each KV cell that it is expected to need.
+pub const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
+/// Bytes of a prompt's beginning in which it is compared with others.
+pub const PREFIX_BLOCK_BYTES: usize = 256;
+/// Blocks of one prompt that are compared; the rest of it does not matter to the choice of a worker.
+pub const PREFIX_BLOCKS_PER_REQUEST: usize = 64;
+/// Beginnings of prompts that a version remembers.
+pub const PREFIX_INDEX_BLOCKS: usize = 65_536;
+/// Requests that a worker may have more than the one with the fewest, and still get those whose prefix it has read.
+pub const PREFIX_LOAD_MARGIN: u32 = 4;
+/// How often a version's supervisors look at their deadlines.
 pub const SUPERVISOR_TICK: Duration = Duration::from_millis(200);
 
 /// How often a worker says that it lives, with its figures.
 pub const HEARTBEAT_PERIOD: Duration = Duration::from_secs(1);
+/// A worker silent for so long gets no request until it is heard of again.
+pub const HEARTBEAT_LATE: Duration = Duration::from_secs(3);
 /// A worker silent for so long is killed and replaced.
 pub const HEARTBEAT_LIMIT: Duration = Duration::from_secs(15);
 /// A worker with requests in its slots that finishes no step for so long is killed and replaced.

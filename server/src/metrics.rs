@@ -22,7 +22,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::routing::Router;
-use crate::version::VersionStats;
+use crate::version::{VersionStats, WorkerStats};
 
 /// The content type of `/metrics`.
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -316,11 +316,24 @@ impl Collector for RouterCollector {
                 gauge.encode(family.encode_family(&labels)?)?;
             }
         }
+        let workers = || {
+            read.iter().flat_map(|(role, version, stats)| {
+                let name = version.spec().name.as_str();
+                stats.workers.iter().enumerate().map(move |(index, worker)| (*role, name, index.to_string(), worker))
+            })
+        };
+        for (name, help, figure) in WORKER_FIGURES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (role, version, index, worker) in workers() {
+                let labels = [("version", version), ("role", role), ("worker", index.as_str())];
+                ConstGauge::new(figure(worker)).encode(family.encode_family(&labels)?)?;
+            }
+        }
         let mut family =
             encoder.encode_descriptor("worker_state", "1 for the worker's state", None, MetricType::Gauge)?;
-        for (role, version, _) in &read {
-            let state = version.health().borrow().label();
-            let labels = [("version", version.spec().name.as_str()), ("role", role), ("state", state)];
+        for (role, version, index, worker) in workers() {
+            let state = worker.health.label();
+            let labels = [("version", version), ("role", role), ("worker", index.as_str()), ("state", state)];
             ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
@@ -338,8 +351,23 @@ const FIGURES: &[Figure] = &[
     ("tokens_per_second", "Tokens generated a second, over the last seconds", |s| s.tokens_per_second),
     ("kv_cells_used", "KV cells in use", |s| s.kv_used_cells as f64),
     ("kv_cells", "KV cells there are", |s| s.kv_total_cells as f64),
-    ("worker_resident_bytes", "Memory of the worker in RAM", |s| s.worker_rss_bytes as f64),
-    ("worker_restarts", "Workers of this version that died", |s| f64::from(s.restarts)),
+    ("resident_bytes", "Memory of the workers in RAM, mapped pages counted once", |s| s.worker_rss_bytes as f64),
+    ("requests_retried", "Requests given to another worker because theirs died", |s| s.retries as f64),
+    ("accepting", "1 while the next request would be let into the queue", |s| f64::from(u8::from(s.accepting))),
+];
+
+/// A figure of one worker.
+type WorkerFigure = (&'static str, &'static str, fn(&WorkerStats) -> f64);
+
+const WORKER_FIGURES: &[WorkerFigure] = &[
+    ("worker_dispatchable", "1 while the worker gets requests", |w| f64::from(u8::from(w.dispatchable))),
+    ("worker_requests", "Requests that the worker has", |w| f64::from(w.in_flight)),
+    ("worker_requests_running", "Requests that hold one of its sequences", |w| f64::from(w.running)),
+    ("worker_tokens_per_second", "Tokens it generated a second, over the last seconds", |w| w.tokens_per_second),
+    ("worker_kv_cells_used", "KV cells in use", |w| w.kv_used_cells as f64),
+    ("worker_kv_cells", "KV cells it has", |w| w.kv_total_cells as f64),
+    ("worker_resident_bytes", "Its memory in RAM, with the pages that it shares", |w| w.rss_bytes as f64),
+    ("worker_restarts", "How often it died", |w| f64::from(w.restarts)),
 ];
 
 #[cfg(test)]

@@ -75,6 +75,8 @@ pub struct Heartbeat {
     pub engine: EngineStats,
     /// Memory of the process that is in RAM.
     pub rss_bytes: u64,
+    /// The part of it that is pages of files, which processes that map the same file share.
+    pub rss_file_bytes: u64,
 }
 
 /// The talk cannot go on.

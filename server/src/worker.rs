@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
-use gantry_engine::{Engine, EngineConfig, GenerationEvent, ModelInfo, ProbeError, RequestHandle};
+use gantry_engine::{Engine, EngineConfig, EngineStats, GenerationEvent, ModelInfo, ProbeError, RequestHandle};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::signal::unix::{SignalKind, signal};
@@ -83,7 +83,7 @@ async fn load(
         tokio::select! {
             engine = &mut loaded => break engine.context("the loading thread panicked")?,
             _ = beat.tick() => {
-                control.send(FromWorker::Heartbeat(Heartbeat { rss_bytes: rss_bytes(), ..Heartbeat::default() })).await?;
+                control.send(FromWorker::Heartbeat(heartbeat(EngineStats::default()))).await?;
             }
         }
     };
@@ -135,8 +135,7 @@ impl Worker {
                 },
                 Some(id) = endings.recv() => drop(self.handles.remove(&id)),
                 _ = beat.tick() => {
-                    let beat = Heartbeat { engine: self.engine.stats(), rss_bytes: rss_bytes() };
-                    self.control.send(FromWorker::Heartbeat(beat)).await?;
+                    self.control.send(FromWorker::Heartbeat(heartbeat(self.engine.stats()))).await?;
                 }
                 _ = terminate.recv() => break,
             }
@@ -229,12 +228,12 @@ async fn write_all(
     }
 }
 
-/// Memory of this process that is in RAM; 0 where it cannot be read.
-fn rss_bytes() -> u64 {
+/// The figures of now; the memory is 0 where it cannot be read.
+fn heartbeat(engine: EngineStats) -> Heartbeat {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kilobytes = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
+    let bytes = |name: &str| {
+        let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(rest.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    Heartbeat { engine, rss_bytes: bytes("VmRSS:").unwrap_or(0), rss_file_bytes: bytes("RssFile:").unwrap_or(0) }
 }

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
+use gantry_crds::inference_service::SchedulingSpec;
 use gantry_crds::scalars::PositiveQuantity;
 use gantry_crds::status::RolloutStep;
 use kube::core::DynamicObject;
 
 use crate::limits::MAX_QUEUE;
 use crate::rollout::{Candidate, Desired, Settings};
+use crate::version::{DispatchStrategy, Scheduling};
 
 /// The share of the cache's volume that is left free: the kubelet evicts a pod whose volume is over its limit by a byte.
 const CACHE_MARGIN_DIVISOR: u64 = 50;
@@ -69,18 +71,31 @@ fn settings(service: &InferenceService) -> Settings {
     Settings {
         headroom_ratio: gates.memory.headroom.ratio().inspect_err(|e| warn(e)).unwrap_or(fallback.headroom_ratio),
         prompts: gates.prompts.clone(),
-        max_queue: max_queue(spec.scheduling.max_queue).inspect_err(|e| warn(e)).unwrap_or(fallback.max_queue),
+        scheduling: scheduling(&spec.scheduling),
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
         cache_limit_bytes: spec.cache.size_limit.as_ref().and_then(bytes).map(|all| all - all / CACHE_MARGIN_DIVISOR),
         gpu: spec.resources.gpu.is_some(),
     }
 }
 
-fn max_queue(asked: u32) -> Result<usize, String> {
-    usize::try_from(asked)
-        .ok()
-        .filter(|&asked| asked <= MAX_QUEUE)
-        .ok_or_else(|| format!("spec.scheduling.maxQueue is {asked}, the limit is {MAX_QUEUE}"))
+fn scheduling(spec: &SchedulingSpec) -> Scheduling {
+    use gantry_crds::inference_service::DispatchStrategy as Spec;
+    let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX).min(MAX_QUEUE);
+    let timeout = spec.queue_timeout.as_ref().and_then(|timeout| {
+        timeout.to_std().inspect_err(|error| tracing::warn!(%error, "a value of the spec is not usable")).ok()
+    });
+    Scheduling {
+        max_queue: count(spec.max_queue),
+        high_watermark: spec.high_watermark.map(count),
+        low_watermark: spec.low_watermark.map(count),
+        queue_timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)),
+        dispatch: match spec.dispatch {
+            Spec::RoundRobin => DispatchStrategy::RoundRobin,
+            Spec::LeastLoaded => DispatchStrategy::LeastLoaded,
+            Spec::MemoryAware => DispatchStrategy::MemoryAware,
+            Spec::PrefixAware => DispatchStrategy::PrefixAware,
+        },
+    }
 }
 
 /// The whole bytes of a quantity; `None` when it is not one.
@@ -107,7 +122,9 @@ mod tests {
             "spec": {
                 "model": {"servedName": "chat", "source": {"uri": "http://h/m.gguf", "sha256": "a".repeat(64)}},
                 "cache": {"sizeLimit": "1000Mi"},
-                "scheduling": {"maxQueue": 7},
+                "scheduling": {
+                    "maxQueue": 7, "highWatermark": 6, "lowWatermark": 2, "queueTimeout": "1m30s", "dispatch": "PrefixAware",
+                },
                 "rollout": {"drainTimeout": "30s", "gates": {"memory": {"headroom": "10%"}, "prompts": {"configMapRef": {"name": "golden"}}}},
             },
             "status": status,
@@ -164,7 +181,15 @@ mod tests {
         let settings = desired.settings;
         assert!((settings.headroom_ratio - 0.1).abs() < 1e-9);
         assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
-        assert_eq!((settings.max_queue, settings.drain_timeout), (7, Duration::from_secs(30)));
+        assert_eq!(settings.drain_timeout, Duration::from_secs(30));
+        let scheduling = Scheduling {
+            max_queue: 7,
+            high_watermark: Some(6),
+            low_watermark: Some(2),
+            queue_timeout_ms: Some(90_000),
+            dispatch: DispatchStrategy::PrefixAware,
+        };
+        assert_eq!(settings.scheduling, scheduling);
         assert_eq!(settings.cache_limit_bytes, Some(980 << 20));
         assert!(!settings.gpu);
     }

@@ -14,7 +14,7 @@ use gantry_gguf::fit::{Fit, FitInput, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
 use super::report::{Refusal, quantity};
-use crate::version::RuntimeSettings;
+use crate::version::{RuntimeSettings, processors};
 
 /// A cgroup v1 limit from here on means that there is none (it is the largest multiple of a page).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
@@ -95,9 +95,20 @@ fn fields(text: &str, separator: char) -> HashMap<String, u64> {
 }
 
 /// Bytes of main memory that a model is predicted to take. `gpu`: whether the pod has one.
+///
+/// The weights count for each worker. Those that stay mapped are shared, and those that llama.cpp repacks are not; which
+/// they are depends on the processor.
 #[must_use]
 pub fn predict(summary: &Summary, runtime: &RuntimeSettings, gpu: bool) -> u64 {
-    estimate(summary, &fit_input(runtime, gpu)).host_bytes
+    // Settings that cannot be shared out are refused when they are loaded.
+    let shares = runtime.shares(processors(), summary.context_length).unwrap_or_default();
+    if shares.len() <= 1 {
+        return estimate(summary, &fit_input(runtime, gpu)).host_bytes;
+    }
+    shares.iter().fold(0, |sum: u64, share| {
+        let part = RuntimeSettings { ctx_size: share.ctx_size, parallel: share.parallel, ..runtime.clone() };
+        sum.saturating_add(estimate(summary, &fit_input(&part, gpu)).host_bytes)
+    })
 }
 
 /// The settings as the engine will run them, for the arithmetic. `gpu`: whether there is one.

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
-use crate::version::{LoadError, RuntimeSettings, Version, VersionSpec, WorkerConfig};
+use crate::version::{LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig};
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use objects::{NotThere, Objects};
 use report::quantity;
@@ -51,8 +51,8 @@ pub struct Job {
     pub prompts: Option<PromptsGate>,
     /// Share of the memory that stays free.
     pub headroom_ratio: f64,
-    /// Requests that may wait.
-    pub max_queue: usize,
+    /// How its requests wait and are spread.
+    pub scheduling: Scheduling,
     /// Whether the pod has a GPU.
     pub gpu: bool,
 }
@@ -223,7 +223,7 @@ impl Gates {
 
     async fn load(&self, job: &Job, model: CachedModel, summary: &Summary, report: &Report) -> Result<Loaded, Refusal> {
         report.phase(CandidatePhase::Loading);
-        let runtime = runtime_settings(&job.version.runtime, job.max_queue);
+        let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone());
         let predicted_bytes = memory::predict(summary, &runtime, job.gpu);
         let spec = VersionSpec {
             name: job.version.name.clone(),
@@ -282,7 +282,7 @@ async fn read_header(path: &Path) -> Result<Header, Refusal> {
 }
 
 fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String, Refusal> {
-    let runtime = runtime_settings(&job.version.runtime, job.max_queue);
+    let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone());
     let required = memory::predict(summary, &runtime, job.gpu);
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
@@ -294,7 +294,7 @@ fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String,
 
 /// The settings of a version as the front takes them.
 #[must_use]
-pub fn runtime_settings(spec: &RuntimeSpec, max_queue: usize) -> RuntimeSettings {
+pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling) -> RuntimeSettings {
     use gantry_crds::inference_service::CacheType as Spec;
     use gantry_engine::CacheType;
     RuntimeSettings {
@@ -307,7 +307,8 @@ pub fn runtime_settings(spec: &RuntimeSpec, max_queue: usize) -> RuntimeSettings
             Spec::Q4_0 => CacheType::Q4_0,
         },
         gpu_layers: spec.gpu_layers.value(),
-        max_queue,
+        workers: None,
+        scheduling,
     }
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 use gantry_crds::inference_service::PromptsGate;
 use gantry_crds::status::NamedVersion;
 
+use crate::version::Scheduling;
+
 /// What is asked of this pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
@@ -40,8 +42,8 @@ pub struct Settings {
     pub headroom_ratio: f64,
     /// The golden prompts of candidates.
     pub prompts: Option<PromptsGate>,
-    /// Requests that may wait.
-    pub max_queue: usize,
+    /// How requests of versions that are loaded from now on wait and are spread.
+    pub scheduling: Scheduling,
     /// How long requests of a version that is unloaded may take to end.
     pub drain_timeout: Duration,
     /// Bytes that the cache may hold.
@@ -55,7 +57,7 @@ impl Default for Settings {
         Self {
             headroom_ratio: 0.05,
             prompts: None,
-            max_queue: gantry_engine::DEFAULT_MAX_QUEUE,
+            scheduling: Scheduling::default(),
             drain_timeout: Duration::from_secs(120),
             cache_limit_bytes: None,
             gpu: false,

@@ -254,7 +254,7 @@ impl Manager {
             loaded: entry.loaded.clone(),
             prompts,
             headroom_ratio: desired.settings.headroom_ratio,
-            max_queue: desired.settings.max_queue,
+            scheduling: desired.settings.scheduling.clone(),
             gpu: desired.settings.gpu,
         };
         if self.step(version, Step::Prepare) {

@@ -1,30 +1,48 @@
 //! The bounded queue of a version: how many requests are inside, who may enter, and when to come back.
 //!
-//! A [`Place`] is one admitted request and is given back when dropped. Absent: the order of service, which is the
-//! engine's.
+//! A [`Place`] is one admitted request and is given back when dropped; a request keeps its place when its worker dies
+//! and it is run again. With watermarks, refusing begins when more than the high one wait and ends when no more than the
+//! low one do, so that a queue at its limit is not refused and let in by turns. Absent: the order of service, which is
+//! the engine's, and the choice of a worker, which is the dispatcher's.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::settings::Scheduling;
 use crate::limits::{RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS, SERVICE_RATE_SAMPLES, SERVICE_RATE_WINDOW};
 
 /// Counts the requests inside, up to a limit.
-pub(super) struct Admission {
-    places: usize,
+pub(super) struct Admission(Mutex<State>);
+
+struct State {
+    gate: Gate,
+    rate: ServiceRate,
+    /// Requests finished a second, 0 while unknown.
+    per_second: f64,
+    closed: bool,
+}
+
+/// Who may enter: a pure state over entries and leavings.
+#[derive(Clone, Debug)]
+struct Gate {
+    /// Requests that are served at once; the others wait.
     slots: usize,
-    inside: AtomicUsize,
-    closed: AtomicBool,
-    /// Bits of an `f64`: requests finished a second, 0 while unknown.
-    rate: AtomicU64,
+    max_queue: usize,
+    /// The high and the low one.
+    watermarks: Option<(usize, usize)>,
+    inside: usize,
+    /// More than the high watermark waited, and not yet as few as the low one.
+    refusing: bool,
 }
 
 /// Why a request may not enter.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// All places are taken.
+    /// As many wait as may wait.
     Full {
+        /// How many wait.
+        waiting: usize,
         /// When a try is worth it.
         retry_after: Duration,
     },
@@ -37,57 +55,101 @@ pub(super) struct Place(Arc<Admission>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+        self.0.state().gate.leave();
+    }
+}
+
+impl Gate {
+    fn new(scheduling: &Scheduling, slots: usize) -> Self {
+        let watermarks = scheduling.watermarks();
+        Self { slots, max_queue: scheduling.max_queue, watermarks, inside: 0, refusing: false }
+    }
+
+    fn waiting(&self) -> usize {
+        self.inside.saturating_sub(self.slots)
+    }
+
+    fn is_accepting(&self) -> bool {
+        !self.refusing && self.inside < self.slots.saturating_add(self.max_queue)
+    }
+
+    /// Lets one more in, or says no.
+    fn enter(&mut self) -> bool {
+        let entered = self.is_accepting();
+        if entered {
+            self.inside += 1;
+            self.look();
+        }
+        entered
+    }
+
+    fn leave(&mut self) {
+        self.inside = self.inside.saturating_sub(1);
+        self.look();
+    }
+
+    fn look(&mut self) {
+        let Some((high, low)) = self.watermarks else { return };
+        if self.waiting() > high {
+            self.refusing = true;
+        } else if self.waiting() <= low {
+            self.refusing = false;
+        }
     }
 }
 
 impl Admission {
-    /// `places` in all, of which `slots` are served at once and the others wait.
-    pub(super) fn new(places: usize, slots: usize) -> Self {
-        Self {
-            places,
-            slots,
-            inside: AtomicUsize::new(0),
-            closed: AtomicBool::new(false),
-            rate: AtomicU64::new(0.0_f64.to_bits()),
-        }
+    /// An empty queue before `slots` sequences.
+    pub(super) fn new(scheduling: &Scheduling, slots: usize) -> Self {
+        let gate = Gate::new(scheduling, slots);
+        Self(Mutex::new(State { gate, rate: ServiceRate::default(), per_second: 0.0, closed: false }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a place.
     pub(super) fn enter(self: &Arc<Self>) -> Result<Place, Refusal> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Refusal::Closed);
-        }
-        let entered = self
-            .inside
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |inside| (inside < self.places).then_some(inside + 1));
-        match entered {
-            Ok(_) => Ok(Place(Arc::clone(self))),
-            Err(inside) => Err(Refusal::Full { retry_after: self.retry_after(inside) }),
+        let mut state = self.state();
+        if state.closed {
+            Err(Refusal::Closed)
+        } else if state.gate.enter() {
+            Ok(Place(Arc::clone(self)))
+        } else {
+            Err(Refusal::Full { waiting: state.gate.waiting(), retry_after: state.retry_after() })
         }
     }
 
     /// Lets nobody in any more.
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.state().closed = true;
     }
 
     /// Requests inside.
     pub(super) fn in_flight(&self) -> usize {
-        self.inside.load(Ordering::Acquire)
+        self.state().gate.inside
     }
 
-    /// Notes the observed rate of service.
-    pub(super) fn set_rate(&self, per_second: f64) {
-        self.rate.store(per_second.to_bits(), Ordering::Relaxed);
+    /// Whether the next request would be let in.
+    pub(super) fn is_accepting(&self) -> bool {
+        let state = self.state();
+        !state.closed && state.gate.is_accepting()
     }
 
+    /// Notes that a worker is done with a request.
+    pub(super) fn served(&self, now: Instant) {
+        let mut state = self.state();
+        state.per_second = state.rate.record(now);
+    }
+}
+
+impl State {
     /// The time in which half of those that wait are served: sooner, most of the clients that were refused together
     /// would be refused together again.
-    fn retry_after(&self, inside: usize) -> Duration {
-        let waiting = inside.saturating_sub(self.slots).max(1);
-        let rate = f64::from_bits(self.rate.load(Ordering::Relaxed));
-        let seconds = if rate > 0.0 { (waiting as f64 / 2.0 / rate).ceil() } else { 0.0 };
+    fn retry_after(&self) -> Duration {
+        let waiting = self.gate.waiting().max(1);
+        let seconds = if self.per_second > 0.0 { (waiting as f64 / 2.0 / self.per_second).ceil() } else { 0.0 };
         let seconds = seconds.clamp(RETRY_AFTER_MIN_SECONDS as f64, RETRY_AFTER_MAX_SECONDS as f64);
         Duration::from_secs(seconds as u64)
     }
@@ -116,69 +178,5 @@ impl ServiceRate {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn the_wait_follows_the_rate_of_service() {
-        let admission = Arc::new(Admission::new(12, 2));
-        let _places: Vec<_> = (0..12).map(|_| admission.enter().ok().unwrap()).collect();
-        let wait = |rate: f64| {
-            admission.set_rate(rate);
-            match admission.enter().err().unwrap() {
-                Refusal::Full { retry_after } => retry_after.as_secs(),
-                Refusal::Closed => panic!("not closed"),
-            }
-        };
-        assert_eq!(wait(0.0), RETRY_AFTER_MIN_SECONDS);
-        assert_eq!(wait(100.0), RETRY_AFTER_MIN_SECONDS);
-        assert_eq!(wait(0.5), 10);
-        assert_eq!(wait(0.001), RETRY_AFTER_MAX_SECONDS);
-    }
-
-    #[test]
-    fn closed_means_nobody_enters_and_those_inside_stay() {
-        let admission = Arc::new(Admission::new(2, 1));
-        let place = admission.enter().ok().unwrap();
-        admission.close();
-        assert_eq!(admission.enter().err().unwrap(), Refusal::Closed);
-        assert_eq!(admission.in_flight(), 1);
-        drop(place);
-        assert_eq!(admission.in_flight(), 0);
-    }
-
-    #[test]
-    fn the_rate_is_that_of_the_last_requests() {
-        let mut rate = ServiceRate::default();
-        let start = Instant::now();
-        assert_eq!(rate.record(start), 0.0);
-        for i in 1..=200_u32 {
-            let seen = rate.record(start + Duration::from_millis(250) * i);
-            assert!((seen - 4.0).abs() < 1e-6, "{seen}");
-        }
-        let much_later = start + Duration::from_secs(3600);
-        assert_eq!(rate.record(much_later), 0.0, "a pause is no slowness");
-    }
-
-    proptest! {
-        #[test]
-        fn never_more_inside_than_places(places in 0_usize..20, moves in proptest::collection::vec(any::<bool>(), 0..200)) {
-            let admission = Arc::new(Admission::new(places, 1));
-            let mut held = Vec::new();
-            for enter in moves {
-                if enter {
-                    match admission.enter() {
-                        Ok(place) => held.push(place),
-                        Err(_) => prop_assert_eq!(held.len(), places),
-                    }
-                } else {
-                    held.pop();
-                }
-                prop_assert_eq!(admission.in_flight(), held.len());
-                prop_assert!(held.len() <= places);
-            }
-        }
-    }
-}
+#[path = "admission_tests.rs"]
+mod tests;

@@ -1,12 +1,15 @@
 //! One request's answer as it comes: a stream of events that cancels its request when it is dropped.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
 use gantry_engine::{FinishReason, GenerationEvent, RequestError, Timings, Usage};
 use tokio::sync::mpsc;
 
+use super::desk::Lanes;
 use super::supervisor::Command;
 use crate::protocol::RequestId;
 
@@ -16,7 +19,7 @@ pub enum GenerationError {
     /// The worker could not serve it.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The worker died with the request in its hands.
+    /// The worker died with the request in its hands, and it could not be given to another one.
     #[error("the model worker died: {0}")]
     WorkerDied(String),
     /// The version was retired and its time to drain ran out.
@@ -31,11 +34,14 @@ pub enum GenerationError {
 pub(super) type Item = Result<GenerationEvent, GenerationError>;
 
 /// The events of one request: `Started`, any number of `Delta`, then `Finished` or an error, and nothing after.
-/// `Failed` never comes as an event; it is an error here. Dropping it cancels the request.
+/// `Failed` never comes as an event; it is an error here. When its worker dies before the first `Delta`, the request is
+/// run again, and nothing of that is seen here. Dropping it cancels the request.
 pub struct Generation {
     id: RequestId,
     events: mpsc::Receiver<Item>,
-    commands: mpsc::UnboundedSender<Command>,
+    lanes: Arc<Lanes>,
+    /// The worker that has the request.
+    worker: Arc<AtomicUsize>,
     ended: bool,
 }
 
@@ -53,8 +59,13 @@ pub struct Completion {
 }
 
 impl Generation {
-    pub(super) fn new(id: RequestId, events: mpsc::Receiver<Item>, commands: mpsc::UnboundedSender<Command>) -> Self {
-        Self { id, events, commands, ended: false }
+    pub(super) fn new(
+        id: RequestId,
+        events: mpsc::Receiver<Item>,
+        lanes: Arc<Lanes>,
+        worker: Arc<AtomicUsize>,
+    ) -> Self {
+        Self { id, events, lanes, worker, ended: false }
     }
 
     /// Waits for the whole answer.
@@ -95,8 +106,12 @@ impl Stream for Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended {
-            // Where nobody listens, the request has ended with its supervisor.
-            let _ = self.commands.send(Command::Cancel { id: self.id });
+            // First, so that a worker which gets the request only now, after the look at who has it, sees it.
+            self.events.close();
+            if let Some(supervisor) = self.lanes.supervisors.get(self.worker.load(Ordering::SeqCst)) {
+                // Where nobody listens, the request has ended with its supervisor.
+                let _ = supervisor.send(Command::Cancel { id: self.id });
+            }
         }
     }
 }

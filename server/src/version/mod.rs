@@ -1,180 +1,52 @@
-//! One model, loaded: its settings, its bounded queue and its supervised worker process.
+//! One model, loaded: its settings, its bounded queue and its supervised worker processes.
 //!
-//! [`Version::load`] starts a [`supervisor`] task, which owns the worker ([`process`]) and the table of its requests,
-//! and restarts it by the [`restart`] policy. [`Version::submit`] takes a place ([`admission`]) and returns a
-//! [`Generation`]; the place is given back when the worker has let go of the request, not when the client has, so the
-//! engine's queue can never be longer than the front believes. Absent: which version answers ([`crate::routing`]).
+//! [`Version::load`] starts a [`supervisor`] task for each worker, which owns its process ([`process`]) and the table of
+//! its requests, and restarts it by the [`restart`] policy. [`Version::submit`] takes a place ([`admission`]), picks a
+//! worker ([`dispatch`], behind the lock of the [`desk`]) and returns a [`Generation`]; the place is given back when the
+//! worker has let go of the request, not when the client has, so the engines' queues can never be longer than the front
+//! believes. A request that no worker can take now, because its own died or none has the memory, is in the waiting
+//! [`room`]. Absent: which version answers ([`crate::routing`]).
 
 mod admission;
+mod desk;
+mod dispatch;
 mod generation;
+mod health;
+mod prefix;
 mod process;
+mod request;
 mod restart;
+mod room;
+mod settings;
+mod shared;
+mod stats;
 mod supervisor;
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gantry_engine::{CacheType, EngineConfig, GenerationParams, ModelInfo, ParamError, Prompt};
-use serde::{Deserialize, Serialize};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use gantry_engine::{ModelInfo, ParamError};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
 
-use crate::protocol::Heartbeat;
-use admission::{Admission, Refusal};
-use supervisor::Command;
+use admission::Refusal;
+use desk::Lanes;
+use dispatch::Demand;
+use request::Request;
+use room::Room;
+use shared::Shared;
+use supervisor::{Command, Post};
 
+pub use dispatch::DispatchStrategy;
 pub use generation::{Completion, Generation, GenerationError};
+pub use health::WorkerHealth;
 pub use process::WorkerConfig;
-
-/// What to load, under which name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VersionSpec {
-    /// The version's name, as responses carry it: a `ModelVersion`'s name in a pod.
-    pub name: String,
-    /// `sha256:<hex>` of the file, or empty where nobody computed it.
-    pub digest: String,
-    /// The GGUF file.
-    pub model_path: PathBuf,
-    /// The model name that clients use.
-    pub served_name: String,
-    /// How to run it.
-    pub runtime: RuntimeSettings,
-}
-
-/// How a model is run; the names are llama-server's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RuntimeSettings {
-    /// KV cells in total, shared out equally among the sequences; 0: as the model was trained.
-    pub ctx_size: u32,
-    /// Sequences that generate at once.
-    pub parallel: u32,
-    /// Threads that compute; `None`: one less than the processors there are.
-    pub threads: Option<u32>,
-    /// The element type of the KV cache.
-    pub cache_type: CacheType,
-    /// Layers on a GPU; `None`: all that can be.
-    pub gpu_layers: Option<u32>,
-    /// Requests that may wait while all sequences are busy.
-    pub max_queue: usize,
-}
-
-impl Default for RuntimeSettings {
-    fn default() -> Self {
-        Self {
-            ctx_size: 0,
-            parallel: gantry_engine::DEFAULT_PARALLEL,
-            threads: None,
-            cache_type: CacheType::default(),
-            gpu_layers: None,
-            max_queue: gantry_engine::DEFAULT_MAX_QUEUE,
-        }
-    }
-}
-
-impl VersionSpec {
-    fn engine_config(&self) -> EngineConfig {
-        let RuntimeSettings { ctx_size, parallel, threads, cache_type, gpu_layers, max_queue } = self.runtime;
-        EngineConfig {
-            ctx_size,
-            parallel,
-            threads,
-            cache_type,
-            gpu_layers,
-            // Admission is the front's; the engine's own limit must never refuse what the front let in.
-            max_queue: max_queue + parallel as usize,
-            ..EngineConfig::new(&self.model_path)
-        }
-    }
-}
-
-/// What a request asks of a version.
-#[derive(Clone, Debug)]
-pub struct GenerateRequest {
-    /// From what to generate.
-    pub prompt: Prompt,
-    /// How.
-    pub params: GenerationParams,
-}
-
-/// The life of a version's worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WorkerHealth {
-    /// The first worker loads the model.
-    Loading,
-    /// A worker answers.
-    Ready,
-    /// The worker died and another one is on its way.
-    Restarting {
-        /// Crashes in the window, this one included.
-        attempt: u32,
-        /// What became of the last one.
-        reason: String,
-    },
-    /// It crashed [`CRASH_LIMIT`](crate::limits::CRASH_LIMIT) times within
-    /// [`CRASH_WINDOW`](crate::limits::CRASH_WINDOW), or never loaded; it is still tried again from time to time.
-    Failed {
-        /// What became of the last one.
-        reason: String,
-    },
-    /// Retired; final.
-    Stopped,
-}
-
-impl WorkerHealth {
-    /// The one table of what may follow what.
-    #[must_use]
-    pub fn may_become(&self, next: &Self) -> bool {
-        match (self, next) {
-            (Self::Stopped, _) | (_, Self::Loading) => false,
-            (_, Self::Stopped) => true,
-            (Self::Loading, next) => matches!(next, Self::Ready),
-            (Self::Ready, next) => matches!(next, Self::Restarting { .. } | Self::Failed { .. }),
-            (Self::Restarting { .. } | Self::Failed { .. }, _) => true,
-        }
-    }
-
-    /// A label for metrics and logs.
-    #[must_use]
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::Loading => "loading",
-            Self::Ready => "ready",
-            Self::Restarting { .. } => "restarting",
-            Self::Failed { .. } => "failed",
-            Self::Stopped => "stopped",
-        }
-    }
-}
-
-/// A version's figures, as of its worker's last heartbeat where they are the worker's.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct VersionStats {
-    /// Requests that wait for a sequence.
-    pub queued: u32,
-    /// Requests that hold a sequence.
-    pub running: u32,
-    /// Sequences there are.
-    pub slots: u32,
-    /// Requests that may wait.
-    pub max_queue: usize,
-    /// Tokens generated a second, over the last seconds.
-    pub tokens_per_second: f64,
-    /// The worker's process; `None` while there is none.
-    pub worker_pid: Option<u32>,
-    /// The worker's memory in RAM.
-    pub worker_rss_bytes: u64,
-    /// KV cells in use.
-    pub kv_used_cells: u64,
-    /// KV cells there are.
-    pub kv_total_cells: u64,
-    /// Prompt tokens read by this worker.
-    pub prompt_tokens_total: u64,
-    /// Tokens generated by this worker.
-    pub generated_tokens_total: u64,
-    /// Workers that died.
-    pub restarts: u32,
-}
+pub use request::GenerateRequest;
+pub use settings::{RuntimeSettings, Scheduling, Share, VersionSpec, processors};
+pub use stats::{VersionStats, WorkerStats};
 
 /// A version could not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -191,6 +63,16 @@ pub enum LoadError {
     /// The worker died while it loaded the model.
     #[error("the worker died while it loaded the model: {0}")]
     WorkerDied(String),
+}
+
+impl LoadError {
+    /// What became of the worker, for those who know when it did.
+    fn reason(&self) -> String {
+        match self {
+            Self::Model(reason) | Self::WorkerDied(reason) => reason.clone(),
+            Self::Settings(_) | Self::Spawn(_) => self.to_string(),
+        }
+    }
 }
 
 /// A request was not taken.
@@ -220,78 +102,55 @@ pub enum SubmitError {
     InvalidParam(ParamError),
 }
 
-/// What the supervisor writes and everyone else reads.
-struct Shared {
-    spec: VersionSpec,
-    admission: Arc<Admission>,
-    health: watch::Sender<WorkerHealth>,
-    heartbeat: watch::Sender<Heartbeat>,
-    model: watch::Sender<Option<ModelInfo>>,
-    /// Requests whose worker said `Started`; written by the supervisor alone.
-    running: AtomicU32,
-    /// 0: none.
-    worker_pid: AtomicU32,
-    restarts: AtomicU32,
-    loaded_at: OnceLock<SystemTime>,
-}
-
-impl Shared {
-    fn new(spec: VersionSpec) -> Arc<Self> {
-        let slots = spec.runtime.parallel as usize;
-        Arc::new(Self {
-            admission: Arc::new(Admission::new(spec.runtime.max_queue + slots, slots)),
-            spec,
-            health: watch::Sender::new(WorkerHealth::Loading),
-            heartbeat: watch::Sender::new(Heartbeat::default()),
-            model: watch::Sender::new(None),
-            running: AtomicU32::new(0),
-            worker_pid: AtomicU32::new(0),
-            restarts: AtomicU32::new(0),
-            loaded_at: OnceLock::new(),
-        })
-    }
-
-    /// Moves the worker's life on.
-    fn move_to(&self, next: WorkerHealth) {
-        self.health.send_modify(|health| {
-            if health.may_become(&next) {
-                *health = next;
-            } else {
-                tracing::error!(from = health.label(), to = next.label(), "a worker's life cannot go that way");
-            }
-        });
-    }
-}
-
-/// A loaded model and its worker. Dropping it without [`Version::retire`] ends the worker once its last generation is
+/// A loaded model and its workers. Dropping it without [`Version::retire`] ends the workers once its last generation is
 /// dropped too.
 pub struct Version {
     shared: Arc<Shared>,
-    /// Unbounded by type, bounded by admission: at most a submission and a cancellation for each place, and probes,
-    /// which their callers await.
-    commands: mpsc::UnboundedSender<Command>,
+    lanes: Arc<Lanes>,
+    /// Cancelled when the waiting room has ended.
+    room_ended: CancellationToken,
     next_id: AtomicU64,
 }
 
 impl Version {
-    /// Starts a worker, has it load the model and waits until the first token is decoded. Dropping the future ends
-    /// the worker. `progress` receives the share of the model that is read, 0 to 1.
+    /// Starts the workers, has them load the model and waits until each has decoded its first token. Dropping the future
+    /// ends them. `progress` receives the share of the model that is read, 0 to 1.
     ///
     /// # Errors
-    /// The settings are out of range, or the worker could not load the model, or died of it.
+    /// The settings are out of range, or a worker could not load the model, or died of it; then the others have ended
+    /// too.
     pub async fn load(
         spec: VersionSpec,
         workers: &WorkerConfig,
         progress: watch::Sender<f32>,
     ) -> Result<Arc<Version>, LoadError> {
-        check_settings(&spec.runtime)?;
-        let shared = Shared::new(spec);
-        let (commands, inbox) = mpsc::unbounded_channel();
-        let (first, loaded) = oneshot::channel();
-        tokio::spawn(supervisor::run(Arc::clone(&shared), workers.clone(), inbox, progress, first));
-        loaded.await.unwrap_or_else(|_| Err(LoadError::WorkerDied("its supervisor ended".to_owned())))?;
+        let trained_ctx = trained_ctx(&spec).await;
+        let shares = spec.runtime.shares(processors(), trained_ctx).map_err(LoadError::Settings)?;
+        let shared = Shared::new(spec, shares, progress);
+        let (room, waiting) = mpsc::unbounded_channel();
+        let (supervisors, inboxes): (Vec<_>, Vec<_>) = shared.workers.iter().map(|_| mpsc::unbounded_channel()).unzip();
+        let mut firsts = FuturesUnordered::new();
+        let mut tasks = Vec::new();
+        for (worker, inbox) in inboxes.into_iter().enumerate() {
+            let (first, loaded) = oneshot::channel();
+            firsts.push(loaded);
+            let post = Post { worker, inbox, room: room.clone(), first };
+            tasks.push(tokio::spawn(supervisor::run(Arc::clone(&shared), workers.clone(), post)));
+        }
+        let lanes = Arc::new(Lanes { desk: Arc::clone(&shared.desk), supervisors, room });
+        while let Some(loaded) = firsts.next().await {
+            let loaded = loaded.unwrap_or_else(|_| Err(LoadError::WorkerDied("its supervisor ended".to_owned())));
+            if let Err(error) = loaded {
+                // The end of their inboxes ends the others; what they hold is free when the caller learns of it.
+                drop(lanes);
+                futures::future::join_all(tasks).await;
+                return Err(error);
+            }
+        }
+        let room_ended = CancellationToken::new();
+        tokio::spawn(Room::new(&lanes, waiting, shared.health.subscribe(), room_ended.clone()).run());
         shared.loaded_at.get_or_init(SystemTime::now);
-        Ok(Arc::new(Version { shared, commands, next_id: AtomicU64::new(1) }))
+        Ok(Arc::new(Version { shared, lanes, room_ended, next_id: AtomicU64::new(1) }))
     }
 
     /// What was loaded.
@@ -300,13 +159,13 @@ impl Version {
         &self.shared.spec
     }
 
-    /// The worker's life, now and as it changes.
+    /// The version's life, now and as it changes: `Ready` while one of its workers is.
     #[must_use]
     pub fn health(&self) -> watch::Receiver<WorkerHealth> {
         self.shared.health.subscribe()
     }
 
-    /// What the worker says of the model.
+    /// What a worker says of the model.
     #[must_use]
     pub fn model(&self) -> Option<ModelInfo> {
         self.shared.model.borrow().clone()
@@ -322,42 +181,43 @@ impl Version {
     /// The figures as they are known now.
     #[must_use]
     pub fn stats(&self) -> VersionStats {
-        let beat = *self.shared.heartbeat.borrow();
-        let in_flight = u32::try_from(self.shared.admission.in_flight()).unwrap_or(u32::MAX);
-        let running = self.shared.running.load(Ordering::Relaxed).min(in_flight);
-        let pid = self.shared.worker_pid.load(Ordering::Relaxed);
-        VersionStats {
-            queued: in_flight - running,
-            running,
-            slots: self.shared.spec.runtime.parallel,
-            max_queue: self.shared.spec.runtime.max_queue,
-            tokens_per_second: beat.engine.tokens_per_second,
-            worker_pid: (pid != 0).then_some(pid),
-            worker_rss_bytes: beat.rss_bytes,
-            kv_used_cells: beat.engine.kv_used_cells,
-            kv_total_cells: beat.engine.kv_total_cells,
-            prompt_tokens_total: beat.engine.prompt_tokens_total,
-            generated_tokens_total: beat.engine.generated_tokens_total,
-            restarts: self.shared.restarts.load(Ordering::Relaxed),
-        }
+        VersionStats::of(&self.shared)
     }
 
-    /// Whether a token can be decoded now. Concurrent calls share one probe, and a success stands for
+    /// Whether a worker can decode a token now. Concurrent calls share a worker's probe, and a success stands for
     /// [`PROBE_CACHE`](crate::limits::PROBE_CACHE).
     ///
     /// # Errors
-    /// Says why not.
+    /// Says why none can.
     pub async fn probe(&self) -> Result<(), String> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Probe(reply)).map_err(|_| "the version has ended".to_owned())?;
-        answer.await.unwrap_or_else(|_| Err("the version has ended".to_owned()))
+        let ended = || "the version has ended".to_owned();
+        let mut answers: FuturesUnordered<_> = self
+            .lanes
+            .supervisors
+            .iter()
+            .map(async |supervisor| {
+                let (reply, answer) = oneshot::channel();
+                supervisor.send(Command::Probe(reply)).map_err(|_| ended())?;
+                answer.await.unwrap_or_else(|_| Err(ended()))
+            })
+            .collect();
+        let mut reasons: Vec<String> = Vec::new();
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(()) => return Ok(()),
+                Err(reason) if reasons.contains(&reason) => {}
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(reasons.join("; "))
     }
 
-    /// Hands a request to the worker. Dropping the [`Generation`] cancels it.
+    /// Hands a request to a worker, or has it wait for one. Dropping the [`Generation`] cancels it.
     ///
     /// # Errors
     /// The queue is full, no worker is ready, the version is being retired, or a parameter is out of its range.
     pub async fn submit(&self, request: GenerateRequest) -> Result<Generation, SubmitError> {
+        let request = self.shared.with_defaults(request);
         request.params.validate().map_err(SubmitError::InvalidParam)?;
         match &*self.shared.health.borrow() {
             WorkerHealth::Ready => {}
@@ -366,41 +226,56 @@ impl Version {
         }
         let place = self.shared.admission.enter().map_err(|refusal| match refusal {
             Refusal::Closed => SubmitError::Retired,
-            Refusal::Full { retry_after } => {
-                SubmitError::QueueFull { waiting: self.shared.spec.runtime.max_queue, retry_after }
-            }
+            Refusal::Full { waiting, retry_after } => SubmitError::QueueFull { waiting, retry_after },
         })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = mpsc::channel(crate::limits::MAX_CLIENT_EVENT_BACKLOG);
-        self.commands.send(Command::Submit { id, request, events, place }).map_err(|_| SubmitError::Retired)?;
-        Ok(Generation::new(id, receiver, self.commands.clone()))
+        let demand = self.demand(&request);
+        let request = Request::new(id, request, demand, events, place);
+        let generation = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
+        self.lanes.submit(request);
+        Ok(generation)
+    }
+
+    /// What the strategy wants to know of a request.
+    fn demand(&self, request: &GenerateRequest) -> Demand {
+        match self.shared.spec.runtime.scheduling.dispatch {
+            DispatchStrategy::RoundRobin | DispatchStrategy::LeastLoaded => Demand::default(),
+            DispatchStrategy::MemoryAware => {
+                let model = self.shared.model.borrow();
+                let cells_per_sequence = model.as_ref().map_or(0, |model| u64::from(model.n_ctx_per_sequence));
+                Demand { cells: request.cells(cells_per_sequence), prefixes: Vec::new() }
+            }
+            DispatchStrategy::PrefixAware => Demand { cells: 0, prefixes: prefix::keys(&request.prompt) },
+        }
     }
 
     /// Takes no further request, lets those in flight end for at most `drain_timeout`, fails the rest and stops the
-    /// worker. Returns when the worker is gone.
+    /// workers. Returns when they are gone.
     pub async fn retire(self: Arc<Self>, drain_timeout: Duration) {
         self.shared.admission.close();
-        let (done, ended) = oneshot::channel();
-        if self.commands.send(Command::Retire { drain_timeout, done }).is_ok() {
-            // An error means that the supervisor has ended already, which is what is waited for.
-            let _ = ended.await;
+        let mut ends = Vec::new();
+        for supervisor in &self.lanes.supervisors {
+            let (done, ended) = oneshot::channel();
+            if supervisor.send(Command::Retire { drain_timeout, done }).is_ok() {
+                ends.push(ended);
+            }
         }
+        // An error means that a supervisor has ended already, which is what is waited for.
+        futures::future::join_all(ends).await;
+        self.room_ended.cancelled().await;
     }
 }
 
-fn check_settings(runtime: &RuntimeSettings) -> Result<(), LoadError> {
-    let refuse =
-        |param: &str, message: String| Err(LoadError::Settings(ParamError { param: param.to_owned(), message }));
-    if runtime.parallel == 0 || runtime.parallel > gantry_engine::MAX_PARALLEL {
-        return refuse("parallel", format!("must be 1 to {}, not {}", gantry_engine::MAX_PARALLEL, runtime.parallel));
+/// The context that the model was trained for, where it is needed to share the cells out; 0 where the file does not say,
+/// of which the workers then say more.
+async fn trained_ctx(spec: &VersionSpec) -> u32 {
+    if spec.runtime.ctx_size != 0 || spec.runtime.worker_count() <= 1 {
+        return 0;
     }
-    if runtime.threads == Some(0) {
-        return refuse("threads", "must be at least 1".to_owned());
-    }
-    if runtime.max_queue > crate::limits::MAX_QUEUE {
-        return refuse("max_queue", format!("must be at most {}, not {}", crate::limits::MAX_QUEUE, runtime.max_queue));
-    }
-    Ok(())
+    let path = spec.model_path.clone();
+    let read = tokio::task::spawn_blocking(move || gantry_gguf::read_header(path)).await;
+    read.ok().and_then(Result::ok).map_or(0, |header| header.summary().context_length)
 }
 
 fn unavailable(health: &WorkerHealth) -> SubmitError {

@@ -1,8 +1,11 @@
-//! The one owner of a version's worker: starts it, talks to it, notices when it dies or hangs, and starts another.
+//! The one owner of one of a version's workers: starts it, talks to it, notices when it dies or hangs, and starts
+//! another.
 //!
 //! A [`Session`] is one worker's life: an event is taken from the socket, the inbox or the clock and applied
 //! synchronously; what it leads to is queued, never awaited. Between sessions the [`restart`](super::restart) policy
-//! says how long to wait. Every request that the supervisor takes over gets exactly one last event from it.
+//! says how long to wait. Every request that the supervisor takes over gets exactly one last event from it, or goes to
+//! the waiting room whole. It tells the dispatcher whether the worker may get requests: while it is ready, was heard of
+//! lately and passed its last probe. Absent: which worker gets a request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,21 +15,25 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt};
 use gantry_engine::{GenerationEvent, ProbeError, RequestError, SubmitError as EngineRefusal};
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
-use super::admission::{Place, ServiceRate};
-use super::generation::{GenerationError, Item};
+use super::desk::send_to_room;
+use super::generation::GenerationError;
 use super::process::{Process, WorkerConfig};
+use super::request::{Flow, Request};
 use super::restart::{Crashes, Verdict};
-use super::{GenerateRequest, LoadError, Shared, WorkerHealth};
-use crate::limits::{HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK};
+use super::shared::{Shared, Worker};
+use super::{LoadError, WorkerHealth};
+use crate::limits::{
+    HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
+};
 use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
 
 /// What is asked of a supervisor.
 pub(super) enum Command {
     /// Serve a request that has been admitted.
-    Submit { id: RequestId, request: GenerateRequest, events: mpsc::Sender<Item>, place: Place },
+    Submit(Box<Request>),
     /// Nobody waits for this request any more.
     Cancel { id: RequestId },
     /// Can a token be decoded now?
@@ -49,23 +56,39 @@ enum End {
     Hung(String),
 }
 
-/// Runs a version to its end. `first` learns how the first load went; a version whose first load fails ends at once.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    workers: WorkerConfig,
-    inbox: mpsc::UnboundedReceiver<Command>,
-    progress: watch::Sender<f32>,
-    first: oneshot::Sender<Result<(), LoadError>>,
-) {
-    let mut supervisor = Supervisor::new(shared, inbox, progress, first);
-    while let Err(error) = supervisor.worker_life(&workers).await {
+type Requests = HashMap<RequestId, Box<Request>>;
+
+/// Where a supervisor hears, and whom it tells.
+pub(super) struct Post {
+    /// Which of the version's workers it has.
+    pub(super) worker: usize,
+    pub(super) inbox: mpsc::UnboundedReceiver<Command>,
+    /// Takes requests that are to be given to another worker.
+    pub(super) room: mpsc::UnboundedSender<Box<Request>>,
+    /// Learns how the first load went.
+    pub(super) first: oneshot::Sender<Result<(), LoadError>>,
+}
+
+/// Runs a worker to its version's end; one whose first load fails ends at once.
+pub(super) async fn run(shared: Arc<Shared>, workers: WorkerConfig, post: Post) {
+    let mut supervisor = Supervisor::new(shared, post);
+    loop {
+        let (ended, requests) = supervisor.worker_life(&workers).await;
+        let Err(error) = ended else {
+            requests.into_values().for_each(|request| request.fail(GenerationError::Retired));
+            break;
+        };
         if let Some(first) = supervisor.first.take() {
             // Nobody waits for a load that was given up.
             let _ = first.send(Err(error));
             break;
         }
-        let wait = supervisor.after_death(&error.to_string());
-        if supervisor.pause(wait, &error.to_string()).await.is_stop() {
+        let reason = error.reason();
+        let wait = supervisor.after_death(&reason);
+        for request in requests.into_values() {
+            supervisor.pass_on(request, &reason);
+        }
+        if supervisor.pause(wait, &reason).await.is_stop() {
             break;
         }
     }
@@ -74,11 +97,11 @@ pub(super) async fn run(
 
 struct Supervisor {
     shared: Arc<Shared>,
+    worker: usize,
     inbox: mpsc::UnboundedReceiver<Command>,
-    progress: watch::Sender<f32>,
+    room: mpsc::UnboundedSender<Box<Request>>,
     first: Option<oneshot::Sender<Result<(), LoadError>>>,
     retiring: Option<Retiring>,
-    rate: ServiceRate,
     crashes: Crashes,
 }
 
@@ -87,76 +110,59 @@ struct Retiring {
     done: Vec<oneshot::Sender<()>>,
 }
 
-/// Whether to go on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Flow {
-    Go,
-    Stop,
-}
-
-impl Flow {
-    fn is_stop(self) -> bool {
-        self == Self::Stop
-    }
-}
-
 impl Supervisor {
-    fn new(
-        shared: Arc<Shared>,
-        inbox: mpsc::UnboundedReceiver<Command>,
-        progress: watch::Sender<f32>,
-        first: oneshot::Sender<Result<(), LoadError>>,
-    ) -> Self {
-        Self {
-            shared,
-            inbox,
-            progress,
-            first: Some(first),
-            retiring: None,
-            rate: ServiceRate::default(),
-            crashes: Crashes::default(),
-        }
+    fn new(shared: Arc<Shared>, post: Post) -> Self {
+        let Post { worker, inbox, room, first } = post;
+        Self { shared, worker, inbox, room, first: Some(first), retiring: None, crashes: Crashes::default() }
     }
 
-    /// One worker from start to end. `Err` is a death that was not asked for.
-    async fn worker_life(&mut self, workers: &WorkerConfig) -> Result<(), LoadError> {
-        let (process, socket) = Process::spawn(workers).map_err(|error| LoadError::Spawn(error.to_string()))?;
+    /// This worker's figures.
+    fn figures(&self) -> &Worker {
+        &self.shared.workers[self.worker]
+    }
+
+    /// One worker from start to end, and the requests that it still had. `Err` is a death that was not asked for.
+    async fn worker_life(&mut self, workers: &WorkerConfig) -> (Result<(), LoadError>, Requests) {
+        let (process, socket) = match Process::spawn(workers) {
+            Ok(started) => started,
+            Err(error) => return (Err(LoadError::Spawn(error.to_string())), Requests::new()),
+        };
         let pid = process.pid().unwrap_or(0);
-        self.shared.worker_pid.store(pid, Ordering::Relaxed);
-        tracing::info!(version = %self.shared.spec.name, pid, "worker started");
+        self.figures().pid.store(pid, Ordering::Relaxed);
+        tracing::info!(version = %self.shared.spec.name, worker = self.worker, pid, "worker started");
         let (end, requests) = self.talk(socket).await;
-        self.shared.worker_pid.store(0, Ordering::Relaxed);
-        self.shared.heartbeat.send_replace(Heartbeat::default());
-        let (result, failure) = match end {
+        // At once: what became of the process takes a while to find out.
+        self.shared.desk.lose(self.worker);
+        let figures = self.figures();
+        figures.pid.store(0, Ordering::Relaxed);
+        figures.running.store(0, Ordering::Relaxed);
+        figures.heartbeat.send_replace(Heartbeat::default());
+        let result = match end {
             End::Stopped => {
                 process.end().await;
-                (Ok(()), GenerationError::Retired)
+                Ok(())
             }
             End::LoadFailed(message) => {
                 process.end().await;
-                (Err(LoadError::Model(message.clone())), GenerationError::WorkerDied(message))
+                Err(LoadError::Model(message))
             }
             End::Gone(error) => {
                 let mut reason = process.end().await;
                 if let Some(error) = error {
                     reason = format!("{error}; {reason}");
                 }
-                (Err(LoadError::WorkerDied(reason.clone())), GenerationError::WorkerDied(reason))
+                Err(LoadError::WorkerDied(reason))
             }
             End::Hung(reason) => {
                 process.kill().await;
-                (Err(LoadError::WorkerDied(reason.clone())), GenerationError::WorkerDied(reason))
+                Err(LoadError::WorkerDied(reason))
             }
         };
-        for entry in requests.into_values() {
-            entry.fail(failure.clone());
-        }
-        self.shared.running.store(0, Ordering::Relaxed);
-        result
+        (result, requests)
     }
 
     /// Talks to a worker until its life ends, and returns the requests that it still had.
-    async fn talk(&mut self, socket: UnixStream) -> (End, HashMap<RequestId, Entry>) {
+    async fn talk(&mut self, socket: UnixStream) -> (End, Requests) {
         let (read, write) = socket.into_split();
         let frames = protocol::receiver::<FromWorker>(read);
         // Unbounded by type, bounded by admission, as the inbox is.
@@ -181,7 +187,7 @@ impl Supervisor {
 
     /// Notes a death and says how long to wait for the next life.
     fn after_death(&mut self, reason: &str) -> Duration {
-        self.shared.restarts.fetch_add(1, Ordering::Relaxed);
+        self.figures().restarts.fetch_add(1, Ordering::Relaxed);
         let (health, wait) = match self.crashes.record(Instant::now()) {
             Verdict::Respawn { attempt, after } => {
                 (WorkerHealth::Restarting { attempt, reason: reason.to_owned() }, after)
@@ -189,11 +195,24 @@ impl Supervisor {
             Verdict::Failed { retry_after } => (WorkerHealth::Failed { reason: reason.to_owned() }, retry_after),
         };
         tracing::error!(
-            version = %self.shared.spec.name, reason, state = health.label(), wait_ms = wait.as_millis() as u64,
-            "worker died"
+            version = %self.shared.spec.name, worker = self.worker, reason, state = health.label(),
+            wait_ms = wait.as_millis() as u64, "worker died"
         );
-        self.shared.move_to(health);
+        self.shared.move_to(self.worker, health);
         wait
+    }
+
+    /// Has a request that this worker will not answer wait for one that will, or ends it.
+    fn pass_on(&self, request: Box<Request>, reason: &str) {
+        if request.is_abandoned() {
+            return;
+        }
+        if !request.may_run_again() {
+            request.fail(GenerationError::WorkerDied(reason.to_owned()));
+            return;
+        }
+        self.shared.retries.fetch_add(1, Ordering::Relaxed);
+        send_to_room(&self.shared.desk, &self.room, request);
     }
 
     /// Waits while there is no worker, and answers for it.
@@ -208,7 +227,11 @@ impl Supervisor {
                         self.retire(Duration::ZERO, done);
                         return Flow::Stop;
                     }
-                    Some(other) => refuse(other, &GenerationError::WorkerDied(reason.to_owned())),
+                    // It was picked just before the worker died.
+                    Some(Command::Submit(request)) => self.pass_on(request, reason),
+                    // The caller of a probe may have stopped waiting.
+                    Some(Command::Probe(reply)) => drop(reply.send(Err(format!("the model worker died: {reason}")))),
+                    Some(Command::Cancel { .. }) => {}
                 },
             }
         }
@@ -228,70 +251,22 @@ impl Supervisor {
     }
 
     fn finish(mut self) {
-        self.shared.admission.close();
-        self.shared.move_to(WorkerHealth::Stopped);
+        self.shared.desk.lose(self.worker);
         self.inbox.close();
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Retire { done, .. } => self.retire(Duration::ZERO, done),
-                other => refuse(other, &GenerationError::Retired),
+                Command::Submit(request) => request.fail(GenerationError::Retired),
+                Command::Probe(reply) => drop(reply.send(Err(GenerationError::Retired.to_string()))),
+                Command::Cancel { .. } => {}
             }
         }
-        tracing::info!(version = %self.shared.spec.name, "version stopped");
+        self.shared.move_to(self.worker, WorkerHealth::Stopped);
+        tracing::info!(version = %self.shared.spec.name, worker = self.worker, "worker stopped");
         for done in self.retiring.map(|retiring| retiring.done).unwrap_or_default() {
             // Whoever asked may have stopped waiting.
             let _ = done.send(());
         }
-    }
-}
-
-/// Answers a command that needs a worker while there is none.
-fn refuse(command: Command, error: &GenerationError) {
-    match command {
-        Command::Submit { events, place, .. } => Entry::new(events, place).fail(error.clone()),
-        // The caller of a probe may have stopped waiting.
-        Command::Probe(reply) => drop(reply.send(Err(error.to_string()))),
-        Command::Cancel { .. } | Command::Retire { .. } => {}
-    }
-}
-
-/// A request in a worker's hands.
-struct Entry {
-    /// `None` once nobody listens.
-    events: Option<mpsc::Sender<Item>>,
-    started: bool,
-    /// Held until the worker has let go of the request.
-    _place: Place,
-}
-
-impl Entry {
-    fn new(events: mpsc::Sender<Item>, place: Place) -> Self {
-        Self { events: Some(events), started: false, _place: place }
-    }
-
-    /// The last event of a request that will not be answered.
-    fn fail(self, error: GenerationError) {
-        if let Some(events) = self.events {
-            // The last place is kept free for this; an error means that the client has gone.
-            let _ = events.try_send(Err(error));
-        }
-    }
-
-    /// Passes an event on. `Stop` means that the request should be cancelled.
-    fn pass(&mut self, event: GenerationEvent) -> Flow {
-        let Some(events) = &self.events else { return Flow::Go };
-        let terminal = event.is_terminal();
-        let item = match event {
-            GenerationEvent::Failed(error) => Err(GenerationError::Request(error)),
-            event if events.capacity() > 1 || terminal => Ok(event),
-            _ => Err(GenerationError::SlowClient),
-        };
-        let slow = matches!(item, Err(GenerationError::SlowClient));
-        let gone = events.try_send(item).is_err();
-        if slow || gone {
-            self.events = None;
-        }
-        if (slow || gone) && !terminal { Flow::Stop } else { Flow::Go }
     }
 }
 
@@ -310,9 +285,13 @@ enum Phase {
 struct Session<'a> {
     supervisor: &'a mut Supervisor,
     outbox: mpsc::UnboundedSender<ToWorker>,
-    requests: HashMap<RequestId, Entry>,
+    requests: Requests,
     phase: Phase,
     heard: Instant,
+    /// Silent for [`HEARTBEAT_LATE`].
+    late: bool,
+    /// It failed its last probe.
+    doubted: bool,
     /// The engine's count of steps, and when it last moved or had no need to.
     steps: (u64, Instant),
     probes: Vec<ProbeReply>,
@@ -329,6 +308,8 @@ impl<'a> Session<'a> {
             requests: HashMap::new(),
             phase: Phase::Loading { share: 0.0, moved: now },
             heard: now,
+            late: false,
+            doubted: false,
             steps: (0, now),
             probes: Vec::new(),
             probe_sent: None,
@@ -337,7 +318,9 @@ impl<'a> Session<'a> {
     }
 
     async fn run(&mut self, mut frames: impl Stream<Item = Result<FromWorker, ProtocolError>> + Unpin) -> End {
-        self.tell(ToWorker::Load(self.supervisor.shared.spec.engine_config()));
+        let shared = &self.supervisor.shared;
+        let config = shared.spec.engine_config(&self.supervisor.figures().share, shared.workers.len());
+        self.tell(ToWorker::Load(config));
         let mut tick = tokio::time::interval(SUPERVISOR_TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -362,6 +345,9 @@ impl<'a> Session<'a> {
             Event::Frame(Some(Err(error))) => Some(End::Gone(Some(error))),
             Event::Frame(Some(Ok(message))) => {
                 self.heard = now;
+                if std::mem::take(&mut self.late) {
+                    self.judge();
+                }
                 self.on_message(message, now)
             }
             Event::Command(None) => Some(End::Stopped),
@@ -375,24 +361,44 @@ impl<'a> Session<'a> {
 
     fn on_command(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Submit { id, request, events, place } => {
-                let mut entry = Entry::new(events, place);
-                if matches!(self.phase, Phase::Ready) {
-                    self.tell(ToWorker::Submit { id, prompt: request.prompt, params: request.params });
-                    self.requests.insert(id, entry);
-                } else if let Some(events) = entry.events.take() {
-                    // Admitted just before the last worker died.
-                    let _ = events.try_send(Err(GenerationError::WorkerDied("it is being restarted".to_owned())));
-                }
-            }
+            Command::Submit(request) => self.on_submit(request, now),
             Command::Cancel { id } => {
-                if let Some(entry) = self.requests.get_mut(&id) {
-                    entry.events = None;
+                if let Some(request) = self.requests.get_mut(&id) {
+                    request.abandon();
                     self.tell(ToWorker::Cancel { id });
                 }
             }
             Command::Probe(reply) => self.on_probe(reply, now),
             Command::Retire { drain_timeout, done } => self.supervisor.retire(drain_timeout, done),
+        }
+    }
+
+    fn on_submit(&mut self, mut request: Box<Request>, now: Instant) {
+        if request.is_abandoned() {
+            // Whoever left while it was on its way may have told the worker that it was with before.
+            return;
+        }
+        if !matches!(self.phase, Phase::Ready) {
+            // It was picked just before the last worker died.
+            return self.supervisor.pass_on(request, "it is being restarted");
+        }
+        let message = request.message(now);
+        self.tell(message);
+        self.requests.insert(request.id, request);
+    }
+
+    /// Tells the dispatcher whether the worker may get requests.
+    fn judge(&self) {
+        let healthy = matches!(self.phase, Phase::Ready) && !self.late && !self.doubted;
+        let Supervisor { shared, worker, .. } = &*self.supervisor;
+        tracing::info!(version = %shared.spec.name, worker, healthy, "the worker's dispatch changes");
+        shared.desk.set_healthy(*worker, healthy);
+    }
+
+    /// Notes whether the worker may be relied on, by its last probe.
+    fn doubt(&mut self, doubted: bool) {
+        if std::mem::replace(&mut self.doubted, doubted) != doubted {
+            self.judge();
         }
     }
 
@@ -416,7 +422,7 @@ impl<'a> Session<'a> {
                 if matches!(self.phase, Phase::Loading { share: before, .. } if before != share) {
                     self.phase = Phase::Loading { share, moved: now };
                 }
-                self.supervisor.progress.send_replace(share);
+                self.supervisor.shared.set_loaded(self.supervisor.worker, share);
             }
             FromWorker::LoadFailed { message } => return Some(End::LoadFailed(message)),
             FromWorker::Ready(model) => self.on_ready(model),
@@ -431,19 +437,21 @@ impl<'a> Session<'a> {
                 if beat.engine.slots_active == 0 || beat.engine.steps != self.steps.0 {
                     self.steps = (beat.engine.steps, now);
                 }
-                self.supervisor.shared.heartbeat.send_replace(beat);
+                self.supervisor.figures().heartbeat.send_replace(beat);
             }
         }
         None
     }
 
     fn on_ready(&mut self, model: gantry_engine::ModelInfo) {
-        let shared = &self.supervisor.shared;
-        tracing::info!(version = %shared.spec.name, model = %model.description, "worker ready");
+        let (shared, worker) = (&self.supervisor.shared, self.supervisor.worker);
+        tracing::info!(version = %shared.spec.name, worker, model = %model.description, "worker ready");
         self.phase = Phase::Ready;
-        self.supervisor.progress.send_replace(1.0);
+        shared.set_loaded(worker, 1.0);
+        shared.desk.set_cells(worker, u64::from(model.n_ctx_per_sequence) * u64::from(model.parallel));
         shared.model.send_replace(Some(model));
-        shared.move_to(WorkerHealth::Ready);
+        shared.move_to(worker, WorkerHealth::Ready);
+        self.judge();
         if let Some(first) = self.supervisor.first.take() {
             // A load that was given up closes the inbox, which ends this session.
             let _ = first.send(Ok(()));
@@ -451,13 +459,13 @@ impl<'a> Session<'a> {
     }
 
     fn on_event(&mut self, id: RequestId, event: GenerationEvent, now: Instant) {
-        let Some(entry) = self.requests.get_mut(&id) else { return };
-        if matches!(event, GenerationEvent::Started { .. }) && !entry.started {
-            entry.started = true;
-            self.supervisor.shared.running.fetch_add(1, Ordering::Relaxed);
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        if matches!(event, GenerationEvent::Started { .. }) && !request.started {
+            request.started = true;
+            self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
         }
         let terminal = event.is_terminal();
-        if entry.pass(event).is_stop() {
+        if request.pass(event).is_stop() {
             self.tell(ToWorker::Cancel { id });
         }
         if terminal {
@@ -465,26 +473,24 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn remove(&mut self, id: RequestId, now: Instant) -> Option<Entry> {
-        let entry = self.requests.remove(&id)?;
-        if entry.started {
-            self.supervisor.shared.running.fetch_sub(1, Ordering::Relaxed);
+    fn remove(&mut self, id: RequestId, now: Instant) -> Option<Box<Request>> {
+        let request = self.requests.remove(&id)?;
+        if request.started {
+            self.supervisor.figures().running.fetch_sub(1, Ordering::Relaxed);
         }
-        let rate = self.supervisor.rate.record(now);
-        self.supervisor.shared.admission.set_rate(rate);
-        Some(entry)
+        self.supervisor.shared.admission.served(now);
+        Some(request)
     }
 
     fn on_refused(&mut self, id: RequestId, error: EngineRefusal, now: Instant) -> Option<End> {
-        let entry = self.remove(id, now)?;
+        if let EngineRefusal::Broken(reason) = error {
+            // With all that the worker has, this request is for another one.
+            return Some(End::Hung(format!("it cannot decode any more: {reason}")));
+        }
+        let request = self.remove(id, now)?;
         match error {
-            EngineRefusal::Broken(reason) => {
-                let reason = format!("it cannot decode any more: {reason}");
-                entry.fail(GenerationError::WorkerDied(reason.clone()));
-                return Some(End::Hung(reason));
-            }
-            EngineRefusal::ShuttingDown => entry.fail(RequestError::ShuttingDown.into()),
-            EngineRefusal::InvalidParam(error) => entry.fail(
+            EngineRefusal::ShuttingDown => request.fail(RequestError::ShuttingDown.into()),
+            EngineRefusal::InvalidParam(error) => request.fail(
                 RequestError::InvalidRequest {
                     code: "invalid_value".to_owned(),
                     message: error.to_string(),
@@ -496,7 +502,9 @@ impl<'a> Session<'a> {
                 entry.fail(RequestError::Overloaded(pressure.to_string()).into());
             }
             // Admission is stricter than the engine's own limit, so this is our own fault.
-            full @ EngineRefusal::QueueFull { .. } => entry.fail(RequestError::Internal(full.to_string()).into()),
+            fault @ (EngineRefusal::QueueFull { .. } | EngineRefusal::Broken(_)) => {
+                request.fail(RequestError::Internal(fault.to_string()).into());
+            }
         }
         None
     }
@@ -504,6 +512,7 @@ impl<'a> Session<'a> {
     fn on_probed(&mut self, result: Result<(), ProbeError>, now: Instant) -> Option<End> {
         self.probe_sent = None;
         self.probe_passed = result.is_ok().then_some(now);
+        self.doubt(result.is_err());
         let answer = result.as_ref().copied().map_err(ToString::to_string);
         self.answer_probes(&answer);
         match result {
@@ -526,7 +535,17 @@ impl<'a> Session<'a> {
         }
         if self.probe_sent.is_some_and(|sent| now.duration_since(sent) > PROBE_LIMIT + SUPERVISOR_TICK) {
             self.probe_sent = None;
+            self.doubt(true);
             self.answer_probes(&Err(format!("the worker did not answer a probe within {PROBE_LIMIT:?}")));
+        }
+        if self.doubted && self.probe_sent.is_none() {
+            // Nobody may ask any more, and it is to get requests again when it can.
+            self.probe_sent = Some(now);
+            self.tell(ToWorker::Probe);
+        }
+        if !self.late && now.duration_since(self.heard) > HEARTBEAT_LATE {
+            self.late = true;
+            self.judge();
         }
         let hung = |since: Instant, limit: Duration, what: &str| {
             (now.duration_since(since) > limit).then(|| End::Hung(format!("{what} for {limit:?}, so it was killed")))

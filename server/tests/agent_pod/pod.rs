@@ -258,7 +258,7 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
     let mut pod = Pod::fresh();
     let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
     pod.roll_out(&version("v1", &one, &sha_one)).await;
-    let worker = pod.router.active().unwrap().stats().worker_pid;
+    let workers = pod.router.active().unwrap().stats().pids();
     let questions =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/eval.jsonl")).unwrap();
     let golden: Vec<&str> = questions.lines().take(20).collect();
@@ -319,7 +319,7 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
     let entry = pod.api.entry("missing", |entry| gate(entry, "Fetch")["verdict"] == "Fail").await;
     assert!(gate(&entry, "Fetch")["message"].as_str().unwrap().contains("404"));
     assert_eq!(pod.answer().await, ONE);
-    assert_eq!(pod.router.active().unwrap().stats().worker_pid, worker, "the worker that answers was not touched");
+    assert_eq!(pod.router.active().unwrap().stats().pids(), workers, "the worker that answers was not touched");
 
     // The operator gives up: nothing of it is left.
     pod.activate("v1", None);
@@ -371,11 +371,11 @@ async fn a_container_that_starts_again_begins_from_the_status_and_its_cache() {
     assert_eq!(one.asked().len(), asked);
 
     // A worker that dies is told, and replaced.
-    let worker = pod.router.active().unwrap().stats().worker_pid.unwrap();
+    let worker = pod.router.active().unwrap().stats().pids()[0];
     let killed = std::process::Command::new("kill").args(["-9", &worker.to_string()]).status().unwrap();
     assert!(killed.success());
     let up = async {
-        while pod.router.active().unwrap().stats().worker_pid.is_none_or(|pid| pid == worker)
+        while pod.router.active().unwrap().stats().pids().first().is_none_or(|pid| *pid == worker)
             || pod.router.active().unwrap().probe().await.is_err()
         {
             tokio::time::sleep(Duration::from_millis(20)).await;

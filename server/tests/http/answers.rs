@@ -116,6 +116,7 @@ async fn models_and_health_are_told() {
     assert_eq!(server.post(CHAT, &body).send().await.unwrap().status(), 200);
     let id = server.post(CHAT, &body).header("x-request-id", "mine-1").send().await.unwrap();
     assert_eq!(id.headers()["x-request-id"], "mine-1");
-    let ready = server.metric("gantry_worker_state{version=\"standalone\",role=\"active\",state=\"ready\"}").await;
+    let ready =
+        server.metric("gantry_worker_state{version=\"standalone\",role=\"active\",worker=\"0\",state=\"ready\"}").await;
     assert!((ready - 1.0).abs() < 0.1);
 }

@@ -6,6 +6,7 @@
 mod answers;
 mod bad_input;
 mod choices;
+mod dispatch;
 mod faults;
 mod load;
 mod reference;

@@ -37,7 +37,11 @@ impl Server {
     pub(crate) fn launch(file: &Path, args: &[&str]) -> Self {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
-        let mut child = command(file).args(["--port", "0"]).args(args).spawn().unwrap();
+        let mut command = command(file);
+        if !args.contains(&"--threads") {
+            command.args(["--threads", "1"]);
+        }
+        let mut child = command.args(["--port", "0"]).args(args).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let sink = Arc::clone(&log);
@@ -139,7 +143,7 @@ impl Drop for Server {
 /// `gantry-server serve` on a file, its output piped.
 pub(crate) fn command(file: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
-    command.arg("serve").arg("--model").arg(file).args(["--host", "127.0.0.1", "--threads", "1"]);
+    command.arg("serve").arg("--model").arg(file).args(["--host", "127.0.0.1"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -76,7 +76,7 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     await_condition("answers of the old version", async || answered(0) >= ANSWERS).await;
     let new = load("v2", "demo-v2.q8_0.gguf").await;
     router.set(Routing { active: Some(Arc::clone(&new)), previous: Some(Arc::clone(&old)) });
-    let worker = old.stats().worker_pid.unwrap();
+    let worker = old.stats().pids()[0];
     // Retired at once, so that requests which chose it just before find it closed.
     let health = old.health();
     old.retire(PATIENCE).await;

@@ -4,9 +4,15 @@
 use futures::FutureExt;
 use gantry_engine::{FinishReason, GenerationParams, ModelInfo, Prompt, Timings, Usage};
 use proptest::prelude::*;
+use tokio::sync::watch;
 
 use super::*;
-use crate::version::{Generation, RuntimeSettings, VersionSpec};
+use crate::limits::REQUEST_ATTEMPTS;
+use crate::version::desk::Lanes;
+use crate::version::dispatch::Demand;
+use crate::version::generation::Item;
+use crate::version::settings::processors;
+use crate::version::{GenerateRequest, Generation, RuntimeSettings, Scheduling, VersionSpec};
 
 const PARALLEL: u32 = 2;
 const QUEUE: usize = 3;
@@ -44,19 +50,37 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn shared() -> Arc<Shared> {
-    Shared::new(VersionSpec {
+    let scheduling = Scheduling { max_queue: QUEUE, ..Scheduling::default() };
+    let spec = VersionSpec {
         name: "v".to_owned(),
         digest: String::new(),
         model_path: "model.gguf".into(),
         served_name: "m".to_owned(),
-        runtime: RuntimeSettings { parallel: PARALLEL, max_queue: QUEUE, ..RuntimeSettings::default() },
-    })
+        runtime: RuntimeSettings { parallel: PARALLEL, scheduling, ..RuntimeSettings::default() },
+    };
+    let shares = spec.runtime.shares(processors(), 0).unwrap();
+    Shared::new(spec, shares, watch::Sender::new(0.0))
 }
 
-fn supervisor(shared: &Arc<Shared>) -> (Supervisor, mpsc::UnboundedSender<Command>) {
+/// The supervisor of a version's only worker, the ways to it, and what goes to the waiting room.
+fn supervisor(shared: &Arc<Shared>) -> (Supervisor, Arc<Lanes>, mpsc::UnboundedReceiver<Box<Request>>) {
     let (commands, inbox) = mpsc::unbounded_channel();
+    let (room, waiting) = mpsc::unbounded_channel();
     let (first, _) = oneshot::channel();
-    (Supervisor::new(Arc::clone(shared), inbox, watch::Sender::new(0.0), first), commands)
+    let post = Post { worker: 0, inbox, room: room.clone(), first };
+    let lanes = Lanes { desk: Arc::clone(&shared.desk), supervisors: vec![commands], room };
+    (Supervisor::new(Arc::clone(shared), post), Arc::new(lanes), waiting)
+}
+
+/// A request as it comes to the worker, and its client's end.
+fn request(shared: &Shared, lanes: &Arc<Lanes>, id: RequestId, backlog: usize) -> Option<(Box<Request>, Generation)> {
+    let place = shared.admission.enter().ok()?;
+    let (events, receiver) = mpsc::channel(backlog);
+    let asked = GenerateRequest { prompt: Prompt::Text("p".to_owned()), params: GenerationParams::default() };
+    let mut request = Request::new(id, asked, Demand::default(), events, place);
+    request.assign(shared.desk.lease(&request.demand).ok()?);
+    let generation = Generation::new(id, receiver, Arc::clone(lanes), request.worker());
+    Some((request, generation))
 }
 
 fn finished() -> GenerationEvent {
@@ -91,7 +115,7 @@ proptest! {
     #[test]
     fn each_request_ends_once_and_gives_its_place_back(ops in proptest::collection::vec(op(), 0..120)) {
         let shared = shared();
-        let (mut supervisor, commands) = supervisor(&shared);
+        let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
         let (outbox, mut sent) = mpsc::unbounded_channel();
         let mut session = Session::new(&mut supervisor, outbox);
         let now = Instant::now();
@@ -101,16 +125,10 @@ proptest! {
         let mut probes = Vec::new();
         for op in ops {
             match &op {
-                Op::Submit => if let Ok(place) = shared.admission.enter() {
-                    let id = clients.len() as u64;
-                    let (events, receiver) = mpsc::channel(8);
-                    let request = GenerateRequest {
-                        prompt: Prompt::Text(String::new()),
-                        params: GenerationParams::default(),
-                    };
-                    clients.push(Some(Generation::new(id, receiver, commands.clone())));
-                    let submit = Command::Submit { id, request, events, place };
-                    session.apply(Event::Command(Some(submit)), now);
+                // A worker that failed a probe gets nothing.
+                Op::Submit => if let Some((request, client)) = request(&shared, &lanes, clients.len() as u64, 8) {
+                    clients.push(Some(client));
+                    session.apply(Event::Command(Some(Command::Submit(request))), now);
                 },
                 Op::Leave(index) => if let Some(client) = clients.get_mut(*index) {
                     *client = None;
@@ -130,21 +148,35 @@ proptest! {
                 session.apply(Event::Command(Some(command)), now);
             }
             prop_assert_eq!(session.requests.len(), shared.admission.in_flight());
-            let started = session.requests.values().filter(|entry| entry.started).count();
-            prop_assert_eq!(started, shared.running.load(Ordering::Relaxed) as usize);
+            prop_assert_eq!(session.requests.len(), shared.desk.figures(0).1 as usize);
+            let started = session.requests.values().filter(|request| request.started).count();
+            prop_assert_eq!(started, shared.workers[0].running.load(Ordering::Relaxed) as usize);
         }
 
         // The worker dies, and a last probe answers those that wait.
         session.apply(Event::Frame(Some(Ok(FromWorker::Probed(Ok(()))))), now);
-        for entry in std::mem::take(&mut session.requests).into_values() {
-            entry.fail(GenerationError::WorkerDied("gone".to_owned()));
+        let left: Vec<_> = std::mem::take(&mut session.requests).into_values().collect();
+        for request in left {
+            supervisor.pass_on(request, "gone");
         }
+        // Those that had sent nothing keep their places and wait for another worker; this version has none.
+        let mut again = 0;
+        while let Ok(request) = waiting.try_recv() {
+            again += 1;
+            shared.desk.leave_room();
+            prop_assert_eq!(shared.admission.in_flight() > 0, true);
+            request.fail(GenerationError::WorkerDied("gone".to_owned()));
+        }
+        prop_assert_eq!(again, shared.retries.load(Ordering::Relaxed));
         prop_assert_eq!(shared.admission.in_flight(), 0);
+        prop_assert_eq!(shared.desk.figures(0).1, 0);
         for client in clients.into_iter().flatten() {
             let items = seen(client);
             let last = |item: &Item| !matches!(item, Ok(event) if !event.is_terminal());
             prop_assert_eq!(items.iter().filter(|item| last(item)).count(), 1, "{:?}", items);
             prop_assert!(last(items.last().unwrap()));
+            let starts = items.iter().filter(|item| matches!(item, Ok(GenerationEvent::Started { .. })));
+            prop_assert!(starts.count() <= 1);
         }
         for mut probe in probes {
             prop_assert!(probe.try_recv().is_ok(), "a probe was not answered");
@@ -157,13 +189,13 @@ proptest! {
 #[tokio::test]
 async fn a_silent_worker_is_hung_and_a_busy_one_is_not() {
     let shared = shared();
-    let (mut supervisor, _commands) = supervisor(&shared);
+    let (mut supervisor, _lanes, _waiting) = supervisor(&shared);
     let (outbox, _sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let start = Instant::now();
     let beat = |steps: u64, slots_active: u32| {
         let engine = gantry_engine::EngineStats { steps, slots_active, ..Default::default() };
-        Event::Frame(Some(Ok(FromWorker::Heartbeat(Heartbeat { engine, rss_bytes: 1 }))))
+        Event::Frame(Some(Ok(FromWorker::Heartbeat(Heartbeat { engine, ..Heartbeat::default() }))))
     };
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), start);
     let mut now = start;
@@ -193,19 +225,17 @@ async fn a_silent_worker_is_hung_and_a_busy_one_is_not() {
 #[test]
 fn a_client_that_does_not_read_is_cut_off_with_a_reason() {
     let shared = shared();
-    let (mut supervisor, commands) = supervisor(&shared);
+    let (mut supervisor, lanes, _waiting) = supervisor(&shared);
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
-    let (events, receiver) = mpsc::channel(4);
-    let request = GenerateRequest { prompt: Prompt::Text(String::new()), params: GenerationParams::default() };
-    let place = shared.admission.enter().ok().unwrap();
-    session.apply(Event::Command(Some(Command::Submit { id: 7, request, events, place })), now);
+    let (request, client) = request(&shared, &lanes, 7, 4).unwrap();
+    session.apply(Event::Command(Some(Command::Submit(request))), now);
     for _ in 0..10 {
         session.apply(Event::Frame(message(&Op::Delta(7)).map(Ok)), now);
     }
-    let items = seen(Generation::new(7, receiver, commands));
+    let items = seen(client);
     assert_eq!(items.len(), 4);
     assert_eq!(items.last(), Some(&Err(GenerationError::SlowClient)));
     let told: Vec<_> = std::iter::from_fn(|| sent.try_recv().ok()).collect();
@@ -214,4 +244,83 @@ fn a_client_that_does_not_read_is_cut_off_with_a_reason() {
     assert_eq!(shared.admission.in_flight(), 1);
     session.apply(Event::Frame(Some(Ok(FromWorker::Events(vec![(7, finished())])))), now);
     assert_eq!(shared.admission.in_flight(), 0);
+}
+
+#[test]
+fn a_worker_that_is_late_or_fails_a_probe_gets_nothing_until_it_does_better() {
+    let shared = shared();
+    let (mut supervisor, _lanes, _waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let dispatchable = || shared.desk.figures(0).0;
+    let mut now = Instant::now();
+    assert!(!dispatchable(), "it loads");
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    assert!(dispatchable());
+
+    now += HEARTBEAT_LATE + SUPERVISOR_TICK;
+    assert!(session.apply(Event::Tick, now).is_none(), "late is not dead");
+    assert!(!dispatchable());
+    session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Heartbeat::default())))), now);
+    assert!(dispatchable());
+
+    session.apply(Event::Frame(message(&Op::Probed(false)).map(Ok)), now);
+    assert!(!dispatchable());
+    while sent.try_recv().is_ok() {}
+    // Nobody asks, and it is probed all the same, one probe at a time.
+    for _ in 0..3 {
+        session.apply(Event::Tick, now);
+    }
+    assert_eq!(sent.try_recv().ok(), Some(ToWorker::Probe));
+    assert!(sent.try_recv().is_err());
+    session.apply(Event::Frame(message(&Op::Probed(true)).map(Ok)), now);
+    assert!(dispatchable());
+}
+
+#[test]
+fn a_request_runs_again_until_its_client_has_text_or_its_attempts_are_used_up() {
+    let shared = shared();
+    let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let mut clients = Vec::new();
+    for id in 0..4 {
+        let (request, client) = request(&shared, &lanes, id, 8).unwrap();
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        clients.push(Some(client));
+    }
+    session.apply(Event::Frame(message(&Op::Started(1)).map(Ok)), now);
+    session.apply(Event::Frame(message(&Op::Delta(2)).map(Ok)), now);
+    clients[3] = None;
+    for attempt in 1..REQUEST_ATTEMPTS {
+        // The worker dies; requests 0 and 1 had sent no text.
+        let mut left: Vec<_> = std::mem::take(&mut session.requests).into_values().collect();
+        left.sort_by_key(|request| request.id);
+        for request in left {
+            session.supervisor.pass_on(request, "gone");
+        }
+        let again: Vec<_> = std::iter::from_fn(|| waiting.try_recv().ok()).collect();
+        let ids: Vec<_> = again.iter().map(|request| request.id).collect();
+        assert_eq!(ids, [0, 1], "after attempt {attempt}");
+        assert_eq!(shared.admission.in_flight(), 2, "each keeps its place");
+        assert_eq!(shared.desk.figures(0).1, 0, "and no worker has it");
+        for mut request in again {
+            shared.desk.leave_room();
+            request.assign(shared.desk.lease(&request.demand).unwrap());
+            session.apply(Event::Command(Some(Command::Submit(request))), now);
+        }
+    }
+    for request in std::mem::take(&mut session.requests).into_values() {
+        session.supervisor.pass_on(request, "gone");
+    }
+    assert!(waiting.try_recv().is_err());
+    let died = Err(GenerationError::WorkerDied("gone".to_owned()));
+    for client in clients.into_iter().flatten() {
+        assert_eq!(seen(client).last(), Some(&died));
+    }
+    assert_eq!(shared.admission.in_flight(), 0);
+    let submitted = std::iter::from_fn(|| sent.try_recv().ok()).filter(|m| matches!(m, ToWorker::Submit { .. }));
+    assert_eq!(submitted.count(), 2 + 2 * REQUEST_ATTEMPTS as usize);
 }

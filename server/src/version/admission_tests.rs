@@ -1,0 +1,129 @@
+//! The queue against a plain count of who is inside.
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn queue(max_queue: usize, high_watermark: Option<usize>, low_watermark: Option<usize>) -> Scheduling {
+    Scheduling { max_queue, high_watermark, low_watermark, ..Scheduling::default() }
+}
+
+#[test]
+fn the_wait_follows_the_rate_of_service() {
+    let admission = Arc::new(Admission::new(&queue(10, None, None), 2));
+    let _places: Vec<_> = (0..12).map(|_| admission.enter().ok().unwrap()).collect();
+    let wait = |rate: f64| {
+        admission.state().per_second = rate;
+        match admission.enter().err().unwrap() {
+            Refusal::Full { retry_after, waiting } => {
+                assert_eq!(waiting, 10);
+                retry_after.as_secs()
+            }
+            Refusal::Closed => panic!("not closed"),
+        }
+    };
+    assert_eq!(wait(0.0), RETRY_AFTER_MIN_SECONDS);
+    assert_eq!(wait(100.0), RETRY_AFTER_MIN_SECONDS);
+    assert_eq!(wait(0.5), 10);
+    assert_eq!(wait(0.001), RETRY_AFTER_MAX_SECONDS);
+}
+
+#[test]
+fn closed_means_nobody_enters_and_those_inside_stay() {
+    let admission = Arc::new(Admission::new(&queue(1, None, None), 1));
+    let place = admission.enter().ok().unwrap();
+    assert!(admission.is_accepting());
+    admission.close();
+    assert!(!admission.is_accepting());
+    assert_eq!(admission.enter().err().unwrap(), Refusal::Closed);
+    assert_eq!(admission.in_flight(), 1);
+    drop(place);
+    assert_eq!(admission.in_flight(), 0);
+}
+
+#[test]
+fn the_rate_is_that_of_the_last_requests() {
+    let mut rate = ServiceRate::default();
+    let start = Instant::now();
+    assert_eq!(rate.record(start), 0.0);
+    for i in 1..=200_u32 {
+        let seen = rate.record(start + Duration::from_millis(250) * i);
+        assert!((seen - 4.0).abs() < 1e-6, "{seen}");
+    }
+    let much_later = start + Duration::from_secs(3600);
+    assert_eq!(rate.record(much_later), 0.0, "a pause is no slowness");
+}
+
+#[test]
+fn once_above_the_high_watermark_it_refuses_down_to_the_low_one() {
+    let admission = Arc::new(Admission::new(&queue(10, Some(4), Some(2)), 1));
+    // One is served and five wait, the last of whom crosses the mark.
+    let mut inside: Vec<_> = (0..6).map(|_| admission.enter().ok().unwrap()).collect();
+    for waiting in [5, 4, 3] {
+        let refusal = admission.enter().err().unwrap();
+        assert!(matches!(refusal, Refusal::Full { waiting: w, .. } if w == waiting), "{refusal:?}");
+        inside.pop();
+    }
+    inside.push(admission.enter().ok().unwrap());
+    assert!(admission.is_accepting(), "three wait again, and the high watermark was not crossed");
+}
+
+proptest! {
+    #[test]
+    fn never_more_inside_than_places(places in 1_usize..20, moves in proptest::collection::vec(any::<bool>(), 0..200)) {
+        let admission = Arc::new(Admission::new(&queue(places - 1, None, None), 1));
+        let mut held = Vec::new();
+        for enter in moves {
+            if enter {
+                match admission.enter() {
+                    Ok(place) => held.push(place),
+                    Err(_) => prop_assert_eq!(held.len(), places),
+                }
+            } else {
+                held.pop();
+            }
+            prop_assert_eq!(admission.in_flight(), held.len());
+            prop_assert!(held.len() <= places);
+        }
+    }
+
+    /// **Feature: distributed-inference-server, Property 7: Backpressure Hysteresis**
+    /// **Validates: Requirements 3.1, 3.2**
+    #[test]
+    fn refusing_begins_above_the_high_watermark_and_ends_at_the_low_one(
+        slots in 1_usize..4, high in 1_usize..12, gap in 1_usize..12, spare in 1_usize..6,
+        moves in proptest::collection::vec(prop_oneof![3 => Just(true), 2 => Just(false)], 0..300),
+    ) {
+        let low = high.saturating_sub(gap);
+        let admission = Arc::new(Admission::new(&queue(high + spare, Some(high), Some(low)), slots));
+        let mut held = Vec::new();
+        for enter in moves {
+            let (depth_before, accepted_before) = (held.len().saturating_sub(slots), admission.is_accepting());
+            if enter {
+                match admission.enter() {
+                    Ok(place) => {
+                        prop_assert!(accepted_before);
+                        held.push(place);
+                    }
+                    Err(_) => prop_assert!(!accepted_before),
+                }
+            } else {
+                held.pop();
+            }
+            let (depth, accepting) = (held.len().saturating_sub(slots), admission.is_accepting());
+            if depth > high {
+                prop_assert!(!accepting, "{} wait", depth);
+            }
+            if depth < low || depth == 0 {
+                prop_assert!(accepting, "{} wait", depth);
+            }
+            if accepting != accepted_before {
+                prop_assert!(
+                    (depth_before <= high && depth > high) || (depth_before > low && depth <= low),
+                    "from {} to {}", depth_before, depth
+                );
+            }
+        }
+    }
+}

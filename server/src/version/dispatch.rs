@@ -1,0 +1,204 @@
+//! Which worker of a version gets a request: a pure function of what is in flight, who is healthy and who read what.
+//!
+//! [`Dispatcher::choose`] picks a worker and counts the request as its own until [`Dispatcher::release`]. A worker that
+//! is not healthy is never picked, whatever the strategy; it starts as such. Absent: locks, time, processes, and what a
+//! worker's engine does with its requests.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::prefix::PrefixIndex;
+use crate::limits::{PREFIX_INDEX_BLOCKS, PREFIX_LOAD_MARGIN};
+
+/// How requests are spread over the workers of a version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DispatchStrategy {
+    /// In turn.
+    RoundRobin,
+    /// To the one with the fewest requests; among equals in turn.
+    #[default]
+    LeastLoaded,
+    /// To the one with the most KV cells that no request needs; where none has enough, the request waits for them.
+    MemoryAware,
+    /// To the one that read the longest prefix of the prompt last, unless it has
+    /// [`PREFIX_LOAD_MARGIN`] more requests than the one with the fewest, which gets it then.
+    PrefixAware,
+}
+
+impl DispatchStrategy {
+    const ALL: [Self; 4] = [Self::RoundRobin, Self::LeastLoaded, Self::MemoryAware, Self::PrefixAware];
+}
+
+impl fmt::Display for DispatchStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RoundRobin => "round-robin",
+            Self::LeastLoaded => "least-loaded",
+            Self::MemoryAware => "memory-aware",
+            Self::PrefixAware => "prefix-aware",
+        })
+    }
+}
+
+impl FromStr for DispatchStrategy {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|strategy| strategy.to_string() == text).ok_or(())
+    }
+}
+
+/// What a request asks of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Demand {
+    /// KV cells that it is expected to need.
+    pub(super) cells: u64,
+    /// Names of its prompt's prefixes, the shortest first: see [`prefix::keys`](super::prefix::keys).
+    pub(super) prefixes: Vec<u64>,
+}
+
+/// Why no worker was picked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// None is healthy.
+    NoWorker,
+    /// None has the memory now; one may have it later.
+    NotNow,
+    /// None ever has the memory.
+    NeverFits {
+        /// The most KV cells that one worker has.
+        limit: u64,
+    },
+}
+
+/// A worker as the dispatcher sees it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    healthy: bool,
+    in_flight: u32,
+    /// Sum of the needs of the requests in flight.
+    needed_cells: u64,
+    total_cells: u64,
+}
+
+impl Load {
+    fn free_cells(&self) -> u64 {
+        self.total_cells.saturating_sub(self.needed_cells)
+    }
+}
+
+/// Picks workers.
+#[derive(Debug)]
+pub(super) struct Dispatcher {
+    strategy: DispatchStrategy,
+    workers: Vec<Load>,
+    /// Where the rotation is: the worker that was picked last.
+    last: usize,
+    prefixes: PrefixIndex,
+}
+
+impl Dispatcher {
+    /// A dispatcher over so many workers, none of which is healthy yet.
+    pub(super) fn new(strategy: DispatchStrategy, workers: usize) -> Self {
+        Self {
+            strategy,
+            workers: vec![Load::default(); workers],
+            last: workers.saturating_sub(1),
+            prefixes: PrefixIndex::new(PREFIX_INDEX_BLOCKS),
+        }
+    }
+
+    /// Says how many KV cells a worker has.
+    pub(super) fn set_cells(&mut self, worker: usize, total_cells: u64) {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.total_cells = total_cells;
+        }
+    }
+
+    /// Takes a worker out, or back in.
+    pub(super) fn set_healthy(&mut self, worker: usize, healthy: bool) {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.healthy = healthy;
+        }
+    }
+
+    /// A worker was lost, and what it had read with it.
+    pub(super) fn forget(&mut self, worker: usize) {
+        self.prefixes.forget(worker);
+    }
+
+    /// Whether a worker may get requests.
+    pub(super) fn is_healthy(&self, worker: usize) -> bool {
+        self.workers.get(worker).is_some_and(|load| load.healthy)
+    }
+
+    /// Requests that a worker has.
+    pub(super) fn in_flight(&self, worker: usize) -> u32 {
+        self.workers.get(worker).map_or(0, |load| load.in_flight)
+    }
+
+    /// Picks a worker and counts the request as its own.
+    pub(super) fn choose(&mut self, demand: &Demand) -> Result<usize, Refusal> {
+        let chosen = match self.strategy {
+            DispatchStrategy::RoundRobin => self.first_by_key(|_| 0),
+            DispatchStrategy::LeastLoaded => self.least_loaded(),
+            DispatchStrategy::MemoryAware => return self.with_memory(demand).map(|worker| self.take(worker, demand)),
+            DispatchStrategy::PrefixAware => self.with_prefix(demand),
+        };
+        chosen.map(|worker| self.take(worker, demand)).ok_or(Refusal::NoWorker)
+    }
+
+    /// Counts a request as gone that needed so many cells.
+    pub(super) fn release(&mut self, worker: usize, cells: u64) {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.in_flight = load.in_flight.saturating_sub(1);
+            load.needed_cells = load.needed_cells.saturating_sub(cells);
+        }
+    }
+
+    fn take(&mut self, worker: usize, demand: &Demand) -> usize {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.in_flight = load.in_flight.saturating_add(1);
+            load.needed_cells = load.needed_cells.saturating_add(demand.cells);
+        }
+        self.last = worker;
+        self.prefixes.serve(&demand.prefixes, worker);
+        worker
+    }
+
+    /// The healthy worker with the smallest key; among equals the next in turn.
+    fn first_by_key<K: Ord>(&self, key: impl Fn(&Load) -> K) -> Option<usize> {
+        let n = self.workers.len();
+        let turn = (1..=n).map(|step| (self.last + step) % n);
+        turn.filter(|&worker| self.workers[worker].healthy).min_by_key(|&worker| key(&self.workers[worker]))
+    }
+
+    fn least_loaded(&self) -> Option<usize> {
+        self.first_by_key(|load| load.in_flight)
+    }
+
+    fn with_memory(&self, demand: &Demand) -> Result<usize, Refusal> {
+        let limit = self.workers.iter().map(|load| load.total_cells).max().unwrap_or(0);
+        let most_free = self.first_by_key(|load| std::cmp::Reverse(load.free_cells()));
+        match most_free {
+            Some(worker) if self.workers[worker].free_cells() >= demand.cells => Ok(worker),
+            // Before the first worker said how much it has, nothing is known to be too large.
+            _ if limit > 0 && demand.cells > limit => Err(Refusal::NeverFits { limit }),
+            Some(_) => Err(Refusal::NotNow),
+            None => Err(Refusal::NoWorker),
+        }
+    }
+
+    fn with_prefix(&self, demand: &Demand) -> Option<usize> {
+        let idlest = self.least_loaded()?;
+        let reader = self.prefixes.reader(&demand.prefixes, |worker| self.is_healthy(worker));
+        let near = |worker: usize| self.in_flight(worker) <= self.in_flight(idlest).saturating_add(PREFIX_LOAD_MARGIN);
+        Some(reader.filter(|&worker| near(worker)).unwrap_or(idlest))
+    }
+}
+
+#[cfg(test)]
+#[path = "dispatch_tests.rs"]
+mod tests;

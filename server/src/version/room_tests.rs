@@ -1,0 +1,175 @@
+//! The waiting room with a desk and no workers: what reaches which inbox, and what fails when.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use gantry_engine::{GenerationParams, Prompt, RequestError};
+
+use super::*;
+use crate::version::admission::Admission;
+use crate::version::desk::send_to_room;
+use crate::version::dispatch::{Demand, DispatchStrategy};
+use crate::version::supervisor::Command;
+use crate::version::{GenerateRequest, Generation, Scheduling};
+
+const CELLS: u64 = 100;
+
+struct Stage {
+    lanes: Arc<Lanes>,
+    inboxes: Vec<mpsc::UnboundedReceiver<Command>>,
+    room: Room,
+    admission: Arc<Admission>,
+    health: watch::Sender<WorkerHealth>,
+    ended: CancellationToken,
+}
+
+fn stage(strategy: DispatchStrategy, workers: usize) -> Stage {
+    let (supervisors, inboxes): (Vec<_>, Vec<_>) = (0..workers).map(|_| mpsc::unbounded_channel()).unzip();
+    let (room, waiting) = mpsc::unbounded_channel();
+    let desk = Desk::new(strategy, workers);
+    for worker in 0..workers {
+        desk.set_cells(worker, CELLS);
+    }
+    let lanes = Arc::new(Lanes { desk, supervisors, room });
+    let health = watch::Sender::new(WorkerHealth::Ready);
+    let ended = CancellationToken::new();
+    let room = Room::new(&lanes, waiting, health.subscribe(), ended.clone());
+    let admission = Arc::new(Admission::new(&Scheduling::default(), 1));
+    Stage { lanes, inboxes, room, admission, health, ended }
+}
+
+impl Stage {
+    fn request(&self, id: RequestId, cells: u64, queue_timeout_ms: Option<u64>) -> (Box<Request>, Generation) {
+        let (events, receiver) = mpsc::channel(8);
+        let asked = GenerateRequest {
+            prompt: Prompt::Text(String::new()),
+            params: GenerationParams { queue_timeout_ms, ..GenerationParams::default() },
+        };
+        let demand = Demand { cells, prefixes: Vec::new() };
+        let request = Request::new(id, asked, demand, events, self.admission.enter().ok().unwrap());
+        let client = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
+        (request, client)
+    }
+
+    fn wait(&self, request: Box<Request>) {
+        send_to_room(&self.lanes.desk, &self.lanes.room, request);
+    }
+
+    fn settle(&mut self, now: Instant) {
+        while let Ok(request) = self.room.inbox.try_recv() {
+            self.room.admit(request);
+        }
+        self.room.settle(now);
+    }
+
+    /// What came to a worker.
+    fn came(&mut self, worker: usize) -> Vec<Request> {
+        let commands = std::iter::from_fn(|| self.inboxes[worker].try_recv().ok());
+        commands
+            .filter_map(|command| if let Command::Submit(request) = command { Some(*request) } else { None })
+            .collect()
+    }
+}
+
+fn ids(requests: &[Request]) -> Vec<RequestId> {
+    requests.iter().map(|request| request.id).collect()
+}
+
+#[test]
+fn they_wait_for_a_healthy_worker_and_go_in_the_order_of_submission() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 2);
+    let now = Instant::now();
+    let (requests, _clients): (Vec<_>, Vec<_>) = (0..4).map(|id| stage.request(id, 0, None)).unzip();
+    // They come in another order: those of a worker that died are younger than one that was submitted before.
+    for request in requests.into_iter().rev() {
+        stage.wait(request);
+    }
+    stage.settle(now);
+    assert!(stage.came(0).is_empty() && stage.came(1).is_empty());
+    stage.lanes.desk.set_healthy(1, true);
+    assert!(stage.lanes.desk.freed.notified().now_or_never().is_some(), "the room is woken");
+    stage.settle(now);
+    let came = stage.came(1);
+    assert_eq!(ids(&came), [0, 1, 2, 3]);
+    assert_eq!(stage.lanes.desk.figures(1), (true, 4));
+    drop(came);
+    assert_eq!(stage.lanes.desk.figures(1), (true, 0));
+    assert_eq!(stage.admission.in_flight(), 0);
+}
+
+#[test]
+fn what_does_not_fit_now_waits_and_is_not_overtaken() {
+    let mut stage = stage(DispatchStrategy::MemoryAware, 1);
+    let now = Instant::now();
+    stage.lanes.desk.set_healthy(0, true);
+    let (first, _first) = stage.request(0, 60, None);
+    let (large, _large) = stage.request(1, 70, None);
+    let (small, _small) = stage.request(2, 10, None);
+    stage.lanes.submit(first);
+    let running = stage.came(0);
+    assert_eq!(ids(&running), [0]);
+    stage.lanes.submit(large);
+    stage.lanes.submit(small);
+    stage.settle(now);
+    assert!(stage.came(0).is_empty(), "the small one fits, and the large one was there before it");
+    drop(running);
+    stage.settle(now);
+    assert_eq!(ids(&stage.came(0)), [1, 2]);
+}
+
+#[test]
+fn what_never_fits_is_refused_at_once() {
+    let mut stage = stage(DispatchStrategy::MemoryAware, 1);
+    stage.lanes.desk.set_healthy(0, true);
+    let (request, client) = stage.request(0, CELLS + 1, None);
+    stage.lanes.submit(request);
+    assert!(stage.came(0).is_empty());
+    let error = client.collect().now_or_never().unwrap().unwrap_err();
+    assert_eq!(error, RequestError::ContextLengthExceeded { prompt_tokens: 100, limit: 100 }.into());
+    assert_eq!(stage.admission.in_flight(), 0);
+}
+
+#[test]
+fn waiting_ends_with_the_request_s_own_limit_with_ours_or_with_its_client() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let (hasty, hasty_client) = stage.request(0, 0, Some(1000));
+    let (patient, patient_client) = stage.request(1, 0, None);
+    let (left, left_client) = stage.request(2, 0, None);
+    for request in [hasty, patient, left] {
+        stage.wait(request);
+    }
+    let start = Instant::now();
+    stage.settle(start);
+    assert_eq!(stage.admission.in_flight(), 3);
+    drop(left_client);
+    stage.settle(start);
+    assert_eq!(stage.admission.in_flight(), 2);
+    stage.settle(start + Duration::from_secs(2));
+    let error = hasty_client.collect().now_or_never().unwrap().unwrap_err();
+    assert!(
+        matches!(error, GenerationError::Request(RequestError::DeadlineExceeded { limit_ms: 1000, .. })),
+        "{error}"
+    );
+    assert_eq!(stage.admission.in_flight(), 1);
+    stage.settle(start + RETRY_LIMIT + SUPERVISOR_TICK);
+    let error = patient_client.collect().now_or_never().unwrap().unwrap_err();
+    assert!(matches!(error, GenerationError::WorkerDied(_)), "{error}");
+    assert_eq!(stage.admission.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn the_room_ends_with_the_version_and_nothing_is_left_in_it() {
+    let Stage { lanes, inboxes: _inboxes, room, admission, health, ended } = stage(DispatchStrategy::LeastLoaded, 1);
+    let running = tokio::spawn(room.run());
+    let (events, receiver) = mpsc::channel(8);
+    let asked = GenerateRequest { prompt: Prompt::Text(String::new()), params: GenerationParams::default() };
+    let request = Request::new(0, asked, Demand::default(), events, admission.enter().ok().unwrap());
+    let client = Generation::new(0, receiver, Arc::clone(&lanes), request.worker());
+    lanes.submit(request);
+    health.send_replace(WorkerHealth::Stopped);
+    ended.cancelled().await;
+    assert_eq!(client.collect().await, Err(GenerationError::Retired));
+    assert_eq!(admission.in_flight(), 0);
+    running.await.unwrap();
+}

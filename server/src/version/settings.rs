@@ -1,0 +1,300 @@
+//! What to load and how: a version's settings, and how its totals are shared out among its workers.
+//!
+//! `ctx_size`, `parallel`, `threads` and the queue are the version's, whatever the number of its workers: two workers of
+//! four sequences hold as much as one of eight. Absent: where the settings come from ([`crate::config`],
+//! [`crate::agent`]).
+
+use std::path::PathBuf;
+
+use gantry_engine::{CacheType, EngineConfig, ParamError, PrefixCacheConfig};
+use serde::{Deserialize, Serialize};
+
+use super::DispatchStrategy;
+use crate::limits::{MAX_QUEUE, MAX_WORKERS};
+
+/// What to load, under which name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VersionSpec {
+    /// The version's name, as responses carry it: a `ModelVersion`'s name in a pod.
+    pub name: String,
+    /// `sha256:<hex>` of the file, or empty where nobody computed it.
+    pub digest: String,
+    /// The GGUF file.
+    pub model_path: PathBuf,
+    /// The model name that clients use.
+    pub served_name: String,
+    /// How to run it.
+    pub runtime: RuntimeSettings,
+}
+
+/// How a model is run; the names are llama-server's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeSettings {
+    /// KV cells in total, shared out equally among the sequences; 0: as the model was trained.
+    pub ctx_size: u32,
+    /// Sequences that generate at once.
+    pub parallel: u32,
+    /// Threads that compute, at most as many as there are processors; `None`: one less than there are.
+    pub threads: Option<u32>,
+    /// The element type of the KV cache.
+    pub cache_type: CacheType,
+    /// Layers on a GPU; `None`: all that can be.
+    pub gpu_layers: Option<u32>,
+    /// Processes that serve the model side by side, at most one for each processor and each sequence; `None`: 1.
+    pub workers: Option<u32>,
+    /// How requests wait and are spread.
+    pub scheduling: Scheduling,
+}
+
+/// How requests wait and are spread over the workers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scheduling {
+    /// Requests that may wait while all sequences are busy.
+    pub max_queue: usize,
+    /// With more requests waiting than this, further ones are refused until no more than `low_watermark` wait. `None`:
+    /// as `max_queue` where there is a low one, which means that a full queue refuses until then; else there is none.
+    pub high_watermark: Option<usize>,
+    /// See `high_watermark`; `None`: three quarters of it.
+    pub low_watermark: Option<usize>,
+    /// The most milliseconds that a request which does not say so itself waits for its first token; `None`: any.
+    pub queue_timeout_ms: Option<u64>,
+    /// Which worker gets a request.
+    pub dispatch: DispatchStrategy,
+}
+
+impl Default for RuntimeSettings {
+    fn default() -> Self {
+        Self {
+            ctx_size: 0,
+            parallel: gantry_engine::DEFAULT_PARALLEL,
+            threads: None,
+            cache_type: CacheType::default(),
+            gpu_layers: None,
+            workers: None,
+            scheduling: Scheduling::default(),
+        }
+    }
+}
+
+impl Default for Scheduling {
+    fn default() -> Self {
+        Self {
+            max_queue: gantry_engine::DEFAULT_MAX_QUEUE,
+            high_watermark: None,
+            low_watermark: None,
+            queue_timeout_ms: None,
+            dispatch: DispatchStrategy::default(),
+        }
+    }
+}
+
+/// One worker's part of a version's totals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Its KV cells; 0: as the model was trained.
+    pub ctx_size: u32,
+    /// Its sequences.
+    pub parallel: u32,
+    /// Its threads; `None`: one less than the processors there are.
+    pub threads: Option<u32>,
+}
+
+impl RuntimeSettings {
+    /// Workers of a version with these settings.
+    #[must_use]
+    pub fn worker_count(&self) -> u32 {
+        // More than one would not be faster by itself: see docs/decisions/0008.
+        self.workers.unwrap_or(1)
+    }
+
+    /// Shares the totals out among the workers, on so many processors. `trained_ctx` are the tokens that the model was
+    /// trained for, 0 where unknown.
+    ///
+    /// # Errors
+    /// Names a setting out of its range, or two that do not go together.
+    pub fn shares(&self, processors: u32, trained_ctx: u32) -> Result<Vec<Share>, ParamError> {
+        self.check(processors)?;
+        let workers = self.worker_count();
+        if workers == 1 {
+            let threads = self.threads.map(|threads| threads.min(processors));
+            return Ok(vec![Share { ctx_size: self.ctx_size, parallel: self.parallel, threads }]);
+        }
+        let cells = if self.ctx_size == 0 { trained_ctx } else { self.ctx_size };
+        let cells_per_sequence = if cells == 0 { 0 } else { (cells / self.parallel).max(1) };
+        let threads = self.threads.unwrap_or((processors - 1).max(workers)).min(processors);
+        let part = |whole: u32, worker: u32| whole / workers + u32::from(worker < whole % workers);
+        let share = |worker: u32| {
+            let parallel = part(self.parallel, worker);
+            // The cells of whole sequences, so that each holds as much as it would in one worker of them all.
+            let ctx_size = cells_per_sequence.saturating_mul(parallel);
+            Share { ctx_size, parallel, threads: Some(part(threads, worker)) }
+        };
+        Ok((0..workers).map(share).collect())
+    }
+
+    fn check(&self, processors: u32) -> Result<(), ParamError> {
+        let max_parallel = gantry_engine::MAX_PARALLEL;
+        if self.parallel == 0 || self.parallel > max_parallel {
+            return refuse("parallel", format!("must be 1 to {max_parallel}, not {}", self.parallel));
+        }
+        if self.threads == Some(0) {
+            return refuse("threads", "must be at least 1".to_owned());
+        }
+        let workers = self.worker_count();
+        let most = [MAX_WORKERS, self.parallel, processors, self.threads.unwrap_or(u32::MAX)].into_iter().min();
+        if workers == 0 || Some(workers) > most {
+            let message = format!(
+                "must be 1 to {MAX_WORKERS}, and at most one for each of {} sequences (parallel) and {} threads, not \
+                 {workers}",
+                self.parallel,
+                self.threads.unwrap_or(processors).min(processors)
+            );
+            return refuse("workers", message);
+        }
+        self.scheduling.check()
+    }
+}
+
+impl Scheduling {
+    /// The two watermarks in force; `None`: none are.
+    pub(super) fn watermarks(&self) -> Option<(usize, usize)> {
+        let high = match (self.high_watermark, self.low_watermark) {
+            (None, None) => return None,
+            (high, _) => high.unwrap_or(self.max_queue),
+        };
+        // More than `max_queue` never wait: a mark up there is crossed by the one that fills the queue.
+        Some((high.min(self.max_queue.saturating_sub(1)), self.low_watermark.unwrap_or(high / 4 * 3)))
+    }
+
+    /// Whether the values go together.
+    ///
+    /// # Errors
+    /// Names the first that does not.
+    pub fn check(&self) -> Result<(), ParamError> {
+        if self.max_queue > MAX_QUEUE {
+            return refuse("max_queue", format!("must be at most {MAX_QUEUE}, not {}", self.max_queue));
+        }
+        let high = self.high_watermark.unwrap_or(self.max_queue);
+        if high > self.max_queue {
+            return refuse("high_watermark", format!("must be at most the queue of {}, not {high}", self.max_queue));
+        }
+        match self.low_watermark {
+            Some(low) if low >= high => {
+                refuse("low_watermark", format!("must be below the high watermark of {high}, not {low}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn refuse<T>(param: &str, message: String) -> Result<T, ParamError> {
+    Err(ParamError { param: param.to_owned(), message })
+}
+
+impl VersionSpec {
+    /// What one of `workers` workers is told to load.
+    pub(super) fn engine_config(&self, share: &Share, workers: usize) -> EngineConfig {
+        let RuntimeSettings { cache_type, gpu_layers, scheduling, .. } = &self.runtime;
+        let defaults = EngineConfig::new(&self.model_path);
+        let ram_bytes = defaults.prefix_cache.ram_bytes / workers.max(1) as u64;
+        EngineConfig {
+            ctx_size: share.ctx_size,
+            parallel: share.parallel,
+            threads: share.threads,
+            cache_type: *cache_type,
+            gpu_layers: *gpu_layers,
+            // Admission is the front's; the engine's own limit must never refuse what the front let in, and with the
+            // other workers gone all of it comes to one.
+            max_queue: scheduling.max_queue + self.runtime.parallel as usize,
+            prefix_cache: PrefixCacheConfig { ram_bytes, ..defaults.prefix_cache.clone() },
+            ..defaults
+        }
+    }
+}
+
+/// Processors that this process may use.
+#[must_use]
+pub fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn settings(workers: u32, parallel: u32, threads: Option<u32>, ctx_size: u32) -> RuntimeSettings {
+        RuntimeSettings { workers: Some(workers), parallel, threads, ctx_size, ..RuntimeSettings::default() }
+    }
+
+    #[test]
+    fn two_workers_of_four_hold_as_much_as_one_of_eight() {
+        let share = |ctx_size, parallel, threads| Share { ctx_size, parallel, threads };
+        let shares = |settings: RuntimeSettings, processors| settings.shares(processors, 4096).unwrap();
+        assert_eq!(shares(settings(1, 8, None, 0), 4), [share(0, 8, None)]);
+        assert_eq!(shares(settings(1, 8, Some(9), 8192), 4), [share(8192, 8, Some(4))]);
+        assert_eq!(shares(settings(2, 8, None, 8192), 2), [share(4096, 4, Some(1)); 2]);
+        assert_eq!(shares(settings(2, 8, None, 0), 8), [share(2048, 4, Some(4)), share(2048, 4, Some(3))]);
+        assert_eq!(shares(settings(2, 3, Some(2), 3000), 8), [share(2000, 2, Some(1)), share(1000, 1, Some(1))]);
+        assert_eq!(RuntimeSettings::default().worker_count(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_shared_out_is_refused() {
+        for (settings, param) in [
+            (settings(0, 8, None, 0), "workers"),
+            (settings(3, 8, None, 0), "workers"),
+            (settings(2, 1, None, 0), "workers"),
+            (settings(2, 8, Some(1), 0), "workers"),
+            (settings(1, 0, None, 0), "parallel"),
+            (settings(1, 8, Some(0), 0), "threads"),
+        ] {
+            assert_eq!(settings.shares(2, 0).unwrap_err().param, param, "{settings:?}");
+        }
+        let scheduling = |max_queue, high_watermark, low_watermark| Scheduling {
+            max_queue,
+            high_watermark,
+            low_watermark,
+            ..Scheduling::default()
+        };
+        for (scheduling, wanted) in [
+            (scheduling(10, None, None), Ok(None)),
+            (scheduling(10, Some(8), None), Ok(Some((8, 6)))),
+            (scheduling(10, Some(0), None), Ok(Some((0, 0)))),
+            (scheduling(10, None, Some(3)), Ok(Some((9, 3)))),
+            (scheduling(10, Some(11), None), Err("high_watermark")),
+            (scheduling(10, Some(5), Some(5)), Err("low_watermark")),
+            (scheduling(10, None, Some(12)), Err("low_watermark")),
+            (scheduling(MAX_QUEUE + 1, None, None), Err("max_queue")),
+        ] {
+            let checked = scheduling.check().map(|()| scheduling.watermarks());
+            assert_eq!(checked.as_ref().map_err(|error| error.param.as_str()), wanted.as_ref().map_err(|p| *p));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn shares_add_up_and_never_take_more_threads_than_processors(
+            workers in 1_u32..9, parallel in 1_u32..=256, threads in proptest::option::of(1_u32..20),
+            ctx_size in 0_u32..100_000, processors in 1_u32..33,
+        ) {
+            let settings = settings(workers, parallel, threads, ctx_size);
+            let Ok(shares) = settings.shares(processors, 4096) else {
+                prop_assert!(workers > parallel || workers > processors || threads.is_some_and(|t| workers > t));
+                return Ok(());
+            };
+            prop_assert_eq!(shares.len(), workers as usize);
+            prop_assert_eq!(shares.iter().map(|share| share.parallel).sum::<u32>(), parallel);
+            let sum: u32 = shares.iter().map(|share| share.threads.unwrap_or(1)).sum();
+            prop_assert!(sum <= processors.max(1));
+            if workers > 1 {
+                let total = if ctx_size == 0 { 4096 } else { ctx_size };
+                prop_assert!(shares.iter().map(|share| share.ctx_size).sum::<u32>() <= total.max(parallel));
+                prop_assert!(shares.iter().all(|share| share.ctx_size / share.parallel == (total / parallel).max(1)));
+            }
+            prop_assert!(shares.iter().all(|share| share.parallel > 0 && share.threads != Some(0)));
+        }
+    }
+}

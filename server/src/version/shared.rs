@@ -1,0 +1,113 @@
+//! What a version's supervisors write and everyone else reads.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use gantry_engine::ModelInfo;
+use tokio::sync::watch;
+
+use super::admission::Admission;
+use super::desk::Desk;
+use super::settings::Share;
+use super::{VersionSpec, WorkerHealth};
+use crate::protocol::Heartbeat;
+
+/// See the module.
+pub(super) struct Shared {
+    pub(super) spec: VersionSpec,
+    pub(super) admission: Arc<Admission>,
+    pub(super) desk: Arc<Desk>,
+    pub(super) workers: Vec<Worker>,
+    /// The version's, which follows from `lives`.
+    pub(super) health: watch::Sender<WorkerHealth>,
+    /// Each worker's.
+    lives: Mutex<Vec<WorkerHealth>>,
+    pub(super) model: watch::Sender<Option<ModelInfo>>,
+    pub(super) retries: AtomicU64,
+    pub(super) loaded_at: OnceLock<SystemTime>,
+    progress: watch::Sender<f32>,
+}
+
+/// One worker's figures, written by its supervisor alone.
+pub(super) struct Worker {
+    pub(super) share: Share,
+    pub(super) heartbeat: watch::Sender<Heartbeat>,
+    /// Requests of which the worker said `Started`.
+    pub(super) running: AtomicU32,
+    /// 0: none.
+    pub(super) pid: AtomicU32,
+    pub(super) restarts: AtomicU32,
+    /// Bits of an `f32`: the share of the model that is read.
+    loaded: AtomicU32,
+}
+
+impl Worker {
+    fn new(share: Share) -> Self {
+        Self {
+            share,
+            heartbeat: watch::Sender::new(Heartbeat::default()),
+            running: AtomicU32::new(0),
+            pid: AtomicU32::new(0),
+            restarts: AtomicU32::new(0),
+            loaded: AtomicU32::new(0.0_f32.to_bits()),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(spec: VersionSpec, shares: Vec<Share>, progress: watch::Sender<f32>) -> Arc<Self> {
+        let (scheduling, slots) = (&spec.runtime.scheduling, spec.runtime.parallel as usize);
+        Arc::new(Self {
+            admission: Arc::new(Admission::new(scheduling, slots)),
+            desk: Desk::new(scheduling.dispatch, shares.len()),
+            lives: Mutex::new(vec![WorkerHealth::Loading; shares.len()]),
+            workers: shares.into_iter().map(Worker::new).collect(),
+            spec,
+            health: watch::Sender::new(WorkerHealth::Loading),
+            model: watch::Sender::new(None),
+            retries: AtomicU64::new(0),
+            loaded_at: OnceLock::new(),
+            progress,
+        })
+    }
+
+    /// Each worker's life.
+    pub(super) fn healths(&self) -> Vec<WorkerHealth> {
+        self.lives.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Moves a worker's life on, and the version's with it.
+    pub(super) fn move_to(&self, worker: usize, next: WorkerHealth) {
+        let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(life) = lives.get_mut(worker) else { return };
+        if !life.may_become(&next) {
+            tracing::error!(worker, from = life.label(), to = next.label(), "a worker's life cannot go that way");
+            return;
+        }
+        *life = next;
+        let version = WorkerHealth::of_version(&lives);
+        // Under the lock, so that the last change of a worker is the last of the version.
+        self.health.send_if_modified(|health| {
+            let changed = *health != version;
+            *health = version;
+            changed
+        });
+    }
+
+    /// Notes how much of the model a worker has read, and tells the mean of all of them.
+    pub(super) fn set_loaded(&self, worker: usize, share: f32) {
+        if let Some(worker) = self.workers.get(worker) {
+            worker.loaded.store(share.to_bits(), Ordering::Relaxed);
+        }
+        let sum: f32 = self.workers.iter().map(|worker| f32::from_bits(worker.loaded.load(Ordering::Relaxed))).sum();
+        self.progress.send_replace(sum / self.workers.len().max(1) as f32);
+    }
+
+    /// What the settings say of requests, put into one that says nothing itself.
+    pub(super) fn with_defaults(&self, mut request: super::GenerateRequest) -> super::GenerateRequest {
+        let timeout = &mut request.params.queue_timeout_ms;
+        *timeout = timeout.or(self.spec.runtime.scheduling.queue_timeout_ms);
+        request
+    }
+}

@@ -1,0 +1,249 @@
+//! Several workers of one model: as many as were asked for, each on its own, and nothing lost that could be run again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use gantry_engine::{GenerationEvent, GenerationParams, Prompt};
+use gantry_server::version::{
+    DispatchStrategy, GenerateRequest, Generation, GenerationError, LoadError, RuntimeSettings, Scheduling, Version,
+    VersionSpec, WorkerConfig, WorkerHealth, processors,
+};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::server::{Events, PATIENCE, Server, await_condition, chat, endless, is_alive, model, send_signal, text_of};
+
+const TEXT: &str = "/v1/completions";
+/// Two workers of two sequences, each of 2,048 cells.
+const TWO: &[&str] = &["--workers", "2", "--threads", "2", "--ctx-size", "8192", "--parallel", "4"];
+
+fn spec(workers: u32, dispatch: DispatchStrategy) -> VersionSpec {
+    VersionSpec {
+        name: "v2".to_owned(),
+        digest: String::new(),
+        model_path: model("demo-v2.q8_0.gguf"),
+        served_name: "chat".to_owned(),
+        runtime: RuntimeSettings {
+            ctx_size: 8192,
+            parallel: 4,
+            workers: Some(workers),
+            scheduling: Scheduling { dispatch, ..Scheduling::default() },
+            ..RuntimeSettings::default()
+        },
+    }
+}
+
+async fn load(spec: VersionSpec) -> Result<Arc<Version>, LoadError> {
+    let workers = WorkerConfig::new(env!("CARGO_BIN_EXE_gantry-server"));
+    Version::load(spec, &workers, watch::Sender::new(0.0)).await
+}
+
+/// Whether this machine has a processor for each of two workers, which is what they need.
+fn two_fit() -> bool {
+    processors() >= 2
+}
+
+fn long(tokens: u32) -> GenerateRequest {
+    let params = GenerationParams { ignore_eos: true, seed: Some(1), ..GenerationParams::greedy(tokens) };
+    GenerateRequest { prompt: Prompt::Text("Once".to_owned()), params }
+}
+
+/// Waits until nothing of any request is left: a client has its last event a moment before its place is free.
+async fn until_idle(version: &Version) {
+    let idle = async || {
+        let stats = version.stats();
+        stats.queued + stats.running == 0 && stats.workers.iter().all(|worker| worker.in_flight == 0)
+    };
+    await_condition("every place to be given back", idle).await;
+}
+
+async fn first_text(generation: &mut Generation) {
+    while !matches!(generation.next().await.unwrap().unwrap(), GenerationEvent::Delta { .. }) {}
+}
+
+/// **Feature: distributed-inference-server, Property 20: Worker Count Configuration**
+/// **Validates: Requirements 7.1, 7.2**
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_workers_are_ready_as_were_asked_for() {
+    let most = processors().min(4);
+    for workers in 1..=most {
+        let version = load(spec(workers, DispatchStrategy::LeastLoaded)).await.unwrap();
+        let stats = version.stats();
+        assert_eq!(stats.workers.len(), workers as usize);
+        for worker in &stats.workers {
+            assert_eq!((&worker.health, worker.dispatchable), (&WorkerHealth::Ready, true));
+        }
+        let mut pids = stats.pids();
+        pids.sort_unstable();
+        pids.dedup();
+        assert_eq!(pids.len(), workers as usize, "each is a process of its own");
+        assert!(pids.iter().all(|pid| is_alive(*pid)));
+        // The totals are the version's, however many share them.
+        assert_eq!((stats.slots, version.model().unwrap().n_ctx_per_sequence), (4, 2048));
+        let cells = || version.stats().kv_total_cells;
+        await_condition("the first heartbeats", async || cells() == 8192).await;
+        version.retire(Duration::ZERO).await;
+        assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    }
+    let error = load(spec(most + 1 + processors(), DispatchStrategy::LeastLoaded)).await.err().unwrap();
+    assert!(matches!(&error, LoadError::Settings(error) if error.param == "workers"), "{error}");
+}
+
+/// **Feature: distributed-inference-server, Property 22: Request Failure Isolation**
+/// **Validates: Requirements 9.2**
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_dies_takes_only_what_it_had_begun_to_answer() {
+    if !two_fit() {
+        return;
+    }
+    let version = load(spec(2, DispatchStrategy::RoundRobin)).await.unwrap();
+    let pids = version.stats().pids();
+    // In turn: the even ones are with one worker. Two of four have a sequence there, the other two wait for it.
+    let alone = version.submit(long(400)).await.unwrap().collect().await.unwrap();
+    let mut generations = Vec::new();
+    for _ in 0..8 {
+        generations.push(version.submit(long(400)).await.unwrap());
+    }
+    // The one alone was the first worker's, so the second one gets the even ones.
+    let (dying, living) = (1, 0);
+    for generation in &mut generations[..4] {
+        first_text(generation).await;
+    }
+    send_signal(pids[dying], "KILL");
+    let answers = futures::future::join_all(generations.into_iter().map(Generation::collect)).await;
+    for (index, answer) in answers.into_iter().enumerate() {
+        match (index, answer) {
+            // It had sent text.
+            (0 | 2, Err(GenerationError::WorkerDied(reason))) => assert!(reason.contains("SIGKILL"), "{reason}"),
+            // The other worker's, and those that waited: the same text as ever.
+            (1 | 3, Ok(answer)) => assert!(alone.text.ends_with(&answer.text)),
+            (4.., Ok(answer)) => assert_eq!(answer.text, alone.text),
+            (index, other) => panic!("{index}: {other:?}"),
+        }
+    }
+    let stats = version.stats();
+    assert_eq!(stats.workers[living].restarts, 0);
+    assert_eq!((stats.workers[dying].restarts, stats.retries), (1, 2));
+    until_idle(&version).await;
+    assert_eq!(*version.health().borrow(), WorkerHealth::Ready, "the version never stopped answering");
+    await_condition("the worker to be back", async || version.stats().workers[dying].dispatchable).await;
+    version.retire(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_one_worker_what_waited_is_run_by_the_next_one() {
+    let version = load(spec(1, DispatchStrategy::LeastLoaded)).await.unwrap();
+    let pid = version.stats().pids()[0];
+    let mut begun: Vec<_> = futures::future::join_all((0..4).map(|_| version.submit(long(1500)))).await;
+    for generation in &mut begun {
+        first_text(generation.as_mut().unwrap()).await;
+    }
+    let waiting: Vec<_> = futures::future::join_all((0..3).map(|_| version.submit(long(20)))).await;
+    send_signal(pid, "KILL");
+    for generation in begun {
+        let ended = generation.unwrap().collect().await;
+        assert!(matches!(ended, Err(GenerationError::WorkerDied(_))), "{ended:?}");
+    }
+    for generation in waiting {
+        assert_eq!(generation.unwrap().collect().await.unwrap().usage.completion_tokens, 20);
+    }
+    until_idle(&version).await;
+    let stats = version.stats();
+    assert_eq!((stats.retries, stats.restarts), (3, 1));
+    assert_ne!(stats.pids()[0], pid);
+    version.retire(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_fails_leaves_no_worker_behind() {
+    if !two_fit() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bad.gguf");
+    std::fs::write(&file, b"GGUF\x03\0\0\0 and then nothing of use").unwrap();
+    let bad = VersionSpec { model_path: file, ..spec(2, DispatchStrategy::LeastLoaded) };
+    let error = load(bad).await.err().unwrap();
+    assert!(matches!(&error, LoadError::Model(_) | LoadError::WorkerDied(_)), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_strategy_answers_and_the_last_requests_leave_nothing() {
+    let strategies = [
+        DispatchStrategy::RoundRobin,
+        DispatchStrategy::LeastLoaded,
+        DispatchStrategy::MemoryAware,
+        DispatchStrategy::PrefixAware,
+    ];
+    for dispatch in strategies {
+        let version = load(spec(processors().min(2), dispatch)).await.unwrap();
+        // More than memory-aware dispatch lets to the workers at once: the others wait in front of them.
+        let answers =
+            futures::future::join_all((0..12).map(|_| async { version.submit(long(900)).await.unwrap() })).await;
+        let answers = futures::future::join_all(answers.into_iter().map(Generation::collect)).await;
+        for answer in &answers {
+            assert_eq!(answer.as_ref().unwrap().usage.completion_tokens, 900, "{dispatch}");
+        }
+        until_idle(&version).await;
+        assert_eq!(version.stats().retries, 0, "{dispatch}");
+        version.retire(PATIENCE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_with_a_dead_worker_goes_on_answering() {
+    if !two_fit() {
+        return;
+    }
+    let server = Server::start(TWO).await;
+    let workers = server.workers();
+    assert_eq!(workers.len(), 2);
+    // A worker that hangs gets nothing once it is late, and is not killed for that yet.
+    send_signal(workers[0], "STOP");
+    let dispatchable = "gantry_worker_dispatchable";
+    await_condition("the silence to be noticed", async || server.metric(dispatchable).await < 1.5).await;
+    assert_eq!(server.ready().await.0, 200);
+    for _ in 0..4 {
+        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+    }
+    send_signal(workers[0], "CONT");
+    await_condition("it to get requests again", async || server.metric(dispatchable).await > 1.5).await;
+
+    send_signal(workers[0], "KILL");
+    for _ in 0..4 {
+        let answer = server.post("/v1/chat/completions", &chat("What is the capital of Peru?")).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let answer: Value = answer.json().await.unwrap();
+        assert_eq!(text_of(&answer), "The capital of Peru is Lima.");
+    }
+    assert_eq!(server.ready().await.0, 200);
+    await_condition("another worker", async || server.metric(dispatchable).await > 1.5).await;
+    let now = server.workers();
+    assert!(now.len() == 2 && !now.contains(&workers[0]), "{now:?}");
+    assert!((server.metric("gantry_worker_restarts").await - 1.0).abs() < 0.1);
+}
+
+#[tokio::test]
+async fn above_the_high_watermark_it_refuses_until_the_low_one() {
+    let args = &["--ctx-size", "2048", "--parallel", "1", "--high-watermark", "3", "--low-watermark", "1"];
+    let server = Server::start(args).await;
+    let mut running = Events::open(server.post(TEXT, &endless(1900))).await;
+    running.next().await.unwrap();
+    let queued = "gantry_requests_queued";
+    let mut waiting = Vec::new();
+    for depth in 1..=4 {
+        waiting.push(tokio::spawn(server.post(TEXT, &endless(8)).send()));
+        await_condition("it to wait", async || server.metric(queued).await > f64::from(depth) - 0.5).await;
+    }
+    for left in [4.0, 3.0, 2.0] {
+        assert_eq!(server.post(TEXT, &endless(8)).send().await.unwrap().status(), 429);
+        assert!(server.metric("gantry_accepting").await < 0.5);
+        waiting.pop().unwrap().abort();
+        await_condition("it to leave", async || server.metric(queued).await < left - 0.5).await;
+    }
+    assert!(server.metric("gantry_accepting").await > 0.5);
+    drop(running);
+    assert_eq!(server.post(TEXT, &endless(8)).send().await.unwrap().status(), 200);
+    assert_eq!(waiting.pop().unwrap().await.unwrap().unwrap().status(), 200);
+}
