@@ -5,9 +5,9 @@ SHELL := /bin/bash
 # An existing cluster is used only when it is named on this command line: an exported KUBECONFIG may be production.
 FOREIGN_KUBECONFIG := $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
 unexport KUBECONFIG
-export FOREIGN_KUBECONFIG REGISTRY
+export FOREIGN_KUBECONFIG REGISTRY LOAD QUICK BENCH_ARGS
 
-.PHONY: help up down test lint generate images fmt
+.PHONY: help up down test lint generate images fmt bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,3 +32,6 @@ images: ## Build the images from the Dockerfile
 
 fmt: ## Format the Rust and Go sources
 	@cargo fmt --all && gofmt -w e2e/cluster
+
+bench: ## Measure gantry-server against llama.cpp's llama-server; LOAD="name ..." runs some of the loads, QUICK=1 tries it
+	@hack/bench.sh

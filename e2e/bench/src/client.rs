@@ -1,0 +1,227 @@
+//! The client: one streamed request on a connection of its own, with the time of every event.
+//!
+//! Both servers are asked by the same code, in the same words. Times count from a clock that a whole run shares. An
+//! outcome tells what came and what failed; nothing is tried again. Absent: TLS, redirects, connection pools (a server
+//! with a thread for each idle connection would be measured by its pool).
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::{
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, timeout},
+};
+
+use crate::sse::Events;
+
+/// Longest time that a request may take, waiting in a queue included.
+pub const REQUEST_LIMIT: Duration = Duration::from_secs(1800);
+/// Most bytes that are read of a response that is no stream.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
+
+/// What is sent.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// `/v1/completions` or `/v1/chat/completions`.
+    pub path: &'static str,
+    /// The request.
+    pub body: Map<String, Value>,
+}
+
+/// What came back. Times in seconds from the run's clock.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// When it was sent.
+    pub sent_s: f64,
+    /// When each event with text arrived.
+    pub events_s: Vec<f64>,
+    /// When the response ended.
+    pub ended_s: f64,
+    /// Tokens of the prompt, as the server counts them.
+    pub prompt_tokens: u64,
+    /// Of those, tokens that it had read before.
+    pub cached_tokens: u64,
+    /// Tokens of the answer, as the server counts them.
+    pub completion_tokens: u64,
+    /// Whether the client went away before the end, as it was told to.
+    pub left: bool,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+impl Outcome {
+    /// Milliseconds to the first text.
+    #[must_use]
+    pub fn ttft_ms(&self) -> Option<f64> {
+        Some((self.events_s.first()? - self.sent_s) * 1e3)
+    }
+
+    /// Milliseconds between events that follow each other, each with the time of the second.
+    pub fn gaps_ms(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        self.events_s.windows(2).map(|pair| (pair[1], (pair[1] - pair[0]) * 1e3))
+    }
+}
+
+/// Of a streamed event, what is looked at.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    text: Option<String>,
+    delta: Option<Delta>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails {
+    #[serde(default)]
+    cached_tokens: u64,
+}
+
+/// Told what happens in a stream while it happens.
+pub type OnEvent<'a> = &'a (dyn Fn(usize) + Send + Sync);
+
+/// Sends one request and reads its stream to the end, or until `leave` becomes true. `on_event` gets the number of
+/// events with text so far.
+pub async fn stream(
+    server: SocketAddr,
+    ask: &Ask,
+    clock: Instant,
+    leave: Option<watch::Receiver<bool>>,
+    on_event: OnEvent<'_>,
+) -> Outcome {
+    let mut outcome = Outcome { sent_s: clock.elapsed().as_secs_f64(), ..Outcome::default() };
+    let exchange = run(server, ask, clock, &mut outcome, on_event);
+    let left = async {
+        match leave {
+            Some(mut leave) => {
+                // A sender that is gone never asks to leave.
+                if leave.wait_for(|leave| *leave).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let ended = tokio::select! {
+        ended = timeout(REQUEST_LIMIT, exchange) => Some(ended),
+        () = left => None,
+    };
+    match ended {
+        Some(Ok(Ok(()))) => {}
+        Some(Ok(Err(error))) => outcome.error = Some(format!("{error:#}")),
+        Some(Err(_)) => outcome.error = Some(format!("no whole answer in {REQUEST_LIMIT:?}")),
+        None => outcome.left = true,
+    }
+    outcome.ended_s = clock.elapsed().as_secs_f64();
+    outcome
+}
+
+async fn run(
+    server: SocketAddr,
+    ask: &Ask,
+    clock: Instant,
+    outcome: &mut Outcome,
+    on_event: OnEvent<'_>,
+) -> Result<()> {
+    let body = serde_json::to_vec(&ask.body)?;
+    let (response, _connection) = send(server, ask.path, body).await?;
+    let status = response.status();
+    let mut body = response.into_body();
+    if status != 200 {
+        bail!("{status}: {}", text(body).await?);
+    }
+    let (mut events, mut done) = (Events::default(), false);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.context("the stream broke off")?;
+        let Some(data) = frame.data_ref() else { continue };
+        let now_s = clock.elapsed().as_secs_f64();
+        events.push(data, |data| {
+            if data == b"[DONE]" {
+                done = true;
+                return Ok(());
+            }
+            let chunk: Chunk = serde_json::from_slice(data).context("an event cannot be read")?;
+            take(outcome, chunk, now_s, on_event)
+        })?;
+    }
+    ensure!(done, "the stream ended before its [DONE]");
+    Ok(())
+}
+
+fn take(outcome: &mut Outcome, chunk: Chunk, now_s: f64, on_event: OnEvent<'_>) -> Result<()> {
+    if let Some(error) = chunk.error {
+        bail!("an error event: {error}");
+    }
+    let has_text = chunk.choices.iter().any(|choice| {
+        let text = choice.text.as_ref().or(choice.delta.as_ref().and_then(|delta| delta.content.as_ref()));
+        text.is_some_and(|text| !text.is_empty())
+    });
+    if has_text {
+        outcome.events_s.push(now_s);
+        on_event(outcome.events_s.len());
+    }
+    if let Some(usage) = chunk.usage {
+        outcome.prompt_tokens = usage.prompt_tokens;
+        outcome.completion_tokens = usage.completion_tokens;
+        outcome.cached_tokens = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
+    }
+    Ok(())
+}
+
+/// Ends the connection when it is dropped, which is how a client leaves.
+struct Connection(tokio::task::JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn send(server: SocketAddr, path: &str, body: Vec<u8>) -> Result<(Response<Incoming>, Connection)> {
+    let socket = TcpStream::connect(server).await.context("cannot connect")?;
+    socket.set_nodelay(true)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+    // What ends a connection early is seen in the response.
+    let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header(header::HOST, server.to_string())
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))?;
+    let response = sender.send_request(request).await.context("no response")?;
+    Ok((response, connection))
+}
+
+async fn text(body: Incoming) -> Result<String> {
+    let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!("the response cannot be read: {error}"))?;
+    Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+}

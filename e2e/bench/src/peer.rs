@@ -1,0 +1,225 @@
+//! llama.cpp's own programs: how its server is configured for each load, and what its batched benchmark says.
+//!
+//! The server runs as it comes and with the best of the configurations below, which is found by trying each of them.
+//! What helps nowhere is not listed: `-fa` (its default is to turn it on wherever it can), `--mlock`, `--numa`,
+//! `--poll` and `--prio` (they matter on machines with idle cores), more `--threads-http` (it has one for each slot).
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::{process::Command, time::timeout};
+
+use crate::{loads::Load, prompts::MODEL_NAME, server::Setup};
+
+/// Longest time that llama-batched-bench may take.
+const BATCHED_BENCH_LIMIT: Duration = Duration::from_secs(1800);
+
+/// A configuration of the peer's server.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Its name in results.
+    pub name: &'static str,
+    /// Why it may be good.
+    pub why: &'static str,
+    /// Flags, besides those that every run has.
+    pub args: Vec<String>,
+    /// Environment.
+    pub env: Vec<(String, String)>,
+    /// Fields of each request.
+    pub body: Map<String, Value>,
+}
+
+/// The configuration that it comes with.
+pub const DEFAULT: &str = "default";
+
+impl Candidate {
+    fn new(name: &'static str, why: &'static str, args: &[&str]) -> Self {
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        Self { name, why, args, env: Vec::new(), body: Map::new() }
+    }
+
+    /// With GNU OpenMP's threads asleep between graphs, instead of spinning on cores that the client needs too.
+    fn passive(mut self, name: &'static str) -> Self {
+        self.name = name;
+        self.env.push(("OMP_WAIT_POLICY".to_owned(), "passive".to_owned()));
+        self
+    }
+
+    /// With nothing sampled but the best token. By default temperature 0 still goes through the whole chain.
+    fn greedy(mut self) -> Self {
+        let fields = json!({"samplers": ["top_k"], "top_k": 1});
+        if let Value::Object(fields) = fields {
+            self.body.extend(fields);
+        }
+        self
+    }
+
+    /// The setup for a load.
+    #[must_use]
+    pub fn setup(&self, folder: &Path, model: &Path, load: &Load, threads: usize) -> Setup {
+        let mut args = vec!["--model".to_owned(), model.display().to_string()];
+        args.extend(["--alias".to_owned(), MODEL_NAME.to_owned()]);
+        args.extend(["--ctx-size".to_owned(), load.ctx_size.to_string()]);
+        args.extend(["--threads".to_owned(), threads.to_string()]);
+        args.extend(self.args.clone());
+        Setup { program: folder.join("llama-server"), args, env: self.env.clone(), body: self.body.clone() }
+    }
+}
+
+/// The configurations that are tried for a load; the first is the default.
+#[must_use]
+pub fn candidates(load: &Load) -> Vec<Candidate> {
+    let slots = load.parallel.to_string();
+    let slots = slots.as_str();
+    let mut list = vec![Candidate::new(DEFAULT, "as it comes: 4 slots over one KV buffer", &[])];
+    let mut add = |candidate: Candidate| list.push(candidate);
+    let split = Candidate::new("slots", "a slot for each stream, each with cells of its own", &["-np", slots]);
+    let unified = Candidate::new("slots-unified", "a slot for each stream over one KV buffer", &["-np", slots, "-kvu"]);
+    match load.name {
+        "lookup" => {
+            let lookup = |name, why, flags: &str| {
+                let flags: Vec<&str> = ["-np", "1"].into_iter().chain(flags.split_whitespace()).collect();
+                Candidate::new(name, why, &flags).greedy().passive(name)
+            };
+            add(lookup("plain", "one slot, no lookup", ""));
+            let simple = "--spec-type ngram-simple --spec-ngram-simple-size-n";
+            let long = format!("{simple} 12 --spec-ngram-simple-size-m 16");
+            add(lookup("ngram-simple-12", "drafts of 16 tokens after 12 that were there before", &long));
+            let short = format!("{simple} 4 --spec-ngram-simple-size-m 8");
+            add(lookup("ngram-simple-4", "drafts of 8 tokens after 4 that were there before", &short));
+            let map = "--spec-type ngram-map-k --spec-ngram-map-k-size-n 8 --spec-ngram-map-k-size-m 16";
+            add(lookup("ngram-map-k", "the same through a map, which keeps account of what was accepted", map));
+            let hashes = "--spec-type ngram-mod --spec-ngram-mod-n-match 8 --spec-ngram-mod-n-min 4 \
+                          --spec-ngram-mod-n-max 16";
+            add(lookup("ngram-mod", "what --spec-default turns on, with drafts that suit a CPU", hashes));
+            let cache = "--spec-type ngram-cache --spec-draft-n-max 8";
+            add(lookup("ngram-cache", "drafts from the statistics of short n-grams", cache));
+        }
+        "shared-prefix" => {
+            add(unified.clone().greedy());
+            add(split.clone().greedy());
+            add(unified.greedy().passive("slots-unified-passive"));
+            add(split.greedy().passive("slots-passive"));
+        }
+        "intruder" => {
+            let batch = |name, size: &str| {
+                let why = "a small batch, so that a prompt holds the others up for less long";
+                Candidate::new(name, why, &["-np", slots, "-b", size, "-ub", size]).greedy().passive(name)
+            };
+            add(split.greedy().passive("slots-passive"));
+            add(batch("batch-128", "128"));
+            add(batch("batch-32", "32"));
+        }
+        "prefixes" => {
+            let why = "slots, and prompts kept in RAM without a limit";
+            add(Candidate::new("cache-ram", why, &["-np", slots, "-cram", "-1"]).greedy().passive("cache-ram"));
+            let why = "slots, and chunks of other prompts reused by shifting them";
+            let reuse = Candidate::new("cache-reuse", why, &["-np", slots, "--cache-reuse", "64"]);
+            add(reuse.greedy().passive("cache-reuse"));
+            add(unified.greedy().passive("slots-unified-passive"));
+            add(split.greedy().passive("slots-passive"));
+        }
+        "memory" => {
+            let why = "slots, and smaller buffers for computing";
+            add(Candidate::new("ubatch-128", why, &["-np", slots, "-b", "512", "-ub", "128"]));
+            let why = "slots, smaller buffers, and no prompts kept in RAM";
+            add(Candidate::new("no-cache-ram", why, &["-np", slots, "-b", "512", "-ub", "128", "-cram", "0"]));
+            add(split);
+            add(unified);
+        }
+        _ => {
+            add(split.clone().greedy());
+            add(split.greedy().passive("slots-passive"));
+            add(unified.greedy().passive("slots-unified-passive"));
+        }
+    }
+    list
+}
+
+/// Its version, as llama-server tells it.
+///
+/// # Errors
+/// When it cannot be run.
+pub async fn version(folder: &Path) -> Result<String> {
+    let program = folder.join("llama-server");
+    let output = Command::new(&program)
+        .arg("--version")
+        .output()
+        .await
+        .with_context(|| format!("cannot run {}: hack/bench.sh builds it", program.display()))?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let line = text.lines().find(|line| line.contains("version")).unwrap_or(text.trim());
+    Ok(line.trim().to_owned())
+}
+
+/// What of a line of llama-batched-bench is looked at.
+#[derive(Deserialize)]
+struct BatchedBenchLine {
+    pl: u32,
+    speed_tg: f64,
+}
+
+/// Tokens per second that llama-batched-bench decodes at a batch.
+///
+/// # Errors
+/// When it fails or says nothing about that batch.
+pub async fn batched_bench(
+    folder: &Path,
+    model: &Path,
+    load: &Load,
+    (prompt_tokens, tokens): (usize, u32),
+    threads: usize,
+) -> Result<f64> {
+    let program: PathBuf = folder.join("llama-batched-bench");
+    let run = Command::new(&program)
+        .args(["--model", &model.display().to_string(), "--ctx-size", &load.ctx_size.to_string()])
+        .args(["--threads", &threads.to_string(), "-npp", &prompt_tokens.to_string(), "-ntg", &tokens.to_string()])
+        .args(["-npl", &load.parallel.to_string(), "--output-format", "jsonl"])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = timeout(BATCHED_BENCH_LIMIT, run).await.context("llama-batched-bench takes too long")??;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "llama-batched-bench failed with {}\n{text}", output.status);
+    parse_batched_bench(&text, load.parallel)
+        .with_context(|| format!("llama-batched-bench said nothing about a batch of {}\n{text}", load.parallel))
+}
+
+fn parse_batched_bench(text: &str, batch: u32) -> Option<f64> {
+    // Its log goes to the same place and may put a prefix before a line.
+    text.lines()
+        .filter_map(|line| serde_json::from_str::<BatchedBenchLine>(&line[line.find('{')?..]).ok())
+        .find(|line| line.pl == batch)
+        .map(|line| line.speed_tg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loads;
+
+    #[test]
+    fn every_load_tries_the_default_first_and_nothing_twice() {
+        for load in loads::all(false) {
+            let candidates = candidates(&load);
+            assert_eq!((candidates[0].name, candidates[0].args.len()), (DEFAULT, 0));
+            let names: std::collections::BTreeSet<_> = candidates.iter().map(|candidate| candidate.name).collect();
+            assert_eq!(names.len(), candidates.len(), "{}", load.name);
+        }
+    }
+
+    #[test]
+    fn batched_bench_is_read_past_its_log() {
+        let text =
+            "main: n_kv_max = 4096\n\n0.00.1 I {\"n_kv\": 1, \"pl\": 8, \"speed_tg\": 86.5, \"t\": 1.0}\nbye {\n";
+        assert_eq!(parse_batched_bench(text, 8), Some(86.5));
+        assert_eq!(parse_batched_bench(text, 4), None);
+    }
+}
