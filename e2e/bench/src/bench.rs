@@ -138,7 +138,7 @@ impl Bench {
             took_s,
             load_average,
             ours,
-            peer_best: best.or_else(|| default.clone()),
+            peer_best: better_of(default.as_ref(), best, load.chosen_by),
             peer_default: default,
             trials,
             batched_bench,
@@ -249,6 +249,18 @@ impl Bench {
     }
 }
 
+/// The peer's better configuration: a single trial may have been wrong about it.
+fn better_of(default: Option<&Series>, best: Option<Series>, (figure, better): (&str, Better)) -> Option<Series> {
+    let is_worse = |best: &Series| {
+        let (best, default) = (best.figure(figure), default.and_then(|default| default.figure(figure)));
+        best.zip(default).is_some_and(|(best, default)| match better {
+            Better::Higher => best < default,
+            Better::Lower => best > default,
+        })
+    };
+    best.filter(|best| !is_worse(best)).or_else(|| default.cloned())
+}
+
 fn needs_batched_bench(load: &Load) -> bool {
     load.aims.iter().any(|aim| aim.against == Against::BatchedBench)
 }
@@ -309,6 +321,20 @@ impl Aim {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_better_configuration_is_that_of_the_runs() {
+        let series = |name: &str, rates: &[f64]| Series {
+            name: name.to_owned(),
+            runs: rates.iter().map(|rate| BTreeMap::from([("rate".to_owned(), *rate)])).collect(),
+            ..Series::default()
+        };
+        let (default, best) = (series(DEFAULT, &[3.0, 5.0, 4.0]), series("slots", &[3.0, 9.0, 2.0]));
+        let chosen = |better| better_of(Some(&default), Some(best.clone()), ("rate", better)).map(|series| series.name);
+        assert_eq!(chosen(Better::Higher).as_deref(), Some(DEFAULT));
+        assert_eq!(chosen(Better::Lower).as_deref(), Some("slots"));
+        assert_eq!(better_of(Some(&default), None, ("rate", Better::Lower)), Some(default));
+    }
 
     #[test]
     fn the_best_trial_is_one_that_worked() {

@@ -25,10 +25,11 @@ pub fn memory_gib() -> u64 {
     kib.map_or(0, |kib: u64| kib.div_ceil(1 << 20))
 }
 
-/// The kernel's release.
+/// The kernel's version, without what its builder put behind it.
 #[must_use]
 pub fn kernel() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    release.trim().split('-').next().unwrap_or_default().to_owned()
 }
 
 /// The load average over a minute.

@@ -148,7 +148,7 @@ fn bars(load: &LoadResult) -> Vec<Bar> {
 #[must_use]
 pub fn times_between_tokens(load: &LoadResult) -> String {
     const LEFT: f64 = 70.0;
-    const RIGHT: f64 = 930.0;
+    const RIGHT: f64 = 905.0;
     const TOP: f64 = 76.0;
     const BOTTOM: f64 = 360.0;
     const NINES: f64 = 3.3;
@@ -160,7 +160,9 @@ pub fn times_between_tokens(load: &LoadResult) -> String {
         .filter(|(_, series)| series.itl_ms.count > 0)
         .collect();
     // Where the peer is best as it comes, it is one line.
+    let one = series.len() > 2;
     series.dedup_by(|b, a| a.1.name == b.1.name);
+    let one = one && series.len() == 2;
     let mut svg = Svg::new(WIDTH, 404.0);
     let title = format!("{}: time between tokens", load.title);
     svg.text(16.0, 26.0, "t", "start", &title);
@@ -190,6 +192,7 @@ pub fn times_between_tokens(load: &LoadResult) -> String {
         svg.path(&class, &[(legend, TOP - 16.0), (legend + 24.0, TOP - 16.0)]);
         let name = match index {
             0 => "gantry".to_owned(),
+            1 if one => "llama-server, default, which is its best".to_owned(),
             1 => "llama-server, default".to_owned(),
             _ => format!("llama-server, best ({})", series.name),
         };

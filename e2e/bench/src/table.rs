@@ -124,8 +124,13 @@ fn write_load(page: &mut String, load: &LoadResult) -> fmt::Result {
         "{}, `{}`, {runs} runs each, {:.0} s in all, ended {}; load average at the start {:.1}.\n",
         load.gantry, load.model, load.took_s, load.ended_at, load.load_average
     )?;
-    for series in [Some(&load.ours), load.peer_default.as_ref(), load.peer_best.as_ref()].into_iter().flatten() {
+    let default = load.peer_default.as_ref();
+    let best = load.peer_best.as_ref().filter(|best| default.is_none_or(|default| default.name != best.name));
+    for series in [Some(&load.ours), default, best].into_iter().flatten() {
         write_series(page, series)?;
+    }
+    if default.is_some() && best.is_none() {
+        writeln!(page, "- As it comes the peer is at its best.")?;
     }
     if !load.trials.is_empty() {
         let trials = load.trials.iter().map(|trial| match trial.value {
