@@ -174,7 +174,8 @@ fn lookup(quick: bool) -> Load {
         drive: Drive::Closed {
             streams: 1,
             requests: size(quick, 8, 2),
-            prompts: Prompts::Phrase { times: size(quick, 3, 2) },
+            // The demo model, which a quick run has, repeats nothing.
+            prompts: size(quick, Prompts::Phrase { times: 3 }, Prompts::Words { shared: 0, own: 8 }),
             max_tokens: size(quick, 128, 16),
         },
         aims: vec![

@@ -14,7 +14,11 @@ use gantry_bench::{
     results::{Conditions, Results},
     table,
 };
-use tokio::{process::Command, time::Instant};
+use tokio::{
+    process::Command,
+    signal::unix::{SignalKind, signal},
+    time::Instant,
+};
 
 #[derive(Parser)]
 #[command(version, about = "Measures gantry-server against llama.cpp's own server under the same loads")]
@@ -85,7 +89,8 @@ const MAX_REPEATS: usize = 100;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Task::Run(args) => run(*args).await,
+        // Dropped, it takes the server that runs with it.
+        Task::Run(args) => tokio::select! { done = run(*args) => done, stopped = stop_signal() => stopped },
         Task::Report { folder } => rewrite(&folder),
         Task::List => list(),
     };
@@ -97,6 +102,13 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ends with an error when SIGINT or SIGTERM comes.
+async fn stop_signal() -> Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+    bail!("stopped by a signal; loads that had ended are kept")
 }
 
 async fn run(args: RunArgs) -> Result<()> {
