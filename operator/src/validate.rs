@@ -247,7 +247,8 @@ impl Collector {
         let wants_other_strategy =
             matches!(rollout.strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests);
         let leave_out = "leave it out";
-        self.not_supported(spec.runtime.speculative.is_some(), "spec.runtime.speculative", leave_out);
+        let draft = spec.runtime.speculative.as_ref().is_some_and(|speculative| speculative.draft.is_some());
+        self.not_supported(draft, "spec.runtime.speculative.draft", "use speculative.promptLookup");
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
         self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto or InPlaceSwap");
         self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
@@ -327,7 +328,11 @@ mod tests {
             (source(json!({"uri": "hf://o/r@1/a.gguf", "sha256": null})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": null, "pvc": {"claimName": "c", "path": "a.gguf"}})), "spec.model.source.pvc", "uri"),
             (json!({"cache": {"mode": "Node"}}), "spec.cache.mode", "None"),
-            (json!({"runtime": {"speculative": {}}}), "spec.runtime.speculative", "leave"),
+            (
+                json!({"runtime": {"speculative": {"draft": {"uri": "https://h/d.gguf", "sha256": "0".repeat(64)}}}}),
+                "spec.runtime.speculative.draft",
+                "promptLookup",
+            ),
         ];
         for (patch, field, instead) in cases {
             let problems = validate(&service(patch.clone())).unwrap_err();

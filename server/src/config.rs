@@ -10,10 +10,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use gantry_engine::{CacheType, MAX_PARALLEL, MAX_THREADS};
+use gantry_engine::{CacheType, KvLayout, MAX_PARALLEL, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_THREADS};
 
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
-use crate::version::{DispatchStrategy, RuntimeSettings, Scheduling, VersionSpec, processors};
+use crate::version::{DispatchStrategy, EngineTuning, RuntimeSettings, Scheduling, VersionSpec, processors};
 
 /// The name of the version that `serve` loads.
 pub const STANDALONE_VERSION: &str = "standalone";
@@ -21,6 +21,8 @@ pub const STANDALONE_VERSION: &str = "standalone";
 const MAX_CTX_SIZE: u32 = 1 << 26;
 /// The most layers that a flag may ask for.
 const MAX_GPU_LAYERS: u32 = 65_536;
+/// The most main memory for prefixes that a flag may ask for, in MiB.
+const MAX_CACHE_RAM_MIB: u32 = 1 << 24;
 /// The longest drain timeout, in seconds.
 const MAX_DRAIN_SECONDS: u64 = 86_400;
 /// The longest queue timeout, in seconds.
@@ -117,6 +119,18 @@ pub struct ServeArgs {
     /// Which worker gets a request: round-robin, least-loaded, memory-aware or prefix-aware
     #[arg(long, env = "GANTRY_DISPATCH", default_value = "least-loaded", value_name = "STRATEGY")]
     pub dispatch: String,
+    /// How the KV cells are shared out: auto, split (each sequence has its own) or unified (one pool)
+    #[arg(long, env = "GANTRY_KV_LAYOUT", default_value = "auto", value_name = "LAYOUT")]
+    pub kv_layout: String,
+    /// MiB of main memory for prompts that left the KV cache; 0: none; -1: 1024, at most an eighth of the memory
+    #[arg(long, env = "GANTRY_CACHE_RAM", default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
+    pub cache_ram: String,
+    /// The most tokens guessed at a time from repetitions and checked in one step; 0: none
+    #[arg(long, env = "GANTRY_PROMPT_LOOKUP", default_value = "0", value_name = "N", allow_hyphen_values = true)]
+    pub prompt_lookup: String,
+    /// Milliseconds that a step may take while requests generate; -1: 2.5 times as long as their tokens alone
+    #[arg(long, env = "GANTRY_STEP_MS_TARGET", default_value = "-1", value_name = "MS", allow_hyphen_values = true)]
+    pub step_ms_target: String,
 }
 
 /// Flags about listening and ending, which `serve` and `pod` share.
@@ -262,6 +276,18 @@ impl Check {
         })
     }
 
+    fn kv_layout(&mut self, flag: &str, text: &str) -> KvLayout {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => KvLayout::Auto,
+            "split" => KvLayout::Split,
+            "unified" => KvLayout::Unified,
+            _ => {
+                self.0.push(format!("--{flag} must be auto, split or unified, not {text:?}"));
+                KvLayout::Auto
+            }
+        }
+    }
+
     fn name(&mut self, flag: &str, text: &str) {
         if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
             self.0.push(format!("--{flag} must be 1 to 256 characters without control characters, not {text:?}"));
@@ -337,6 +363,14 @@ impl ServeArgs {
                 queue_timeout_ms: queue_timeout.map(|seconds| u64::from(seconds) * 1000),
                 dispatch: check.dispatch("dispatch", &self.dispatch),
             },
+            engine: EngineTuning {
+                kv_layout: check.kv_layout("kv-layout", &self.kv_layout),
+                cache_ram_bytes: check
+                    .automatic("cache-ram", &self.cache_ram, 0, MAX_CACHE_RAM_MIB)
+                    .map(|mib| u64::from(mib) << 20),
+                prompt_lookup: check.number("prompt-lookup", &self.prompt_lookup, 0, MAX_SPECULATION_TOKENS),
+                step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
+            },
         };
         // How they go together; the worker count depends on the machine, the trained context on the file.
         if check.0.is_empty()
@@ -398,6 +432,14 @@ mod tests {
             "1",
             "--dispatch",
             "prefix-aware",
+            "--kv-layout",
+            "split",
+            "--cache-ram",
+            "64",
+            "--prompt-lookup",
+            "6",
+            "--step-ms-target",
+            "80",
         ]);
         let settings = settings.unwrap();
         let expected = RuntimeSettings {
@@ -413,6 +455,12 @@ mod tests {
                 low_watermark: Some(8),
                 queue_timeout_ms: Some(30_000),
                 dispatch: DispatchStrategy::PrefixAware,
+            },
+            engine: EngineTuning {
+                kv_layout: KvLayout::Split,
+                cache_ram_bytes: Some(64 << 20),
+                prompt_lookup: 6,
+                step_ms_target: Some(80),
             },
         };
         assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
@@ -457,6 +505,14 @@ mod tests {
             "0",
             "--dispatch",
             "fastest",
+            "--kv-layout",
+            "round",
+            "--cache-ram",
+            "-2",
+            "--prompt-lookup",
+            "65",
+            "--step-ms-target",
+            "0",
         ])
         .unwrap_err();
         let flags = [
@@ -474,6 +530,10 @@ mod tests {
             "queue-timeout",
             "workers",
             "dispatch",
+            "kv-layout",
+            "cache-ram",
+            "prompt-lookup",
+            "step-ms-target",
         ];
         for flag in flags {
             let told = problems.0.iter().filter(|problem| problem.starts_with(&format!("--{flag} must be"))).count();

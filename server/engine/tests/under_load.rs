@@ -132,7 +132,10 @@ fn answers_under_load_are_the_answers_alone() {
     println!("{complete} complete; differ: {diverged}, past their end {endless_diverged}; {stats:?}");
     assert!(diverged <= MAX_DIVERGED, "{diverged} of {REQUESTS} answers differ from those alone");
     assert!(endless_diverged <= MAX_ENDLESS_DIVERGED, "{endless_diverged} of {REQUESTS} endless answers do");
-    assert!(stats.preemptions_total > 0 && stats.evictions_total > 0 && stats.cached_device_tokens_total > 0, "{stats:?}");
+    assert!(
+        stats.preemptions_total > 0 && stats.evictions_total > 0 && stats.cached_device_tokens_total > 0,
+        "{stats:?}"
+    );
     assert_eq!((stats.slots_active, stats.queued, stats.requests_failed_total), (0, 0, 0));
     assert_eq!(stats.requests_finished_total, REQUESTS as u64);
     assert!(stats.kv_used_cells <= stats.kv_total_cells);

@@ -195,10 +195,11 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_an_older_api_server_took_falls_back() {
-        assert_eq!(max_queue(16_384), Ok(16_384));
-        assert!(max_queue(16_385).unwrap_err().contains("16384"));
-        assert!(max_queue(u32::MAX).is_err());
+    fn a_queue_that_an_older_api_server_took_is_cut_to_what_a_pod_can_hold() {
+        for (asked, held) in [(16_384, 16_384), (16_385, 16_384), (u32::MAX, 16_384)] {
+            let spec = SchedulingSpec { max_queue: asked, ..SchedulingSpec::default() };
+            assert_eq!(scheduling(&spec).max_queue, held);
+        }
     }
 
     #[test]

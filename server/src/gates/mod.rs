@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
-use crate::version::{LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig};
+use crate::version::{EngineTuning, LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig};
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use objects::{NotThere, Objects};
 use report::quantity;
@@ -309,6 +309,10 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling) -> RuntimeSe
         gpu_layers: spec.gpu_layers.value(),
         workers: None,
         scheduling,
+        engine: EngineTuning {
+            prompt_lookup: spec.speculative.as_ref().filter(|s| s.prompt_lookup).map_or(0, |s| s.max_tokens),
+            ..EngineTuning::default()
+        },
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use gantry_engine::{CacheType, EngineConfig, ParamError, PrefixCacheConfig};
+use gantry_engine::{CacheType, EngineConfig, KvLayout, ParamError, PrefixCacheConfig, SpeculationConfig};
 use serde::{Deserialize, Serialize};
 
 use super::DispatchStrategy;
@@ -44,6 +44,21 @@ pub struct RuntimeSettings {
     pub workers: Option<u32>,
     /// How requests wait and are spread.
     pub scheduling: Scheduling,
+    /// How the engine works, where it is not left to it.
+    pub engine: EngineTuning,
+}
+
+/// What the engine decides unless it is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineTuning {
+    /// How the KV cells are shared out.
+    pub kv_layout: KvLayout,
+    /// Main memory for prefixes that left the KV cache; `None`: as the engine has it.
+    pub cache_ram_bytes: Option<u64>,
+    /// The most tokens guessed at a time from repetitions; 0: none.
+    pub prompt_lookup: u32,
+    /// How long a step may take while requests generate; `None`: a few times as long as their tokens take.
+    pub step_ms_target: Option<u32>,
 }
 
 /// How requests wait and are spread over the workers.
@@ -72,6 +87,7 @@ impl Default for RuntimeSettings {
             gpu_layers: None,
             workers: None,
             scheduling: Scheduling::default(),
+            engine: EngineTuning::default(),
         }
     }
 }
@@ -194,9 +210,14 @@ fn refuse<T>(param: &str, message: String) -> Result<T, ParamError> {
 impl VersionSpec {
     /// What one of `workers` workers is told to load.
     pub(super) fn engine_config(&self, share: &Share, workers: usize) -> EngineConfig {
-        let RuntimeSettings { cache_type, gpu_layers, scheduling, .. } = &self.runtime;
+        let RuntimeSettings { cache_type, gpu_layers, scheduling, engine, .. } = &self.runtime;
         let defaults = EngineConfig::new(&self.model_path);
-        let ram_bytes = defaults.prefix_cache.ram_bytes / workers.max(1) as u64;
+        let ram_bytes = engine.cache_ram_bytes.unwrap_or(defaults.prefix_cache.ram_bytes) / workers.max(1) as u64;
+        let speculation = SpeculationConfig {
+            prompt_lookup: engine.prompt_lookup > 0,
+            max_tokens: engine.prompt_lookup.max(1),
+            ..SpeculationConfig::default()
+        };
         EngineConfig {
             ctx_size: share.ctx_size,
             parallel: share.parallel,
@@ -206,6 +227,10 @@ impl VersionSpec {
             // Admission is the front's; the engine's own limit must never refuse what the front let in, and with the
             // other workers gone all of it comes to one.
             max_queue: scheduling.max_queue + self.runtime.parallel as usize,
+            kv_layout: engine.kv_layout,
+            step_ms_target: engine.step_ms_target,
+            speculation,
+            model_digest: Some(self.digest.clone()).filter(|digest| !digest.is_empty()),
             prefix_cache: PrefixCacheConfig { ram_bytes, ..defaults.prefix_cache.clone() },
             ..defaults
         }

@@ -499,7 +499,7 @@ impl<'a> Session<'a> {
                 .into(),
             ),
             pressure @ EngineRefusal::MemoryPressure { .. } => {
-                entry.fail(RequestError::Overloaded(pressure.to_string()).into());
+                request.fail(RequestError::Overloaded(pressure.to_string()).into());
             }
             // Admission is stricter than the engine's own limit, so this is our own fault.
             fault @ (EngineRefusal::QueueFull { .. } | EngineRefusal::Broken(_)) => {
