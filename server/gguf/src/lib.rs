@@ -40,7 +40,6 @@ use std::path::Path;
 pub use bytes::{human_bytes, human_count};
 pub use error::{Defect, GgufError};
 pub use ggml::GgmlType;
-pub use quant::{file_type, type_shares};
 pub use report::Report;
 pub use shapes::ShapeCoverage;
 pub use summary::Summary;

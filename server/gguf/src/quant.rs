@@ -10,8 +10,7 @@ use crate::tensor::Tensor;
 use crate::value::{Metadata, Value, ValueType};
 
 /// Name of llama.cpp's file type `id` (its `llama_ftype`), and the tensor types of which one must be there.
-#[must_use]
-pub fn file_type(id: u32) -> Option<(&'static str, &'static [GgmlType])> {
+fn file_type(id: u32) -> Option<(&'static str, &'static [GgmlType])> {
     use GgmlType as T;
     Some(match id {
         0 => ("F32", &[T::F32]),
@@ -55,8 +54,7 @@ pub fn file_type(id: u32) -> Option<(&'static str, &'static [GgmlType])> {
 }
 
 /// Bytes of tensor data per type, the largest share first.
-#[must_use]
-pub fn type_shares(tensors: &[Tensor]) -> Vec<(GgmlType, u64)> {
+pub(crate) fn type_shares(tensors: &[Tensor]) -> Vec<(GgmlType, u64)> {
     let mut bytes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     for tensor in tensors {
         let sum = bytes.entry(tensor.kind).or_default();

@@ -18,14 +18,6 @@ pub fn init() -> Result<(), ModelError> {
     backend().map(|_| ())
 }
 
-/// Whether this build has a GPU backend and found a device for it.
-///
-/// # Errors
-/// As [`init`].
-pub fn gpu_offload_supported() -> Result<bool, ModelError> {
-    Ok(backend()?.supports_gpu_offload())
-}
-
 fn backend() -> Result<&'static LlamaBackend, ModelError> {
     BACKEND
         .get_or_init(|| {

@@ -27,7 +27,7 @@ mod logs;
 mod model;
 mod shim;
 
-pub use backend::{gpu_offload_supported, init};
+pub use backend::init;
 pub use batch::Batch;
 pub use chat::{ChatPrompt, ChatTemplate};
 pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES, Pooling};
