@@ -1,8 +1,8 @@
 //! The tables of architectures and element types, held against the source of the llama.cpp that the server links.
 //!
-//! Cargo has unpacked that source wherever the server can be built. Where only this crate is built, the tests say that
-//! they found nothing to compare with.
-#![allow(clippy::unwrap_used, clippy::print_stderr)]
+//! Cargo has unpacked that source wherever the server can be built. Where it has not, the tests fail and say how to get
+//! it: a comparison with nothing would pass whatever the tables held.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,27 +10,35 @@ use std::path::{Path, PathBuf};
 use gantry_gguf::GgmlType;
 
 /// `llama.cpp/` inside the llama-cpp-sys-2 that Cargo.lock names.
-fn source() -> Option<PathBuf> {
-    let lock = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.lock")).ok()?;
-    let (_, entry) = lock.split_once("name = \"llama-cpp-sys-2\"\nversion = \"")?;
-    let (version, _) = entry.split_once('"')?;
-    let cargo = std::env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
-    let registries = std::fs::read_dir(cargo.join("registry/src")).ok()?;
-    let found = registries
-        .flatten()
-        .map(|registry| registry.path().join(format!("llama-cpp-sys-2-{version}/llama.cpp")))
-        .find(|path| path.is_dir());
-    if found.is_none() {
-        eprintln!("llama-cpp-sys-2 {version} is not unpacked below {}: nothing compared", cargo.display());
-    }
-    found
+fn source() -> PathBuf {
+    let lock = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.lock")).unwrap();
+    let (_, entry) = lock.split_once("name = \"llama-cpp-sys-2\"\nversion = \"").unwrap();
+    let (version, _) = entry.split_once('"').unwrap();
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo"));
+    let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(home).unwrap();
+    let registries = cargo.join("registry/src");
+    find(&registries, version).unwrap_or_else(|| {
+        panic!("llama-cpp-sys-2 {version} is not unpacked below {}: run `cargo fetch --locked`", registries.display())
+    })
+}
+
+/// The source of `version` in one of the folders of `registries`.
+fn find(registries: &Path, version: &str) -> Option<PathBuf> {
+    let registries = std::fs::read_dir(registries).ok()?.flatten();
+    let mut sources = registries.map(|registry| registry.path().join(format!("llama-cpp-sys-2-{version}/llama.cpp")));
+    sources.find(|path| path.is_dir())
+}
+
+#[test]
+fn a_source_that_is_not_there_is_not_found() {
+    let registries = source().join("../../..");
+    assert!(find(&registries, "0.0.0").is_none());
+    assert!(find(&registries.join("nowhere"), "0.0.0").is_none());
 }
 
 #[test]
 fn every_architecture_of_llama_cpp_is_known_and_no_other() {
-    let Some(source) = source() else { return };
+    let source = source();
     let text = std::fs::read_to_string(source.join("src/llama-arch.cpp")).unwrap();
     let theirs: BTreeSet<&str> = text
         .lines()
@@ -56,7 +64,7 @@ fn owned(names: &BTreeSet<&str>) -> BTreeSet<String> {
 
 #[test]
 fn every_tokenizer_of_llama_cpp_is_known_and_no_other() {
-    let Some(source) = source() else { return };
+    let source = source();
     let text = std::fs::read_to_string(source.join("src/llama-vocab.cpp")).unwrap();
     let compared = |name: &str| -> BTreeSet<&str> {
         text.split(&format!("{name} == \"")).skip(1).filter_map(|rest| rest.split('"').next()).collect()
@@ -74,7 +82,7 @@ fn every_tokenizer_of_llama_cpp_is_known_and_no_other() {
 
 #[test]
 fn every_element_type_of_ggml_is_known_and_no_other() {
-    let Some(source) = source() else { return };
+    let source = source();
     let text = std::fs::read_to_string(source.join("ggml/include/ggml.h")).unwrap();
     let (_, body) = text.split_once("enum ggml_type {").unwrap();
     let (body, _) = body.split_once('}').unwrap();
