@@ -12,6 +12,10 @@ log=$cache/test.log
 was_running=false was_installed=false
 ! "$cluster" status >/dev/null 2>&1 || was_running=true
 
+counts() { # of every suite that ran, together, in the plain form that CI systems read: the last line, however it ends
+  awk '/^test result: / {passed += $4; failed += $6} END {printf "\n%d passed, %d failed\n", passed, failed}' "$log"
+}
+
 leave_as_found() {
   local status=$?
   trap - EXIT
@@ -20,6 +24,7 @@ leave_as_found() {
   elif ! $was_installed; then
     helm uninstall $release --namespace $system_namespace --ignore-not-found --wait >/dev/null || status=1
   fi
+  counts
   exit $status
 }
 trap leave_as_found EXIT
@@ -35,10 +40,6 @@ tests() { cargo test --release --locked --workspace "$@" 2>&1 | tee -a "$log"; }
 
 e2e_tests() { tests --test cluster -- --ignored --test-threads=1 --nocapture; }
 
-counts() { # of every suite together, in the plain form that CI systems read
-  awk '/^test result: / {passed += $4; failed += $6} END {printf "\n%d passed, %d failed\n", passed, failed}' "$log"
-}
-
 step prerequisites prerequisites
 step "binaries and tests (cargo build --release)" cargo build --release --locked --workspace --bins --tests
 step "tests without a cluster" tests
@@ -49,4 +50,3 @@ step "images: build and load" hack/images.sh load
 step "chart: helm upgrade --install $release" install_chart
 step "tests on the cluster" e2e_tests
 steps_summary
-counts
