@@ -29,7 +29,7 @@ use crate::{
     decide::{Plan, RolloutState, World, decide},
     events::Events,
     http::Role,
-    limits::{CLEANUP_POLL, CONFLICT_RETRY, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN},
+    limits::{CLEANUP_POLL, CONFLICT_RETRY, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
     metrics::{Metrics, ReconcileOutcome},
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, service_status, version_status},
@@ -54,8 +54,8 @@ pub struct Context {
 struct Memory {
     /// Failures in a row.
     failures: u32,
-    /// Resource version of the operator's own last write of the status.
-    written: Option<u64>,
+    /// Resource version of the operator's own last write of the status, and when that was.
+    written: Option<(u64, Instant)>,
 }
 
 impl Context {
@@ -90,11 +90,15 @@ impl Context {
         })
     }
 
-    /// Whether the store is still behind the operator's own last write: what it holds would be decided on twice.
+    /// Whether the store is still behind the operator's own last write: what it holds would be decided on twice. For a
+    /// while only: a cluster that was restored from a backup counts its resource versions from an earlier one on.
     fn is_behind(&self, service: &InferenceService) -> bool {
         let seen = service.resource_version().and_then(|version| version.parse::<u64>().ok());
         let written = self.recall(service, |memory| memory.written).flatten();
-        matches!((seen, written), (Some(seen), Some(written)) if seen < written)
+        match (seen, written) {
+            (Some(seen), Some((written, at))) => seen < written && at.elapsed() < STORE_LAG_MAX,
+            _ => false,
+        }
     }
 
     /// Notes that a reconcile came to its end.
@@ -242,7 +246,8 @@ pub(crate) async fn step(
     let new_status = service_status(&inputs);
     if differs(service.status.as_ref(), &new_status) {
         let written = actor.write_status(&new_status).await?;
-        context.remember(service, |memory| memory.written = written.and_then(|version| version.parse().ok()));
+        let written = written.and_then(|version| version.parse().ok());
+        context.remember(service, |memory| memory.written = written.map(|version| (version, Instant::now())));
     }
     applied?;
     if let Some(transition) = &plan.transition {

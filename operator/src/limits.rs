@@ -32,6 +32,10 @@ pub const RETRY_MAX: Duration = Duration::from_secs(120);
 /// Wait after a write that lost a race: the watch event that carries the newer object is on its way.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
+/// Time for which an object older than the operator's own last write is left to its watch event. After that it is decided
+/// on: the API server refuses a status that was decided from an object that is not the newest.
+pub const STORE_LAG_MAX: Duration = Duration::from_secs(30);
+
 /// Longest answer of the API server to any request but a watch.
 pub const API_TIMEOUT: Duration = Duration::from_secs(15);
 

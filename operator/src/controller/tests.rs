@@ -272,6 +272,17 @@ async fn a_store_that_is_behind_the_own_last_write_is_not_decided_on() {
     assert!(!scene.context.is_behind(&scene.service()));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_cluster_restored_to_lower_resource_versions_is_decided_on_again() {
+    let mut scene = Scene::new();
+    let restored = scene.service();
+    scene.step().await.unwrap();
+    tokio::time::advance(STORE_LAG_MAX.checked_sub(Duration::from_millis(1)).unwrap()).await;
+    assert!(scene.context.is_behind(&restored));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(!scene.context.is_behind(&restored));
+}
+
 #[tokio::test]
 async fn failures_in_a_row_wait_longer_up_to_a_limit() {
     let scene = Scene::new();
