@@ -155,10 +155,17 @@ fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool)
     if unloads || current.versions.values().any(busy) {
         return None;
     }
+    // A version that waits for room has it at once when nothing is loaded any more but the one that answers. While
+    // another is, it may not be the one that goes: only time tells.
+    let has_room = || {
+        let mut others =
+            current.versions.iter().filter(|(name, _)| **name != version && route.active.as_ref() != Some(name));
+        !others.any(|(_, known)| known.phase == Phase::Ready)
+    };
     let judged = |known: &Known| known.attempt.as_ref() == Some(&wanted.attempt);
     let begins = current.versions.get(&version).is_none_or(|known| match known.phase {
         Phase::Ready | Phase::Refused => !judged(known),
-        Phase::Waiting => !judged(known) || route.previous.is_none() || known.retry_due,
+        Phase::Waiting => !judged(known) || known.retry_due || has_room(),
         _ => false,
     });
     begins.then(|| Action::Prepare { version, purpose: Purpose::Candidate { attempt: wanted.attempt.clone() } })

@@ -29,6 +29,10 @@ fn desired(active: Option<&str>, candidate: Option<(&str, &str)>, previous: Opti
     }
 }
 
+fn keeping(version: &str, desired: Desired) -> Desired {
+    Desired { kept: BTreeSet::from([version.to_owned()]), ..desired }
+}
+
 fn known(phase: Phase, attempt: Option<&str>) -> Known {
     let worker_up = matches!(phase, Phase::Ready | Phase::Checking);
     Known { phase, attempt: attempt.map(str::to_owned), worker_up, retry_due: false }
@@ -209,6 +213,22 @@ fn retry_cases() -> Vec<Case> {
             "the previous one is gone: go on",
             desired(Some("v2"), Some(("v3", "a")), None),
             current(Some("v2"), None, &[("v2", known(Ready, None)), ("v3", known(Waiting, Some("a")))]),
+            vec!["try v3 a"],
+        ),
+        (
+            "no room beside a version that only stays loaded: wait as well",
+            keeping("v1", desired(Some("v2"), Some(("v3", "a")), None)),
+            current(
+                Some("v2"),
+                None,
+                &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some("a")))],
+            ),
+            vec![],
+        ),
+        (
+            "until it is time",
+            keeping("v1", desired(Some("v2"), Some(("v3", "a")), None)),
+            current(Some("v2"), None, &[serving.clone(), ("v2", known(Ready, None)), ("v3", due(Waiting, Some("a")))]),
             vec!["try v3 a"],
         ),
         (
