@@ -18,7 +18,8 @@ use std::time::Duration;
 use gantry_crds::{
     InferenceServiceStatus,
     status::{
-        FitStatus, GateName, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus, RolloutStatus, RolloutStep,
+        CandidateStatus, FitStatus, GateName, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus,
+        RolloutStatus, RolloutStep,
     },
 };
 use jiff::{SignedDuration, Timestamp};
@@ -339,7 +340,8 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         return reject(world, state, &rollout, failure);
     }
     rollout.message = Some(prepare_message(world, &rollout));
-    if let Some(fit) = tightest_fit(world, &rollout.version) {
+    let candidates = world.pods.iter().filter_map(|pod| pod.report?.candidate.as_ref());
+    if let Some(fit) = tightest_fit(candidates.filter(|candidate| candidate.version == rollout.version)) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
         rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);
     }
@@ -521,13 +523,11 @@ fn after(start: Timestamp, time: Duration) -> Timestamp {
     start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX)
 }
 
-/// What the pod with the least room says about the candidate's fit, by the size of what is left.
-fn tightest_fit(world: &World, version: &str) -> Option<FitStatus> {
-    let candidates = world.pods.iter().filter_map(|pod| pod.report?.candidate.as_ref());
-    let fits =
-        candidates.filter(|candidate| candidate.version == version).filter_map(|candidate| candidate.fit.clone());
+/// The memory of the pod with the least room: of those where it does not fit, if there are any.
+pub(crate) fn tightest_fit<'a>(candidates: impl Iterator<Item = &'a CandidateStatus>) -> Option<&'a FitStatus> {
     let available = |fit: &FitStatus| gantry_crds::quantity::parse(&fit.available).unwrap_or(f64::INFINITY);
-    fits.min_by(|a, b| available(a).total_cmp(&available(b)))
+    let fits = candidates.filter_map(|candidate| candidate.fit.as_ref());
+    fits.min_by(|a, b| a.fits.cmp(&b.fits).then(available(a).total_cmp(&available(b))))
 }
 
 /// The frozen content of every version that agents may need, by name.

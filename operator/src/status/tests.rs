@@ -79,6 +79,14 @@ fn the_pod_that_is_furthest_behind_speaks_for_the_candidate() {
 }
 
 #[test]
+fn the_pod_where_it_does_not_fit_speaks_for_the_memory() {
+    let fit = |available: &str, fits: bool| json!({"version": NAME, "phase": "Testing", "fit": {"required": "2Gi", "available": available, "fits": fits}});
+    let status =
+        status(None, &preparing(), &preparing(), &reports(&[fit("2Gi", true), fit("3Gi", false), fit("4Gi", false)]));
+    assert_eq!(status.fit.map(|fit| fit.available).as_deref(), Some("3Gi"));
+}
+
+#[test]
 fn one_pods_failed_gate_stands_for_all() {
     let gates = |verdict: &str| {
         json!({"version": NAME, "phase": "Testing", "gates": [

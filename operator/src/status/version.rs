@@ -3,10 +3,9 @@
 use gantry_crds::{
     ModelVersion, ModelVersionStatus,
     conditions::{ConditionType, NewCondition, Reason},
-    quantity::parse,
     status::{
-        CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, Progress, RejectedOutcome,
-        RejectedStatus, RolloutStep, VersionPhase, VersionRole,
+        CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress, RejectedOutcome, RejectedStatus,
+        RolloutStep, VersionPhase, VersionRole,
     },
 };
 use jiff::Timestamp;
@@ -14,7 +13,7 @@ use kube::ResourceExt;
 
 use super::set_all;
 use crate::{
-    decide::{CountedPod, RolloutState},
+    decide::{CountedPod, RolloutState, tightest_fit},
     limits,
 };
 
@@ -49,7 +48,7 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
         role: Some(role(inputs.state, &name)),
         digest: inputs.version.spec.model.source.sha256.as_ref().map(|digest| format!("sha256:{digest}")),
         gguf: reports.iter().find_map(|report| report.gguf.clone()).or(old.gguf),
-        fit: tightest(&reports).or(old.fit),
+        fit: tightest_fit(reports.iter().copied()).cloned().or(old.fit),
         progress: if is_candidate(inputs.state) { furthest_behind(&reports) } else { None },
         gate_summary: gate_summary(&gates, rejected),
         gates,
@@ -189,16 +188,6 @@ fn gate_summary(gates: &[GateResult], rejected: Option<&RejectedStatus>) -> Opti
     let asked = gates.iter().filter(|gate| gate.verdict != GateVerdict::Skipped).count();
     let passed = gates.iter().filter(|gate| gate.verdict == GateVerdict::Pass).count();
     (asked > 0).then(|| format!("{passed}/{asked}"))
-}
-
-fn tightest(reports: &[&CandidateStatus]) -> Option<FitStatus> {
-    let available = |fit: &&FitStatus| (fit.fits, parse(&fit.available).unwrap_or(f64::INFINITY));
-    let fits = reports.iter().filter_map(|report| report.fit.as_ref());
-    fits.min_by(|a, b| {
-        let (a, b) = (available(a), available(b));
-        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
-    })
-    .cloned()
 }
 
 fn furthest_behind(reports: &[&CandidateStatus]) -> Option<Progress> {
