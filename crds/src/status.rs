@@ -32,6 +32,9 @@ pub struct InferenceServiceStatus {
     /// The rollout in progress; absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
+    /// Attempts to roll out a version that were begun so far.
+    #[serde(default)]
+    pub attempts: i64,
     /// The version that was refused or taken back; it is not tried again until the spec asks for something else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<RejectedStatus>,
@@ -86,6 +89,9 @@ pub struct RolloutStatus {
     pub version: String,
     /// What every pod does now.
     pub step: RolloutStep,
+    /// Which attempt of the service this is: pods say it with what they report, so that no older word counts.
+    #[serde(default)]
+    pub attempt: i64,
     /// Chosen strategy with the reason, e.g. `InPlaceSwap: active 16.7Gi + candidate 17.3Gi <= 45.6Gi`.
     pub plan: String,
     /// When the step began.
@@ -243,6 +249,9 @@ pub struct ReplicaStatus {
     /// Version that it answers with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// Attempt of `rollout` that the pod knew when it wrote this; absent when it knew of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<i64>,
     /// Candidate that is loaded and has passed every gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<String>,

@@ -26,7 +26,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    limits::{REPORT_GRACE, SWITCH_TIMEOUT},
+    limits::SWITCH_TIMEOUT,
     validate::{ValidService, WantedVersion},
 };
 use failure::{Failure, prepare_message};
@@ -89,6 +89,8 @@ pub struct RolloutState {
     pub rejected: Option<RejectedStatus>,
     /// What the versions named here are.
     pub versions: Vec<NamedVersion>,
+    /// Attempts that were begun so far.
+    pub attempts: i64,
 }
 
 impl From<&InferenceServiceStatus> for RolloutState {
@@ -100,6 +102,7 @@ impl From<&InferenceServiceStatus> for RolloutState {
             rollout: status.rollout.clone(),
             rejected: status.rejected.clone(),
             versions: status.versions.clone(),
+            attempts: status.attempts,
         }
     }
 }
@@ -257,12 +260,7 @@ pub fn decide(world: &World) -> Plan {
 /// The next moment at which time alone changes the decision.
 fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let rollout = state.rollout.as_ref()?;
-    let grace_ends = after(rollout.started_at.0, REPORT_GRACE);
-    let moments = match rollout.step {
-        RolloutStep::Bake => [None, Some(rollout.deadline.0)],
-        _ => [Some(grace_ends), Some(rollout.deadline.0)],
-    };
-    moments.into_iter().flatten().filter(|moment| *moment > world.now).min()
+    Some(rollout.deadline.0).filter(|deadline| *deadline > world.now)
 }
 
 type Step = (RolloutState, Option<Transition>);
@@ -301,8 +299,9 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
         Some(active) => format!("InPlaceSwap: every pod loads {} beside {active}, then all switch", wanted.name),
         None => format!("InPlaceSwap: {} is the first version, nothing is replaced", wanted.name),
     };
+    state.attempts = state.attempts.saturating_add(1);
     let mut rollout = rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline);
-    rollout.judged = Some(wanted.judged.clone());
+    (rollout.attempt, rollout.judged) = (state.attempts, Some(wanted.judged.clone()));
     rollout.message = Some(prepare_message(world, &rollout));
     state.rollout = Some(rollout);
     (state, Some(Transition::Started { version: wanted.name.clone(), instead_of }))
@@ -322,7 +321,7 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if wanted.name != rollout.version || rollout.judged.as_deref() != Some(wanted.judged.as_str()) {
         return start(world, state, spec);
     }
-    let failed = world.pods.iter().find_map(|pod| Failure::of_candidate(world, pod, &rollout));
+    let failed = world.pods.iter().find_map(|pod| Failure::of_candidate(pod, &rollout));
     if let Some(failure) = failed {
         return reject(world, state, &rollout, failure);
     }
@@ -340,8 +339,8 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         return reject(world, state, &rollout, failure);
     }
     rollout.message = Some(prepare_message(world, &rollout));
-    let candidates = world.pods.iter().filter_map(|pod| pod.report?.candidate.as_ref());
-    if let Some(fit) = tightest_fit(candidates.filter(|candidate| candidate.version == rollout.version)) {
+    let candidates = world.pods.iter().filter_map(|pod| candidate_report(pod, &rollout));
+    if let Some(fit) = tightest_fit(candidates) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
         rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);
     }
@@ -353,18 +352,24 @@ fn has_prepared(report: &ReplicaStatus, version: &str) -> bool {
     report.prepared.as_deref() == Some(version)
 }
 
-/// Whether a report is about this attempt: written since it began, or still there after it had time to be taken back.
-fn is_current(world: &World, report: &ReplicaStatus, now: &RolloutStatus) -> bool {
-    report.reported_at.0 >= now.started_at.0 || world.now >= after(now.started_at.0, REPORT_GRACE)
+/// Whether a report is about this attempt. Clocks have no say in it: the pod's may be another than the operator's.
+fn is_current(report: &ReplicaStatus, now: &RolloutStatus) -> bool {
+    report.attempt == Some(now.attempt)
+}
+
+/// What a pod says in this attempt about the version that is rolled out.
+pub(crate) fn candidate_report<'a>(pod: &CountedPod<'a>, now: &RolloutStatus) -> Option<&'a CandidateStatus> {
+    let report = pod.report.filter(|report| is_current(report, now))?;
+    report.candidate.as_ref().filter(|candidate| candidate.version == now.version)
 }
 
 /// Whether a pod has prepared the version in this attempt.
-fn is_prepared(world: &World, pod: &CountedPod, now: &RolloutStatus) -> bool {
-    pod.report.is_some_and(|report| has_prepared(report, &now.version) && is_current(world, report, now))
+pub(crate) fn is_prepared(pod: &CountedPod, now: &RolloutStatus) -> bool {
+    pod.report.is_some_and(|report| has_prepared(report, &now.version) && is_current(report, now))
 }
 
 fn prepared_pods(world: &World, now: &RolloutStatus) -> usize {
-    world.pods.iter().filter(|pod| is_prepared(world, pod, now)).count()
+    world.pods.iter().filter(|pod| is_prepared(pod, now)).count()
 }
 
 fn serves(report: &ReplicaStatus, version: &str) -> bool {
@@ -377,6 +382,7 @@ fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) ->
     state.previous = state.active.replace(version.clone());
     state.candidate = None;
     state.rollout = Some(RolloutStatus {
+        attempt: rollout_now.attempt,
         judged: rollout_now.judged,
         ..rollout(world, &version, RolloutStep::Commit, rollout_now.plan, SWITCH_TIMEOUT)
     });
@@ -390,7 +396,7 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         let done = all_switched(world, version) || world.now >= now.deadline.0;
         return if done { settle(state, version) } else { (state, None) };
     };
-    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(world, pod, now));
+    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
     if let Some(failure) = failed {
         return take_back(world, state, now, way_back, failure);
     }
@@ -401,6 +407,7 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             state.previous = None;
         }
         state.rollout = Some(RolloutStatus {
+            attempt: now.attempt,
             judged: now.judged.clone(),
             ..rollout(world, version, RolloutStep::Bake, now.plan.clone(), bake)
         });
@@ -424,7 +431,7 @@ fn all_switched(world: &World, version: &str) -> bool {
 }
 
 fn bake(world: &World, state: RolloutState, now: &RolloutStatus) -> Step {
-    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(world, pod, now));
+    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
     if let (Some(failure), Some(way_back)) = (failed, state.way_back().map(str::to_owned)) {
         return take_back(world, state, now, way_back, failure);
     }
@@ -479,7 +486,10 @@ fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: St
     state.rejected = Some(latch(world, &state, now, failure, RejectedOutcome::RolledBack));
     state.active = Some(to.clone());
     state.previous = None;
-    state.rollout = Some(rollout(world, &version, RolloutStep::Rollback, now.plan.clone(), time));
+    state.rollout = Some(RolloutStatus {
+        attempt: now.attempt,
+        ..rollout(world, &version, RolloutStep::Rollback, now.plan.clone(), time)
+    });
     (state, Some(Transition::RollingBack { version, to, message }))
 }
 
@@ -508,6 +518,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
     RolloutStatus {
         version: version.to_owned(),
         step,
+        attempt: 0,
         plan,
         started_at: Time(world.now),
         deadline: Time(after(world.now, time)),

@@ -6,10 +6,6 @@ use std::time::Duration;
 /// pod; the time is for watch events that come late.
 pub const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time after which a report from before an attempt counts for it: a pod that is told to prepare a version again takes its
-/// old word back at once, or has come to the same end before it could write.
-pub const REPORT_GRACE: Duration = Duration::from_secs(30);
-
 /// Time added to the drain timeout for a pod to end: it goes on accepting for 2 s, and after the drain its agent may take
 /// 10 s and its worker 5 s to end.
 pub const TERMINATION_MARGIN: Duration = Duration::from_secs(20);

@@ -59,6 +59,7 @@ pub fn service_status(inputs: &ServiceInputs) -> InferenceServiceStatus {
         rollout: state.rollout.clone(),
         rejected: state.rejected.clone(),
         versions: state.versions.clone(),
+        attempts: state.attempts,
         replicas: Vec::new(),
         replica_count: count(pods.iter().filter(|pod| !pod.over).count()),
         ready_replicas: count(ready),

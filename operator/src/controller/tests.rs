@@ -96,11 +96,13 @@ impl Scene {
     fn report(&self, entry: Value) {
         let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.now);
         self.api.edit(SERVICE, |service| {
+            let attempt = service["status"]["rollout"]["attempt"].clone();
             let entries = ["chat-a", "chat-b"].map(|pod| {
                 let mut entry = entry.clone();
                 entry["pod"] = json!(pod);
                 entry["health"] = json!("Healthy");
                 entry["reportedAt"] = json!(at);
+                entry["attempt"] = attempt.clone();
                 entry
             });
             service["status"]["replicas"] = json!(entries);

@@ -2,7 +2,7 @@
 
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth, RolloutStatus};
 
-use super::{CountedPod, World, is_current, is_prepared, prepared_pods, serves};
+use super::{CountedPod, World, candidate_report, is_prepared, prepared_pods, serves};
 use crate::{
     limits::{self, MESSAGE_PODS_MAX, SWITCH_TIMEOUT},
     validate::RETRY_ANNOTATION,
@@ -17,12 +17,8 @@ pub(super) struct Failure {
 
 impl Failure {
     /// A pod says that the candidate failed, in a report that is not left over from an earlier attempt.
-    pub(super) fn of_candidate(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
-        let report = pod.report.filter(|report| is_current(world, report, now))?;
-        let candidate = report.candidate.as_ref()?;
-        if candidate.version != now.version || candidate.phase != CandidatePhase::Failed {
-            return None;
-        }
+    pub(super) fn of_candidate(pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
+        let candidate = candidate_report(pod, now).filter(|candidate| candidate.phase == CandidatePhase::Failed)?;
         let gate = candidate.gates.iter().find(|gate| gate.verdict == GateVerdict::Fail);
         let name = gate.map_or(GateName::Load, |gate| gate.name);
         let value = gate.and_then(|gate| gate.value.clone());
@@ -47,7 +43,7 @@ impl Failure {
     }
 
     /// The worker of a pod that has switched died too often, or a pod lost the version before it could switch.
-    pub(super) fn after_switch(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
+    pub(super) fn after_switch(pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
         let report = pod.report?;
         if serves(report, &now.version) && report.health == ReplicaHealth::Failed {
             let why = report.message.as_deref().unwrap_or("its worker died too often: see the pod's log");
@@ -59,7 +55,7 @@ impl Failure {
             });
         }
         // A pod without any version is new: that it cannot load the active one is no reason to change the others.
-        report.version.as_ref().and_then(|_| Self::of_candidate(world, pod, now))
+        report.version.as_ref().and_then(|_| Self::of_candidate(pod, now))
     }
 
     pub(super) fn of_switch_deadline(world: &World, version: &str) -> Self {
@@ -100,14 +96,11 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
 
 /// The pods that are not prepared, and how far each is.
 fn waiting_for(world: &World, now: &RolloutStatus) -> String {
-    let unprepared = world.pods.iter().filter(|pod| !is_prepared(world, pod, now)).map(|pod| match pod.report {
-        Some(report) => {
-            let candidate = report.candidate.as_ref().filter(|candidate| candidate.version == now.version);
-            match candidate.filter(|_| is_current(world, report, now)).map(|candidate| candidate.phase) {
-                Some(phase) => format!("{} is {phase:?}", pod.name),
-                None => format!("{} has not begun", pod.name),
-            }
-        }
+    let unprepared = world.pods.iter().filter(|pod| !is_prepared(pod, now)).map(|pod| match pod.report {
+        Some(_) => match candidate_report(pod, now) {
+            Some(candidate) => format!("{} is {:?}", pod.name, candidate.phase),
+            None => format!("{} has not begun", pod.name),
+        },
         None => format!("{} has not reported", pod.name),
     });
     some_of(&unprepared.collect::<Vec<_>>())

@@ -71,6 +71,8 @@ fn event() -> impl Strategy<Value = Event> {
 struct Pod {
     name: String,
     started_at: i64,
+    /// No two clocks agree.
+    clock_ahead_seconds: i64,
     serving: Option<String>,
     /// Loaded versions, with the attempt each was judged in.
     loaded: BTreeMap<String, Option<i64>>,
@@ -129,7 +131,8 @@ impl Cluster {
     fn pod_comes(&mut self) {
         self.pods_made += 1;
         let name = format!("pod-{}", self.pods_made);
-        self.pods.push(Pod { name, started_at: self.now, ..Pod::default() });
+        let clock_ahead_seconds = [0, 3600, -3600][self.pods_made % 3];
+        self.pods.push(Pod { name, started_at: self.now, clock_ahead_seconds, ..Pod::default() });
     }
 
     fn happen(&mut self, event: Event) {
@@ -154,8 +157,8 @@ impl Cluster {
             }
             Event::PodRestarts(index) => {
                 if let Some(index) = pick(index, &self.pods) {
-                    let Pod { name, started_at, .. } = self.pods[index].clone();
-                    self.pods[index] = Pod { name, started_at, ..Pod::default() };
+                    let Pod { name, started_at, clock_ahead_seconds, .. } = self.pods[index].clone();
+                    self.pods[index] = Pod { name, started_at, clock_ahead_seconds, ..Pod::default() };
                 }
             }
             Event::WorkerFails(_) | Event::WorkerRecovers(_) if self.pods.is_empty() => {}
@@ -182,7 +185,7 @@ impl Cluster {
         let state = self.object.state.clone();
         let pod = &mut self.pods[index];
         let attempt = state.rollout.as_ref().filter(|rollout| rollout.step == RolloutStep::Prepare);
-        let attempt = attempt.map(|rollout| (rollout.version.clone(), rollout.started_at.0.as_second()));
+        let attempt = attempt.map(|rollout| (rollout.version.clone(), rollout.attempt));
         let described = |version: &str| state.versions.iter().any(|named| named.name == version);
         if let Some(active) = state.active.clone().filter(|active| pod.serving.as_ref() != Some(active)) {
             assert!(described(&active), "the active version is described");
@@ -208,9 +211,10 @@ impl Cluster {
         let pod = self.pods[index].clone();
         let attempt = self.object.state.rollout.as_ref().filter(|rollout| rollout.step == RolloutStep::Prepare);
         let judged_now = |version: &str, judged: i64| {
-            attempt.is_some_and(|rollout| rollout.version == version && rollout.started_at.0.as_second() == judged)
+            attempt.is_some_and(|rollout| rollout.version == version && rollout.attempt == judged)
         };
-        let mut entry = report(&pod.name, self.now);
+        let mut entry = report(&pod.name, self.now + pod.clock_ahead_seconds);
+        entry.attempt = self.object.state.rollout.as_ref().map(|rollout| rollout.attempt);
         entry.version.clone_from(&pod.serving);
         entry.prepared = pod
             .loaded
@@ -314,6 +318,8 @@ fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(
                 for pod in world.pods {
                     let prepared = pod.report.and_then(|report| report.prepared.as_ref());
                     prop_assert_eq!(prepared, Some(active), "{} had not prepared it", pod.name);
+                    let attempt = pod.report.and_then(|report| report.attempt);
+                    prop_assert_eq!(attempt, old.rollout.as_ref().map(|rollout| rollout.attempt), "{}", pod.name);
                 }
                 prop_assert_eq!(&new.previous, &old.active, "the way back is kept");
             }

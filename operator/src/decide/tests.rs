@@ -43,6 +43,7 @@ pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
     ReplicaStatus {
         pod: pod.to_owned(),
         version: None,
+        attempt: None,
         prepared: None,
         resident: None,
         health: ReplicaHealth::Healthy,
@@ -134,12 +135,12 @@ impl Scene {
     }
 
     fn pod(&mut self, pod: &str, change: impl Fn(&mut ReplicaStatus)) {
-        let now = self.now;
+        let (now, attempt) = (self.now, self.state.rollout.as_ref().map(|rollout| rollout.attempt));
         if !self.reports.iter().any(|report| report.pod == pod) {
             self.reports.push(report(pod, now));
         }
         let entry = self.reports.iter_mut().find(|report| report.pod == pod).unwrap();
-        entry.reported_at = Time(time(now));
+        (entry.reported_at, entry.attempt) = (Time(time(now)), attempt);
         change(entry);
     }
 
@@ -325,16 +326,38 @@ fn a_change_of_gates_prepares_the_candidate_again() {
 }
 
 #[test]
-fn a_word_that_is_not_taken_back_counts_after_a_while() {
+fn only_what_is_said_about_this_attempt_counts_whatever_the_clocks_show() {
     let mut scene = Scene::serving();
-    scene.all(|report| report.prepared = Some(name(2)));
     scene.spec = Some(spec(2));
     scene.step();
-    assert_eq!(scene.step(), None);
-    let wake_at = scene.plan().wake_at.unwrap();
-    assert_eq!(wake_at, after(scene.state.rollout.as_ref().unwrap().started_at.0, REPORT_GRACE));
-    scene.now += 30;
-    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+    scene.all(|report| (report.prepared, report.reported_at) = (Some(name(2)), Time(time(3600))));
+    scene.spec = Some(spec_with(2, json!({"gates": {"memory": {"headroom": "50%"}}})));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    scene.now += 60;
+    assert_eq!(scene.step(), None, "the pods' clocks are ahead");
+    scene.all(|report| report.reported_at = Time(time(-3600)));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "their clocks are behind");
+}
+
+#[test]
+fn an_attempt_keeps_its_number_to_its_end_and_no_other_gets_it() {
+    let number = |scene: &Scene| scene.state.rollout.as_ref().map(|rollout| rollout.attempt);
+    let mut scene = Scene::baking();
+    assert_eq!(number(&scene), Some(2), "the first version was attempt 1");
+    scene.pod("a", |report| report.health = ReplicaHealth::Failed);
+    scene.step();
+    assert_eq!((scene.step_now(), number(&scene)), (Some(RolloutStep::Rollback), Some(2)));
+    scene.all(|report| (report.version, report.health) = (Some(name(1)), ReplicaHealth::Healthy));
+    scene.step();
+    scene.spec = Some(spec(3));
+    scene.step();
+    assert_eq!(number(&scene), Some(3));
+    scene.spec = Some(spec(1));
+    scene.step();
+    assert_eq!(number(&scene), None, "it is cancelled");
+    scene.spec = Some(spec(3));
+    scene.step();
+    assert_eq!(number(&scene), Some(4));
 }
 
 #[test]

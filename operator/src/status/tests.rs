@@ -29,13 +29,13 @@ fn state(status: Value) -> RolloutState {
 
 fn preparing() -> RolloutState {
     state(json!({"activeVersion": "chat-old", "candidateVersion": NAME, "rollout": {"version": NAME, "step": "Prepare",
-        "plan": "", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:15:00Z", "message": "0 of 2 pods prepared"}}))
+        "attempt": 1, "plan": "", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:15:00Z", "message": "0 of 2 pods prepared"}}))
 }
 
 fn reports(candidates: &[Value]) -> Vec<ReplicaStatus> {
     let entry = |(index, candidate): (usize, &Value)| {
         serde_json::from_value(json!({"pod": format!("pod-{index}"), "health": "Healthy", "version": "chat-old",
-            "reportedAt": "2026-01-01T00:00:05Z", "candidate": candidate}))
+            "attempt": 1, "reportedAt": "2026-01-01T00:00:05Z", "candidate": candidate}))
         .unwrap()
     };
     candidates.iter().enumerate().map(entry).collect()
@@ -76,6 +76,25 @@ fn the_pod_that_is_furthest_behind_speaks_for_the_candidate() {
     assert_eq!(status.gguf.unwrap().quantization, "Q8_0");
     assert_eq!(status.fit.unwrap().available, "3Gi");
     assert_eq!(status.digest, Some(format!("sha256:{}", "2".repeat(64))));
+}
+
+#[test]
+fn what_was_said_about_an_earlier_attempt_does_not_speak_for_the_candidate() {
+    let failed = json!({"version": NAME, "phase": "Failed", "gates": [{"name": "Fetch", "verdict": "Fail"}],
+        "fit": {"required": "3Gi", "available": "1Gi", "fits": false}});
+    let mut reports = reports(&[failed]);
+    let prepared = |reports: &mut Vec<ReplicaStatus>, attempt| {
+        (reports[0].prepared, reports[0].attempt) = (Some(NAME.to_owned()), attempt);
+    };
+    for earlier in [Some(0), None] {
+        prepared(&mut reports, earlier);
+        let status = status(None, &preparing(), &preparing(), &reports);
+        assert_eq!((status.phase, status.gates.len(), status.fit.as_ref()), (Some(VersionPhase::Pending), 0, None));
+        assert_eq!(condition(&status, "Fetched"), "Unknown");
+    }
+    prepared(&mut reports, Some(1));
+    let status = status(None, &preparing(), &preparing(), &reports);
+    assert_eq!((status.phase, status.gates.len()), (Some(VersionPhase::Prepared), 1));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use gantry_crds::{
     conditions::{ConditionType, NewCondition, Reason},
     status::{
         CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress, RejectedOutcome, RejectedStatus,
-        RolloutStep, VersionPhase, VersionRole,
+        RolloutStatus, RolloutStep, VersionPhase, VersionRole,
     },
 };
 use jiff::Timestamp;
@@ -13,7 +13,7 @@ use kube::ResourceExt;
 
 use super::set_all;
 use crate::{
-    decide::{CountedPod, RolloutState, tightest_fit},
+    decide::{CountedPod, RolloutState, candidate_report, is_prepared, tightest_fit},
     limits,
 };
 
@@ -60,28 +60,25 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
     status
 }
 
+/// The attempt at the version that the pods could know of.
+fn attempt<'a>(inputs: &VersionInputs<'a>, name: &str) -> Option<&'a RolloutStatus> {
+    inputs.before.rollout.as_ref().filter(|rollout| rollout.version == name)
+}
+
 /// What pods say about the version in this attempt.
 fn reports<'a>(inputs: &VersionInputs<'a>, name: &str) -> Vec<&'a CandidateStatus> {
-    let started = inputs.before.rollout.as_ref().map(|rollout| rollout.started_at.0);
-    let reports = inputs.pods.iter().filter_map(|pod| {
-        let candidate = pod.report?.candidate.as_ref().filter(|candidate| candidate.version == name)?;
-        let left_over = candidate.phase == CandidatePhase::Failed
-            && started.is_some_and(|started| pod.report.is_some_and(|report| report.reported_at.0 < started));
-        (!left_over).then_some(candidate)
-    });
-    reports.collect()
+    let Some(attempt) = attempt(inputs, name) else { return Vec::new() };
+    inputs.pods.iter().filter_map(|pod| candidate_report(pod, attempt)).collect()
 }
 
 /// Whether every pod has the candidate's `gate` behind it.
 fn passed_everywhere(inputs: &VersionInputs, name: &str, gate: GateName) -> bool {
+    let Some(attempt) = attempt(inputs, name) else { return false };
     let passed = |pod: &CountedPod| {
-        pod.report.is_some_and(|report| {
-            let candidate = report.candidate.as_ref().filter(|candidate| candidate.version == name);
-            let in_report = candidate.is_some_and(|candidate| {
-                candidate.gates.iter().any(|one| one.name == gate && one.verdict != GateVerdict::Fail)
-            });
-            in_report || report.prepared.as_deref() == Some(name)
-        })
+        let in_report = candidate_report(pod, attempt).is_some_and(|candidate| {
+            candidate.gates.iter().any(|one| one.name == gate && one.verdict != GateVerdict::Fail)
+        });
+        in_report || is_prepared(pod, attempt)
     };
     !inputs.pods.is_empty() && inputs.pods.iter().all(passed)
 }
@@ -106,7 +103,7 @@ fn phase(inputs: &VersionInputs, name: &str, reports: &[&CandidateStatus], old: 
         (VersionRole::Active, Some(RolloutStep::Commit)) => VersionPhase::Promoting,
         (VersionRole::Active, Some(RolloutStep::Bake)) => VersionPhase::Baking,
         (VersionRole::Active, _) => VersionPhase::Active,
-        (VersionRole::Candidate, _) => candidate_phase(inputs.pods, name, reports),
+        (VersionRole::Candidate, _) => candidate_phase(inputs, name, reports),
         _ => match state.rejected.as_ref().filter(|rejected| rejected.version == name).map(|rejected| rejected.outcome)
         {
             Some(RejectedOutcome::Rejected) => VersionPhase::Rejected,
@@ -120,8 +117,9 @@ fn phase(inputs: &VersionInputs, name: &str, reports: &[&CandidateStatus], old: 
 }
 
 /// How far the pod is that is furthest behind, of those that have begun.
-fn candidate_phase(pods: &[CountedPod], name: &str, reports: &[&CandidateStatus]) -> VersionPhase {
-    let prepared = |pod: &CountedPod| pod.report.is_some_and(|report| report.prepared.as_deref() == Some(name));
+fn candidate_phase(inputs: &VersionInputs, name: &str, reports: &[&CandidateStatus]) -> VersionPhase {
+    let (pods, attempt) = (inputs.pods, attempt(inputs, name));
+    let prepared = |pod: &CountedPod| attempt.is_some_and(|attempt| is_prepared(pod, attempt));
     if !pods.is_empty() && pods.iter().all(prepared) {
         return VersionPhase::Prepared;
     }

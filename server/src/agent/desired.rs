@@ -41,8 +41,7 @@ fn desired(service: &InferenceService) -> Desired {
     let status = service.status.clone().unwrap_or_default();
     let (candidate, kept) = match &status.rollout {
         Some(rollout) if rollout.step == RolloutStep::Prepare => {
-            let attempt = rollout.started_at.0.to_string();
-            (Some(Candidate { version: rollout.version.clone(), attempt }), None)
+            (Some(Candidate { version: rollout.version.clone(), attempt: rollout.attempt }), None)
         }
         Some(rollout) if rollout.step == RolloutStep::Rollback => (None, None),
         Some(rollout) => (None, Some(rollout.version.clone())),
@@ -51,6 +50,7 @@ fn desired(service: &InferenceService) -> Desired {
     Desired {
         active: status.active_version,
         candidate,
+        attempt: status.rollout.map(|rollout| rollout.attempt),
         previous: status.previous_version,
         kept: kept.into_iter().collect(),
         versions: status
@@ -133,12 +133,12 @@ mod tests {
     }
 
     fn rollout(step: &str) -> Value {
-        json!({"version": "v2", "step": step, "plan": "p", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:15:00Z"})
+        json!({"version": "v2", "step": step, "attempt": 3, "plan": "p", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:15:00Z"})
     }
 
     #[test]
     fn each_step_asks_for_its_versions() {
-        let candidate = || Some(Candidate { version: "v2".into(), attempt: "2026-01-01T00:00:00Z".into() });
+        let candidate = || Some(Candidate { version: "v2".into(), attempt: 3 });
         for (status, active, wanted, previous, names_v2) in [
             (json!({}), None, None, None, false),
             (json!({"candidateVersion": "v2", "rollout": rollout("Prepare")}), None, candidate(), None, true),
@@ -170,6 +170,7 @@ mod tests {
             let (desired, _) = read(object(status)).unwrap();
             assert_eq!(desired.active.as_deref(), active, "{text}");
             assert_eq!(desired.candidate, wanted, "{text}");
+            assert_eq!(desired.attempt, text.contains("rollout").then_some(3), "{text}");
             assert_eq!(desired.previous.as_deref(), previous, "{text}");
             assert_eq!(desired.names("v2"), names_v2, "{text}");
         }

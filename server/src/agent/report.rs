@@ -28,6 +28,7 @@ pub fn entry(
     ReplicaStatus {
         pod: pod.to_owned(),
         version: snapshot.serving.as_ref().map(|serving| serving.version.spec().name.clone()),
+        attempt: snapshot.attempt,
         prepared: snapshot.prepared.clone(),
         resident: snapshot.resident.clone(),
         health: snapshot.health,
@@ -138,6 +139,7 @@ mod tests {
         ReplicaStatus {
             pod: "p".into(),
             version: Some(version.into()),
+            attempt: None,
             prepared: None,
             resident: None,
             health: ReplicaHealth::Healthy,

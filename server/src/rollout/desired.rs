@@ -16,6 +16,8 @@ pub struct Desired {
     pub active: Option<String>,
     /// The version to prepare.
     pub candidate: Option<Candidate>,
+    /// The attempt of the rollout in progress, whatever its step.
+    pub attempt: Option<i64>,
     /// The version to go back to; loaded, it stays loaded.
     pub previous: Option<String>,
     /// Further versions that stay as they are.
@@ -32,7 +34,7 @@ pub struct Candidate {
     /// Its name.
     pub version: String,
     /// Which attempt it is: another attempt judges again.
-    pub attempt: String,
+    pub attempt: i64,
 }
 
 /// How versions are prepared and retired.

@@ -40,7 +40,7 @@ pub struct Manager {
 /// One version.
 struct Entry {
     phase: Phase,
-    attempt: Option<String>,
+    attempt: Option<i64>,
     /// Whether every gate of the attempt let it through.
     passed: bool,
     loaded: Option<Loaded>,
@@ -141,7 +141,7 @@ impl Manager {
     fn current(&self, now: Instant) -> Current {
         let known = |entry: &Entry| Known {
             phase: entry.phase,
-            attempt: entry.attempt.clone(),
+            attempt: entry.attempt,
             worker_up: entry.loaded.as_ref().is_some_and(is_up),
             retry_due: entry.retry_at.is_some_and(|at| now >= at),
         };
@@ -380,6 +380,7 @@ impl Manager {
         let Some(desired) = desired else { return Snapshot { serving, resident, ..Snapshot::default() } };
         let (health, message) = self.health(desired, serving.as_ref());
         Snapshot {
+            attempt: desired.attempt,
             prepared: self.prepared(desired),
             candidate: self.candidate(desired),
             serving,
@@ -418,7 +419,7 @@ impl Manager {
         let entry = self.entries.get(&wanted.version)?;
         let ready = entry.phase == Phase::Ready
             && entry.passed
-            && entry.attempt.as_ref() == Some(&wanted.attempt)
+            && entry.attempt == Some(wanted.attempt)
             && entry.loaded.as_ref().is_some_and(is_up);
         // A version that answers has passed before.
         let answers = self.route.active.as_ref() == Some(&wanted.version);
@@ -433,9 +434,8 @@ impl Manager {
         match (candidate, restored) {
             (Some(version), _) => {
                 let entry = self.entries.get(version);
-                let current = entry.is_some_and(|entry| {
-                    entry.attempt == desired.candidate.as_ref().map(|candidate| candidate.attempt.clone())
-                });
+                let attempt = desired.candidate.as_ref().map(|candidate| candidate.attempt);
+                let current = entry.is_some_and(|entry| entry.attempt == attempt);
                 let line = board.get(version).filter(|_| current).cloned();
                 Some(line.unwrap_or_else(|| blank(version, Some(self.waits_for(desired, version)))))
             }

@@ -33,7 +33,7 @@ pub struct Known {
     /// Where it is.
     pub phase: Phase,
     /// The attempt for which it is or was judged; `None` when that was to restore it as the active one.
-    pub attempt: Option<String>,
+    pub attempt: Option<i64>,
     /// Whether its worker answers.
     pub worker_up: bool,
     /// Refused or without room, and due for another try.
@@ -48,7 +48,7 @@ pub enum Purpose {
     /// It is to be validated.
     Candidate {
         /// For this attempt.
-        attempt: String,
+        attempt: i64,
     },
 }
 
@@ -118,9 +118,8 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
         let version = name.clone();
         let candidate = desired.candidate.as_ref().filter(|candidate| candidate.version == *name);
         let answers = route.active.as_ref() == Some(name) || route.previous.as_ref() == Some(name);
-        let stale = candidate.is_some_and(|candidate| {
-            desired.active.as_ref() != Some(name) && known.attempt.as_ref() != Some(&candidate.attempt)
-        });
+        let stale = candidate
+            .is_some_and(|candidate| desired.active.as_ref() != Some(name) && known.attempt != Some(candidate.attempt));
         match known.phase {
             Phase::Preparing | Phase::Checking if stale || !desired.names(name) => {
                 actions.push(Action::Cancel { version });
@@ -162,13 +161,13 @@ fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool)
             current.versions.iter().filter(|(name, _)| **name != version && route.active.as_ref() != Some(name));
         !others.any(|(_, known)| known.phase == Phase::Ready)
     };
-    let judged = |known: &Known| known.attempt.as_ref() == Some(&wanted.attempt);
+    let judged = |known: &Known| known.attempt == Some(wanted.attempt);
     let begins = current.versions.get(&version).is_none_or(|known| match known.phase {
         Phase::Ready | Phase::Refused => !judged(known),
         Phase::Waiting => !judged(known) || known.retry_due || has_room(),
         _ => false,
     });
-    begins.then(|| Action::Prepare { version, purpose: Purpose::Candidate { attempt: wanted.attempt.clone() } })
+    begins.then_some(Action::Prepare { version, purpose: Purpose::Candidate { attempt: wanted.attempt } })
 }
 
 #[cfg(test)]

@@ -14,14 +14,15 @@ use super::*;
 
 const NAMES: [&str; 4] = ["v1", "v2", "v3", "v4"];
 
-fn desired(active: Option<&str>, candidate: Option<(&str, &str)>, previous: Option<&str>) -> Desired {
+fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Option<&str>) -> Desired {
     let source = SourceSpec { uri: None, pvc: None, sha256: None, secret_ref: None };
     let model = ModelSpec { served_name: "m".into(), source };
     let version =
         |name: &&str| NamedVersion { name: (*name).to_owned(), model: model.clone(), runtime: RuntimeSpec::default() };
     Desired {
         active: active.map(str::to_owned),
-        candidate: candidate.map(|(version, attempt)| Candidate { version: version.into(), attempt: attempt.into() }),
+        attempt: candidate.map(|(_, attempt)| attempt),
+        candidate: candidate.map(|(version, attempt)| Candidate { version: version.into(), attempt }),
         previous: previous.map(str::to_owned),
         kept: BTreeSet::new(),
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
@@ -33,9 +34,9 @@ fn keeping(version: &str, desired: Desired) -> Desired {
     Desired { kept: BTreeSet::from([version.to_owned()]), ..desired }
 }
 
-fn known(phase: Phase, attempt: Option<&str>) -> Known {
+fn known(phase: Phase, attempt: Option<i64>) -> Known {
     let worker_up = matches!(phase, Phase::Ready | Phase::Checking);
-    Known { phase, attempt: attempt.map(str::to_owned), worker_up, retry_due: false }
+    Known { phase, attempt, worker_up, retry_due: false }
 }
 
 fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Known)]) -> Current {
@@ -45,7 +46,7 @@ fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Know
     }
 }
 
-/// A plan in short: `restore v1`, `try v2 a`, `route v2 v1`, `cancel v2`, `retire v1`, `forget v1`.
+/// A plan in short: `restore v1`, `try v2 1`, `route v2 v1`, `cancel v2`, `retire v1`, `forget v1`.
 fn planned(desired: &Desired, current: &Current) -> Vec<String> {
     let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".into());
     plan(desired, current)
@@ -68,71 +69,71 @@ fn rollout_cases() -> Vec<Case> {
     let serving = ("v1", known(Ready, None));
     vec![
         ("nothing is asked", desired(None, None, None), current(None, None, &[]), vec![]),
-        ("the first version", desired(None, Some(("v1", "a")), None), current(None, None, &[]), vec!["try v1 a"]),
+        ("the first version", desired(None, Some(("v1", 1)), None), current(None, None, &[]), vec!["try v1 1"]),
         (
             "the first version is prepared and not active yet",
-            desired(None, Some(("v1", "a")), None),
-            current(None, None, &[("v1", known(Ready, Some("a")))]),
+            desired(None, Some(("v1", 1)), None),
+            current(None, None, &[("v1", known(Ready, Some(1)))]),
             vec![],
         ),
         (
             "the first version becomes active",
             desired(Some("v1"), None, None),
-            current(None, None, &[("v1", known(Ready, Some("a")))]),
+            current(None, None, &[("v1", known(Ready, Some(1)))]),
             vec!["route v1 -"],
         ),
         ("a pod that starts late", desired(Some("v1"), None, None), current(None, None, &[]), vec!["restore v1"]),
         (
             "it brings back the active version before it tries the candidate",
-            desired(Some("v1"), Some(("v2", "a")), None),
+            desired(Some("v1"), Some(("v2", 1)), None),
             current(None, None, &[]),
             vec!["restore v1"],
         ),
         (
             "and tries the candidate after that",
-            desired(Some("v1"), Some(("v2", "a")), None),
+            desired(Some("v1"), Some(("v2", 1)), None),
             current(Some("v1"), None, std::slice::from_ref(&serving)),
-            vec!["try v2 a"],
+            vec!["try v2 1"],
         ),
         (
             "the active version cannot be had: the candidate may be the cure",
-            desired(Some("v1"), Some(("v2", "a")), None),
+            desired(Some("v1"), Some(("v2", 1)), None),
             current(None, None, &[("v1", known(Refused, None))]),
-            vec!["try v2 a"],
+            vec!["try v2 1"],
         ),
         (
             "commit",
             desired(Some("v2"), None, Some("v1")),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Ready, Some(1)))]),
             vec!["route v2 v1"],
         ),
         (
             "commit where the old one is not kept",
             desired(Some("v2"), None, None),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Ready, Some(1)))]),
             vec!["route v2 -", "retire v1"],
         ),
         (
             "commit that this pod is not ready for: the old one goes on",
             desired(Some("v2"), None, Some("v1")),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Preparing, Some("a")))]),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Preparing, Some(1)))]),
             vec![],
         ),
         (
             "rollback",
             desired(Some("v1"), None, None),
-            current(Some("v2"), Some("v1"), &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            current(Some("v2"), Some("v1"), &[serving.clone(), ("v2", known(Ready, Some(1)))]),
             vec!["route v1 -", "retire v2"],
         ),
         (
             "the bake is over",
             desired(Some("v2"), None, None),
-            current(Some("v2"), Some("v1"), &[serving.clone(), ("v2", known(Ready, Some("a")))]),
+            current(Some("v2"), Some("v1"), &[serving.clone(), ("v2", known(Ready, Some(1)))]),
             vec!["route v2 -", "retire v1"],
         ),
         (
             "a third version waits until the first is unloaded",
-            desired(Some("v2"), Some(("v3", "b")), None),
+            desired(Some("v2"), Some(("v3", 2)), None),
             current(Some("v2"), None, &[("v1", known(Retiring, None)), ("v2", known(Ready, None))]),
             vec![],
         ),
@@ -153,38 +154,38 @@ fn retry_cases() -> Vec<Case> {
     vec![
         (
             "a refused candidate is not tried again",
-            desired(Some("v1"), Some(("v2", "a")), None),
-            current(Some("v1"), None, &[serving.clone(), ("v2", due(Refused, Some("a")))]),
+            desired(Some("v1"), Some(("v2", 1)), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", due(Refused, Some(1)))]),
             vec![],
         ),
         (
             "but another attempt is",
-            desired(Some("v1"), Some(("v2", "b")), None),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Refused, Some("a")))]),
-            vec!["try v2 b"],
+            desired(Some("v1"), Some(("v2", 2)), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Refused, Some(1)))]),
+            vec!["try v2 2"],
         ),
         (
             "a version that is loaded is judged again for another attempt",
-            desired(Some("v2"), Some(("v1", "b")), Some("v1")),
-            current(Some("v2"), Some("v1"), &[("v1", known(Ready, Some("a"))), ("v2", known(Ready, None))]),
-            vec!["try v1 b"],
+            desired(Some("v2"), Some(("v1", 2)), Some("v1")),
+            current(Some("v2"), Some("v1"), &[("v1", known(Ready, Some(1))), ("v2", known(Ready, None))]),
+            vec!["try v1 2"],
         ),
         (
             "an attempt that is out of date is called off",
-            desired(Some("v1"), Some(("v2", "b")), None),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Preparing, Some("a")))]),
+            desired(Some("v1"), Some(("v2", 2)), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Preparing, Some(1)))]),
             vec!["cancel v2"],
         ),
         (
             "so is one that nobody asks for",
             desired(Some("v1"), None, None),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Checking, Some("a")))]),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Checking, Some(1)))]),
             vec!["cancel v2"],
         ),
         (
             "a refused version that nobody asks for is forgotten",
             desired(Some("v1"), None, None),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Refused, Some("a")))]),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Refused, Some(1)))]),
             vec!["forget v2"],
         ),
         (
@@ -201,52 +202,48 @@ fn retry_cases() -> Vec<Case> {
         ),
         (
             "no room beside the previous one: wait",
-            desired(Some("v2"), Some(("v3", "a")), Some("v1")),
+            desired(Some("v2"), Some(("v3", 1)), Some("v1")),
             current(
                 Some("v2"),
                 Some("v1"),
-                &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some("a")))],
+                &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some(1)))],
             ),
             vec![],
         ),
         (
             "the previous one is gone: go on",
-            desired(Some("v2"), Some(("v3", "a")), None),
-            current(Some("v2"), None, &[("v2", known(Ready, None)), ("v3", known(Waiting, Some("a")))]),
-            vec!["try v3 a"],
+            desired(Some("v2"), Some(("v3", 1)), None),
+            current(Some("v2"), None, &[("v2", known(Ready, None)), ("v3", known(Waiting, Some(1)))]),
+            vec!["try v3 1"],
         ),
         (
             "no room beside a version that only stays loaded: wait as well",
-            keeping("v1", desired(Some("v2"), Some(("v3", "a")), None)),
-            current(
-                Some("v2"),
-                None,
-                &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some("a")))],
-            ),
+            keeping("v1", desired(Some("v2"), Some(("v3", 1)), None)),
+            current(Some("v2"), None, &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some(1)))]),
             vec![],
         ),
         (
             "until it is time",
-            keeping("v1", desired(Some("v2"), Some(("v3", "a")), None)),
-            current(Some("v2"), None, &[serving.clone(), ("v2", known(Ready, None)), ("v3", due(Waiting, Some("a")))]),
-            vec!["try v3 a"],
+            keeping("v1", desired(Some("v2"), Some(("v3", 1)), None)),
+            current(Some("v2"), None, &[serving.clone(), ("v2", known(Ready, None)), ("v3", due(Waiting, Some(1)))]),
+            vec!["try v3 1"],
         ),
         (
             "a version that is asked for again while it is unloaded waits for that",
-            desired(Some("v1"), Some(("v2", "b")), None),
-            current(Some("v1"), None, &[serving.clone(), ("v2", known(Retiring, Some("a")))]),
+            desired(Some("v1"), Some(("v2", 2)), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", known(Retiring, Some(1)))]),
             vec![],
         ),
         (
             "no switch to a worker that is being restarted",
             desired(Some("v2"), None, Some("v1")),
-            current(Some("v1"), None, &[serving, ("v2", down(Ready, Some("a")))]),
+            current(Some("v1"), None, &[serving, ("v2", down(Ready, Some(1)))]),
             vec![],
         ),
         (
             "unless the one that answers is no better",
             desired(Some("v2"), None, Some("v1")),
-            current(Some("v1"), None, &[("v1", down(Ready, None)), ("v2", down(Ready, Some("a")))]),
+            current(Some("v1"), None, &[("v1", down(Ready, None)), ("v2", down(Ready, Some(1)))]),
             vec!["route v2 v1"],
         ),
     ]
@@ -354,7 +351,7 @@ fn any_name() -> impl Strategy<Value = &'static str> {
 }
 
 fn any_desired() -> impl Strategy<Value = Desired> {
-    let attempt = proptest::sample::select(vec!["a", "b"]);
+    let attempt = proptest::sample::select(vec![1, 2]);
     let candidate = proptest::option::of((any_name(), attempt));
     (proptest::option::of(any_name()), candidate, proptest::option::of(any_name()))
         .prop_map(|(active, candidate, previous)| desired(active, candidate, previous))
@@ -399,7 +396,7 @@ proptest! {
         if let Some(candidate) = asked.candidate.as_ref().filter(|c| pod.0.route.active.as_ref() != Some(&c.version)) {
             let known = pod.0.versions.get(&candidate.version);
             prop_assert!(
-                known.is_some_and(|k| matches!(k.phase, Phase::Ready | Phase::Refused) && k.attempt.as_ref() == Some(&candidate.attempt)),
+                known.is_some_and(|k| matches!(k.phase, Phase::Ready | Phase::Refused) && k.attempt == Some(candidate.attempt)),
                 "{known:?}"
             );
         }

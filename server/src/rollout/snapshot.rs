@@ -9,6 +9,8 @@ use crate::gates::Loaded;
 pub struct Snapshot {
     /// The version that answers.
     pub serving: Option<Loaded>,
+    /// The attempt that was asked for when this was so.
+    pub attempt: Option<i64>,
     /// The candidate, when it is loaded and has passed every gate.
     pub prepared: Option<String>,
     /// The version to go back to, when it is loaded.
@@ -25,6 +27,7 @@ impl Default for Snapshot {
     fn default() -> Self {
         Self {
             serving: None,
+            attempt: None,
             prepared: None,
             resident: None,
             health: ReplicaHealth::Starting,

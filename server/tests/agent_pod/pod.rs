@@ -92,12 +92,13 @@ impl Pod {
 
     fn prepare(&mut self, version: &Value) {
         self.attempts += 1;
-        let started = format!("2026-01-01T00:{:02}:00Z", self.attempts);
+        let attempt = self.attempts;
         self.name(version);
         self.status(|status| {
             status["candidateVersion"] = version["name"].clone();
             status["rollout"] = json!({
-                "version": version["name"], "step": "Prepare", "plan": "p", "startedAt": started, "deadline": "2026-01-02T00:00:00Z",
+                "version": version["name"], "step": "Prepare", "attempt": attempt, "plan": "p",
+                "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-02T00:00:00Z",
             });
         });
     }
@@ -188,6 +189,7 @@ async fn a_change_of_model_there_and_back() {
     let line = json!({"messages": [{"role": "user", "content": "Which version are you?"}], "expected": TWO});
     pod.api.put_config_map("golden", json!({"prompts.jsonl": format!("{line}\n")}));
     let entry = pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
+    assert_eq!(entry["attempt"], 2, "it says which attempt it is about");
     assert_eq!(gate(&entry, "Prompts")["value"], "100% of 1 prompts");
     assert_eq!((entry["version"].as_str(), pod.answer().await.as_str()), (Some("v1"), ONE));
 
