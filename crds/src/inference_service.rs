@@ -135,7 +135,10 @@ pub struct LocalName {
 /// How the engine runs a model.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.contextSize >= self.parallel * 16").message("spec.runtime.contextSize: it is shared by the parallel sequences, so give at least 16 tokens for each (contextSize >= 16 * parallel)"))]
+#[x_kube(
+    validation = Rule::new("self.contextSize >= self.parallel * 16").message("spec.runtime.contextSize: it is shared by the parallel sequences, so give at least 16 tokens for each (contextSize >= 16 * parallel)"),
+    validation = Rule::new("type(self.threads) != int || self.threads <= 512").message("spec.runtime.threads: use auto or a whole number up to 512")
+)]
 pub struct RuntimeSpec {
     /// Tokens of context in all, shared equally by the parallel sequences.
     #[serde(default = "default_context_size")]

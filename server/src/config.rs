@@ -394,6 +394,8 @@ impl ServeArgs {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use kube::CustomResourceExt;
+
     use super::*;
 
     fn serve(args: &[&str]) -> Result<ServeSettings, Problems> {
@@ -403,6 +405,47 @@ mod tests {
             Command::Serve(args) => args.settings(),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The largest value that the API server takes for a field of the spec, as its rules say.
+    fn api_maximum(path: &str) -> u64 {
+        let crd = serde_json::to_value(gantry_crds::InferenceService::crd()).unwrap();
+        let (parents, field) = path.rsplit_once('.').unwrap();
+        let mut parent = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        for name in parents.split('.') {
+            parent = &parent["properties"][name];
+        }
+        let maximum = |schema: &serde_json::Value, name: &str| {
+            let rules = schema["x-kubernetes-validations"].as_array().cloned().unwrap_or_default();
+            let bound = format!("{name} <= ");
+            let after = |rule: &serde_json::Value| {
+                let digits: String =
+                    rule["rule"].as_str()?.split_once(&bound)?.1.chars().take_while(char::is_ascii_digit).collect();
+                digits.parse().ok()
+            };
+            rules.iter().filter_map(after).min()
+        };
+        let of_field = maximum(&parent["properties"][field], "self");
+        let of_parent = maximum(parent, &format!("self.{field}"));
+        of_field.into_iter().chain(of_parent).min().unwrap_or_else(|| panic!("no rule bounds {path}"))
+    }
+
+    #[test]
+    fn the_api_takes_nothing_that_the_server_refuses() {
+        for (path, limit) in [
+            ("spec.replicas", u64::try_from(gantry_crds::MAX_REPLICAS).unwrap()),
+            ("spec.runtime.contextSize", MAX_CTX_SIZE.into()),
+            ("spec.runtime.parallel", MAX_PARALLEL.into()),
+            ("spec.runtime.threads", MAX_THREADS.into()),
+            ("spec.runtime.gpuLayers", MAX_GPU_LAYERS.into()),
+            ("spec.scheduling.maxQueue", u64::try_from(MAX_QUEUE).unwrap()),
+        ] {
+            let maximum = api_maximum(path);
+            assert!(maximum <= limit, "{path} may be {maximum}, and the server takes up to {limit}");
+        }
+        let crd = serde_json::to_string(&gantry_crds::InferenceService::crd()).unwrap();
+        let drain = format!("duration(self.drainTimeout) <= duration('{}h')", MAX_DRAIN_SECONDS / 3600);
+        assert!(crd.contains(&drain), "{drain}");
     }
 
     #[test]

@@ -227,6 +227,7 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (json!({"spec": {"runtime": {"contextSize": 128, "parallel": 16}}}), "give at least 16 tokens for each"),
         (json!({"spec": {"runtime": {"parallel": 0}}}), "spec.runtime.parallel: use a number from 1 to 255"),
         (json!({"spec": {"runtime": {"threads": "many"}}}), "use auto or a whole number"),
+        (json!({"spec": {"runtime": {"threads": 513}}}), "spec.runtime.threads: use auto or a whole number up to 512"),
         (json!({"spec": {"runtime": {"cacheType": "q2"}}}), "supported values"),
         (json!({"spec": {"resources": {"memory": "lots"}}}), "a Kubernetes quantity above zero"),
         (json!({"spec": {"resources": {"gpu": {"count": 0}}}}), "spec.resources.gpu.count: use a number from 1 to 16"),
