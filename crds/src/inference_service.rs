@@ -40,12 +40,11 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceServiceSpec {
-    /// Number of pods. An autoscaler of this object needs a number to start from: give one when you create it and leave it
-    /// out of later server-side applies. Leave it out altogether when an autoscaler scales the Deployment, which starts
-    /// with 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Number of pods. Leave it out of what you apply when an autoscaler owns it: it starts with 1, and goes back to 1 when
+    /// you take a number out that the autoscaler has not changed. Scale this object, not its Deployment.
+    #[serde(default = "default_replicas")]
     #[x_kube(validation = Rule::new("self >= 0 && self <= 256").message("spec.replicas: use a number from 0 to 256"))]
-    pub replicas: Option<i32>,
+    pub replicas: i32,
     /// The model to serve.
     pub model: ModelSpec,
     /// How the engine runs it. A change needs a reload and is therefore rolled out like a new model.
@@ -67,6 +66,11 @@ pub struct InferenceServiceSpec {
     #[serde(default = "default_revision_history_limit")]
     #[x_kube(validation = Rule::new("self >= 0 && self <= 50").message("spec.revisionHistoryLimit: use a number from 0 to 50"))]
     pub revision_history_limit: i32,
+}
+
+/// As a Deployment has it: the scale subresource reads an absent number as 0, which switches a HorizontalPodAutoscaler off.
+fn default_replicas() -> i32 {
+    1
 }
 
 fn default_revision_history_limit() -> i32 {

@@ -36,9 +36,6 @@ use crate::{
     validate::{Problems, ValidService, validate},
 };
 
-/// Pods of a service whose spec leaves the number to an autoscaler, until that has spoken.
-const FIRST_REPLICAS: i32 = 1;
-
 /// What a reconcile needs besides its service.
 pub struct Context {
     client: Client,
@@ -225,7 +222,11 @@ pub(crate) async fn step(
     let state = RolloutState::from(status);
     let pods = observed.counted(status);
     let stamped = observed.stamped();
-    let target_replicas = target_replicas(spec.as_ref().ok(), observed);
+    // A spec that cannot be carried out changes nothing, and so not the number of pods either.
+    let target_replicas = match &spec {
+        Ok(valid) => valid.replicas,
+        Err(_) => observed.scaled_to().unwrap_or(service.spec.replicas),
+    };
     let world = World { now, spec: spec.as_ref().ok(), state: &state, pods: &pods, target_replicas, stamped: &stamped };
 
     let plan = decide(&world);
@@ -285,10 +286,6 @@ async fn apply_children(
         stored: stored.as_ref(),
     });
     actor.apply_children(observed, &children).await
-}
-
-fn target_replicas(spec: Option<&ValidService>, observed: &Observed) -> i32 {
-    spec.and_then(|spec| spec.replicas).or_else(|| observed.scaled_to()).unwrap_or(FIRST_REPLICAS)
 }
 
 async fn delete(

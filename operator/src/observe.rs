@@ -318,7 +318,7 @@ impl Observed {
             .collect()
     }
 
-    /// Pods that there should be, when the spec leaves that to an autoscaler.
+    /// Pods that the Deployment was told to have.
     #[must_use]
     pub fn scaled_to(&self) -> Option<i32> {
         self.deployment.as_ref()?.spec.as_ref()?.replicas

@@ -33,8 +33,8 @@ pub struct ValidService {
     pub bake: Duration,
     /// Whether the previous version stays loaded for that time.
     pub keep_resident: bool,
-    /// Pods; `None` when an autoscaler owns the number.
-    pub replicas: Option<i32>,
+    /// Pods.
+    pub replicas: i32,
     /// What the pods are built from.
     pub pod: PodSettings,
     /// ConfigMap with the golden prompts.
@@ -136,7 +136,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     problems.source(&spec.model.source);
     problems.unsupported_fields(spec);
     let replicas = spec.replicas;
-    if replicas.is_some_and(|replicas| !(0..=gantry_crds::MAX_REPLICAS).contains(&replicas)) {
+    if !(0..=gantry_crds::MAX_REPLICAS).contains(&replicas) {
         problems.invalid("spec.replicas", format!("use a number from 0 to {}", gantry_crds::MAX_REPLICAS));
     }
     let pod = PodSettings {
@@ -295,7 +295,7 @@ mod tests {
         let valid = validate(&service(json!({}))).unwrap();
         assert_eq!(valid.progress_deadline, Duration::from_secs(900));
         assert_eq!(valid.bake, Duration::from_secs(600));
-        assert_eq!((valid.replicas, valid.history_limit, valid.keep_resident), (None, 5, true));
+        assert_eq!((valid.replicas, valid.history_limit, valid.keep_resident), (1, 5, true));
         assert!(valid.wanted.name.starts_with("chat-"));
     }
 

@@ -313,7 +313,7 @@ impl ServiceFixture {
             min_pass: Percent::from(min_pass),
         });
         let spec = InferenceServiceSpec {
-            replicas: Some(self.replicas),
+            replicas: self.replicas,
             model: model.spec(),
             runtime: self.runtime(),
             resources: ResourcesSpec {

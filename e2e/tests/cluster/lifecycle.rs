@@ -177,6 +177,19 @@ async fn scaling_forgets_pods_that_go_and_new_ones_answer_with_the_active_versio
             ensure!(usize::try_from(status.replica_count)? == wanted, "the scale subresource sees {status:?}");
             ensure!(status.rollout.is_none(), "scaling began a rollout: {status:?}");
         }
+        // An autoscaler takes 0 for "switched off", so an absent number must not read so.
+        service.patch(json!({"spec": {"replicas": null}})).await?;
+        let arguments = [
+            "get",
+            "infs",
+            service.fixture.name,
+            "-n",
+            &namespace.name,
+            "--subresource=scale",
+            "-o=jsonpath={.spec.replicas}",
+        ];
+        let scale = namespace.cluster.kubectl(&arguments).await?;
+        ensure!(scale.trim() == "1", "without spec.replicas the scale subresource reads {scale:?}");
         Ok(())
     })
     .await

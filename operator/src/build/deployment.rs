@@ -65,8 +65,7 @@ pub fn deployment(inputs: &Inputs) -> Deployment {
     Deployment {
         metadata,
         spec: Some(DeploymentSpec {
-            // Not owned when an autoscaler has it: the API server starts with 1.
-            replicas: inputs.spec.replicas,
+            replicas: Some(inputs.spec.replicas),
             revision_history_limit: Some(REPLICA_SETS_KEPT),
             selector: pod_selector(&name),
             strategy: Some(strategy(&inputs.spec.pod)),

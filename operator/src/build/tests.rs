@@ -112,9 +112,10 @@ fn memory_is_request_and_limit_and_a_gpu_leaves_no_room_for_a_surge() {
 }
 
 #[test]
-fn replicas_that_an_autoscaler_owns_are_left_alone() {
-    let children = built(&json!({"/spec/replicas": null}), "server:1", None);
-    assert_eq!(children.deployment.spec.unwrap().replicas, None);
+fn the_number_of_pods_is_always_said_so_that_an_autoscaler_has_one_to_start_from() {
+    for (spec, replicas) in [(json!({}), 2), (json!({"/spec/replicas": 0}), 0)] {
+        assert_eq!(built(&spec, "server:1", None).deployment.spec.unwrap().replicas, Some(replicas), "{spec}");
+    }
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn take(object: DynamicObject, pod: &str, seen: &watch::Sender<Observed>, asked:
                 changed
             });
             let status = service.status.unwrap_or_default();
-            let replicas = service.spec.replicas.unwrap_or(1).max(status.replica_count);
+            let replicas = service.spec.replicas.max(status.replica_count);
             Observed {
                 exists: true,
                 resource_version,
