@@ -101,8 +101,7 @@ const QUICK_REPEATS: usize = 1;
 #[must_use]
 pub fn own_flags(load: &str) -> &'static [&'static str] {
     match load {
-        // To be set as soon as the server has a flag for prompt lookup.
-        "lookup" => &[],
+        "lookup" => &["--prompt-lookup", "8"],
         _ => &[],
     }
 }
