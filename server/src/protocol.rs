@@ -65,7 +65,7 @@ pub enum FromWorker {
     /// The answer to [`ToWorker::Probe`].
     Probed(Result<(), ProbeError>),
     /// Sent once per [`HEARTBEAT_PERIOD`](crate::limits::HEARTBEAT_PERIOD), loading or not.
-    Heartbeat(Heartbeat),
+    Heartbeat(Box<Heartbeat>),
 }
 
 /// A worker's figures.

@@ -83,7 +83,7 @@ async fn load(
         tokio::select! {
             engine = &mut loaded => break engine.context("the loading thread panicked")?,
             _ = beat.tick() => {
-                control.send(FromWorker::Heartbeat(heartbeat(EngineStats::default()))).await?;
+                control.send(FromWorker::Heartbeat(Box::new(heartbeat(EngineStats::default())))).await?;
             }
         }
     };
@@ -135,7 +135,7 @@ impl Worker {
                 },
                 Some(id) = endings.recv() => drop(self.handles.remove(&id)),
                 _ = beat.tick() => {
-                    self.control.send(FromWorker::Heartbeat(heartbeat(self.engine.stats()))).await?;
+                    self.control.send(FromWorker::Heartbeat(Box::new(heartbeat(self.engine.stats())))).await?;
                 }
                 _ = terminate.recv() => break,
             }

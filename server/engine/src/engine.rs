@@ -333,7 +333,7 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
         let mut command = Some(first);
         while let Some(current) = command {
             match current {
-                Command::Run(request) => scheduler.enqueue(*request),
+                Command::Run(request) => scheduler.enqueue(request),
                 Command::Probe(reply) => probes.push(reply),
                 Command::Shutdown => {}
             }

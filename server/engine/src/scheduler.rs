@@ -194,7 +194,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Takes a request; it waits by its priority and ticket, whichever order tokenising finished in.
-    pub(crate) fn enqueue(&mut self, mut request: Request) {
+    pub(crate) fn enqueue(&mut self, mut request: Box<Request>) {
         if let Some(reason) = self.stats.broken.get() {
             request.emitter.failed(RequestError::Internal(reason.clone()));
             return;

@@ -151,7 +151,7 @@ impl Harness {
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
         let request =
             Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline };
-        self.scheduler.enqueue(request);
+        self.scheduler.enqueue(Box::new(request));
     }
 
     fn run(&mut self) {
@@ -543,7 +543,7 @@ fn a_sink_that_panics_ends_its_own_request() {
 /// What happens between steps.
 #[derive(Clone, Debug)]
 enum Action {
-    Submit { prompt: Vec<Token>, params: GenerationParams },
+    Submit { prompt: Vec<Token>, params: Box<GenerationParams> },
     Cancel(prop::sample::Index),
     Steps(u8),
 }
@@ -567,7 +567,7 @@ fn params() -> impl Strategy<Value = GenerationParams> {
 fn action() -> impl Strategy<Value = Action> {
     let token = 1..Token::try_from(VOCAB).unwrap();
     prop_oneof![
-        3 => (prop::collection::vec(token, 1..90), params()).prop_map(|(prompt, params)| Action::Submit { prompt, params }),
+        3 => (prop::collection::vec(token, 1..90), params()).prop_map(|(prompt, params)| Action::Submit { prompt, params: Box::new(params) }),
         1 => any::<prop::sample::Index>().prop_map(Action::Cancel),
         3 => (1_u8..20).prop_map(Action::Steps),
     ]
@@ -599,7 +599,7 @@ proptest! {
             match action {
                 Action::Submit { prompt, params } => {
                     let full = h.stats.in_flight.load(Relaxed) == sequences + max_queue;
-                    let request = h.submit(prompt, params);
+                    let request = h.submit(prompt, *params);
                     prop_assert_eq!(request.is_none(), full);
                     requests.extend(request);
                 }

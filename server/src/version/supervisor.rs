@@ -437,7 +437,7 @@ impl<'a> Session<'a> {
                 if beat.engine.slots_active == 0 || beat.engine.steps != self.steps.0 {
                     self.steps = (beat.engine.steps, now);
                 }
-                self.supervisor.figures().heartbeat.send_replace(beat);
+                self.supervisor.figures().heartbeat.send_replace(*beat);
             }
         }
         None

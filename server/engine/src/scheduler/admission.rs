@@ -30,7 +30,7 @@ const MIN_TOKENS_TO_RESTORE: usize = 32;
 /// Someone who waits for a slot.
 pub(super) enum Waiter {
     /// A request that never had one.
-    New(Request),
+    New(Box<Request>),
     /// A sequence that gave its slot away, with what was saved of its state.
     Preempted(Box<Sequence>, Saved),
 }
@@ -52,8 +52,8 @@ impl Waiter {
 }
 
 impl<B: Backend> Scheduler<B> {
-    pub(super) fn wait(&mut self, request: Request) {
-        let Request { ticket, submitted_at: since, deadline, .. } = request;
+    pub(super) fn wait(&mut self, request: Box<Request>) {
+        let Request { ticket, submitted_at: since, deadline, .. } = *request;
         let priority = request.params.priority;
         self.waiting.push(Waiting { ticket, priority, since, deadline, value: Waiter::New(request) });
     }
@@ -157,14 +157,14 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Gives a request its slot.
-    fn start(&mut self, request: Request, now: Instant) {
+    fn start(&mut self, request: Box<Request>, now: Instant) {
         let Some((slot, reused)) = self.place(&request.prompt, now) else {
             // Every sequence is in use, which `admit` has excluded.
             self.wait(request);
             return;
         };
         let prompt_tokens = request.prompt_len();
-        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, .. } = request;
+        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, .. } = *request;
         let ms = |from: Instant, to: Instant| Duration::as_secs_f64(&to.saturating_duration_since(from)) * 1e3;
         let admitted = Admitted {
             prompt_tokens,

@@ -195,7 +195,7 @@ async fn a_silent_worker_is_hung_and_a_busy_one_is_not() {
     let start = Instant::now();
     let beat = |steps: u64, slots_active: u32| {
         let engine = gantry_engine::EngineStats { steps, slots_active, ..Default::default() };
-        Event::Frame(Some(Ok(FromWorker::Heartbeat(Heartbeat { engine, ..Heartbeat::default() }))))
+        Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::new(Heartbeat { engine, ..Heartbeat::default() })))))
     };
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), start);
     let mut now = start;
@@ -261,7 +261,7 @@ fn a_worker_that_is_late_or_fails_a_probe_gets_nothing_until_it_does_better() {
     now += HEARTBEAT_LATE + SUPERVISOR_TICK;
     assert!(session.apply(Event::Tick, now).is_none(), "late is not dead");
     assert!(!dispatchable());
-    session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Heartbeat::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::default())))), now);
     assert!(dispatchable());
 
     session.apply(Event::Frame(message(&Op::Probed(false)).map(Ok)), now);
