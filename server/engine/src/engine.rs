@@ -26,7 +26,7 @@ use crate::prepare::{Job, Preparer};
 use crate::queue::Watermarks;
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
-use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
+use crate::scheduler::{MAINTENANCE_PERIOD, Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 /// A step that ended so recently proves that tokens can be decoded now.
@@ -34,8 +34,6 @@ const PROBE_FRESH: Duration = Duration::from_secs(1);
 /// Probes and other commands that may wait beside the requests.
 const MAX_CONTROL_COMMANDS: usize = 64;
 
-/// How often an idle engine looks at what has become old.
-const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
 /// How long the end of an engine waits for its prefixes to be written to disk.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// The most threads that sample.

@@ -18,19 +18,31 @@
 //! # How it works
 //!
 //! ```text
-//! submit ─ permit ─▶ prepare (pool: template, tokens) ─▶ scheduler (one thread: plan, decode, sample, text) ─▶ sink
+//! submit ─ permit ─▶ prepare ─────────────▶ scheduler ───────────────────────────▶ text ───────────────▶ sink
+//!                    (pool: template,       (one thread: queue, plan, decode,      (thread: characters,
+//!                     tokens, grammar)       greedy choice; the rest on a pool)     stop strings)
 //! ```
 //!
-//! Each step decodes one token of every sequence that generates, then prompts within
-//! [`EngineConfig::prefill_tokens_per_step`], shared fairly. A request that is cancelled frees its slot within one step.
-//! A batch that fails ends the requests in it; an engine that cannot go on says so to [`Engine::probe`] and to
-//! submissions. A failed assertion inside llama.cpp ends the process: run an engine in a process of its own.
+//! - **Step** (`scheduler`): one token for every sequence that generates, then prompts within what the time aimed at
+//!   leaves ([`EngineConfig::step_ms_target`]; what a step costs is measured). Short prompts come first, and the oldest
+//!   always gets a quarter, so that none starves.
+//! - **Prefixes** (`kv`, `cache`): what a request leaves in the KV cache is reused by one that begins alike; what has
+//!   to leave goes to main memory in blocks of 64 tokens and, where configured, to disk. Prompts that begin alike and
+//!   come together are read once.
+//! - **Pressure**: a full KV cache fails nobody. Leftovers go first; then the youngest sequence of the lowest priority
+//!   gives its slot away and comes back. Memory moves the engine along [`DegradationLevel`].
+//! - **Order** (`queue`): [`Priority`], within it the order of submission; waiting raises, and ends at a deadline.
+//! - **Guesses** (`lookup`): repetitions are guessed and checked in one step, while that pays.
+//!
+//! A request that is cancelled frees its slot within one step. A batch that fails ends the requests in it; an engine that
+//! cannot go on says so to [`Engine::probe`] and to submissions. A failed assertion inside llama.cpp ends the process:
+//! run an engine in a process of its own.
 //!
 //! # Limits
 //!
 //! A sequence holds prompt and answer together: `ctx_size / parallel` tokens, as in llama-server, rounded up to a multiple
-//! of 256 and at most what the model was trained for ([`ModelInfo::n_ctx_per_sequence`]). Absent so far: prefix cache,
-//! preemption, priorities, tools.
+//! of 256 and at most what the model was trained for ([`ModelInfo::n_ctx_per_sequence`]); all of `ctx_size` with
+//! [`KvLayout::Unified`]. Absent so far: draft models, embeddings and ranking (`window` waits for them), tools.
 
 mod backend;
 mod budget;

@@ -35,6 +35,15 @@ impl MemoryUse {
     }
 }
 
+/// What this process holds that only its end gives back.
+///
+/// # Errors
+/// When the file cannot be read or lacks what it should say, naming it.
+pub(crate) fn own_bytes() -> io::Result<u64> {
+    let path = Path::new(STATUS);
+    parse_process_used(&read(path)?).ok_or_else(|| missing(path, "the lines RssAnon and RssShmem"))
+}
+
 /// Where the figures are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryGauge {

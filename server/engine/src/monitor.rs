@@ -1,47 +1,69 @@
 //! Watches memory on a thread of its own and moves the engine along its ladder of degradation.
+//!
+//! What a model takes once it is loaded (weights, KV cache, buffers) is taken for good and was judged before: a pod that
+//! was sized to fit is nearly full from the start, and that is no reason to refuse anyone. Pressure is therefore what
+//! the engine grew by since then, over that and what is still free. It falls when the engine gives something back.
 
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::ladder::Ladder;
-use crate::memory::MemoryGauge;
+use crate::memory::{MemoryGauge, MemoryUse, own_bytes};
 use crate::params::PrefixCacheConfig;
 use crate::stats::Stats;
 
 /// How often memory is looked at.
 const PERIOD: Duration = Duration::from_millis(500);
-/// The prefix cache takes at most this part of the memory that there is.
+/// The prefix cache takes at most this part of the memory that there is,
 const PREFIX_CACHE_SHARE: u64 = 8;
+/// and this part of what is free when the model is loaded.
+const PREFIX_CACHE_SHARE_OF_FREE: u64 = 4;
+/// Growth that is no pressure: the heap of an engine with work.
+const IGNORED_GROWTH_BYTES: u64 = 32 << 20;
 
 /// What is watched; nothing where the machine does not tell.
-pub(crate) struct Monitor(Option<MemoryGauge>);
+pub(crate) struct Monitor {
+    gauge: Option<MemoryGauge>,
+    /// What the process held when the model had been loaded.
+    loaded_bytes: u64,
+}
 
 impl Monitor {
+    /// Made once the model is loaded.
     pub(crate) fn new(limit_bytes: Option<u64>) -> Self {
-        let gauge = MemoryGauge::find(limit_bytes);
-        if let Err(error) = &gauge {
-            tracing::warn!(%error, "memory is not watched: the engine will not degrade before it runs out");
-        }
-        Self(gauge.ok())
+        let found = MemoryGauge::find(limit_bytes).and_then(|gauge| Ok((gauge, own_bytes()?)));
+        let (gauge, loaded_bytes) = match found {
+            Ok((gauge, loaded_bytes)) => (Some(gauge), loaded_bytes),
+            Err(error) => {
+                tracing::warn!(%error, "memory is not watched: the engine will not degrade before it runs out");
+                (None, 0)
+            }
+        };
+        Self { gauge, loaded_bytes }
     }
 
     /// The prefix cache's configuration, within what the memory allows.
     pub(crate) fn sized(&self, config: &PrefixCacheConfig) -> PrefixCacheConfig {
-        let limit = self.0.as_ref().and_then(|gauge| gauge.read().ok()).map(|memory| memory.limit_bytes);
-        let most = limit.map_or(u64::MAX, |bytes| bytes / PREFIX_CACHE_SHARE);
+        let memory = self.gauge.as_ref().and_then(|gauge| gauge.read().ok());
+        let most = memory.map_or(u64::MAX, |memory| {
+            (memory.limit_bytes / PREFIX_CACHE_SHARE).min(free(memory) / PREFIX_CACHE_SHARE_OF_FREE)
+        });
         PrefixCacheConfig { ram_bytes: config.ram_bytes.min(most), ..config.clone() }
     }
 
     /// Watches until the engine shuts down.
     pub(crate) fn run(self, stats: &Stats) {
-        let Some(gauge) = self.0 else { return };
+        let Some(gauge) = self.gauge else { return };
         let mut ladder = Ladder::new(Instant::now());
         let mut failing = false;
         while !stats.shutting_down.load(Relaxed) {
-            match gauge.read() {
-                Ok(memory) => {
+            let read = || -> io::Result<(MemoryUse, u64)> { Ok((gauge.read()?, own_bytes()?)) };
+            match read() {
+                Ok((memory, own)) => {
                     failing = false;
-                    if let Some(change) = ladder.observe(memory.pressure(), Instant::now()) {
+                    let grown = own.saturating_sub(self.loaded_bytes);
+                    if let Some(change) = ladder.observe(pressure(grown, free(memory)), Instant::now()) {
                         let (from, to, pressure) = (change.from.as_str(), change.to.as_str(), change.pressure);
                         tracing::warn!(from, to, pressure, "memory pressure changes what is served");
                         stats.set_level(change.to);
@@ -57,6 +79,38 @@ impl Monitor {
             }
             // Woken at shutdown.
             std::thread::park_timeout(PERIOD);
+        }
+    }
+}
+
+fn free(memory: MemoryUse) -> u64 {
+    memory.limit_bytes.saturating_sub(memory.used_bytes)
+}
+
+/// Of the memory that was free for the engine to grow into, the part that it has taken.
+fn pressure(grown_bytes: u64, free_bytes: u64) -> f64 {
+    let grown = grown_bytes.saturating_sub(IGNORED_GROWTH_BYTES);
+    if grown == 0 { 0.0 } else { grown as f64 / (grown.saturating_add(free_bytes)) as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_was_sized_to_fit_is_under_no_pressure() {
+        let mib = 1 << 20;
+        for (grown_mib, free_mib, least, most) in [
+            (0, 0, 0.0, 0.0),
+            (10, 20, 0.0, 0.0),
+            // The prefix cache is full: a quarter of the 400 MiB that were free.
+            (132, 300, 0.2, 0.3),
+            (132, 25, 0.79, 0.81),
+            (1_032, 10, 0.98, 1.0),
+            (1_032, 0, 1.0, 1.0),
+        ] {
+            let pressure = pressure(grown_mib * mib, free_mib * mib);
+            assert!((least..=most).contains(&pressure), "{grown_mib} {free_mib}: {pressure}");
         }
     }
 }

@@ -36,6 +36,8 @@ use admission::Waiter;
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
 /// The token decoded by a probe and by the warm-up; every vocabulary has it, and its text is never looked at.
 const PROBE_TOKEN: Token = 0;
+/// How often is looked at what has become old, and whether memory is short.
+pub(crate) const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
 /// Tokens that an answer is taken to have before any has ended.
 const FIRST_LIKELY_ANSWER_TOKENS: u32 = 128;
 /// The weight of the last answer in the likely length of the next, as a divisor.
@@ -107,6 +109,7 @@ pub(crate) struct Scheduler<B> {
     waiting: Queue<Waiter>,
     batch: Vec<BatchEntry>,
     consecutive_failures: u32,
+    maintained: Instant,
 }
 
 impl<B: Backend> Scheduler<B> {
@@ -136,6 +139,7 @@ impl<B: Backend> Scheduler<B> {
             waiting: Queue::default(),
             batch: Vec::new(),
             consecutive_failures: 0,
+            maintained: Instant::now(),
         }
     }
 
@@ -214,12 +218,15 @@ impl<B: Backend> Scheduler<B> {
     pub(crate) fn step(&mut self) -> StepOutcome {
         let started = Instant::now();
         self.kv.set_now(started);
+        if started.saturating_duration_since(self.maintained) >= MAINTENANCE_PERIOD {
+            self.maintain(started);
+        }
         self.end_what_is_over(started);
         self.admit(started);
         self.guess();
         let outcome = self.decode_batch(started);
-        self.output.post(&mut self.events);
         self.publish();
+        self.output.post(&mut self.events);
         outcome
     }
 
@@ -259,6 +266,8 @@ impl<B: Backend> Scheduler<B> {
             }
         }
         let generated_tokens = self.sample(&shares);
+        // Who hears of an end finds the slot free.
+        self.publish();
         self.output.post(&mut self.events);
         self.stats.step_done(&StepRecord {
             prompt_tokens: prompt_tokens.into(),
@@ -304,8 +313,8 @@ impl<B: Backend> Scheduler<B> {
             self.fail(slot, error.clone());
         }
         self.fail_waiting(error, Instant::now());
-        self.output.post(&mut self.events);
         self.publish();
+        self.output.post(&mut self.events);
     }
 
     /// Declares the backend unusable and fails everything.
@@ -438,6 +447,11 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn decode_failed(&mut self, error: BackendError, shares: &[Share]) {
+        if self.shutting_down() {
+            // The batch was given up for that.
+            self.fail_all(&RequestError::ShuttingDown);
+            return;
+        }
         let reason = match error {
             BackendError::Failed(reason) => reason,
             // Nobody is left to give way to the one that runs alone, which always fits: the books are wrong.

@@ -146,6 +146,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// What is due from time to time, whether there is work or not.
     pub(crate) fn maintain(&mut self, now: Instant) {
+        self.maintained = now;
         if let Some(cache) = &mut self.cache {
             cache.expire(now);
             if self.stats.level().evicts_cache() {
