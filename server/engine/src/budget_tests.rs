@@ -46,7 +46,9 @@ impl Machine {
         let tokens = budget.prefill_tokens(rows);
         let took = self.cost.step_ms(rows, tokens);
         let report = format!("{what}: {rows} rows, {tokens} tokens, {took:.1} of {target_ms:.1} ms, {budget:?}");
-        assert!(took <= target_ms * OVER_TARGET || tokens == MIN_PREFILL_TOKENS, "{report}");
+        // The least that prompts get is given whatever it takes, so that no more precision is asked for than that.
+        let least = self.cost.step_ms(rows, MIN_PREFILL_TOKENS);
+        assert!(took <= target_ms.max(least) * OVER_TARGET, "{report}");
         assert!(took >= target_ms * UNDER_TARGET || tokens == budget.max_prefill_tokens, "{report}");
     }
 }
