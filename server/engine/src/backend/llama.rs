@@ -75,9 +75,12 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
     };
     let abort = Arc::new(AtomicBool::new(false));
     let sequences = if unified { (config.parallel + LEFTOVER_SEQUENCES).min(MAX_PARALLEL) } else { config.parallel };
+    // A row for each that generates and for each guess; llama.cpp asks for one for each sequence there is.
+    let guesses = if config.speculation.prompt_lookup { config.speculation.max_tokens } else { 0 };
+    let outputs = (config.parallel + guesses).max(sequences);
     let context_params = ContextParams {
         n_ctx,
-        n_batch: config.prefill_tokens_per_step.saturating_add(config.parallel).max(sequences),
+        n_batch: config.prefill_tokens_per_step.saturating_add(config.parallel).max(outputs),
         sequences,
         threads: config.threads.unwrap_or_else(default_threads),
         kv_type: match config.cache_type {
@@ -86,7 +89,7 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
             CacheType::Q4_0 => KvType::Q4_0,
         },
         kv_unified: unified,
-        outputs: config.speculation.prompt_lookup.then_some(config.parallel + config.speculation.max_tokens),
+        outputs: Some(outputs),
         abort: Some(abort.clone()),
         ..ContextParams::default()
     };
