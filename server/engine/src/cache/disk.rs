@@ -85,7 +85,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Never held over I/O.
+    /// Never held over I/O, but for [`Shared::forget_if_gone`].
     pub(super) fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,6 +100,15 @@ impl Shared {
 
     pub(super) fn key(&self, block: BlockHash) -> EntryKey {
         EntryKey { fingerprint: self.own, block }
+    }
+
+    /// Takes note that a file is gone. The writer may have put a new one there meanwhile, which it enters after that: what
+    /// is not there while the index is held is entered later. Without the look, a file that nobody counts would stay.
+    fn forget_if_gone(&self, key: &EntryKey, path: &Path) {
+        let mut index = self.index();
+        if fs::symlink_metadata(path).is_err_and(|err| err.kind() == io::ErrorKind::NotFound) {
+            index.remove(key);
+        }
     }
 
     fn is_expired(&self, info: &EntryInfo) -> bool {
@@ -166,10 +175,13 @@ impl DiskTier {
         let bytes = match read_entry(&path, max_bytes, accessed) {
             Ok(bytes) => bytes,
             Err(err) if err.kind() == io::ErrorKind::InvalidData => return self.discard(&key, &path, &err.to_string()),
+            Err(err) if err.kind() == io::ErrorKind::NotFound => {
+                shared.forget_if_gone(&key, &path);
+                return None;
+            }
             Err(err) => {
-                if err.kind() != io::ErrorKind::NotFound {
-                    tracing::warn!(path = %path.display(), "a cached block cannot be read: {err}");
-                }
+                tracing::warn!(path = %path.display(), "a cached block cannot be read: {err}");
+                // Until the next scan.
                 shared.index().remove(&key);
                 return None;
             }
@@ -190,7 +202,10 @@ impl DiskTier {
         self.shared.counters.corrupt.fetch_add(1, Relaxed);
         // In this order: a scan that still saw the file then learns of its removal.
         let removed = fs::remove_file(path);
-        self.shared.index().remove(key);
+        match &removed {
+            Err(err) if err.kind() != io::ErrorKind::NotFound => drop(self.shared.index().remove(key)),
+            _ => self.shared.forget_if_gone(key, path),
+        }
         tracing::warn!(path = %path.display(), ?removed, "a damaged cached block is a miss: {reason}");
         None
     }

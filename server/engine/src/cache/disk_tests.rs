@@ -461,11 +461,7 @@ proptest! {
             }
             let stats = f.cache.stats();
             prop_assert!(stats.bytes <= ram_bytes);
-            if f.disk().bytes > max_bytes {
-                // The writer has just seen a file that it did not know of, and is about to make room.
-                f.flush();
-                prop_assert!(f.disk().bytes <= max_bytes);
-            }
+            prop_assert!(f.disk().bytes <= max_bytes);
         }
     }
 }
