@@ -131,6 +131,12 @@ impl StepBudget {
         self.target_ms.unwrap_or(auto.clamp(AUTO_STEP_MIN_MS, AUTO_STEP_MAX_MS))
     }
 
+    /// Sets the estimate, for tests in which the time that steps take must not decide.
+    #[cfg(test)]
+    pub(crate) fn cost_is(&mut self, cost: StepCost) {
+        self.cost = cost;
+    }
+
     /// The estimate, for what else depends on it.
     pub(crate) fn cost(&self) -> StepCost {
         self.cost

@@ -531,6 +531,10 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
         self.kv.backend()
     }
 
+    pub(crate) fn cost_is(&mut self, cost: crate::budget::StepCost) {
+        self.budget.cost_is(cost);
+    }
+
     pub(crate) fn likely_answer_is(&mut self, tokens: u32) {
         self.likely_answer = tokens;
     }
