@@ -6,7 +6,8 @@
 //! Order: higher priority first, and within one priority always by ticket, the order of submission. Each
 //! [`AGEING_STEP`] of waiting lifts a request one level, to [`Priority::High`] at most, where the ticket decides. So
 //! nothing starves: once a request has waited for two of them, only those submitted before it can go first, and those
-//! only become fewer.
+//! only become fewer. With its slot it keeps the level that it got it at ([`Waiting::standing`]), or those it had waited
+//! for would take it back at once.
 //!
 //! Absent: threads and clocks (time is handed in), a limit on the length (submission's permits have it).
 
@@ -48,6 +49,17 @@ pub(crate) struct QueueDepth {
     pub(crate) high: usize,
     pub(crate) normal: usize,
     pub(crate) low: usize,
+}
+
+impl<T> Waiting<T> {
+    /// Its priority, as raised by its waiting.
+    pub(crate) fn standing(&self, now: Instant) -> Priority {
+        match aged_level(self.priority, now.saturating_duration_since(self.since)) {
+            0 => Priority::Low,
+            1 => Priority::Normal,
+            _ => Priority::High,
+        }
+    }
 }
 
 impl QueueDepth {

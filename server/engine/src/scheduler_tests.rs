@@ -15,6 +15,7 @@ use crate::error::RequestError;
 use crate::event::{FinishReason, GenerationEvent};
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{GenerationParams, PrefixCacheConfig, Priority};
+use crate::queue::AGEING_BOUND;
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
 use crate::sampler::{self, Sampler};
@@ -31,6 +32,8 @@ struct Harness {
     stats: Arc<Stats>,
     tickets: u64,
     limit: u32,
+    /// How long ago what is submitted was.
+    waited: Duration,
 }
 
 struct Submitted {
@@ -122,7 +125,7 @@ impl Harness {
             lookup_tokens: setup.lookup_tokens,
             max_saved_bytes: setup.max_saved_bytes,
         });
-        Self { scheduler, stats, tickets: 0, limit: setup.parallel + setup.max_queue }
+        Self { scheduler, stats, tickets: 0, limit: setup.parallel + setup.max_queue, waited: Duration::ZERO }
     }
 
     fn submit(&mut self, prompt: Vec<Token>, params: GenerationParams) -> Option<Submitted> {
@@ -147,7 +150,7 @@ impl Harness {
         emitter: Emitter,
         signals: Arc<Signals>,
     ) {
-        let now = Instant::now();
+        let now = Instant::now().checked_sub(self.waited).unwrap();
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at) = (now, now);
         let setup = sampler::compile(&ScriptedVocabulary, &params).unwrap();
@@ -404,6 +407,41 @@ fn a_high_request_takes_the_slot_of_a_low_one() {
     assert!(high.events.lock().unwrap().len() > 1, "it has a token in its first step");
     h.run();
     low.iter().chain([&high]).for_each(|r| r.check(400));
+    h.assert_empty();
+}
+
+#[test]
+fn a_high_request_takes_the_only_slot_and_the_cells_of_a_low_one() {
+    // Of one slot, and of two with cells for one of them.
+    for (parallel, cells) in [(1, 400), (2, 100)] {
+        let mut h = Harness::of(&Setup::unified(parallel, 2, cells, 64));
+        let with = |priority, tokens| GenerationParams { priority, ignore_eos: true, ..greedy(tokens) };
+        let low = h.submit(vec![1; 60], with(Priority::Low, 30)).unwrap();
+        for _ in 0..5 {
+            h.scheduler.step();
+        }
+        let high = h.submit(vec![9; 30], with(Priority::High, 10)).unwrap();
+        h.scheduler.step();
+        assert!(high.events.lock().unwrap().len() > 1, "it has a token in its first step");
+        h.run();
+        [low, high].iter().for_each(|r| r.check(cells));
+        assert_eq!(h.stats.snapshot().preemptions_total, 1);
+        h.assert_empty();
+    }
+}
+
+#[test]
+fn what_waited_until_it_was_first_keeps_its_slot() {
+    let mut h = Harness::of(&Setup::unified(1, 1, 400, 16));
+    let with = |priority| GenerationParams { priority, ignore_eos: true, ..greedy(20) };
+    h.waited = AGEING_BOUND;
+    let low = h.submit(vec![1; 10], with(Priority::Low)).unwrap();
+    h.scheduler.step();
+    h.waited = Duration::ZERO;
+    let high = h.submit(vec![9; 10], with(Priority::High)).unwrap();
+    h.run();
+    [low, high].iter().for_each(|r| r.check(400));
+    assert_eq!(h.stats.snapshot().preemptions_total, 0, "it would never end while others come");
     h.assert_empty();
 }
 

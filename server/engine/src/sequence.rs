@@ -25,6 +25,8 @@ pub(crate) enum Progress {
 /// A request that holds a slot, or held one and waits for another.
 pub(crate) struct Sequence {
     pub(crate) ticket: u64,
+    /// Its priority, as raised by its waiting when it got its slot: the lowest gives way first.
+    pub(crate) standing: Priority,
     pub(crate) params: GenerationParams,
     pub(crate) signals: Arc<Signals>,
     /// Away while a thread of the pool samples.

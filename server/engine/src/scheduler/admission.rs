@@ -35,6 +35,14 @@ pub(super) enum Waiter {
     Preempted(Box<Sequence>, Saved),
 }
 
+/// Who is next.
+struct Candidate {
+    ticket: u64,
+    priority: Priority,
+    /// Whether there are cells for it.
+    fits: bool,
+}
+
 impl Waiter {
     fn tokens(&self) -> &[Token] {
         match self {
@@ -101,26 +109,38 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Gives free slots to those that wait.
+    /// Gives free slots to those that wait. Who is of high priority does not wait for a slot or for cells that someone of
+    /// low priority has.
     pub(super) fn admit(&mut self, now: Instant) {
-        while let Some((ticket, priority)) = self.next_waiter(now) {
-            let active = self.slots.iter().flatten().count();
-            if active >= self.slots_allowed() && !self.preempt_for(priority, now) {
-                break;
+        loop {
+            let is_full = self.slots.iter().flatten().count() >= self.slots_allowed();
+            let may_take = self.slots.iter().flatten().any(|sequence| sequence.standing == Priority::Low);
+            // To look for the next one is work, in vain where nobody can give way.
+            if is_full && !may_take {
+                return;
             }
-            let Some(waiting) = self.waiting.pop_where(now, |waiting| waiting.ticket == ticket) else { break };
+            let Some(Candidate { ticket, priority, fits }) = self.next_waiter(now) else { return };
+            if (is_full || !fits) && !(priority == Priority::High && self.preempt(Priority::Low, now)) {
+                return;
+            }
+            if !fits {
+                // It may now, or another one has to give way as well.
+                continue;
+            }
+            let Some(waiting) = self.waiting.pop_where(now, |waiting| waiting.ticket == ticket) else { return };
+            let standing = waiting.standing(now);
             match waiting.value {
-                Waiter::New(request) => self.start(request, now),
-                Waiter::Preempted(sequence, saved) => self.resume(sequence, saved, now),
+                Waiter::New(request) => self.start(request, standing, now),
+                Waiter::Preempted(sequence, saved) => self.resume(sequence, saved, standing, now),
             }
         }
     }
 
-    /// The first that may be served now.
-    fn next_waiter(&self, now: Instant) -> Option<(u64, Priority)> {
+    /// The first that need not wait for what another one reads.
+    fn next_waiter(&self, now: Instant) -> Option<Candidate> {
         let mut candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
         let next = candidates.find(|waiting| !self.should_follow(waiting.value.tokens()))?;
-        self.fits(&next.value).then_some((next.ticket, next.priority))
+        Some(Candidate { ticket: next.ticket, priority: next.priority, fits: self.fits(&next.value) })
     }
 
     /// Whether a prompt that is being read will soon give this one more than is there for it now.
@@ -144,8 +164,11 @@ impl<B: Backend> Scheduler<B> {
         }
         let tokens = waiter.tokens();
         let prompt = u64::try_from(tokens.len()).unwrap_or(u64::MAX);
-        let (_, in_use) = self.kv.longest(tokens, last_to_reuse(tokens));
-        let shared = in_use.map_or(0, |m| u64::from(m.len));
+        let shared = match waiter {
+            // A state that was saved comes back with cells of its own.
+            Waiter::Preempted(_, saved) if saved.bytes() > 0 => 0,
+            _ => self.kv.longest(tokens, last_to_reuse(tokens)).1.map_or(0, |m| u64::from(m.len)),
+        };
         let answer = match waiter {
             Waiter::New(request) => request.params.max_tokens.map_or(u64::MAX, u64::from),
             Waiter::Preempted(sequence, _) => {
@@ -153,11 +176,13 @@ impl<B: Backend> Scheduler<B> {
             }
         };
         let likely = answer.min(u64::from(self.likely_answer));
-        self.kv.cells_in_use() + (prompt - shared) + likely <= self.limits.total_cells
+        // What those that have a slot have yet to read is as good as used.
+        let unread: u64 = self.slots.iter().flatten().map(|s| u64::from(s.len() - s.decoded)).sum();
+        self.kv.cells_in_use() + unread + (prompt - shared) + likely <= self.limits.total_cells
     }
 
     /// Gives a request its slot.
-    fn start(&mut self, request: Box<Request>, now: Instant) {
+    fn start(&mut self, request: Box<Request>, standing: Priority, now: Instant) {
         let Some((slot, reused)) = self.place(&request.prompt, now) else {
             // Every sequence is in use, which `admit` has excluded.
             self.wait(request);
@@ -178,6 +203,7 @@ impl<B: Backend> Scheduler<B> {
         let index = self.lookup_tokens.map(|_| NgramIndex::new(&prompt));
         self.slots[slot] = Some(Sequence {
             ticket,
+            standing,
             params,
             signals,
             sampler: Some(sampler),
@@ -259,7 +285,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// An empty sequence for a request.
-    fn target(&mut self, spared: Option<u32>, now: Instant) -> Option<u32> {
+    pub(super) fn target(&mut self, spared: Option<u32>, now: Instant) -> Option<u32> {
         if self.limits.unified {
             return self.empty_sequence_but(spared, now);
         }

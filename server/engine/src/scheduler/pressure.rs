@@ -31,7 +31,7 @@ impl<B: Backend> Scheduler<B> {
             return true;
         }
         self.free_cells(tokens, now);
-        self.kv.free_cells() >= u64::from(tokens) || !self.preempt(Priority::High, now)
+        self.kv.free_cells() >= u64::from(tokens) || !self.preempt_youngest(now)
     }
 
     /// Drops leftovers until so many cells are free, or none is left over.
@@ -48,7 +48,7 @@ impl<B: Backend> Scheduler<B> {
             self.evict(coldest, now);
             return true;
         }
-        self.preempt(Priority::High, now)
+        self.preempt_youngest(now)
     }
 
     /// Drops what is left over in a sequence, after it was saved to the next tier.
@@ -101,20 +101,17 @@ impl<B: Backend> Scheduler<B> {
         Some(coldest)
     }
 
-    /// Takes a slot from someone of low priority for one of high priority.
-    pub(super) fn preempt_for(&mut self, priority: Priority, now: Instant) -> bool {
-        priority == Priority::High && self.preempt(Priority::Low, now)
+    /// Has someone give its slot away, unless there is only one: that one fits.
+    fn preempt_youngest(&mut self, now: Instant) -> bool {
+        self.slots.iter().flatten().count() > 1 && self.preempt(Priority::High, now)
     }
 
-    /// Has the youngest of the lowest priority, which is at most `highest`, give its slot away, unless it is alone.
-    fn preempt(&mut self, highest: Priority, now: Instant) -> bool {
-        let active = || self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s)));
-        if active().count() < 2 {
-            return false;
-        }
-        let victim = active()
-            .filter(|(_, s)| s.priority() <= highest)
-            .min_by_key(|(_, s)| (s.priority(), std::cmp::Reverse(s.ticket)))
+    /// Has the youngest of the lowest standing, which is at most `highest`, give its slot away.
+    pub(super) fn preempt(&mut self, highest: Priority, now: Instant) -> bool {
+        let active = self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s)));
+        let victim = active
+            .filter(|(_, s)| s.standing <= highest)
+            .min_by_key(|(_, s)| (s.standing, std::cmp::Reverse(s.ticket)))
             .map(|(slot, _)| slot);
         let Some(slot) = victim else { return false };
         let Some(mut sequence) = self.slots[slot].take() else { return false };
@@ -174,9 +171,10 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Gives a sequence that gave way a slot again.
-    pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved, now: Instant) {
+    pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved, standing: Priority, now: Instant) {
+        sequence.standing = standing;
         if saved.tokens > 0
-            && let Some(id) = self.empty_sequence(now)
+            && let Some(id) = self.target(None, now)
         {
             self.free_cells(saved.tokens, now);
             let mut left = saved.tokens;
