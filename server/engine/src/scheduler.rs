@@ -176,24 +176,35 @@ impl<B: Backend> Scheduler<B> {
 
     fn decode_probe(&mut self, tokens: u32) -> Result<(), String> {
         let now = Instant::now();
-        let Some(sequence) = self.empty_sequence(now) else { return Err(String::from("no sequence is free")) };
         self.free_cells(tokens, now);
+        // Behind what is left over where no sequence is empty: it is of use again, and probes come every few seconds.
+        let room = |s: &u32| self.limits.reusable && self.kv.len(*s) + tokens <= self.limits.positions;
+        let behind = self.kv.coldest().filter(room).filter(|_| self.kv.empty().is_none());
+        let Some(sequence) = behind.or_else(|| self.empty_sequence(now)) else {
+            return Err(String::from("no sequence is free"));
+        };
+        let held = self.kv.len(sequence);
         self.batch.clear();
-        self.batch.extend((0..tokens).map(|position| BatchEntry {
+        self.batch.extend((0..tokens).map(|i| BatchEntry {
             token: PROBE_TOKEN,
-            position,
+            position: held + i,
             sequence,
-            output: position + 1 == tokens,
+            output: i + 1 == tokens,
         }));
         let decoded = self.kv.decode(&self.batch);
         let row = self.batch.len() - 1;
+        let is_known = !matches!(decoded, Err(BackendError::Failed(_)));
         let verdict = match decoded {
             Ok(()) if self.kv.logits(row).is_some() => Ok(()),
             Ok(()) => Err(String::from("the backend gave no logits")),
             Err(BackendError::NoKvCells) => Err(String::from("the KV cache is full although no request uses it")),
             Err(BackendError::Failed(reason)) => Err(reason),
         };
-        self.kv.clear(sequence);
+        if held > 0 && is_known {
+            self.kv.truncate(sequence, held);
+        } else {
+            self.kv.clear(sequence);
+        }
         verdict
     }
 

@@ -470,6 +470,27 @@ fn what_an_ended_request_left_is_not_read_again() {
 }
 
 #[test]
+fn a_probe_spoils_nothing_that_is_left_over() {
+    let setup = Setup { reuse: true, ..Setup::split(1, 300, 16, 0) };
+    let mut h = Harness::of(&setup);
+    let first = h.submit(vec![5; 100], greedy(10)).unwrap();
+    h.run();
+    first.check(300);
+    assert_eq!(h.scheduler.probe(), Ok(()));
+    h.scheduler.assert_books();
+    let read = h.scheduler.backend().decoded_tokens;
+    let second = h.submit([vec![5; 100], vec![7; 20]].concat(), greedy(1)).unwrap();
+    h.run();
+    second.check(300);
+    assert_eq!(h.scheduler.backend().decoded_tokens - read, 20);
+    // A failed one takes with it what it was decoded behind.
+    h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Fail);
+    assert!(h.scheduler.probe().is_err());
+    assert_eq!(h.scheduler.probe(), Ok(()));
+    h.assert_empty();
+}
+
+#[test]
 fn prompts_that_begin_alike_are_read_once_even_when_they_come_together() {
     for unified in [false, true] {
         let mut setup = Setup { reuse: true, ..Setup::split(8, 400, 32, 64) };
