@@ -35,6 +35,10 @@ pub(crate) use self::setup::{SamplerSetup, compile};
 use crate::backend::Token;
 use crate::params::GenerationParams;
 
+/// Tokens that may stay in the choice, or be looked back at by the penalties, for a sample to be quick. To sort a whole
+/// vocabulary takes as long as a step.
+const MAX_TRIVIAL_CANDIDATES: usize = 256;
+
 /// Why no token was chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SampleError {
@@ -131,8 +135,14 @@ impl Sampler {
 
     /// Whether a sample takes no longer than reading the row a few times, so that it may run on the engine's thread.
     pub(crate) fn is_trivial(&self) -> bool {
-        let simple = self.temperature <= 0.0 || self.chain.is_empty() || self.chain.top_k > 0;
-        simple && self.grammar.is_none() && self.dry.is_none() && self.logprobs.is_none()
+        let few = (1..=MAX_TRIVIAL_CANDIDATES).contains(&self.chain.top_k);
+        let simple = self.temperature <= 0.0 || self.chain.is_empty() || few;
+        let looks_back = self.penalties.as_ref().map_or(0, Penalties::last_n);
+        simple
+            && looks_back <= MAX_TRIVIAL_CANDIDATES
+            && self.grammar.is_none()
+            && self.dry.is_none()
+            && self.logprobs.is_none()
     }
 
     /// Chooses a token from the row after the last one accepted.

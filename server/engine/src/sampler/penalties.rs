@@ -37,6 +37,11 @@ impl Penalties {
         (!off).then_some(this)
     }
 
+    /// Tokens looked back at, at most.
+    pub(super) fn last_n(&self) -> usize {
+        self.last_n
+    }
+
     pub(super) fn accept(&mut self, token: Token) {
         self.window.push_back(token);
         *self.counts.entry(token).or_default() += 1;

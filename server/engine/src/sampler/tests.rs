@@ -224,6 +224,27 @@ fn truncations_keep_the_set_they_name() {
 }
 
 #[test]
+fn only_what_is_quick_is_sampled_on_the_engines_thread() {
+    let d = seeded(1);
+    let penalties = |n| GenerationParams { repeat_penalty: 1.1, repeat_last_n: n, ..d.clone() };
+    let dry = DryParams { multiplier: 1.0, ..DryParams::default() };
+    for (params, quick) in [
+        (GenerationParams::greedy(1), true),
+        (d.clone(), true),
+        (GenerationParams { top_k: 40, top_p: 0.9, min_p: 0.1, ..d.clone() }, true),
+        (GenerationParams { top_k: i32::MAX, ..d.clone() }, false),
+        (GenerationParams { top_p: 0.9, ..d.clone() }, false),
+        (penalties(64), true),
+        (penalties(params::MAX_PENALTY_LAST_N), false),
+        (GenerationParams { temperature: 0.0, ..penalties(params::MAX_PENALTY_LAST_N) }, false),
+        (GenerationParams { logprobs: Some(0), ..d.clone() }, false),
+        (GenerationParams { dry, ..d.clone() }, false),
+    ] {
+        assert_eq!(plain(&params).is_trivial(), quick, "{params:?}");
+    }
+}
+
+#[test]
 fn ties_go_to_the_lower_id_and_nan_is_never_chosen() {
     let token = |params: &GenerationParams, logits: &[f32]| plain(params).sample(logits).map(|s| s.token);
     let greedy = GenerationParams::greedy(1);
