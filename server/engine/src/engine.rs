@@ -14,13 +14,14 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use crate::backend::llama::{self, Loaded};
 use crate::backend::{Backend, Vocabulary};
 use crate::budget::StepBudget;
-use crate::cache::{Fingerprint, PrefixCache};
+use crate::cache::{CacheError, Fingerprint, PrefixCache};
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::monitor::Monitor;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{
-    EngineConfig, GenerationParams, MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_THREADS, Prompt,
+    EngineConfig, GenerationParams, MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_SPECULATION_TOKENS,
+    MAX_STEP_MS_TARGET, MAX_THREADS, Prompt,
 };
 use crate::prepare::{Job, Preparer};
 use crate::queue::Watermarks;
@@ -415,5 +416,12 @@ fn validate(config: &EngineConfig) -> Result<(), ParamError> {
     let prefill = config.prefill_tokens_per_step.into();
     in_range("prefill_tokens_per_step", prefill, 1, MAX_PREFILL_TOKENS_PER_STEP.into())?;
     in_range("threads", config.threads.unwrap_or(1).into(), 1, MAX_THREADS.into())?;
-    in_range("ctx_size", config.ctx_size.into(), 0, i32::MAX as u64)
+    in_range("ctx_size", config.ctx_size.into(), 0, i32::MAX as u64)?;
+    in_range("step_ms_target", config.step_ms_target.unwrap_or(1).into(), 1, MAX_STEP_MS_TARGET.into())?;
+    in_range("speculation.max_tokens", config.speculation.max_tokens.into(), 1, MAX_SPECULATION_TOKENS.into())?;
+    let cache = &config.prefix_cache;
+    if cache.enabled && cache.disk.is_some() && cache.ram_bytes == 0 {
+        return Err(ParamError::new("prefix_cache.ram_bytes", CacheError::DiskWithoutRam.to_string()));
+    }
+    Ok(())
 }

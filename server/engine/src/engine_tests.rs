@@ -11,7 +11,7 @@ use crate::backend::scripted::{Control, Fault, ScriptedBackend, ScriptedVocabula
 use crate::engine::Engine;
 use crate::error::{LoadError, ProbeError, RequestError, SubmitError};
 use crate::event::{EventSink, FinishReason, GenerationEvent};
-use crate::params::{EngineConfig, GenerationParams, Prompt};
+use crate::params::{DiskCacheConfig, EngineConfig, GenerationParams, PrefixCacheConfig, Prompt, SpeculationConfig};
 
 const POSITIONS: u32 = 200;
 /// Longer than any step here; reached only when something hangs.
@@ -206,6 +206,9 @@ fn an_engine_that_cannot_decode_is_not_handed_out() {
     assert_eq!(started.err(), Some(LoadError::WarmUp("scripted".into())));
     let absent = Engine::load(EngineConfig::new("/nonexistent/model.gguf"), |_| true);
     assert!(matches!(absent.err(), Some(LoadError::Model { reason, .. }) if reason.contains("No such file")));
+    let guessing = |max_tokens| SpeculationConfig { prompt_lookup: true, max_tokens, ..SpeculationConfig::default() };
+    let disk = Some(DiskCacheConfig { dir: "/nonexistent".into(), max_bytes: 1 << 30 });
+    let no_ram = PrefixCacheConfig { ram_bytes: 0, disk, ..PrefixCacheConfig::default() };
     for (param, config) in [
         ("parallel", EngineConfig { parallel: 0, ..EngineConfig::new("x") }),
         ("parallel", EngineConfig { parallel: 257, ..EngineConfig::new("x") }),
@@ -213,6 +216,10 @@ fn an_engine_that_cannot_decode_is_not_handed_out() {
         ("prefill_tokens_per_step", EngineConfig { prefill_tokens_per_step: 0, ..EngineConfig::new("x") }),
         ("threads", EngineConfig { threads: Some(0), ..EngineConfig::new("x") }),
         ("ctx_size", EngineConfig { ctx_size: u32::MAX, ..EngineConfig::new("x") }),
+        ("step_ms_target", EngineConfig { step_ms_target: Some(0), ..EngineConfig::new("x") }),
+        ("speculation.max_tokens", EngineConfig { speculation: guessing(0), ..EngineConfig::new("x") }),
+        ("speculation.max_tokens", EngineConfig { speculation: guessing(u32::MAX), ..EngineConfig::new("x") }),
+        ("prefix_cache.ram_bytes", EngineConfig { prefix_cache: no_ram, ..EngineConfig::new("x") }),
     ] {
         let refused = Engine::load(config, |_| true).err();
         assert!(matches!(&refused, Some(LoadError::Config(e)) if e.param == param), "{param}: {refused:?}");
