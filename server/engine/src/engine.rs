@@ -123,7 +123,7 @@ impl Engine {
         let stats = Arc::new(Stats::new(config.parallel, limits.total_cells));
         stats.kv_unified.store(limits.unified, Relaxed);
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
-        let monitor = Monitor::new(config.memory_limit_bytes);
+        let mut monitor = Monitor::new(config.memory_limit_bytes);
         let prefix_cache = monitor.sized(&config.prefix_cache);
         let max_saved_bytes = prefix_cache.ram_bytes;
         let cache = match fingerprint.filter(|_| prefix_cache.enabled && prefix_cache.ram_bytes > 0) {
@@ -150,6 +150,7 @@ impl Engine {
             max_saved_bytes,
         });
         scheduler.warm_up().map_err(LoadError::WarmUp)?;
+        monitor.warmed_up();
         // Every request in flight fits each of these channels, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;
         let (jobs, job_receiver) = bounded(max_in_flight);

@@ -25,7 +25,7 @@ const IGNORED_GROWTH_BYTES: u64 = 32 << 20;
 /// What is watched; nothing where the machine does not tell.
 pub(crate) struct Monitor {
     gauge: Option<MemoryGauge>,
-    /// What the process held when the model had been loaded.
+    /// What the process held when the model had been loaded and had decoded.
     loaded_bytes: u64,
 }
 
@@ -41,6 +41,11 @@ impl Monitor {
             }
         };
         Self { gauge, loaded_bytes }
+    }
+
+    /// The model has decoded a full batch: the buffers that this touched first are its own and no growth.
+    pub(crate) fn warmed_up(&mut self) {
+        self.loaded_bytes = own_bytes().unwrap_or(self.loaded_bytes);
     }
 
     /// The prefix cache's configuration, within what the memory allows.
