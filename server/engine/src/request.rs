@@ -130,11 +130,7 @@ impl Request {
 
     /// Ends a request whose first token can no longer come in time.
     pub(crate) fn expire(mut self, now: Instant) {
-        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-        let limit =
-            self.deadline.map_or(Duration::ZERO, |deadline| deadline.saturating_duration_since(self.submitted_at));
-        let waited = now.saturating_duration_since(self.submitted_at);
-        self.emitter.failed(RequestError::DeadlineExceeded { waited_ms: ms(waited), limit_ms: ms(limit) });
+        self.emitter.failed(too_late(self.submitted_at, self.deadline, now));
     }
 
     /// Ends a request that was cancelled before it had a slot.
@@ -142,4 +138,13 @@ impl Request {
         let prompt_tokens = self.prompt_len();
         self.emitter.cancelled(prompt_tokens, self.submitted_at);
     }
+}
+
+/// That the first token of a request did not come in time.
+pub(crate) fn too_late(submitted_at: Instant, deadline: Option<Instant>, now: Instant) -> RequestError {
+    let since = |at: Instant| {
+        let waited: Duration = at.saturating_duration_since(submitted_at);
+        u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)
+    };
+    RequestError::DeadlineExceeded { waited_ms: since(now), limit_ms: deadline.map_or(0, since) }
 }

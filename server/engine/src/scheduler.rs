@@ -25,7 +25,7 @@ use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
 use crate::plan::{Need, plan_step};
 use crate::queue::Queue;
-use crate::request::Request;
+use crate::request::{Request, too_late};
 use crate::sample_pool::{SampleJob, SamplePool, sample};
 use crate::sampler::Sampled;
 use crate::sequence::{Progress, Sequence};
@@ -227,7 +227,11 @@ impl<B: Backend> Scheduler<B> {
 
     /// One step, as the module describes it.
     pub(crate) fn step(&mut self) -> StepOutcome {
-        let started = Instant::now();
+        self.step_at(Instant::now())
+    }
+
+    /// One step, at a time that tests choose.
+    pub(crate) fn step_at(&mut self, started: Instant) -> StepOutcome {
         self.kv.set_now(started);
         if started.saturating_duration_since(self.maintained) >= MAINTENANCE_PERIOD {
             self.maintain(started);
@@ -490,6 +494,9 @@ impl<B: Backend> Scheduler<B> {
                 self.release(slot);
             } else if sequence.is_cancelled() {
                 self.finish(slot, FinishReason::Cancelled);
+            } else if sequence.due().is_some_and(|due| due <= now) {
+                let error = too_late(sequence.submitted_at, sequence.deadline, now);
+                self.fail(slot, error);
             }
         }
         self.end_waiting(now);

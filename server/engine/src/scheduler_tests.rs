@@ -565,14 +565,32 @@ fn guesses_save_steps_and_change_nothing() {
 }
 
 #[test]
-fn a_request_that_waits_too_long_is_refused_and_one_that_started_is_not() {
-    let mut h = Harness::new(1, 64, 8, 4);
-    let running = h.submit(vec![3; 4], GenerationParams { queue_timeout_ms: Some(50), ..greedy(20) }).unwrap();
+fn a_request_without_a_token_in_time_is_refused_and_one_that_has_one_is_not() {
+    let within = |ms| GenerationParams { queue_timeout_ms: Some(ms), ignore_eos: true, ..greedy(20) };
+    let low = GenerationParams { priority: Priority::Low, ..within(60_000) };
+    let late = Instant::now() + Duration::from_secs(61);
+    // Waiting for a slot, reading in it, and having lost it again.
+    let mut h = Harness::of(&Setup::unified(2, 2, 400, 8));
+    let running = h.submit(vec![3; 4], within(60_000)).unwrap();
     h.scheduler.step();
-    let late = h.submit(vec![3; 4], GenerationParams { queue_timeout_ms: Some(0), ..greedy(20) }).unwrap();
+    let reading = h.submit(vec![4; 100], within(60_000)).unwrap();
+    let waiting = h.submit(vec![5; 4], within(60_000)).unwrap();
+    h.scheduler.step();
+    assert!(matches!(reading.last(), GenerationEvent::Started { .. }));
+    assert!(waiting.events.lock().unwrap().is_empty());
+    h.scheduler.step_at(late);
+    let lost = h.submit(vec![6; 100], low).unwrap();
+    h.scheduler.step();
+    let high = h.submit(vec![7; 4], GenerationParams { priority: Priority::High, ..greedy(20) }).unwrap();
+    h.scheduler.step();
+    assert_eq!(h.stats.snapshot().preemptions_total, 1);
+    h.scheduler.step_at(late);
+    for request in [&reading, &waiting, &lost] {
+        assert!(matches!(request.error(), RequestError::DeadlineExceeded { limit_ms: 60_000, .. }));
+    }
     h.run();
-    running.check(64);
-    assert!(matches!(late.error(), RequestError::DeadlineExceeded { limit_ms: 0, .. }));
+    running.check(400);
+    high.check(400);
     h.assert_empty();
 }
 

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use crate::backend::Token;
 use crate::event::FinishReason;
@@ -43,6 +44,9 @@ pub(crate) struct Sequence {
     pub(crate) acceptance: Acceptance,
     /// Tokens that the sequence can hold.
     pub(crate) positions: u32,
+    pub(crate) submitted_at: Instant,
+    /// When its first token is too late.
+    pub(crate) deadline: Option<Instant>,
 }
 
 impl Sequence {
@@ -57,6 +61,11 @@ impl Sequence {
     /// The text thread has ended the request.
     pub(crate) fn is_ended(&self) -> bool {
         self.signals.ended.load(Relaxed)
+    }
+
+    /// When it is given up: never, once it has its first token.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.deadline.filter(|_| self.generated() == 0)
     }
 
     pub(crate) fn len(&self) -> u32 {

@@ -16,7 +16,7 @@ use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::{Admitted, RequestText, TextEvent};
 use crate::params::Priority;
 use crate::queue::Waiting;
-use crate::request::Request;
+use crate::request::{Request, too_late};
 use crate::sequence::Sequence;
 
 /// Waiting requests that one step looks at.
@@ -67,10 +67,9 @@ impl<B: Backend> Scheduler<B> {
     }
 
     pub(super) fn wait_again(&mut self, sequence: Box<Sequence>, saved: Saved, now: Instant) {
-        let (ticket, priority) = (sequence.ticket, sequence.priority());
-        // Preempted while it was still being read, its deadline has been met by the slot that it had.
+        let (ticket, priority, deadline) = (sequence.ticket, sequence.priority(), sequence.due());
         let value = Waiter::Preempted(sequence, saved);
-        self.waiting.push(Waiting { ticket, priority, since: now, deadline: None, value });
+        self.waiting.push(Waiting { ticket, priority, since: now, deadline, value });
     }
 
     /// Bytes of the states that were saved of those that gave way.
@@ -101,6 +100,10 @@ impl<B: Backend> Scheduler<B> {
             match waiting.value {
                 Waiter::New(request) if request.emitter.is_cancelled() => request.finish_cancelled(),
                 Waiter::New(request) => request.expire(now),
+                Waiter::Preempted(sequence, _) if !sequence.is_cancelled() && !sequence.is_ended() => {
+                    let error = too_late(sequence.submitted_at, sequence.deadline, now);
+                    self.events.push(TextEvent::Failed { ticket: sequence.ticket, error });
+                }
                 Waiter::Preempted(sequence, _) => {
                     let reason = FinishReason::Cancelled;
                     self.events.push(TextEvent::Finished { ticket: sequence.ticket, reason });
@@ -189,7 +192,8 @@ impl<B: Backend> Scheduler<B> {
             return;
         };
         let prompt_tokens = request.prompt_len();
-        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, .. } = *request;
+        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline } =
+            *request;
         let ms = |from: Instant, to: Instant| Duration::as_secs_f64(&to.saturating_duration_since(from)) * 1e3;
         let admitted = Admitted {
             prompt_tokens,
@@ -214,6 +218,8 @@ impl<B: Backend> Scheduler<B> {
             index,
             acceptance: Acceptance::default(),
             positions: self.limits.positions,
+            submitted_at,
+            deadline,
         });
     }
 
