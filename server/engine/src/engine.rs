@@ -17,6 +17,7 @@ use crate::budget::StepBudget;
 use crate::cache::{CacheError, Fingerprint, PrefixCache};
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
+use crate::grammars::Grammars;
 use crate::monitor::Monitor;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{
@@ -172,7 +173,7 @@ impl Engine {
             text: None,
             memory: None,
         };
-        let preparer = Preparer { vocabulary, positions: limits.positions };
+        let preparer = Preparer { vocabulary, positions: limits.positions, grammars: Grammars::default() };
         let deliver = move |request| {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
             let _ = commands.send(Command::Run(Box::new(request)));

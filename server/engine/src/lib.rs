@@ -50,6 +50,7 @@ mod cache;
 mod engine;
 mod error;
 mod event;
+mod grammars;
 mod kv;
 mod ladder;
 mod lookup;

@@ -12,6 +12,7 @@ use crossbeam_channel::Receiver;
 
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
+use crate::grammars::Grammars;
 use crate::output::Signals;
 use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::request::{Emitter, Request};
@@ -37,6 +38,8 @@ pub(crate) struct Preparer {
     pub(crate) vocabulary: Arc<dyn Vocabulary>,
     /// Tokens that a sequence holds, prompt and answer.
     pub(crate) positions: u32,
+    /// Those that were compiled.
+    pub(crate) grammars: Grammars,
 }
 
 impl Preparer {
@@ -69,7 +72,7 @@ impl Preparer {
         }
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let tokens = self.tokens(prompt, &mut params)?;
-            let setup = sampler::compile(&*self.vocabulary, &params)?;
+            let setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
             Ok((tokens, sampler))
         }));

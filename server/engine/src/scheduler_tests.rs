@@ -13,6 +13,7 @@ use crate::budget::{StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache};
 use crate::error::RequestError;
 use crate::event::{FinishReason, GenerationEvent};
+use crate::grammars::Grammars;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{GenerationParams, PrefixCacheConfig, Priority};
 use crate::queue::AGEING_BOUND;
@@ -153,7 +154,7 @@ impl Harness {
         let now = Instant::now().checked_sub(self.waited).unwrap();
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at) = (now, now);
-        let setup = sampler::compile(&ScriptedVocabulary, &params).unwrap();
+        let setup = sampler::compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
         let request =
             Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline };

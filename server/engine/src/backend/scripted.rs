@@ -10,6 +10,7 @@ use gantry_llama::TokenTexts;
 use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
 use crate::error::RequestError;
 use crate::event::{FinishReason, ModelInfo};
+use crate::grammars::Grammars;
 use crate::params::GenerationParams;
 use crate::sampler::{Sampler, compile};
 
@@ -246,7 +247,7 @@ impl Vocabulary for ScriptedVocabulary {
 
 /// What a request must end with, computed with none of the engine's scheduling or text handling.
 pub(crate) fn reference(prompt: &[Token], params: &GenerationParams, positions: u32) -> (String, FinishReason, u32) {
-    let mut sampler = Sampler::new(params, prompt, compile(&ScriptedVocabulary, params).unwrap());
+    let mut sampler = Sampler::new(params, prompt, compile(&ScriptedVocabulary, &Grammars::default(), params).unwrap());
     let (mut history, mut bytes) = (prompt.to_vec(), Vec::new());
     let mut generated = 0;
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -1,14 +1,13 @@
 //! What a sampler needs of the vocabulary, made before the request reaches the engine's thread: the grammar, the tokens
 //! that break a repetition, and those that must not come.
 
-use std::sync::Arc;
-
-use gantry_llama::{Grammar, TokenTexts};
+use gantry_llama::Grammar;
 
 use super::penalties::Breakers;
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
-use crate::params::{self, GenerationParams};
+use crate::grammars::Grammars;
+use crate::params::GenerationParams;
 
 /// Compiled from parameters and a vocabulary by [`compile`].
 #[derive(Clone, Debug, Default)]
@@ -21,17 +20,22 @@ pub(crate) struct SamplerSetup {
     pub(super) end_tokens: Vec<Token>,
 }
 
-/// Compiles what the parameters name. It can take milliseconds: not for the engine's thread.
+/// Compiles what the parameters name, but for grammars that are known. It can take milliseconds: not for the engine's
+/// thread.
 ///
 /// # Errors
 /// A grammar that cannot be used, or a token that does not exist.
-pub(crate) fn compile(vocabulary: &dyn Vocabulary, params: &GenerationParams) -> Result<SamplerSetup, RequestError> {
+pub(crate) fn compile(
+    vocabulary: &dyn Vocabulary,
+    grammars: &Grammars,
+    params: &GenerationParams,
+) -> Result<SamplerSetup, RequestError> {
     let known = |token: Token| u32::try_from(token).is_ok_and(|token| token < vocabulary.size());
     if let Some((token, _)) = params.logit_bias.iter().find(|(token, _)| !known(*token)) {
         let message = format!("logit_bias: token {token} is not in the model's vocabulary of {}", vocabulary.size());
         return Err(RequestError::invalid("logit_bias", "invalid_token", message));
     }
-    let grammar = params.grammar.as_ref().map(|grammar| self::grammar(vocabulary.texts(), grammar)).transpose()?;
+    let grammar = params.grammar.as_ref().map(|grammar| grammars.get(vocabulary.texts(), grammar)).transpose()?;
     let breakers = if params.dry.multiplier > 0.0 {
         Breakers::new(vocabulary.texts(), &params.dry.sequence_breakers)
     } else {
@@ -40,13 +44,4 @@ pub(crate) fn compile(vocabulary: &dyn Vocabulary, params: &GenerationParams) ->
     let end_tokens = vocabulary.end_tokens().to_vec();
     let banned = if params.ignore_eos { end_tokens.clone() } else { Vec::new() };
     Ok(SamplerSetup { grammar, breakers, banned, end_tokens })
-}
-
-/// Compiles a grammar.
-pub(crate) fn grammar(texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Grammar, RequestError> {
-    let (param, compiled) = match grammar {
-        params::Grammar::Gbnf(text) => ("grammar", Grammar::gbnf(texts, text)),
-        params::Grammar::JsonSchema(json) => ("response_format", Grammar::json_schema(texts, json)),
-    };
-    compiled.map_err(|e| RequestError::invalid(param, "invalid_grammar", format!("{param}: {e}")))
 }

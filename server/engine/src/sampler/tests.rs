@@ -19,6 +19,7 @@ use super::penalties::Breakers;
 use super::*;
 use crate::backend::Vocabulary;
 use crate::backend::scripted::ScriptedVocabulary;
+use crate::grammars::Grammars;
 use crate::params::{self, DryParams};
 
 /// The penalty of llama.cpp is single precision.
@@ -303,7 +304,7 @@ fn breakers_are_single_tokens_or_sequences() {
 
 /// Pieces of the scripted vocabulary are the letters a to h, whose ends are token 0.
 fn by_grammar(params: &GenerationParams, logits: impl Fn(u64) -> Vec<f32>) -> String {
-    let setup = compile(&ScriptedVocabulary, params).unwrap();
+    let setup = compile(&ScriptedVocabulary, &Grammars::default(), params).unwrap();
     let mut sampler = Sampler::new(params, &[], setup);
     let mut text = Vec::new();
     for step in 0..100 {
@@ -346,7 +347,10 @@ fn a_grammar_leaves_the_distribution_of_what_it_allows() {
     (logits[8], logits[11], logits[12]) = (0.15_f32.ln(), 0.05_f32.ln(), 0.8_f32.ln());
     let chosen = |seed| {
         let params = GenerationParams { grammar: Some(grammar.clone()), ..seeded(seed) };
-        Sampler::new(&params, &[], compile(&ScriptedVocabulary, &params).unwrap()).sample(&logits).unwrap().token
+        Sampler::new(&params, &[], compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap())
+            .sample(&logits)
+            .unwrap()
+            .token
     };
     let a = (0..4000).filter(|&seed| chosen(seed) == 8).count();
     assert!((2_850..3_150).contains(&a), "{a}");
@@ -354,10 +358,11 @@ fn a_grammar_leaves_the_distribution_of_what_it_allows() {
 
 #[test]
 fn what_cannot_be_compiled_names_its_parameter() {
-    let param = |params: &GenerationParams| match compile(&ScriptedVocabulary, params).unwrap_err() {
-        crate::error::RequestError::InvalidRequest { param, code, message } => (param.unwrap(), code, message),
-        e => panic!("{e}"),
-    };
+    let param =
+        |params: &GenerationParams| match compile(&ScriptedVocabulary, &Grammars::default(), params).unwrap_err() {
+            crate::error::RequestError::InvalidRequest { param, code, message } => (param.unwrap(), code, message),
+            e => panic!("{e}"),
+        };
     let d = GenerationParams::default();
     let bad = params::Grammar::Gbnf(String::from("root ::= x"));
     let (name, code, message) = param(&GenerationParams { grammar: Some(bad), ..d.clone() });
@@ -435,7 +440,7 @@ fn time_rows() {
     eprintln!("greedy by a plain loop: median {} ns, least {}", times[30], times[0]);
     for (what, params) in cases {
         let setup = SamplerSetup {
-            grammar: params.grammar.as_ref().map(|g| setup::grammar(&texts, g).unwrap()),
+            grammar: params.grammar.as_ref().map(|g| Grammars::default().get(&texts, g).unwrap()),
             ..SamplerSetup::default()
         };
         let mut sampler = Sampler::new(&params, &history, setup);
