@@ -90,6 +90,12 @@ pub(super) fn of_submission(error: SubmitError, names: Names) -> Failure {
     }
 }
 
+/// A request that was taken and failed before its first byte. Where the fault passes, it may come again after `retry_after`.
+pub(super) fn unanswered(error: GenerationError, names: Names, retry_after: Duration) -> Failure {
+    let error = of_generation(error, names);
+    if error.status == 503 { Failure::retriable(error, retry_after) } else { error.into() }
+}
+
 /// A request that was taken and not answered.
 pub(super) fn of_generation(error: GenerationError, names: Names) -> ApiError {
     let message = error.to_string();
@@ -206,5 +212,19 @@ mod tests {
         let full = SubmitError::QueueFull { waiting: 1, retry_after: Duration::from_secs(7) };
         let response = of_submission(full).into_response();
         assert_eq!(response.headers().get(header::RETRY_AFTER), Some(&HeaderValue::from_static("7")));
+        let unanswered = |error: GenerationError| {
+            let response = unanswered(error, NAMES, Duration::from_secs(7)).into_response();
+            (response.status().as_u16(), response.headers().contains_key(header::RETRY_AFTER))
+        };
+        for passing in [
+            GenerationError::WorkerDied(String::new()),
+            GenerationError::Retired,
+            RequestError::Overloaded(String::new()).into(),
+            RequestError::ShuttingDown.into(),
+        ] {
+            assert_eq!(unanswered(passing), (503, true));
+        }
+        assert_eq!(unanswered(RequestError::Internal(String::new()).into()), (500, false));
+        assert_eq!(unanswered(RequestError::DeadlineExceeded { waited_ms: 2, limit_ms: 1 }.into()), (408, false));
     }
 }

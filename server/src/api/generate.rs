@@ -15,7 +15,7 @@ use gantry_openai::{Common, Priority, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
 use super::choices::{Choices, Gathered, sum_of};
-use super::errors::{Failure, of_generation, of_submission};
+use super::errors::{Failure, of_submission, unanswered};
 use super::middleware::{CountedLater, RequestIdentity};
 use super::params::{Names, Scheduling, params, priority_of, seed_of};
 use super::{App, body, stream};
@@ -74,9 +74,9 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
     let observed = Observed::new(app, shape, &version, origin, priority, choices.total(), share);
     let envelope = Envelope::new(shape, &version, common.streaming.include_usage, common.logprobs);
     let mut response = if common.streaming.enabled {
-        stream::respond(choices, envelope, observed, names).await
+        stream::respond(choices, envelope, observed, names, &version).await
     } else {
-        whole(choices, &envelope, observed, names).await
+        whole(choices, &envelope, observed, names, &version).await
     };
     response.extensions_mut().insert(CountedLater);
     if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
@@ -120,7 +120,13 @@ async fn submit_all(
     Ok(generations)
 }
 
-async fn whole(choices: Choices, envelope: &Envelope, mut observed: Observed, names: Names) -> Response {
+async fn whole(
+    choices: Choices,
+    envelope: &Envelope,
+    mut observed: Observed,
+    names: Names,
+    version: &Version,
+) -> Response {
     match choices.collect_all().await {
         Ok(whole) => {
             observed.first_token_after(&whole);
@@ -133,9 +139,9 @@ async fn whole(choices: Choices, envelope: &Envelope, mut observed: Observed, na
             }
         }
         Err(error) => {
-            let error = of_generation(error, names);
-            observed.refused(error.status);
-            Failure::from(error).into_response()
+            let failure = unanswered(error, names, version.retry_after());
+            observed.refused(failure.error.status);
+            failure.into_response()
         }
     }
 }
@@ -203,7 +209,8 @@ impl Observed {
 
     /// All text came at once, and the engine says when the first of it was there.
     fn first_token_after(&mut self, choices: &[Gathered]) {
-        let waits = choices.iter().map(|choice| choice.timings.queue_ms + choice.timings.prefill_ms);
+        let wait = |t: &gantry_engine::Timings| t.tokenize_ms + t.queue_ms + t.prefill_ms;
+        let waits = choices.iter().map(|choice| wait(&choice.timings));
         let milliseconds = waits.fold(f64::INFINITY, f64::min).max(0.0);
         if let Ok(took) = Duration::try_from_secs_f64(milliseconds / 1e3) {
             self.first(took);

@@ -16,10 +16,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::answer::{Envelope, EventWriter};
 use super::choices::{Choices, Item};
-use super::errors::{Failure, of_generation};
+use super::errors::{Failure, of_generation, unanswered};
 use super::generate::Observed;
 use super::params::Names;
 use crate::limits::{SSE_KEEP_ALIVE as KEEP_ALIVE_PERIOD, STREAM_BUFFER_BYTES};
+use crate::version::Version;
 
 /// Opens a stream, or fails before it is open.
 pub(super) async fn respond(
@@ -27,12 +28,13 @@ pub(super) async fn respond(
     envelope: Envelope,
     mut observed: Observed,
     names: Names,
+    version: &Version,
 ) -> Response {
     let first = match timeout(KEEP_ALIVE_PERIOD, choices.next()).await {
         Ok(Some((_, Err(error)))) => {
-            let error = of_generation(error, names);
-            observed.refused(error.status);
-            return Failure::from(error).into_response();
+            let failure = unanswered(error, names, version.retry_after());
+            observed.refused(failure.error.status);
+            return failure.into_response();
         }
         Ok(first) => first,
         Err(_) => None,

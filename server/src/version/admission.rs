@@ -126,6 +126,11 @@ impl Admission {
         self.state().closed = true;
     }
 
+    /// When a try is worth it, for one that was not served now.
+    pub(super) fn retry_after(&self) -> Duration {
+        self.state().retry_after()
+    }
+
     /// Requests inside.
     pub(super) fn in_flight(&self) -> usize {
         self.state().gate.inside

@@ -184,6 +184,12 @@ impl Version {
         VersionStats::of(&self.shared)
     }
 
+    /// When a request that was not served now may come again, computed from the observed rate of service.
+    #[must_use]
+    pub fn retry_after(&self) -> Duration {
+        self.shared.admission.retry_after()
+    }
+
     /// Whether a worker can decode a token now. Concurrent calls share a worker's probe, and a success stands for
     /// [`PROBE_CACHE`](crate::limits::PROBE_CACHE).
     ///
