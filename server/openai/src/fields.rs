@@ -117,8 +117,11 @@ impl<'a> Fields<'a> {
                 Ok(number) if range.contains(&number) => Ok(Some(number)),
                 _ => Err(out_of_range(&number)),
             },
-            // Past i64: a huge integer, or one written as 1e9, which is a mistake of value, not of type.
-            (None, Some(number)) if number.fract() == 0.0 => Err(out_of_range(&number)),
+            // 16.0 and 1e3 are integers in JSON; the cast saturates, and what it cuts is in no range.
+            (None, Some(number)) if number.fract() == 0.0 => match T::try_from(number as i64) {
+                Ok(whole) if range.contains(&whole) => Ok(Some(whole)),
+                _ => Err(out_of_range(&number)),
+            },
             _ => Err(wrong_type(self.path(name), "an integer", value)),
         }
     }

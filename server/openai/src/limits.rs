@@ -3,6 +3,8 @@
 //!
 //! Absent: what the model decides (its context, its vocabulary), and the size of a body, which is the front's.
 
+/// The longest `model`, in bytes: an error repeats it.
+pub const MAX_MODEL_NAME_BYTES: usize = 256;
 /// The most messages in one chat.
 pub const MAX_MESSAGES: usize = 4096;
 /// The most parts in one message's content.

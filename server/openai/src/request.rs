@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{ApiError, ErrorCode, ErrorKind};
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::format::{Format, chat_logprobs, text_logprobs};
-use crate::limits::{MAX_CHOICES, MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOP_LOGPROBS};
+use crate::limits::{MAX_CHOICES, MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_MODEL_NAME_BYTES, MAX_TOP_LOGPROBS};
 use crate::sampling::Sampling;
 use crate::unsupported;
 
@@ -293,6 +293,13 @@ pub(crate) fn model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
     match fields.string("model")? {
         Some("") => {
             Err(wrong_value("model".to_owned(), "must not be empty; leave it out for the model that is served"))
+        }
+        Some(model) if model.len() > MAX_MODEL_NAME_BYTES => {
+            let n = model.len();
+            Err(wrong_value(
+                "model".to_owned(),
+                format_args!("must have at most {MAX_MODEL_NAME_BYTES} bytes, not {n}"),
+            ))
         }
         model => Ok(model.map(str::to_owned)),
     }

@@ -4,9 +4,9 @@
 use gantry_openai::{
     ApiError, Common, Dry, EmbeddingInput, EncodingFormat, ErrorCode, Format, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH,
     MAX_DRY_BREAKERS, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES,
-    MAX_RERANK_DOCUMENTS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS,
-    Message, Priority, Role, Sampling, Streaming, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest,
-    ValidRerankRequest,
+    MAX_MODEL_NAME_BYTES, MAX_RERANK_DOCUMENTS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT,
+    MAX_TOP_LOGPROBS, Message, Priority, Role, Sampling, Streaming, ValidChatRequest, ValidCompletionRequest,
+    ValidEmbeddingsRequest, ValidRerankRequest,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -54,6 +54,7 @@ fn mistakes_in_a_chat_are_named() {
         ),
         ("model", json!(4), "model", InvalidType),
         ("model", json!(""), "model", InvalidValue),
+        ("model", json!("m".repeat(MAX_MODEL_NAME_BYTES + 1)), "model", InvalidValue),
         ("max_tokens", json!(0), "max_tokens", InvalidValue),
         ("max_tokens", json!(1_000_000_000), "max_tokens", InvalidValue),
         ("max_tokens", json!(1e9), "max_tokens", InvalidValue),
@@ -233,6 +234,8 @@ fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
         c.sampling.logit_bias = vec![(5, f32::NEG_INFINITY), (5, 1.0)];
     });
     differs("n", json!(MAX_CHOICES), |c| c.choices = MAX_CHOICES);
+    differs("n", json!(2.0), |c| c.choices = 2);
+    differs("max_tokens", json!(1e3), |c| c.sampling.max_tokens = Some(1000));
     differs("user", json!("someone"), |_| {});
     differs("top_logprobs", json!(0), |_| {});
     differs("priority", json!("high"), |c| c.priority = Some(Priority::High));
