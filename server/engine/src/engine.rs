@@ -61,7 +61,7 @@ pub struct Engine {
     max_in_flight: u32,
     tickets: AtomicU64,
     /// Taken at shutdown, in this order.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<Box<Job>>>,
     commands: Option<Sender<Command>>,
     pool: Vec<JoinHandle<()>>,
     thread: Option<JoinHandle<()>>,
@@ -217,7 +217,7 @@ impl Engine {
         let signals = Arc::new(Signals::default());
         let submitted_at = Instant::now();
         let timeout_ms = params.queue_timeout_ms.or(self.queue_timeout_ms);
-        let job = Job {
+        let job = Box::new(Job {
             ticket: self.tickets.fetch_add(1, Relaxed),
             prompt,
             params,
@@ -225,7 +225,7 @@ impl Engine {
             signals: signals.clone(),
             submitted_at,
             deadline: timeout_ms.and_then(|ms| submitted_at.checked_add(Duration::from_millis(ms))),
-        };
+        });
         // The channel holds as many jobs as there are permits, and its threads live as long as the engine.
         jobs.try_send(job).map_err(|_| SubmitError::ShuttingDown)?;
         Ok(RequestHandle { signals })

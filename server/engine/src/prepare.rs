@@ -47,7 +47,7 @@ impl Preparer {
     /// ready.
     pub(crate) fn spawn(
         &self,
-        jobs: &Receiver<Job>,
+        jobs: &Receiver<Box<Job>>,
         deliver: impl Fn(Request) + Send + Clone + 'static,
     ) -> std::io::Result<Vec<JoinHandle<()>>> {
         (0..PREPARE_THREADS)
@@ -55,7 +55,7 @@ impl Preparer {
                 let (this, jobs, deliver) = (self.clone(), jobs.clone(), deliver.clone());
                 std::thread::Builder::new().name(format!("gantry-prepare-{i}")).spawn(move || {
                     for job in jobs {
-                        if let Some(request) = this.prepare(job) {
+                        if let Some(request) = this.prepare(*job) {
                             deliver(request);
                         }
                     }

@@ -44,7 +44,7 @@ pub struct Settings {
     pub headroom_ratio: f64,
     /// The golden prompts of candidates.
     pub prompts: Option<PromptsGate>,
-    /// How requests of versions that are loaded from now on wait and are spread.
+    /// How requests wait and are spread.
     pub scheduling: Scheduling,
     /// How long requests of a version that is unloaded may take to end.
     pub drain_timeout: Duration,

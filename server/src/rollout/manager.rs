@@ -16,7 +16,7 @@ use super::snapshot::Snapshot;
 use crate::gates::report::blank;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
 use crate::routing::{Router, Routing};
-use crate::version::WorkerHealth;
+use crate::version::{Scheduling, WorkerHealth};
 
 /// The wait before a version that could not be brought back, or had no room, is tried again; it doubles.
 const RETRY_MIN: Duration = Duration::from_secs(2);
@@ -119,6 +119,7 @@ impl Manager {
         let desired = self.desired.borrow_and_update().clone();
         if let Some(desired) = &desired {
             self.gates.fetcher.cache().set_limit_bytes(desired.settings.cache_limit_bytes);
+            self.apply_scheduling(&desired.settings.scheduling);
             self.drop_failed_workers();
             for round in 0.. {
                 let actions = plan(desired, &self.current(Instant::now()));
@@ -136,6 +137,16 @@ impl Manager {
         }
         let snapshot = self.snapshot(desired.as_deref());
         self.snapshots.send_replace(snapshot);
+    }
+
+    /// Puts the limits of the queue in force in every version that is loaded: they need no reload.
+    fn apply_scheduling(&self, scheduling: &Scheduling) {
+        for loaded in self.entries.values().filter_map(|entry| entry.loaded.as_ref()) {
+            if let Err(error) = loaded.version.set_scheduling(scheduling) {
+                let version = loaded.version.spec().name.as_str();
+                tracing::warn!(version, %error, "spec.scheduling is not usable; the queue keeps its limits");
+            }
+        }
     }
 
     fn current(&self, now: Instant) -> Current {

@@ -65,6 +65,13 @@ impl Gate {
         Self { slots, max_queue: scheduling.max_queue, watermarks, inside: 0, refusing: false }
     }
 
+    fn set_limits(&mut self, scheduling: &Scheduling) {
+        self.max_queue = scheduling.max_queue;
+        self.watermarks = scheduling.watermarks();
+        // Between two other marks nothing is known of the past: as few as the high one may wait.
+        self.refusing = self.watermarks.is_some_and(|(high, _)| self.waiting() > high);
+    }
+
     fn waiting(&self) -> usize {
         self.inside.saturating_sub(self.slots)
     }
@@ -119,6 +126,11 @@ impl Admission {
         } else {
             Err(Refusal::Full { waiting: state.gate.waiting(), retry_after: state.retry_after() })
         }
+    }
+
+    /// From now on the queue has these limits. Those inside stay, even where they are more than may wait now.
+    pub(super) fn set_limits(&self, scheduling: &Scheduling) {
+        self.state().gate.set_limits(scheduling);
     }
 
     /// Lets nobody in any more.

@@ -56,6 +56,27 @@ fn the_rate_is_that_of_the_last_requests() {
 }
 
 #[test]
+fn new_limits_hold_at_once_and_turn_nobody_out() {
+    let admission = Arc::new(Admission::new(&queue(4, None, None), 1));
+    let mut inside: Vec<_> = (0..5).map(|_| admission.enter().ok().unwrap()).collect();
+    assert!(!admission.is_accepting());
+    admission.set_limits(&queue(6, None, None));
+    inside.push(admission.enter().ok().unwrap());
+    admission.set_limits(&queue(2, None, None));
+    assert!(admission.enter().is_err());
+    assert_eq!(admission.in_flight(), 6, "they were let in");
+    inside.truncate(2);
+    inside.push(admission.enter().ok().unwrap());
+    // A high watermark below what waits refuses from now on, and none any more lets in again.
+    admission.set_limits(&queue(10, Some(1), Some(0)));
+    assert!(!admission.is_accepting(), "two wait");
+    inside.pop();
+    assert!(!admission.is_accepting(), "one waits, and none may before it accepts");
+    admission.set_limits(&queue(10, None, None));
+    assert!(admission.is_accepting());
+}
+
+#[test]
 fn once_above_the_high_watermark_it_refuses_down_to_the_low_one() {
     let admission = Arc::new(Admission::new(&queue(10, Some(4), Some(2)), 1));
     // One is served and five wait, the last of whom crosses the mark.

@@ -57,6 +57,12 @@ impl Desk {
         Ok(Lease { desk: Arc::clone(self), worker, cells: demand.cells })
     }
 
+    /// From now on requests are spread so. Those that wait for memory may not have to any more.
+    pub(super) fn set_strategy(&self, strategy: DispatchStrategy) {
+        self.dispatcher().set_strategy(strategy);
+        self.wake();
+    }
+
     /// A worker is ready, and has so many KV cells.
     pub(super) fn set_cells(&self, worker: usize, cells: u64) {
         self.dispatcher().set_cells(worker, cells);

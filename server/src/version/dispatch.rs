@@ -110,6 +110,11 @@ impl Dispatcher {
         }
     }
 
+    /// From now on requests are spread so; where those in flight are stays counted.
+    pub(super) fn set_strategy(&mut self, strategy: DispatchStrategy) {
+        self.strategy = strategy;
+    }
+
     /// Says how many KV cells a worker has.
     pub(super) fn set_cells(&mut self, worker: usize, total_cells: u64) {
         if let Some(load) = self.workers.get_mut(worker) {

@@ -184,6 +184,16 @@ impl Version {
         VersionStats::of(&self.shared)
     }
 
+    /// Puts another scheduling in force without a reload: its limits hold for requests that are submitted from now on.
+    ///
+    /// # Errors
+    /// Names a value that does not go with the others; then nothing changes.
+    pub fn set_scheduling(&self, scheduling: &Scheduling) -> Result<(), ParamError> {
+        scheduling.check()?;
+        self.shared.set_scheduling(scheduling);
+        Ok(())
+    }
+
     /// When a request that was not served now may come again, computed from the observed rate of service.
     #[must_use]
     pub fn retry_after(&self) -> Duration {
@@ -245,7 +255,7 @@ impl Version {
 
     /// What the strategy wants to know of a request.
     fn demand(&self, request: &GenerateRequest) -> Demand {
-        match self.shared.spec.runtime.scheduling.dispatch {
+        match self.shared.scheduling.load().dispatch {
             DispatchStrategy::RoundRobin | DispatchStrategy::LeastLoaded => Demand::default(),
             DispatchStrategy::MemoryAware => {
                 let model = self.shared.model.borrow();

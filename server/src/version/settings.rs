@@ -210,7 +210,7 @@ fn refuse<T>(param: &str, message: String) -> Result<T, ParamError> {
 impl VersionSpec {
     /// What one of `workers` workers is told to load.
     pub(super) fn engine_config(&self, share: &Share, workers: usize) -> EngineConfig {
-        let RuntimeSettings { cache_type, gpu_layers, scheduling, engine, .. } = &self.runtime;
+        let RuntimeSettings { cache_type, gpu_layers, engine, .. } = &self.runtime;
         let defaults = EngineConfig::new(&self.model_path);
         let ram_bytes = engine.cache_ram_bytes.unwrap_or(defaults.prefix_cache.ram_bytes) / workers.max(1) as u64;
         let speculation = SpeculationConfig {
@@ -224,9 +224,9 @@ impl VersionSpec {
             threads: share.threads,
             cache_type: *cache_type,
             gpu_layers: *gpu_layers,
-            // Admission is the front's; the engine's own limit must never refuse what the front let in, and with the
-            // other workers gone all of it comes to one.
-            max_queue: scheduling.max_queue + self.runtime.parallel as usize,
+            // Admission is the front's; the engine's own limit must never refuse what the front let in, whatever its
+            // limits become, and with the other workers gone all of it comes to one.
+            max_queue: MAX_QUEUE + self.runtime.parallel as usize,
             kv_layout: engine.kv_layout,
             step_ms_target: engine.step_ms_target,
             speculation,

@@ -4,18 +4,21 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
+use arc_swap::ArcSwap;
 use gantry_engine::ModelInfo;
 use tokio::sync::watch;
 
 use super::admission::Admission;
 use super::desk::Desk;
-use super::settings::Share;
+use super::settings::{Scheduling, Share};
 use super::{VersionSpec, WorkerHealth};
 use crate::protocol::Heartbeat;
 
 /// See the module.
 pub(super) struct Shared {
     pub(super) spec: VersionSpec,
+    /// In force now: what `spec` says was so when the version was loaded.
+    pub(super) scheduling: ArcSwap<Scheduling>,
     pub(super) admission: Arc<Admission>,
     pub(super) desk: Arc<Desk>,
     pub(super) workers: Vec<Worker>,
@@ -63,6 +66,7 @@ impl Shared {
             desk: Desk::new(scheduling.dispatch, shares.len()),
             lives: Mutex::new(vec![WorkerHealth::Loading; shares.len()]),
             workers: shares.into_iter().map(Worker::new).collect(),
+            scheduling: ArcSwap::from_pointee(scheduling.clone()),
             spec,
             health: watch::Sender::new(WorkerHealth::Loading),
             model: watch::Sender::new(None),
@@ -107,7 +111,18 @@ impl Shared {
     /// What the settings say of requests, put into one that says nothing itself.
     pub(super) fn with_defaults(&self, mut request: super::GenerateRequest) -> super::GenerateRequest {
         let timeout = &mut request.params.queue_timeout_ms;
-        *timeout = timeout.or(self.spec.runtime.scheduling.queue_timeout_ms);
+        *timeout = timeout.or(self.scheduling.load().queue_timeout_ms);
         request
+    }
+
+    /// Puts another scheduling in force, for requests that are submitted from now on.
+    pub(super) fn set_scheduling(&self, scheduling: &Scheduling) {
+        if **self.scheduling.load() == *scheduling {
+            return;
+        }
+        tracing::info!(version = %self.spec.name, ?scheduling, "scheduling changes");
+        self.admission.set_limits(scheduling);
+        self.desk.set_strategy(scheduling.dispatch);
+        self.scheduling.store(Arc::new(scheduling.clone()));
     }
 }

@@ -92,7 +92,7 @@ impl VersionStats {
             queued: in_flight - running,
             running,
             slots: shared.spec.runtime.parallel,
-            max_queue: shared.spec.runtime.scheduling.max_queue,
+            max_queue: shared.scheduling.load().max_queue,
             accepting: shared.admission.is_accepting(),
             tokens_per_second: workers.iter().map(|worker| worker.tokens_per_second).sum(),
             worker_rss_bytes: resident_bytes(&beats),

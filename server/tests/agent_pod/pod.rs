@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::http::Method;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::routing::Router;
-use gantry_server::version::{GenerateRequest, WorkerConfig};
+use gantry_server::version::{GenerateRequest, SubmitError, WorkerConfig};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -253,6 +253,49 @@ fn altered(name: &str, from: &[u8], to: &[u8]) -> Vec<u8> {
     let at = content.windows(from.len()).position(|window| window == from).unwrap();
     content[at..at + from.len()].copy_from_slice(to);
     content
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_of_the_queue_holds_without_a_reload() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let mut roomy = version("v1", &one, &sha_one);
+    roomy["runtime"]["contextSize"] = json!(16_384);
+    pod.roll_out(&roomy).await;
+    let version = pod.router.active().unwrap();
+    let pids = version.stats().pids();
+    assert_eq!(version.stats().max_queue, 512);
+    // Two run and the others wait.
+    let submit = async || {
+        let params = gantry_engine::GenerationParams { ignore_eos: true, ..Default::default() };
+        let prompt = gantry_engine::Prompt::Text("Once".to_owned());
+        version.submit(GenerateRequest { prompt, params }).await
+    };
+    let edit = async |max_queue: usize, timeout: &str| {
+        let scheduling = json!({"maxQueue": max_queue, "queueTimeout": timeout});
+        pod.api.update(|object| object["spec"]["scheduling"] = scheduling);
+        let start = Instant::now();
+        while version.stats().max_queue != max_queue {
+            assert!(start.elapsed() < PATIENCE, "the edit does not arrive");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    edit(1, "1h").await;
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        running.push(submit().await.unwrap());
+    }
+    assert!(matches!(submit().await, Err(SubmitError::QueueFull { waiting: 1, .. })));
+    edit(2, "1h").await;
+    running.push(submit().await.unwrap());
+    assert!(matches!(submit().await, Err(SubmitError::QueueFull { waiting: 2, .. })));
+    // The limit of the wait is that of the moment of submission.
+    edit(3, "1ms").await;
+    let late = submit().await.unwrap().collect().await.unwrap_err().to_string();
+    assert!(late.contains("1 ms is the limit"), "{late}");
+    assert_eq!(version.stats().pids(), pids, "nothing was loaded again");
+    drop(running);
+    pod.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
