@@ -10,7 +10,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use gantry_engine::{CacheType, KvLayout, MAX_PARALLEL, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_THREADS};
+use gantry_engine::{
+    CacheType, DEFAULT_PREFIX_CACHE_DISK_BYTES, DiskCacheConfig, KvLayout, MAX_PARALLEL, MAX_SPECULATION_TOKENS,
+    MAX_STEP_MS_TARGET, MAX_THREADS,
+};
 
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::version::{DispatchStrategy, EngineTuning, RuntimeSettings, Scheduling, VersionSpec, processors};
@@ -23,6 +26,10 @@ const MAX_CTX_SIZE: u32 = 1 << 26;
 const MAX_GPU_LAYERS: u32 = 65_536;
 /// The most main memory for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_RAM_MIB: u32 = 1 << 24;
+/// The most disk for prefixes that a flag may ask for, in MiB.
+const MAX_CACHE_DISK_MIB: u32 = 1 << 24;
+/// The longest time for which a flag may have unused prefixes kept, in seconds: a year.
+const MAX_CACHE_TTL_SECONDS: u32 = 366 * 86_400;
 /// The longest drain timeout, in seconds.
 const MAX_DRAIN_SECONDS: u64 = 86_400;
 /// The longest queue timeout, in seconds.
@@ -125,6 +132,15 @@ pub struct ServeArgs {
     /// MiB of main memory for prompts that left the KV cache; 0: none; -1: 1024, at most an eighth of the memory
     #[arg(long, env = "GANTRY_CACHE_RAM", default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
     pub cache_ram: String,
+    /// A directory, made when absent, for prompts that are to outlive the process [default: none]
+    #[arg(long, env = "GANTRY_CACHE_DISK_DIR", value_name = "DIR")]
+    pub cache_disk_dir: Option<PathBuf>,
+    /// MiB that the prompts in --cache-disk-dir may take; -1: 4096
+    #[arg(long, env = "GANTRY_CACHE_DISK", default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
+    pub cache_disk: String,
+    /// Seconds after which a prompt that nobody began with again is dropped from all tiers; -1: never
+    #[arg(long, env = "GANTRY_CACHE_TTL", default_value = "-1", value_name = "SECONDS", allow_hyphen_values = true)]
+    pub cache_ttl: String,
     /// The most tokens guessed at a time from repetitions and checked in one step; 0: none
     #[arg(long, env = "GANTRY_PROMPT_LOOKUP", default_value = "0", value_name = "N", allow_hyphen_values = true)]
     pub prompt_lookup: String,
@@ -349,6 +365,9 @@ impl ServeArgs {
         let high_watermark = watermark("high-watermark", &self.high_watermark);
         let low_watermark = watermark("low-watermark", &self.low_watermark);
         let queue_timeout = check.automatic("queue-timeout", &self.queue_timeout, 1, MAX_QUEUE_TIMEOUT_SECONDS);
+        let cache_ram = check.automatic("cache-ram", &self.cache_ram, 0, MAX_CACHE_RAM_MIB);
+        let cache_disk = self.cache_disk(&mut check, cache_ram);
+        let cache_ttl = check.automatic("cache-ttl", &self.cache_ttl, 1, MAX_CACHE_TTL_SECONDS);
         let runtime = RuntimeSettings {
             ctx_size: check.number("ctx-size", &self.ctx_size, 0, MAX_CTX_SIZE),
             parallel: check.number("parallel", &self.parallel, 1, MAX_PARALLEL),
@@ -365,9 +384,9 @@ impl ServeArgs {
             },
             engine: EngineTuning {
                 kv_layout: check.kv_layout("kv-layout", &self.kv_layout),
-                cache_ram_bytes: check
-                    .automatic("cache-ram", &self.cache_ram, 0, MAX_CACHE_RAM_MIB)
-                    .map(|mib| u64::from(mib) << 20),
+                cache_ram_bytes: cache_ram.map(|mib| u64::from(mib) << 20),
+                cache_disk,
+                cache_ttl_ms: cache_ttl.map(|seconds| u64::from(seconds) * 1000),
                 prompt_lookup: check.number("prompt-lookup", &self.prompt_lookup, 0, MAX_SPECULATION_TOKENS),
                 step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
             },
@@ -388,6 +407,22 @@ impl ServeArgs {
                 runtime,
             },
         })
+    }
+
+    fn cache_disk(&self, check: &mut Check, cache_ram_mib: Option<u32>) -> Option<DiskCacheConfig> {
+        let mib = check.automatic("cache-disk", &self.cache_disk, 1, MAX_CACHE_DISK_MIB);
+        let max_bytes = mib.map_or(DEFAULT_PREFIX_CACHE_DISK_BYTES, |mib| u64::from(mib) << 20);
+        let Some(dir) = self.cache_disk_dir.clone() else {
+            if mib.is_some() {
+                check.0.push("--cache-disk must be given together with --cache-disk-dir".to_owned());
+            }
+            return None;
+        };
+        if cache_ram_mib == Some(0) {
+            let why = "prompts go to disk and come back through memory";
+            check.0.push(format!("--cache-disk-dir must have --cache-ram above 0: {why}"));
+        }
+        Some(DiskCacheConfig { dir, max_bytes })
     }
 }
 
@@ -479,6 +514,12 @@ mod tests {
             "split",
             "--cache-ram",
             "64",
+            "--cache-disk-dir",
+            "/var/cache/prompts",
+            "--cache-disk",
+            "100",
+            "--cache-ttl",
+            "600",
             "--prompt-lookup",
             "6",
             "--step-ms-target",
@@ -502,6 +543,8 @@ mod tests {
             engine: EngineTuning {
                 kv_layout: KvLayout::Split,
                 cache_ram_bytes: Some(64 << 20),
+                cache_disk: Some(DiskCacheConfig { dir: "/var/cache/prompts".into(), max_bytes: 100 << 20 }),
+                cache_ttl_ms: Some(600_000),
                 prompt_lookup: 6,
                 step_ms_target: Some(80),
             },
@@ -552,6 +595,12 @@ mod tests {
             "round",
             "--cache-ram",
             "-2",
+            "--cache-disk-dir",
+            "/var/cache/prompts",
+            "--cache-disk",
+            "0",
+            "--cache-ttl",
+            "0",
             "--prompt-lookup",
             "65",
             "--step-ms-target",
@@ -575,6 +624,8 @@ mod tests {
             "dispatch",
             "kv-layout",
             "cache-ram",
+            "cache-disk",
+            "cache-ttl",
             "prompt-lookup",
             "step-ms-target",
         ];
@@ -593,6 +644,21 @@ mod tests {
             (["--parallel", "1", "--workers", "2"], "--workers must be"),
         ] {
             let problems = serve(&args).unwrap_err();
+            assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");
+        }
+    }
+
+    #[test]
+    fn the_disk_tier_needs_a_directory_and_memory() {
+        let disk = |args: &[&str]| serve(args).map(|settings| settings.version.runtime.engine.cache_disk);
+        let dir = "--cache-disk-dir=/prompts";
+        let defaults = DiskCacheConfig { dir: "/prompts".into(), max_bytes: DEFAULT_PREFIX_CACHE_DISK_BYTES };
+        assert_eq!(disk(&[dir]).unwrap(), Some(defaults));
+        for (args, flag) in [
+            (&["--cache-disk", "100"][..], "--cache-disk must be"),
+            (&[dir, "--cache-ram", "0"], "--cache-disk-dir must have"),
+        ] {
+            let problems = disk(args).unwrap_err();
             assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");
         }
     }

@@ -8,7 +8,7 @@
 //!
 //! A block is [`BLOCK_TOKENS`] tokens, named by a hash over them and all before them; what is found is compared token
 //! by token, so that neither a collision nor a damaged file is ever a wrong answer, only a miss. The tree is owned by
-//! one thread and never above [`PrefixCacheConfig::ram_bytes`], beside [`disk::WRITE_QUEUE_BYTES`] on the way to disk.
+//! one thread and never above [`PrefixCacheConfig::ram_bytes`], beside [`limits::WRITE_QUEUE_BYTES`] on the way to disk.
 //!
 //! Absent: the device tier (which sequences hold which tokens is the scheduler's knowledge), and any knowledge of what
 //! a payload is.
@@ -17,6 +17,7 @@ mod disk;
 mod entry;
 mod index;
 mod key;
+mod limits;
 mod scan;
 mod tree;
 mod writer;
@@ -37,17 +38,15 @@ use crossbeam_channel::{Receiver, Sender};
 use thiserror::Error;
 
 use self::disk::DiskTier;
-use self::entry::{MAX_PAYLOAD_BYTES, encoded_bytes};
+use self::entry::encoded_bytes;
+use self::limits::{DISK_READ_BYTES_PER_LOOKUP, MAX_PAYLOAD_BYTES};
 use self::tree::{NodeId, Tree};
 use crate::params::PrefixCacheConfig;
 
 pub(crate) use self::disk::DiskStats;
-pub(crate) use self::key::{BLOCK_TOKENS, BlockHash, Fingerprint, FingerprintParts, chain};
+pub(crate) use self::key::{BlockHash, Fingerprint, FingerprintParts, chain};
+pub(crate) use self::limits::BLOCK_TOKENS;
 pub(crate) use self::tree::{Payload, node_bytes};
-
-/// The most bytes that one lookup reads from disk, during which the engine's thread waits: some 45 ms of computing with
-/// SHA instructions, beside the disk's own time. What lies beyond is a miss this time.
-pub(crate) const DISK_READ_BYTES_PER_LOOKUP: u64 = 32 << 20;
 
 /// Why there is no cache.
 #[derive(Debug, Error)]

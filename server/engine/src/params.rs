@@ -56,6 +56,8 @@ pub const DEFAULT_PREFILL_TOKENS_PER_STEP: u32 = 512;
 pub const DEFAULT_PARALLEL: u32 = 8;
 /// The default of [`PrefixCacheConfig::ram_bytes`].
 pub const DEFAULT_PREFIX_CACHE_RAM_BYTES: u64 = 1 << 30;
+/// What `gantry-server` takes for [`DiskCacheConfig::max_bytes`] where it is not told.
+pub const DEFAULT_PREFIX_CACHE_DISK_BYTES: u64 = 4 << 30;
 /// The most tokens that may be guessed at a time.
 pub const MAX_SPECULATION_TOKENS: u32 = 64;
 /// The longest step that may be aimed at, in milliseconds.

@@ -6,7 +6,9 @@
 
 use std::path::PathBuf;
 
-use gantry_engine::{CacheType, EngineConfig, KvLayout, ParamError, PrefixCacheConfig, SpeculationConfig};
+use gantry_engine::{
+    CacheType, DiskCacheConfig, EngineConfig, KvLayout, ParamError, PrefixCacheConfig, SpeculationConfig,
+};
 use serde::{Deserialize, Serialize};
 
 use super::DispatchStrategy;
@@ -55,6 +57,10 @@ pub struct EngineTuning {
     pub kv_layout: KvLayout,
     /// Main memory for prefixes that left the KV cache; `None`: as the engine has it.
     pub cache_ram_bytes: Option<u64>,
+    /// A directory for prefixes that outlive the workers, which share it; `None`: none.
+    pub cache_disk: Option<DiskCacheConfig>,
+    /// Prefixes unused for so long are dropped; `None`: never because of age.
+    pub cache_ttl_ms: Option<u64>,
     /// The most tokens guessed at a time from repetitions; 0: none.
     pub prompt_lookup: u32,
     /// How long a step may take while requests generate; `None`: a few times as long as their tokens take.
@@ -231,7 +237,12 @@ impl VersionSpec {
             step_ms_target: engine.step_ms_target,
             speculation,
             model_digest: Some(self.digest.clone()).filter(|digest| !digest.is_empty()),
-            prefix_cache: PrefixCacheConfig { ram_bytes, ..defaults.prefix_cache.clone() },
+            prefix_cache: PrefixCacheConfig {
+                ram_bytes,
+                ttl_ms: engine.cache_ttl_ms,
+                disk: engine.cache_disk.clone(),
+                ..defaults.prefix_cache.clone()
+            },
             ..defaults
         }
     }

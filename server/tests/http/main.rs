@@ -5,6 +5,7 @@
 
 mod answers;
 mod bad_input;
+mod cache;
 mod choices;
 mod dispatch;
 mod faults;

@@ -14,6 +14,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Front and workers", "src/limits.rs"),
     ("Requests", "openai/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),
+    ("Prefix cache", "engine/src/cache/limits.rs"),
     ("Agent", "src/agent/limits.rs"),
     ("Fetching models", "src/fetch/limits.rs"),
     ("Gates", "src/gates/limits.rs"),

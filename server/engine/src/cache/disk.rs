@@ -21,19 +21,12 @@ use super::CacheError;
 use super::entry::{decode_block, encoded_bytes, is_entry_length};
 use super::index::{EntryInfo, EntryKey, Index};
 use super::key::{BlockHash, Fingerprint};
+use super::limits::{START_SCAN_MS, WRITE_QUEUE_BLOCKS, WRITE_QUEUE_BYTES};
 use super::scan::{Stop, scan_model};
 use super::tree::{Block, Payload};
 use super::writer::{self, Job};
 use crate::params::DiskCacheConfig;
 
-/// Blocks that may wait to be written.
-pub(crate) const WRITE_QUEUE_BLOCKS: usize = 256;
-/// Bytes that evicted blocks may hold while they wait to be written; they are counted nowhere else.
-pub(crate) const WRITE_QUEUE_BYTES: u64 = 64 << 20;
-/// Files of the disk tier over all models; one more and the oldest goes.
-pub(crate) const MAX_DISK_ENTRIES: usize = 131_072;
-/// The most milliseconds that a start looks for files; the writer's thread finds the rest.
-pub(crate) const START_SCAN_MS: u64 = 1_000;
 /// Sets two blocks of one path apart, so that a parent is never the older.
 const DEPTH_STEP: Duration = Duration::from_micros(1);
 

@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::disk::WRITE_QUEUE_BYTES;
 use super::entry::{Damage, Entry, decode_block, encode};
+use super::limits::WRITE_QUEUE_BYTES;
 use super::testing::*;
 use super::*;
 

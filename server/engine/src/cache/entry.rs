@@ -11,12 +11,11 @@
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use super::key::{BLOCK_TOKENS, BlockHash, Fingerprint, HASH_BYTES};
+use super::key::{BlockHash, Fingerprint, HASH_BYTES};
+use super::limits::{BLOCK_TOKENS, MAX_PAYLOAD_BYTES};
 
 /// Raised with every change of the layout; a file of another version is a miss.
 pub(crate) const DISK_FORMAT_VERSION: u32 = 1;
-/// The longest payload accepted: a block of the largest models known takes an eighth of that.
-pub(crate) const MAX_PAYLOAD_BYTES: usize = 256 << 20;
 
 const MAGIC: [u8; 8] = *b"GTRYKVB\0";
 const TOKEN_BYTES: usize = BLOCK_TOKENS * size_of::<i32>();

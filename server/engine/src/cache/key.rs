@@ -5,8 +5,8 @@ use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 
-/// Tokens in one block: the unit that is kept, found and dropped.
-pub(crate) const BLOCK_TOKENS: usize = 64;
+use super::limits::BLOCK_TOKENS;
+
 /// Bytes of a block's name.
 pub(super) const HASH_BYTES: usize = 32;
 

@@ -4,18 +4,17 @@ use std::fs::{self, DirEntry, Metadata};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
-use super::disk::{MAX_DISK_ENTRIES, Shared};
+use super::disk::Shared;
 use super::index::{EntryInfo, EntryKey, Index};
 use super::key::{BlockHash, Fingerprint};
+use super::limits::{ABANDONED_AFTER, MAX_DISK_ENTRIES};
 
 /// Of a block's file.
 pub(super) const EXTENSION: &str = "kv";
 /// Of a file that is being written.
 pub(super) const TEMPORARY_EXTENSION: &str = "tmp";
-/// A file that is being written and did not change for so long was left by a process that is gone.
-const ABANDONED_AFTER: Duration = Duration::from_secs(120);
 
 /// When a scan ends early.
 pub(super) enum Stop {

@@ -10,14 +10,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::key::{BLOCK_TOKENS, BlockHash};
+use super::key::BlockHash;
+use super::limits::{BLOCK_TOKENS, NODE_OVERHEAD_BYTES};
 
 /// Index of a node; used again after the node is gone.
 pub(super) type NodeId = u32;
-
-/// What a node takes at most beside its payload and tokens: the node, its share of the indices, the allocator's
-/// headers, and the room that tables which double keep free.
-pub(crate) const NODE_OVERHEAD_BYTES: u64 = 512;
 
 /// The parent of first blocks.
 const ROOT: NodeId = NodeId::MAX;

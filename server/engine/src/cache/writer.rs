@@ -14,18 +14,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
-use super::disk::{MAX_DISK_ENTRIES, Shared, make_dir};
+use super::disk::{Shared, make_dir};
 use super::entry::{encode_around, encoded_bytes};
 use super::index::{EntryInfo, EntryKey, Index};
+use super::limits::{MAINTENANCE_INTERVAL_S, MAX_DISK_ENTRIES, MAX_EXPIRED, RESCAN_SHARE};
 use super::scan::{TEMPORARY_EXTENSION, scan_all};
 use super::tree::Block;
-
-/// Seconds between two looks at the whole directory.
-pub(crate) const MAINTENANCE_INTERVAL_S: u64 = 300;
-/// A scan follows when this share of the limit was written since the last: one part in so many.
-const RESCAN_SHARE: u64 = 16;
-/// Files removed for their age in one go.
-const MAX_EXPIRED: usize = 4_096;
 
 pub(super) enum Job {
     /// Write a block, or only note its last access when it is there.
