@@ -141,7 +141,8 @@ pub struct LocalName {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("self.contextSize >= self.parallel * 16").message("spec.runtime.contextSize: it is shared by the parallel sequences, so give at least 16 tokens for each (contextSize >= 16 * parallel)"),
-    validation = Rule::new("type(self.threads) != int || self.threads <= 512").message("spec.runtime.threads: use auto or a whole number up to 512")
+    validation = Rule::new("type(self.threads) != int || self.threads <= 512").message("spec.runtime.threads: use auto or a whole number up to 512"),
+    validation = Rule::new("!has(self.workers) || (self.workers <= self.parallel && (type(self.threads) != int || self.threads == 0 || self.workers <= self.threads))").message("spec.runtime.workers: each worker needs a sequence and a thread of its own, so give at most as many as parallel and as threads")
 )]
 pub struct RuntimeSpec {
     /// Tokens of context in all, shared equally by the parallel sequences.
@@ -161,6 +162,13 @@ pub struct RuntimeSpec {
     /// Threads of the engine on the CPU: auto follows from the CPUs of the pod.
     #[serde(default)]
     pub threads: AutoOr,
+    /// Processes that serve the model side by side in each pod, at most one for each processor; contextSize, parallel and
+    /// threads are those of all together. One if left out. More take more memory and are slower for a lone request, and the
+    /// death of one does not stop the model.
+    // Not serialised when absent: versions are named after what is, and one that was made before this field stays itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 32").message("spec.runtime.workers: use a number from 1 to 32"))]
+    pub workers: Option<u32>,
     /// Speculative decoding. Not supported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculative: Option<SpeculativeSpec>,
@@ -182,6 +190,7 @@ impl Default for RuntimeSpec {
             cache_type: CacheType::default(),
             gpu_layers: AutoOr::Auto,
             threads: AutoOr::Auto,
+            workers: None,
             speculative: None,
         }
     }

@@ -58,5 +58,13 @@ mod tests {
         assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "b"), &runtime));
         let other = RuntimeSpec { parallel: 4, ..runtime };
         assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
+        let other = RuntimeSpec { workers: Some(2), ..RuntimeSpec::default() };
+        assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
+    }
+
+    /// An operator that knows more settings must not take every service for changed.
+    #[test]
+    fn settings_that_are_left_out_change_no_name() {
+        assert_eq!(version_name("chat", &model("https://a/m.gguf", "a"), &RuntimeSpec::default()), "chat-17b05364b8");
     }
 }

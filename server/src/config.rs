@@ -472,6 +472,7 @@ mod tests {
             ("spec.runtime.contextSize", MAX_CTX_SIZE.into()),
             ("spec.runtime.parallel", MAX_PARALLEL.into()),
             ("spec.runtime.threads", MAX_THREADS.into()),
+            ("spec.runtime.workers", MAX_WORKERS.into()),
             ("spec.runtime.gpuLayers", MAX_GPU_LAYERS.into()),
             ("spec.scheduling.maxQueue", u64::try_from(MAX_QUEUE).unwrap()),
         ] {

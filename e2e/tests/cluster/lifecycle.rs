@@ -241,6 +241,12 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (json!({"spec": {"runtime": {"parallel": 0}}}), "spec.runtime.parallel: use a number from 1 to 255"),
         (json!({"spec": {"runtime": {"threads": "many"}}}), "use auto or a whole number"),
         (json!({"spec": {"runtime": {"threads": 513}}}), "spec.runtime.threads: use auto or a whole number up to 512"),
+        (json!({"spec": {"runtime": {"workers": 0}}}), "spec.runtime.workers: use a number from 1 to 32"),
+        (json!({"spec": {"runtime": {"workers": 2, "threads": 1}}}), "at most as many as parallel and as threads"),
+        (
+            json!({"spec": {"runtime": {"workers": 17, "threads": "auto"}}}),
+            "at most as many as parallel and as threads",
+        ),
         (json!({"spec": {"runtime": {"cacheType": "q2"}}}), "supported values"),
         (json!({"spec": {"resources": {"memory": "lots"}}}), "a Kubernetes quantity above zero"),
         (json!({"spec": {"resources": {"gpu": {"count": 0}}}}), "spec.resources.gpu.count: use a number from 1 to 16"),

@@ -307,7 +307,7 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling) -> RuntimeSe
             Spec::Q4_0 => CacheType::Q4_0,
         },
         gpu_layers: spec.gpu_layers.value(),
-        workers: None,
+        workers: spec.workers,
         scheduling,
         engine: EngineTuning {
             prompt_lookup: spec.speculative.as_ref().filter(|s| s.prompt_lookup).map_or(0, |s| s.max_tokens),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::http::Method;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::routing::Router;
-use gantry_server::version::{GenerateRequest, SubmitError, WorkerConfig};
+use gantry_server::version::{GenerateRequest, SubmitError, WorkerConfig, processors};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -321,6 +321,10 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
     };
     let same = |version: Value| version;
     let huge: Change = huge;
+    let crowded = |mut version: Value| {
+        (version["runtime"]["workers"], version["runtime"]["threads"]) = (json!(2), json!(1));
+        version
+    };
     let cases: Vec<BadModel> = vec![
         ("wrong-digest", &good, "ab".repeat(32), same, None, "Digest", "found f73e755f", "was asked for"),
         (
@@ -334,6 +338,7 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
             "cut short",
         ),
         ("too-large", &good, sha(&good), huge, None, "Memory", "Gi of ", "lower"),
+        ("crowded", &good, sha(&good), crowded, None, "Load", "bad settings", "1 threads, not 2; correct spec.runtime"),
         ("unknown", &unknown, sha(&unknown), same, None, "Format", "byte ", "qwenX"),
         ("bad", &bad, sha(&bad), same, Some("golden"), "Prompts", "of 20 prompts, 100% wanted", "was answered with"),
         ("unreadable-prompts", &good, sha(&good), same, Some("broken"), "Prompts", "unreadable", "line 2"),
@@ -485,6 +490,23 @@ async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() 
     pod.api.entry("v3 prepared", |entry| entry["prepared"] == "v3" && entry["resident"] == "v1").await;
     pod.activate("v3", Some("v2"));
     pod.api.entry("v3 answers", |entry| entry["version"] == "v3" && entry["resident"] == "v2").await;
+    assert_eq!(pod.answer().await, TWO);
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_has_as_many_workers_as_its_runtime_says() {
+    if processors() < 2 {
+        return;
+    }
+    let mut pod = Pod::fresh();
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    let mut version = version("v2", &two, &sha_two);
+    (version["runtime"]["workers"], version["runtime"]["threads"]) = (json!(2), json!(2));
+    pod.roll_out(&version).await;
+    let stats = pod.router.active().unwrap().stats();
+    assert_eq!((stats.workers.len(), stats.pids().len(), stats.slots), (2, 2, 2), "{stats:?}");
+    assert!(stats.workers.iter().all(|worker| worker.dispatchable), "{stats:?}");
     assert_eq!(pod.answer().await, TWO);
     pod.end().await;
 }
