@@ -134,6 +134,8 @@ pub struct ModelInfo {
     pub n_ctx_per_sequence: u32,
     /// Sequences that run at once.
     pub parallel: u32,
+    /// KV cells of all of them, which need not be what each can hold times their number.
+    pub kv_cells: u64,
     /// Tokens in the vocabulary.
     pub vocab_size: u32,
     /// Weights in the model.

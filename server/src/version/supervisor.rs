@@ -448,7 +448,7 @@ impl<'a> Session<'a> {
         tracing::info!(version = %shared.spec.name, worker, model = %model.description, "worker ready");
         self.phase = Phase::Ready;
         shared.set_loaded(worker, 1.0);
-        shared.desk.set_cells(worker, u64::from(model.n_ctx_per_sequence) * u64::from(model.parallel));
+        shared.desk.set_cells(worker, model.kv_cells);
         shared.model.send_replace(Some(model));
         shared.move_to(worker, WorkerHealth::Ready);
         self.judge();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use gantry_engine::{GenerationEvent, GenerationParams, Prompt};
+use gantry_engine::{GenerationEvent, GenerationParams, KvLayout, Prompt};
 use gantry_server::version::{
     DispatchStrategy, GenerateRequest, Generation, GenerationError, LoadError, RuntimeSettings, Scheduling, Version,
     VersionSpec, WorkerConfig, WorkerHealth, processors,
@@ -206,6 +206,27 @@ async fn a_server_with_a_dead_worker_goes_on_answering() {
     assert_eq!(server.ready().await.0, 200);
     for _ in 0..4 {
         assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_one_sequence_may_have_is_counted_once() {
+    if !two_fit() {
+        return;
+    }
+    let mut spec = spec(2, DispatchStrategy::MemoryAware);
+    // 2,048 cells for each worker's two sequences, either of which may have them all.
+    (spec.runtime.ctx_size, spec.runtime.engine.kv_layout) = (4096, KvLayout::Unified);
+    let version = load(spec).await.unwrap();
+    assert_eq!(version.model().unwrap().n_ctx_per_sequence, 2048);
+    let generations =
+        futures::future::join_all((0..8).map(|_| async { version.submit(long(900)).await.unwrap() })).await;
+    let with_workers = || version.stats().workers.iter().map(|worker| worker.in_flight).collect::<Vec<_>>();
+    assert_eq!(with_workers(), [2, 2], "two times 900 tokens fit, and the other requests wait in front");
+    for answer in futures::future::join_all(generations.into_iter().map(Generation::collect)).await {
+        assert_eq!(answer.unwrap().usage.completion_tokens, 900);
+    }
+    until_idle(&version).await;
+    version.retire(PATIENCE).await;
+}
+
     }
     send_signal(workers[0], "CONT");
     await_condition("it to get requests again", async || server.metric(dispatchable).await > 1.5).await;

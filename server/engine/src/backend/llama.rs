@@ -107,6 +107,7 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         n_ctx_train: model.n_ctx_train(),
         n_ctx_per_sequence: positions,
         parallel: config.parallel,
+        kv_cells: context.n_ctx().into(),
         vocab_size: model.vocab_size(),
         parameters: model.parameters(),
         size_bytes: model.size_bytes(),
