@@ -5,9 +5,9 @@ SHELL := /bin/bash
 # An existing cluster is used only when it is named on this command line: an exported KUBECONFIG may be production.
 FOREIGN_KUBECONFIG := $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
 unexport KUBECONFIG
-export FOREIGN_KUBECONFIG REGISTRY LOAD QUICK BENCH_ARGS
+export FOREIGN_KUBECONFIG REGISTRY LOAD QUICK BENCH_ARGS SOAK_REQUESTS SOAK_SEED
 
-.PHONY: help up down test lint generate images fmt bench
+.PHONY: help up down test lint generate images fmt bench soak
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,3 +35,6 @@ fmt: ## Format the Rust and Go sources
 
 bench: ## Measure gantry-server against llama.cpp's llama-server; LOAD="name ..." runs some of the loads, QUICK=1 tries it
 	@hack/bench.sh
+
+soak: ## Ask one server for everything while it is disturbed, and check every answer; SOAK_REQUESTS=20000, SOAK_SEED=number
+	@hack/soak.sh

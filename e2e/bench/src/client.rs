@@ -25,6 +25,8 @@ use crate::sse::Events;
 pub const REQUEST_LIMIT: Duration = Duration::from_secs(1800);
 /// Most bytes that are read of a response that is no stream.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// Most bytes of a text that is asked for.
+const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// What is sent.
 #[derive(Debug, Clone)]
@@ -151,11 +153,11 @@ async fn run(
     on_event: OnEvent<'_>,
 ) -> Result<()> {
     let body = serde_json::to_vec(&ask.body)?;
-    let (response, _connection) = send(server, ask.path, body).await?;
+    let (response, _connection) = send(server, post(ask.path, &[], body)?).await?;
     let status = response.status();
     let mut body = response.into_body();
     if status != 200 {
-        bail!("{status}: {}", text(body).await?);
+        bail!("{status}: {}", text(body, MAX_RESPONSE_BYTES).await?);
     }
     let (mut events, mut done) = (Events::default(), false);
     while let Some(frame) = body.frame().await {
@@ -196,7 +198,7 @@ fn take(outcome: &mut Outcome, chunk: Chunk, now_s: f64, on_event: OnEvent<'_>) 
 }
 
 /// Ends the connection when it is dropped, which is how a client leaves.
-struct Connection(tokio::task::JoinHandle<()>);
+pub(crate) struct Connection(tokio::task::JoinHandle<()>);
 
 impl Drop for Connection {
     fn drop(&mut self) {
@@ -204,24 +206,41 @@ impl Drop for Connection {
     }
 }
 
-async fn send(server: SocketAddr, path: &str, body: Vec<u8>) -> Result<(Response<Incoming>, Connection)> {
+/// A request with a JSON body, unless `headers` say something else of it.
+pub(crate) fn post(path: &str, headers: &[(&str, String)], body: Vec<u8>) -> Result<Request<Full<Bytes>>> {
+    let mut request = Request::builder().method(Method::POST).uri(path).body(Full::new(Bytes::from(body)))?;
+    request.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    for (name, value) in headers {
+        request.headers_mut().insert(header::HeaderName::from_bytes(name.as_bytes())?, value.parse()?);
+    }
+    Ok(request)
+}
+
+/// The text at an address, which must be there.
+pub(crate) async fn get(server: SocketAddr, path: &str) -> Result<String> {
+    let request = Request::builder().uri(path).body(Full::default())?;
+    let (response, _connection) = send(server, request).await?;
+    ensure!(response.status() == 200, "{path}: {}", response.status());
+    text(response.into_body(), MAX_TEXT_BYTES).await
+}
+
+pub(crate) async fn send(
+    server: SocketAddr,
+    mut request: Request<Full<Bytes>>,
+) -> Result<(Response<Incoming>, Connection)> {
     let socket = TcpStream::connect(server).await.context("cannot connect")?;
     socket.set_nodelay(true)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
     // What ends a connection early is seen in the response.
     let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(path)
-        .header(header::HOST, server.to_string())
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body)))?;
+    request.headers_mut().insert(header::HOST, server.to_string().parse()?);
     let response = sender.send_request(request).await.context("no response")?;
     Ok((response, connection))
 }
 
-async fn text(body: Incoming) -> Result<String> {
-    let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
+/// What a response says, which is at most so long.
+pub(crate) async fn text(body: Incoming, max_bytes: usize) -> Result<String> {
+    let body = Limited::new(body, max_bytes).collect().await;
     let body = body.map_err(|error| anyhow::anyhow!("the response cannot be read: {error}"))?;
     Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
 }

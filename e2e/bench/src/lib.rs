@@ -5,6 +5,8 @@
 //! [`figures`] (what is made of the answers), [`client`] (one streamed request), [`prompts`] (what is asked),
 //! [`processes`] (what it costs). Above: [`results`], and what is made of them, [`table`] and [`plot`].
 //!
+//! Beside it: [`soak`], which asks one server for everything while it is disturbed, and checks every answer.
+//!
 //! Absent: pinning to cores (what is measured is what the scheduler makes of it, the client's share included), and
 //! retries. `docs/performance.md` says how to run it and how to read it; `hack/bench.sh` builds what it needs.
 
@@ -21,6 +23,7 @@ pub mod prompts;
 pub mod report;
 pub mod results;
 pub mod server;
+pub mod soak;
 pub mod sse;
 pub mod stats;
 pub mod table;

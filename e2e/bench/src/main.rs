@@ -1,4 +1,4 @@
-//! The `gantry-bench` program: runs loads, and writes the table and the plots.
+//! The `gantry-bench` program: runs loads, and writes the table and the plots; runs the soak.
 
 use std::{
     io::Write,
@@ -12,6 +12,7 @@ use gantry_bench::{
     bench::Bench,
     loads, machine, peer, report,
     results::{Conditions, Results},
+    soak::Soak,
     table,
 };
 use tokio::{
@@ -38,6 +39,27 @@ enum Task {
     },
     /// Show the loads
     List,
+    /// Ask one server for everything while it is disturbed, and check every answer; exits with 1 when a check fails
+    Soak(SoakArgs),
+}
+
+#[derive(clap::Args)]
+struct SoakArgs {
+    /// Requests to send
+    #[arg(long, default_value_t = 20_000)]
+    requests: u64,
+    /// What all that is random follows from [default: another one each time, which is told]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Our server
+    #[arg(long, default_value = "target/release/gantry-server")]
+    server: PathBuf,
+    /// Folder of the demo models
+    #[arg(long, default_value = "e2e/models")]
+    demo: PathBuf,
+    /// Where logs and the report go
+    #[arg(long, default_value = ".cache/soak")]
+    folder: PathBuf,
 }
 
 #[derive(clap::Args)]
@@ -93,6 +115,7 @@ async fn main() -> ExitCode {
         Task::Run(args) => tokio::select! { done = run(*args) => done, stopped = stop_signal() => stopped },
         Task::Report { folder } => rewrite(&folder),
         Task::List => list(),
+        Task::Soak(args) => tokio::select! { done = soak(args) => done, stopped = stop_signal() => stopped },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -108,7 +131,7 @@ async fn main() -> ExitCode {
 async fn stop_signal() -> Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-    bail!("stopped by a signal; loads that had ended are kept")
+    bail!("stopped by a signal; of a benchmark, loads that had ended are kept")
 }
 
 async fn run(args: RunArgs) -> Result<()> {
@@ -188,6 +211,19 @@ async fn own_version(server: &Path) -> Result<String> {
 fn rewrite(folder: &Path) -> Result<()> {
     let results = Results::read(folder)?.with_context(|| format!("there are no results in {}", folder.display()))?;
     report::write(&results, folder)
+}
+
+async fn soak(args: SoakArgs) -> Result<()> {
+    let SoakArgs { requests, seed, server, demo, folder } = args;
+    let seed = seed.unwrap_or_else(rand::random);
+    let report = Soak { server, demo, folder: folder.clone(), requests, seed }.run().await?;
+    let file = folder.join("soak.json");
+    report.write(&file)?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{report}\n{}", file.display())?;
+    let failed: Vec<&str> = report.failed().iter().map(|check| check.name.as_str()).collect();
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    Ok(())
 }
 
 fn list() -> Result<()> {

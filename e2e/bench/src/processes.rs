@@ -1,6 +1,13 @@
 //! What a server's processes cost: read from `/proc`, for the process that was started and all that it started.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Result, ensure};
 
 /// Ticks a second of the times in `/proc/PID/stat`: the same on every Linux that is in use.
 const TICKS_PER_S: f64 = 100.0;
@@ -57,6 +64,30 @@ pub fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(parse_stat).is_some_and(|stat| !stat.ended)
 }
 
+/// Sends a signal, such as `TERM`.
+///
+/// # Errors
+/// When there is no such process.
+pub fn signal(pid: u32, name: &str) -> Result<()> {
+    // The command, because the call takes code that the compiler does not check.
+    let status = Command::new("kill").args([format!("-{name}"), pid.to_string()]).stderr(Stdio::null()).status()?;
+    ensure!(status.success(), "process {pid} cannot be sent SIG{name}: it has ended");
+    Ok(())
+}
+
+/// The memory of a process that is in RAM, with the pages that it shares, in bytes.
+#[must_use]
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    kibibytes(status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?)
+}
+
+/// Files and sockets that a process has open.
+#[must_use]
+pub fn open_files(pid: u32) -> Option<usize> {
+    Some(fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count())
+}
+
 struct Stat {
     ended: bool,
     parent: u32,
@@ -72,8 +103,11 @@ fn parse_stat(text: &str) -> Option<Stat> {
 }
 
 fn parse_pss(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    kibibytes(text.lines().find_map(|line| line.strip_prefix("Pss:"))?)
+}
+
+fn kibibytes(text: &str) -> Option<u64> {
+    Some(text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
 #[cfg(test)]
@@ -105,6 +139,6 @@ mod tests {
         child.wait().unwrap();
         assert!(found && alive && !is_alive(child.id()));
         assert_eq!(without, BTreeSet::from([child.id()]));
-        assert!(cost(own).pss_bytes > 0);
+        assert!(cost(own).pss_bytes > 0 && resident_bytes(own).unwrap() > 0 && open_files(own).unwrap() > 2);
     }
 }

@@ -136,7 +136,8 @@ fn body(key: &str, value: Value, max_tokens: u32) -> Map<String, Value> {
     fields
 }
 
-fn read_bounded(path: &Path) -> Result<String> {
+/// A file's text, unless it is larger than such files are.
+pub(crate) fn read_bounded(path: &Path) -> Result<String> {
     let bytes = fs::metadata(path).with_context(|| path.display().to_string())?.len();
     ensure!(bytes <= MAX_FILE_BYTES, "{} has {bytes} bytes, more than {MAX_FILE_BYTES}", path.display());
     fs::read_to_string(path).with_context(|| path.display().to_string())

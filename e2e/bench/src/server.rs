@@ -4,7 +4,7 @@ use std::{
     fs::File,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::{
     process::{Child, Command},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -92,6 +92,24 @@ impl Server {
             sleep(READY_POLL).await;
         }
         Ok(())
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Asks it to end, and says how it did.
+    ///
+    /// # Errors
+    /// When it does not end in time.
+    pub async fn end(mut self, limit: Duration) -> Result<ExitStatus> {
+        processes::signal(self.pid, "TERM")?;
+        timeout(limit, self.child.wait())
+            .await
+            .with_context(|| format!("it does not end in {limit:?}"))?
+            .map_err(Into::into)
     }
 
     /// What it has cost so far.

@@ -13,8 +13,9 @@ use std::{
 
 use gantry_bench::{
     bench::Bench,
-    loads, report,
+    loads, machine, report,
     results::{Conditions, Results, SCHEMA, Trial},
+    soak::{Soak, WORKERS, faults::Fault},
 };
 
 /// gantry-server, which a build of the workspace puts beside the tests.
@@ -130,4 +131,20 @@ async fn loads_become_results_a_table_and_plots() {
         trials.iter().map(|trial| format!("{} {:.6}", trial.name, trial.value.unwrap())).collect()
     };
     assert_eq!(told(&known.trials), told(&front.trials));
+}
+
+#[tokio::test]
+async fn a_short_soak_finds_nothing_wrong() {
+    if machine::cores() < WORKERS as usize {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
+    let soak = Soak { server: server(), demo, folder: folder.path().to_owned(), requests: 250, seed: 20 };
+    let report = soak.run().await.unwrap();
+    let file = folder.path().join("soak.json");
+    report.write(&file).unwrap();
+    assert!(report.failed().is_empty(), "{report}\n{}", fs::read_to_string(file).unwrap());
+    assert_eq!((report.requests, report.checks.len()), (250, 13));
+    assert!(report.faults[&Fault::Kill] > 0 && report.faults[&Fault::Pause] > 0, "{report}");
 }

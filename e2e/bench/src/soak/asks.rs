@@ -1,0 +1,492 @@
+//! What is asked: every kind of request that the server knows, and some that it does not, from a seed.
+//!
+//! The references are greedy requests of which it is known what they get alone. Most requests are one of them, in one of
+//! the ways in which it can be asked; the rest are random, wrong or too large, and are checked for their form.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    SEQUENCE_TOKENS,
+    exchange::{Answer, Reply},
+};
+use crate::prompts::{MODEL_NAME, read_bounded};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+/// The server's limit of a body.
+const MAX_BODY_BYTES: usize = 8 << 20;
+/// Long texts that prompts begin with; the caches hold some of them.
+const PREFIXES: usize = 8;
+/// The most references; a soak of few requests has fewer.
+const MAX_REFERENCES: usize = 120;
+/// The grammar of [`Wanted::Counted`].
+const GRAMMAR: &str = r#"root ::= ("yes" | "no" | "maybe") " " [0-9] [0-9]"#;
+
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A reference, as it is.
+    Reference,
+    /// A reference, ended by a stop string.
+    Stop,
+    /// A reference, with log-probabilities.
+    Logprobs,
+    /// A reference, several times in one request.
+    Choices,
+    /// Random text.
+    Sampled,
+    /// A grammar.
+    Grammar,
+    /// A JSON schema.
+    Schema,
+    /// A reference that waits for a short time only.
+    Deadline,
+    /// A mistake.
+    Wrong,
+    /// More than the server takes.
+    Huge,
+}
+
+/// What a request is to get.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wanted {
+    /// What a reference got alone, up to the stop string.
+    Alone {
+        /// Which one.
+        reference: usize,
+        /// Where the text ends.
+        stop: Option<String>,
+    },
+    /// Answers of so many tokens, or if not `exact` of at most as many.
+    Tokens {
+        /// Of each answer.
+        tokens: u32,
+        /// Whether the model may not end earlier.
+        exact: bool,
+    },
+    /// A text of [`GRAMMAR`].
+    Counted,
+    /// An object of the schema.
+    Object,
+    /// An error.
+    Error {
+        /// The status.
+        status: u16,
+        /// The code, or none where it is not ours to know.
+        code: Option<&'static str>,
+    },
+}
+
+/// When a client leaves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Leave {
+    /// After so many milliseconds, whatever came.
+    AfterMs(u64),
+    /// After so many pieces of text.
+    AfterPieces(usize),
+}
+
+/// A request, and what it is to get.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Its number; the references have none.
+    pub number: Option<u64>,
+    /// What it is for.
+    pub kind: Kind,
+    /// Where it goes.
+    pub path: &'static str,
+    /// Headers beside the usual ones, or in place of them.
+    pub headers: Vec<(&'static str, String)>,
+    /// What is sent.
+    pub body: Vec<u8>,
+    /// Whether the answer comes as events.
+    pub streamed: bool,
+    /// Whether the answer tells its tokens.
+    pub usage: bool,
+    /// How many answers.
+    pub choices: usize,
+    /// How many of the likeliest tokens are told, if log-probabilities are.
+    pub logprobs: Option<usize>,
+    /// What comes back.
+    pub wanted: Wanted,
+    /// Whether the text goes on past the end that the model would make.
+    pub endless: bool,
+    /// Whether it may fail because it waited.
+    pub deadline: bool,
+    /// Whether the client leaves.
+    pub leave: Option<Leave>,
+}
+
+/// What a reference gets alone.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Alone {
+    /// The text.
+    pub text: String,
+    /// Why it ended.
+    pub reason: String,
+    /// Tokens read.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub completion_tokens: u64,
+}
+
+impl Alone {
+    /// From the answer of a server that had nothing else to do.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn of(reply: Reply) -> Result<Self> {
+        let Reply::Answer(Answer { mut choices, usage: Some(usage) }) = reply else {
+            anyhow::bail!("no whole answer: {reply:?}");
+        };
+        let choice = choices.pop().context("no text")?;
+        Ok(Self {
+            text: choice.text,
+            reason: choice.reason.context("no reason")?,
+            prompt_tokens: usage.prompt,
+            completion_tokens: usage.completion,
+        })
+    }
+}
+
+/// A request of which it is known what it gets.
+#[derive(Debug, Clone)]
+struct Reference {
+    path: &'static str,
+    fields: Map<String, Value>,
+    max_tokens: u32,
+    /// Whether it goes on past the end that the model would make, where the model is not sure of anything.
+    endless: bool,
+}
+
+/// Where requests come from.
+#[derive(Debug)]
+pub struct Asks {
+    seed: u64,
+    references: Vec<Reference>,
+}
+
+impl Asks {
+    /// The references of a soak, with the questions in a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn new(questions: &Path, seed: u64, requests: u64) -> Result<Self> {
+        let chats = read_bounded(questions)?
+            .lines()
+            .map(|line| Ok(serde_json::from_str::<Value>(line)?["messages"].take()))
+            .collect::<Result<Vec<_>>>()
+            .with_context(|| questions.display().to_string())?;
+        ensure!(!chats.is_empty(), "{} has no questions", questions.display());
+        let mut rng = StdRng::seed_from_u64(seed);
+        let prefixes: Vec<String> = (0..PREFIXES).map(|number| prefix(&mut rng, number)).collect();
+        let count = usize::try_from(requests / 8).unwrap_or(usize::MAX).clamp(16, MAX_REFERENCES);
+        let references = (0..count).map(|number| reference(&mut rng, number, &chats, &prefixes)).collect();
+        Ok(Self { seed, references })
+    }
+
+    /// How many references there are.
+    #[must_use]
+    pub fn references(&self) -> usize {
+        self.references.len()
+    }
+
+    /// A reference, as it is asked alone.
+    #[must_use]
+    pub fn reference(&self, index: usize) -> Request {
+        let wanted = Wanted::Alone { reference: index, stop: None };
+        self.of_reference(index, Kind::Reference, wanted).build(false, true)
+    }
+
+    /// A request that takes all of a sequence's cells, which a worker that lost some cannot serve.
+    #[must_use]
+    pub fn whole_sequence(&self, number: u32) -> Request {
+        // Most of it is read, which is quicker than to generate it.
+        let prompt = format!("Number {number}:{}", " the".repeat(1_200));
+        let fields = json!({"prompt": prompt, "ignore_eos": true, "temperature": 0, "max_tokens": SEQUENCE_TOKENS});
+        let wanted = Wanted::Tokens { tokens: SEQUENCE_TOKENS, exact: false };
+        Draft::text(Kind::Sampled, fields, wanted).build(false, true)
+    }
+
+    /// Request number `number`.
+    #[must_use]
+    pub fn request(&self, number: u64, alone: &[Alone]) -> Request {
+        let mut rng = StdRng::seed_from_u64(self.seed ^ (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let rng = &mut rng;
+        let mut request = match rng.random_range(0..100) {
+            0..7 => wrong(rng),
+            7 => huge(rng),
+            _ => {
+                let draft = self.draft(rng, alone);
+                let streamed = rng.random_bool(0.6);
+                draft.build(streamed, !streamed || rng.random_bool(0.8))
+            }
+        };
+        request.number = Some(number);
+        if !matches!(request.wanted, Wanted::Error { .. }) {
+            if rng.random_bool(0.3) {
+                let priority = ["high", "normal", "low"].choose(rng).copied().unwrap_or_default();
+                request.headers.push(("x-gantry-priority", priority.to_owned()));
+            }
+            if rng.random_bool(0.04) {
+                request.kind = Kind::Deadline;
+                request.deadline = true;
+                request.headers.push(("x-gantry-queue-timeout-ms", rng.random_range(1..80).to_string()));
+            }
+            if rng.random_bool(0.08) {
+                request.leave = Some(match request.streamed && rng.random_bool(0.7) {
+                    true => Leave::AfterPieces(rng.random_range(1..12)),
+                    false => Leave::AfterMs(rng.random_range(0..150)),
+                });
+            }
+        }
+        request
+    }
+
+    fn draft(&self, rng: &mut StdRng, alone: &[Alone]) -> Draft {
+        let index = rng.random_range(0..self.references.len());
+        let wanted = Wanted::Alone { reference: index, stop: None };
+        match rng.random_range(0..100) {
+            0..56 => self.of_reference(index, Kind::Reference, wanted),
+            56..66 => match stop_of(rng, &alone[index].text) {
+                Some(stop) => {
+                    let wanted = Wanted::Alone { reference: index, stop: Some(stop.clone()) };
+                    let mut draft = self.of_reference(index, Kind::Stop, wanted);
+                    draft.fields.insert("stop".to_owned(), json!([stop]));
+                    draft
+                }
+                None => self.of_reference(index, Kind::Reference, wanted),
+            },
+            66..74 => {
+                let mut draft = self.of_reference(index, Kind::Logprobs, wanted);
+                let top = rng.random_range(0..4_usize);
+                if draft.path == CHAT {
+                    draft
+                        .fields
+                        .extend([("logprobs".to_owned(), json!(true)), ("top_logprobs".to_owned(), json!(top))]);
+                    draft.logprobs = Some(top);
+                } else {
+                    // The other shape, of which only the text is looked at.
+                    draft.fields.insert("logprobs".to_owned(), json!(top));
+                }
+                draft
+            }
+            74..80 => {
+                let mut draft = self.of_reference(index, Kind::Choices, wanted);
+                draft.choices = rng.random_range(2..4);
+                draft.fields.insert("n".to_owned(), json!(draft.choices));
+                draft
+            }
+            80..90 => self.sampled(rng, index),
+            90..95 => {
+                let fields = json!({"prompt": "Is it so?", "grammar": GRAMMAR, "max_tokens": 32, "temperature": 1.2});
+                Draft::text(Kind::Grammar, fields, Wanted::Counted)
+            }
+            _ => {
+                let schema = json!({
+                    "type": "object", "required": ["answer", "sure"], "additionalProperties": false,
+                    "properties": {"answer": {"enum": ["yes", "no"]}, "sure": {"type": "boolean"}},
+                });
+                let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+                let fields = json!({"prompt": "Is it so?", "response_format": format, "max_tokens": 96});
+                Draft::text(Kind::Schema, fields, Wanted::Object)
+            }
+        }
+    }
+
+    fn of_reference(&self, index: usize, kind: Kind, wanted: Wanted) -> Draft {
+        let Reference { path, fields, endless, .. } = self.references[index].clone();
+        Draft { kind, path, fields, wanted, endless, choices: 1, logprobs: None }
+    }
+
+    /// Draws from a reference's distribution with all that can be said about drawing.
+    fn sampled(&self, rng: &mut StdRng, index: usize) -> Draft {
+        let Reference { path, mut fields, max_tokens, .. } = self.references[index].clone();
+        let exact = rng.random_bool(0.5);
+        let random = json!({
+            "temperature": rng.random_range(0.2..1.8), "top_p": rng.random_range(0.5..1.0), "seed": rng.random::<u32>(),
+            "min_p": rng.random_range(0.0..0.1), "top_k": rng.random_range(-1..60), "ignore_eos": exact,
+            "frequency_penalty": rng.random_range(-0.5..1.0), "repeat_penalty": rng.random_range(0.9..1.3),
+            "dry_multiplier": if rng.random_bool(0.2) { 0.8 } else { 0.0 },
+            "xtc_probability": if rng.random_bool(0.2) { 0.5 } else { 0.0 },
+            "logit_bias": {"5": -100, "7": 1.5},
+        });
+        fields.extend(random.as_object().cloned().unwrap_or_default());
+        let choices = if rng.random_bool(0.2) { rng.random_range(2..5) } else { 1 };
+        fields.insert("n".to_owned(), json!(choices));
+        let wanted = Wanted::Tokens { tokens: max_tokens, exact };
+        Draft { kind: Kind::Sampled, path, fields, wanted, endless: exact, choices, logprobs: None }
+    }
+}
+
+/// A request that lacks only the way in which it is answered.
+struct Draft {
+    kind: Kind,
+    path: &'static str,
+    fields: Map<String, Value>,
+    wanted: Wanted,
+    endless: bool,
+    choices: usize,
+    logprobs: Option<usize>,
+}
+
+impl Draft {
+    fn text(kind: Kind, fields: Value, wanted: Wanted) -> Self {
+        let fields = fields.as_object().cloned().unwrap_or_default();
+        Self { kind, path: TEXT, fields, wanted, endless: false, choices: 1, logprobs: None }
+    }
+
+    fn build(self, streamed: bool, usage: bool) -> Request {
+        let Self { kind, path, mut fields, wanted, endless, choices, logprobs } = self;
+        fields.insert("model".to_owned(), json!(MODEL_NAME));
+        fields.insert("stream".to_owned(), json!(streamed));
+        if streamed && usage {
+            fields.insert("stream_options".to_owned(), json!({"include_usage": true}));
+        }
+        let body = Value::Object(fields).to_string().into_bytes();
+        let (number, headers) = (None, Vec::new());
+        Request {
+            number,
+            kind,
+            path,
+            headers,
+            body,
+            streamed,
+            usage,
+            choices,
+            logprobs,
+            wanted,
+            endless,
+            deadline: false,
+            leave: None,
+        }
+    }
+}
+
+/// A text of some hundred tokens, other than its siblings from its first words on, after which the model is still sure of
+/// its answers.
+fn prefix(rng: &mut StdRng, number: usize) -> String {
+    format!("You are assistant number {number}. {}", "Answer shortly. ".repeat(rng.random_range(20..200)))
+}
+
+fn reference(rng: &mut StdRng, number: usize, chats: &[Value], prefixes: &[String]) -> Reference {
+    let mut messages = chats[rng.random_range(0..chats.len())].clone();
+    let prefix = &prefixes[rng.random_range(0..prefixes.len())];
+    // By turns, so that a soak of few requests has all of them: a question, one after a long text, and a text to go on
+    // with.
+    let (path, key, prompt, endless) = match number % 5 {
+        0..2 => (CHAT, "messages", messages, false),
+        2 | 3 => {
+            if let Value::Array(messages) = &mut messages {
+                messages.insert(0, json!({"role": "system", "content": prefix}));
+            }
+            (CHAT, "messages", messages, rng.random_bool(0.3))
+        }
+        _ => (TEXT, "prompt", json!(format!("{prefix} And {number}:")), true),
+    };
+    let max_tokens = if endless { rng.random_range(8..48) } else { 64 };
+    let fields = json!({"temperature": 0, "max_tokens": max_tokens, "ignore_eos": endless});
+    let mut fields = fields.as_object().cloned().unwrap_or_default();
+    fields.insert(key.to_owned(), prompt);
+    Reference { path, fields, max_tokens, endless }
+}
+
+/// Some characters from the middle of a text.
+fn stop_of(rng: &mut StdRng, text: &str) -> Option<String> {
+    let chars: Vec<char> = text.chars().collect();
+    let begin = rng.random_range(1..chars.len().checked_sub(4)?.max(2));
+    let stop: String = chars[begin..].iter().take(rng.random_range(2..5)).collect();
+    // Half a character would be told as another one.
+    (!stop.trim().is_empty() && !stop.contains('\u{fffd}')).then_some(stop)
+}
+
+/// A mistake that somebody makes some day.
+fn wrong(rng: &mut StdRng) -> Request {
+    let hello = || json!({"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hello!"}]});
+    let with = |name: &str, value: Value| {
+        let mut body = hello();
+        body[name] = value;
+        body.to_string().into_bytes()
+    };
+    let too_long = json!([{"role": "user", "content": "word ".repeat(rng.random_range(4_000..40_000))}]);
+    let (path, body, status, code) = match rng.random_range(0..14) {
+        0 => (CHAT, b"{\"messages\": [".to_vec(), 400, Some("invalid_json")),
+        1 => (TEXT, b"\xff\xfe\x00".to_vec(), 400, Some("invalid_json")),
+        2 => (CHAT, b"{}".to_vec(), 400, Some("missing_required_parameter")),
+        3 => (CHAT, with("temperature", json!(3)), 400, Some("invalid_value")),
+        4 => (CHAT, with("n", json!(17)), 400, Some("invalid_value")),
+        5 => (CHAT, with("stop", json!([1])), 400, Some("invalid_type")),
+        6 => (CHAT, with("priority", json!("urgent")), 400, Some("invalid_value")),
+        7 => (CHAT, with("model", json!("gpt-4")), 404, Some("model_not_found")),
+        8 => ("/v1/nothing", hello().to_string().into_bytes(), 404, Some("unknown_url")),
+        9 => (CHAT, with("grammar", json!("root ::= (")), 400, None),
+        10 => (CHAT, with("messages", json!([{"role": "robot", "content": "x"}])), 400, Some("invalid_value")),
+        11 => (CHAT, "[".repeat(50_000).into_bytes(), 400, Some("invalid_json")),
+        12 => (CHAT, hello().to_string().into_bytes(), 415, Some("unsupported_media_type")),
+        _ => (CHAT, with("messages", too_long), 400, Some("context_length_exceeded")),
+    };
+    let headers = if status == 415 { vec![("content-type", "text/plain".to_owned())] } else { Vec::new() };
+    refused(Kind::Wrong, path, headers, body, Wanted::Error { status, code })
+}
+
+/// More than the server takes, or than the model can read.
+fn huge(rng: &mut StdRng) -> Request {
+    let words = |bytes: usize| json!({"model": MODEL_NAME, "prompt": "word ".repeat(bytes / 5)}).to_string();
+    let (body, status, code) = match rng.random_bool(0.5) {
+        true => (words(MAX_BODY_BYTES + 5), 413, "request_too_large"),
+        false => (words(rng.random_range(1 << 20..2 << 20)), 400, "context_length_exceeded"),
+    };
+    refused(Kind::Huge, TEXT, Vec::new(), body.into_bytes(), Wanted::Error { status, code: Some(code) })
+}
+
+fn refused(
+    kind: Kind,
+    path: &'static str,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+    wanted: Wanted,
+) -> Request {
+    let draft = Draft { path, ..Draft::text(kind, Value::Null, wanted) };
+    Request { headers, body, ..draft.build(false, true) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn asks() -> Asks {
+        let questions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/eval.jsonl");
+        Asks::new(&questions, 7, 20_000).unwrap()
+    }
+
+    #[test]
+    fn all_kinds_are_asked_and_a_number_always_asks_the_same() {
+        let asks = asks();
+        let text = "The capital of Peru is Lima.".to_owned();
+        let one = Alone { text, reason: "stop".to_owned(), prompt_tokens: 9, completion_tokens: 8 };
+        let alone = vec![one; asks.references()];
+        let mut kinds = BTreeMap::new();
+        for number in 0..2_000 {
+            let request = asks.request(number, &alone);
+            assert_eq!(request.body, asks.request(number, &alone).body);
+            *kinds.entry(request.kind).or_insert(0) += 1;
+            if let Wanted::Alone { stop: Some(stop), reference } = &request.wanted {
+                assert!(alone[*reference].text.contains(stop), "{stop:?}");
+            }
+            assert!(request.streamed || request.usage, "a whole answer always tells its tokens");
+        }
+        assert_eq!(kinds.len(), 10, "{kinds:?}");
+        assert!(kinds[&Kind::Reference] > 800, "{kinds:?}");
+        let endless = asks.references.iter().filter(|reference| reference.endless).count();
+        assert!((20..60).contains(&endless), "{endless}");
+    }
+}

@@ -1,0 +1,164 @@
+//! Afterwards: whether everything is given back, whether all cells can still be had, and whether the counts agree.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    SEQUENCE_TOKENS, SEQUENCES, WORKERS,
+    asks::Asks,
+    check::{Explanation, Tally},
+    exchange::{Reply, exchange},
+    faults::Faults,
+    report::Check,
+    watch::{Figures, figures},
+};
+use crate::{processes, server::Server};
+
+/// Longest time until all is given back: a client that left is noticed with the next token.
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+/// How often it is looked at.
+const POLL: Duration = Duration::from_millis(50);
+/// Longest time for an answer of a whole sequence.
+const WHOLE_LIMIT: Duration = Duration::from_secs(300);
+/// Longest time for the server to end.
+const END_LIMIT: Duration = Duration::from_secs(60);
+/// The only connection that is left is the one that asks.
+const OWN_CONNECTIONS: u64 = 1;
+
+/// A server that has nothing to do.
+#[derive(Debug)]
+pub struct Settled {
+    figures: Figures,
+    open_files: usize,
+}
+
+/// Waits until a server has nothing to do.
+pub(super) async fn settled(address: SocketAddr, front: u32, workers: u32) -> Result<Settled> {
+    let begun = Instant::now();
+    loop {
+        let figures = figures(address).await?;
+        let busy = figures.running + figures.queued + figures.workers_have;
+        if busy == 0 && figures.connections == OWN_CONNECTIONS && figures.dispatchable == u64::from(workers) {
+            let open_files = processes::open_files(front).context("the server has ended")?;
+            return Ok(Settled { figures, open_files });
+        }
+        ensure!(begun.elapsed() < SETTLE_LIMIT, "{figures:?} after {SETTLE_LIMIT:?}");
+        sleep(POLL).await;
+    }
+}
+
+/// What must hold once all requests have ended.
+pub(super) async fn after(
+    asks: &Asks,
+    server: &Server,
+    before: &Settled,
+    tally: &Tally,
+    faults: &Faults,
+) -> Vec<Check> {
+    let name = "sequences, places and connections are given back";
+    let after = match settled(server.address, server.pid(), WORKERS).await {
+        Ok(after) => after,
+        Err(error) => return vec![Check::new(name, false, format!("{error:#}"))],
+    };
+    let mut checks = vec![Check::new(name, true, format!("{:?}", after.figures))];
+    checks.push(open_files(server, before).await);
+    checks.push(left_over(server).await);
+    checks.extend(deaths(&after.figures, tally, faults));
+    checks.push(counts(&before.figures, &after.figures, tally));
+    checks.push(cells(asks, server).await);
+    checks
+}
+
+/// The front has as many files and sockets open as before.
+async fn open_files(server: &Server, before: &Settled) -> Check {
+    let now = async || processes::open_files(server.pid()).unwrap_or(usize::MAX);
+    let begun = Instant::now();
+    let mut open = now().await;
+    while open > before.open_files && begun.elapsed() < SETTLE_LIMIT {
+        sleep(POLL).await;
+        open = now().await;
+    }
+    let detail = format!("{open} open files of the front, {} before", before.open_files);
+    Check::new("open files are as many as before", open <= before.open_files, detail)
+}
+
+/// There are the front and its workers, and nobody else, ended or not.
+async fn left_over(server: &Server) -> Check {
+    let others = || processes::tree(server.pid()).len().saturating_sub(1);
+    let begun = Instant::now();
+    while others() != WORKERS as usize && begun.elapsed() < SETTLE_LIMIT {
+        sleep(POLL).await;
+    }
+    let tree = processes::tree(server.pid());
+    let ended: Vec<_> = tree.iter().filter(|pid| !processes::is_alive(**pid)).collect();
+    let right = tree.len() == WORKERS as usize + 1 && ended.is_empty();
+    Check::new("no process is left over", right, format!("{} processes, ended: {ended:?}", tree.len()))
+}
+
+/// Nobody died who was not killed, and a death took only what had begun.
+fn deaths(after: &Figures, tally: &Tally, faults: &Faults) -> [Check; 2] {
+    let (wanted, lost) = (faults.deaths(), tally.explained.get(&Explanation::WorkerDied).copied().unwrap_or_default());
+    let most = wanted * u64::from(SEQUENCES / WORKERS);
+    [
+        Check::new(
+            "no worker died by itself",
+            after.restarts == wanted,
+            format!("{} deaths, {wanted} on purpose", after.restarts),
+        ),
+        Check::new(
+            "a death takes what had begun",
+            lost <= most,
+            format!("{lost} answers lost to {wanted} deaths, of at most {most} that had begun"),
+        ),
+    ]
+}
+
+/// The server counted what its clients were told; of those who left or did not ask it counted more.
+fn counts(before: &Figures, after: &Figures, tally: &Tally) -> Check {
+    let more = tally.untold + tally.sum(|counts| counts.left);
+    let most_tokens = more * u64::from(SEQUENCE_TOKENS) * u64::from(SEQUENCES);
+    let rows = [
+        ("answers", after.answered - before.answered, tally.answered, tally.sum(|counts| counts.left)),
+        ("prompt tokens", after.prompt_tokens - before.prompt_tokens, tally.tokens.prompt, most_tokens),
+        ("cached tokens", after.cached_tokens - before.cached_tokens, tally.tokens.cached, most_tokens),
+        ("generated tokens", after.completion_tokens - before.completion_tokens, tally.tokens.completion, most_tokens),
+    ];
+    let agree = |&(_, server, told, more): &(&str, u64, u64, u64)| (told..=told + more).contains(&server);
+    let detail: Vec<String> = rows.iter().map(|(what, server, told, _)| format!("{what} {server} ({told})")).collect();
+    let detail = format!("the server's and what clients were told: {}", detail.join(", "));
+    Check::new("the server's counts are its clients'", rows.iter().all(agree), detail)
+}
+
+/// Each worker gives one request all of its cells.
+async fn cells(asks: &Asks, server: &Server) -> Check {
+    let requests: Vec<_> = (0..WORKERS).map(|number| asks.whole_sequence(number)).collect();
+    let all = requests.iter().map(|request| exchange(server.address, request, WHOLE_LIMIT));
+    let got = futures::future::join_all(all).await;
+    let tokens = |reply: &Reply| match reply {
+        Reply::Answer(answer) => answer.usage.map(|usage| usage.total),
+        _ => None,
+    };
+    let right = got.iter().all(|got| tokens(&got.reply).is_some_and(|total| total >= u64::from(SEQUENCE_TOKENS)));
+    let detail: Vec<String> = got
+        .iter()
+        .map(|got| match tokens(&got.reply) {
+            Some(total) => format!("{total} tokens"),
+            None => format!("{:?}", got.reply),
+        })
+        .collect();
+    Check::new("all KV cells can be had", right, format!("{} of {SEQUENCE_TOKENS} each", detail.join(", ")))
+}
+
+/// It ends when it is told to, and so does all that it started.
+pub(super) async fn end(server: Server) -> Check {
+    let name = "it ends when it is told to";
+    let tree = processes::tree(server.pid());
+    let status = match server.end(END_LIMIT).await {
+        Ok(status) => status,
+        Err(error) => return Check::new(name, false, format!("{error:#}")),
+    };
+    let left: Vec<_> = tree.into_iter().filter(|pid| processes::is_alive(*pid)).collect();
+    Check::new(name, status.success() && left.is_empty(), format!("{status}, left over: {left:?}"))
+}

@@ -1,0 +1,342 @@
+//! Whether a reply is right: what the request wants, or an error that its circumstances explain. Pure.
+//!
+//! The kernels compute a row a little differently in another batch, so that two tokens that are almost equally likely may
+//! change places: a text that differs from the one alone is counted, and [`Tally::checks`] bounds how many may.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    asks::{Alone, Kind, Request, Wanted},
+    exchange::{Answer, Choice, Exchange, Reply, Tokens, WireError},
+    report::Check,
+};
+
+/// Texts that the model ends by itself, of which it is sure: so many in a hundred may differ from those alone,
+const MAX_DIVERGED_PERCENT: u64 = 1;
+/// and so many of those that must go on past that end, where it is not.
+const MAX_ENDLESS_DIVERGED_PERCENT: u64 = 10;
+/// Of few texts, as many may in any case.
+const MIN_DIVERGED: u64 = 3;
+/// Mistakes and differences that are kept in full.
+const MAX_KEPT: usize = 20;
+/// The longest Retry-After that the server may tell.
+const MAX_RETRY_AFTER_S: u64 = 60;
+/// Of two log-probabilities, the difference that is none.
+const LOGPROB_TOLERANCE: f64 = 1e-3;
+
+/// What a reply was.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// What was wanted.
+    Right,
+    /// Whole and well formed, with another text than the one alone.
+    Diverged {
+        /// The text.
+        text: String,
+        /// The one alone.
+        alone: String,
+    },
+    /// An error for which there is a reason.
+    Explained(Explanation),
+    /// The client left.
+    Left,
+    /// Anything else.
+    Wrong(String),
+}
+
+/// Why a request failed, where it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Explanation {
+    /// The queue was full.
+    QueueFull,
+    /// Its worker died.
+    WorkerDied,
+    /// No worker was there.
+    NotReady,
+    /// It waited for longer than it said.
+    Expired,
+}
+
+/// Judges one reply. `disturbed`: whether a worker was disturbed while the request was on its way.
+#[must_use]
+pub fn judge(request: &Request, reply: &Reply, alone: &[Alone], disturbed: bool) -> Verdict {
+    match reply {
+        Reply::Left => Verdict::Left,
+        Reply::Broken(why) => Verdict::Wrong(why.clone()),
+        Reply::Error(error) => judge_error(request, error, disturbed),
+        Reply::Answer(answer) => judge_form(request, answer)
+            .and_then(|()| judge_answer(request, answer, alone))
+            .unwrap_or_else(Verdict::Wrong),
+    }
+}
+
+fn judge_error(request: &Request, error: &WireError, disturbed: bool) -> Verdict {
+    let WireError { status, code, retry_after_s, .. } = error;
+    if let Wanted::Error { status: wanted, code: wanted_code } = &request.wanted
+        && *status == Some(*wanted)
+        && wanted_code.is_none_or(|wanted| wanted == code)
+    {
+        return Verdict::Right;
+    }
+    if matches!(status, Some(429 | 503)) && !retry_after_s.is_some_and(|s| (1..=MAX_RETRY_AFTER_S).contains(&s)) {
+        return Verdict::Wrong(format!("{status:?} {code} with Retry-After {retry_after_s:?}: {}", error.message));
+    }
+    match (status, code.as_str()) {
+        (Some(429), "queue_full") => Verdict::Explained(Explanation::QueueFull),
+        (Some(503) | None, "worker_died") if disturbed => Verdict::Explained(Explanation::WorkerDied),
+        (Some(503), "model_not_ready") if disturbed => Verdict::Explained(Explanation::NotReady),
+        (Some(408) | None, "request_timeout") if request.deadline => Verdict::Explained(Explanation::Expired),
+        _ => Verdict::Wrong(format!("{status:?} {code}: {}", error.message)),
+    }
+}
+
+/// What every answer must be like.
+fn judge_form(request: &Request, answer: &Answer) -> Result<(), String> {
+    if answer.usage.is_some() != request.usage {
+        return Err(format!("usage {:?}, wanted: {}", answer.usage, request.usage));
+    }
+    if let Some(Tokens { prompt, cached, completion, total }) = answer.usage
+        && (total != prompt + completion || cached >= prompt || completion < answer.choices.len() as u64)
+    {
+        return Err(format!("{:?} do not add up", answer.usage));
+    }
+    for choice in &answer.choices {
+        if !matches!(choice.reason.as_deref(), Some("stop" | "length")) {
+            return Err(format!("it ended for {:?}", choice.reason));
+        }
+        if let Some(top) = request.logprobs {
+            judge_logprobs(choice, top)?;
+        }
+    }
+    Ok(())
+}
+
+fn judge_logprobs(choice: &Choice, top: usize) -> Result<(), String> {
+    let bytes: Vec<u8> = choice.logprobs.iter().flat_map(|token| token.bytes.clone()).collect();
+    // A character that the end cut is told as bytes, and not in the text.
+    if !String::from_utf8_lossy(&bytes)
+        .trim_end_matches('\u{fffd}')
+        .starts_with(choice.text.trim_end_matches('\u{fffd}'))
+    {
+        return Err(format!("log-probabilities of {:?} for {:?}", String::from_utf8_lossy(&bytes), choice.text));
+    }
+    for token in &choice.logprobs {
+        let likeliest = token.top_logprobs.first().map_or(token.logprob, |likeliest| likeliest.logprob);
+        if token.logprob > 0.0 || token.top_logprobs.len() != top || likeliest < token.logprob - LOGPROB_TOLERANCE {
+            return Err(format!("a log-probability: {token:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn judge_answer(request: &Request, answer: &Answer, alone: &[Alone]) -> Result<Verdict, String> {
+    match &request.wanted {
+        Wanted::Error { status, code } => Err(format!("an answer in place of {status} {code:?}")),
+        Wanted::Alone { reference, stop } => judge_reference(answer, &alone[*reference], stop.as_deref()),
+        Wanted::Tokens { tokens, exact } => {
+            let most = u64::from(*tokens) * answer.choices.len() as u64;
+            let counted = answer.usage.is_none_or(|usage| usage.completion <= most);
+            let filled = answer.usage.is_none_or(|usage| usage.completion == most)
+                && answer.choices.iter().all(|choice| choice.reason.as_deref() == Some("length"));
+            match counted && (filled || !exact) {
+                true => Ok(Verdict::Right),
+                false => Err(format!("{:?} of {tokens} tokens each, exactly: {exact}", answer.usage)),
+            }
+        }
+        Wanted::Counted => each(answer, |choice| {
+            let (word, number) = choice.text.split_once(' ')?;
+            let digits = number.len() == 2 && number.bytes().all(|byte| byte.is_ascii_digit());
+            (["yes", "no", "maybe"].contains(&word) && digits).then_some(())
+        }),
+        Wanted::Object => each(answer, |choice| {
+            let object: Value = serde_json::from_str(&choice.text).ok()?;
+            let object = object.as_object()?;
+            let answered = matches!(object.get("answer")?.as_str()?, "yes" | "no");
+            (answered && object.get("sure")?.is_boolean() && object.len() == 2).then_some(())
+        }),
+    }
+}
+
+/// Whether each choice that came to its end has the form.
+fn each(answer: &Answer, has_form: impl Fn(&Choice) -> Option<()>) -> Result<Verdict, String> {
+    let ended = |choice: &&Choice| choice.reason.as_deref() == Some("stop");
+    match answer.choices.iter().filter(ended).find(|choice| has_form(choice).is_none()) {
+        Some(choice) => Err(format!("the form does not allow {:?}", choice.text)),
+        None => Ok(Verdict::Right),
+    }
+}
+
+fn judge_reference(answer: &Answer, alone: &Alone, stop: Option<&str>) -> Result<Verdict, String> {
+    let cut = stop.and_then(|stop| alone.text.find(stop));
+    let wanted = &alone.text[..cut.unwrap_or(alone.text.len())];
+    let reason = if cut.is_some() { "stop" } else { alone.reason.as_str() };
+    if let Some(usage) = answer.usage
+        && usage.prompt != alone.prompt_tokens
+    {
+        return Err(format!("{} tokens of a prompt that has {}", usage.prompt, alone.prompt_tokens));
+    }
+    let other = answer.choices.iter().find(|c| c.text != wanted || c.reason.as_deref() != Some(reason));
+    if let Some(other) = other {
+        return Ok(Verdict::Diverged { text: other.text.clone(), alone: wanted.to_owned() });
+    }
+    let all = alone.completion_tokens * answer.choices.len() as u64;
+    match answer.usage {
+        Some(usage) if cut.is_none() && usage.completion != all => {
+            Err(format!("{} tokens of answers that have {all}", usage.completion))
+        }
+        Some(usage) if usage.completion > all => Err(format!("{} tokens of at most {all}", usage.completion)),
+        _ => Ok(Verdict::Right),
+    }
+}
+
+/// What became of the requests of one kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// All.
+    pub sent: u64,
+    /// Right.
+    pub right: u64,
+    /// Another text than alone.
+    pub diverged: u64,
+    /// Failed for a reason.
+    pub explained: u64,
+    /// The client left.
+    pub left: u64,
+    /// Wrong.
+    pub wrong: u64,
+}
+
+/// A text that differs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// The request.
+    pub request: Option<u64>,
+    /// What came.
+    pub text: String,
+    /// What comes alone.
+    pub alone: String,
+}
+
+/// What became of all requests.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Tally {
+    /// By kind.
+    pub kinds: BTreeMap<Kind, Counts>,
+    /// Failures with a reason, by it.
+    pub explained: BTreeMap<Explanation, u64>,
+    /// The first that were wrong.
+    pub wrong: Vec<String>,
+    /// The first that differ.
+    pub differences: Vec<Difference>,
+    /// Texts that the model ends by itself, and how many of them differ.
+    pub certain: (u64, u64),
+    /// Texts that must go on past that end, and how many of them differ.
+    pub endless: (u64, u64),
+    /// Whole answers.
+    pub answered: u64,
+    /// Tokens of whole answers that told them.
+    pub tokens: Told,
+    /// Whole answers that did not.
+    pub untold: u64,
+}
+
+/// Tokens that answers told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Told {
+    /// Read.
+    pub prompt: u64,
+    /// Of those, there already.
+    pub cached: u64,
+    /// Generated.
+    pub completion: u64,
+}
+
+impl Tally {
+    /// Requests that have ended.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.kinds.values().map(|counts| counts.sent).sum()
+    }
+
+    /// The sum of one count over all kinds.
+    #[must_use]
+    pub fn sum(&self, count: impl Fn(&Counts) -> u64) -> u64 {
+        self.kinds.values().map(count).sum()
+    }
+
+    /// Counts one request.
+    pub fn note(&mut self, request: &Request, got: &Exchange, verdict: Verdict) {
+        if let Reply::Answer(answer) = &got.reply {
+            self.answered += 1;
+            match answer.usage {
+                Some(usage) => {
+                    self.tokens.prompt += usage.prompt;
+                    self.tokens.cached += usage.cached;
+                    self.tokens.completion += usage.completion;
+                }
+                None => self.untold += 1,
+            }
+        }
+        let is_text = matches!(verdict, Verdict::Right | Verdict::Diverged { .. });
+        if is_text && matches!(request.wanted, Wanted::Alone { .. }) {
+            let count = if request.endless { &mut self.endless } else { &mut self.certain };
+            count.0 += 1;
+            count.1 += u64::from(verdict != Verdict::Right);
+        }
+        let counts = self.kinds.entry(request.kind).or_default();
+        counts.sent += 1;
+        match verdict {
+            Verdict::Right => counts.right += 1,
+            Verdict::Left => counts.left += 1,
+            Verdict::Explained(why) => {
+                counts.explained += 1;
+                *self.explained.entry(why).or_default() += 1;
+            }
+            Verdict::Diverged { text, alone } => {
+                counts.diverged += 1;
+                if self.differences.len() < MAX_KEPT {
+                    self.differences.push(Difference { request: request.number, text, alone });
+                }
+            }
+            Verdict::Wrong(why) => {
+                counts.wrong += 1;
+                if self.wrong.len() < MAX_KEPT {
+                    self.wrong.push(format!("request {:?} ({:?}): {why}", request.number, request.kind));
+                }
+            }
+        }
+    }
+
+    /// What must hold of all of them.
+    #[must_use]
+    pub fn checks(&self) -> Vec<Check> {
+        let wrong = self.sum(|counts| counts.wrong);
+        let first = self.wrong.first().map(|first| format!("; the first: {first}")).unwrap_or_default();
+        let bounded = |name: &str, (texts, differ): (u64, u64), percent: u64| {
+            let most = (texts * percent / 100).max(MIN_DIVERGED);
+            Check::new(name, differ <= most, format!("{differ} of {texts} differ, at most {most} may"))
+        };
+        vec![
+            Check::new("every reply is right or explained", wrong == 0, format!("{wrong} are not{first}")),
+            bounded("texts are those alone", self.certain, MAX_DIVERGED_PERCENT),
+            bounded("texts past their end are those alone", self.endless, MAX_ENDLESS_DIVERGED_PERCENT),
+        ]
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [right, diverged, explained, left, wrong] = [
+            self.sum(|c| c.right),
+            self.sum(|c| c.diverged),
+            self.sum(|c| c.explained),
+            self.sum(|c| c.left),
+            self.sum(|c| c.wrong),
+        ];
+        write!(f, "right {right} differ {diverged} explained {explained} left {left} wrong {wrong}")
+    }
+}
