@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::Usage;
+use gantry_engine::{Timings, Usage};
 use gantry_openai::Priority;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -125,6 +125,12 @@ struct VersionLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StageLabels {
+    version: String,
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PriorityLabels {
     version: String,
     priority: &'static str,
@@ -137,6 +143,7 @@ pub struct Metrics {
     first_token: Family<VersionLabel, Histogram, fn() -> Histogram>,
     between_tokens: Family<VersionLabel, Histogram, fn() -> Histogram>,
     whole: Family<VersionLabel, Histogram, fn() -> Histogram>,
+    stages: Family<StageLabels, Histogram, fn() -> Histogram>,
     prioritised: Family<PriorityLabels, Counter>,
     prompt_tokens: Family<VersionLabel, Counter>,
     cached_tokens: Family<VersionLabel, Counter>,
@@ -163,6 +170,7 @@ impl Metrics {
         let latency = || Family::new_with_constructor(latency_histogram as fn() -> Histogram);
         let (first_token, between_tokens) = (latency(), latency());
         let whole = Family::new_with_constructor(whole_histogram as fn() -> Histogram);
+        let stages = Family::new_with_constructor(latency_histogram as fn() -> Histogram);
         let prioritised = Family::<PriorityLabels, Counter>::default();
         let prompt_tokens = Family::<VersionLabel, Counter>::default();
         let cached_tokens = Family::<VersionLabel, Counter>::default();
@@ -184,6 +192,11 @@ impl Metrics {
             "From a request's arrival to the end of its answer, for those that were answered",
             whole.clone(),
         );
+        registry.register(
+            "answer_stage_seconds",
+            "Time of an answer in each of its stages: tokenize, queue, prefill and decode",
+            stages.clone(),
+        );
         registry.register("prompt_tokens", "Tokens of prompts of finished requests", prompt_tokens.clone());
         registry.register(
             "cached_tokens",
@@ -204,6 +217,7 @@ impl Metrics {
             first_token,
             between_tokens,
             whole,
+            stages,
             prioritised,
             prompt_tokens,
             cached_tokens,
@@ -252,6 +266,16 @@ impl Metrics {
         self.prompt_tokens.get_or_create(&label).inc_by(u64::from(usage.prompt_tokens));
         self.cached_tokens.get_or_create(&label).inc_by(u64::from(usage.cached_tokens));
         self.completion_tokens.get_or_create(&label).inc_by(u64::from(usage.completion_tokens));
+    }
+
+    /// Notes where the time of an answer went.
+    pub fn timed(&self, version: &str, timings: &Timings) {
+        let Timings { tokenize_ms, queue_ms, prefill_ms, decode_ms, .. } = *timings;
+        let stages = [("tokenize", tokenize_ms), ("queue", queue_ms), ("prefill", prefill_ms), ("decode", decode_ms)];
+        for (stage, ms) in stages {
+            let labels = StageLabels { version: version.to_owned(), stage };
+            self.stages.get_or_create(&labels).observe(ms / 1e3);
+        }
     }
 
     /// Counts a connection as open until the guard is dropped.
@@ -386,6 +410,7 @@ mod tests {
         metrics.prioritised("v1", Priority::High);
         let connection = metrics.connection();
         let text = metrics.encode().unwrap();
+        metrics.timed("v1", &Timings { queue_ms: 250.0, ..Timings::default() });
         for line in [
             "gantry_requests_total{route=\"chat_completions\",version=\"v1\",status=\"200\",outcome=\"ok\"} 2",
             "gantry_time_to_first_token_seconds_count{version=\"v1\"} 1",
@@ -393,6 +418,7 @@ mod tests {
             "gantry_cached_tokens_total{version=\"v1\"} 4",
             "gantry_requests_by_priority_total{version=\"v1\",priority=\"high\"} 1",
             "gantry_connections 1",
+            "gantry_answer_stage_seconds_sum{version=\"v1\",stage=\"queue\"} 0.25",
             "gantry_version_swaps_total 0",
             "# EOF",
         ] {

@@ -33,7 +33,7 @@ pub use request::{Common, Message, Priority, Role, Streaming, ValidChatRequest, 
 pub use rerank::{RerankDocument, RerankResponse, RerankResult, ValidRerankRequest};
 pub use response::{
     AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, EmbeddingUsage, FinishReason,
-    Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, Usage,
+    Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, TimeHistogram, Timings, Usage,
 };
 pub use sampling::{Dry, Sampling};
 pub use sse::{SSE_CONTENT_TYPE, SSE_DONE, SSE_KEEP_ALIVE, sse_event, write_sse_event};

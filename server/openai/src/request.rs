@@ -119,6 +119,8 @@ pub struct Common {
     pub priority: Option<Priority>,
     /// How to answer.
     pub streaming: Streaming,
+    /// Tell where each answer's time went.
+    pub timings: bool,
 }
 
 impl Default for Common {
@@ -131,6 +133,7 @@ impl Default for Common {
             choices: 1,
             priority: None,
             streaming: Streaming::default(),
+            timings: false,
         }
     }
 }
@@ -147,6 +150,7 @@ impl Common {
             choices: fields.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1),
             priority: fields.string("priority")?.map(|word| Priority::parse("priority", word)).transpose()?,
             streaming: streaming(fields)?,
+            timings: fields.boolean("timings")?.unwrap_or(false),
         })
     }
 
@@ -161,6 +165,7 @@ impl Common {
             ("priority", json!(self.priority.map(Priority::as_str))),
             ("stream", json!(self.streaming.enabled)),
             ("stream_options", json!(stream_options)),
+            ("timings", json!(self.timings)),
         ] {
             object.insert(name.to_owned(), value);
         }

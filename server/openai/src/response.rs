@@ -50,6 +50,45 @@ impl Usage {
     }
 }
 
+/// Where the time of one answer went, for requests that ask for it with `timings`: llama-server's names where it has
+/// them, times in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// From submission to the prompt's tokens: templating and tokenising.
+    pub tokenize_ms: f64,
+    /// From there to a sequence.
+    pub queue_ms: f64,
+    /// Tokens of the prompt that needed no computation.
+    pub cache_n: u32,
+    /// Tokens of the prompt that were computed.
+    pub prompt_n: u32,
+    /// From the sequence to the first token.
+    pub prompt_ms: f64,
+    /// Of those computed.
+    pub prompt_per_token_ms: f64,
+    /// Of those computed.
+    pub prompt_per_second: f64,
+    /// Tokens generated.
+    pub predicted_n: u32,
+    /// From the first token to the last.
+    pub predicted_ms: f64,
+    /// Of those after the first.
+    pub predicted_per_token_ms: f64,
+    /// Of those after the first.
+    pub predicted_per_second: f64,
+    /// The times between one token and the next.
+    pub inter_token_ms: TimeHistogram,
+}
+
+/// Times, counted by bounds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TimeHistogram {
+    /// The upper bounds, which belong to what is below; the last count has none.
+    pub bounds_ms: Vec<f64>,
+    /// How many fell into each, not cumulated: one more than there are bounds.
+    pub counts: Vec<u32>,
+}
+
 /// Tokens of a request for embeddings or a ranking, which generates none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingUsage {
@@ -97,6 +136,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// `None`: not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timings: Option<Timings>,
 }
 
 /// See [`ChatChoice`].
@@ -141,6 +183,9 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// In the last chunk with a choice.
     pub finish_reason: Option<FinishReason>,
+    /// There, too, where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timings: Option<Timings>,
 }
 
 /// See [`ChatChunkChoice`].
@@ -185,6 +230,9 @@ pub struct TextChoice {
     pub logprobs: Option<TextLogprobs>,
     /// `None` in chunks before the last.
     pub finish_reason: Option<FinishReason>,
+    /// Where it was asked for, with the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timings: Option<Timings>,
 }
 
 /// The answer to `/v1/models`.

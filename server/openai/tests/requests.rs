@@ -533,8 +533,9 @@ fn format() -> impl Strategy<Value = Format> {
 fn common() -> impl Strategy<Value = Common> {
     let priority = prop::option::of(prop::sample::select(Priority::ALL.to_vec()));
     let logprobs = prop::option::of(0..=MAX_TOP_LOGPROBS);
-    (prop::option::of("[a-z]{1,9}"), sampling(), format(), logprobs, 1..=MAX_CHOICES, priority, streaming()).prop_map(
-        |(model, sampling, format, logprobs, choices, priority, streaming)| Common {
+    let streaming = (streaming(), any::<bool>());
+    (prop::option::of("[a-z]{1,9}"), sampling(), format(), logprobs, 1..=MAX_CHOICES, priority, streaming).prop_map(
+        |(model, sampling, format, logprobs, choices, priority, (streaming, timings))| Common {
             model,
             sampling,
             format,
@@ -542,6 +543,7 @@ fn common() -> impl Strategy<Value = Common> {
             choices,
             priority,
             streaming,
+            timings,
         },
     )
 }

@@ -4,7 +4,7 @@
 use gantry_openai::{
     AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, ChunkHead, ChunkTemplate,
     Delta, EmbeddingList, EncodingFormat, FinishReason, RerankResponse, TextChoice, TextCompletion, TextLogprobs,
-    TextOffset, TokenChance, Usage, ValidRerankRequest, sse_event,
+    TextOffset, TimeHistogram, Timings, TokenChance, Usage, ValidRerankRequest, sse_event,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -48,16 +48,33 @@ fn usage() -> impl Strategy<Value = Usage> {
     (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(read, made, cached)| Usage::new(read, made, cached))
 }
 
+/// Numbers that JSON writes as they are.
+fn timings() -> impl Strategy<Value = Option<Timings>> {
+    prop::option::of((any::<[u32; 3]>(), any::<[u16; 3]>(), prop::collection::vec(any::<u32>(), 3)).prop_map(
+        |([cache_n, prompt_n, predicted_n], ms, counts)| Timings {
+            cache_n,
+            prompt_n,
+            predicted_n,
+            queue_ms: f64::from(ms[0]) / 4.0,
+            prompt_ms: f64::from(ms[1]),
+            predicted_per_second: f64::from(ms[2]) / 8.0,
+            inter_token_ms: TimeHistogram { bounds_ms: vec![0.5, 100.0], counts },
+            ..Timings::default()
+        },
+    ))
+}
+
 prop_compose! {
     fn chat()(
         (id, model, system_fingerprint) in (".{1,20}", ".{1,20}", ".{1,20}"), created in any::<u64>(), usage in usage(),
-        choices in prop::collection::vec((".{0,40}", chat_logprobs(), reason()), 1..4),
+        choices in prop::collection::vec((".{0,40}", chat_logprobs(), reason(), timings()), 1..4),
     ) -> ChatCompletion {
-        let choices = (0..).zip(choices).map(|(index, (content, logprobs, finish_reason))| ChatChoice {
+        let choices = (0..).zip(choices).map(|(index, (content, logprobs, finish_reason, timings))| ChatChoice {
             index,
             message: AssistantMessage { role: "assistant".to_owned(), content, refusal: None },
             logprobs,
             finish_reason,
+            timings,
         });
         let (object, choices) = ("chat.completion".to_owned(), choices.collect());
         ChatCompletion { id, object, created, model, system_fingerprint, choices, usage }
@@ -68,13 +85,14 @@ prop_compose! {
     fn text()(
         (id, model, system_fingerprint) in (".{1,20}", ".{1,20}", ".{1,20}"), created in any::<u64>(),
         usage in prop::option::of(prop::option::of(usage())),
-        choices in prop::collection::vec((".{0,40}", text_logprobs(), prop::option::of(reason())), 1..4),
+        choices in prop::collection::vec((".{0,40}", text_logprobs(), prop::option::of(reason()), timings()), 1..4),
     ) -> TextCompletion {
-        let choices = (0..).zip(choices).map(|(index, (text, logprobs, finish_reason))| TextChoice {
+        let choices = (0..).zip(choices).map(|(index, (text, logprobs, finish_reason, timings))| TextChoice {
             index,
             text,
             logprobs,
             finish_reason,
+            timings,
         });
         let (object, choices) = ("text_completion".to_owned(), choices.collect());
         TextCompletion { id, object, created, model, system_fingerprint, choices, usage }
@@ -152,7 +170,7 @@ proptest! {
             created,
             model: model.clone(),
             system_fingerprint: fingerprint.clone(),
-            choices: vec![ChatChunkChoice { index, delta, logprobs: chat, finish_reason: None }],
+            choices: vec![ChatChunkChoice { index, delta, logprobs: chat, finish_reason: None, timings: None }],
             usage: no_usage_yet,
         };
         prop_assert_eq!(String::from_utf8(written).unwrap(), sse_event(&expected).unwrap());
@@ -162,7 +180,7 @@ proptest! {
             created,
             model,
             system_fingerprint: fingerprint,
-            choices: vec![TextChoice { index, text: content, logprobs: text, finish_reason: None }],
+            choices: vec![TextChoice { index, text: content, logprobs: text, finish_reason: None, timings: None }],
             usage: no_usage_yet,
         };
         prop_assert_eq!(String::from_utf8(other).unwrap(), sse_event(&expected).unwrap());

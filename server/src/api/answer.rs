@@ -3,11 +3,11 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use gantry_engine::{FinishReason as EngineReason, TokenLogprob};
+use gantry_engine::{FinishReason as EngineReason, ITL_BUCKETS_MS, Timings as EngineTimings, TokenLogprob};
 use gantry_openai::{
     ApiError, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, ChunkHead,
-    ChunkTemplate, Delta, FinishReason, SSE_DONE, TextChoice, TextCompletion, TextLogprobs, TextOffset, TokenChance,
-    Usage, write_sse_event,
+    ChunkTemplate, Common, Delta, FinishReason, SSE_DONE, TextChoice, TextCompletion, TextLogprobs, TextOffset,
+    TimeHistogram, Timings, TokenChance, Usage, write_sse_event,
 };
 
 use super::choices::{Gathered, sum_of};
@@ -50,10 +50,12 @@ pub(super) struct Envelope {
     include_usage: bool,
     /// How many of the likeliest tokens are told; `None`: no log-probabilities.
     logprobs: Option<u32>,
+    /// Whether it is told where the time went.
+    timings: bool,
 }
 
 impl Envelope {
-    pub(super) fn new(shape: Shape, version: &Version, include_usage: bool, logprobs: Option<u32>) -> Self {
+    pub(super) fn new(shape: Shape, version: &Version, common: &Common) -> Self {
         let prefix = match shape {
             Shape::Chat => "chatcmpl",
             Shape::Text => "cmpl",
@@ -64,8 +66,9 @@ impl Envelope {
             created: unix_seconds(),
             model: version.spec().served_name.clone(),
             fingerprint: version.spec().name.clone(),
-            include_usage,
-            logprobs,
+            include_usage: common.streaming.include_usage,
+            logprobs: common.logprobs,
+            timings: common.timings,
         }
     }
 
@@ -78,6 +81,7 @@ impl Envelope {
                     index,
                     logprobs: self.logprobs.map(|_| chat_logprobs(&choice.logprobs)),
                     finish_reason: reason_of(choice.reason),
+                    timings: self.timings(&choice.timings, &choice.usage),
                     message: AssistantMessage { role: "assistant".to_owned(), content: choice.text, refusal: None },
                 };
                 serde_json::to_vec(&ChatCompletion {
@@ -95,6 +99,7 @@ impl Envelope {
                     index,
                     logprobs: self.logprobs.map(|n| text_logprobs(&choice.logprobs, n, &mut TextOffset::default())),
                     finish_reason: Some(reason_of(choice.reason)),
+                    timings: self.timings(&choice.timings, &choice.usage),
                     text: choice.text,
                 };
                 serde_json::to_vec(&self.text((0..).zip(choices).map(choice).collect(), Some(Some(usage))))
@@ -120,6 +125,11 @@ impl Envelope {
             buffer: BytesMut::with_capacity(STREAM_BUFFER_BYTES),
             choices: vec![ChoiceState::default(); choices],
         })
+    }
+
+    /// Where an answer's time went, for those who want to know.
+    fn timings(&self, timings: &EngineTimings, usage: &gantry_engine::Usage) -> Option<Timings> {
+        self.timings.then(|| timings_of(timings, usage))
     }
 
     fn no_usage_yet(&self) -> Option<Option<Usage>> {
@@ -186,7 +196,7 @@ impl EventWriter {
         }
         for index in (0..).take(self.choices.len()) {
             let delta = Delta { role: Some("assistant".to_owned()), content: Some(String::new()) };
-            let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None };
+            let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, timings: None };
             let chunk = self.envelope.chunk(vec![choice], self.envelope.no_usage_yet());
             write_sse_event((&mut self.buffer).writer(), &chunk)?;
         }
@@ -218,20 +228,23 @@ impl EventWriter {
         choice: usize,
         reason: EngineReason,
         usage: gantry_engine::Usage,
+        timings: &EngineTimings,
     ) -> Result<Option<gantry_engine::Usage>, serde_json::Error> {
         let (index, finish_reason) = (wire_index(choice), Some(reason_of(reason)));
         if let Some(state) = self.choices.get_mut(choice) {
             state.usage = Some(usage);
         }
+        let timings = self.envelope.timings(timings, &usage);
         let usage = self.envelope.no_usage_yet();
         let out = (&mut self.buffer).writer();
         match self.envelope.shape {
             Shape::Chat => {
-                let choice = ChatChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason };
+                let delta = Delta::default();
+                let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, timings };
                 write_sse_event(out, &self.envelope.chunk(vec![choice], usage))?;
             }
             Shape::Text => {
-                let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason };
+                let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason, timings };
                 write_sse_event(out, &self.envelope.text(vec![choice], usage))?;
             }
         }
@@ -290,6 +303,34 @@ fn text_logprobs(tokens: &[TokenLogprob], top: u32, offset: &mut TextOffset) -> 
 
 fn usage_of(usage: gantry_engine::Usage) -> Usage {
     Usage::new(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+}
+
+fn timings_of(timings: &EngineTimings, usage: &gantry_engine::Usage) -> Timings {
+    // To the microsecond: what is finer is noise, and long to write.
+    let round = |number: f64| (number * 1e3).round() / 1e3;
+    let rates = |ms: f64, tokens: u32| {
+        let tokens = f64::from(tokens);
+        if ms > 0.0 && tokens > 0.0 { (round(ms / tokens), round(tokens / ms * 1e3)) } else { (0.0, 0.0) }
+    };
+    let prompt_n = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+    let (prompt_per_token_ms, prompt_per_second) = rates(timings.prefill_ms, prompt_n);
+    // The first token's time is the prompt's.
+    let (predicted_per_token_ms, predicted_per_second) =
+        rates(timings.decode_ms, usage.completion_tokens.saturating_sub(1));
+    Timings {
+        tokenize_ms: round(timings.tokenize_ms),
+        queue_ms: round(timings.queue_ms),
+        cache_n: usage.cached_tokens,
+        prompt_n,
+        prompt_ms: round(timings.prefill_ms),
+        prompt_per_token_ms,
+        prompt_per_second,
+        predicted_n: usage.completion_tokens,
+        predicted_ms: round(timings.decode_ms),
+        predicted_per_token_ms,
+        predicted_per_second,
+        inter_token_ms: TimeHistogram { bounds_ms: ITL_BUCKETS_MS.to_vec(), counts: timings.itl.counts.to_vec() },
+    }
 }
 
 /// A cancelled generation has nobody left to be told so; what it has is complete as far as it goes.

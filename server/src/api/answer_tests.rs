@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use gantry_engine::{Timings, TokenChance as EngineChance, Usage as EngineUsage};
+use gantry_engine::{ItlHistogram, Timings as EngineTimings, TokenChance as EngineChance, Usage as EngineUsage};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn envelope(shape: Shape, include_usage: bool, logprobs: Option<u32>) -> Envelope {
     let (id, model, fingerprint) = ("id-1".to_owned(), "demo \"q\"".to_owned(), "v1".to_owned());
-    Envelope { shape, id, created: 1_770_000_000, model, fingerprint, include_usage, logprobs }
+    Envelope { shape, id, created: 1_770_000_000, model, fingerprint, include_usage, logprobs, timings: false }
 }
 
 fn engine_chance(text: &str, logprob: f32) -> EngineChance {
@@ -20,6 +20,13 @@ fn token(text: &str) -> TokenLogprob {
 }
 
 const USAGE: EngineUsage = EngineUsage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: 4 };
+const TIMINGS: EngineTimings = EngineTimings {
+    tokenize_ms: 0.25,
+    queue_ms: 1.5,
+    prefill_ms: 10.0,
+    decode_ms: 4.000_04,
+    itl: ItlHistogram { counts: [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0] },
+};
 
 fn gathered(pieces: &[&str]) -> Gathered {
     Gathered {
@@ -27,7 +34,7 @@ fn gathered(pieces: &[&str]) -> Gathered {
         logprobs: pieces.iter().map(|piece| token(piece)).collect(),
         reason: EngineReason::Length,
         usage: USAGE,
-        timings: Timings::default(),
+        timings: TIMINGS,
     }
 }
 
@@ -44,7 +51,7 @@ fn streamed(envelope: Envelope, choices: &[Vec<&str>]) -> Vec<Value> {
         }
     }
     for index in 0..choices.len() {
-        let whole = writer.finish(index, EngineReason::Length, USAGE).unwrap();
+        let whole = writer.finish(index, EngineReason::Length, USAGE, &TIMINGS).unwrap();
         assert_eq!(whole.is_some(), index + 1 == choices.len());
     }
     sent.extend(writer.take());
@@ -94,6 +101,38 @@ fn a_text_tells_its_tokens_with_their_places() {
     let only_chosen = envelope(Shape::Text, false, Some(0)).whole(vec![gathered(&["a"])]).unwrap();
     let only_chosen: Value = serde_json::from_slice(&only_chosen).unwrap();
     assert_eq!(only_chosen["choices"][0]["logprobs"]["top_logprobs"], Value::Null);
+}
+
+#[test]
+fn where_the_time_went_is_told_to_those_who_ask() {
+    let expected = json!({
+        "tokenize_ms": 0.25, "queue_ms": 1.5,
+        "cache_n": 4, "prompt_n": 5, "prompt_ms": 10.0, "prompt_per_token_ms": 2.0, "prompt_per_second": 500.0,
+        "predicted_n": 2, "predicted_ms": 4.0, "predicted_per_token_ms": 4.0, "predicted_per_second": 249.998,
+        "inter_token_ms": {
+            "bounds_ms": [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0],
+            "counts": [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        },
+    });
+    for shape in [Shape::Chat, Shape::Text] {
+        let asked = Envelope { timings: true, ..envelope(shape, true, None) };
+        let whole = asked.whole(vec![gathered(&["a"])]).unwrap();
+        let whole: Value = serde_json::from_slice(&whole).unwrap();
+        assert_eq!(whole["choices"][0]["timings"], expected);
+        let events = streamed(asked, &[vec!["a"], vec!["b"]]);
+        let told: Vec<&Value> = events.iter().filter(|event| !event["choices"][0]["timings"].is_null()).collect();
+        assert_eq!(told.len(), 2, "each choice tells its own, once");
+        for event in told {
+            assert_eq!(
+                (&event["choices"][0]["timings"], event["choices"][0]["finish_reason"].as_str()),
+                (&expected, Some("length"))
+            );
+        }
+        let not_asked = envelope(shape, false, None).whole(vec![gathered(&["a"])]).unwrap();
+        assert!(!String::from_utf8(not_asked).unwrap().contains("timings"));
+    }
+    let nothing = timings_of(&EngineTimings::default(), &EngineUsage::default());
+    assert_eq!((nothing.prompt_per_second, nothing.predicted_per_second), (0.0, 0.0), "a rate of nothing is none");
 }
 
 #[test]

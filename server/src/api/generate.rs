@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use gantry_engine::Prompt;
+use gantry_engine::{Prompt, Timings};
 use gantry_openai::{Common, Priority, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
@@ -72,7 +72,7 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
     let (version, choices) = submit(app, request, &common, names).await?;
     let priority = priority_of(&common, origin.scheduling);
     let observed = Observed::new(app, shape, &version, origin, priority, choices.total(), share);
-    let envelope = Envelope::new(shape, &version, common.streaming.include_usage, common.logprobs);
+    let envelope = Envelope::new(shape, &version, &common);
     let mut response = if common.streaming.enabled {
         stream::respond(choices, envelope, observed, names, &version).await
     } else {
@@ -130,6 +130,7 @@ async fn whole(
     match choices.collect_all().await {
         Ok(whole) => {
             observed.first_token_after(&whole);
+            whole.iter().for_each(|choice| observed.timed(&choice.timings));
             observed.answered(sum_of(whole.iter().map(|choice| choice.usage)));
             match envelope.whole(whole) {
                 Ok(body) => {
@@ -215,6 +216,11 @@ impl Observed {
         if let Ok(took) = Duration::try_from_secs_f64(milliseconds / 1e3) {
             self.first(took);
         }
+    }
+
+    /// One of its answers came to its end.
+    pub(super) fn timed(&self, timings: &Timings) {
+        self.metrics.timed(&self.version, timings);
     }
 
     /// All of it came.

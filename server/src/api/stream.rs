@@ -118,8 +118,9 @@ impl Feed {
                 self.observed.token(choice);
                 self.writer.delta(choice, &text, &logprobs).map(|()| Flow::Go)
             }
-            Ok(GenerationEvent::Finished { reason, usage, .. }) => {
-                self.writer.finish(choice, reason, usage).map(|whole| match whole {
+            Ok(GenerationEvent::Finished { reason, usage, timings }) => {
+                self.observed.timed(&timings);
+                self.writer.finish(choice, reason, usage, &timings).map(|whole| match whole {
                     Some(usage) => {
                         self.observed.answered(usage);
                         Flow::End

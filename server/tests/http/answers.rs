@@ -50,6 +50,37 @@ async fn a_streamed_chat_is_the_whole_one_in_pieces() {
 }
 
 #[tokio::test]
+async fn where_the_time_went_is_told_and_counted() {
+    let server = Server::start(&["--ctx-size", "16384"]).await;
+    let mut body = chat("What is the capital of Peru?");
+    let plain: Value = server.post(CHAT, &body).send().await.unwrap().json().await.unwrap();
+    assert_eq!(plain["choices"][0].get("timings"), None);
+    (body["timings"], body["n"]) = (json!(true), json!(2));
+    let whole: Value = server.post(CHAT, &body).send().await.unwrap().json().await.unwrap();
+    for choice in whole["choices"].as_array().unwrap() {
+        let timings = &choice["timings"];
+        let count = |name: &str| timings[name].as_u64().unwrap();
+        assert_eq!(count("cache_n") + count("prompt_n"), plain["usage"]["prompt_tokens"].as_u64().unwrap());
+        assert_eq!(count("predicted_n"), plain["usage"]["completion_tokens"].as_u64().unwrap());
+        let gaps = timings["inter_token_ms"]["counts"].as_array().unwrap().iter().map(|count| count.as_u64().unwrap());
+        assert_eq!(gaps.sum::<u64>(), count("predicted_n") - 1);
+        for name in ["prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second"] {
+            assert!(timings[name].as_f64().unwrap() > 0.0, "{name}: {timings}");
+        }
+    }
+    let seconds = async |stage: &str| {
+        let name = "gantry_answer_stage_seconds";
+        let of_stage = format!("{{version=\"standalone\",stage=\"{stage}\"}}");
+        (server.metric(&format!("{name}_count{of_stage}")).await, server.metric(&format!("{name}_sum{of_stage}")).await)
+    };
+    for stage in ["tokenize", "queue", "prefill", "decode"] {
+        let (answers, sum) = seconds(stage).await;
+        assert!((answers - 3.0).abs() < 0.1 && sum >= 0.0, "{stage}: {answers} {sum}");
+    }
+    assert!(seconds("prefill").await.1 > 0.0 && seconds("decode").await.1 > 0.0);
+}
+
+#[tokio::test]
 async fn texts_go_on_and_end_where_they_are_told_to() {
     let server = Server::start(&["--ctx-size", "16384"]).await;
     let ask = async |body: Value| -> Value { server.post(TEXT, &body).send().await.unwrap().json().await.unwrap() };
