@@ -388,6 +388,8 @@ const WORKER_FIGURES: &[WorkerFigure] = &[
     ("worker_requests", "Requests that the worker has", |w| f64::from(w.in_flight)),
     ("worker_requests_running", "Requests that hold one of its sequences", |w| f64::from(w.running)),
     ("worker_tokens_per_second", "Tokens it generated a second, over the last seconds", |w| w.tokens_per_second),
+    ("worker_prefill_budget", "Prompt tokens that its last step might take", |w| f64::from(w.prefill_budget_tokens)),
+    ("worker_step_target_seconds", "How long its last step might take", |w| w.step_target_ms / 1e3),
     ("worker_kv_cells_used", "KV cells in use", |w| w.kv_used_cells as f64),
     ("worker_kv_cells", "KV cells it has", |w| w.kv_total_cells as f64),
     ("worker_resident_bytes", "Its memory in RAM, with the pages that it shares", |w| w.rss_bytes as f64),
@@ -408,17 +410,17 @@ mod tests {
         let usage = Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 4 };
         metrics.answered("v1", Duration::from_secs(1), &usage);
         metrics.prioritised("v1", Priority::High);
+        metrics.timed("v1", &Timings { queue_ms: 250.0, ..Timings::default() });
         let connection = metrics.connection();
         let text = metrics.encode().unwrap();
-        metrics.timed("v1", &Timings { queue_ms: 250.0, ..Timings::default() });
         for line in [
             "gantry_requests_total{route=\"chat_completions\",version=\"v1\",status=\"200\",outcome=\"ok\"} 2",
             "gantry_time_to_first_token_seconds_count{version=\"v1\"} 1",
             "gantry_completion_tokens_total{version=\"v1\"} 7",
             "gantry_cached_tokens_total{version=\"v1\"} 4",
+            "gantry_answer_stage_seconds_sum{version=\"v1\",stage=\"queue\"} 0.25",
             "gantry_requests_by_priority_total{version=\"v1\",priority=\"high\"} 1",
             "gantry_connections 1",
-            "gantry_answer_stage_seconds_sum{version=\"v1\",stage=\"queue\"} 0.25",
             "gantry_version_swaps_total 0",
             "# EOF",
         ] {

@@ -201,6 +201,10 @@ pub struct EngineStats {
     pub steps: u64,
     /// The last step's duration.
     pub last_step_ms: f64,
+    /// Tokens of prompts that the last step might take: with sequences that generate, what fits into the time below.
+    pub prefill_budget_tokens: u32,
+    /// How long the last step might take; without sequences that generate, nobody waits for it to be short.
+    pub step_target_ms: f64,
     /// Tokens in the batches of all steps, guesses included: by `steps`, how full batches are.
     pub batch_tokens_total: u64,
     /// Rows of logits in the batches of all steps.

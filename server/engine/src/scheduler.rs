@@ -346,9 +346,10 @@ impl<B: Backend> Scheduler<B> {
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
         let needs: Vec<Need> = active.iter().map(|(_, sequence)| sequence.need()).collect();
         let rows = needs.iter().filter(|need| matches!(need, Need::Decode { .. })).count();
-        let prefill_tokens = self.budget.prefill_tokens(u32::try_from(rows).unwrap_or(u32::MAX));
-        let level = self.stats.level();
-        let grants = plan_step(&needs, self.limits.batch_tokens, level.batch_limit(prefill_tokens));
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        let prefill_tokens = self.stats.level().batch_limit(self.budget.prefill_tokens(rows));
+        self.stats.budgeted(prefill_tokens, self.budget.target_ms(rows));
+        let grants = plan_step(&needs, self.limits.batch_tokens, prefill_tokens);
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());
         for ((slot, sequence), tokens) in active.into_iter().zip(grants) {

@@ -264,6 +264,8 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
     short.check(10_000);
     assert_eq!(long.events.lock().unwrap().len(), 1, "the long prompt is still being read");
     h.run();
+    let stats = h.stats.snapshot();
+    assert!((1..=64).contains(&stats.prefill_budget_tokens) && stats.step_target_ms > 0.0, "{stats:?}");
     long.check(10_000);
 }
 

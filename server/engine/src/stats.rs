@@ -66,6 +66,8 @@ pub(crate) struct Stats {
     decode_us: AtomicU64,
     after_us: AtomicU64,
     last_step_us: AtomicU64,
+    prefill_budget_tokens: AtomicU32,
+    step_target_us: AtomicU64,
     /// Microseconds after `started`, plus one; 0: no step yet.
     last_step_at_us: AtomicU64,
     pub(crate) finished: AtomicU64,
@@ -109,6 +111,8 @@ impl Stats {
             decode_us: AtomicU64::default(),
             after_us: AtomicU64::default(),
             last_step_us: AtomicU64::default(),
+            prefill_budget_tokens: AtomicU32::default(),
+            step_target_us: AtomicU64::default(),
             last_step_at_us: AtomicU64::default(),
             finished: AtomicU64::default(),
             cancelled: AtomicU64::default(),
@@ -134,6 +138,13 @@ impl Stats {
         let now = self.started.elapsed();
         self.last_step_at_us.store(micros(now) + 1, Relaxed);
         self.count_rate(now.as_secs(), step.generated_tokens);
+    }
+
+    /// Notes what a step may take. Only the engine thread calls it.
+    pub(crate) fn budgeted(&self, prefill_tokens: u32, target_ms: f64) {
+        self.prefill_budget_tokens.store(prefill_tokens, Relaxed);
+        // The cast saturates.
+        self.step_target_us.store((target_ms * 1e3) as u64, Relaxed);
     }
 
     /// How long ago the last good step ended.
@@ -202,6 +213,8 @@ impl Stats {
             tokens_per_second: self.tokens_per_second(self.started.elapsed()),
             steps: self.steps.load(Relaxed),
             last_step_ms: ms(&self.last_step_us),
+            prefill_budget_tokens: self.prefill_budget_tokens.load(Relaxed),
+            step_target_ms: ms(&self.step_target_us),
             batch_tokens_total: self.batch_tokens.load(Relaxed),
             batch_rows_total: self.batch_rows.load(Relaxed),
             before_decode_ms_total: ms(&self.before_us),

@@ -60,6 +60,10 @@ pub struct WorkerStats {
     pub running: u32,
     /// Tokens generated a second, over the last seconds.
     pub tokens_per_second: f64,
+    /// Tokens of prompts that its last step might take.
+    pub prefill_budget_tokens: u32,
+    /// How long its last step might take, in milliseconds.
+    pub step_target_ms: f64,
     /// KV cells in use.
     pub kv_used_cells: u64,
     /// KV cells it has.
@@ -119,6 +123,8 @@ impl WorkerStats {
             in_flight,
             running: worker.running.load(Ordering::Relaxed),
             tokens_per_second: beat.engine.tokens_per_second,
+            prefill_budget_tokens: beat.engine.prefill_budget_tokens,
+            step_target_ms: beat.engine.step_target_ms,
             kv_used_cells: beat.engine.kv_used_cells,
             kv_total_cells: beat.engine.kv_total_cells,
             restarts: worker.restarts.load(Ordering::Relaxed),
