@@ -1,4 +1,5 @@
-//! `docs/configuration.md` names every flag, every variable and every limit, with the default that the code has.
+//! `docs/configuration.md` names every flag, every variable and every limit, with the default that the code has, and
+//! `docs/metrics.md` every metric.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,8 +7,12 @@ use std::path::{Path, PathBuf};
 use clap::CommandFactory;
 use gantry_server::config::Cli;
 
+use crate::server::Server;
+
 const REFERENCE: &str = "../docs/configuration.md";
 const MARK: &str = "<!-- limits -->\n";
+const METRICS: &str = "../docs/metrics.md";
+const METRICS_MARK: &str = "<!-- metrics -->\n";
 
 /// Files of limits, by what they limit.
 const SOURCES: &[(&str, &str)] = &[
@@ -54,15 +59,47 @@ fn every_flag_is_in_the_reference() {
 
 #[test]
 fn every_limit_is_in_the_reference() {
-    let reference = read(REFERENCE);
-    let (before, told) = reference.split_once(MARK).expect("the reference marks where the limits begin");
-    let limits = render();
+    check(REFERENCE, MARK, &render());
+}
+
+#[tokio::test]
+async fn every_metric_is_in_the_reference() {
+    let server = Server::start(&["--ctx-size", "2048", "--parallel", "1"]).await;
+    server.ask("Hello!").await;
+    let metrics = server.get("/metrics").await.text().await.unwrap();
+    check(METRICS, METRICS_MARK, &render_metrics(&metrics));
+}
+
+/// Holds what follows a mark in a page to what the code says, or writes it there.
+fn check(page: &str, mark: &str, wanted: &str) {
+    let text = read(page);
+    let (before, told) = text.split_once(mark).expect("the page marks where the code's part begins");
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
-        std::fs::write(path(REFERENCE), format!("{before}{MARK}{limits}")).unwrap();
-    } else if told != limits {
-        let differing = limits.lines().find(|line| !told.contains(line)).unwrap_or("a limit that is gone");
-        panic!("docs/configuration.md is behind the code ({differing}): run this test with UPDATE_REFERENCE=1");
+        std::fs::write(path(page), format!("{before}{mark}{wanted}")).unwrap();
+    } else if told != wanted {
+        let differing = wanted.lines().find(|line| !told.contains(line)).unwrap_or("something that is gone");
+        panic!("{page} is behind the code ({differing}): run this test with UPDATE_REFERENCE=1");
     }
+}
+
+/// The table of metrics, from what a server says of them.
+fn render_metrics(text: &str) -> String {
+    let mut table = "\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n".to_owned();
+    for help in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+        let (name, meaning) = help.split_once(' ').unwrap();
+        let kind = text.lines().find_map(|line| line.strip_prefix(&format!("# TYPE {name} "))).unwrap();
+        let (shown, sample) = match kind {
+            "counter" => (format!("{name}_total"), format!("{name}_total")),
+            "histogram" => (name.to_owned(), format!("{name}_count")),
+            _ => (name.to_owned(), name.to_owned()),
+        };
+        let labels = text.lines().find_map(|line| line.strip_prefix(&format!("{sample}{{"))).unwrap_or_default();
+        // No value of a server with one model has a comma in it.
+        let names = labels.split(',').filter_map(|label| Some(format!("`{}`", label.split_once('=')?.0)));
+        let names = names.collect::<Vec<_>>().join(", ");
+        writeln!(table, "| `{shown}` | {kind} | {names} | {meaning} |").unwrap();
+    }
+    table
 }
 
 /// The tables of limits, from the constants and their comments.
