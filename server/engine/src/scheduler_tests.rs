@@ -23,6 +23,8 @@ use crate::sampler::{self, Sampler};
 use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
+mod properties;
+
 type Events = Arc<Mutex<Vec<GenerationEvent>>>;
 
 /// A machine on which a row more costs a tenth of a step.
@@ -262,10 +264,10 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
         h.scheduler.step();
     }
     short.check(10_000);
-    assert_eq!(long.events.lock().unwrap().len(), 1, "the long prompt is still being read");
-    h.run();
     let stats = h.stats.snapshot();
     assert!((1..=64).contains(&stats.prefill_budget_tokens) && stats.step_target_ms > 0.0, "{stats:?}");
+    assert_eq!(long.events.lock().unwrap().len(), 1, "the long prompt is still being read");
+    h.run();
     long.check(10_000);
 }
 

@@ -1,5 +1,6 @@
 //! Several workers of one model: as many as were asked for, each on its own, and nothing lost that could be run again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,20 @@ use gantry_server::version::{
     DispatchStrategy, GenerateRequest, Generation, GenerationError, LoadError, RuntimeSettings, Scheduling, Version,
     VersionSpec, WorkerConfig, WorkerHealth, processors,
 };
+use proptest::prelude::*;
+use proptest::sample::select;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::server::{Events, PATIENCE, Server, await_condition, chat, endless, is_alive, model, send_signal, text_of};
 
 const TEXT: &str = "/v1/completions";
+const STRATEGIES: [DispatchStrategy; 4] = [
+    DispatchStrategy::RoundRobin,
+    DispatchStrategy::LeastLoaded,
+    DispatchStrategy::MemoryAware,
+    DispatchStrategy::PrefixAware,
+];
 /// Two workers of two sequences, each of 2,048 cells.
 const TWO: &[&str] = &["--workers", "2", "--threads", "2", "--ctx-size", "8192", "--parallel", "4"];
 
@@ -62,32 +71,44 @@ async fn first_text(generation: &mut Generation) {
     while !matches!(generation.next().await.unwrap().unwrap(), GenerationEvent::Delta { .. }) {}
 }
 
-/// **Feature: distributed-inference-server, Property 20: Worker Count Configuration**
-/// **Validates: Requirements 7.1, 7.2**
-#[tokio::test(flavor = "multi_thread")]
-async fn as_many_workers_are_ready_as_were_asked_for() {
-    let most = processors().min(4);
-    for workers in 1..=most {
-        let version = load(spec(workers, DispatchStrategy::LeastLoaded)).await.unwrap();
-        let stats = version.stats();
-        assert_eq!(stats.workers.len(), workers as usize);
-        for worker in &stats.workers {
-            assert_eq!((&worker.health, worker.dispatchable), (&WorkerHealth::Ready, true));
-        }
-        let mut pids = stats.pids();
-        pids.sort_unstable();
-        pids.dedup();
-        assert_eq!(pids.len(), workers as usize, "each is a process of its own");
-        assert!(pids.iter().all(|pid| is_alive(*pid)));
-        // The totals are the version's, however many share them.
-        assert_eq!((stats.slots, version.model().unwrap().n_ctx_per_sequence), (4, 2048));
-        let cells = || version.stats().kv_total_cells;
-        await_condition("the first heartbeats", async || cells() == 8192).await;
-        version.retire(Duration::ZERO).await;
-        assert!(pids.iter().all(|pid| !is_alive(*pid)));
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, max_shrink_iters: 10, ..ProptestConfig::default() })]
+
+    /// **Feature: distributed-inference-server, Property 20: Worker Count Configuration**
+    /// **Validates: Requirements 7.1, 7.2**
+    #[test]
+    fn as_many_workers_are_ready_as_were_asked_for(
+        workers in 1_u32..6, parallel in 1_u32..9, dispatch in select(&STRATEGIES[..]),
+    ) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(workers_start(workers, parallel, dispatch))?;
     }
-    let error = load(spec(most + 1 + processors(), DispatchStrategy::LeastLoaded)).await.err().unwrap();
-    assert!(matches!(&error, LoadError::Settings(error) if error.param == "workers"), "{error}");
+}
+
+/// Starts a version, if as many workers can be had, and ends it again.
+async fn workers_start(workers: u32, parallel: u32, dispatch: DispatchStrategy) -> Result<(), TestCaseError> {
+    let mut spec = spec(workers, dispatch);
+    (spec.runtime.parallel, spec.runtime.ctx_size) = (parallel, 256 * parallel);
+    let loaded = load(spec).await;
+    if workers > parallel.min(processors()) {
+        let refused = matches!(loaded.as_ref().err(), Some(LoadError::Settings(error)) if error.param == "workers");
+        prop_assert!(refused, "{:?}", loaded.err());
+        return Ok(());
+    }
+    let version = loaded.unwrap();
+    let stats = version.stats();
+    prop_assert_eq!(stats.workers.len(), workers as usize);
+    for worker in &stats.workers {
+        prop_assert_eq!((&worker.health, worker.dispatchable), (&WorkerHealth::Ready, true));
+    }
+    let pids: BTreeSet<u32> = stats.pids().into_iter().collect();
+    prop_assert_eq!(pids.len(), workers as usize, "each is a process of its own");
+    prop_assert!(pids.iter().all(|pid| is_alive(*pid)));
+    // The totals are the version's, however many share them.
+    prop_assert_eq!((stats.slots, version.model().unwrap().n_ctx_per_sequence), (parallel, 256));
+    version.retire(Duration::ZERO).await;
+    prop_assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    Ok(())
 }
 
 /// **Feature: distributed-inference-server, Property 22: Request Failure Isolation**
@@ -170,13 +191,7 @@ async fn a_load_that_fails_leaves_no_worker_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_strategy_answers_and_the_last_requests_leave_nothing() {
-    let strategies = [
-        DispatchStrategy::RoundRobin,
-        DispatchStrategy::LeastLoaded,
-        DispatchStrategy::MemoryAware,
-        DispatchStrategy::PrefixAware,
-    ];
-    for dispatch in strategies {
+    for dispatch in STRATEGIES {
         let version = load(spec(processors().min(2), dispatch)).await.unwrap();
         // More than memory-aware dispatch lets to the workers at once: the others wait in front of them.
         let answers =
@@ -191,21 +206,6 @@ async fn every_strategy_answers_and_the_last_requests_leave_nothing() {
     }
 }
 
-#[tokio::test]
-async fn a_server_with_a_dead_worker_goes_on_answering() {
-    if !two_fit() {
-        return;
-    }
-    let server = Server::start(TWO).await;
-    let workers = server.workers();
-    assert_eq!(workers.len(), 2);
-    // A worker that hangs gets nothing once it is late, and is not killed for that yet.
-    send_signal(workers[0], "STOP");
-    let dispatchable = "gantry_worker_dispatchable";
-    await_condition("the silence to be noticed", async || server.metric(dispatchable).await < 1.5).await;
-    assert_eq!(server.ready().await.0, 200);
-    for _ in 0..4 {
-        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_one_sequence_may_have_is_counted_once() {
     if !two_fit() {
@@ -227,6 +227,21 @@ async fn a_pool_that_one_sequence_may_have_is_counted_once() {
     version.retire(PATIENCE).await;
 }
 
+#[tokio::test]
+async fn a_server_with_a_dead_worker_goes_on_answering() {
+    if !two_fit() {
+        return;
+    }
+    let server = Server::start(TWO).await;
+    let workers = server.workers();
+    assert_eq!(workers.len(), 2);
+    // A worker that hangs gets nothing once it is late, and is not killed for that yet.
+    send_signal(workers[0], "STOP");
+    let dispatchable = "gantry_worker_dispatchable";
+    await_condition("the silence to be noticed", async || server.metric(dispatchable).await < 1.5).await;
+    assert_eq!(server.ready().await.0, 200);
+    for _ in 0..4 {
+        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
     }
     send_signal(workers[0], "CONT");
     await_condition("it to get requests again", async || server.metric(dispatchable).await > 1.5).await;

@@ -35,6 +35,27 @@ async fn one_more_than_may_wait_is_told_when_to_come_back() {
 }
 
 #[tokio::test]
+async fn one_that_waits_longer_than_it_said_is_told_so() {
+    let server = Server::start(&["--ctx-size", "2048", "--parallel", "1", "--queue-timeout", "1"]).await;
+    let mut running = Events::open(server.post(TEXT, &endless(1900))).await;
+    running.next().await.unwrap();
+    let mut whole = endless(8);
+    whole["stream"] = false.into();
+    let streamed = server.post(TEXT, &endless(8)).header("x-gantry-queue-timeout-ms", "50").send();
+    let (by_header, by_flag) = tokio::join!(streamed, server.post(TEXT, &whole).send());
+    for (late, limit) in [(by_header, "50"), (by_flag, "1000")] {
+        let late = late.unwrap();
+        assert_eq!(late.status(), 408);
+        let body: Value = late.json().await.unwrap();
+        assert_eq!(body["error"]["code"], "request_timeout");
+        assert!(body["error"]["message"].as_str().unwrap().contains(limit), "{body}");
+    }
+    // Nothing of them is left, and the one that ran was not disturbed.
+    await_condition("the queue to be empty", async || server.metric("gantry_requests_queued").await < 0.5).await;
+    assert_eq!(running.rest().await.last().map(String::as_str), Some("[DONE]"));
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_frees_its_slot() {
     let server = Server::start(&["--ctx-size", "2048", "--parallel", "1"]).await;
     let mut stream = Events::open(server.post(TEXT, &endless(1900))).await;

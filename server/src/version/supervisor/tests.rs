@@ -324,3 +324,75 @@ fn a_request_runs_again_until_its_client_has_text_or_its_attempts_are_used_up() 
     let submitted = std::iter::from_fn(|| sent.try_recv().ok()).filter(|m| matches!(m, ToWorker::Submit { .. }));
     assert_eq!(submitted.count(), 2 + 2 * REQUEST_ATTEMPTS as usize);
 }
+
+/// What a worker lets be heard, and what time does.
+#[derive(Clone, Debug)]
+enum Sign {
+    Beat,
+    Probed(bool),
+    Wait(u64),
+}
+
+fn sign() -> impl Strategy<Value = Sign> {
+    let late = u64::try_from(HEARTBEAT_LATE.as_millis()).unwrap();
+    prop_oneof![
+        3 => Just(Sign::Beat),
+        2 => any::<bool>().prop_map(Sign::Probed),
+        4 => (1..late * 2).prop_map(Sign::Wait),
+    ]
+}
+
+proptest! {
+    /// **Feature: distributed-inference-server, Property 18: Unhealthy Worker Removal**
+    /// **Validates: Requirements 6.4**
+    ///
+    /// **Feature: distributed-inference-server, Property 19: Worker Recovery Reinstatement**
+    /// **Validates: Requirements 6.5**
+    ///
+    /// The dispatcher's part is in its own tests; this is who tells it. A worker gets requests exactly while it was heard
+    /// of within [`HEARTBEAT_LATE`], as of the last look at the clock, and passed its last probe.
+    #[test]
+    fn a_worker_gets_requests_while_it_is_heard_of_and_passes_its_probes(
+        signs in proptest::collection::vec(sign(), 0..80),
+    ) {
+        let shared = shared();
+        let (mut supervisor, _lanes, _waiting) = supervisor(&shared);
+        let (outbox, _sent) = mpsc::unbounded_channel();
+        let mut session = Session::new(&mut supervisor, outbox);
+        let mut now = Instant::now();
+        session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+        let (mut heard, mut beat, mut doubted, mut late) = (now, now, false, false);
+        for sign in signs {
+            let (frame, wait) = match sign {
+                Sign::Beat => {
+                    beat = now;
+                    (Some(FromWorker::Heartbeat(Box::default())), 0)
+                }
+                Sign::Probed(passed) => {
+                    doubted = !passed;
+                    (message(&Op::Probed(passed)), 0)
+                }
+                Sign::Wait(ms) => (None, ms),
+            };
+            if let Some(frame) = frame {
+                prop_assert!(session.apply(Event::Frame(Some(Ok(frame))), now).is_none());
+                (heard, late) = (now, false);
+            }
+            let end = now + Duration::from_millis(wait);
+            while now < end {
+                now = end.min(now + SUPERVISOR_TICK);
+                if session.apply(Event::Tick, now).is_some() {
+                    prop_assert!(now - heard > HEARTBEAT_LIMIT || now - beat > STEP_STALL_LIMIT, "{:?}", now - heard);
+                    return Ok(());
+                }
+                late = now - heard > HEARTBEAT_LATE;
+                // A probe that nobody answers is one that failed.
+                doubted |= session.doubted;
+                prop_assert_eq!(shared.desk.figures(0).0, !late && !doubted);
+            }
+            prop_assert_eq!(shared.desk.figures(0).0, !late && !doubted, "{:?}", sign);
+            let chosen = shared.desk.lease(&Demand::default()).map(|lease| lease.worker());
+            prop_assert_eq!(chosen.is_ok(), !late && !doubted);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What is promised of the queue, the cache and the isolation of requests, of the scheduler as a whole: whatever the
+//! parts promise, this is where a request meets all of them.
+
+use super::*;
+use crate::scheduler::MAINTENANCE_PERIOD;
+
+/// Positions of a sequence.
+const POSITIONS: u32 = 400;
+
+fn token() -> std::ops::Range<Token> {
+    1..Token::try_from(VOCAB).unwrap()
+}
+
+fn prompt(tokens: impl Into<prop::collection::SizeRange>) -> impl Strategy<Value = Vec<Token>> {
+    prop::collection::vec(token(), tokens)
+}
+
+fn priority() -> impl Strategy<Value = Priority> {
+    prop::sample::select(vec![Priority::Low, Priority::Normal, Priority::High])
+}
+
+/// A unified cache with the RAM tier, or a split one without: the two ends of what can be configured.
+fn setup(unified: bool, sequences: u32, prefill: u32) -> Setup {
+    let mut setup = Setup { reuse: true, ..Setup::split(sequences, POSITIONS, prefill, 64) };
+    if unified {
+        setup = Setup { ram_bytes: 1 << 20, ..Setup::unified(sequences, 3, POSITIONS * 2, prefill) };
+        setup.limits.positions = POSITIONS;
+    }
+    setup
+}
+
+fn cached_tokens(request: &Submitted) -> u32 {
+    match request.last() {
+        GenerationEvent::Finished { usage, .. } => usage.cached_tokens,
+        event => panic!("{event:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    /// **Feature: distributed-inference-server, Property 6: Priority Queue Ordering**
+    /// **Validates: Requirements 3.4, 3.5**
+    #[test]
+    fn slots_are_given_to_the_highest_priority_and_in_order_within_one(
+        waiting in prop::collection::vec((priority(), prompt(1..20)), 1..30), prefill in 1_u32..40,
+    ) {
+        let mut h = Harness::of(&setup(false, 1, prefill));
+        let params = |priority| GenerationParams { priority, ..greedy(3) };
+        let first = h.submit(vec![7; 4], params(Priority::High)).unwrap();
+        h.scheduler.step();
+        let requests: Vec<(Priority, Submitted)> = waiting
+            .into_iter()
+            .map(|(priority, prompt)| (priority, h.submit(prompt, params(priority)).unwrap()))
+            .collect();
+        // One sequence: those that have started since the last step are one.
+        let mut order = Vec::new();
+        while h.scheduler.has_work() {
+            h.scheduler.step();
+            let started = (0..requests.len()).filter(|i| !requests[*i].1.events.lock().unwrap().is_empty());
+            order.extend(started.filter(|i| !order.contains(i)).collect::<Vec<_>>());
+        }
+        let mut wanted: Vec<usize> = (0..requests.len()).collect();
+        wanted.sort_by_key(|&i| (std::cmp::Reverse(requests[i].0), i));
+        prop_assert_eq!(order, wanted);
+        requests.iter().map(|(_, request)| request).chain([&first]).for_each(|request| request.check(POSITIONS));
+        h.assert_empty();
+    }
+
+    /// **Feature: distributed-inference-server, Property 8: Request Timeout Enforcement**
+    /// **Validates: Requirements 3.3**
+    #[test]
+    fn those_whose_time_is_over_are_refused_and_nobody_else(
+        requests in prop::collection::vec((prompt(1..60), 0_u8..3, priority()), 1..30),
+        sequences in 1_u32..5, prefill in 1_u32..40, unified in any::<bool>(), steps in 0_u8..6,
+    ) {
+        let mut h = Harness::of(&setup(unified, sequences, prefill));
+        let submitted: Vec<(bool, Submitted)> = requests
+            .into_iter()
+            .map(|(prompt, time, priority)| {
+                let queue_timeout_ms = [Some(0), Some(3_600_000), None][usize::from(time)];
+                let params = GenerationParams { queue_timeout_ms, priority, ..greedy(5) };
+                let request = h.submit(prompt, params).unwrap();
+                for _ in 0..steps {
+                    h.scheduler.step();
+                }
+                (time == 0, request)
+            })
+            .collect();
+        h.run();
+        for (is_late, request) in &submitted {
+            match is_late {
+                true => {
+                    let is_told = matches!(request.error(), RequestError::DeadlineExceeded { limit_ms: 0, .. });
+                    prop_assert!(is_told, "{:?}", request.error());
+                }
+                false => request.check(POSITIONS),
+            }
+            prop_assert_eq!(request.events.lock().unwrap().iter().filter(|e| e.is_terminal()).count(), 1);
+        }
+        h.assert_empty();
+    }
+
+    /// **Feature: distributed-inference-server, Property 9: KV Cache Prefix Reuse**
+    /// **Validates: Requirements 4.1**
+    #[test]
+    fn a_prompt_that_begins_as_an_earlier_one_is_read_from_there_on(
+        first in prompt(40..200), more in prompt(0..60), between in prop::collection::vec(prompt(20..200), 0..6),
+        sequences in 2_u32..5, prefill in 1_u32..80, unified in any::<bool>(),
+    ) {
+        let mut h = Harness::of(&setup(unified, sequences, prefill));
+        let params = || GenerationParams { ignore_eos: true, ..greedy(2) };
+        let one = h.submit(first.clone(), params()).unwrap();
+        h.run();
+        one.check(POSITIONS);
+        for other in between {
+            let other = h.submit(other, params()).unwrap();
+            h.run();
+            other.check(POSITIONS);
+        }
+        let (read_before, before) = (h.scheduler.backend().decoded_tokens, h.stats.snapshot());
+        let longer = [first.as_slice(), &more].concat();
+        let two = h.submit(longer.clone(), params()).unwrap();
+        h.run();
+        two.check(POSITIONS);
+        let (read, after) = (h.scheduler.backend().decoded_tokens, h.stats.snapshot());
+        let cached = u64::from(cached_tokens(&two));
+        // What was there is not read again, and nothing else is left out: all but the last of the two generated tokens
+        // is decoded, too.
+        prop_assert_eq!(read - read_before, longer.len() as u64 - cached + 1);
+        let by_tier = |stats: &crate::EngineStats| {
+            stats.cached_device_tokens_total + stats.cached_ram_tokens_total + stats.cached_disk_tokens_total
+        };
+        prop_assert_eq!(by_tier(&after) - by_tier(&before), cached);
+        // Where main memory takes what the cache drops, whole blocks of the earlier prompt are there in any case.
+        let shared = first.len().min(longer.len() - 1);
+        if unified {
+            prop_assert!(cached >= (shared / 64 * 64) as u64, "{} of {}", cached, shared);
+        }
+        h.assert_empty();
+    }
+
+    /// **Feature: distributed-inference-server, Property 22: Request Failure Isolation**
+    /// **Validates: Requirements 9.2**
+    #[test]
+    fn one_that_fails_in_a_batch_fails_alone(
+        requests in prop::collection::vec((prompt(1..60), prop::bool::weighted(0.3), 0_usize..4), 1..20),
+        sequences in 1_u32..6, prefill in 1_u32..40, unified in any::<bool>(),
+    ) {
+        let mut h = Harness::of(&setup(unified, sequences, prefill));
+        let mut others = Vec::new();
+        let failing = requests.iter().filter(|(_, fails, _)| *fails).count() as u64;
+        for (prompt, fails, after) in requests {
+            if !fails {
+                others.push(h.submit(prompt, greedy(12)).unwrap());
+                continue;
+            }
+            // Its caller breaks after some of its events.
+            let permit = Permit::take(&h.stats, h.limit).unwrap();
+            let mut left = after;
+            let sink = Box::new(move |_| {
+                // Not `panic!`: that would tell of each.
+                left = left.checked_sub(1).unwrap_or_else(|| std::panic::resume_unwind(Box::new("scripted")));
+            });
+            let signals = Arc::new(Signals::default());
+            let emitter = Emitter::new(sink, h.stats.clone(), permit, signals.clone());
+            h.tickets += 1;
+            let params = GenerationParams { ignore_eos: true, ..greedy(12) };
+            h.enqueue(h.tickets, prompt, params, emitter, signals);
+        }
+        h.run();
+        others.iter().for_each(|request| request.check(POSITIONS));
+        let stats = h.stats.snapshot();
+        prop_assert_eq!(stats.requests_finished_total + stats.requests_failed_total, others.len() as u64 + failing);
+        prop_assert!(stats.requests_cancelled_total <= failing);
+        h.scheduler.maintain(Instant::now() + MAINTENANCE_PERIOD);
+        h.assert_empty();
+    }
+}
