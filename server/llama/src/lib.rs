@@ -26,6 +26,7 @@ mod layout;
 mod logs;
 mod model;
 mod shim;
+mod vocabulary;
 
 pub use backend::init;
 pub use batch::Batch;
@@ -38,3 +39,4 @@ pub use grammar::{
     MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES, MAX_SCHEMA_PROPERTIES, MAX_STACKS, MAX_STEPS, TokenTexts,
 };
 pub use model::{Model, ModelParams, Token};
+pub use vocabulary::MAX_VOCABULARY_DIFFERENCE;

@@ -1,0 +1,77 @@
+//! Whether two models name the same tokens, so that one can guess what the other will say.
+
+use std::ffi::CStr;
+
+use llama_cpp_sys_2 as sys;
+
+use crate::model::{Model, Token};
+
+/// Vocabularies may differ in size by so many tokens, as llama.cpp has it: models of a family are padded differently.
+pub const MAX_VOCABULARY_DIFFERENCE: u32 = 128;
+/// The first tokens are special ones, which llama.cpp leaves out of the comparison of texts as well.
+const FIRST_COMPARED: u32 = 5;
+
+/// What a vocabulary says of itself.
+struct Traits {
+    kind: sys::llama_vocab_type,
+    /// The token that begins each text, where one does.
+    begins_with: Option<Token>,
+    /// The token that ends each text, where one does.
+    ends_with: Option<Token>,
+}
+
+impl Model {
+    /// Why `draft` cannot guess tokens of this model: another kind of vocabulary, other tokens around a text, too
+    /// different a size, or a token with another text. `None`: it can, with those tokens that both have.
+    #[must_use]
+    pub fn vocabulary_mismatch(&self, draft: &Self) -> Option<String> {
+        let (own, other) = (self.traits(), draft.traits());
+        if own.kind == sys::LLAMA_VOCAB_TYPE_NONE || own.kind != other.kind {
+            return Some(format!("its vocabulary is of type {}, not {}", other.kind, own.kind));
+        }
+        if own.begins_with != other.begins_with {
+            let (own, other) = (named(own.begins_with), named(other.begins_with));
+            return Some(format!("it begins a text with {other}, not with {own}"));
+        }
+        if own.ends_with != other.ends_with {
+            let (own, other) = (named(own.ends_with), named(other.ends_with));
+            return Some(format!("it ends a text with {other}, not with {own}"));
+        }
+        let (own_size, other_size) = (self.vocab_size(), draft.vocab_size());
+        if own_size.abs_diff(other_size) > MAX_VOCABULARY_DIFFERENCE {
+            return Some(format!(
+                "it has {other_size} tokens, not {own_size}, and a difference of {MAX_VOCABULARY_DIFFERENCE} is the most"
+            ));
+        }
+        let differs =
+            (FIRST_COMPARED..own_size.min(other_size)).find(|&token| self.text(token) != draft.text(token))?;
+        let text =
+            |model: &Self| model.text(differs).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+        Some(format!("its token {differs} is {:?}, not {:?}", text(draft), text(self)))
+    }
+
+    fn traits(&self) -> Traits {
+        let vocab = self.raw_vocab();
+        // SAFETY: a valid vocabulary; these read fields.
+        unsafe {
+            Traits {
+                kind: sys::llama_vocab_type(vocab),
+                begins_with: sys::llama_vocab_get_add_bos(vocab).then(|| sys::llama_vocab_bos(vocab)),
+                ends_with: sys::llama_vocab_get_add_eos(vocab).then(|| sys::llama_vocab_eos(vocab)),
+            }
+        }
+    }
+
+    /// A token as the vocabulary writes it; the caller has checked that there is one.
+    fn text(&self, token: u32) -> Option<&CStr> {
+        let token = Token::try_from(token).ok().filter(|&token| self.contains(token))?;
+        // SAFETY: a valid vocabulary of some type, and a token of it.
+        let text = unsafe { sys::llama_vocab_get_text(self.raw_vocab(), token) };
+        // SAFETY: NUL-terminated, and it lives as long as the model.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+    }
+}
+
+fn named(token: Option<Token>) -> String {
+    token.map_or_else(|| String::from("no token"), |token| format!("token {token}"))
+}
