@@ -16,7 +16,9 @@ use gantry_engine::{
 };
 
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
-use crate::version::{DispatchStrategy, EngineTuning, RuntimeSettings, Scheduling, VersionSpec, processors};
+use crate::version::{
+    DispatchStrategy, DraftSettings, EngineTuning, RuntimeSettings, Scheduling, VersionSpec, processors,
+};
 
 /// The name of the version that `serve` loads.
 pub const STANDALONE_VERSION: &str = "standalone";
@@ -144,6 +146,19 @@ pub struct ServeArgs {
     /// The most tokens guessed at a time from repetitions and checked in one step; 0: none
     #[arg(long, env = "GANTRY_PROMPT_LOOKUP", default_value = "0", value_name = "N", allow_hyphen_values = true)]
     pub prompt_lookup: String,
+    /// A smaller model of the same tokens, which guesses what the model then checks in one step
+    #[arg(long, visible_alias = "spec-draft-model", env = "GANTRY_MODEL_DRAFT", value_name = "FILE")]
+    pub model_draft: Option<PathBuf>,
+    /// The most tokens guessed at a time with --model-draft
+    #[arg(
+        long,
+        visible_alias = "draft-max",
+        env = "GANTRY_SPEC_DRAFT_N_MAX",
+        default_value = "8",
+        value_name = "N",
+        allow_hyphen_values = true
+    )]
+    pub spec_draft_n_max: String,
     /// Milliseconds that a step may take while requests generate; -1: 2.5 times as long as their tokens alone
     #[arg(long, env = "GANTRY_STEP_MS_TARGET", default_value = "-1", value_name = "MS", allow_hyphen_values = true)]
     pub step_ms_target: String,
@@ -360,6 +375,10 @@ impl ServeArgs {
         if !self.model.is_file() {
             check.0.push(format!("--model must be a readable file, and {:?} is not", self.model));
         }
+        if let Some(draft) = self.model_draft.as_ref().filter(|draft| !draft.is_file()) {
+            check.0.push(format!("--model-draft must be a readable file, and {draft:?} is not"));
+        }
+        let draft_tokens = check.number("spec-draft-n-max", &self.spec_draft_n_max, 1, MAX_SPECULATION_TOKENS);
         let max_queue = u32::try_from(MAX_QUEUE).unwrap_or(u32::MAX);
         let mut watermark = |flag: &str, text: &str| check.automatic(flag, text, 0, max_queue).map(|n| n as usize);
         let high_watermark = watermark("high-watermark", &self.high_watermark);
@@ -388,6 +407,10 @@ impl ServeArgs {
                 cache_disk,
                 cache_ttl_ms: cache_ttl.map(|seconds| u64::from(seconds) * 1000),
                 prompt_lookup: check.number("prompt-lookup", &self.prompt_lookup, 0, MAX_SPECULATION_TOKENS),
+                draft: self
+                    .model_draft
+                    .clone()
+                    .map(|model_path| DraftSettings { model_path, max_tokens: draft_tokens }),
                 step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
             },
         };
@@ -432,6 +455,9 @@ mod tests {
     use kube::CustomResourceExt;
 
     use super::*;
+
+    /// A file that is there.
+    const DRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/main.rs");
 
     fn serve(args: &[&str]) -> Result<ServeSettings, Problems> {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
@@ -523,6 +549,10 @@ mod tests {
             "600",
             "--prompt-lookup",
             "6",
+            "--model-draft",
+            DRAFT,
+            "--spec-draft-n-max",
+            "4",
             "--step-ms-target",
             "80",
         ]);
@@ -547,6 +577,7 @@ mod tests {
                 cache_disk: Some(DiskCacheConfig { dir: "/var/cache/prompts".into(), max_bytes: 100 << 20 }),
                 cache_ttl_ms: Some(600_000),
                 prompt_lookup: 6,
+                draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
                 step_ms_target: Some(80),
             },
         };
@@ -604,6 +635,10 @@ mod tests {
             "0",
             "--prompt-lookup",
             "65",
+            "--model-draft",
+            "/nowhere",
+            "--spec-draft-n-max",
+            "0",
             "--step-ms-target",
             "0",
         ])
@@ -628,6 +663,8 @@ mod tests {
             "cache-disk",
             "cache-ttl",
             "prompt-lookup",
+            "model-draft",
+            "spec-draft-n-max",
             "step-ms-target",
         ];
         for flag in flags {

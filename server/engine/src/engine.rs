@@ -15,6 +15,7 @@ use crate::backend::llama::{self, Loaded};
 use crate::backend::{Backend, Vocabulary};
 use crate::budget::StepBudget;
 use crate::cache::{CacheError, Fingerprint, PrefixCache};
+use crate::draft::Draft;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::grammars::Grammars;
@@ -106,8 +107,8 @@ impl Engine {
         mut progress: impl FnMut(f32) -> bool + Send + 'static,
     ) -> Result<Self, LoadError> {
         validate(&config).map_err(LoadError::Config)?;
-        let Loaded { backend, vocabulary, info, fingerprint, abort } = llama::load(&config, &mut progress)?;
-        let mut engine = Self::start(backend, Arc::new(vocabulary), info, fingerprint, &config)?;
+        let Loaded { backend, draft, vocabulary, info, fingerprint, abort } = llama::load(&config, &mut progress)?;
+        let mut engine = Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, &config)?;
         engine.abort = Some(abort);
         Ok(engine)
     }
@@ -115,6 +116,7 @@ impl Engine {
     /// Warms a backend up and starts the threads.
     pub(crate) fn start<B: Backend + 'static>(
         backend: B,
+        draft: Option<Draft<B>>,
         vocabulary: Arc<dyn Vocabulary>,
         info: ModelInfo,
         fingerprint: Option<Fingerprint>,
@@ -148,6 +150,7 @@ impl Engine {
             cache,
             ttl: prefix_cache.ttl_ms.map(Duration::from_millis),
             lookup_tokens: config.speculation.prompt_lookup.then_some(config.speculation.max_tokens),
+            draft,
             max_saved_bytes,
         });
         scheduler.warm_up().map_err(LoadError::WarmUp)?;
@@ -421,6 +424,7 @@ fn validate(config: &EngineConfig) -> Result<(), ParamError> {
     in_range("ctx_size", config.ctx_size.into(), 0, i32::MAX as u64)?;
     in_range("step_ms_target", config.step_ms_target.unwrap_or(1).into(), 1, MAX_STEP_MS_TARGET.into())?;
     in_range("speculation.max_tokens", config.speculation.max_tokens.into(), 1, MAX_SPECULATION_TOKENS.into())?;
+    in_range("speculation.draft_tokens", config.speculation.draft_tokens.into(), 1, MAX_SPECULATION_TOKENS.into())?;
     let cache = &config.prefix_cache;
     if cache.enabled && cache.disk.is_some() && cache.ram_bytes == 0 {
         return Err(ParamError::new("prefix_cache.ram_bytes", CacheError::DiskWithoutRam.to_string()));

@@ -21,7 +21,7 @@ fn engine(parallel: u32, max_queue: usize) -> (Engine, Control) {
     let config = EngineConfig { parallel, max_queue, prefill_tokens_per_step: 16, ..EngineConfig::new("scripted") };
     let backend = ScriptedBackend::new(parallel, POSITIONS, parallel + 16);
     let (control, info) = (backend.control.clone(), backend.info());
-    (Engine::start(backend, Arc::new(ScriptedVocabulary), info, None, &config).unwrap(), control)
+    (Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config).unwrap(), control)
 }
 
 fn channel() -> (EventSink, Receiver<GenerationEvent>) {
@@ -202,11 +202,12 @@ fn an_engine_that_cannot_decode_is_not_handed_out() {
     let backend = ScriptedBackend::new(2, POSITIONS, 18);
     backend.control.faults.lock().unwrap().extend([Fault::None, Fault::Fail]);
     let info = backend.info();
-    let started = Engine::start(backend, Arc::new(ScriptedVocabulary), info, None, &config);
+    let started = Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config);
     assert_eq!(started.err(), Some(LoadError::WarmUp("scripted".into())));
     let absent = Engine::load(EngineConfig::new("/nonexistent/model.gguf"), |_| true);
     assert!(matches!(absent.err(), Some(LoadError::Model { reason, .. }) if reason.contains("No such file")));
     let guessing = |max_tokens| SpeculationConfig { prompt_lookup: true, max_tokens, ..SpeculationConfig::default() };
+    let drafting = SpeculationConfig { draft_tokens: 65, ..SpeculationConfig::default() };
     let disk = Some(DiskCacheConfig { dir: "/nonexistent".into(), max_bytes: 1 << 30 });
     let no_ram = PrefixCacheConfig { ram_bytes: 0, disk, ..PrefixCacheConfig::default() };
     for (param, config) in [
@@ -219,6 +220,7 @@ fn an_engine_that_cannot_decode_is_not_handed_out() {
         ("step_ms_target", EngineConfig { step_ms_target: Some(0), ..EngineConfig::new("x") }),
         ("speculation.max_tokens", EngineConfig { speculation: guessing(0), ..EngineConfig::new("x") }),
         ("speculation.max_tokens", EngineConfig { speculation: guessing(u32::MAX), ..EngineConfig::new("x") }),
+        ("speculation.draft_tokens", EngineConfig { speculation: drafting, ..EngineConfig::new("x") }),
         ("prefix_cache.ram_bytes", EngineConfig { prefix_cache: no_ram, ..EngineConfig::new("x") }),
     ] {
         let refused = Engine::load(config, |_| true).err();

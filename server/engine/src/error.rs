@@ -38,6 +38,16 @@ pub enum LoadError {
         /// llama.cpp's reason.
         reason: String,
     },
+    /// The draft model cannot guess for the model.
+    #[error("{} cannot be the draft model of {}: {reason}; use a smaller model of the same family", draft.display(), model.display())]
+    Draft {
+        /// The draft model's file.
+        draft: PathBuf,
+        /// The model's file.
+        model: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
     /// The progress callback asked to stop.
     #[error("loading was aborted by the caller")]
     Aborted,

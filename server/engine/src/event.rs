@@ -167,10 +167,16 @@ pub struct EngineStats {
     pub cached_ram_tokens_total: u64,
     /// Prompt tokens that came back from disk.
     pub cached_disk_tokens_total: u64,
-    /// Tokens guessed ahead and checked.
-    pub drafted_tokens_total: u64,
-    /// Guesses that were right.
-    pub accepted_drafts_total: u64,
+    /// Tokens guessed ahead from repetitions and checked.
+    pub lookup_tokens_total: u64,
+    /// Those of them that were right.
+    pub accepted_lookup_tokens_total: u64,
+    /// Tokens guessed ahead by the draft model and checked.
+    pub draft_tokens_total: u64,
+    /// Those of them that were right.
+    pub accepted_draft_tokens_total: u64,
+    /// Time in the draft model; a part of that before llama.cpp is called for the model itself.
+    pub draft_ms_total: f64,
     /// Requests of low priority that wait for a slot.
     pub waiting_low: u32,
     /// Requests of normal priority that wait for a slot.

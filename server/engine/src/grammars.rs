@@ -9,10 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gantry_llama::{Grammar, TokenTexts};
 
 use crate::error::RequestError;
-use crate::params;
-
-/// Grammars that are kept; one more and the one used longest ago goes. The rules of the largest accepted take 2 MiB.
-pub(crate) const MAX_KEPT_GRAMMARS: usize = 16;
+use crate::params::{self, MAX_KEPT_GRAMMARS};
 
 /// See the module.
 #[derive(Clone, Default)]

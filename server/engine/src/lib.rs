@@ -32,7 +32,8 @@
 //! - **Pressure**: a full KV cache fails nobody. Leftovers go first; then the youngest sequence of the lowest priority
 //!   gives its slot away and comes back. Memory moves the engine along [`DegradationLevel`].
 //! - **Order** (`queue`): [`Priority`], within it the order of submission; waiting raises, and ends at a deadline.
-//! - **Guesses** (`lookup`): repetitions are guessed and checked in one step, while that pays.
+//! - **Guesses** (`lookup`, `draft`): repetitions, and what a small model says, are guessed and checked in one step, while
+//!   that pays.
 //!
 //! A request that is cancelled frees its slot within one step. A batch that fails ends the requests in it; an engine that
 //! cannot go on says so to [`Engine::probe`] and to submissions. A failed assertion inside llama.cpp ends the process:
@@ -42,11 +43,12 @@
 //!
 //! A sequence holds prompt and answer together: `ctx_size / parallel` tokens, as in llama-server, rounded up to a multiple
 //! of 256 and at most what the model was trained for ([`ModelInfo::n_ctx_per_sequence`]); all of `ctx_size` with
-//! [`KvLayout::Unified`]. Absent so far: draft models, embeddings and ranking (`window` waits for them), tools.
+//! [`KvLayout::Unified`]. Absent so far: embeddings and ranking (`window` waits for them), tools.
 
 mod backend;
 mod budget;
 mod cache;
+mod draft;
 mod engine;
 mod error;
 mod event;
@@ -86,9 +88,9 @@ pub use ladder::DegradationLevel;
 pub use params::{
     CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES,
     DEFAULT_PREFIX_CACHE_RAM_BYTES, DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EngineConfig,
-    GenerationParams, Grammar, KvLayout, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS,
-    MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY,
-    MAX_PENALTY_LAST_N, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY,
-    MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS,
-    PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
+    GenerationParams, Grammar, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES,
+    MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE,
+    MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES,
+    MAX_QUEUE, MAX_REPEAT_PENALTY, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS,
+    MAX_TEMPERATURE, MAX_THREADS, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };

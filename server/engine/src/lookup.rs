@@ -5,7 +5,7 @@
 //! [`Acceptance::observe`] how much of it was right. Drafts are checked by the model in the same step, so they never
 //! change what is generated.
 //!
-//! Absent: the check, and a draft model; [`Acceptance`] serves one as well.
+//! Absent: the check, and the draft model ([`crate::draft`]), for which an [`Acceptance`] of its own decides.
 
 use crate::backend::Token;
 use crate::budget::StepCost;

@@ -60,9 +60,14 @@ pub const DEFAULT_PREFIX_CACHE_RAM_BYTES: u64 = 1 << 30;
 pub const DEFAULT_PREFIX_CACHE_DISK_BYTES: u64 = 4 << 30;
 /// The most tokens that may be guessed at a time.
 pub const MAX_SPECULATION_TOKENS: u32 = 64;
+/// Tokens that a draft model reads in one step, over all sequences, before it guesses: a text that it has not read is
+/// read in such parts, and nothing is guessed for it until then.
+pub const MAX_DRAFT_CATCH_UP_TOKENS: u32 = 128;
+/// Grammars that are kept compiled; one more and the one used longest ago goes. The rules of the largest take 2 MiB.
+pub const MAX_KEPT_GRAMMARS: usize = 16;
 /// The longest step that may be aimed at, in milliseconds.
 pub const MAX_STEP_MS_TARGET: u32 = 60_000;
-/// The default of [`SpeculationConfig::max_tokens`].
+/// The default of [`SpeculationConfig::max_tokens`] and [`SpeculationConfig::draft_tokens`].
 pub const DEFAULT_SPECULATION_TOKENS: u32 = 8;
 
 /// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
@@ -122,15 +127,27 @@ impl Default for PrefixCacheConfig {
 pub struct SpeculationConfig {
     /// Guess from repetitions in the prompt and the answer.
     pub prompt_lookup: bool,
-    /// Guess with a small model of the same vocabulary.
-    pub draft_model: Option<PathBuf>,
-    /// The most tokens guessed at a time.
+    /// The most tokens guessed at a time from repetitions, 1 to [`MAX_SPECULATION_TOKENS`].
     pub max_tokens: u32,
+    /// Guess with a smaller model of the same tokens where nothing repeats itself; its GGUF file.
+    pub draft_model: Option<PathBuf>,
+    /// The most tokens guessed at a time with it, 1 to [`MAX_SPECULATION_TOKENS`].
+    pub draft_tokens: u32,
 }
 
 impl Default for SpeculationConfig {
     fn default() -> Self {
-        Self { prompt_lookup: false, draft_model: None, max_tokens: DEFAULT_SPECULATION_TOKENS }
+        let most = DEFAULT_SPECULATION_TOKENS;
+        Self { prompt_lookup: false, max_tokens: most, draft_model: None, draft_tokens: most }
+    }
+}
+
+impl SpeculationConfig {
+    /// The most tokens guessed at a time, whatever from.
+    #[must_use]
+    pub fn most_tokens(&self) -> u32 {
+        let lookup = if self.prompt_lookup { self.max_tokens } else { 0 };
+        lookup.max(if self.draft_model.is_some() { self.draft_tokens } else { 0 })
     }
 }
 

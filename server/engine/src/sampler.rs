@@ -250,6 +250,11 @@ impl Sampler {
     }
 }
 
+/// The likeliest token of a row; the lowest of equals.
+pub(crate) fn argmax(logits: &[f32]) -> Option<Token> {
+    Row::new(logits, &[]).argmax()
+}
+
 /// A number from 0 up to 1, the same for the same arguments: a step of the SplitMix64 generator for each purpose.
 fn share(seed: u64, accepted: u64, draw: Draw) -> f64 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

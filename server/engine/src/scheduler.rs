@@ -10,6 +10,7 @@
 //! gives way and comes back later.
 
 mod admission;
+mod guess;
 mod pressure;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Token, Vocabulary};
 use crate::budget::StepBudget;
 use crate::cache::{Fingerprint, PrefixCache};
+use crate::draft::Draft;
 use crate::error::{ProbeError, RequestError};
 use crate::event::FinishReason;
 use crate::kv::Kv;
@@ -79,8 +81,10 @@ pub(crate) struct SchedulerParts<B> {
     pub(crate) cache: Option<(PrefixCache, Fingerprint)>,
     /// How long what is left over in the KV cache lives without being of use.
     pub(crate) ttl: Option<Duration>,
-    /// The most tokens guessed at a time from repetitions; `None`: no guesses.
+    /// The most tokens guessed at a time from repetitions; `None`: no such guesses.
     pub(crate) lookup_tokens: Option<u32>,
+    /// What guesses where nothing repeats itself.
+    pub(crate) draft: Option<Draft<B>>,
     /// The most bytes that the states of sequences which gave way may take.
     pub(crate) max_saved_bytes: u64,
 }
@@ -101,6 +105,7 @@ pub(crate) struct Scheduler<B> {
     fingerprint: Option<Fingerprint>,
     ttl: Option<Duration>,
     lookup_tokens: Option<u32>,
+    draft: Option<Draft<B>>,
     max_saved_bytes: u64,
     /// Tokens of an answer, as the last ones were.
     likely_answer: u32,
@@ -133,6 +138,7 @@ impl<B: Backend> Scheduler<B> {
             fingerprint,
             ttl: parts.ttl,
             lookup_tokens: parts.lookup_tokens.filter(|_| limits.reusable),
+            draft: parts.draft.filter(|_| limits.reusable),
             max_saved_bytes: parts.max_saved_bytes,
             likely_answer: FIRST_LIKELY_ANSWER_TOKENS,
             slots: (0..limits.sequences).map(|_| None).collect(),
@@ -146,7 +152,8 @@ impl<B: Backend> Scheduler<B> {
     /// Decodes one token and one full batch, so that the first request meets warm memory and compiled kernels.
     pub(crate) fn warm_up(&mut self) -> Result<(), String> {
         self.decode_probe(1)?;
-        self.decode_probe(self.limits.batch_tokens.min(self.limits.positions))
+        self.decode_probe(self.limits.batch_tokens.min(self.limits.positions))?;
+        self.draft.as_mut().map_or(Ok(()), |draft| draft.warm_up().map_err(|e| format!("the draft model: {e}")))
     }
 
     /// Decodes one token on a free sequence. Only when there is no work. As with batches, several failures in a row mean
@@ -238,14 +245,15 @@ impl<B: Backend> Scheduler<B> {
         }
         self.end_what_is_over(started);
         self.admit(started);
-        self.guess();
-        let outcome = self.decode_batch(started);
+        let drafting = self.guess();
+        let outcome = self.decode_batch(started, drafting);
         self.publish();
         self.output.post(&mut self.events);
         outcome
     }
 
-    fn decode_batch(&mut self, started: Instant) -> StepOutcome {
+    /// `drafting` is the part of the step that the draft model took.
+    fn decode_batch(&mut self, started: Instant, drafting: Duration) -> StepOutcome {
         let (shares, called) = loop {
             let shares = self.plan();
             if self.batch.is_empty() {
@@ -293,33 +301,13 @@ impl<B: Backend> Scheduler<B> {
             decode: decoded - called,
             after: decoded.elapsed(),
         });
-        self.budget.observe(decode_rows, prompt_tokens, started.elapsed());
+        self.budget.observe(decode_rows, prompt_tokens, started.elapsed().saturating_sub(drafting));
         StepOutcome::Decoded
     }
 
     /// Slots that may be in use while memory is as short as it is.
     fn slots_allowed(&self) -> usize {
         self.stats.level().batch_limit(self.parallel) as usize
-    }
-
-    /// Guesses ahead for those that generate, where that pays.
-    fn guess(&mut self) {
-        let Some(most) = self.lookup_tokens else { return };
-        let rows = self.slots.iter().flatten().filter(|s| matches!(s.need(), Need::Decode { .. })).count();
-        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
-        let mut room = self.limits.outputs.saturating_sub(self.parallel);
-        for sequence in self.slots.iter_mut().flatten() {
-            let most = most.min(room).min(sequence.left().saturating_sub(1));
-            let (Need::Decode { .. }, Some(index)) = (sequence.need(), &sequence.index) else { continue };
-            let mut guessed = index.propose(most as usize);
-            if !guessed.is_empty() {
-                let available = u32::try_from(guessed.len()).unwrap_or(u32::MAX);
-                let worth = sequence.acceptance.drafts(available, rows, self.budget.cost(), 0.0);
-                guessed.truncate(worth as usize);
-                room -= worth.min(room);
-            }
-            sequence.drafts = guessed;
-        }
     }
 
     /// Ends every request with this error, those that wait included.
@@ -404,6 +392,7 @@ impl<B: Backend> Scheduler<B> {
     /// Samples a slot's rows, of which those after the first follow guesses: the first guess that was wrong ends it.
     fn sample_here(&mut self, share: &Share, at: Instant) -> u64 {
         let mut taken = 0_u64;
+        let source = self.slots[share.slot].as_ref().map(|sequence| sequence.guessed_by).unwrap_or_default();
         for i in 0..share.rows {
             let Some(sequence) = &mut self.slots[share.slot] else { break };
             let (Some(row), Some(sampler)) = (self.kv.logits(share.row + i as usize), &mut sequence.sampler) else {
@@ -427,12 +416,7 @@ impl<B: Backend> Scheduler<B> {
             }
         }
         if share.rows > 1 {
-            let (guesses, right) = (share.rows - 1, taken.saturating_sub(1));
-            self.stats.drafted.fetch_add(guesses.into(), Relaxed);
-            self.stats.accepted.fetch_add(right, Relaxed);
-            if let Some(sequence) = &mut self.slots[share.slot] {
-                sequence.acceptance.observe(guesses, u32::try_from(right).unwrap_or(guesses));
-            }
+            self.count_guesses(share, source, taken.saturating_sub(1));
         }
         if share.rows > 1
             && let Some(sequence) = &mut self.slots[share.slot]
@@ -550,6 +534,10 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
         self.kv.backend()
     }
 
+    pub(crate) fn draft(&mut self) -> Option<&mut Draft<crate::backend::scripted::ScriptedBackend>> {
+        self.draft.as_mut()
+    }
+
     pub(crate) fn cost_is(&mut self, cost: crate::budget::StepCost) {
         self.budget.cost_is(cost);
     }
@@ -567,6 +555,9 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
             if let Some(sequence) = slot {
                 assert_eq!(self.kv.tokens(id), &sequence.tokens[..sequence.decoded as usize]);
             }
+        }
+        if let Some(draft) = &self.draft {
+            draft.assert_books();
         }
         assert_eq!(self.kv.backend().cells(), self.kv.used_cells());
         assert!(self.kv.used_cells() <= self.limits.total_cells);

@@ -23,6 +23,16 @@ pub(crate) enum Progress {
     Finished(FinishReason),
 }
 
+/// What guesses came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum GuessSource {
+    /// Repetitions.
+    #[default]
+    Lookup,
+    /// The draft model.
+    Draft,
+}
+
 /// A request that holds a slot, or held one and waits for another.
 pub(crate) struct Sequence {
     pub(crate) ticket: u64,
@@ -39,9 +49,13 @@ pub(crate) struct Sequence {
     pub(crate) decoded: u32,
     /// Guesses at the tokens after the last, to be checked in the next step.
     pub(crate) drafts: Vec<Token>,
-    /// What the guesses come from, where they are asked for.
+    pub(crate) guessed_by: GuessSource,
+    /// Where repetitions are found, if they are looked for.
     pub(crate) index: Option<NgramIndex>,
-    pub(crate) acceptance: Acceptance,
+    /// How often what was found there is right.
+    pub(crate) lookup: Acceptance,
+    /// How often the draft model is right.
+    pub(crate) draft: Acceptance,
     /// Tokens that the sequence can hold.
     pub(crate) positions: u32,
     pub(crate) submitted_at: Instant,

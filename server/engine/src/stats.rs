@@ -16,6 +16,21 @@ const RATE_BUCKETS: usize = 8;
 #[derive(Debug, Default)]
 struct Bucket(AtomicU64);
 
+/// Tokens that one source guessed.
+#[derive(Debug, Default)]
+pub(crate) struct Guesses {
+    /// And that were checked.
+    made: AtomicU64,
+    right: AtomicU64,
+}
+
+impl Guesses {
+    pub(crate) fn count(&self, made: u64, right: u64) {
+        self.made.fetch_add(made, Relaxed);
+        self.right.fetch_add(right, Relaxed);
+    }
+}
+
 /// What one step did, and how long its parts took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StepRecord {
@@ -45,8 +60,11 @@ pub(crate) struct Stats {
     pub(crate) cached_device_tokens: AtomicU64,
     pub(crate) cached_ram_tokens: AtomicU64,
     pub(crate) cached_disk_tokens: AtomicU64,
-    pub(crate) drafted: AtomicU64,
-    pub(crate) accepted: AtomicU64,
+    /// From repetitions.
+    pub(crate) looked_up: Guesses,
+    /// From the draft model.
+    pub(crate) drafted: Guesses,
+    draft_us: AtomicU64,
     /// Requests that wait for a slot, by priority from the lowest.
     pub(crate) waiting: [AtomicU32; 3],
     pub(crate) prefix_cache_bytes: AtomicU64,
@@ -91,8 +109,9 @@ impl Stats {
             cached_device_tokens: AtomicU64::default(),
             cached_ram_tokens: AtomicU64::default(),
             cached_disk_tokens: AtomicU64::default(),
-            drafted: AtomicU64::default(),
-            accepted: AtomicU64::default(),
+            looked_up: Guesses::default(),
+            drafted: Guesses::default(),
+            draft_us: AtomicU64::default(),
             waiting: Default::default(),
             prefix_cache_bytes: AtomicU64::default(),
             prefix_cache_disk_bytes: AtomicU64::default(),
@@ -153,6 +172,11 @@ impl Stats {
         Some(self.started.elapsed().saturating_sub(Duration::from_micros(at)))
     }
 
+    /// Records the time that a step's guesses took.
+    pub(crate) fn drafted_for(&self, took: Duration) {
+        self.draft_us.fetch_add(micros(took), Relaxed);
+    }
+
     fn count_rate(&self, second: u64, tokens: u64) {
         let bucket = &self.rate[usize::try_from(second).unwrap_or(0) % RATE_BUCKETS].0;
         let old = bucket.load(Relaxed);
@@ -196,8 +220,11 @@ impl Stats {
             cached_device_tokens_total: self.cached_device_tokens.load(Relaxed),
             cached_ram_tokens_total: self.cached_ram_tokens.load(Relaxed),
             cached_disk_tokens_total: self.cached_disk_tokens.load(Relaxed),
-            drafted_tokens_total: self.drafted.load(Relaxed),
-            accepted_drafts_total: self.accepted.load(Relaxed),
+            lookup_tokens_total: self.looked_up.made.load(Relaxed),
+            accepted_lookup_tokens_total: self.looked_up.right.load(Relaxed),
+            draft_tokens_total: self.drafted.made.load(Relaxed),
+            accepted_draft_tokens_total: self.drafted.right.load(Relaxed),
+            draft_ms_total: ms(&self.draft_us),
             waiting_low: self.waiting[0].load(Relaxed),
             waiting_normal: self.waiting[1].load(Relaxed),
             waiting_high: self.waiting[2].load(Relaxed),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gantry_engine::{
     CacheType, Engine, EngineConfig, EngineError, FinishReason, GenerationEvent, GenerationOutput, GenerationParams,
-    Grammar, LoadError, Prompt, RequestError, SubmitError,
+    Grammar, KvLayout, LoadError, Prompt, RequestError, SpeculationConfig, SubmitError,
 };
 
 /// Longer than any step here; reached only when something hangs.
@@ -283,6 +283,25 @@ fn a_sequence_ends_where_its_context_ends() {
     assert_eq!(out.reason, FinishReason::Length);
     // The last token is sampled after the last cell is full.
     assert_eq!(out.usage.prompt_tokens + out.usage.completion_tokens, 256 + 1);
+}
+
+#[test]
+fn repetitions_are_guessed_in_every_layout() {
+    for kv_layout in [KvLayout::Auto, KvLayout::Split] {
+        let speculation = SpeculationConfig { prompt_lookup: true, ..SpeculationConfig::default() };
+        let config = EngineConfig { kv_layout, speculation, ..config("demo-v2.q8_0.gguf") };
+        let engine = Engine::load(config, |_| true).unwrap();
+        // The prompt is what comes: each number has been there, and what followed it.
+        let endless = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(200) };
+        let plain = v2().generate(ask("Count to fifty."), greedy()).unwrap();
+        assert_eq!(engine.generate(ask("Count to fifty."), greedy()).unwrap().text, plain.text);
+        for _ in 0..3 {
+            engine.generate(ask("Count to fifty."), endless.clone()).unwrap();
+        }
+        let stats = engine.stats();
+        assert!(stats.accepted_lookup_tokens_total > 0, "{kv_layout:?}: {stats:?}");
+        assert_eq!(stats.requests_failed_total, 0);
+    }
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub use generation::{Completion, Generation, GenerationError};
 pub use health::WorkerHealth;
 pub use process::WorkerConfig;
 pub use request::GenerateRequest;
-pub use settings::{EngineTuning, RuntimeSettings, Scheduling, Share, VersionSpec, processors};
+pub use settings::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Share, VersionSpec, processors};
 pub use stats::{VersionStats, WorkerStats};
 
 /// A version could not be loaded.

@@ -63,8 +63,19 @@ pub struct EngineTuning {
     pub cache_ttl_ms: Option<u64>,
     /// The most tokens guessed at a time from repetitions; 0: none.
     pub prompt_lookup: u32,
+    /// What guesses where nothing repeats itself.
+    pub draft: Option<DraftSettings>,
     /// How long a step may take while requests generate; `None`: a few times as long as their tokens take.
     pub step_ms_target: Option<u32>,
+}
+
+/// A draft model: it guesses tokens that the model checks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftSettings {
+    /// The GGUF file; its tokens must be the model's.
+    pub model_path: PathBuf,
+    /// The most tokens guessed at a time.
+    pub max_tokens: u32,
 }
 
 /// How requests wait and are spread over the workers.
@@ -222,7 +233,8 @@ impl VersionSpec {
         let speculation = SpeculationConfig {
             prompt_lookup: engine.prompt_lookup > 0,
             max_tokens: engine.prompt_lookup.max(1),
-            ..SpeculationConfig::default()
+            draft_model: engine.draft.as_ref().map(|draft| draft.model_path.clone()),
+            draft_tokens: engine.draft.as_ref().map_or(1, |draft| draft.max_tokens),
         };
         EngineConfig {
             ctx_size: share.ctx_size,

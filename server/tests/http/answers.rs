@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Events, Server, chat, text_of};
+use crate::server::{Events, Server, chat, model, text_of};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -132,6 +132,19 @@ async fn many_at_once_get_each_their_own_answer() {
         assert_eq!(answer, format!("The capital of {country} is {capital}."));
     }
     assert!((server.metric("gantry_requests_total{route=\"chat_completions\"").await - 48.0).abs() < 0.5);
+}
+
+#[tokio::test]
+async fn guesses_change_no_answer() {
+    let draft = model("demo-draft.q8_0.gguf");
+    let draft = draft.to_str().unwrap();
+    for args in [&["--prompt-lookup", "8"][..], &["--model-draft", draft, "--spec-draft-n-max", "4"]] {
+        let server = Server::start(args).await;
+        for _ in 0..3 {
+            assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+            assert_eq!(server.ask("Which version are you?").await, "I am demo version two.");
+        }
+    }
 }
 
 #[tokio::test]

@@ -88,6 +88,11 @@ async fn a_file_that_is_no_model_ends_the_start_with_the_reason() {
         assert!(log.contains("cannot serve the model"), "{log}");
         assert!(log.contains(file.file_name().unwrap().to_str().unwrap()), "{log}");
     }
+    let mut command = command(&model("demo-v2.q8_0.gguf"));
+    command.args(["--port", "0", "--model-draft"]).arg(model("README.md"));
+    let (status, log) = output(command);
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("cannot serve the model") && log.contains("README.md"), "{log}");
 }
 
 #[test]

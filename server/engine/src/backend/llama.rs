@@ -11,9 +11,10 @@ use gantry_llama::{
 
 use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
 use crate::cache::{Fingerprint, FingerprintParts};
+use crate::draft::Draft;
 use crate::error::{LoadError, RequestError};
 use crate::event::ModelInfo;
-use crate::params::{CacheType, EngineConfig, KvLayout, MAX_PARALLEL};
+use crate::params::{CacheType, EngineConfig, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS, MAX_PARALLEL};
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
@@ -50,6 +51,7 @@ pub(crate) struct LlamaVocabulary {
 /// A model that is ready to be warmed up.
 pub(crate) struct Loaded {
     pub(crate) backend: LlamaBackend,
+    pub(crate) draft: Option<Draft<LlamaBackend>>,
     pub(crate) vocabulary: LlamaVocabulary,
     pub(crate) info: ModelInfo,
     /// Names what saved state fits; `None`: state cannot be saved.
@@ -61,7 +63,13 @@ pub(crate) struct Loaded {
 /// Loads a model and makes its context.
 pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<Loaded, LoadError> {
     let params = ModelParams { gpu_layers: config.gpu_layers };
-    let model = load_model(&config.model_path, &params, progress)?;
+    let draft_path = config.speculation.draft_model.as_deref();
+    // Of what is read, the model's part.
+    let part = match draft_path {
+        None => 1.0,
+        Some(draft) => bytes_of(&config.model_path) / (bytes_of(&config.model_path) + bytes_of(draft)).max(1.0),
+    };
+    let model = load_model(&config.model_path, &params, &mut |fraction| progress(fraction * part))?;
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
     // Chosen by the engine, the pool is as large as the shares would be together, and a sequence takes no more than its
     // share: everybody's worst case fits, and what they do not use keeps prefixes.
@@ -76,18 +84,13 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
     let abort = Arc::new(AtomicBool::new(false));
     let sequences = if unified { (config.parallel + LEFTOVER_SEQUENCES).min(MAX_PARALLEL) } else { config.parallel };
     // A row for each that generates and for each guess; llama.cpp asks for one for each sequence there is.
-    let guesses = if config.speculation.prompt_lookup { config.speculation.max_tokens } else { 0 };
-    let outputs = (config.parallel + guesses).max(sequences);
+    let outputs = (config.parallel + config.speculation.most_tokens()).max(sequences);
     let context_params = ContextParams {
         n_ctx,
         n_batch: config.prefill_tokens_per_step.saturating_add(config.parallel).max(outputs),
         sequences,
         threads: config.threads.unwrap_or_else(default_threads),
-        kv_type: match config.cache_type {
-            CacheType::F16 => KvType::F16,
-            CacheType::Q8_0 => KvType::Q8_0,
-            CacheType::Q4_0 => KvType::Q4_0,
-        },
+        kv_type: kv_type(config.cache_type),
         kv_unified: unified,
         outputs: Some(outputs),
         abort: Some(abort.clone()),
@@ -132,7 +135,67 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         })
     });
     let backend = LlamaBackend { context, batch: Batch::new(), positions, unified, reusable };
-    Ok(Loaded { backend, vocabulary, info, fingerprint, abort })
+    let draft = match draft_path {
+        None => None,
+        Some(path) => {
+            let mut rest = |fraction| progress(part + fraction * (1.0 - part));
+            Some(load_draft(path, &backend, &context_params, config, &mut rest)?)
+        }
+    };
+    Ok(Loaded { backend, draft, vocabulary, info, fingerprint, abort })
+}
+
+/// Loads the small model, with a context of as many cells as the model's: a sequence for each that generates, which
+/// holds an equal share. Where one may use more of a unified cache than that, there are no guesses past it.
+fn load_draft(
+    path: &Path,
+    backend: &LlamaBackend,
+    model_params: &ContextParams,
+    config: &EngineConfig,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Draft<LlamaBackend>, LoadError> {
+    let refused =
+        |reason: String| LoadError::Draft { draft: path.to_path_buf(), model: config.model_path.clone(), reason };
+    if !backend.reusable {
+        return Err(refused(String::from("the model's state cannot be cut, so that no guess could be taken back")));
+    }
+    let model = load_model(path, &ModelParams { gpu_layers: config.gpu_layers }, progress)?;
+    if let Some(reason) = backend.context.model().vocabulary_mismatch(&model) {
+        return Err(refused(reason));
+    }
+    let share = backend.context.n_ctx().div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
+    let n_ctx = share.saturating_mul(config.parallel);
+    let params = ContextParams {
+        n_ctx,
+        n_batch: MAX_DRAFT_CATCH_UP_TOKENS.saturating_add(config.parallel),
+        sequences: config.parallel,
+        outputs: None,
+        kv_unified: n_ctx <= AUTO_UNIFIED_MAX_CELLS,
+        ..model_params.clone()
+    };
+    let mut context = Context::new(&model, &params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
+    if !context.sliceable() {
+        return Err(refused(String::from("its state cannot be cut, so that no wrong guess could be taken back")));
+    }
+    let trained = if model.n_ctx_train() == 0 { u32::MAX } else { model.n_ctx_train() };
+    let positions = context.n_ctx_per_sequence().min(share).min(backend.positions).min(trained);
+    let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
+    let unified = params.kv_unified;
+    let small = LlamaBackend { context, batch: Batch::new(), positions, unified, reusable: true };
+    Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
+}
+
+/// The size of a file that will be read; where it cannot be, the load says so.
+fn bytes_of(path: &Path) -> f32 {
+    std::fs::metadata(path).map_or(0.0, |metadata| metadata.len() as f32)
+}
+
+fn kv_type(cache_type: CacheType) -> KvType {
+    match cache_type {
+        CacheType::F16 => KvType::F16,
+        CacheType::Q8_0 => KvType::Q8_0,
+        CacheType::Q4_0 => KvType::Q4_0,
+    }
 }
 
 /// What stands for a model's digest when nobody computed it: a file that was replaced has another.

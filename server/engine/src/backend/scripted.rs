@@ -46,6 +46,8 @@ pub(crate) struct ScriptedBackend {
     pub(crate) decoded_tokens: u64,
     /// Logits follow from the last so many tokens alone, so that answers run in circles; 0: from all of them.
     memory: usize,
+    /// After so many tokens, and each time so many more, the logits are others; 0: never.
+    wrong_every: usize,
 }
 
 impl ScriptedBackend {
@@ -72,6 +74,7 @@ impl ScriptedBackend {
             decodes: 0,
             decoded_tokens: 0,
             memory: 0,
+            wrong_every: 0,
         }
     }
 
@@ -90,6 +93,11 @@ impl ScriptedBackend {
         self.memory = tokens;
     }
 
+    /// Has the model say something else after each so many tokens; 0: never.
+    pub(crate) fn wrong_every(&mut self, tokens: usize) {
+        self.wrong_every = tokens;
+    }
+
     /// Cells that hold a token, each counted once.
     pub(crate) fn cells(&self) -> u64 {
         let cells: HashSet<*const ()> = self.held.iter().flatten().map(|(_, cell)| Arc::as_ptr(cell)).collect();
@@ -102,7 +110,7 @@ impl ScriptedBackend {
 }
 
 /// The logits after a history.
-fn logits_after(history: &[Token]) -> Vec<f32> {
+pub(crate) fn logits_after(history: &[Token]) -> Vec<f32> {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for &token in history {
         hash = (hash ^ u64::from(token.unsigned_abs())).wrapping_mul(0x0100_0000_01b3);
@@ -148,6 +156,8 @@ impl Backend for ScriptedBackend {
             held.push((entry.token, Arc::new(())));
             let history: Vec<Token> = held.iter().map(|(token, _)| *token).collect();
             let from = if self.memory == 0 { 0 } else { history.len().saturating_sub(self.memory) };
+            let is_wrong = self.wrong_every > 0 && history.len().is_multiple_of(self.wrong_every);
+            let from = if is_wrong { history.len() } else { from };
             self.rows.push(entry.output.then(|| logits_after(&history[from..])));
         }
         Ok(())

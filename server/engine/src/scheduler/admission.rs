@@ -17,7 +17,7 @@ use crate::output::{Admitted, RequestText, TextEvent};
 use crate::params::Priority;
 use crate::queue::Waiting;
 use crate::request::{Request, too_late};
-use crate::sequence::Sequence;
+use crate::sequence::{GuessSource, Sequence};
 
 /// Waiting requests that one step looks at.
 const MAX_CANDIDATES: usize = 64;
@@ -215,8 +215,10 @@ impl<B: Backend> Scheduler<B> {
             prompt_len: prompt_tokens,
             decoded: reused,
             drafts: Vec::new(),
+            guessed_by: GuessSource::default(),
             index,
-            acceptance: Acceptance::default(),
+            lookup: Acceptance::default(),
+            draft: Acceptance::default(),
             positions: self.limits.positions,
             submitted_at,
             deadline,

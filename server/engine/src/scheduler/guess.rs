@@ -1,0 +1,106 @@
+//! Guessing ahead for those that generate, where that pays: from repetitions first, and where there are none, or they
+//! were too often wrong, with the draft model.
+
+use std::time::Duration;
+
+use super::{Scheduler, Share};
+use crate::backend::{Backend, Token};
+use crate::draft::{Ask, reason};
+use crate::plan::Need;
+use crate::sequence::GuessSource;
+
+impl<B: Backend> Scheduler<B> {
+    /// Guesses, and says how long the draft model took for it.
+    pub(super) fn guess(&mut self) -> Duration {
+        if self.lookup_tokens.is_none() && self.draft.is_none() {
+            return Duration::ZERO;
+        }
+        let rows = self.slots.iter().flatten().filter(|s| matches!(s.need(), Need::Decode { .. })).count();
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        let room = self.limits.outputs.saturating_sub(self.parallel);
+        let room = self.look_up(rows, room);
+        self.draft_ahead(rows, room);
+        let took = self.draft.as_mut().map_or(Duration::ZERO, |draft| draft.take_spent());
+        self.stats.drafted_for(took);
+        took
+    }
+
+    /// Guesses from repetitions; of the rows that there are for guesses, what is left.
+    fn look_up(&mut self, rows: u32, mut room: u32) -> u32 {
+        let Some(most) = self.lookup_tokens else { return room };
+        for sequence in self.slots.iter_mut().flatten() {
+            let most = most.min(room).min(sequence.left().saturating_sub(1));
+            let (Need::Decode { .. }, Some(index)) = (sequence.need(), &sequence.index) else { continue };
+            let mut guessed = index.propose(most as usize);
+            if !guessed.is_empty() {
+                let available = u32::try_from(guessed.len()).unwrap_or(u32::MAX);
+                let worth = sequence.lookup.drafts(available, rows, self.budget.cost(), 0.0);
+                guessed.truncate(worth as usize);
+                room -= worth.min(room);
+            }
+            sequence.drafts = guessed;
+            sequence.guessed_by = GuessSource::Lookup;
+        }
+        room
+    }
+
+    /// Has the draft model guess for those that have no guesses.
+    fn draft_ahead(&mut self, rows: u32, mut room: u32) {
+        let Some(draft) = &mut self.draft else { return };
+        let cost = self.budget.cost();
+        let is_open = |s: &crate::sequence::Sequence| s.need() == Need::Decode { drafts: 0 };
+        let open = self.slots.iter().flatten().filter(|s| is_open(s)).count();
+        let token_ms = draft.token_ms(u32::try_from(open).unwrap_or(u32::MAX));
+        let mut wants = Vec::new();
+        for (slot, sequence) in self.slots.iter_mut().enumerate() {
+            let Some(sequence) = sequence.as_mut().filter(|s| is_open(s)) else { continue };
+            let available = draft.room(sequence.len()).min(room).min(sequence.left().saturating_sub(1));
+            let wanted = sequence.draft.drafts(available, rows, cost, token_ms);
+            if wanted > 0 {
+                room -= wanted.min(room);
+                wants.push((slot, wanted));
+            }
+        }
+        let ask = |&(slot, wanted): &(usize, u32)| {
+            let sequence = self.slots[slot].as_ref()?;
+            Some(Ask { ticket: sequence.ticket, tokens: &sequence.tokens, wanted })
+        };
+        let asks: Vec<Ask<'_>> = wants.iter().filter_map(ask).collect();
+        let active: Vec<u64> = self.slots.iter().flatten().map(|s| s.ticket).collect();
+        let guesses: Vec<Vec<Token>> = match draft.propose(&asks, &active) {
+            Ok(guesses) => guesses,
+            Err(error) => {
+                self.draft = None;
+                // At a shutdown it is given up as everything is.
+                if !self.shutting_down() {
+                    let reason = reason(error);
+                    tracing::error!(reason, "the draft model failed and is used no more; requests go on without it");
+                }
+                return;
+            }
+        };
+        for ((slot, _), guessed) in wants.into_iter().zip(guesses) {
+            if let Some(sequence) = &mut self.slots[slot] {
+                sequence.drafts = guessed;
+                sequence.guessed_by = GuessSource::Draft;
+            }
+        }
+    }
+
+    /// Notes how many of a slot's guesses were right.
+    pub(super) fn count_guesses(&mut self, share: &Share, source: GuessSource, right: u64) {
+        let made = share.rows - 1;
+        let counters = match source {
+            GuessSource::Lookup => &self.stats.looked_up,
+            GuessSource::Draft => &self.stats.drafted,
+        };
+        counters.count(made.into(), right);
+        if let Some(sequence) = &mut self.slots[share.slot] {
+            let acceptance = match source {
+                GuessSource::Lookup => &mut sequence.lookup,
+                GuessSource::Draft => &mut sequence.draft,
+            };
+            acceptance.observe(made, u32::try_from(right).unwrap_or(made));
+        }
+    }
+}
