@@ -149,7 +149,7 @@ fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let header = gantry_gguf::read_header(&args.file)?;
     let title = Path::new(&args.file).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let runtime = RuntimeSettings { ctx_size: args.ctx_size, parallel: args.parallel, ..RuntimeSettings::default() };
-    let input = gantry_server::gates::memory::fit_input(&runtime, false);
+    let input = gantry_server::gates::memory::fit_input(&runtime, header.summary(), false);
     let report = gantry_gguf::Report::new(title, &header, input);
     writeln!(std::io::stdout(), "{report}").context("cannot write to stdout")?;
     Ok(ExitCode::SUCCESS)

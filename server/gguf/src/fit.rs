@@ -40,6 +40,8 @@ pub struct FitInput {
     pub ctx_size: u32,
     /// Sequences decoded together; 0 counts as 1.
     pub parallel: u32,
+    /// Sequences of one pool of cells, those included that are not decoded; 0: each of `parallel` has its own cells.
+    pub pool_sequences: u32,
     /// Element type of the cached keys.
     pub type_k: GgmlType,
     /// Element type of the cached values.
@@ -62,6 +64,7 @@ impl Default for FitInput {
         Self {
             ctx_size: 0,
             parallel: 1,
+            pool_sequences: 0,
             type_k: GgmlType::F16,
             type_v: GgmlType::F16,
             n_batch: 2048,
@@ -119,7 +122,10 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
 
     let weights_bytes = sum(&[summary.tensor_bytes, second_embedding]);
     let kv_cache_bytes = kv_cache_bytes(summary, input, cells, parallel);
-    let compute_bytes = compute_bytes(summary, input, cells_each, parallel);
+    // The mask has a column for each cell that a row could look at.
+    let columns = if input.pool_sequences > 0 { cells } else { cells_each };
+    let sequences = parallel.max(input.pool_sequences.into());
+    let compute_bytes = compute_bytes(summary, input, columns, sequences);
     let overhead_bytes = sum(&[BASE_BYTES, product(&[summary.vocabulary, VOCABULARY_BYTES_PER_TOKEN])]);
     let total_bytes = sum(&[weights_bytes, kv_cache_bytes, compute_bytes, overhead_bytes]);
 
@@ -154,7 +160,7 @@ fn kv_cache_bytes(summary: &Summary, input: &FitInput, cells: u64, parallel: u64
     ])
 }
 
-fn compute_bytes(summary: &Summary, input: &FitInput, cells_each: u64, parallel: u64) -> u64 {
+fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64, sequences: u64) -> u64 {
     let ubatch = u64::from(input.n_ubatch.min(input.n_batch).max(1));
     let outputs = if input.n_outputs_max == 0 { ubatch } else { ubatch.min(input.n_outputs_max.into()) };
     let heads = u64::from(summary.heads);
@@ -167,11 +173,11 @@ fn compute_bytes(summary: &Summary, input: &FitInput, cells_each: u64, parallel:
         product(&[kv_heads, value]),
     ]);
     let feed_forward = sum(&[product(&[4, embedding]), product(&[3, summary.feed_forward_length])]);
-    let scores = if input.flash_attention { 0 } else { product(&[4, heads, ubatch, cells_each]) };
+    let scores = if input.flash_attention { 0 } else { product(&[4, heads, ubatch, columns]) };
     sum(&[
         product(&[4, ubatch, attention.max(feed_forward)]),
-        product(&[4, sum(&[outputs, parallel]), summary.vocabulary]),
-        product(&[4, ubatch, cells_each]),
+        product(&[4, sum(&[outputs, sequences]), summary.vocabulary]),
+        product(&[4, ubatch, columns]),
         scores,
     ])
 }

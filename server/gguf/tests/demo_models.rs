@@ -48,6 +48,12 @@ fn the_cache_of_a_demo_model_is_counted_to_the_byte() {
     assert_eq!(memory.weights_bytes, header.summary().tensor_bytes);
     let quantised = FitInput { type_k: GgmlType::Q8_0, type_v: GgmlType::Q4_0, ..input };
     assert_eq!(estimate(header.summary(), &quantised).kv_cache_bytes, 4 * 4 * (34 + 18) * 8 * 512);
+    // In one pool with 64 sequences more: two rows of 2,048 logits for each of those, and a mask over all cells.
+    let split = FitInput { n_outputs_max: 8, ..input };
+    let pool = FitInput { pool_sequences: 72, n_outputs_max: 72, ..split };
+    let (split, pool) = (estimate(header.summary(), &split), estimate(header.summary(), &pool));
+    assert_eq!(pool.compute_bytes - split.compute_bytes, 4 * (2 * 64 * 2048 + 512 * (4096 - 512)));
+    assert_eq!((pool.kv_cache_bytes, pool.cells), (split.kv_cache_bytes, split.cells));
 }
 
 #[test]

@@ -258,11 +258,8 @@ impl Context {
             // 18 ms on the same busy CPU) it is there at once.
             return self.copy_state(source, to, held, len);
         }
-        // SAFETY: a valid model; these read flags.
-        let running =
-            unsafe { sys::llama_model_is_recurrent(self.model.raw()) || sys::llama_model_is_hybrid(self.model.raw()) };
         // llama.cpp would copy the state after the last token, or cells without those that a window still needs.
-        if len < held && (running || !self.window_is_whole(source, len)) {
+        if len < held && (self.model.is_recurrent() || !self.window_is_whole(source, len)) {
             return Err(StateError::NotSliceable);
         }
         let end = if len == held { -1 } else { i32::try_from(len).unwrap_or(i32::MAX) };

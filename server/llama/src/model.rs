@@ -184,6 +184,13 @@ impl Model {
         String::from_utf8(value.to_vec()).ok()
     }
 
+    /// Whether it keeps a running state beside or instead of what each token left, which cannot be cut.
+    #[must_use]
+    pub fn is_recurrent(&self) -> bool {
+        // SAFETY: a valid model; these read flags.
+        unsafe { sys::llama_model_is_recurrent(self.raw()) || sys::llama_model_is_hybrid(self.raw()) }
+    }
+
     /// Whether the file brings a chat template.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {

@@ -103,32 +103,39 @@ pub fn predict(summary: &Summary, runtime: &RuntimeSettings, gpu: bool) -> u64 {
     // Settings that cannot be shared out are refused when they are loaded.
     let shares = runtime.shares(processors(), summary.context_length).unwrap_or_default();
     if shares.len() <= 1 {
-        return estimate(summary, &fit_input(runtime, gpu)).host_bytes;
+        return estimate(summary, &fit_input(runtime, summary, gpu)).host_bytes;
     }
     shares.iter().fold(0, |sum: u64, share| {
         let part = RuntimeSettings { ctx_size: share.ctx_size, parallel: share.parallel, ..runtime.clone() };
-        sum.saturating_add(estimate(summary, &fit_input(&part, gpu)).host_bytes)
+        sum.saturating_add(estimate(summary, &fit_input(&part, summary, gpu)).host_bytes)
     })
 }
 
-/// The settings as the engine will run them, for the arithmetic. `gpu`: whether there is one.
+/// The settings as the engine will run this model with them, for the arithmetic. `gpu`: whether there is one.
 #[must_use]
-pub fn fit_input(runtime: &RuntimeSettings, gpu: bool) -> FitInput {
+pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> FitInput {
     let kv = match runtime.cache_type {
         gantry_engine::CacheType::F16 => GgmlType::F16,
         gantry_engine::CacheType::Q8_0 => GgmlType::Q8_0,
         gantry_engine::CacheType::Q4_0 => GgmlType::Q4_0,
     };
-    // One batch is one step: a token of each sequence and a piece of a prompt, and a row of logits for each sequence.
+    // One batch is one step: a token of each sequence and a piece of a prompt, and a row of logits for each sequence and
+    // each guess.
     let n_batch = gantry_engine::DEFAULT_PREFILL_TOKENS_PER_STEP.saturating_add(runtime.parallel);
+    let n_ctx = if runtime.ctx_size == 0 { summary.context_length } else { runtime.ctx_size };
+    // One whose state cannot be cut keeps nothing of ended requests.
+    let pool = runtime.engine.kv_layout.pool_sequences(n_ctx, runtime.parallel);
+    let pool_sequences =
+        pool.map_or(0, |n| if summary.recurrent_bytes_per_sequence > 0 { runtime.parallel } else { n });
     FitInput {
         ctx_size: runtime.ctx_size,
         parallel: runtime.parallel,
+        pool_sequences,
         type_k: kv,
         type_v: kv,
         n_batch,
         n_ubatch: n_batch,
-        n_outputs_max: runtime.parallel,
+        n_outputs_max: pool_sequences.max(runtime.parallel.saturating_add(runtime.engine.prompt_lookup)),
         gpu_layers: if gpu { runtime.gpu_layers.unwrap_or(u32::MAX) } else { 0 },
         ..FitInput::default()
     }

@@ -14,19 +14,12 @@ use crate::cache::{Fingerprint, FingerprintParts};
 use crate::draft::Draft;
 use crate::error::{LoadError, RequestError};
 use crate::event::ModelInfo;
-use crate::params::{CacheType, EngineConfig, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS, MAX_PARALLEL};
+use crate::params::{
+    AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, EngineConfig, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS,
+};
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
-
-/// llama.cpp rounds what a sequence can hold up to this.
-const CELLS_MULTIPLE: u32 = 256;
-/// The largest cache that is unified when the engine chooses. Each row looks at every cell of a unified cache, if only at
-/// its mask; past this that costs more than the second pass over the weights which prompts and answers of a split cache
-/// need in one step.
-const AUTO_UNIFIED_MAX_CELLS: u32 = 32_768;
-/// Sequences, beside those that run, that a unified cache has for what ended requests left.
-const LEFTOVER_SEQUENCES: u32 = 64;
 
 /// Text tokenised once at load.
 const LOAD_CHECK_TEXT: &str = "Hello, world!";
@@ -71,18 +64,19 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
     };
     let model = load_model(&config.model_path, &params, &mut |fraction| progress(fraction * part))?;
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
+    let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
+    let pool = config.kv_layout.pool_sequences(n_ctx, config.parallel);
     // Chosen by the engine, the pool is as large as the shares would be together, and a sequence takes no more than its
     // share: everybody's worst case fits, and what they do not use keeps prefixes.
-    let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
-    let (unified, n_ctx, most) = match config.kv_layout {
-        KvLayout::Auto if share.saturating_mul(config.parallel) <= AUTO_UNIFIED_MAX_CELLS => {
-            (true, share * config.parallel, share)
-        }
-        KvLayout::Auto | KvLayout::Split => (false, n_ctx, share),
-        KvLayout::Unified => (true, n_ctx, n_ctx),
+    let (n_ctx, most) = match config.kv_layout {
+        KvLayout::Auto if pool.is_some() => (share * config.parallel, share),
+        KvLayout::Auto | KvLayout::Split => (n_ctx, share),
+        KvLayout::Unified => (n_ctx, n_ctx),
     };
+    // A state that cannot be cut is of no use to anyone once its request has ended, and takes memory for each sequence.
+    let sequences = pool.filter(|_| !model.is_recurrent()).unwrap_or(config.parallel);
+    let unified = pool.is_some();
     let abort = Arc::new(AtomicBool::new(false));
-    let sequences = if unified { (config.parallel + LEFTOVER_SEQUENCES).min(MAX_PARALLEL) } else { config.parallel };
     // A row for each that generates and for each guess; llama.cpp asks for one for each sequence there is.
     let outputs = (config.parallel + config.speculation.most_tokens()).max(sequences);
     let context_params = ContextParams {
