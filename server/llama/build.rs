@@ -6,9 +6,16 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+include!("link_args.rs");
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=shim");
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=link_args.rs");
+    // For this package's tests; a program's package says it in its own build script.
+    for arg in LINK_ARGS {
+        println!("cargo:rustc-link-arg-tests={arg}");
+    }
     let cmake_dir = std::env::var("DEP_LLAMA_GGML_CMAKE_DIR")
         .map_err(|_| "llama-cpp-sys-2 did not say where it built llama.cpp (DEP_LLAMA_GGML_CMAKE_DIR)")?;
     let out = PathBuf::from(cmake_dir).join("../..");
@@ -25,6 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .std("c++17")
         .file("shim/shim.cpp")
         .file("shim/grammar.cpp")
+        .file("shim/backends.cpp")
         .include(out.join("include"))
         .include(source.join("common"))
         .include(source.join("vendor"))

@@ -30,6 +30,9 @@ pub enum LoadError {
     /// The configuration is out of range.
     #[error("{0}")]
     Config(ParamError),
+    /// No backend that was asked for, or that this machine needs, can be used.
+    #[error("{0}")]
+    Backend(String),
     /// The file is not there, not readable, or not a model that llama.cpp can load.
     #[error("cannot load {}: {reason}", path.display())]
     Model {

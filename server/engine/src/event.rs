@@ -3,6 +3,7 @@
 //! A request that was accepted emits `Started` at most once, then any number of `Delta`, then exactly one of
 //! `Finished` and `Failed`.
 
+use gantry_llama::Backends;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
@@ -144,6 +145,8 @@ pub struct ModelInfo {
     pub size_bytes: u64,
     /// Whether the file brings a chat template; without one, chats are refused.
     pub has_chat_template: bool,
+    /// What computes it.
+    pub backends: Backends,
 }
 
 /// A snapshot of an engine's counters. Fields are read one by one, so they may be a step apart.

@@ -78,6 +78,12 @@ mod engine_tests;
 #[cfg(test)]
 mod scheduler_tests;
 
+/// The backends that compute: what a directory brings is loaded once in a process, before its first engine.
+pub use gantry_llama::{
+    ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, Device, DeviceKind, GpuSplit, MAX_GPUS,
+    SplitMode, default_dir as default_backend_dir, init as backends, init_from as load_backends,
+};
+
 pub use engine::{Engine, GenerationOutput, RequestHandle};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{

@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use gantry_llama::GpuSplit;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
@@ -189,8 +190,11 @@ pub struct EngineConfig {
     pub threads: Option<u32>,
     /// The element type of the KV cache.
     pub cache_type: CacheType,
-    /// Layers to put on a GPU. `None`: all that llama.cpp can offload; 0: none.
+    /// Layers to put on GPUs. `None`: all that llama.cpp can offload, where there is a GPU; 0: none. Any other number asks
+    /// for a GPU, and without one the model is not loaded.
     pub gpu_layers: Option<u32>,
+    /// How they are spread.
+    pub gpu_split: GpuSplit,
     /// Requests that may wait for a slot, those being tokenised included; one more is refused with
     /// [`SubmitError::QueueFull`](crate::SubmitError::QueueFull).
     pub max_queue: usize,
@@ -229,6 +233,7 @@ impl EngineConfig {
             threads: None,
             cache_type: CacheType::default(),
             gpu_layers: None,
+            gpu_split: GpuSplit::default(),
             max_queue: DEFAULT_MAX_QUEUE,
             prefill_tokens_per_step: DEFAULT_PREFILL_TOKENS_PER_STEP,
             step_ms_target: None,

@@ -2,6 +2,51 @@
 
 use std::path::PathBuf;
 
+/// llama.cpp could not be initialised with the backends there are.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackendError {
+    /// The directory of backends cannot be used.
+    #[error("the directory of backends {} cannot be used: {reason}", dir.display())]
+    Directory {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Its modules belong to another release of llama.cpp.
+    #[error(
+        "the backends in {} are not this program's: they were built for {found}, and it needs {wanted}; build them with \
+         hack/backends.sh (and hack/cuda.sh) of the same checkout, or use the ones of its image",
+        dir.display()
+    )]
+    Version {
+        /// The directory.
+        dir: PathBuf,
+        /// What they were built for.
+        found: String,
+        /// What they must be built for.
+        wanted: &'static str,
+    },
+    /// No CPU backend runs on this processor.
+    #[error(
+        "this processor lacks {missing}, which the CPU backend that is linked in needs, and no other can be used: {looked}; \
+         give the machine such a processor (a virtual one may hide it), or add the variant x64 (VARIANTS=x64 \
+         hack/backends.sh, and --backend-dir)"
+    )]
+    Processor {
+        /// Instructions.
+        missing: String,
+        /// Where else was looked.
+        looked: String,
+    },
+    /// llama.cpp is initialised, without this directory.
+    #[error("{} cannot be loaded: this process has initialised llama.cpp without it", .0.display())]
+    AlreadyInitialised(PathBuf),
+    /// llama.cpp's own.
+    #[error("llama.cpp cannot be initialised: {0}")]
+    Other(String),
+}
+
 /// A model could not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
@@ -17,9 +62,21 @@ pub enum ModelError {
     /// The model is of a kind that does not generate text from left to right.
     #[error("the model cannot generate text: {0}")]
     NotGenerative(&'static str),
-    /// The backend could not be initialised.
-    #[error("llama.cpp cannot be initialised: {0}")]
-    Backend(String),
+    /// llama.cpp could not be initialised.
+    #[error("{0}")]
+    Backend(#[from] BackendError),
+    /// What was asked of GPUs cannot be had.
+    #[error("{asked}, and {problem}. There is: {found}. {way_out}")]
+    Gpu {
+        /// What was asked for.
+        asked: String,
+        /// What stands against it.
+        problem: String,
+        /// What there is.
+        found: String,
+        /// What to do.
+        way_out: &'static str,
+    },
 }
 
 /// A context could not be made.

@@ -11,7 +11,7 @@
 //! - [`Batch`]: tokens for one step, plain Rust until it is decoded.
 //! - [`ChatTemplate`]: llama.cpp's own rendering of the model's template.
 //! - [`Grammar`]: what a text must look like, from llama.cpp's GBNF or a JSON schema.
-//! - [`init`]: once per process, routes llama.cpp's log to `tracing`.
+//! - [`init`], [`init_from`]: once per process, loads ggml's backends and routes llama.cpp's log to `tracing`.
 //!
 //! Absent: samplers (the engine samples in Rust on copied rows), LoRA.
 
@@ -21,6 +21,7 @@ mod chat;
 mod chunk;
 mod context;
 mod error;
+mod gpu;
 mod grammar;
 mod layout;
 mod logs;
@@ -28,11 +29,16 @@ mod model;
 mod shim;
 mod vocabulary;
 
-pub use backend::init;
+pub use backend::{
+    BACKENDS_VERSION, BUILTIN_CPU, Backends, Device, DeviceKind, MAX_MODULES, default_dir, init, init_from,
+};
 pub use batch::Batch;
 pub use chat::{ChatPrompt, ChatTemplate};
 pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES, Pooling};
-pub use error::{BatchError, ChatError, ChunkFault, ContextError, DecodeError, ModelError, StateError, TokenizeError};
+pub use error::{
+    BackendError, BatchError, ChatError, ChunkFault, ContextError, DecodeError, ModelError, StateError, TokenizeError,
+};
+pub use gpu::{ALL_LAYERS, GpuSplit, MAX_GPUS, SplitMode};
 pub use grammar::{
     Grammar, GrammarError, MAX_GRAMMAR_ELEMENTS, MAX_GRAMMAR_NESTING, MAX_GRAMMAR_RULES, MAX_GRAMMAR_TEXT_BYTES,
     MAX_REPETITIONS, MAX_RULE_NAME_BYTES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_INTEGER,

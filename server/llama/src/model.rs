@@ -9,6 +9,7 @@ use std::sync::Arc;
 use llama_cpp_sys_2 as sys;
 
 use crate::error::{ModelError, TokenizeError};
+use crate::gpu::{self, GpuSplit};
 use crate::{backend, logs, shim};
 
 /// A token id.
@@ -22,8 +23,10 @@ const PIECE_BYTES: usize = 64;
 /// How a model is loaded.
 #[derive(Clone, Debug, Default)]
 pub struct ModelParams {
-    /// Layers to put on a GPU; `None`: all that can be.
+    /// Layers to put on GPUs; `None`: all that can be; 0: none, and no GPU helps.
     pub gpu_layers: Option<u32>,
+    /// How they are spread.
+    pub gpu_split: GpuSplit,
 }
 
 /// A model that generates text from left to right.
@@ -67,24 +70,28 @@ impl Model {
     /// Loads a GGUF file. `progress` hears fractions from 0 to 1 and aborts the load by answering false (or by a panic).
     ///
     /// # Errors
-    /// The reason llama.cpp gave, or that the model cannot generate text.
+    /// The reason llama.cpp gave, that the model cannot generate text, or that what is asked of GPUs cannot be had.
     pub fn load(
         path: &Path,
         params: &ModelParams,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Arc<Self>, ModelError> {
-        backend::init()?;
+        let mut offload = gpu::offload(params.gpu_layers, &params.gpu_split, backend::init()?)?;
         let c_path =
             path.to_str().and_then(|p| CString::new(p).ok()).ok_or_else(|| ModelError::Path(path.to_path_buf()))?;
         let mut state = Progress { callback: progress, aborted: false };
         // SAFETY: plain data out.
         let mut raw = unsafe { sys::llama_model_default_params() };
-        // Negative: all layers. Without a GPU the number is ignored.
-        raw.n_gpu_layers = params.gpu_layers.map_or(-1, |n| i32::try_from(n).unwrap_or(i32::MAX));
+        raw.n_gpu_layers = offload.n_gpu_layers;
+        raw.devices = offload.devices.as_mut().map_or(std::ptr::null_mut(), |devices| devices.as_mut_ptr());
+        raw.split_mode = offload.split_mode;
+        raw.main_gpu = offload.main_gpu;
+        raw.tensor_split = offload.tensor_split.as_ref().map_or(std::ptr::null(), |parts| parts.as_ptr());
         raw.progress_callback = Some(on_progress);
         raw.progress_callback_user_data = (&raw mut state).cast();
         logs::clear_recent_errors();
-        // SAFETY: the path is NUL-terminated, `raw` and `state` outlive the call, and the shim catches exceptions.
+        // SAFETY: the path is NUL-terminated; `raw`, `state` and `offload`, into which `raw` points, outlive the call; the
+        // devices end with null; and the shim catches exceptions.
         let ptr = unsafe { shim::gantry_model_load(c_path.as_ptr(), &raw const raw) };
         let Some(ptr) = NonNull::new(ptr) else {
             return Err(if state.aborted {

@@ -1,4 +1,4 @@
-//! Declarations of `shim/shim.h` and `shim/grammar.h`. Its functions catch what llama.cpp throws.
+//! Declarations of `shim/shim.h`, `shim/grammar.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
 
 use std::ffi::c_char;
 
@@ -65,6 +65,10 @@ unsafe extern "C" {
         names: *mut RawText,
         rule_at: *mut usize,
     ) -> RawText;
+    pub(crate) fn gantry_builtin_cpu(use_it: bool);
+    pub(crate) fn gantry_register_builtin_cpu();
+    pub(crate) fn gantry_backend_score(path: *const c_char, reason: *mut RawText) -> i32;
+    pub(crate) fn gantry_backend_load(path: *const c_char) -> bool;
     pub(crate) fn gantry_schema_to_gbnf(schema: *const c_char, schema_len: usize) -> RawText;
 }
 

@@ -55,7 +55,8 @@ pub(crate) struct Loaded {
 
 /// Loads a model and makes its context.
 pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<Loaded, LoadError> {
-    let params = ModelParams { gpu_layers: config.gpu_layers };
+    let backends = gantry_llama::init().map_err(|e| LoadError::Backend(e.to_string()))?;
+    let params = ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() };
     let draft_path = config.speculation.draft_model.as_deref();
     // Of what is read, the model's part.
     let part = match draft_path {
@@ -109,6 +110,7 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         parameters: model.parameters(),
         size_bytes: model.size_bytes(),
         has_chat_template: template.is_some(),
+        backends: backends.clone(),
     };
     // A vocabulary that contradicts itself ends the process in llama.cpp: better here than at the first request.
     model
@@ -211,6 +213,9 @@ fn load_model(
     std::fs::File::open(path).map_err(|e| refused(e.to_string()))?;
     Model::load(path, params, progress).map_err(|e| match e {
         gantry_llama::ModelError::Aborted => LoadError::Aborted,
+        e @ (gantry_llama::ModelError::Gpu { .. } | gantry_llama::ModelError::Backend(_)) => {
+            LoadError::Backend(e.to_string())
+        }
         e => refused(e.to_string()),
     })
 }
