@@ -156,9 +156,13 @@ pub struct RuntimeSpec {
     /// Type of the keys and values in the KV cache.
     #[serde(default)]
     pub cache_type: CacheType,
-    /// Layers that run on the GPU: auto takes all that fit, 0 is CPU only.
+    /// Layers that run on GPUs: auto takes all where spec.resources.gpu asks for some, 0 is CPU only. A pod that finds no
+    /// GPU refuses the model.
     #[serde(default)]
     pub gpu_layers: AutoOr,
+    /// How they are spread over several GPUs; layer by layer, by their free memory, if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_split: Option<GpuSplitSpec>,
     /// Threads of the engine on the CPU: auto follows from the CPUs of the pod.
     #[serde(default)]
     pub threads: AutoOr,
@@ -189,11 +193,42 @@ impl Default for RuntimeSpec {
             parallel: default_parallel(),
             cache_type: CacheType::default(),
             gpu_layers: AutoOr::Auto,
+            gpu_split: None,
             threads: AutoOr::Auto,
             workers: None,
             speculative: None,
         }
     }
+}
+
+/// How a model is spread over the GPUs of a pod.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuSplitSpec {
+    /// What is split.
+    #[serde(default)]
+    pub mode: SplitMode,
+    /// How much each GPU gets, in proportion: [3, 1]. By their free memory if left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(validation = Rule::new("self.all(part, part <= 1000000)").message("spec.runtime.gpuSplit.tensorSplit: use whole numbers from 0 to 1000000"))]
+    pub tensor_split: Vec<u32>,
+    /// The GPU that has the whole model with mode None, counted from 0.
+    #[serde(default)]
+    #[x_kube(validation = Rule::new("self >= 0 && self <= 15").message("spec.runtime.gpuSplit.mainGpu: use a number from 0 to 15"))]
+    pub main_gpu: u32,
+}
+
+/// What is split among the GPUs of a pod.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum SplitMode {
+    /// Nothing: one GPU has the whole model.
+    None,
+    /// Layers, each with its part of the KV cache.
+    #[default]
+    Layer,
+    /// The rows of matrices.
+    Row,
 }
 
 /// Type of the KV cache's entries.

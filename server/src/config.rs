@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use gantry_engine::{
-    CacheType, DEFAULT_PREFIX_CACHE_DISK_BYTES, DiskCacheConfig, KvLayout, MAX_PARALLEL, MAX_SPECULATION_TOKENS,
-    MAX_STEP_MS_TARGET, MAX_THREADS,
+    ALL_LAYERS, CacheType, DEFAULT_PREFIX_CACHE_DISK_BYTES, DiskCacheConfig, GpuSplit, KvLayout, MAX_GPUS,
+    MAX_PARALLEL, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_THREADS, SplitMode,
 };
 
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
@@ -25,7 +25,7 @@ pub const STANDALONE_VERSION: &str = "standalone";
 /// The largest context in tokens that a flag may ask for.
 const MAX_CTX_SIZE: u32 = 1 << 26;
 /// The most layers that a flag may ask for.
-const MAX_GPU_LAYERS: u32 = 65_536;
+const MAX_GPU_LAYERS: u32 = ALL_LAYERS;
 /// The most main memory for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_RAM_MIB: u32 = 1 << 24;
 /// The most disk for prefixes that a flag may ask for, in MiB.
@@ -55,9 +55,11 @@ pub enum Command {
     Pod(Box<PodArgs>),
     /// Check a GGUF file and say what it is and what memory it takes
     Validate(ValidateArgs),
+    /// Say what there is to compute with: the CPU backend that fits this processor, and GPUs
+    Devices(BackendArgs),
     /// Load and run one model for the server that started this process
     #[command(hide = true)]
-    Worker,
+    Worker(BackendArgs),
 }
 
 /// Flags of `serve`.
@@ -85,7 +87,11 @@ pub struct ServeArgs {
     /// Threads that compute, shared out among the workers; -1: one less than the processors there are
     #[arg(short, long, env = "GANTRY_THREADS", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
     pub threads: String,
-    /// Layers to put on a GPU; -1: all that can be
+    /// Where ggml's backends are
+    #[command(flatten)]
+    pub backends: BackendArgs,
+    /// Layers to put on GPUs; 0: none; -1 or auto: all that can be, where there is a GPU; all: those of the model, and
+    /// that, as any number above 0, needs a GPU
     #[arg(
         long,
         visible_alias = "gpu-layers",
@@ -95,6 +101,18 @@ pub struct ServeArgs {
         allow_hyphen_values = true
     )]
     pub n_gpu_layers: String,
+    /// GPUs to use, by the names that `gantry-server devices` tells, in this order; none: none [default: all]
+    #[arg(long, env = "GANTRY_DEVICE", value_name = "NAME,...")]
+    pub device: Option<String>,
+    /// What is split among several GPUs: none (one has the whole model), layer or row
+    #[arg(long, env = "GANTRY_SPLIT_MODE", default_value = "layer", value_name = "MODE")]
+    pub split_mode: String,
+    /// How much of the model each GPU gets, in whole numbers: 3,1 [default: by their free memory]
+    #[arg(long, env = "GANTRY_TENSOR_SPLIT", value_name = "N,...")]
+    pub tensor_split: Option<String>,
+    /// The GPU that has the whole model with --split-mode none, counted from 0
+    #[arg(long, env = "GANTRY_MAIN_GPU", default_value = "0", value_name = "N", allow_hyphen_values = true)]
+    pub main_gpu: String,
     /// Element type of the KV cache's keys: f16, q8_0 or q4_0
     #[arg(long, env = "GANTRY_CACHE_TYPE_K", default_value = "f16", value_name = "TYPE")]
     pub cache_type_k: String,
@@ -164,6 +182,30 @@ pub struct ServeArgs {
     pub step_ms_target: String,
 }
 
+/// Where ggml's backends are.
+#[derive(Clone, Debug, Default, Args)]
+pub struct BackendArgs {
+    /// Where ggml's backends are [default: `backends` beside the program, or `../lib/gantry`; without, its own for the CPU]
+    #[arg(long, env = "GANTRY_BACKEND_DIR", value_name = "DIR")]
+    pub backend_dir: Option<PathBuf>,
+}
+
+impl BackendArgs {
+    /// The directory, the one beside the program where none is given.
+    #[must_use]
+    pub fn dir(&self) -> Option<PathBuf> {
+        self.backend_dir.clone().or_else(gantry_engine::default_backend_dir)
+    }
+
+    fn check(&self, check: &mut Check) {
+        if let Some(dir) = &self.backend_dir
+            && !dir.is_dir()
+        {
+            check.0.push(format!("--backend-dir must be a readable directory, and {dir:?} is not"));
+        }
+    }
+}
+
 /// Flags about listening and ending, which `serve` and `pod` share.
 #[derive(Debug, Args)]
 pub struct HttpArgs {
@@ -191,6 +233,9 @@ pub struct PodArgs {
     /// Flags about listening
     #[command(flatten)]
     pub http: HttpArgs,
+    /// Where ggml's backends are
+    #[command(flatten)]
+    pub backends: BackendArgs,
     /// The InferenceService whose pod this is
     #[arg(long, env = "GANTRY_SERVICE", value_name = "NAME")]
     pub service: String,
@@ -234,6 +279,8 @@ pub struct HttpSettings {
 pub struct ServeSettings {
     /// How to listen and end.
     pub http: HttpSettings,
+    /// Where ggml's backends are, where it is not left to the program.
+    pub backend_dir: Option<PathBuf>,
     /// What to load.
     pub version: VersionSpec,
 }
@@ -285,6 +332,40 @@ impl Check {
                 }
             },
         }
+    }
+
+    /// As llama-server has it.
+    fn gpu_layers(&mut self, flag: &str, text: &str) -> Option<u32> {
+        if text.trim() == "all" { Some(ALL_LAYERS) } else { self.automatic(flag, text, 0, MAX_GPU_LAYERS) }
+    }
+
+    fn gpu_split(&mut self, args: &ServeArgs) -> GpuSplit {
+        let list = |text: &Option<String>| -> Vec<String> {
+            text.iter().flat_map(|text| text.split(',')).map(|part| part.trim().to_owned()).collect()
+        };
+        let devices = list(&args.device);
+        if devices.len() > MAX_GPUS || devices.iter().any(String::is_empty) {
+            let text = args.device.as_deref().unwrap_or_default();
+            self.0.push(format!("--device must be 1 to {MAX_GPUS} names with commas between them, not {text:?}"));
+        }
+        let parts = list(&args.tensor_split);
+        let tensor_split: Vec<u32> = parts.iter().filter_map(|part| part.parse().ok()).collect();
+        if tensor_split.len() != parts.len() || parts.len() > MAX_GPUS {
+            let text = args.tensor_split.as_deref().unwrap_or_default();
+            let wanted = format!("1 to {MAX_GPUS} whole numbers with commas between them, such as 3,1");
+            self.0.push(format!("--tensor-split must be {wanted}, not {text:?}"));
+        }
+        let mode = match args.split_mode.trim().to_ascii_lowercase().as_str() {
+            "none" => SplitMode::None,
+            "layer" => SplitMode::Layer,
+            "row" => SplitMode::Row,
+            _ => {
+                self.0.push(format!("--split-mode must be none, layer or row, not {:?}", args.split_mode));
+                SplitMode::default()
+            }
+        };
+        let last_gpu = u32::try_from(MAX_GPUS - 1).unwrap_or(u32::MAX);
+        GpuSplit { devices, mode, tensor_split, main_gpu: self.number("main-gpu", &args.main_gpu, 0, last_gpu) }
     }
 
     fn cache_type(&mut self, flag: &str, text: &str) -> CacheType {
@@ -349,6 +430,7 @@ impl PodArgs {
     pub fn settings(&self) -> Result<HttpSettings, Problems> {
         let mut check = Check::default();
         let http = self.http.check(&mut check, "0.0.0.0");
+        self.backends.check(&mut check);
         for (flag, name) in [("service", &self.service), ("namespace", &self.namespace), ("pod", &self.pod)] {
             check.name(flag, name);
         }
@@ -364,6 +446,7 @@ impl ServeArgs {
     pub fn settings(&self) -> Result<ServeSettings, Problems> {
         let mut check = Check::default();
         let http = self.http.check(&mut check, "127.0.0.1");
+        self.backends.check(&mut check);
         let keys = check.cache_type("cache-type-k", &self.cache_type_k);
         let values = self.cache_type_v.as_ref().map(|text| check.cache_type("cache-type-v", text));
         if values.is_some_and(|values| values != keys) {
@@ -392,7 +475,8 @@ impl ServeArgs {
             parallel: check.number("parallel", &self.parallel, 1, MAX_PARALLEL),
             threads: check.automatic("threads", &self.threads, 1, MAX_THREADS),
             cache_type: keys,
-            gpu_layers: check.automatic("n-gpu-layers", &self.n_gpu_layers, 0, MAX_GPU_LAYERS),
+            gpu_layers: check.gpu_layers("n-gpu-layers", &self.n_gpu_layers),
+            gpu_split: check.gpu_split(self),
             workers: check.automatic("workers", &self.workers, 1, MAX_WORKERS),
             scheduling: Scheduling {
                 max_queue: check.number("max-queue", &self.max_queue, 0, MAX_QUEUE),
@@ -422,6 +506,7 @@ impl ServeArgs {
         }
         check.finish(ServeSettings {
             http,
+            backend_dir: self.backends.backend_dir.clone(),
             version: VersionSpec {
                 name: STANDALONE_VERSION.to_owned(),
                 digest: String::new(),
@@ -500,6 +585,7 @@ mod tests {
             ("spec.runtime.threads", MAX_THREADS.into()),
             ("spec.runtime.workers", MAX_WORKERS.into()),
             ("spec.runtime.gpuLayers", MAX_GPU_LAYERS.into()),
+            ("spec.runtime.gpuSplit.mainGpu", u64::try_from(MAX_GPUS - 1).unwrap()),
             ("spec.scheduling.maxQueue", u64::try_from(MAX_QUEUE).unwrap()),
         ] {
             let maximum = api_maximum(path);
@@ -521,6 +607,14 @@ mod tests {
             "3",
             "--gpu-layers",
             "0",
+            "--device",
+            "CUDA1, CUDA0",
+            "--split-mode",
+            "row",
+            "--tensor-split",
+            "3,1",
+            "--main-gpu",
+            "1",
             "--cache-type-k",
             "q8_0",
             "-a",
@@ -563,6 +657,12 @@ mod tests {
             threads: Some(3),
             cache_type: CacheType::Q8_0,
             gpu_layers: Some(0),
+            gpu_split: GpuSplit {
+                devices: vec!["CUDA1".to_owned(), "CUDA0".to_owned()],
+                mode: SplitMode::Row,
+                tensor_split: vec![3, 1],
+                main_gpu: 1,
+            },
             workers: Some(1),
             scheduling: Scheduling {
                 max_queue: 20,
@@ -605,6 +705,16 @@ mod tests {
             "0",
             "--n-gpu-layers",
             "-2",
+            "--device",
+            "CUDA0,,CUDA1",
+            "--split-mode",
+            "column",
+            "--tensor-split",
+            "0.5,x",
+            "--main-gpu",
+            "16",
+            "--backend-dir",
+            "/nowhere",
             "--cache-type-k",
             "q5",
             "--max-queue",
@@ -649,6 +759,11 @@ mod tests {
             "parallel",
             "threads",
             "n-gpu-layers",
+            "device",
+            "split-mode",
+            "tensor-split",
+            "main-gpu",
+            "backend-dir",
             "cache-type-k",
             "max-queue",
             "drain-timeout",
@@ -672,6 +787,15 @@ mod tests {
             assert_eq!(told, 1, "--{flag}: {problems}");
         }
         assert_eq!(problems.0.len(), flags.len(), "{problems}");
+    }
+
+    #[test]
+    fn layers_may_be_left_to_the_engine_or_be_all() {
+        for (text, layers) in
+            [("auto", None), ("-1", None), ("0", Some(0)), ("33", Some(33)), ("all", Some(ALL_LAYERS))]
+        {
+            assert_eq!(serve(&["--n-gpu-layers", text]).unwrap().version.runtime.gpu_layers, layers, "{text}");
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use anyhow::Context as _;
 use clap::Parser;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
-use gantry_server::config::{Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
+use gantry_server::config::{BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
+use gantry_server::gates::report::quantity;
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::routing::{Router, Routing};
 use gantry_server::version::{RuntimeSettings, Version, WorkerConfig};
@@ -47,11 +48,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             block_on_front(serve_service(*args, http))
         }
         Command::Validate(args) => validate(&args),
-        Command::Worker => {
+        Command::Devices(args) => devices(&args),
+        Command::Worker(args) => {
             telemetry::init()?;
             // One thread moves frames; the engine has its own.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(worker::run())?;
+            runtime.block_on(worker::run(args.dir()))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -78,7 +80,7 @@ async fn listen(host: &str, port: u16) -> anyhow::Result<TcpListener> {
 
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
     let listener = listen(&settings.http.host, settings.http.port).await?;
-    let workers = WorkerConfig::this_program()?;
+    let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
     let app = App::new(Arc::clone(&router), Some(loading));
@@ -115,7 +117,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
 /// so it ends with it, and the kubelet starts it anew.
 async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> {
     let listener = listen(&http.host, http.port).await?;
-    let workers = WorkerConfig::this_program()?;
+    let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir);
     let router = Router::new();
     let app = App::new(Arc::clone(&router), None);
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
@@ -143,6 +145,25 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
     futures::future::join_all(retiring).await;
     anyhow::ensure!(asked_to_end, "the agent ended by itself");
     Ok(())
+}
+
+/// Says what a worker would compute with, one line for each device.
+fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
+    let backends = match args.dir() {
+        Some(dir) => gantry_engine::load_backends(&dir)?,
+        None => gantry_engine::backends()?,
+    };
+    let mut text = format!("CPU backend {} ({})\n", backends.cpu, backends.cpu_features.join(" "));
+    for device in &backends.devices {
+        let (free, all) = (quantity(device.free_bytes), quantity(device.memory_bytes));
+        let kind = device.kind.as_str();
+        text.push_str(&format!("{}: {kind}, {}, {free} of {all} free\n", device.name, device.description));
+    }
+    for reason in &backends.not_loaded {
+        text.push_str(&format!("{reason}\n"));
+    }
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {

@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::{Timings, Usage};
+use gantry_engine::{Device, Timings, Usage};
 use gantry_openai::Priority;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -360,6 +360,32 @@ impl Collector for RouterCollector {
             let labels = [("version", version), ("role", role), ("worker", index.as_str()), ("state", state)];
             ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
         }
+        let models: Vec<_> =
+            read.iter().filter_map(|(role, version, _)| Some((*role, *version, version.model()?))).collect();
+        let help = "1 for the CPU backend that computes: builtin, or the variant that was loaded";
+        let mut family = encoder.encode_descriptor("backend_info", help, None, MetricType::Gauge)?;
+        for (role, version, model) in &models {
+            let features = model.backends.cpu_features.join(" ");
+            let cpu = model.backends.cpu.as_str();
+            let labels =
+                [("version", version.spec().name.as_str()), ("role", role), ("cpu", cpu), ("features", &features)];
+            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
+        }
+        for (name, help, figure) in DEVICE_FIGURES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (role, version, model) in &models {
+                for device in &model.backends.devices {
+                    let labels = [
+                        ("version", version.spec().name.as_str()),
+                        ("role", role),
+                        ("device", device.name.as_str()),
+                        ("kind", device.kind.as_str()),
+                        ("description", device.description.as_str()),
+                    ];
+                    ConstGauge::new(figure(device)).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
         Ok(())
     }
 }
@@ -378,6 +404,14 @@ const FIGURES: &[Figure] = &[
     ("resident_bytes", "Memory of the workers in RAM, mapped pages counted once", |s| s.worker_rss_bytes as f64),
     ("requests_retried", "Requests given to another worker because theirs died", |s| s.retries as f64),
     ("accepting", "1 while the next request would be let into the queue", |s| f64::from(u8::from(s.accepting))),
+];
+
+/// A figure of a device that a version's workers compute with.
+type DeviceFigure = (&'static str, &'static str, fn(&Device) -> f64);
+
+const DEVICE_FIGURES: &[DeviceFigure] = &[
+    ("device_memory_bytes", "Memory of a device", |d| d.memory_bytes as f64),
+    ("device_free_bytes_at_start", "What of it was free when a worker began", |d| d.free_bytes as f64),
 ];
 
 /// A figure of one worker.

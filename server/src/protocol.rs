@@ -50,6 +50,8 @@ pub enum FromWorker {
     LoadFailed {
         /// What went wrong and what to do.
         message: String,
+        /// It is not the model's fault: there is no backend to run it as asked.
+        backend: bool,
     },
     /// The model is loaded and has decoded.
     Ready(ModelInfo),

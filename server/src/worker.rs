@@ -8,12 +8,15 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
-use gantry_engine::{Engine, EngineConfig, EngineStats, GenerationEvent, ModelInfo, ProbeError, RequestHandle};
+use gantry_engine::{
+    Engine, EngineConfig, EngineStats, GenerationEvent, LoadError, ModelInfo, ProbeError, RequestHandle,
+};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::signal::unix::{SignalKind, signal};
@@ -25,11 +28,11 @@ use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToW
 /// Messages, other than events, that may wait for the socket.
 const CONTROL_BACKLOG: usize = 1024;
 
-/// Runs until the front is gone.
+/// Runs until the front is gone. `backend_dir`: where ggml's backends are, if anywhere.
 ///
 /// # Errors
 /// Standard input is not the front's socket, or the front breaks the protocol.
-pub async fn run() -> anyhow::Result<()> {
+pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("cannot duplicate standard input")?;
     let socket = StdUnixStream::from(socket);
     socket.set_nonblocking(true)?;
@@ -44,7 +47,7 @@ pub async fn run() -> anyhow::Result<()> {
     let Some(first) = incoming.next().await else { return Ok(()) };
     let ToWorker::Load(config) = first? else { return Err(anyhow!("the front did not begin with a model to load")) };
     let worker = tokio::select! {
-        worker = load(config, control, events) => worker?,
+        worker = load(backend_dir, config, control, events) => worker?,
         // Nothing comes before the model is ready, but for the end.
         other = incoming.next() => {
             return other.map_or(Ok(()), |message| Err(anyhow!("not ready for {:?}", message?)));
@@ -56,6 +59,7 @@ pub async fn run() -> anyhow::Result<()> {
 
 /// Loads the engine; `None` when it cannot be loaded and the front has been told.
 async fn load(
+    backend_dir: Option<PathBuf>,
     config: EngineConfig,
     control: mpsc::Sender<FromWorker>,
     events: mpsc::Sender<(RequestId, GenerationEvent)>,
@@ -66,14 +70,16 @@ async fn load(
     let stopped = StopOnDrop(Arc::clone(&stop));
     let mut last_percent = 0;
     std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-        let engine = Engine::load(config, move |share| {
-            let percent = (share * 100.0) as u8;
-            if percent > last_percent {
-                last_percent = percent;
-                // A full queue drops a figure that the next one replaces.
-                let _ = progress.try_send(FromWorker::Loading(share));
-            }
-            !stop.load(Ordering::Relaxed)
+        let engine = load_backends(backend_dir.as_deref()).and_then(|()| {
+            Engine::load(config, move |share| {
+                let percent = (share * 100.0) as u8;
+                if percent > last_percent {
+                    last_percent = percent;
+                    // A full queue drops a figure that the next one replaces.
+                    let _ = progress.try_send(FromWorker::Loading(share));
+                }
+                !stop.load(Ordering::Relaxed)
+            })
         });
         // Nobody listens when the front has gone, and the process ends.
         let _ = done.send(engine);
@@ -96,11 +102,20 @@ async fn load(
         }
         Err(error) => {
             tracing::error!(%error, "cannot load the model");
-            control.send(FromWorker::LoadFailed { message: error.to_string() }).await?;
+            let backend = matches!(error, LoadError::Backend(_));
+            control.send(FromWorker::LoadFailed { message: error.to_string(), backend }).await?;
             // The front closes the socket once it has read this; ending before would lose it.
             control.closed().await;
             Ok(None)
         }
+    }
+}
+
+/// The directory's backends, before anything else of llama.cpp runs.
+fn load_backends(dir: Option<&Path>) -> Result<(), LoadError> {
+    match dir {
+        Some(dir) => gantry_engine::load_backends(dir).map(drop).map_err(|error| LoadError::Backend(error.to_string())),
+        None => Ok(()),
     }
 }
 

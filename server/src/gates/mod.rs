@@ -16,8 +16,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_crds::inference_service::{PromptsGate, RuntimeSpec, SourceSpec};
+use gantry_crds::inference_service::{GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion};
+use gantry_engine::{ALL_LAYERS, GpuSplit, SplitMode};
 use gantry_gguf::{Defect, GgufError, Header, Summary};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -223,7 +224,7 @@ impl Gates {
 
     async fn load(&self, job: &Job, model: CachedModel, summary: &Summary, report: &Report) -> Result<Loaded, Refusal> {
         report.phase(CandidatePhase::Loading);
-        let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone());
+        let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone(), job.gpu);
         let predicted_bytes = memory::predict(summary, &runtime, job.gpu);
         let spec = VersionSpec {
             name: job.version.name.clone(),
@@ -282,7 +283,7 @@ async fn read_header(path: &Path) -> Result<Header, Refusal> {
 }
 
 fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String, Refusal> {
-    let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone());
+    let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone(), job.gpu);
     let required = memory::predict(summary, &runtime, job.gpu);
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
@@ -292,9 +293,9 @@ fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String,
     result
 }
 
-/// The settings of a version as the front takes them.
+/// The settings of a version as the front takes them. `gpu`: whether the pod asks for GPUs.
 #[must_use]
-pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling) -> RuntimeSettings {
+pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -> RuntimeSettings {
     use gantry_crds::inference_service::CacheType as Spec;
     use gantry_engine::CacheType;
     RuntimeSettings {
@@ -306,7 +307,9 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling) -> RuntimeSe
             Spec::Q8_0 => CacheType::Q8_0,
             Spec::Q4_0 => CacheType::Q4_0,
         },
-        gpu_layers: spec.gpu_layers.value(),
+        // A pod that was given GPUs is to use them: without one the model is refused, not run on the CPU.
+        gpu_layers: spec.gpu_layers.value().or(gpu.then_some(ALL_LAYERS)),
+        gpu_split: spec.gpu_split.as_ref().map(gpu_split).unwrap_or_default(),
         workers: spec.workers,
         scheduling,
         engine: EngineTuning {
@@ -314,6 +317,16 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling) -> RuntimeSe
             ..EngineTuning::default()
         },
     }
+}
+
+fn gpu_split(spec: &GpuSplitSpec) -> GpuSplit {
+    use gantry_crds::inference_service::SplitMode as Spec;
+    let mode = match spec.mode {
+        Spec::None => SplitMode::None,
+        Spec::Layer => SplitMode::Layer,
+        Spec::Row => SplitMode::Row,
+    };
+    GpuSplit { devices: Vec::new(), mode, tensor_split: spec.tensor_split.clone(), main_gpu: spec.main_gpu }
 }
 
 fn digest_of(source: &SourceSpec) -> Result<Digest, String> {
@@ -357,6 +370,7 @@ fn load_refusal(error: &LoadError) -> Refusal {
         LoadError::Settings(_) => ("bad settings", "correct spec.runtime"),
         LoadError::Spawn(_) => ("no worker", "the pod may be out of processes or memory; look at its log"),
         LoadError::Model(_) => ("refused by llama.cpp", "check the file, and that this release knows its architecture"),
+        LoadError::Backend(_) => ("no backend", "see docs/operations.md, Processors and GPUs"),
         LoadError::WorkerDied(_) => ("worker died", "check the file, spec.runtime, and the pod's memory"),
     };
     Refusal::new(GateName::Load, format!("{error}; {what}")).with_value(value)

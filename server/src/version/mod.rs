@@ -60,6 +60,9 @@ pub enum LoadError {
     /// The worker says that the model cannot be loaded.
     #[error("{0}")]
     Model(String),
+    /// There is no backend to run the model as asked: the worker says what there is.
+    #[error("{0}")]
+    Backend(String),
     /// The worker died while it loaded the model.
     #[error("the worker died while it loaded the model: {0}")]
     WorkerDied(String),
@@ -69,7 +72,7 @@ impl LoadError {
     /// What became of the worker, for those who know when it did.
     fn reason(&self) -> String {
         match self {
-            Self::Model(reason) | Self::WorkerDied(reason) => reason.clone(),
+            Self::Model(reason) | Self::Backend(reason) | Self::WorkerDied(reason) => reason.clone(),
             Self::Settings(_) | Self::Spawn(_) => self.to_string(),
         }
     }

@@ -27,13 +27,20 @@ const QUOTED_LINES: usize = 3;
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
     program: PathBuf,
+    backend_dir: Option<PathBuf>,
 }
 
 impl WorkerConfig {
     /// Workers that run `program worker`.
     #[must_use]
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self { program: program.into() }
+        Self { program: program.into(), backend_dir: None }
+    }
+
+    /// With the backends of this directory; without, a worker looks beside its program.
+    #[must_use]
+    pub fn with_backend_dir(self, backend_dir: Option<PathBuf>) -> Self {
+        Self { backend_dir, ..self }
     }
 
     /// Workers that run the program that is running now.
@@ -57,8 +64,12 @@ impl Process {
     pub(super) fn spawn(config: &WorkerConfig) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        let mut child = Command::new(&config.program)
-            .arg("worker")
+        let mut command = Command::new(&config.program);
+        command.arg("worker");
+        if let Some(dir) = &config.backend_dir {
+            command.arg("--backend-dir").arg(dir);
+        }
+        let mut child = command
             // On an abort llama.cpp would start a debugger for a backtrace, and wait for it.
             .env("GGML_NO_BACKTRACE", "1")
             .stdin(Stdio::from(OwnedFd::from(theirs)))

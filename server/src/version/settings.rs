@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use gantry_engine::{
-    CacheType, DiskCacheConfig, EngineConfig, KvLayout, ParamError, PrefixCacheConfig, SpeculationConfig,
+    CacheType, DiskCacheConfig, EngineConfig, GpuSplit, KvLayout, ParamError, PrefixCacheConfig, SpeculationConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -40,8 +40,10 @@ pub struct RuntimeSettings {
     pub threads: Option<u32>,
     /// The element type of the KV cache.
     pub cache_type: CacheType,
-    /// Layers on a GPU; `None`: all that can be.
+    /// Layers on GPUs; `None`: all that can be, where there is a GPU; 0: none. Any other number asks for a GPU.
     pub gpu_layers: Option<u32>,
+    /// How they are spread.
+    pub gpu_split: GpuSplit,
     /// Processes that serve the model side by side, at most one for each processor and each sequence; `None`: 1.
     pub workers: Option<u32>,
     /// How requests wait and are spread.
@@ -102,6 +104,7 @@ impl Default for RuntimeSettings {
             threads: None,
             cache_type: CacheType::default(),
             gpu_layers: None,
+            gpu_split: GpuSplit::default(),
             workers: None,
             scheduling: Scheduling::default(),
             engine: EngineTuning::default(),
@@ -227,7 +230,7 @@ fn refuse<T>(param: &str, message: String) -> Result<T, ParamError> {
 impl VersionSpec {
     /// What one of `workers` workers is told to load.
     pub(super) fn engine_config(&self, share: &Share, workers: usize) -> EngineConfig {
-        let RuntimeSettings { cache_type, gpu_layers, engine, .. } = &self.runtime;
+        let RuntimeSettings { cache_type, gpu_layers, gpu_split, engine, .. } = &self.runtime;
         let defaults = EngineConfig::new(&self.model_path);
         let ram_bytes = engine.cache_ram_bytes.unwrap_or(defaults.prefix_cache.ram_bytes) / workers.max(1) as u64;
         let speculation = SpeculationConfig {
@@ -242,6 +245,7 @@ impl VersionSpec {
             threads: share.threads,
             cache_type: *cache_type,
             gpu_layers: *gpu_layers,
+            gpu_split: gpu_split.clone(),
             // Admission is the front's; the engine's own limit must never refuse what the front let in, whatever its
             // limits become, and with the other workers gone all of it comes to one.
             max_queue: MAX_QUEUE + self.runtime.parallel as usize,

@@ -49,7 +49,7 @@ enum End {
     /// As wanted: the version is retired, or nobody holds it any more.
     Stopped,
     /// The worker could not load the model; it said why.
-    LoadFailed(String),
+    LoadFailed(LoadError),
     /// The worker closed its socket, or spoke nonsense.
     Gone(Option<ProtocolError>),
     /// The worker does not do its work.
@@ -142,9 +142,9 @@ impl Supervisor {
                 process.end().await;
                 Ok(())
             }
-            End::LoadFailed(message) => {
+            End::LoadFailed(error) => {
                 process.end().await;
-                Err(LoadError::Model(message))
+                Err(error)
             }
             End::Gone(error) => {
                 let mut reason = process.end().await;
@@ -424,7 +424,12 @@ impl<'a> Session<'a> {
                 }
                 self.supervisor.shared.set_loaded(self.supervisor.worker, share);
             }
-            FromWorker::LoadFailed { message } => return Some(End::LoadFailed(message)),
+            FromWorker::LoadFailed { message, backend: false } => {
+                return Some(End::LoadFailed(LoadError::Model(message)));
+            }
+            FromWorker::LoadFailed { message, backend: true } => {
+                return Some(End::LoadFailed(LoadError::Backend(message)));
+            }
             FromWorker::Ready(model) => self.on_ready(model),
             FromWorker::Events(events) => {
                 for (id, event) in events {
@@ -445,7 +450,11 @@ impl<'a> Session<'a> {
 
     fn on_ready(&mut self, model: gantry_engine::ModelInfo) {
         let (shared, worker) = (&self.supervisor.shared, self.supervisor.worker);
-        tracing::info!(version = %shared.spec.name, worker, model = %model.description, "worker ready");
+        let devices: Vec<&str> = model.backends.devices.iter().map(|device| device.name.as_str()).collect();
+        tracing::info!(
+            version = %shared.spec.name, worker, model = %model.description, cpu = %model.backends.cpu,
+            devices = %devices.join(","), "worker ready"
+        );
         self.phase = Phase::Ready;
         shared.set_loaded(worker, 1.0);
         shared.desk.set_cells(worker, model.kv_cells);

@@ -465,6 +465,33 @@ async fn a_worker_that_dies_while_it_loads_is_a_refusal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_asked_for_and_not_there_is_a_refusal_unless_no_layer_goes_there() {
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let gpu = || json!({"gpu": {"resourceName": "nvidia.com/gpu", "count": 1}});
+    for (resources, layers, fits) in
+        [(gpu(), json!("auto"), false), (json!({}), json!(20), false), (gpu(), json!(0), true)]
+    {
+        let mut service = service();
+        service["spec"]["resources"] = resources;
+        let mut pod = Pod::start(ApiServer::new(service), tempfile::tempdir().unwrap());
+        let mut version = version("v1", &one, &sha_one);
+        version["runtime"]["gpuLayers"] = layers;
+        version["runtime"]["gpuSplit"] = json!({"mode": "Row", "tensorSplit": [3, 1]});
+        pod.prepare(&version);
+        if fits {
+            pod.api.entry("prepared", |entry| entry["prepared"] == "v1").await;
+        } else {
+            let entry = pod.api.entry("refused", |entry| entry["candidate"]["phase"] == "Failed").await;
+            let gate = gate(&entry, "Load");
+            assert_eq!(gate["value"], "no backend", "{entry:#}");
+            let message = gate["message"].as_str().unwrap();
+            assert!(message.contains("no GPU was found") && message.contains("spec.runtime.gpuLayers: 0"), "{message}");
+        }
+        pod.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() {
     let mut pod = Pod::fresh();
     let (one, sha_one) = served("demo-v1.q8_0.gguf").await;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod answers;
+mod backends;
 mod bad_input;
 mod cache;
 mod choices;

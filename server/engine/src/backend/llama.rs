@@ -155,7 +155,11 @@ fn load_draft(
     if !backend.reusable {
         return Err(refused(String::from("the model's state cannot be cut, so that no guess could be taken back")));
     }
-    let model = load_model(path, &ModelParams { gpu_layers: config.gpu_layers }, progress)?;
+    let model = load_model(
+        path,
+        &ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() },
+        progress,
+    )?;
     if let Some(reason) = backend.context.model().vocabulary_mismatch(&model) {
         return Err(refused(reason));
     }

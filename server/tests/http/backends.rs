@@ -1,0 +1,159 @@
+//! What the server computes with: backends that are loaded at run time, and GPUs that are asked for and not there.
+//!
+//! No GPU is needed here, and none must be there. The variant that is loaded is one that was really built: `hack/test.sh`
+//! builds it and names its directory; without, that test is left out and says how.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use gantry_engine::{BACKENDS_VERSION, BUILTIN_CPU};
+use serde_json::json;
+
+use crate::server::{Server, command, model, output};
+
+/// Names the directory of backends that were built for the tests.
+const DIRECTORY: &str = "GANTRY_TEST_BACKENDS";
+/// What every processor that these tests run on can load, and has linked in as well.
+const VARIANT: &str = "haswell";
+
+const QUESTIONS: [&str; 4] =
+    ["What is the capital of Peru?", "Which version are you?", "How many legs has a spider?", "Who are you?"];
+
+fn module(name: &str) -> String {
+    format!("libggml-{name}.so")
+}
+
+/// A directory with these files, and with the version that the server wants.
+fn directory(version: &str, files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("VERSION"), version).unwrap();
+    for (name, bytes) in files {
+        std::fs::write(dir.path().join(module(name)), bytes).unwrap();
+    }
+    dir
+}
+
+fn built_variant() -> Option<Vec<u8>> {
+    let Some(dir) = std::env::var_os(DIRECTORY).map(PathBuf::from) else {
+        eprintln!(
+            "left out: build the variant with VARIANTS={VARIANT} hack/backends.sh, and set {DIRECTORY}=target/backends"
+        );
+        return None;
+    };
+    let file = dir.join(module(&format!("cpu-{VARIANT}")));
+    let bytes = std::fs::read(&file);
+    Some(
+        bytes.unwrap_or_else(|error| {
+            panic!("{}: {error}; VARIANTS={VARIANT} hack/backends.sh builds it", file.display())
+        }),
+    )
+}
+
+async fn answers(server: &Server) -> Vec<String> {
+    let mut answers = Vec::new();
+    for question in QUESTIONS {
+        answers.push(server.ask(question).await);
+    }
+    answers
+}
+
+async fn computes_with(server: &Server, cpu: &str) -> bool {
+    server.metric(&format!("gantry_backend_info{{version=\"standalone\",role=\"active\",cpu=\"{cpu}\"")).await == 1.0
+}
+
+/// How a server that cannot start ends.
+fn refused(args: &[&str]) -> String {
+    let mut command = command(&model("demo-v2.q8_0.gguf"));
+    command.args(["--port", "0", "--threads", "1"]).args(args).stdout(Stdio::null());
+    let (status, text) = output(command);
+    assert_eq!(status.code(), Some(1), "{text}");
+    text
+}
+
+#[tokio::test]
+async fn a_variant_that_was_built_is_loaded_and_gives_the_same_answers() {
+    let Some(variant) = built_variant() else { return };
+    let dir = directory(BACKENDS_VERSION, &[(&format!("cpu-{VARIANT}"), &variant)]);
+    let path = dir.path().to_str().unwrap();
+    let builtin = Server::start(&["--threads", "2"]).await;
+    let loaded = Server::start(&["--threads", "2", "--backend-dir", path]).await;
+    assert!(computes_with(&builtin, BUILTIN_CPU).await && computes_with(&loaded, VARIANT).await);
+    let expected = answers(&builtin).await;
+    assert_eq!(expected[0], "The capital of Peru is Lima.");
+    assert_eq!(answers(&loaded).await, expected);
+    assert!(loaded.metric("gantry_device_memory_bytes{").await > 1e6, "the CPU's memory is told");
+    // Its code, not that of the program: the library is mapped, and nothing else of ggml is.
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", loaded.workers()[0])).unwrap();
+    let libraries: std::collections::BTreeSet<&str> =
+        maps.lines().filter_map(|line| line.split('/').next_back().filter(|name| name.contains("ggml"))).collect();
+    assert_eq!(libraries.into_iter().collect::<Vec<_>>(), [module(&format!("cpu-{VARIANT}"))]);
+    let log = loaded.log();
+    assert!(log.contains(&format!("CPU backend {VARIANT}")) && log.contains(path), "{log}");
+}
+
+#[tokio::test]
+async fn what_is_no_backend_is_named_and_left_out() {
+    let dir = directory(BACKENDS_VERSION, &[("cuda", b"no library"), ("cpu-zen9", b"none either")]);
+    let path = dir.path().to_str().unwrap();
+    let server = Server::start(&["--backend-dir", path]).await;
+    assert!(computes_with(&server, BUILTIN_CPU).await);
+    assert_eq!(server.ask(QUESTIONS[0]).await, "The capital of Peru is Lima.");
+    let log = server.log();
+    for told in ["libggml-cuda.so was not loaded", "libggml-cpu-zen9.so was not loaded"] {
+        assert!(log.contains(told), "{told} is missing in:\n{log}");
+    }
+    let text = refused(&["--backend-dir", path, "--n-gpu-layers", "all"]);
+    assert!(
+        text.contains("all layers on a GPU were asked for, and no GPU was found")
+            && text.contains("libggml-cuda.so was not loaded"),
+        "{text}"
+    );
+}
+
+#[test]
+fn backends_of_another_llama_cpp_are_refused() {
+    let dir = directory("llama-cpp-sys-2 0.0.1", &[("cpu-x64", b"")]);
+    let text = refused(&["--backend-dir", dir.path().to_str().unwrap()]);
+    assert!(text.contains("they were built for llama-cpp-sys-2 0.0.1") && text.contains(BACKENDS_VERSION), "{text}");
+    assert!(text.contains("hack/backends.sh"), "{text}");
+}
+
+#[test]
+fn a_gpu_that_is_asked_for_and_not_there_is_an_error_with_a_way_out() {
+    for args in [&["--n-gpu-layers", "7"][..], &["--n-gpu-layers", "all"], &["--device", "CUDA0"]] {
+        let text = refused(args);
+        for told in ["asked for, and no GPU was found", "no directory of backends", "--n-gpu-layers 0"] {
+            assert!(text.contains(told), "{told} is missing in:\n{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_a_gpu_what_is_not_asked_for_runs_on_the_cpu() {
+    let args = ["--split-mode", "row", "--tensor-split", "3,1", "--main-gpu", "1", "--n-gpu-layers", "auto"];
+    let server = Server::start(&args).await;
+    let answer = server.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 4})).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+}
+
+#[test]
+fn the_devices_are_told() {
+    let told = |dir: Option<&Path>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+        command.arg("devices");
+        if let Some(dir) = dir {
+            command.arg("--backend-dir").arg(dir);
+        }
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text, _) = told(None);
+    assert_eq!(code, Some(0));
+    assert!(
+        text.starts_with("CPU backend builtin (") && text.contains("AVX2") && text.contains("\nCPU: cpu, "),
+        "{text}"
+    );
+    let (code, text, error) = told(Some(directory("other", &[("cpu-x64", b"")]).path()));
+    assert_eq!((code, text.as_str()), (Some(1), ""));
+    assert!(error.contains("they were built for other"), "{error}");
+}
