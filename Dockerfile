@@ -3,23 +3,39 @@
 #   docker build --target server --tag gantry.dev/server:dev .                      compiles inside the build
 #   docker build --target server --build-arg BUILD=binaries --tag … .               copies what `cargo build --release` made here
 #
-# The second form is what `make images` uses: cargo has just built the binaries, with its cache, for the tests too.
+# The second form is what `make images` uses: cargo has just built the binaries, with its cache, for the tests too. The
+# server gets what target/backends has: what `make backends` and `make cuda` put there, or nothing.
+#
+# In the first form VARIANTS are the CPU backends that are compiled, beside the one that the server has linked in, and
+# CUDA_ARCHITECTURES, where it is not empty, asks for the CUDA backend and NVIDIA's libraries:
+#
+#   docker build --target server --build-arg CUDA_ARCHITECTURES="80;90" --tag gantry.dev/server:dev .
 ARG BUILD=source
+ARG VARIANTS="x64 alderlake skylakex icelake zen4 sapphirerapids"
+ARG CUDA_ARCHITECTURES=""
 ARG DEBIAN=docker.io/library/debian:bookworm-slim
 ARG RUST=docker.io/library/rust:1.95-bookworm
 
 FROM ${RUST} AS build-source
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends clang cmake libclang-dev ninja-build \
+    && apt-get install -y --no-install-recommends clang cmake libclang-dev ninja-build python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
 RUN cargo build --release --locked --workspace --bins \
     && install -D -t /out target/release/gantry-operator target/release/gantry-server target/release/gantry-e2e
+ARG VARIANTS
+ARG CUDA_ARCHITECTURES
+RUN --mount=type=secret,id=ca \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && VARIANTS="${VARIANTS}" hack/backends.sh \
+    && if [ -n "${CUDA_ARCHITECTURES}" ]; then CUDA_ARCHITECTURES="${CUDA_ARCHITECTURES}" hack/cuda.sh; fi \
+    && cp -r target/backends /out/backends
 
 FROM ${DEBIAN} AS build-binaries
 LABEL dev.gantry.stage=binaries
 COPY target/release/gantry-operator target/release/gantry-server target/release/gantry-e2e /out/
+COPY target/backends /out/backends
 
 FROM build-${BUILD} AS build
 
@@ -46,6 +62,8 @@ FROM base AS server
 LABEL org.opencontainers.image.title="gantry-server" \
       org.opencontainers.image.description="OpenAI-compatible inference server for GGUF models"
 COPY --from=build /out/gantry-server /usr/local/bin/gantry-server
+# Where the server looks for them by itself. The driver's library, libcuda.so.1, comes from the node.
+COPY --from=build /out/backends /usr/local/lib/gantry
 EXPOSE 8080
 ENTRYPOINT ["/usr/local/bin/gantry-server"]
 

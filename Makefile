@@ -6,8 +6,15 @@ SHELL := /bin/bash
 FOREIGN_KUBECONFIG := $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
 unexport KUBECONFIG
 export FOREIGN_KUBECONFIG REGISTRY LOAD QUICK BENCH_ARGS SOAK_REQUESTS SOAK_SEED
+# What is not given is left to the scripts.
+ifdef VARIANTS
+export VARIANTS
+endif
+ifdef CUDA_ARCHITECTURES
+export CUDA_ARCHITECTURES
+endif
 
-.PHONY: help up down test lint generate images fmt bench soak
+.PHONY: help up down test lint generate images backends cuda fmt bench soak
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +36,12 @@ generate: ## Write the CRDs from the Rust types, for kubectl and for the chart
 
 images: ## Build the images from the Dockerfile
 	@hack/images.sh
+
+backends: ## Build CPU backends for newer and older processors, for the server's image; VARIANTS="haswell zen4" chooses
+	@hack/backends.sh
+
+cuda: ## Build the CUDA backend for the server's image, without a GPU; CUDA_ARCHITECTURES="80;90" chooses, 20 min or more
+	@hack/cuda.sh
 
 fmt: ## Format the Rust and Go sources
 	@cargo fmt --all && gofmt -w e2e/cluster

@@ -44,6 +44,7 @@ ensure_debian() { # pulled where Docker Hub can be reached; else made from Debia
 
 inputs() { # what goes into an image, one file a line
   printf '%s\n' Dockerfile .dockerignore "target/release/gantry-$1"
+  [[ $1 != server ]] || printf '%s\n' target/backends/*
   [[ $1 != e2e ]] || printf '%s\n' e2e/image/* e2e/models/*.gguf e2e/models/eval.jsonl
 }
 
@@ -103,6 +104,7 @@ push_image() {
 for name in "${names[@]}"; do
   [[ -x target/release/gantry-$name ]] || die "target/release/gantry-$name is missing: cargo build --release --workspace --bins"
 done
+prepare_backends >&2
 case ${1:-build} in
   tag) tag_of "${2:?operator, server or e2e}"; exit ;;
   build | load | push) ;;

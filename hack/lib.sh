@@ -117,6 +117,41 @@ start_cluster() {
   "$cluster" up
 }
 
+# --- ggml's backends as modules ------------------------------------------------------------------------------------
+
+backends=$root/target/backends # what an image of the server gets, and --backend-dir wants
+
+llama_version() { awk '$0 == "name = \"llama-cpp-sys-2\"" {getline; gsub(/[^0-9.]/, ""); print}' Cargo.lock; }
+
+ggml_source() { # the ggml that the server has linked in
+  local manifest
+  manifest=$(cargo metadata --format-version 1 --locked | grep -oE '"manifest_path":"[^"]*/llama-cpp-sys-2-[^"]*/Cargo.toml"')
+  manifest=${manifest#*:\"}
+  echo "${manifest%/Cargo.toml\"}/llama.cpp/ggml"
+}
+
+prepare_backends() { # the directory, with the modules of this llama.cpp only: the server refuses others
+  local wanted; wanted="llama-cpp-sys-2 $(llama_version)"
+  if [[ -d $backends && $(cat "$backends/VERSION" 2>/dev/null) != "$wanted" ]]; then
+    note "removing what $backends has of another llama.cpp"
+    rm -rf "$backends"
+  fi
+  mkdir -p "$backends"
+  echo "$wanted" >"$backends/VERSION"
+}
+
+install_backend() { # install_backend FILE: it needs no other ggml than the server's, and nothing that the server has not
+  local file=$1 name lacking; name=$(basename "$1")
+  ! readelf -d "$file" | grep -E 'NEEDED.*libggml' >&2 || die "$name brings another ggml with it"
+  if [[ -x target/release/gantry-server ]]; then
+    lacking=$(comm -23 <(nm -D --undefined-only "$file" | awk '$2 ~ /^(ggml|gguf|quantize|dequantize)_/ {print $2}' | sort -u) \
+      <(nm -D --defined-only target/release/gantry-server | awk '{print $3}' | sort -u))
+    [[ -z $lacking ]] || die "gantry-server does not export what $name needs (server/llama/link_args.rs): ${lacking//$'\n'/ }"
+  fi
+  install -m 755 "$file" "$backends/.new" && mv "$backends/.new" "$backends/$name"
+  note "$name: $(du -k "$backends/$name" | cut -f1) KiB"
+}
+
 # --- the chart -----------------------------------------------------------------------------------------------------
 
 chart_values() { # the --set arguments for the images of this checkout, one a line; none for the chart's own images
