@@ -56,7 +56,7 @@ pub struct InferenceServiceSpec {
     /// Where downloaded models are kept.
     #[serde(default)]
     pub cache: CacheSpec,
-    /// How requests wait and are spread.
+    /// How requests wait and are spread. A change holds at once, for requests that come after it.
     #[serde(default)]
     pub scheduling: SchedulingSpec,
     /// How a change of model is validated, switched and taken back.

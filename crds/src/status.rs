@@ -275,8 +275,26 @@ pub struct ReplicaStatus {
     /// Generated tokens a second, with one decimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<String>,
+    /// How far the serving version's service is cut down because memory is short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degradation: Option<Degradation>,
     /// When this was written.
     pub reported_at: Time,
+}
+
+/// How far a service is cut down because memory is short; each level gives up what those before it do.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Degradation {
+    /// Everything is served.
+    Normal,
+    /// Half as many sequences at once.
+    ReducedBatch,
+    /// No prefix is kept that is not in use.
+    EvictCache,
+    /// Only requests of high priority are admitted.
+    HighPriorityOnly,
+    /// Nothing new is admitted.
+    Emergency,
 }
 
 /// How a pod is.

@@ -4,6 +4,8 @@
 //! Labels are enums or names of versions. A version that is gone keeps its request counters, as Prometheus wants it,
 //! and loses its gauges.
 
+mod engine;
+
 use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -353,6 +355,7 @@ impl Collector for RouterCollector {
                 ConstGauge::new(figure(worker)).encode(family.encode_family(&labels)?)?;
             }
         }
+        engine::encode(&mut encoder, &workers().collect::<Vec<_>>())?;
         let mut family =
             encoder.encode_descriptor("worker_state", "1 for the worker's state", None, MetricType::Gauge)?;
         for (role, version, index, worker) in workers() {
@@ -403,6 +406,9 @@ const FIGURES: &[Figure] = &[
     ("kv_cells", "KV cells there are", |s| s.kv_total_cells as f64),
     ("resident_bytes", "Memory of the workers in RAM, mapped pages counted once", |s| s.worker_rss_bytes as f64),
     ("requests_retried", "Requests given to another worker because theirs died", |s| s.retries as f64),
+    ("degradation_level", "0 while all is served, up to 4 (nothing new is) as memory runs short", |s| {
+        engine::rank(s.degradation)
+    }),
     ("accepting", "1 while the next request would be let into the queue", |s| f64::from(u8::from(s.accepting))),
 ];
 
@@ -421,11 +427,13 @@ const WORKER_FIGURES: &[WorkerFigure] = &[
     ("worker_dispatchable", "1 while the worker gets requests", |w| f64::from(u8::from(w.dispatchable))),
     ("worker_requests", "Requests that the worker has", |w| f64::from(w.in_flight)),
     ("worker_requests_running", "Requests that hold one of its sequences", |w| f64::from(w.running)),
-    ("worker_tokens_per_second", "Tokens it generated a second, over the last seconds", |w| w.tokens_per_second),
-    ("worker_prefill_budget", "Prompt tokens that its last step might take", |w| f64::from(w.prefill_budget_tokens)),
-    ("worker_step_target_seconds", "How long its last step might take", |w| w.step_target_ms / 1e3),
-    ("worker_kv_cells_used", "KV cells in use", |w| w.kv_used_cells as f64),
-    ("worker_kv_cells", "KV cells it has", |w| w.kv_total_cells as f64),
+    ("worker_tokens_per_second", "Tokens it generated a second, over the last seconds", |w| w.engine.tokens_per_second),
+    ("worker_prefill_budget", "Prompt tokens that its last step might take", |w| {
+        f64::from(w.engine.prefill_budget_tokens)
+    }),
+    ("worker_step_target_seconds", "How long its last step might take", |w| w.engine.step_target_ms / 1e3),
+    ("worker_kv_cells_used", "KV cells in use", |w| w.engine.kv_used_cells as f64),
+    ("worker_kv_cells", "KV cells it has", |w| w.engine.kv_total_cells as f64),
     ("worker_resident_bytes", "Its memory in RAM, with the pages that it shares", |w| w.rss_bytes as f64),
     ("worker_restarts", "How often it died", |w| f64::from(w.restarts)),
 ];

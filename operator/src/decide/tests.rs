@@ -52,6 +52,7 @@ pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
         memory: None,
         queue: None,
         tokens_per_second: None,
+        degradation: None,
         reported_at: Time(time(at)),
     }
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// The shortest time between two writes of this pod's entry: changes that come closer are written together.
 pub const STATE_PERIOD: Duration = Duration::from_millis(250);
+/// How often what the pod would report is looked at, should no event tell of a change: a degradation has none.
+pub const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// The shortest time between a write and one for figures alone.
 pub const FIGURES_PERIOD_MIN: Duration = Duration::from_secs(10);
 /// What each pod of a service adds to that time: every write wakes the watchers of all of them.

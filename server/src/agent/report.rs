@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{ReplicaMemory, ReplicaQueue, ReplicaStatus};
+use gantry_crds::status::{Degradation, ReplicaMemory, ReplicaQueue, ReplicaStatus};
+use gantry_engine::DegradationLevel;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -45,7 +46,18 @@ pub fn entry(
             slots: count(stats.slots),
         }),
         tokens_per_second: stats.as_ref().map(|(_, stats)| format!("{:.1}", stats.tokens_per_second)),
+        degradation: stats.as_ref().map(|(_, stats)| degradation(stats.degradation)),
         reported_at: Time(now),
+    }
+}
+
+fn degradation(level: DegradationLevel) -> Degradation {
+    match level {
+        DegradationLevel::Normal => Degradation::Normal,
+        DegradationLevel::ReducedBatch => Degradation::ReducedBatch,
+        DegradationLevel::EvictCache => Degradation::EvictCache,
+        DegradationLevel::HighPriorityOnly => Degradation::HighPriorityOnly,
+        DegradationLevel::Emergency => Degradation::Emergency,
     }
 }
 
@@ -148,6 +160,7 @@ mod tests {
             memory: None,
             queue: Some(ReplicaQueue { waiting, running: 0, slots: 8 }),
             tokens_per_second: None,
+            degradation: None,
             reported_at: Time(Timestamp::now()),
         }
     }
@@ -165,6 +178,7 @@ mod tests {
         let mut progress = entry("v1", 0);
         progress.candidate.as_mut().unwrap().progress =
             Some(gantry_crds::status::Progress { bytes: 1, total: None, eta_seconds: None, summary: None });
+        let degraded = ReplicaStatus { degradation: Some(Degradation::EvictCache), ..entry("v1", 0) };
         for (what, now, replicas, millis, writes) in [
             ("a change, after others of the same moment", entry("v2", 0), 2, 100, false),
             ("a change", entry("v2", 0), 2, 250, true),
@@ -175,6 +189,8 @@ mod tests {
             ("figures of a large fleet", entry("v1", 5), 256, 256_000, true),
             ("a download's progress is a figure", progress.clone(), 2, 5_000, false),
             ("a download's progress", progress, 2, 10_000, true),
+            ("a degradation", degraded.clone(), 2, 250, true),
+            ("a degradation in a large fleet", degraded, 256, 250, true),
             ("nothing", entry("v1", 0), 2, 3_600_000, false),
         ] {
             assert_eq!(after(&cadence, &now, replicas, start, millis), writes, "{what}");

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
 use super::AgentConfig;
-use super::limits::{FIGURES_JITTER, WRITE_LIMIT};
+use super::limits::{FIGURES_JITTER, LOOK_PERIOD, WRITE_LIMIT};
 use super::report::{Cadence, Decision, entry};
 use super::watch::{Observed, api};
 use crate::gates::memory;
@@ -57,7 +57,7 @@ impl Writer {
         loop {
             let until = self.turn().await;
             tokio::select! {
-                () = sleep_until(until.into()) => {}
+                () = sleep_until(until.min(Instant::now() + LOOK_PERIOD).into()) => {}
                 // An end of either is the end of the agent, which stops this task.
                 changed = self.snapshots.changed() => if changed.is_err() { return },
                 changed = self.observed.changed() => if changed.is_err() { return },

@@ -6,6 +6,8 @@
 
 use std::sync::atomic::Ordering;
 
+use gantry_engine::{DegradationLevel, EngineStats};
+
 use super::WorkerHealth;
 use super::shared::{Shared, Worker};
 use crate::protocol::Heartbeat;
@@ -23,6 +25,8 @@ pub struct VersionStats {
     pub max_queue: usize,
     /// Whether the next request would be let in.
     pub accepting: bool,
+    /// How far the service is cut down for want of memory: that of the worker that is cut down most.
+    pub degradation: DegradationLevel,
     /// Tokens generated a second, over the last seconds.
     pub tokens_per_second: f64,
     /// The workers' memory in RAM; pages of files that several map count once.
@@ -58,18 +62,10 @@ pub struct WorkerStats {
     pub in_flight: u32,
     /// Requests that hold one of its sequences.
     pub running: u32,
-    /// Tokens generated a second, over the last seconds.
-    pub tokens_per_second: f64,
-    /// Tokens of prompts that its last step might take.
-    pub prefill_budget_tokens: u32,
-    /// How long its last step might take, in milliseconds.
-    pub step_target_ms: f64,
-    /// KV cells in use.
-    pub kv_used_cells: u64,
-    /// KV cells it has.
-    pub kv_total_cells: u64,
     /// How often it died.
     pub restarts: u32,
+    /// Its engine's own, which begin anew with each process.
+    pub engine: EngineStats,
 }
 
 impl VersionStats {
@@ -98,10 +94,11 @@ impl VersionStats {
             slots: shared.spec.runtime.parallel,
             max_queue: shared.scheduling.load().max_queue,
             accepting: shared.admission.is_accepting(),
-            tokens_per_second: workers.iter().map(|worker| worker.tokens_per_second).sum(),
+            degradation: workers.iter().map(|worker| worker.engine.degradation).max().unwrap_or_default(),
+            tokens_per_second: workers.iter().map(|worker| worker.engine.tokens_per_second).sum(),
             worker_rss_bytes: resident_bytes(&beats),
-            kv_used_cells: workers.iter().map(|worker| worker.kv_used_cells).sum(),
-            kv_total_cells: workers.iter().map(|worker| worker.kv_total_cells).sum(),
+            kv_used_cells: workers.iter().map(|worker| worker.engine.kv_used_cells).sum(),
+            kv_total_cells: workers.iter().map(|worker| worker.engine.kv_total_cells).sum(),
             prompt_tokens_total: beats.iter().map(|beat| beat.engine.prompt_tokens_total).sum(),
             generated_tokens_total: beats.iter().map(|beat| beat.engine.generated_tokens_total).sum(),
             restarts: workers.iter().map(|worker| worker.restarts).sum(),
@@ -122,12 +119,8 @@ impl WorkerStats {
             rss_bytes: beat.rss_bytes,
             in_flight,
             running: worker.running.load(Ordering::Relaxed),
-            tokens_per_second: beat.engine.tokens_per_second,
-            prefill_budget_tokens: beat.engine.prefill_budget_tokens,
-            step_target_ms: beat.engine.step_target_ms,
-            kv_used_cells: beat.engine.kv_used_cells,
-            kv_total_cells: beat.engine.kv_total_cells,
             restarts: worker.restarts.load(Ordering::Relaxed),
+            engine: beat.engine,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Events, Server, chat, model, text_of};
+use crate::server::{Events, Server, await_condition, chat, model, text_of};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -144,6 +144,39 @@ async fn guesses_change_no_answer() {
             assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
             assert_eq!(server.ask("Which version are you?").await, "I am demo version two.");
         }
+    }
+}
+
+#[tokio::test]
+async fn the_engine_s_own_figures_are_told() {
+    let server = Server::start(&["--ctx-size", "16384", "--prompt-lookup", "4"]).await;
+    for _ in 0..2 {
+        server.ask("What is the capital of Peru?").await;
+    }
+    // The second prompt was held already, but for its last token; the next heartbeat tells it.
+    let cached = async || {
+        server.metric("gantry_engine_prompt_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",source=\"device\"}").await
+    };
+    await_condition("a hit in the cache to be told", async || cached().await > 10.0).await;
+    let figure =
+        async |name: &str| server.metric(&format!("gantry_{name}{{version=\"standalone\",role=\"active\"")).await;
+    for name in
+        ["engine_steps_total", "engine_generated_tokens_total", "engine_batch_tokens_total", "engine_kv_unified"]
+    {
+        assert!(figure(name).await >= 1.0, "{name}");
+    }
+    assert!((figure("engine_requests_total").await - 2.0).abs() < 0.1);
+    assert!(figure("engine_step_seconds_total").await > 0.0);
+    let text = server.get("/metrics").await.text().await.unwrap();
+    for series in [
+        "engine_draft_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",verdict=\"accepted\"}",
+        "engine_preemptions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
+        "engine_evictions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
+        "engine_requests_waiting{version=\"standalone\",role=\"active\",worker=\"0\",priority=\"high\"} 0",
+        "engine_prefix_cache_bytes{version=\"standalone\",role=\"active\",worker=\"0\",tier=\"ram\"}",
+        "degradation_level{version=\"standalone\",role=\"active\"} 0",
+    ] {
+        assert!(text.contains(&format!("\ngantry_{series}")), "{series} is missing in:\n{text}");
     }
 }
 

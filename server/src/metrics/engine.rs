@@ -1,0 +1,174 @@
+//! What each worker's engine counts, as its heartbeat tells it.
+//!
+//! Counters begin anew with a worker's process, which Prometheus takes for what it is. Absent: sums over workers, which a
+//! query makes.
+
+use std::fmt;
+
+use gantry_engine::DegradationLevel;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use crate::version::WorkerStats;
+
+/// A value of one label, and how to read its figure.
+type Figure = (&'static str, fn(&WorkerStats) -> f64);
+
+/// Figures under one name.
+struct Family {
+    name: &'static str,
+    help: &'static str,
+    /// Tells the figures apart; empty where there is one.
+    label: &'static str,
+    figures: &'static [Figure],
+}
+
+const COUNTERS: &[Family] = &[
+    Family {
+        name: "engine_prompt_tokens",
+        help: "Prompt tokens by where their state came from: computed, or held by a tier of the prefix cache",
+        label: "source",
+        figures: &[
+            ("computed", |w| w.engine.prompt_tokens_total as f64),
+            ("device", |w| w.engine.cached_device_tokens_total as f64),
+            ("ram", |w| w.engine.cached_ram_tokens_total as f64),
+            ("disk", |w| w.engine.cached_disk_tokens_total as f64),
+        ],
+    },
+    Family {
+        name: "engine_generated_tokens",
+        help: "Tokens generated",
+        label: "",
+        figures: &[("", |w| w.engine.generated_tokens_total as f64)],
+    },
+    Family {
+        name: "engine_draft_tokens",
+        help: "Tokens guessed ahead, by what the check said",
+        label: "verdict",
+        figures: &[
+            ("accepted", |w| w.engine.accepted_drafts_total as f64),
+            ("rejected", |w| w.engine.drafted_tokens_total.saturating_sub(w.engine.accepted_drafts_total) as f64),
+        ],
+    },
+    Family {
+        name: "engine_preemptions",
+        help: "Sequences that gave their slot away, to go on later",
+        label: "",
+        figures: &[("", |w| w.engine.preemptions_total as f64)],
+    },
+    Family {
+        name: "engine_evictions",
+        help: "Prefixes that left the KV cache to make room",
+        label: "",
+        figures: &[("", |w| w.engine.evictions_total as f64)],
+    },
+    Family { name: "engine_steps", help: "Batches computed", label: "", figures: &[("", |w| w.engine.steps as f64)] },
+    Family {
+        name: "engine_step_seconds",
+        help: "Time in steps: before llama.cpp is called, in it, and after it (sampling, handing tokens on)",
+        label: "part",
+        figures: &[
+            ("before", |w| w.engine.before_decode_ms_total / 1e3),
+            ("decode", |w| w.engine.decode_ms_total / 1e3),
+            ("after", |w| w.engine.after_decode_ms_total / 1e3),
+        ],
+    },
+    Family {
+        name: "engine_batch_tokens",
+        help: "Tokens in the batches of all steps, guesses included",
+        label: "",
+        figures: &[("", |w| w.engine.batch_tokens_total as f64)],
+    },
+    Family {
+        name: "engine_batch_rows",
+        help: "Rows of logits in the batches of all steps",
+        label: "",
+        figures: &[("", |w| w.engine.batch_rows_total as f64)],
+    },
+    Family {
+        name: "engine_requests",
+        help: "Requests that ended in the engine",
+        label: "end",
+        figures: &[
+            ("finished", |w| w.engine.requests_finished_total.saturating_sub(w.engine.requests_cancelled_total) as f64),
+            ("cancelled", |w| w.engine.requests_cancelled_total as f64),
+            ("failed", |w| w.engine.requests_failed_total as f64),
+        ],
+    },
+];
+
+const GAUGES: &[Family] = &[
+    Family {
+        name: "engine_requests_waiting",
+        help: "Requests that wait for a slot, by priority",
+        label: "priority",
+        figures: &[
+            ("low", |w| f64::from(w.engine.waiting_low)),
+            ("normal", |w| f64::from(w.engine.waiting_normal)),
+            ("high", |w| f64::from(w.engine.waiting_high)),
+        ],
+    },
+    Family {
+        name: "engine_prefix_cache_bytes",
+        help: "What prefixes take that left the KV cache",
+        label: "tier",
+        figures: &[
+            ("ram", |w| w.engine.prefix_cache_bytes as f64),
+            ("disk", |w| w.engine.prefix_cache_disk_bytes as f64),
+        ],
+    },
+    Family {
+        name: "engine_kv_unified",
+        help: "1 where the KV cells are one pool, 0 where each sequence has its own",
+        label: "",
+        figures: &[("", |w| f64::from(u8::from(w.engine.kv_unified)))],
+    },
+    Family {
+        name: "engine_memory_used_bytes",
+        help: "Memory that counts against the limit; 0 where it is not watched",
+        label: "",
+        figures: &[("", |w| w.engine.memory_used_bytes as f64)],
+    },
+    Family {
+        name: "engine_memory_limit_bytes",
+        help: "Memory that the worker may use",
+        label: "",
+        figures: &[("", |w| w.engine.memory_limit_bytes as f64)],
+    },
+    Family {
+        name: "engine_degradation_level",
+        help: "0 while all is served, up to 4 (nothing new is) as memory runs short",
+        label: "",
+        figures: &[("", |w| rank(w.engine.degradation))],
+    },
+];
+
+/// A worker of a resident version: role, version, index, figures.
+pub(super) type Labelled<'a> = (&'a str, &'a str, String, &'a WorkerStats);
+
+pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[Labelled<'_>]) -> fmt::Result {
+    let kinds = [(COUNTERS, MetricType::Counter), (GAUGES, MetricType::Gauge)];
+    for (family, kind) in kinds.iter().flat_map(|(families, kind)| families.iter().map(move |family| (family, *kind))) {
+        let mut encoded = encoder.encode_descriptor(family.name, family.help, None, kind)?;
+        for (role, version, index, worker) in workers {
+            for (value, figure) in family.figures {
+                let mut labels = vec![("version", *version), ("role", *role), ("worker", index.as_str())];
+                labels.extend((!family.label.is_empty()).then_some((family.label, *value)));
+                let metric = encoded.encode_family(&labels)?;
+                let figure = figure(worker);
+                match kind {
+                    MetricType::Counter => ConstCounter::new(figure).encode(metric)?,
+                    _ => ConstGauge::new(figure).encode(metric)?,
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The place of a level on its ladder, from 0.
+pub(super) fn rank(level: DegradationLevel) -> f64 {
+    f64::from(DegradationLevel::ALL.iter().position(|l| *l == level).unwrap_or_default() as u8)
+}
