@@ -4,6 +4,7 @@
 //! fingerprint, each token) comes from that one. Only where a version refuses because it was retired between the
 //! choice and the submission is another one chosen; it has seen nothing of the request.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use gantry_engine::{Prompt, Timings};
-use gantry_openai::{Common, Priority, ValidChatRequest, ValidCompletionRequest};
+use gantry_openai::{ApiError, Common, ErrorCode, Priority, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
 use super::choices::{Choices, Gathered, sum_of};
@@ -94,6 +95,12 @@ async fn submit(
     let mut last = None;
     for _ in 0..SUBMIT_ATTEMPTS {
         let version = app.check_model(|served| common.check_model(served))?;
+        let most = version.capacity();
+        if common.choices as usize > most {
+            // Later it would be no better, so this is no 429.
+            let message = format!("`n` must be at most {most}: no more requests run and wait here at a time.");
+            return Err(ApiError::invalid(Some(Cow::Borrowed("n")), ErrorCode::InvalidValue, message).into());
+        }
         match submit_all(&version, &request, common.choices).await {
             Ok(generations) => return Ok((version, Choices::new(generations))),
             Err(retired @ SubmitError::Retired) => last = Some(retired),

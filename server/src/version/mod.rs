@@ -197,6 +197,12 @@ impl Version {
         Ok(())
     }
 
+    /// The most requests that run and wait at a time.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        (self.shared.spec.runtime.parallel as usize).saturating_add(self.shared.scheduling.load().max_queue)
+    }
+
     /// When a request that was not served now may come again, computed from the observed rate of service.
     #[must_use]
     pub fn retry_after(&self) -> Duration {
@@ -305,5 +311,10 @@ fn unavailable(health: &WorkerHealth) -> SubmitError {
         WorkerHealth::Failed { reason } => format!("it keeps failing: {reason}"),
         other => other.label().to_owned(),
     };
-    SubmitError::Unavailable { reason, retry_after: Duration::from_secs(crate::limits::RETRY_AFTER_MIN_SECONDS) }
+    let retry_after = match health {
+        // The next try is that far away at most.
+        WorkerHealth::Failed { .. } => crate::limits::FAILED_RETRY_PERIOD,
+        _ => Duration::from_secs(crate::limits::RETRY_AFTER_MIN_SECONDS),
+    };
+    SubmitError::Unavailable { reason, retry_after }
 }

@@ -92,12 +92,21 @@ async fn choices_that_do_not_all_fit_are_refused_together() {
     let server = Server::start(&["--ctx-size", "2048", "--parallel", "2", "--max-queue", "1"]).await;
     let mut body = endless(8);
     body["n"] = json!(4);
+    let never = server.post(TEXT, &body).send().await.unwrap();
+    assert_eq!(never.status(), 400, "it would not fit later either");
+    let never: Value = never.json().await.unwrap();
+    assert_eq!(never["error"]["param"], "n");
+    let inside =
+        async || server.metric("gantry_requests_queued{").await + server.metric("gantry_requests_running{").await;
+    let mut other = Events::open(server.post(TEXT, &endless(1900))).await;
+    other.next().await.unwrap();
+    body["n"] = json!(3);
     let refused = server.post(TEXT, &body).send().await.unwrap();
     assert_eq!(refused.status(), 429);
     assert!(refused.headers().contains_key("retry-after"));
-    let empty = async || server.metric("gantry_requests_queued").await + server.metric("gantry_requests_running").await;
-    await_condition("those that had fitted to be cancelled", async || empty().await < 0.5).await;
-    body["n"] = json!(3);
+    await_condition("those that had fitted to be cancelled", async || inside().await < 1.5).await;
+    drop(other);
+    await_condition("all to be free", async || inside().await < 0.5).await;
     assert_eq!(server.post(TEXT, &body).send().await.unwrap().status(), 200);
 }
 
