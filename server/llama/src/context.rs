@@ -118,7 +118,7 @@ impl Context {
             model: model.clone(),
         };
         if context.memory.is_null() && params.pooling.is_none() {
-            return Err(ContextError::Refused(String::from("the model keeps no state between tokens")));
+            return Err(ContextError::Stateless);
         }
         if n_batch < params.sequences.max(params.outputs.unwrap_or(0)) {
             return Err(ContextError::Params(format!(

@@ -88,6 +88,9 @@ pub enum ContextError {
     /// llama.cpp refused, most often for want of memory.
     #[error("llama.cpp refused the context: {0}")]
     Refused(String),
+    /// The model is an encoder: it gives vectors of texts and generates none.
+    #[error("the model keeps no state between tokens, so it cannot generate")]
+    Stateless,
 }
 
 /// A batch that llama.cpp must not see. The context is unchanged.

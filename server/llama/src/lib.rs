@@ -26,6 +26,7 @@ mod grammar;
 mod layout;
 mod logs;
 mod model;
+mod rerank;
 mod shim;
 mod vocabulary;
 

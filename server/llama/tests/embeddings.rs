@@ -94,10 +94,10 @@ fn a_pooling_context_gives_no_logits_and_only_the_vectors_it_made() {
 fn an_encoder_gives_vectors_and_a_reranker_scores() {
     let text = |seed: i32, len: i32| (0..len).map(|i| 3 + (seed * 31 + i * 7) % 256).collect::<Vec<Token>>();
     let (one, two) = (text(1, 12), text(2, 30));
-    let encoder = common::gguf::bert(1);
+    let encoder = common::load_written(&common::gguf::bert(1));
     assert_eq!((encoder.pooling(), encoder.embedding_len(Pooling::Mean)), (Some(Pooling::Mean), 32));
     // It generates nothing.
-    assert!(matches!(Context::new(&encoder, &params()), Err(ContextError::Refused(_))));
+    assert!(matches!(Context::new(&encoder, &params()), Err(ContextError::Stateless)));
     for pooling in [Pooling::Mean, Pooling::Cls] {
         let mut context = Context::new(&encoder, &ContextParams { pooling: Some(pooling), ..params() }).unwrap();
         let alone = embed(&mut context, &[&one]);
@@ -113,7 +113,9 @@ fn an_encoder_gives_vectors_and_a_reranker_scores() {
         batch.add(5, 64, 0, false);
         assert!(context.decode(&mut batch).is_err());
     }
-    let reranker = common::gguf::bert(4);
+    let reranker = common::load_written(&common::gguf::bert(4));
+    // <s>a</s>bc</s>, where a byte's token is three more than it.
+    assert_eq!(reranker.rerank_tokens("a", "bc").unwrap(), [1, 100, 2, 101, 102, 2]);
     let rank = ContextParams { pooling: Some(Pooling::Rank), ..params() };
     assert!(matches!(Context::new(&encoder, &rank), Err(ContextError::Params(_))));
     let mut context = Context::new(&reranker, &rank).unwrap();

@@ -207,7 +207,7 @@ fn several_rows_of_one_sequence_are_given_where_there_is_room() {
 
 #[test]
 fn a_recurrent_state_is_not_sliced_but_saved_and_copied_as_a_whole() {
-    let model = common::gguf::mamba();
+    let model = common::load_written(&common::gguf::mamba());
     for kv_unified in [false, true] {
         let mut context = Context::new(&model, &ContextParams { kv_unified, ..params() }).unwrap();
         assert!(!context.sliceable());
@@ -233,7 +233,7 @@ fn a_recurrent_state_is_not_sliced_but_saved_and_copied_as_a_whole() {
 fn a_window_that_was_dropped_is_not_cut_into() {
     // Freed cells are taken again in another order, in which the kernels add up.
     let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 0.01);
-    let model = common::gguf::sliding_window();
+    let model = common::load_written(&common::gguf::sliding_window());
     for kv_unified in [false, true] {
         let mut context = Context::new(&model, &ContextParams { kv_unified, ..params() }).unwrap();
         assert!(!context.sliceable());

@@ -1,9 +1,5 @@
 //! Writes tiny GGUF files of architectures that no demo model has, with weights that are noise.
-
-use std::io::Write as _;
-use std::sync::Arc;
-
-use gantry_llama::{Model, ModelParams};
+#![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 const U32: u32 = 4;
 const I32: u32 = 5;
@@ -97,7 +93,8 @@ impl Gguf {
         self.data.resize(self.data.len().next_multiple_of(ALIGNMENT), 0);
     }
 
-    pub fn load(&self) -> Arc<Model> {
+    /// The file.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = b"GGUF".to_vec();
         bytes.extend(3_u32.to_le_bytes());
         bytes.extend(self.infos_len.to_le_bytes());
@@ -106,14 +103,12 @@ impl Gguf {
         bytes.extend(&self.infos);
         bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
         bytes.extend(&self.data);
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(&bytes).unwrap();
-        Model::load(file.path(), &ModelParams::default(), &mut |_| true).unwrap()
+        bytes
     }
 }
 
 /// A recurrent model: its state is not a cache of rows.
-pub fn mamba() -> Arc<Model> {
+pub fn mamba() -> Gguf {
     let (n_embd, inner, state, conv, rank) = (32, 64, 16, 4, 2);
     let mut gguf = Gguf::new("mamba");
     for (key, value) in [
@@ -142,11 +137,11 @@ pub fn mamba() -> Arc<Model> {
     gguf.tensor("blk.0.ssm_a", &[state, inner], -2.0, -0.1);
     gguf.tensor("blk.0.ssm_d", &[inner], 0.5, 1.5);
     gguf.tensor("blk.0.ssm_out.weight", &[inner, n_embd], -0.3, 0.3);
-    gguf.load()
+    gguf
 }
 
 /// An encoder: it keeps nothing between batches and knows 64 positions. With rank pooling it has a classifier.
-pub fn bert(pooling_type: u32) -> Arc<Model> {
+pub fn bert(pooling_type: u32) -> Gguf {
     let (n_embd, ffn) = (32, 64);
     let mut gguf = Gguf::new("bert");
     for (key, value) in [
@@ -180,13 +175,18 @@ pub fn bert(pooling_type: u32) -> Arc<Model> {
         gguf.tensor(&format!("{name}.bias"), &[n_embd], -0.1, 0.1);
     }
     if pooling_type == 4 {
+        gguf.number("tokenizer.ggml.bos_token_id", 1);
+        gguf.number("tokenizer.ggml.eos_token_id", 2);
+        gguf.flag("tokenizer.ggml.add_bos_token", true);
+        gguf.flag("tokenizer.ggml.add_eos_token", true);
+        gguf.flag("tokenizer.ggml.add_space_prefix", false);
         gguf.tensor("cls.output.weight", &[n_embd, 1], -0.5, 0.5);
     }
-    gguf.load()
+    gguf
 }
 
 /// A model whose even layers see a window of 32 tokens.
-pub fn sliding_window() -> Arc<Model> {
+pub fn sliding_window() -> Gguf {
     let (n_embd, ffn) = (32, 64);
     let mut gguf = Gguf::new("gemma2");
     for (key, value) in [
@@ -219,5 +219,5 @@ pub fn sliding_window() -> Arc<Model> {
             gguf.tensor(&format!("blk.{layer}.{name}.weight"), &shape, -0.5, 0.5);
         }
     }
-    gguf.load()
+    gguf
 }

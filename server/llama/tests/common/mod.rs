@@ -3,6 +3,7 @@
 
 pub mod gguf;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +13,13 @@ use gantry_llama::{Batch, Context, ContextParams, Model, ModelParams, Token};
 pub fn load(name: &str) -> Arc<Model> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models").join(name);
     Model::load(&path, &ModelParams::default(), &mut |_| true).unwrap()
+}
+
+/// Loads what a test wrote.
+pub fn load_written(gguf: &gguf::Gguf) -> Arc<Model> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&gguf.bytes()).unwrap();
+    Model::load(file.path(), &ModelParams::default(), &mut |_| true).unwrap()
 }
 
 /// The smallest of them.
