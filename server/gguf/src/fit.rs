@@ -10,6 +10,9 @@
 //!   2 × embedding + 3 × heads × dk + 2 × kv_heads × dk + kv_heads × dv, the values alive together in one layer;
 //!   \+ outputs × vocabulary × 4, the logits; + parallel × vocabulary × 4, the copy that sampling reads;
 //!   \+ 4 bytes × ubatch × cells / parallel, the attention mask
+//! - pooled, where texts are embedded too = the KV cache (f16) and compute of a context of one sequence and as many cells as
+//!   its batch has tokens + 4 bytes × tokens × (vocabulary + embedding), the rows that llama.cpp keeps for outputs
+//!   \+ a fixed [`CONTEXT_BASE_BYTES`]
 //! - overhead = a fixed [`BASE_BYTES`] + [`VOCABULARY_BYTES_PER_TOKEN`] per token of the vocabulary
 //!
 //! Without flash attention, heads × ubatch × cells / parallel × 4 bytes of attention scores come on top. The constants
@@ -29,6 +32,8 @@ use crate::summary::Summary;
 const CELLS_MULTIPLE: u64 = 256;
 /// What one worker process takes before it holds a model: code, allocator, thread stacks, graph nodes.
 pub const BASE_BYTES: u64 = 24 * 1024 * 1024;
+/// What a second context over the same weights takes before it holds anything: graph nodes, buffers' ends.
+pub const CONTEXT_BASE_BYTES: u64 = 4 * 1024 * 1024;
 /// What llama.cpp keeps of each token: its text three times over, hash nodes, merges.
 pub const VOCABULARY_BYTES_PER_TOKEN: u64 = 512;
 
@@ -56,6 +61,8 @@ pub struct FitInput {
     pub flash_attention: bool,
     /// Layers on the GPU; more than the model has puts the output there as well.
     pub gpu_layers: u32,
+    /// Tokens of texts that a second context embeds together; 0: there is none.
+    pub pooled_tokens: u32,
 }
 
 impl Default for FitInput {
@@ -72,6 +79,7 @@ impl Default for FitInput {
             n_outputs_max: 0,
             flash_attention: true,
             gpu_layers: 0,
+            pooled_tokens: 0,
         }
     }
 }
@@ -88,6 +96,8 @@ pub struct MemoryEstimate {
     pub compute_bytes: u64,
     /// The process and the vocabulary.
     pub overhead_bytes: u64,
+    /// The context that embeds: its cells, activations and rows.
+    pub pooled_bytes: u64,
     /// All of it.
     pub total_bytes: u64,
     /// The part of the total on the GPU.
@@ -127,7 +137,9 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     let sequences = parallel.max(input.pool_sequences.into());
     let compute_bytes = compute_bytes(summary, input, columns, sequences);
     let overhead_bytes = sum(&[BASE_BYTES, product(&[summary.vocabulary, VOCABULARY_BYTES_PER_TOKEN])]);
-    let total_bytes = sum(&[weights_bytes, kv_cache_bytes, compute_bytes, overhead_bytes]);
+    let (pooled_there, pooled_here) = pooled_bytes(summary, input);
+    let pooled_bytes = sum(&[pooled_there, pooled_here]);
+    let total_bytes = sum(&[weights_bytes, kv_cache_bytes, compute_bytes, overhead_bytes, pooled_bytes]);
 
     // Layers are alike enough in size that their share by number stands for their share by bytes.
     let share = |bytes: u64| bytes.div_ceil(layers).saturating_mul(offloaded).min(bytes);
@@ -137,13 +149,14 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     } else {
         0
     };
-    let compute_there = if offloaded > 0 { compute_bytes } else { 0 };
+    let compute_there = if offloaded > 0 { sum(&[compute_bytes, pooled_there]) } else { 0 };
     let device_bytes = sum(&[share(summary.layer_bytes), share(kv_cache_bytes), output, compute_there]);
     MemoryEstimate {
         weights_bytes,
         kv_cache_bytes,
         compute_bytes,
         overhead_bytes,
+        pooled_bytes,
         total_bytes,
         device_bytes,
         host_bytes: total_bytes.saturating_sub(device_bytes),
@@ -180,6 +193,28 @@ fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64, sequences: u
         product(&[4, ubatch, columns]),
         scores,
     ])
+}
+
+/// The memory of a context that embeds: where it computes, and in main memory whatever computes.
+fn pooled_bytes(summary: &Summary, input: &FitInput) -> (u64, u64) {
+    if input.pooled_tokens == 0 {
+        return (0, 0);
+    }
+    let tokens = u64::from(input.pooled_tokens);
+    let cells = tokens.next_multiple_of(CELLS_MULTIPLE);
+    let own = FitInput {
+        parallel: 1,
+        type_k: GgmlType::F16,
+        type_v: GgmlType::F16,
+        n_batch: input.pooled_tokens,
+        n_ubatch: input.pooled_tokens,
+        n_outputs_max: 1,
+        ..*input
+    };
+    let computed = sum(&[kv_cache_bytes(summary, &own, cells, 1), compute_bytes(summary, &own, cells, 1)]);
+    // Nobody reads these logits and none is computed, but llama.cpp has a row for each token all the same.
+    let rows = product(&[4, tokens, sum(&[summary.vocabulary, summary.embedding_length.into()])]);
+    (computed, sum(&[rows, CONTEXT_BASE_BYTES]))
 }
 
 /// Whether an amount of memory fits into another.

@@ -122,8 +122,11 @@ impl Report {
             ),
             ("compute", format!("{} (ubatch {})", human_bytes(m.compute_bytes), i.n_ubatch.min(i.n_batch))),
             ("overhead", human_bytes(m.overhead_bytes)),
-            ("total", human_bytes(m.total_bytes)),
         ];
+        if i.pooled_tokens > 0 {
+            lines.push(("embeddings", format!("{} (ubatch {})", human_bytes(m.pooled_bytes), i.pooled_tokens)));
+        }
+        lines.push(("total", human_bytes(m.total_bytes)));
         if m.device_bytes > 0 {
             lines.push(("on the GPU", format!("{} ({} layers)", human_bytes(m.device_bytes), i.gpu_layers)));
         }

@@ -57,6 +57,23 @@ fn the_cache_of_a_demo_model_is_counted_to_the_byte() {
 }
 
 #[test]
+fn a_context_that_embeds_is_counted_where_it_is_asked_for() {
+    let header = read_header(path("demo-v2.q8_0.gguf")).unwrap();
+    let input = FitInput { ctx_size: 4096, parallel: 8, ..FitInput::default() };
+    let plain = estimate(header.summary(), &input);
+    let pooled = estimate(header.summary(), &FitInput { pooled_tokens: 100, ..input });
+    assert_eq!(plain.pooled_bytes, 0);
+    let cells = 4 * 4 * 64 * 2 * 256;
+    // The feed-forward is the widest part; a row of logits and its copy; the mask.
+    let compute = 4 * 100 * (4 * 256 + 3 * 768) + 4 * 2 * 2048 + 4 * 100 * 256;
+    let rows = 4 * 100 * (2048 + 256);
+    assert_eq!(pooled.pooled_bytes, cells + compute + rows + (4 << 20));
+    assert_eq!(pooled.total_bytes - plain.total_bytes, pooled.pooled_bytes);
+    let text = Report::new("x", &header, FitInput { pooled_tokens: 100, ..input }).to_string();
+    assert!(text.contains("embeddings     6.76 MiB (ubatch 100)\n"), "{text}");
+}
+
+#[test]
 fn a_truncated_demo_model_names_both_lengths() {
     let whole = std::fs::read(path("demo-v2.q8_0.gguf")).unwrap();
     let cut = tempfile::NamedTempFile::new().unwrap();
