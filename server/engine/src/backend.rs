@@ -85,6 +85,24 @@ pub(crate) trait Backend: Send {
     fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError>;
 }
 
+/// What a pooled backend allows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PooledLimits {
+    /// Texts in one batch.
+    pub(crate) texts: usize,
+    /// Tokens in one batch.
+    pub(crate) batch_tokens: usize,
+    /// Tokens in one text.
+    pub(crate) text_tokens: usize,
+}
+
+/// A model's computation of vectors; one owner.
+pub(crate) trait PooledBackend: Send {
+    fn limits(&self) -> PooledLimits;
+    /// The vectors of whole texts, one for each in their order, not normalised. The reason where there are none.
+    fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String>;
+}
+
 /// A chat as the template renders it.
 pub(crate) struct RenderedChat {
     pub(crate) prompt: String,
@@ -96,6 +114,8 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn size(&self) -> u32;
     /// Tokens of a prompt, special tokens in it parsed, BOS before it where the model wants one.
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError>;
+    /// Tokens of a query and a document, as a reranker wants them.
+    fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
     fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError>;
     /// Appends the bytes of a token; nothing for a special one.
     fn piece(&self, token: Token, out: &mut Vec<u8>);

@@ -19,11 +19,12 @@ use crate::draft::Draft;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::grammars::Grammars;
+use crate::ladder::DegradationLevel;
 use crate::monitor::Monitor;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{
-    EngineConfig, GenerationParams, MAX_PARALLEL, MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_SPECULATION_TOKENS,
-    MAX_STEP_MS_TARGET, MAX_THREADS, Prompt,
+    EngineConfig, GenerationParams, MAX_PARALLEL, MAX_POOLED_BATCH, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS,
+    MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_THREADS, Prompt,
 };
 use crate::prepare::{Job, Preparer};
 use crate::queue::Watermarks;
@@ -107,8 +108,14 @@ impl Engine {
         mut progress: impl FnMut(f32) -> bool + Send + 'static,
     ) -> Result<Self, LoadError> {
         validate(&config).map_err(LoadError::Config)?;
-        let Loaded { backend, draft, vocabulary, info, fingerprint, abort } = llama::load(&config, &mut progress)?;
-        let mut engine = Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, &config)?;
+        let opened = llama::open(&config, &mut progress)?;
+        Self::over(llama::generator(&config, &opened)?, &config)
+    }
+
+    /// As [`Engine::load`], with a context that is there; the configuration is valid.
+    pub(crate) fn over(loaded: Loaded, config: &EngineConfig) -> Result<Self, LoadError> {
+        let Loaded { backend, draft, vocabulary, info, fingerprint, abort } = loaded;
+        let mut engine = Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, config)?;
         engine.abort = Some(abort);
         Ok(engine)
     }
@@ -290,6 +297,12 @@ impl Engine {
         self.stats.snapshot()
     }
 
+    /// How far the service is cut down for want of memory.
+    #[must_use]
+    pub fn degradation(&self) -> DegradationLevel {
+        self.stats.level()
+    }
+
     /// What is known of the model.
     #[must_use]
     pub fn model_info(&self) -> &ModelInfo {
@@ -408,7 +421,7 @@ fn answer_probes<B: Backend>(
     }
 }
 
-fn validate(config: &EngineConfig) -> Result<(), ParamError> {
+pub(crate) fn validate(config: &EngineConfig) -> Result<(), ParamError> {
     let in_range = |param: &str, value: u64, low: u64, high: u64| {
         if (low..=high).contains(&value) {
             Ok(())
@@ -429,5 +442,8 @@ fn validate(config: &EngineConfig) -> Result<(), ParamError> {
     if cache.enabled && cache.disk.is_some() && cache.ram_bytes == 0 {
         return Err(ParamError::new("prefix_cache.ram_bytes", CacheError::DiskWithoutRam.to_string()));
     }
-    Ok(())
+    let Some(pooled) = &config.pooled else { return Ok(()) };
+    in_range("pooled_batch", pooled.max_batch.into(), 1, MAX_POOLED_BATCH.into())?;
+    in_range("pooled_wait_ms", pooled.wait_ms.into(), 0, MAX_POOLED_WAIT_MS.into())?;
+    in_range("pooled_tokens", pooled.batch_tokens.into(), 1, MAX_POOLED_TOKENS.into())
 }

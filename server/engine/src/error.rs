@@ -60,6 +60,14 @@ pub enum LoadError {
         /// llama.cpp's reason.
         reason: String,
     },
+    /// The model is an encoder.
+    #[error("the model generates no text, it gives vectors of texts: serve it with embeddings on (--embeddings)")]
+    GeneratesNothing,
+    /// Nothing says how the vectors of tokens become one.
+    #[error(
+        "the model's file names no pooling, so it is none for embeddings: choose one (--pooling mean, cls or last)"
+    )]
+    NoPooling,
     /// The first tokens could not be decoded.
     #[error("the model loads but does not decode: {0}")]
     WarmUp(String),

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
 use crate::ladder::DegradationLevel;
+use crate::params::Pooling;
 
 /// Receives a request's events on one of the engine's threads; it must not block. One that panics cancels its request.
 pub type EventSink = Box<dyn FnMut(GenerationEvent) + Send>;
@@ -124,6 +125,76 @@ impl ItlHistogram {
     }
 }
 
+/// Receives a pooled request's events on the embedder's thread, which waits for it.
+pub type PooledSink = Box<dyn FnMut(PooledEvent) + Send>;
+
+/// One step of a pooled request: any number of `Vector`, in any order, then exactly one of the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum PooledEvent {
+    /// A text is done.
+    Vector {
+        /// Which, in the order of the request.
+        index: u32,
+        /// Its vector, of unit length; for a ranking its score alone.
+        vector: Vec<f32>,
+    },
+    /// All are.
+    Finished {
+        /// Tokens of all texts.
+        prompt_tokens: u32,
+    },
+    /// The caller cancelled it.
+    Cancelled,
+    /// It could not be served.
+    Failed(RequestError),
+}
+
+impl PooledEvent {
+    /// Whether this is the last event of its request.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        !matches!(self, Self::Vector { .. })
+    }
+}
+
+/// What a model gives for texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PooledInfo {
+    /// How.
+    pub pooling: Pooling,
+    /// Numbers in a vector.
+    pub width: u32,
+    /// The longest text, in tokens.
+    pub text_tokens: u32,
+}
+
+/// A snapshot of an embedder's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PooledStats {
+    /// Requests that are not answered yet.
+    pub in_flight: u32,
+    /// 1 while llama.cpp computes.
+    pub computing: u32,
+    /// How often it has since the start: a batch that is too long for it is computed in several.
+    pub steps: u64,
+    /// Batches that left the window since the start.
+    pub batches_total: u64,
+    /// Texts in them.
+    pub texts_total: u64,
+    /// Their tokens.
+    pub tokens_total: u64,
+    /// What a backend that pads each text to the longest of its batch would have computed beside them; llama.cpp does not.
+    pub padding_tokens_total: u64,
+    /// Time in llama.cpp.
+    pub compute_ms_total: f64,
+    /// Requests that were answered.
+    pub requests_finished_total: u64,
+    /// Requests that were cancelled.
+    pub requests_cancelled_total: u64,
+    /// Requests that failed.
+    pub requests_failed_total: u64,
+}
+
 /// What is known of the loaded model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelInfo {
@@ -147,6 +218,10 @@ pub struct ModelInfo {
     pub has_chat_template: bool,
     /// What computes it.
     pub backends: Backends,
+    /// What it gives for texts, where it was loaded to.
+    pub pooled: Option<PooledInfo>,
+    /// It is an encoder, which gives that and generates nothing.
+    pub pooled_only: bool,
 }
 
 /// A snapshot of an engine's counters. Fields are read one by one, so they may be a step apart.

@@ -43,16 +43,23 @@
 //!
 //! A sequence holds prompt and answer together: `ctx_size / parallel` tokens, as in llama-server, rounded up to a multiple
 //! of 256 and at most what the model was trained for ([`ModelInfo::n_ctx_per_sequence`]); all of `ctx_size` with
-//! [`KvLayout::Unified`]. Absent so far: embeddings and ranking (`window` waits for them), tools.
+//! [`KvLayout::Unified`]. Absent so far: tools.
+//!
+//! # Embeddings and rankings
+//!
+//! [`ModelHost`] puts an [`Embedder`] beside the engine, or in its place where the model is an encoder. It gathers texts of
+//! several requests in a window (`window`), computes them together and gives a vector, or a score, for each.
 
 mod backend;
 mod budget;
 mod cache;
 mod draft;
+mod embedder;
 mod engine;
 mod error;
 mod event;
 mod grammars;
+mod host;
 mod kv;
 mod ladder;
 mod lookup;
@@ -61,6 +68,7 @@ mod monitor;
 mod output;
 mod params;
 mod plan;
+mod pooler;
 mod prepare;
 mod queue;
 mod request;
@@ -70,11 +78,12 @@ mod scheduler;
 mod sequence;
 mod stats;
 mod text;
-#[allow(dead_code)]
 mod window;
 
 #[cfg(test)]
 mod engine_tests;
+#[cfg(test)]
+mod pooler_tests;
 #[cfg(test)]
 mod scheduler_tests;
 
@@ -84,20 +93,23 @@ pub use gantry_llama::{
     SplitMode, default_dir as default_backend_dir, init as backends, init_from as load_backends,
 };
 
+pub use embedder::{Embedder, PooledHandle, PooledOutput};
 pub use engine::{Engine, GenerationOutput, RequestHandle};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{
-    EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, ModelInfo, Timings,
-    TokenChance, TokenLogprob, Usage,
+    EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, ModelInfo, PooledEvent,
+    PooledInfo, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob, Usage,
 };
+pub use host::ModelHost;
 pub use ladder::DegradationLevel;
 pub use params::{
-    AUTO_UNIFIED_MAX_CELLS, CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_PREFILL_TOKENS_PER_STEP,
-    DEFAULT_PREFIX_CACHE_DISK_BYTES, DEFAULT_PREFIX_CACHE_RAM_BYTES, DEFAULT_SPECULATION_TOKENS, DiskCacheConfig,
-    DryParams, EngineConfig, GenerationParams, Grammar, KvLayout, LEFTOVER_SEQUENCES, MAX_DRAFT_CATCH_UP_TOKENS,
-    MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES,
-    MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY,
-    MAX_PENALTY_LAST_N, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY,
-    MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS,
-    PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
+    AUTO_UNIFIED_MAX_CELLS, CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_POOLED_BATCH,
+    DEFAULT_POOLED_TOKENS, DEFAULT_POOLED_WAIT_MS, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES,
+    DEFAULT_PREFIX_CACHE_RAM_BYTES, DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EmbedInput, EngineConfig,
+    GenerationParams, Grammar, KvLayout, LEFTOVER_SEQUENCES, MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH,
+    MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_POOLED_BATCH,
+    MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE,
+    MAX_REPEAT_PENALTY, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE,
+    MAX_THREADS, PooledConfig, PooledWork, Pooling, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };

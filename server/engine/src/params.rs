@@ -79,6 +79,21 @@ pub const MAX_STEP_MS_TARGET: u32 = 60_000;
 /// The default of [`SpeculationConfig::max_tokens`] and [`SpeculationConfig::draft_tokens`].
 pub const DEFAULT_SPECULATION_TOKENS: u32 = 8;
 
+/// The most texts in one pooled request.
+pub const MAX_POOLED_INPUTS: usize = 2048;
+/// The most texts that are embedded or scored together.
+pub const MAX_POOLED_BATCH: u32 = 256;
+/// The longest that a text may wait for others to be computed with, in milliseconds.
+pub const MAX_POOLED_WAIT_MS: u32 = 1000;
+/// The most tokens of texts that are embedded or scored together.
+pub const MAX_POOLED_TOKENS: u32 = 16_384;
+/// The default of [`PooledConfig::max_batch`].
+pub const DEFAULT_POOLED_BATCH: u32 = 32;
+/// The default of [`PooledConfig::wait_ms`].
+pub const DEFAULT_POOLED_WAIT_MS: u32 = 2;
+/// The default of [`PooledConfig::batch_tokens`], which is llama-server's.
+pub const DEFAULT_POOLED_TOKENS: u32 = 512;
+
 /// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CacheType {
@@ -175,6 +190,96 @@ impl SpeculationConfig {
     }
 }
 
+/// How the vectors of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Pooling {
+    /// The mean of all.
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+    /// The score of a reranker's classifier.
+    Rank,
+}
+
+impl Pooling {
+    /// llama-server's word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Last => "last",
+            Self::Rank => "rank",
+        }
+    }
+}
+
+/// How texts are embedded or scored, beside what is generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PooledConfig {
+    /// `None`: what the model's file names.
+    pub pooling: Option<Pooling>,
+    /// The most texts that are computed together, 1 to [`MAX_POOLED_BATCH`].
+    pub max_batch: u32,
+    /// How long a text waits for others to be computed with, at most [`MAX_POOLED_WAIT_MS`].
+    pub wait_ms: u32,
+    /// The most tokens that are computed together, and so the longest text. Each takes a row of the vocabulary in memory.
+    pub batch_tokens: u32,
+}
+
+impl Default for PooledConfig {
+    fn default() -> Self {
+        Self {
+            pooling: None,
+            max_batch: DEFAULT_POOLED_BATCH,
+            wait_ms: DEFAULT_POOLED_WAIT_MS,
+            batch_tokens: DEFAULT_POOLED_TOKENS,
+        }
+    }
+}
+
+/// Texts to embed or score.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PooledWork {
+    /// A vector for each.
+    Embed(Vec<EmbedInput>),
+    /// A score for each document.
+    Rank {
+        /// What they are scored by.
+        query: String,
+        /// The documents.
+        documents: Vec<String>,
+    },
+}
+
+impl PooledWork {
+    /// Texts in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Embed(inputs) => inputs.len(),
+            Self::Rank { documents, .. } => documents.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// One thing to embed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EmbedInput {
+    /// Text; special tokens written in it are those tokens, and the model's own are put around it.
+    Text(String),
+    /// Token ids, taken as they are.
+    Tokens(Vec<i32>),
+}
+
 /// How an engine is built. [`EngineConfig::new`] gives the defaults.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineConfig {
@@ -220,6 +325,8 @@ pub struct EngineConfig {
     pub low_watermark: Option<usize>,
     /// Memory that the process may use, from which its degradation follows; `None`: that of its cgroup or the machine.
     pub memory_limit_bytes: Option<u64>,
+    /// Embed or score texts, too; see [`ModelHost`](crate::ModelHost). `None`: no.
+    pub pooled: Option<PooledConfig>,
 }
 
 impl EngineConfig {
@@ -245,6 +352,7 @@ impl EngineConfig {
             high_watermark: None,
             low_watermark: None,
             memory_limit_bytes: None,
+            pooled: None,
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! llama.cpp computes sequences of different lengths in one batch without padding. Lengths are kept all the same: they
 //! say what a backend that pads would waste ([`Batch::padding_ratio`]). Absent: clocks and threads, and a limit on a
-//! batch's tokens (the backend splits what is too long for it).
+//! batch's tokens ([`crate::pooler`] splits what is too long for its backend).
 
 use std::time::{Duration, Instant};
 
@@ -116,6 +116,7 @@ impl<T> BatchWindow<T> {
     }
 
     /// Requests that wait.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }

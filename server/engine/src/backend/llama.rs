@@ -6,16 +6,21 @@ use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
 use gantry_llama::{
-    Batch, ChatError, ChatTemplate, Context, ContextParams, DecodeError, KvType, Model, ModelParams, TokenTexts,
+    Backends, Batch, ChatError, ChatTemplate, Context, ContextError, ContextParams, DecodeError, KvType, Model,
+    ModelParams, TokenTexts,
 };
 
-use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
+use super::{
+    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, PooledBackend, PooledLimits, RenderedChat,
+    Token, Vocabulary,
+};
 use crate::cache::{Fingerprint, FingerprintParts};
 use crate::draft::Draft;
 use crate::error::{LoadError, RequestError};
-use crate::event::ModelInfo;
+use crate::event::{ModelInfo, PooledInfo};
 use crate::params::{
-    AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, EngineConfig, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS,
+    AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, EngineConfig, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig,
+    Pooling,
 };
 
 /// Processors left to the rest of the machine when the thread count is not configured.
@@ -53,9 +58,16 @@ pub(crate) struct Loaded {
     pub(crate) abort: Arc<AtomicBool>,
 }
 
-/// Loads a model and makes its context.
-pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<Loaded, LoadError> {
-    let backends = gantry_llama::init().map_err(|e| LoadError::Backend(e.to_string()))?;
+/// A model's weights, and those of the small one that guesses for it.
+pub(crate) struct Opened {
+    pub(crate) model: Arc<Model>,
+    draft: Option<Arc<Model>>,
+    backends: Backends,
+}
+
+/// Loads a model, and the one that guesses for it.
+pub(crate) fn open(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<Opened, LoadError> {
+    let backends = gantry_llama::init().map_err(|e| LoadError::Backend(e.to_string()))?.clone();
     let params = ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() };
     let draft_path = config.speculation.draft_model.as_deref();
     // Of what is read, the model's part.
@@ -64,6 +76,29 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         Some(draft) => bytes_of(&config.model_path) / (bytes_of(&config.model_path) + bytes_of(draft)).max(1.0),
     };
     let model = load_model(&config.model_path, &params, &mut |fraction| progress(fraction * part))?;
+    // A vocabulary that contradicts itself ends the process in llama.cpp: better here than at the first request.
+    model.tokenize(LOAD_CHECK_TEXT, true, true).map_err(|e| unusable(config, &e))?;
+    let draft = match draft_path {
+        None => None,
+        Some(path) => Some(load_model(path, &params, &mut |fraction| progress(part + fraction * (1.0 - part)))?),
+    };
+    Ok(Opened { model, draft, backends })
+}
+
+fn unusable(config: &EngineConfig, error: &impl std::fmt::Display) -> LoadError {
+    LoadError::Model { path: config.model_path.clone(), reason: error.to_string() }
+}
+
+fn context_refused(error: ContextError) -> LoadError {
+    match error {
+        ContextError::Stateless => LoadError::GeneratesNothing,
+        error => LoadError::Context { reason: error.to_string() },
+    }
+}
+
+/// Makes a context that generates.
+pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded, LoadError> {
+    let model = opened.model.clone();
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
     let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
     let pool = config.kv_layout.pool_sequences(n_ctx, config.parallel);
@@ -91,33 +126,19 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         abort: Some(abort.clone()),
         ..ContextParams::default()
     };
-    let mut context =
-        Context::new(&model, &context_params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
-    let template = ChatTemplate::new(&model)
-        .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
+    let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
+    let template = ChatTemplate::new(&model).map_err(|e| unusable(config, &e))?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
         0 => context.n_ctx_per_sequence().min(most),
         trained => context.n_ctx_per_sequence().min(most).min(trained),
     };
     let info = ModelInfo {
-        description: model.description(),
-        n_ctx_train: model.n_ctx_train(),
-        n_ctx_per_sequence: positions,
-        parallel: config.parallel,
-        kv_cells: context.n_ctx().into(),
-        vocab_size: model.vocab_size(),
-        parameters: model.parameters(),
-        size_bytes: model.size_bytes(),
         has_chat_template: template.is_some(),
-        backends: backends.clone(),
+        kv_cells: context.n_ctx().into(),
+        ..info(config, opened, positions)
     };
-    // A vocabulary that contradicts itself ends the process in llama.cpp: better here than at the first request.
-    model
-        .tokenize(LOAD_CHECK_TEXT, true, true)
-        .map_err(|e| LoadError::Model { path: config.model_path.clone(), reason: e.to_string() })?;
-    let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
-    let vocabulary = LlamaVocabulary { model, template, end_tokens, texts: OnceLock::new() };
+    let vocabulary = LlamaVocabulary::new(model, template);
     let reusable = context.sliceable();
     let fingerprint = reusable.then(|| {
         let cache_type = format!("{:?}", config.cache_type);
@@ -131,36 +152,30 @@ pub(crate) fn load(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         })
     });
     let backend = LlamaBackend { context, batch: Batch::new(), positions, unified, reusable };
-    let draft = match draft_path {
+    let draft = match &opened.draft {
         None => None,
-        Some(path) => {
-            let mut rest = |fraction| progress(part + fraction * (1.0 - part));
-            Some(load_draft(path, &backend, &context_params, config, &mut rest)?)
-        }
+        Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
     Ok(Loaded { backend, draft, vocabulary, info, fingerprint, abort })
 }
 
-/// Loads the small model, with a context of as many cells as the model's: a sequence for each that generates, which
-/// holds an equal share. Where one may use more of a unified cache than that, there are no guesses past it.
-fn load_draft(
-    path: &Path,
+/// Gives the small model a context of as many cells as the model's: a sequence for each that generates, which holds an
+/// equal share. Where one may use more of a unified cache than that, there are no guesses past it.
+fn guesser(
+    model: &Arc<Model>,
     backend: &LlamaBackend,
     model_params: &ContextParams,
     config: &EngineConfig,
-    progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Draft<LlamaBackend>, LoadError> {
-    let refused =
-        |reason: String| LoadError::Draft { draft: path.to_path_buf(), model: config.model_path.clone(), reason };
+    let refused = |reason: String| LoadError::Draft {
+        draft: config.speculation.draft_model.clone().unwrap_or_default(),
+        model: config.model_path.clone(),
+        reason,
+    };
     if !backend.reusable {
         return Err(refused(String::from("the model's state cannot be cut, so that no guess could be taken back")));
     }
-    let model = load_model(
-        path,
-        &ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() },
-        progress,
-    )?;
-    if let Some(reason) = backend.context.model().vocabulary_mismatch(&model) {
+    if let Some(reason) = backend.context.model().vocabulary_mismatch(model) {
         return Err(refused(reason));
     }
     let share = backend.context.n_ctx().div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
@@ -173,7 +188,7 @@ fn load_draft(
         kv_unified: n_ctx <= AUTO_UNIFIED_MAX_CELLS,
         ..model_params.clone()
     };
-    let mut context = Context::new(&model, &params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
+    let mut context = Context::new(model, &params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
     if !context.sliceable() {
         return Err(refused(String::from("its state cannot be cut, so that no wrong guess could be taken back")));
     }
@@ -195,6 +210,121 @@ fn kv_type(cache_type: CacheType) -> KvType {
         CacheType::F16 => KvType::F16,
         CacheType::Q8_0 => KvType::Q8_0,
         CacheType::Q4_0 => KvType::Q4_0,
+    }
+}
+
+/// What is known of a model whose sequences hold so many tokens.
+fn info(config: &EngineConfig, Opened { model, backends, .. }: &Opened, positions: u32) -> ModelInfo {
+    ModelInfo {
+        description: model.description(),
+        n_ctx_train: model.n_ctx_train(),
+        n_ctx_per_sequence: positions,
+        parallel: config.parallel,
+        vocab_size: model.vocab_size(),
+        parameters: model.parameters(),
+        size_bytes: model.size_bytes(),
+        backends: backends.clone(),
+        ..ModelInfo::default()
+    }
+}
+
+/// A context that pools.
+pub(crate) struct LlamaPooler {
+    context: Context,
+    batch: Batch,
+    limits: PooledLimits,
+}
+
+/// A model that is ready to embed or score, but for its warm-up.
+pub(crate) struct LoadedPooler {
+    pub(crate) backend: LlamaPooler,
+    pub(crate) vocabulary: LlamaVocabulary,
+    pub(crate) pooled: PooledInfo,
+    /// What is known of the model where it does nothing else.
+    pub(crate) info: ModelInfo,
+    /// Ends the computation in progress when raised.
+    pub(crate) abort: Arc<AtomicBool>,
+}
+
+/// Makes a context that pools.
+pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Opened) -> Result<LoadedPooler, LoadError> {
+    let model = &opened.model;
+    let pooling = match (pooled.pooling, model.pooling()) {
+        (Some(asked), _) => asked,
+        (None, Some(named)) => named.into(),
+        (None, None) => return Err(LoadError::NoPooling),
+    };
+    let abort = Arc::new(AtomicBool::new(false));
+    let batch_tokens = pooled.batch_tokens.max(pooled.max_batch);
+    let params = ContextParams {
+        // Each batch begins with an empty cache.
+        n_ctx: batch_tokens.next_multiple_of(CELLS_MULTIPLE),
+        n_batch: batch_tokens,
+        sequences: pooled.max_batch,
+        threads: config.threads.unwrap_or_else(default_threads),
+        pooling: Some(pooling.into()),
+        abort: Some(abort.clone()),
+        ..ContextParams::default()
+    };
+    let context = Context::new(model, &params).map_err(|error| match error {
+        // The model cannot do this, whatever the memory.
+        ContextError::Params(reason) => unusable(config, &reason),
+        error => context_refused(error),
+    })?;
+    let text_tokens = context.n_ctx_per_sequence().min(context.n_batch());
+    let width = u32::try_from(model.embedding_len(pooling.into())).unwrap_or(0);
+    let limits = PooledLimits {
+        texts: context.sequences() as usize,
+        batch_tokens: context.n_batch() as usize,
+        text_tokens: text_tokens as usize,
+    };
+    Ok(LoadedPooler {
+        backend: LlamaPooler { context, batch: Batch::new(), limits },
+        vocabulary: LlamaVocabulary::new(model.clone(), None),
+        pooled: PooledInfo { pooling, width, text_tokens },
+        info: ModelInfo { pooled_only: true, ..info(config, opened, text_tokens) },
+        abort,
+    })
+}
+
+impl From<gantry_llama::Pooling> for Pooling {
+    fn from(pooling: gantry_llama::Pooling) -> Self {
+        match pooling {
+            gantry_llama::Pooling::Mean => Self::Mean,
+            gantry_llama::Pooling::Cls => Self::Cls,
+            gantry_llama::Pooling::Last => Self::Last,
+            gantry_llama::Pooling::Rank => Self::Rank,
+        }
+    }
+}
+
+impl From<Pooling> for gantry_llama::Pooling {
+    fn from(pooling: Pooling) -> Self {
+        match pooling {
+            Pooling::Mean => Self::Mean,
+            Pooling::Cls => Self::Cls,
+            Pooling::Last => Self::Last,
+            Pooling::Rank => Self::Rank,
+        }
+    }
+}
+
+impl PooledBackend for LlamaPooler {
+    fn limits(&self) -> PooledLimits {
+        self.limits
+    }
+
+    fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String> {
+        self.batch.clear();
+        for (sequence, text) in (0..).zip(texts) {
+            (0..).zip(text.iter()).for_each(|(at, &token)| self.batch.add(token, at, sequence, true));
+        }
+        self.context.decode(&mut self.batch).map_err(|e| e.to_string())?;
+        let vector = |(sequence, _)| {
+            let vector = self.context.embedding(sequence).map(<[f32]>::to_vec);
+            vector.ok_or_else(|| String::from("llama.cpp computed a text and gave no vector"))
+        };
+        (0..).zip(texts).map(vector).collect()
     }
 }
 
@@ -286,6 +416,13 @@ impl Backend for LlamaBackend {
     }
 }
 
+impl LlamaVocabulary {
+    fn new(model: Arc<Model>, template: Option<ChatTemplate>) -> Self {
+        let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
+        Self { model, template, end_tokens, texts: OnceLock::new() }
+    }
+}
+
 impl Vocabulary for LlamaVocabulary {
     fn size(&self) -> u32 {
         self.model.vocab_size()
@@ -295,6 +432,12 @@ impl Vocabulary for LlamaVocabulary {
         self.model
             .tokenize(text, true, true)
             .map_err(|e| RequestError::invalid("prompt", "invalid_prompt", e.to_string()))
+    }
+
+    fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
+        self.model
+            .rerank_tokens(query, document)
+            .map_err(|e| RequestError::invalid("documents", "invalid_prompt", e.to_string()))
     }
 
     fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {

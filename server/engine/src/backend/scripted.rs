@@ -222,6 +222,10 @@ impl Vocabulary for ScriptedVocabulary {
         Ok(text.bytes().map(|b| 1 + Token::from(b) % 47).collect())
     }
 
+    fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
+        Ok([self.tokenize(query)?, vec![END], self.tokenize(document)?].concat())
+    }
+
     fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
         if messages_json == "panic" {
             panic!("scripted");

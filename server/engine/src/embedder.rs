@@ -1,0 +1,394 @@
+//! The embedder's front: admission, tokenising, probes and shutdown around one [`Pooler`].
+//!
+//! Flow: `submit` takes a place (or refuses) → two threads tokenise → the embedder's thread gathers, computes and calls the
+//! request's sink. That thread owns the context; the engine beside it has one of its own, over the same weights.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+
+use crate::backend::llama::LoadedPooler;
+use crate::backend::{PooledBackend, Token, Vocabulary};
+use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
+use crate::event::{PooledEvent, PooledInfo, PooledSink, PooledStats};
+use crate::params::{EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Pooling};
+use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
+
+/// Threads that tokenise. Two, so that one enormous request does not hold up the others.
+const PREPARE_THREADS: usize = 2;
+/// Probes that may wait beside the requests.
+const MAX_PROBES: usize = 64;
+
+enum Command {
+    Run(Box<PooledRequest>),
+    Probe(Sender<Result<(), ProbeError>>),
+}
+
+/// An accepted request whose texts are still text.
+struct Job {
+    work: PooledWork,
+    reply: Reply,
+    submitted_at: Instant,
+    limit: Option<Duration>,
+}
+
+/// Embeds or scores texts of many requests together. Dropping it ends every request.
+pub struct Embedder {
+    counters: Arc<PooledCounters>,
+    info: PooledInfo,
+    max_queue: usize,
+    max_in_flight: u32,
+    /// Raised at shutdown: a long batch is not waited for.
+    abort: Option<Arc<AtomicBool>>,
+    /// Taken at shutdown, in this order.
+    jobs: Option<Sender<Box<Job>>>,
+    commands: Option<Sender<Command>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A pooled request that was accepted. Dropping it does not cancel.
+#[derive(Clone, Debug)]
+pub struct PooledHandle {
+    cancelled: Arc<AtomicBool>,
+}
+
+impl PooledHandle {
+    /// Ends the request within one batch.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Relaxed);
+    }
+}
+
+/// What a whole pooled request gave.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PooledOutput {
+    /// One for each text, in their order; for a ranking of one number each.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub prompt_tokens: u32,
+}
+
+impl Embedder {
+    /// Warms a loaded context up and starts the threads.
+    pub(crate) fn over(loaded: LoadedPooler, config: &EngineConfig) -> Result<Self, LoadError> {
+        let LoadedPooler { backend, vocabulary, pooled: info, abort, .. } = loaded;
+        let mut embedder = Self::start(backend, Arc::new(vocabulary), info, config)?;
+        embedder.abort = Some(abort);
+        Ok(embedder)
+    }
+
+    /// As [`Embedder::over`], with any backend.
+    pub(crate) fn start<B: PooledBackend + 'static>(
+        backend: B,
+        vocabulary: Arc<dyn Vocabulary>,
+        info: PooledInfo,
+        config: &EngineConfig,
+    ) -> Result<Self, LoadError> {
+        let PooledConfig { max_batch, wait_ms, .. } = config.pooled.unwrap_or_default();
+        let counters = Arc::new(PooledCounters::default());
+        let preparer = Preparer { vocabulary, pooling: info.pooling, text_tokens: backend.limits().text_tokens };
+        let wait = Duration::from_millis(wait_ms.into());
+        let normalises = info.pooling != Pooling::Rank;
+        let mut pooler = Pooler::new(backend, counters.clone(), max_batch as usize, wait, normalises);
+        pooler.warm_up().map_err(LoadError::WarmUp)?;
+        // Every request in flight fits each of these channels, so that sending one never blocks.
+        let max_in_flight = config.max_queue + config.parallel as usize;
+        let (jobs, job_receiver) = bounded::<Box<Job>>(max_in_flight);
+        let (commands, command_receiver) = bounded(max_in_flight + MAX_PROBES);
+        let mut embedder = Self {
+            counters: counters.clone(),
+            info,
+            max_queue: config.max_queue,
+            max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
+            abort: None,
+            jobs: Some(jobs),
+            commands: Some(commands.clone()),
+            threads: Vec::new(),
+        };
+        let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
+        for i in 0..PREPARE_THREADS {
+            let (preparer, jobs, commands) = (preparer.clone(), job_receiver.clone(), commands.clone());
+            let thread = std::thread::Builder::new().name(format!("gantry-texts-{i}"));
+            let work = move || {
+                for job in jobs {
+                    if let Some(request) = preparer.prepare(*job) {
+                        // The embedder's thread outlives these; were it gone, the dropped request would tell its caller.
+                        let _ = commands.send(Command::Run(Box::new(request)));
+                    }
+                }
+            };
+            embedder.threads.push(thread.spawn(work).map_err(failed)?);
+        }
+        let thread = std::thread::Builder::new().name(String::from("gantry-embedder"));
+        let work = move || run(pooler, &counters, &command_receiver);
+        embedder.threads.push(thread.spawn(work).map_err(failed)?);
+        Ok(embedder)
+    }
+
+    /// Accepts a request, or says at once why not. Never blocks; `sink` is called on the embedder's threads and holds up
+    /// the batches after it while it blocks. `timeout_ms`: the most milliseconds until all vectors are there, past which
+    /// the request fails with [`RequestError::DeadlineExceeded`].
+    ///
+    /// # Errors
+    /// The sink is then never called.
+    pub fn submit(
+        &self,
+        work: PooledWork,
+        timeout_ms: Option<u64>,
+        sink: PooledSink,
+    ) -> Result<PooledHandle, SubmitError> {
+        check(&work, self.info.pooling).map_err(SubmitError::InvalidParam)?;
+        if let Some(reason) = self.counters.broken.get() {
+            return Err(SubmitError::Broken(reason.clone()));
+        }
+        let Some(jobs) = &self.jobs else { return Err(SubmitError::ShuttingDown) };
+        let place =
+            Place::take(&self.counters, self.max_in_flight).ok_or(SubmitError::QueueFull { limit: self.max_queue })?;
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let job = Job {
+            work,
+            reply: Reply::new(sink, place, cancelled.clone()),
+            submitted_at: Instant::now(),
+            limit: timeout_ms.map(Duration::from_millis),
+        };
+        // The channel holds as many jobs as there are places, and its threads live as long as the embedder.
+        jobs.try_send(Box::new(job)).map_err(|_| SubmitError::ShuttingDown)?;
+        Ok(PooledHandle { cancelled })
+    }
+
+    /// Computes and waits for the end: for programs that have a thread to wait.
+    ///
+    /// # Errors
+    /// Why the request was not accepted, or could not be served.
+    pub fn compute(&self, work: PooledWork) -> Result<PooledOutput, EngineError> {
+        let count = work.len();
+        let (sender, events) = bounded(count + 1);
+        let sink = Box::new(move |event| {
+            // There is room for a vector of each text and for the end.
+            let _ = sender.send(event);
+        });
+        self.submit(work, None, sink)?;
+        let mut output = PooledOutput { vectors: vec![Vec::new(); count], prompt_tokens: 0 };
+        for event in events {
+            match event {
+                PooledEvent::Vector { index, vector } => {
+                    if let Some(place) = output.vectors.get_mut(index as usize) {
+                        *place = vector;
+                    }
+                }
+                PooledEvent::Finished { prompt_tokens } => return Ok(PooledOutput { prompt_tokens, ..output }),
+                PooledEvent::Failed(error) => return Err(error.into()),
+                PooledEvent::Cancelled => break,
+            }
+        }
+        Err(RequestError::Internal(String::from("the request ended without its last event")).into())
+    }
+
+    /// Shows that a token can be computed now, and says how long it took to know. Blocks.
+    ///
+    /// # Errors
+    /// When none was computed within `timeout`, or the context is broken.
+    pub fn probe(&self, timeout: Duration) -> Result<Duration, ProbeError> {
+        let started = Instant::now();
+        let Some(commands) = &self.commands else { return Err(ProbeError::ShuttingDown) };
+        let late = || ProbeError::Timeout { waited: started.elapsed() };
+        let (reply, answer) = bounded(1);
+        commands.send_timeout(Command::Probe(reply), timeout).map_err(|_| late())?;
+        match answer.recv_timeout(timeout.saturating_sub(started.elapsed())) {
+            Ok(verdict) => verdict.map(|()| started.elapsed()),
+            Err(RecvTimeoutError::Timeout) => Err(late()),
+            Err(RecvTimeoutError::Disconnected) => Err(ProbeError::ShuttingDown),
+        }
+    }
+
+    /// The counters, without a lock.
+    #[must_use]
+    pub fn stats(&self) -> PooledStats {
+        self.counters.snapshot()
+    }
+
+    /// What it gives.
+    #[must_use]
+    pub fn info(&self) -> PooledInfo {
+        self.info
+    }
+}
+
+impl Drop for Embedder {
+    fn drop(&mut self) {
+        self.counters.shutting_down.store(true, Relaxed);
+        if let Some(abort) = &self.abort {
+            abort.store(true, Relaxed);
+        }
+        // The tokenising threads end with their jobs, the embedder's with their senders and this one.
+        self.jobs = None;
+        self.commands = None;
+        let here = std::thread::current().id();
+        for thread in self.threads.drain(..) {
+            // A sink may hold the last handle of the embedder: a thread cannot wait for itself.
+            if thread.thread().id() != here && thread.join().is_err() {
+                tracing::error!("an embedder's thread panicked");
+            }
+        }
+    }
+}
+
+/// The embedder's thread: commands between batches, blocking only when there is nothing to do.
+fn run<B: PooledBackend>(mut pooler: Pooler<B>, counters: &PooledCounters, commands: &Receiver<Command>) {
+    let mut next = Next::Idle;
+    loop {
+        let received = match next {
+            Next::Now => commands
+                .try_recv()
+                .map_err(|e| if e.is_empty() { RecvTimeoutError::Timeout } else { RecvTimeoutError::Disconnected }),
+            Next::At(at) => commands.recv_deadline(at),
+            Next::Idle => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(first) => {
+                for command in std::iter::once(first).chain(commands.try_iter()) {
+                    match command {
+                        Command::Run(request) => pooler.add(*request),
+                        // A probe that timed out does not listen any more.
+                        Command::Probe(reply) => drop(reply.send(pooler.probe().map_err(ProbeError::Broken))),
+                    }
+                }
+            }
+        }
+        if counters.shutting_down.load(Relaxed) {
+            pooler.fail_all(&RequestError::ShuttingDown);
+            next = Next::Idle;
+        } else {
+            next = pooler.turn(Instant::now());
+        }
+    }
+    pooler.fail_all(&RequestError::ShuttingDown);
+}
+
+fn check(work: &PooledWork, pooling: Pooling) -> Result<(), ParamError> {
+    let (param, ranks) = match work {
+        PooledWork::Embed(_) => ("input", false),
+        PooledWork::Rank { .. } => ("documents", true),
+    };
+    if ranks != (pooling == Pooling::Rank) {
+        let message =
+            if ranks { "this model embeds texts and ranks none" } else { "this model ranks texts and embeds none" };
+        return Err(ParamError::new(param, message));
+    }
+    match work.len() {
+        1..=MAX_POOLED_INPUTS => Ok(()),
+        n => Err(ParamError::new(param, format!("must have 1 to {MAX_POOLED_INPUTS} elements, not {n}"))),
+    }
+}
+
+/// What the tokenising threads know of the model.
+#[derive(Clone)]
+struct Preparer {
+    vocabulary: Arc<dyn Vocabulary>,
+    pooling: Pooling,
+    /// The longest text.
+    text_tokens: usize,
+}
+
+impl Preparer {
+    fn prepare(&self, job: Job) -> Option<PooledRequest> {
+        let Job { work, reply, submitted_at, limit } = job;
+        if reply.is_cancelled() {
+            reply.cancel();
+            return None;
+        }
+        let texts = std::panic::catch_unwind(AssertUnwindSafe(|| self.texts(work, &reply))).unwrap_or_else(|_| {
+            Err(RequestError::Internal(String::from("tokenising the texts panicked; see the server's log")))
+        });
+        match texts {
+            Ok(texts) => Some(PooledRequest { reply, texts: texts.into(), submitted_at, limit }),
+            Err(error) => {
+                reply.fail(error);
+                None
+            }
+        }
+    }
+
+    fn texts(&self, work: PooledWork, reply: &Reply) -> Result<Vec<Vec<Token>>, RequestError> {
+        // Whoever left while the texts are counted is told of by the pooler.
+        let go_on = || !reply.is_cancelled();
+        match work {
+            PooledWork::Embed(inputs) => {
+                // One text has no place in a list.
+                let one = inputs.len() == 1;
+                let name = |i: usize| if one { String::from("input") } else { format!("input[{i}]") };
+                let texts = inputs.into_iter().enumerate().take_while(|_| go_on());
+                texts.map(|(i, input)| self.input(&name(i), input)).collect()
+            }
+            PooledWork::Rank { query, documents } => {
+                // Alone first: it is in the text of every document.
+                self.fits("query", self.tokenize("query", &query)?)?;
+                let texts = documents.into_iter().enumerate().take_while(|_| go_on());
+                texts
+                    .map(|(i, document)| {
+                        let param = format!("documents[{i}]");
+                        self.fits(&param, self.vocabulary.pair(&query, checked(&param, &document)?)?)
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    fn input(&self, param: &str, input: EmbedInput) -> Result<Vec<Token>, RequestError> {
+        let tokens = match input {
+            EmbedInput::Text(text) => self.tokenize(param, &text)?,
+            EmbedInput::Tokens(tokens) => {
+                let size = self.vocabulary.size();
+                let known = |token: Token| u32::try_from(token).is_ok_and(|t| t < size);
+                if let Some(token) = tokens.iter().copied().find(|&token| !known(token)) {
+                    let message = format!("`{param}`: token {token} is not in the model's vocabulary of {size}");
+                    return Err(RequestError::invalid(param, "invalid_token", message));
+                }
+                tokens
+            }
+        };
+        self.fits(param, tokens)
+    }
+
+    fn tokenize(&self, param: &str, text: &str) -> Result<Vec<Token>, RequestError> {
+        self.vocabulary.tokenize(checked(param, text)?).map_err(|error| match error {
+            RequestError::InvalidRequest { code, message, .. } => RequestError::invalid(param, &code, message),
+            other => other,
+        })
+    }
+
+    fn fits(&self, param: &str, tokens: Vec<Token>) -> Result<Vec<Token>, RequestError> {
+        let (n, limit) = (tokens.len(), self.text_tokens);
+        if n == 0 {
+            return Err(RequestError::invalid(
+                param,
+                "empty_prompt",
+                format!("`{param}` has no tokens; send at least one"),
+            ));
+        }
+        if n > limit {
+            let what = if self.pooling == Pooling::Rank { " with its query" } else { "" };
+            let message = format!(
+                "`{param}` has {n} tokens{what}, and {limit} is the most that this model takes as served: split it, or \
+                 serve the model with a larger --ubatch-size if it was trained for more"
+            );
+            return Err(RequestError::invalid(param, "context_length_exceeded", message));
+        }
+        Ok(tokens)
+    }
+}
+
+fn checked<'a>(param: &str, text: &'a str) -> Result<&'a str, RequestError> {
+    if text.len() > MAX_PROMPT_BYTES {
+        let message =
+            format!("`{param}` has {} bytes, more than the {MAX_PROMPT_BYTES} that a text may have", text.len());
+        return Err(RequestError::invalid(param, "prompt_too_large", message));
+    }
+    Ok(text)
+}

@@ -1,0 +1,67 @@
+//! One model file with all that serves it: an [`Engine`] that generates, an [`Embedder`] that embeds or scores, or both
+//! over the same weights, each with a context and a thread of its own.
+
+use std::time::Duration;
+
+use crate::backend::llama;
+use crate::embedder::Embedder;
+use crate::engine::{Engine, validate};
+use crate::error::{LoadError, ProbeError};
+use crate::event::ModelInfo;
+use crate::params::EngineConfig;
+
+/// See the module.
+pub struct ModelHost {
+    info: ModelInfo,
+    /// `None` where the model is an encoder.
+    pub engine: Option<Engine>,
+    /// `None` where [`EngineConfig::pooled`] does not ask for it.
+    pub embedder: Option<Embedder>,
+}
+
+impl ModelHost {
+    /// Loads a model for what the configuration asks of it, and computes a full batch with each. Blocks meanwhile;
+    /// `progress` hears fractions from 0 to 1 of the file and aborts by answering false.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; nothing is left behind.
+    pub fn load(
+        config: &EngineConfig,
+        mut progress: impl FnMut(f32) -> bool + Send + 'static,
+    ) -> Result<Self, LoadError> {
+        validate(config).map_err(LoadError::Config)?;
+        let opened = llama::open(config, &mut progress)?;
+        // First, so that its memory counts as loaded to the engine, which watches what is taken after that.
+        let pooler = config.pooled.as_ref().map(|pooled| llama::pooler(config, pooled, &opened)).transpose()?;
+        let (pooled_info, embedder) = match pooler {
+            Some(loaded) => (Some(loaded.info.clone()), Some(Embedder::over(loaded, config)?)),
+            None => (None, None),
+        };
+        let engine = match llama::generator(config, &opened) {
+            Ok(loaded) => Some(Engine::over(loaded, config)?),
+            Err(LoadError::GeneratesNothing) if embedder.is_some() => None,
+            Err(error) => return Err(error),
+        };
+        let info = engine.as_ref().map(|engine| engine.model_info().clone()).or(pooled_info).unwrap_or_default();
+        let pooled = embedder.as_ref().map(Embedder::info);
+        Ok(Self { info: ModelInfo { pooled, ..info }, engine, embedder })
+    }
+
+    /// Shows that a token can be computed now: see [`Engine::probe`], and where there is no engine [`Embedder::probe`].
+    ///
+    /// # Errors
+    /// Why none can.
+    pub fn probe(&self, timeout: Duration) -> Result<Duration, ProbeError> {
+        match (&self.engine, &self.embedder) {
+            (Some(engine), _) => engine.probe(timeout),
+            (None, Some(embedder)) => embedder.probe(timeout),
+            (None, None) => Err(ProbeError::ShuttingDown),
+        }
+    }
+
+    /// What is known of the model.
+    #[must_use]
+    pub fn model_info(&self) -> &ModelInfo {
+        &self.info
+    }
+}

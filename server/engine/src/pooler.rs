@@ -1,0 +1,419 @@
+//! The embedder's state: open requests, whose texts take turns in the window, and the batches that leave it.
+//!
+//! Flow: [`Pooler::add`] → [`Pooler::turn`], again and again: a request's next text enters the window (one text a request
+//! and turn, so that two thousand texts of one do not hold up the one of another), a batch that is full or due is computed,
+//! each text's vector is sent at once, and the last one ends its request. A batch that fails is computed text by text, so
+//! that whoever is at fault fails alone. Absent: threads, channels, tokenising ([`crate::embedder`]).
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::backend::{PooledBackend, Token};
+use crate::error::RequestError;
+use crate::event::{PooledEvent, PooledSink, PooledStats};
+use crate::window::{Batch, BatchWindow};
+
+/// Batches of one text that fail in a row before the backend is taken for broken.
+const FAILURES_BROKEN: u32 = 8;
+
+/// An embedder's counters: written by its threads, read by anyone without a lock.
+#[derive(Debug, Default)]
+pub(crate) struct PooledCounters {
+    pub(crate) in_flight: AtomicU32,
+    pub(crate) shutting_down: AtomicBool,
+    /// Why nothing can be computed any more.
+    pub(crate) broken: OnceLock<String>,
+    computing: AtomicBool,
+    steps: AtomicU64,
+    batches: AtomicU64,
+    texts: AtomicU64,
+    tokens: AtomicU64,
+    padding: AtomicU64,
+    compute_us: AtomicU64,
+    finished: AtomicU64,
+    cancelled: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl PooledCounters {
+    pub(crate) fn snapshot(&self) -> PooledStats {
+        PooledStats {
+            in_flight: self.in_flight.load(Relaxed),
+            computing: u32::from(self.computing.load(Relaxed)),
+            steps: self.steps.load(Relaxed),
+            batches_total: self.batches.load(Relaxed),
+            texts_total: self.texts.load(Relaxed),
+            tokens_total: self.tokens.load(Relaxed),
+            padding_tokens_total: self.padding.load(Relaxed),
+            compute_ms_total: Duration::from_micros(self.compute_us.load(Relaxed)).as_secs_f64() * 1e3,
+            requests_finished_total: self.finished.load(Relaxed),
+            requests_cancelled_total: self.cancelled.load(Relaxed),
+            requests_failed_total: self.failed.load(Relaxed),
+        }
+    }
+}
+
+/// A place among the requests in flight; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Place(Arc<PooledCounters>);
+
+impl Place {
+    /// Takes a place, unless `limit` requests are in flight.
+    pub(crate) fn take(counters: &Arc<PooledCounters>, limit: u32) -> Option<Self> {
+        let taken = counters.in_flight.fetch_update(Relaxed, Relaxed, |n| (n < limit).then_some(n + 1));
+        taken.ok().map(|_| Self(counters.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Sends a request's events, and its last one exactly once: dropped without it, it sends `Failed`.
+pub(crate) struct Reply {
+    sink: PooledSink,
+    counters: Arc<PooledCounters>,
+    /// Given back before the last event is sent, so that who hears of the end can submit again.
+    place: Option<Place>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Reply {
+    pub(crate) fn new(sink: PooledSink, place: Place, cancelled: Arc<AtomicBool>) -> Self {
+        Self { sink, counters: place.0.clone(), place: Some(place), cancelled }
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Relaxed)
+    }
+
+    pub(crate) fn fail(mut self, error: RequestError) {
+        self.end(PooledEvent::Failed(error));
+    }
+
+    pub(crate) fn cancel(mut self) {
+        self.end(PooledEvent::Cancelled);
+    }
+
+    fn end(&mut self, event: PooledEvent) {
+        if self.place.take().is_some() {
+            let count = match &event {
+                PooledEvent::Cancelled => &self.counters.cancelled,
+                PooledEvent::Failed(_) => &self.counters.failed,
+                _ => &self.counters.finished,
+            };
+            count.fetch_add(1, Relaxed);
+            self.send(event);
+        }
+    }
+
+    /// A sink that panics harms its own request only, which is then cancelled.
+    fn send(&mut self, event: PooledEvent) {
+        if std::panic::catch_unwind(AssertUnwindSafe(|| (self.sink)(event))).is_err() {
+            tracing::error!("a pooled request's sink panicked; the request is cancelled");
+            self.cancelled.store(true, Relaxed);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        let error = if self.counters.shutting_down.load(Relaxed) {
+            RequestError::ShuttingDown
+        } else {
+            RequestError::Internal(String::from("the request was dropped before it ended"))
+        };
+        self.end(PooledEvent::Failed(error));
+    }
+}
+
+/// A request whose texts are tokens.
+pub(crate) struct PooledRequest {
+    pub(crate) reply: Reply,
+    /// At least one, none empty or longer than the backend takes.
+    pub(crate) texts: VecDeque<Vec<Token>>,
+    pub(crate) submitted_at: Instant,
+    /// The most that it may take, from its submission to its last vector's computation.
+    pub(crate) limit: Option<Duration>,
+}
+
+impl PooledRequest {
+    fn overdue(&self, now: Instant) -> Option<RequestError> {
+        let (limit, waited) = (self.limit?, now.saturating_duration_since(self.submitted_at));
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        (waited >= limit).then(|| RequestError::DeadlineExceeded { waited_ms: ms(waited), limit_ms: ms(limit) })
+    }
+}
+
+/// A request that has not ended.
+struct Open {
+    request: PooledRequest,
+    /// Texts whose vectors are missing.
+    left: usize,
+    next_index: u32,
+    prompt_tokens: u32,
+}
+
+/// One text in the window.
+#[derive(Debug)]
+pub(crate) struct Text {
+    ticket: u64,
+    index: u32,
+    tokens: Vec<Token>,
+}
+
+/// When to look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// At once: there is more to do.
+    Now,
+    /// When the window is over.
+    At(Instant),
+    /// When a request comes.
+    Idle,
+}
+
+/// See the module.
+pub(crate) struct Pooler<B> {
+    backend: B,
+    window: BatchWindow<Text>,
+    open: HashMap<u64, Open>,
+    /// Requests with texts that are not in the window yet, in the order of their turns.
+    ring: VecDeque<u64>,
+    tickets: u64,
+    counters: Arc<PooledCounters>,
+    /// Vectors are brought to unit length; scores are not.
+    normalises: bool,
+    failures: u32,
+}
+
+impl<B: PooledBackend> Pooler<B> {
+    pub(crate) fn new(
+        backend: B,
+        counters: Arc<PooledCounters>,
+        max_batch: usize,
+        wait: Duration,
+        normalises: bool,
+    ) -> Self {
+        let window = BatchWindow::new(max_batch, wait);
+        Self {
+            backend,
+            window,
+            open: HashMap::new(),
+            ring: VecDeque::new(),
+            tickets: 0,
+            counters,
+            normalises,
+            failures: 0,
+        }
+    }
+
+    /// Takes a request.
+    pub(crate) fn add(&mut self, request: PooledRequest) {
+        self.tickets += 1;
+        let left = request.texts.len();
+        let tokens: usize = request.texts.iter().map(Vec::len).sum();
+        let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.open.insert(self.tickets, Open { request, left, next_index: 0, prompt_tokens });
+        self.ring.push_back(self.tickets);
+    }
+
+    /// Computes at most one batch of the window.
+    pub(crate) fn turn(&mut self, now: Instant) -> Next {
+        self.drop_ended(now);
+        if let Some(batch) = self.window.poll(now) {
+            self.run(batch);
+            return Next::Now;
+        }
+        while let Some((text, length)) = self.next_text() {
+            if let Some(batch) = self.window.push(text, length, now) {
+                self.run(batch);
+                return Next::Now;
+            }
+        }
+        self.window.deadline().map_or(Next::Idle, Next::At)
+    }
+
+    /// Whether one token can be computed now.
+    pub(crate) fn probe(&mut self) -> Result<(), String> {
+        self.compute(&[&[0]]).map(drop)
+    }
+
+    /// Computes as much as a batch may hold, so that all memory is taken that will be.
+    pub(crate) fn warm_up(&mut self) -> Result<(), String> {
+        let limits = self.backend.limits();
+        let text = vec![0; limits.text_tokens];
+        let count = (limits.batch_tokens / limits.text_tokens.max(1)).clamp(1, limits.texts);
+        let vectors = self.compute(&vec![&text[..]; count])?;
+        let sane = vectors.len() == count && vectors.iter().all(|v| !v.is_empty() && v.iter().all(|x| x.is_finite()));
+        if sane { Ok(()) } else { Err(String::from("the vectors it gives are not finite")) }
+    }
+
+    /// Ends everyone.
+    pub(crate) fn fail_all(&mut self, error: &RequestError) {
+        self.ring.clear();
+        drop(self.window.flush());
+        for open in std::mem::take(&mut self.open).into_values() {
+            open.request.reply.fail(error.clone());
+        }
+    }
+
+    /// The next text in turn, and its tokens.
+    fn next_text(&mut self) -> Option<(Text, u32)> {
+        loop {
+            let ticket = self.ring.pop_front()?;
+            // One that has ended is in the ring until its turn.
+            let Some(open) = self.open.get_mut(&ticket) else { continue };
+            let Some(tokens) = open.request.texts.pop_front() else { continue };
+            let index = open.next_index;
+            open.next_index += 1;
+            if !open.request.texts.is_empty() {
+                self.ring.push_back(ticket);
+            }
+            let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            return Some((Text { ticket, index, tokens }, length));
+        }
+    }
+
+    /// Lets go of requests that nobody waits for any more, or not for so long.
+    fn drop_ended(&mut self, now: Instant) {
+        let ends = |open: &mut Open| open.request.reply.is_cancelled() || open.request.overdue(now).is_some();
+        for (_, open) in self.open.extract_if(|_, open| ends(open)) {
+            match open.request.overdue(now).filter(|_| !open.request.reply.is_cancelled()) {
+                Some(error) => open.request.reply.fail(error),
+                None => open.request.reply.cancel(),
+            }
+        }
+        let open = &self.open;
+        self.window.remove_if(|text| !open.contains_key(&text.ticket));
+    }
+
+    fn run(&mut self, batch: Batch<Text>) {
+        self.counters.batches.fetch_add(1, Relaxed);
+        self.counters.texts.fetch_add(batch.requests.len() as u64, Relaxed);
+        self.counters.tokens.fetch_add(batch.original_tokens(), Relaxed);
+        self.counters.padding.fetch_add(batch.padded_tokens() - batch.original_tokens(), Relaxed);
+        let (texts, padding_ratio) = (batch.requests.len(), batch.padding_ratio());
+        tracing::debug!(texts, padding_ratio, open_ms = batch.opened_at.elapsed().as_millis() as u64, "pooled batch");
+        let mut results = Vec::with_capacity(batch.requests.len());
+        let texts: Vec<&[Token]> = batch.requests.iter().map(|request| &request.value.tokens[..]).collect();
+        while results.len() < texts.len() {
+            let from = results.len();
+            let group = &texts[from..][..self.fitting(&texts[from..])];
+            if !batch.requests[from..][..group.len()].iter().any(|request| self.is_wanted(request.value.ticket)) {
+                // Whoever asked has left; their requests end as cancelled.
+                results.extend(group.iter().map(|_| Err(String::from("nobody waits for it"))));
+                continue;
+            }
+            match self.compute(group) {
+                Ok(vectors) => results.extend(vectors.into_iter().map(Ok)),
+                Err(reason) if group.len() == 1 => results.push(Err(reason)),
+                Err(_) => results.extend(group.iter().map(|text| self.compute_one(text))),
+            }
+        }
+        for (text, result) in batch.answer(results, || Err(String::from("the model gave no vector"))) {
+            self.deliver(&text, result);
+        }
+    }
+
+    fn is_wanted(&self, ticket: u64) -> bool {
+        self.open.get(&ticket).is_some_and(|open| !open.request.reply.is_cancelled())
+    }
+
+    /// How many of these texts, from the first on, are computed at once: at least one.
+    fn fitting(&self, texts: &[&[Token]]) -> usize {
+        let limits = self.backend.limits();
+        let mut tokens = 0;
+        let fits = |text: &&&[Token]| {
+            tokens += text.len();
+            tokens <= limits.batch_tokens
+        };
+        texts.iter().take(limits.texts).take_while(fits).count().max(1)
+    }
+
+    fn compute_one(&mut self, text: &[Token]) -> Result<Vec<f32>, String> {
+        let vector = self.compute(&[text])?.pop();
+        vector.ok_or_else(|| String::from("the model gave no vector"))
+    }
+
+    /// A vector for each text, or none for any.
+    fn compute(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String> {
+        let started = Instant::now();
+        self.counters.computing.store(true, Relaxed);
+        let computed = std::panic::catch_unwind(AssertUnwindSafe(|| self.backend.embed(texts)));
+        self.counters.computing.store(false, Relaxed);
+        self.counters.steps.fetch_add(1, Relaxed);
+        let took = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.counters.compute_us.fetch_add(took, Relaxed);
+        let computed = computed.unwrap_or_else(|_| Err(String::from("the backend panicked; see the log")));
+        let computed = computed.and_then(|vectors| {
+            let complete = vectors.len() == texts.len();
+            if complete { Ok(vectors) } else { Err(String::from("the model gave not as many vectors as texts")) }
+        });
+        match &computed {
+            Ok(_) => self.failures = 0,
+            Err(reason) if texts.len() == 1 => {
+                self.failures += 1;
+                if self.failures >= FAILURES_BROKEN {
+                    self.counters.broken.get_or_init(|| reason.clone());
+                }
+            }
+            Err(_) => {}
+        }
+        computed
+    }
+
+    fn deliver(&mut self, text: &Text, result: Result<Vec<f32>, String>) {
+        let normalises = self.normalises;
+        if !self.is_wanted(text.ticket) {
+            // One that failed by another of its texts has ended already.
+            if let Some(open) = self.open.remove(&text.ticket) {
+                open.request.reply.cancel();
+            }
+            return;
+        }
+        let Some(open) = self.open.get_mut(&text.ticket) else { return };
+        let sent = result.and_then(|vector| ready(vector, normalises)).map(|vector| {
+            open.request.reply.send(PooledEvent::Vector { index: text.index, vector });
+            open.left -= 1;
+            open.left == 0
+        });
+        match sent {
+            Ok(false) => {}
+            Ok(true) => {
+                if let Some(mut open) = self.open.remove(&text.ticket) {
+                    open.request.reply.end(PooledEvent::Finished { prompt_tokens: open.prompt_tokens });
+                }
+            }
+            Err(reason) => {
+                tracing::error!(reason, "a text could not be computed");
+                if let Some(open) = self.open.remove(&text.ticket) {
+                    let message = format!("text {} could not be computed: {reason}", text.index);
+                    open.request.reply.fail(RequestError::Internal(message));
+                }
+            }
+        }
+    }
+}
+
+/// A vector as it is sent: of unit length, or the first of a classifier's scores. JSON has no word for what is not finite.
+fn ready(mut vector: Vec<f32>, normalises: bool) -> Result<Vec<f32>, String> {
+    if normalises {
+        let norm = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
+        if norm > 0.0 {
+            vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+        }
+    } else {
+        vector.truncate(1);
+    }
+    if vector.is_empty() || vector.iter().any(|x| !x.is_finite()) {
+        return Err(String::from("its vector is not finite"));
+    }
+    Ok(vector)
+}

@@ -1,0 +1,291 @@
+//! The pooler with a backend that is a function of each text, and that fails on a word.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use crate::backend::{PooledBackend, PooledLimits, Token};
+use crate::error::RequestError;
+use crate::event::PooledEvent;
+use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
+
+const WAIT: Duration = Duration::from_millis(10);
+/// No batch with this token can be computed.
+const POISON: Token = 666;
+/// A batch with this token gives a vector too few.
+const SHORT: Token = 777;
+const BATCH_TOKENS: usize = 24;
+
+#[derive(Clone, Default)]
+struct Script {
+    /// Lengths of the texts of each batch.
+    batches: Arc<Mutex<Vec<Vec<usize>>>>,
+}
+
+fn vector_of(text: &[Token]) -> Vec<f32> {
+    let sum: Token = text.iter().sum();
+    vec![text.len() as f32, sum as f32, 1.0]
+}
+
+impl PooledBackend for Script {
+    fn limits(&self) -> PooledLimits {
+        PooledLimits { texts: 4, batch_tokens: BATCH_TOKENS, text_tokens: 8 }
+    }
+
+    fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String> {
+        assert!(!texts.is_empty() && texts.len() <= self.limits().texts);
+        assert!(texts.iter().map(|text| text.len()).sum::<usize>() <= BATCH_TOKENS);
+        self.batches.lock().unwrap().push(texts.iter().map(|text| text.len()).collect());
+        if texts.iter().any(|text| text.contains(&POISON)) {
+            return Err("poison".to_owned());
+        }
+        let short = usize::from(texts.iter().any(|text| text.contains(&SHORT)));
+        Ok(texts.iter().skip(short).map(|text| vector_of(text)).collect())
+    }
+}
+
+/// What one request was sent, and its flag.
+#[derive(Clone, Default)]
+struct Client {
+    events: Arc<Mutex<Vec<PooledEvent>>>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Client {
+    fn seen(&self) -> Vec<PooledEvent> {
+        self.events.lock().unwrap().clone()
+    }
+
+    fn end(&self) -> Option<PooledEvent> {
+        let seen = self.seen();
+        assert!(seen.iter().filter(|event| event.is_terminal()).count() <= 1, "{seen:?}");
+        seen.last().filter(|event| event.is_terminal()).cloned()
+    }
+
+    fn vectors(&self) -> BTreeMap<u32, Vec<f32>> {
+        let mut vectors = BTreeMap::new();
+        for event in self.seen() {
+            if let PooledEvent::Vector { index, vector } = event {
+                assert!(vectors.insert(index, vector).is_none(), "text {index} twice");
+            }
+        }
+        vectors
+    }
+}
+
+struct Stage {
+    pooler: Pooler<Script>,
+    script: Script,
+    counters: Arc<PooledCounters>,
+}
+
+fn stage(max_batch: usize) -> Stage {
+    let (script, counters) = (Script::default(), Arc::new(PooledCounters::default()));
+    let pooler = Pooler::new(script.clone(), counters.clone(), max_batch, WAIT, false);
+    Stage { pooler, script, counters }
+}
+
+impl Stage {
+    fn submit(&mut self, texts: Vec<Vec<Token>>, now: Instant, limit: Option<Duration>) -> Client {
+        let client = Client::default();
+        let events = client.events.clone();
+        let sink = Box::new(move |event| events.lock().unwrap().push(event));
+        let place = Place::take(&self.counters, u32::MAX).unwrap();
+        let reply = Reply::new(sink, place, client.cancelled.clone());
+        self.pooler.add(PooledRequest { reply, texts: VecDeque::from(texts), submitted_at: now, limit });
+        client
+    }
+
+    /// Turns until the pooler waits for something.
+    fn settle(&mut self, now: Instant) -> Next {
+        loop {
+            let next = self.pooler.turn(now);
+            if next != Next::Now {
+                return next;
+            }
+        }
+    }
+
+    fn batches(&self) -> Vec<Vec<usize>> {
+        self.script.batches.lock().unwrap().clone()
+    }
+}
+
+fn text(length: usize) -> Vec<Token> {
+    vec![1; length]
+}
+
+#[test]
+fn a_long_request_does_not_hold_up_a_short_one() {
+    let (mut stage, now) = (stage(4), Instant::now());
+    let long = stage.submit(vec![text(2); 100], now, None);
+    let short = stage.submit(vec![text(3)], now, None);
+    assert_eq!(stage.pooler.turn(now), Next::Now);
+    assert_eq!(short.end(), Some(PooledEvent::Finished { prompt_tokens: 3 }), "it is in the first batch");
+    assert_eq!(long.end(), None);
+    stage.settle(now);
+    stage.settle(now + WAIT);
+    assert_eq!(long.end(), Some(PooledEvent::Finished { prompt_tokens: 200 }));
+    assert_eq!(long.vectors().len(), 100);
+    assert_eq!(stage.counters.snapshot().in_flight, 0);
+}
+
+#[test]
+fn what_is_too_long_for_one_batch_is_computed_in_several() {
+    let (mut stage, now) = (stage(4), Instant::now());
+    let client = stage.submit(vec![text(8), text(8), text(7), text(2)], now, None);
+    stage.settle(now);
+    assert_eq!(stage.batches(), [vec![8, 8, 7], vec![2]]);
+    assert_eq!(client.end(), Some(PooledEvent::Finished { prompt_tokens: 25 }));
+}
+
+#[test]
+fn nobody_waits_longer_than_it_said() {
+    let (mut stage, now) = (stage(8), Instant::now());
+    let late = stage.submit(vec![text(1)], now, Some(Duration::from_millis(5)));
+    let patient = stage.submit(vec![text(2)], now, Some(Duration::from_millis(50)));
+    assert_eq!(stage.settle(now), Next::At(now + WAIT));
+    stage.settle(now + WAIT);
+    assert_eq!(late.end(), Some(PooledEvent::Failed(RequestError::DeadlineExceeded { waited_ms: 10, limit_ms: 5 })));
+    assert_eq!(patient.end(), Some(PooledEvent::Finished { prompt_tokens: 2 }));
+    assert_eq!(stage.batches(), [vec![2]], "the late one was not computed");
+}
+
+#[test]
+fn a_backend_that_only_fails_is_broken() {
+    let (mut stage, now) = (stage(1), Instant::now());
+    for _ in 0..8 {
+        assert_eq!(stage.counters.broken.get(), None);
+        stage.submit(vec![vec![POISON]], now, None);
+        stage.settle(now);
+    }
+    assert_eq!(stage.counters.broken.get().map(String::as_str), Some("poison"));
+}
+
+#[test]
+fn the_end_of_the_pooler_ends_everyone() {
+    let (mut stage, now) = (stage(8), Instant::now());
+    let clients = [stage.submit(vec![text(1); 3], now, None), stage.submit(vec![text(1)], now, None)];
+    stage.settle(now);
+    stage.pooler.fail_all(&RequestError::ShuttingDown);
+    for client in clients {
+        assert_eq!(client.end(), Some(PooledEvent::Failed(RequestError::ShuttingDown)));
+    }
+    assert_eq!(stage.settle(now + WAIT), Next::Idle);
+    assert_eq!(stage.counters.snapshot().in_flight, 0);
+}
+
+/// What may happen; numbers pick among the requests there are.
+#[derive(Clone, Debug)]
+enum Op {
+    Submit(Vec<Vec<Token>>),
+    Cancel(usize),
+    Wait(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let token = prop_oneof![20 => 1..9_i32, 1 => Just(POISON), 1 => Just(SHORT)];
+    let text = proptest::collection::vec(token, 1..8);
+    prop_oneof![
+        4 => proptest::collection::vec(text, 1..12).prop_map(Op::Submit),
+        1 => (0_usize..20).prop_map(Op::Cancel),
+        3 => (0_u64..15_000).prop_map(Op::Wait),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// **Feature: distributed-inference-server, Property 4: Batch Formation Within Window**
+    /// **Validates: Requirements 2.1, 2.2**
+    #[test]
+    fn requests_that_come_within_the_window_are_computed_together(
+        max in 1_usize..5, arrivals in proptest::collection::vec(0_u64..10_000, 1..5),
+    ) {
+        let (mut stage, start) = (stage(max), Instant::now());
+        let mut offsets: Vec<u64> = arrivals.into_iter().take(max).collect();
+        offsets.sort_unstable();
+        let n = offsets.len();
+        for (i, micros) in offsets.iter().enumerate() {
+            let now = start + Duration::from_micros(*micros);
+            stage.submit(vec![text(i + 1)], now, None);
+            let next = stage.settle(now);
+            let over = start + Duration::from_micros(offsets[0]) + WAIT;
+            prop_assert_eq!(next, if i + 1 == max { Next::Idle } else { Next::At(over) });
+            prop_assert_eq!(stage.batches().len(), usize::from(i + 1 == max));
+        }
+        stage.settle(start + Duration::from_micros(offsets[0]) + WAIT);
+        prop_assert_eq!(stage.batches(), [(1..=n).collect::<Vec<_>>()]);
+        let stats = stage.counters.snapshot();
+        prop_assert_eq!((stats.batches_total, stats.texts_total), (1, n as u64));
+    }
+
+    /// **Feature: distributed-inference-server, Property 5: Batch Padding Correctness**
+    /// **Validates: Requirements 2.3**
+    #[test]
+    fn padding_is_counted_to_the_longest_and_never_computed(lengths in proptest::collection::vec(1_usize..8, 1..4)) {
+        let (mut stage, now) = (stage(lengths.len()), Instant::now());
+        for &length in &lengths {
+            stage.submit(vec![text(length)], now, None);
+        }
+        stage.settle(now);
+        let longest = *lengths.iter().max().unwrap();
+        let stats = stage.counters.snapshot();
+        prop_assert_eq!(stats.tokens_total, lengths.iter().sum::<usize>() as u64);
+        prop_assert_eq!(stats.padding_tokens_total, lengths.iter().map(|n| longest - n).sum::<usize>() as u64);
+        prop_assert_eq!(stage.batches(), [lengths]);
+    }
+
+    /// **Feature: distributed-inference-server, Property 21: Batch Inference Completion**
+    /// **Validates: Requirements 7.3**
+    ///
+    /// Whatever comes, leaves and fails: each request ends once, and who is at fault fails alone.
+    #[test]
+    fn each_request_has_a_result_for_each_text_or_one_error(
+        max in 1_usize..9, ops in proptest::collection::vec(op(), 1..60),
+    ) {
+        let (mut stage, mut now) = (stage(max), Instant::now());
+        let mut requests: Vec<(Vec<Vec<Token>>, Client)> = Vec::new();
+        for op in ops {
+            match op {
+                Op::Submit(texts) => {
+                    let client = stage.submit(texts.clone(), now, None);
+                    requests.push((texts, client));
+                }
+                Op::Cancel(index) => {
+                    if let Some((_, client)) = requests.get(index) {
+                        client.cancelled.store(true, Relaxed);
+                    }
+                }
+                Op::Wait(micros) => now += Duration::from_micros(micros),
+            }
+            stage.pooler.turn(now);
+        }
+        stage.settle(now);
+        prop_assert_eq!(stage.settle(now + WAIT), Next::Idle);
+        // A lone text that gives no vector is at fault, too; in a batch it costs the others nothing.
+        let at_fault = |texts: &[Vec<Token>]| texts.iter().flatten().any(|t| *t == POISON || *t == SHORT);
+        let broken = stage.counters.broken.get().is_some();
+        for (texts, client) in &requests {
+            match client.end() {
+                Some(PooledEvent::Finished { prompt_tokens }) => {
+                    prop_assert!(!at_fault(texts));
+                    prop_assert_eq!(prompt_tokens as usize, texts.iter().map(Vec::len).sum::<usize>());
+                    let expected = texts.iter().map(|text| vec![vector_of(text)[0]]);
+                    prop_assert_eq!(client.vectors(), (0..).zip(expected).collect::<BTreeMap<_, _>>());
+                }
+                Some(PooledEvent::Failed(RequestError::Internal(_))) => prop_assert!(at_fault(texts)),
+                Some(PooledEvent::Cancelled) => prop_assert!(client.cancelled.load(Relaxed)),
+                other => prop_assert!(false, "{:?}, broken {}", other, broken),
+            }
+        }
+        let stats = stage.counters.snapshot();
+        prop_assert_eq!(stats.in_flight, 0);
+        let ended = stats.requests_finished_total + stats.requests_cancelled_total + stats.requests_failed_total;
+        prop_assert_eq!(ended, requests.len() as u64);
+    }
+}
