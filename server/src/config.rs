@@ -9,10 +9,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, Parser, Subcommand};
 use gantry_engine::{
     ALL_LAYERS, CacheType, DEFAULT_PREFIX_CACHE_DISK_BYTES, DiskCacheConfig, GpuSplit, KvLayout, MAX_GPUS,
-    MAX_PARALLEL, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_THREADS, SplitMode,
+    MAX_PARALLEL, MAX_POOLED_BATCH, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET,
+    MAX_THREADS, PooledConfig, Pooling, SplitMode,
 };
 
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
@@ -177,6 +179,36 @@ pub struct ServeArgs {
         allow_hyphen_values = true
     )]
     pub spec_draft_n_max: String,
+    /// Embed texts on /v1/embeddings, too; with an encoder, nothing else
+    #[arg(
+        long,
+        visible_alias = "embedding",
+        env = "GANTRY_EMBEDDINGS",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub embeddings: bool,
+    /// Rank documents on /v1/rerank; the model must be a reranker
+    #[arg(
+        long,
+        visible_alias = "rerank",
+        env = "GANTRY_RERANKING",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub reranking: bool,
+    /// How the vectors of a text's tokens become one: mean, cls, last or rank [default: what the model's file names]
+    #[arg(long, env = "GANTRY_POOLING", value_name = "POOLING")]
+    pub pooling: Option<String>,
+    /// Tokens of texts that are embedded together, and so the longest text
+    #[arg(long, env = "GANTRY_UBATCH_SIZE", default_value = "512", value_name = "TOKENS", allow_hyphen_values = true)]
+    pub ubatch_size: String,
+    /// Texts that are embedded together
+    #[arg(long, env = "GANTRY_EMBEDDING_BATCH", default_value = "32", value_name = "N", allow_hyphen_values = true)]
+    pub embedding_batch: String,
+    /// Milliseconds that a text waits for others to be embedded with
+    #[arg(long, env = "GANTRY_EMBEDDING_WAIT_MS", default_value = "2", value_name = "MS", allow_hyphen_values = true)]
+    pub embedding_wait_ms: String,
     /// Milliseconds that a step may take while requests generate; -1: 2.5 times as long as their tokens alone
     #[arg(long, env = "GANTRY_STEP_MS_TARGET", default_value = "-1", value_name = "MS", allow_hyphen_values = true)]
     pub step_ms_target: String,
@@ -261,6 +293,12 @@ pub struct ValidateArgs {
     /// Sequences, for the memory estimate
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub parallel: u32,
+    /// Count what --embeddings takes in the memory estimate
+    #[arg(long, visible_alias = "embedding")]
+    pub embeddings: bool,
+    /// Tokens of texts that are embedded together, for the memory estimate
+    #[arg(long, default_value_t = gantry_engine::DEFAULT_POOLED_TOKENS, value_name = "TOKENS")]
+    pub ubatch_size: u32,
 }
 
 /// How to listen and end.
@@ -400,6 +438,15 @@ impl Check {
         }
     }
 
+    fn pooling(&mut self, flag: &str, text: &str) -> Option<Pooling> {
+        let all = [Pooling::Mean, Pooling::Cls, Pooling::Last, Pooling::Rank];
+        let found = all.into_iter().find(|pooling| pooling.as_str() == text.trim().to_ascii_lowercase());
+        if found.is_none() {
+            self.0.push(format!("--{flag} must be mean, cls, last or rank, not {text:?}"));
+        }
+        found
+    }
+
     fn name(&mut self, flag: &str, text: &str) {
         if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
             self.0.push(format!("--{flag} must be 1 to 256 characters without control characters, not {text:?}"));
@@ -439,6 +486,24 @@ impl PodArgs {
 }
 
 impl ServeArgs {
+    /// What is asked for beside text.
+    fn pooled(&self, check: &mut Check) -> Option<PooledConfig> {
+        let mut pooling = self.pooling.as_ref().and_then(|text| check.pooling("pooling", text));
+        let config = PooledConfig {
+            pooling: None,
+            max_batch: check.number("embedding-batch", &self.embedding_batch, 1, MAX_POOLED_BATCH),
+            wait_ms: check.number("embedding-wait-ms", &self.embedding_wait_ms, 0, MAX_POOLED_WAIT_MS),
+            batch_tokens: check.number("ubatch-size", &self.ubatch_size, 1, MAX_POOLED_TOKENS),
+        };
+        if self.reranking {
+            if pooling.is_some_and(|pooling| pooling != Pooling::Rank) {
+                check.0.push("--pooling must be rank, or left out, with --reranking".to_owned());
+            }
+            pooling = Some(Pooling::Rank);
+        }
+        (self.embeddings || self.reranking).then_some(PooledConfig { pooling, ..config })
+    }
+
     /// Checks all flags.
     ///
     /// # Errors
@@ -497,6 +562,7 @@ impl ServeArgs {
                     .map(|model_path| DraftSettings { model_path, max_tokens: draft_tokens }),
                 step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
             },
+            pooled: self.pooled(&mut check),
         };
         // How they go together; the worker count depends on the machine, the trained context on the file.
         if check.0.is_empty()
@@ -649,6 +715,15 @@ mod tests {
             "4",
             "--step-ms-target",
             "80",
+            "--embedding",
+            "--pooling",
+            "last",
+            "--ubatch-size",
+            "1024",
+            "--embedding-batch",
+            "16",
+            "--embedding-wait-ms",
+            "5",
         ]);
         let settings = settings.unwrap();
         let expected = RuntimeSettings {
@@ -680,6 +755,7 @@ mod tests {
                 draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
                 step_ms_target: Some(80),
             },
+            pooled: Some(PooledConfig { pooling: Some(Pooling::Last), max_batch: 16, wait_ms: 5, batch_tokens: 1024 }),
         };
         assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
         assert_eq!(settings.http.port, 8080);
@@ -751,6 +827,14 @@ mod tests {
             "0",
             "--step-ms-target",
             "0",
+            "--pooling",
+            "none",
+            "--ubatch-size",
+            "0",
+            "--embedding-batch",
+            "257",
+            "--embedding-wait-ms",
+            "-1",
         ])
         .unwrap_err();
         let flags = [
@@ -781,6 +865,10 @@ mod tests {
             "model-draft",
             "spec-draft-n-max",
             "step-ms-target",
+            "pooling",
+            "ubatch-size",
+            "embedding-batch",
+            "embedding-wait-ms",
         ];
         for flag in flags {
             let told = problems.0.iter().filter(|problem| problem.starts_with(&format!("--{flag} must be"))).count();
@@ -804,6 +892,7 @@ mod tests {
             (["--max-queue", "4", "--high-watermark", "5"], "--high-watermark must be"),
             (["--high-watermark", "5", "--low-watermark", "5"], "--low-watermark must be"),
             (["--parallel", "1", "--workers", "2"], "--workers must be"),
+            (["--reranking", "--pooling=mean", "--parallel", "2"], "--pooling must be rank"),
         ] {
             let problems = serve(&args).unwrap_err();
             assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");
@@ -822,6 +911,17 @@ mod tests {
         ] {
             let problems = disk(args).unwrap_err();
             assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");
+        }
+    }
+
+    #[test]
+    fn reranking_is_rank_pooling_and_nothing_is_pooled_unasked() {
+        let pooled = |args: &[&str]| serve(args).unwrap().version.runtime.pooled;
+        assert_eq!(pooled(&["--pooling", "mean"]), None);
+        assert_eq!(pooled(&["--embeddings"]), Some(PooledConfig::default()));
+        for args in [&["--reranking"][..], &["--rerank", "--embeddings"], &["--rerank", "--pooling", "rank"]] {
+            let rank = PooledConfig { pooling: Some(Pooling::Rank), ..PooledConfig::default() };
+            assert_eq!(pooled(args), Some(rank), "{args:?}");
         }
     }
 

@@ -97,6 +97,8 @@ pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
 pub const BODY_BUDGET_BYTES: usize = 512 * 1024 * 1024;
 /// How long a request may wait for its share of that memory before it is refused with 503.
 pub const BODY_BUDGET_WAIT: Duration = Duration::from_secs(5);
+/// Bytes of that memory that are counted for each number of an answer to `/v1/embeddings`: the number, and its text.
+pub const EMBEDDING_ANSWER_BYTES_PER_NUMBER: usize = 16;
 /// How long a refused body is read and thrown away, so that its sender gets to read the refusal.
 pub const BODY_DISCARD_LIMIT: Duration = Duration::from_secs(5);
 /// The buffer in which a stream's events are written: memory is had for so many bytes at a time, and so many may gather

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
+use gantry_engine::PooledConfig;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
 use gantry_server::config::{BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
@@ -169,7 +170,13 @@ fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
 fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let header = gantry_gguf::read_header(&args.file)?;
     let title = Path::new(&args.file).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let runtime = RuntimeSettings { ctx_size: args.ctx_size, parallel: args.parallel, ..RuntimeSettings::default() };
+    let pooled = PooledConfig { batch_tokens: args.ubatch_size, ..PooledConfig::default() };
+    let runtime = RuntimeSettings {
+        ctx_size: args.ctx_size,
+        parallel: args.parallel,
+        pooled: args.embeddings.then_some(pooled),
+        ..RuntimeSettings::default()
+    };
     let input = gantry_server::gates::memory::fit_input(&runtime, header.summary(), false);
     let report = gantry_gguf::Report::new(title, &header, input);
     writeln!(std::io::stdout(), "{report}").context("cannot write to stdout")?;

@@ -8,7 +8,10 @@
 
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, Stream, StreamExt};
-use gantry_engine::{EngineConfig, EngineStats, GenerationEvent, GenerationParams, ModelInfo, ProbeError, Prompt};
+use gantry_engine::{
+    EngineConfig, EngineStats, GenerationEvent, GenerationParams, ModelInfo, PooledEvent, PooledStats, PooledWork,
+    ProbeError, Prompt,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
@@ -32,7 +35,16 @@ pub enum ToWorker {
         /// How; already validated.
         params: GenerationParams,
     },
-    /// Stop generating; the request still ends with its own last event.
+    /// Embed or score.
+    Pool {
+        /// Chosen by the front.
+        id: RequestId,
+        /// What.
+        work: PooledWork,
+        /// The most milliseconds until all of it is there.
+        timeout_ms: Option<u64>,
+    },
+    /// Stop working on it; the request still ends with its own last event.
     Cancel {
         /// Which.
         id: RequestId,
@@ -57,6 +69,13 @@ pub enum FromWorker {
     Ready(ModelInfo),
     /// What requests emitted, in each request's order.
     Events(Vec<(RequestId, GenerationEvent)>),
+    /// What a pooled request emitted, in its order.
+    Pooled {
+        /// Which.
+        id: RequestId,
+        /// What.
+        event: PooledEvent,
+    },
     /// The request was not accepted; nothing else follows for it.
     Refused {
         /// Which.
@@ -73,8 +92,10 @@ pub enum FromWorker {
 /// A worker's figures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// The engine's counters; zeros while it loads.
+    /// The engine's counters; zeros while it loads, and where it only embeds.
     pub engine: EngineStats,
+    /// The embedder's; zeros where there is none.
+    pub pooled: PooledStats,
     /// Memory of the process that is in RAM.
     pub rss_bytes: u64,
     /// The part of it that is pages of files, which processes that map the same file share.
@@ -132,6 +153,7 @@ fn encode<T: Serialize>(message: &T) -> Result<Bytes, ProtocolError> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use gantry_engine::EmbedInput;
     use proptest::prelude::*;
     use tokio::net::UnixStream;
 
@@ -143,7 +165,24 @@ mod tests {
                 params: GenerationParams { max_tokens, seed, ..GenerationParams::default() },
             },
         );
-        prop_oneof![submit, any::<u64>().prop_map(|id| ToWorker::Cancel { id }), Just(ToWorker::Probe)]
+        let inputs = proptest::collection::vec(
+            prop_oneof![
+                ".{0,40}".prop_map(EmbedInput::Text),
+                proptest::collection::vec(any::<i32>(), 0..9).prop_map(EmbedInput::Tokens)
+            ],
+            0..5,
+        );
+        let work = prop_oneof![
+            inputs.prop_map(PooledWork::Embed),
+            (".{0,40}", proptest::collection::vec(".{0,40}", 0..5))
+                .prop_map(|(query, documents)| PooledWork::Rank { query, documents }),
+        ];
+        let pool = (any::<u64>(), work, any::<Option<u64>>()).prop_map(|(id, work, timeout_ms)| ToWorker::Pool {
+            id,
+            work,
+            timeout_ms,
+        });
+        prop_oneof![submit, pool, any::<u64>().prop_map(|id| ToWorker::Cancel { id }), Just(ToWorker::Probe)]
     }
 
     proptest! {

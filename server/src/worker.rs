@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
 use gantry_engine::{
-    Engine, EngineConfig, EngineStats, GenerationEvent, LoadError, ModelInfo, ProbeError, RequestHandle,
+    EngineConfig, GenerationEvent, LoadError, ModelHost, ModelInfo, ParamError, PooledEvent, PooledHandle, Priority,
+    ProbeError, RequestHandle, SubmitError,
 };
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
@@ -27,6 +28,8 @@ use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToW
 
 /// Messages, other than events, that may wait for the socket.
 const CONTROL_BACKLOG: usize = 1024;
+/// Vectors that may wait for the socket; the embedder waits for a place.
+const POOLED_BACKLOG: usize = 64;
 
 /// Runs until the front is gone. `backend_dir`: where ggml's backends are, if anywhere.
 ///
@@ -42,12 +45,13 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
     let mut incoming = protocol::receiver::<ToWorker>(read);
     let (events, event_queue) = mpsc::channel(MAX_WORKER_EVENT_BACKLOG);
     let (control, control_queue) = mpsc::channel(CONTROL_BACKLOG);
-    tokio::spawn(write_all(write, event_queue, control_queue));
+    let (pooled, pooled_queue) = mpsc::channel(POOLED_BACKLOG);
+    tokio::spawn(write_all(write, event_queue, pooled_queue, control_queue));
 
     let Some(first) = incoming.next().await else { return Ok(()) };
     let ToWorker::Load(config) = first? else { return Err(anyhow!("the front did not begin with a model to load")) };
     let worker = tokio::select! {
-        worker = load(backend_dir, config, control, events) => worker?,
+        worker = load(backend_dir, config, Outbox { control, events, pooled }) => worker?,
         // Nothing comes before the model is ready, but for the end.
         other = incoming.next() => {
             return other.map_or(Ok(()), |message| Err(anyhow!("not ready for {:?}", message?)));
@@ -58,20 +62,16 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
 }
 
 /// Loads the engine; `None` when it cannot be loaded and the front has been told.
-async fn load(
-    backend_dir: Option<PathBuf>,
-    config: EngineConfig,
-    control: mpsc::Sender<FromWorker>,
-    events: mpsc::Sender<(RequestId, GenerationEvent)>,
-) -> anyhow::Result<Option<Worker>> {
+async fn load(backend_dir: Option<PathBuf>, config: EngineConfig, outbox: Outbox) -> anyhow::Result<Option<Worker>> {
     let (done, mut loaded) = oneshot::channel();
+    let control = outbox.control.clone();
     let progress = control.clone();
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = StopOnDrop(Arc::clone(&stop));
     let mut last_percent = 0;
     std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-        let engine = load_backends(backend_dir.as_deref()).and_then(|()| {
-            Engine::load(config, move |share| {
+        let host = load_backends(backend_dir.as_deref()).and_then(|()| {
+            ModelHost::load(&config, move |share| {
                 let percent = (share * 100.0) as u8;
                 if percent > last_percent {
                     last_percent = percent;
@@ -82,23 +82,22 @@ async fn load(
             })
         });
         // Nobody listens when the front has gone, and the process ends.
-        let _ = done.send(engine);
+        let _ = done.send(host);
     })?;
     let mut beat = tokio::time::interval(HEARTBEAT_PERIOD);
-    let engine = loop {
+    let host = loop {
         tokio::select! {
-            engine = &mut loaded => break engine.context("the loading thread panicked")?,
+            host = &mut loaded => break host.context("the loading thread panicked")?,
             _ = beat.tick() => {
-                control.send(FromWorker::Heartbeat(Box::new(heartbeat(EngineStats::default())))).await?;
+                control.send(FromWorker::Heartbeat(Box::new(heartbeat(None)))).await?;
             }
         }
     };
     drop(stopped);
-    match engine {
-        Ok(engine) => {
-            let model: ModelInfo = engine.model_info().clone();
-            control.send(FromWorker::Ready(model)).await?;
-            Ok(Some(Worker { engine: Arc::new(engine), control, events, handles: HashMap::new() }))
+    match host {
+        Ok(host) => {
+            control.send(FromWorker::Ready(host.model_info().clone())).await?;
+            Ok(Some(Worker { host: Arc::new(host), outbox, handles: HashMap::new() }))
         }
         Err(error) => {
             tracing::error!(%error, "cannot load the model");
@@ -127,11 +126,32 @@ impl Drop for StopOnDrop {
     }
 }
 
-struct Worker {
-    engine: Arc<Engine>,
+/// The ways to the socket.
+struct Outbox {
     control: mpsc::Sender<FromWorker>,
     events: mpsc::Sender<(RequestId, GenerationEvent)>,
-    handles: HashMap<RequestId, RequestHandle>,
+    pooled: mpsc::Sender<(RequestId, PooledEvent)>,
+}
+
+/// A request in the engine's hands, or in the embedder's.
+enum Handle {
+    Generation(RequestHandle),
+    Pooled(PooledHandle),
+}
+
+impl Handle {
+    fn cancel(&self) {
+        match self {
+            Self::Generation(handle) => handle.cancel(),
+            Self::Pooled(handle) => handle.cancel(),
+        }
+    }
+}
+
+struct Worker {
+    host: Arc<ModelHost>,
+    outbox: Outbox,
+    handles: HashMap<RequestId, Handle>,
 }
 
 impl Worker {
@@ -150,12 +170,12 @@ impl Worker {
                 },
                 Some(id) = endings.recv() => drop(self.handles.remove(&id)),
                 _ = beat.tick() => {
-                    self.control.send(FromWorker::Heartbeat(Box::new(heartbeat(self.engine.stats())))).await?;
+                    self.outbox.control.send(FromWorker::Heartbeat(Box::new(heartbeat(Some(&self.host))))).await?;
                 }
                 _ = terminate.recv() => break,
             }
         }
-        self.stop();
+        self.stop().await;
         Ok(())
     }
 
@@ -163,7 +183,7 @@ impl Worker {
         match message {
             ToWorker::Load(_) => return Err(anyhow!("a worker loads one model")),
             ToWorker::Submit { id, prompt, params } => {
-                let (events, ended) = (self.events.clone(), ended.clone());
+                let (events, ended) = (self.outbox.events.clone(), ended.clone());
                 let sink = Box::new(move |event: GenerationEvent| {
                     if event.is_terminal() {
                         // The loop that keeps the handles has ended: so will the process.
@@ -174,10 +194,29 @@ impl Worker {
                         std::process::exit(1);
                     }
                 });
-                match self.engine.submit(prompt, params, sink) {
-                    Ok(handle) => drop(self.handles.insert(id, handle)),
-                    Err(error) => self.control.send(FromWorker::Refused { id, error }).await?,
-                }
+                let submitted = match &self.host.engine {
+                    Some(engine) => engine.submit(prompt, params, sink).map(Handle::Generation),
+                    None => Err(not_loaded_for("prompt")),
+                };
+                self.keep(id, submitted).await?;
+            }
+            ToWorker::Pool { id, work, timeout_ms } => {
+                let (pooled, ended) = (self.outbox.pooled.clone(), ended.clone());
+                let sink = Box::new(move |event: PooledEvent| {
+                    if event.is_terminal() {
+                        // The loop that keeps the handles has ended: so will the process.
+                        let _ = ended.send(id);
+                    }
+                    // On a thread of the embedder's, which waits for the socket. Without one the process ends.
+                    let _ = pooled.blocking_send((id, event));
+                });
+                let level = self.host.engine.as_ref().map(gantry_engine::Engine::degradation).unwrap_or_default();
+                let submitted = match &self.host.embedder {
+                    _ if !level.admits(Priority::Normal) => Err(SubmitError::MemoryPressure { level }),
+                    Some(embedder) => embedder.submit(work, timeout_ms, sink).map(Handle::Pooled),
+                    None => Err(not_loaded_for("input")),
+                };
+                self.keep(id, submitted).await?;
             }
             ToWorker::Cancel { id } => {
                 if let Some(handle) = self.handles.get(&id) {
@@ -185,9 +224,9 @@ impl Worker {
                 }
             }
             ToWorker::Probe => {
-                let (engine, control) = (Arc::clone(&self.engine), self.control.clone());
+                let (host, control) = (Arc::clone(&self.host), self.outbox.control.clone());
                 tokio::spawn(async move {
-                    let probed = tokio::task::spawn_blocking(move || engine.probe(PROBE_LIMIT)).await;
+                    let probed = tokio::task::spawn_blocking(move || host.probe(PROBE_LIMIT)).await;
                     let result = match probed {
                         Ok(result) => result.map(drop),
                         Err(error) => Err(ProbeError::Broken(error.to_string())),
@@ -200,8 +239,17 @@ impl Worker {
         Ok(())
     }
 
+    /// Keeps a request's handle, or tells the front why there is none.
+    async fn keep(&mut self, id: RequestId, submitted: Result<Handle, SubmitError>) -> anyhow::Result<()> {
+        match submitted {
+            Ok(handle) => drop(self.handles.insert(id, handle)),
+            Err(error) => self.outbox.control.send(FromWorker::Refused { id, error }).await?,
+        }
+        Ok(())
+    }
+
     /// Ends the engine in order, and the process in any case: a step that never returns must not keep it alive.
-    fn stop(self) {
+    async fn stop(self) {
         let spawned = std::thread::Builder::new().name("exit".to_owned()).spawn(|| {
             std::thread::sleep(WORKER_EXIT_LIMIT / 2);
             std::process::exit(0);
@@ -209,14 +257,24 @@ impl Worker {
         if spawned.is_err() {
             std::process::exit(0);
         }
-        drop(self.engine);
+        // Elsewhere, while the writer goes on: the embedder may be waiting for it. A panic there is in the log.
+        let _ = tokio::task::spawn_blocking(move || drop(self.host)).await;
     }
+}
+
+/// The front knows what a worker has been loaded for, so this is never seen.
+fn not_loaded_for(param: &str) -> SubmitError {
+    SubmitError::InvalidParam(ParamError {
+        param: param.to_owned(),
+        message: "is not what this worker does".to_owned(),
+    })
 }
 
 /// Writes what requests emit, in batches, and everything else as it comes.
 async fn write_all(
     half: OwnedWriteHalf,
     mut events: mpsc::Receiver<(RequestId, GenerationEvent)>,
+    mut pooled: mpsc::Receiver<(RequestId, PooledEvent)>,
     mut control: mpsc::Receiver<FromWorker>,
 ) {
     let mut sender = protocol::Sender::new(half);
@@ -231,6 +289,7 @@ async fn write_all(
                 }
                 FromWorker::Events(std::mem::take(&mut batch))
             }
+            Some((id, event)) = pooled.recv() => FromWorker::Pooled { id, event },
             message = control.recv() => match message {
                 Some(message) => message,
                 None => break,
@@ -244,11 +303,16 @@ async fn write_all(
 }
 
 /// The figures of now; the memory is 0 where it cannot be read.
-fn heartbeat(engine: EngineStats) -> Heartbeat {
+fn heartbeat(host: Option<&ModelHost>) -> Heartbeat {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bytes = |name: &str| {
         let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
         Some(rest.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
     };
-    Heartbeat { engine, rss_bytes: bytes("VmRSS:").unwrap_or(0), rss_file_bytes: bytes("RssFile:").unwrap_or(0) }
+    Heartbeat {
+        engine: host.and_then(|host| Some(host.engine.as_ref()?.stats())).unwrap_or_default(),
+        pooled: host.and_then(|host| Some(host.embedder.as_ref()?.stats())).unwrap_or_default(),
+        rss_bytes: bytes("VmRSS:").unwrap_or(0),
+        rss_file_bytes: bytes("RssFile:").unwrap_or(0),
+    }
 }

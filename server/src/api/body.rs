@@ -34,7 +34,11 @@ impl BodyBudget {
         Self(Arc::new(Semaphore::new(BODY_BUDGET_BYTES / UNIT_BYTES)))
     }
 
-    async fn take(&self, bytes: usize, patience: Duration) -> Result<Share, Failure> {
+    /// Takes a share.
+    ///
+    /// # Errors
+    /// None was free in time.
+    pub(super) async fn take(&self, bytes: usize, patience: Duration) -> Result<Share, Failure> {
         match timeout(patience, Arc::clone(&self.0).acquire_many_owned(units(bytes))).await {
             Ok(Ok(permit)) => Ok(Share(permit)),
             _ => Err(Failure::overloaded()),

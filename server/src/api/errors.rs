@@ -84,6 +84,7 @@ pub(super) fn of_submission(error: SubmitError, names: Names) -> Failure {
             Failure::retriable(error, retry_after)
         }
         SubmitError::Retired => Failure::not_ready(&message),
+        SubmitError::Unsupported(message) => ApiError::unsupported(message).into(),
         SubmitError::InvalidParam(ParamError { param, message }) => {
             ApiError::invalid(Some(Cow::Owned(names.of(param))), ErrorCode::InvalidValue, message).into()
         }
@@ -179,6 +180,7 @@ mod tests {
                 "model_not_ready",
             ),
             (of_submission(SubmitError::Retired).error, 503, "model_not_ready"),
+            (of_submission(SubmitError::Unsupported("no")).error, 501, "unsupported_operation"),
             (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
             (taken(GenerationError::Retired), 503, "model_retired"),
             (taken(GenerationError::SlowClient), 408, "slow_client"),

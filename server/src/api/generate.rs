@@ -21,7 +21,7 @@ use super::middleware::{CountedLater, RequestIdentity};
 use super::params::{Names, Scheduling, params, priority_of, seed_of};
 use super::{App, body, stream};
 use crate::limits::SUBMIT_ATTEMPTS;
-use crate::metrics::{Latencies, Metrics, Outcome};
+use crate::metrics::{Latencies, Metrics, Outcome, Route};
 use crate::version::{GenerateRequest, Generation, SubmitError, Version};
 
 /// The header that names the version that answered.
@@ -52,14 +52,14 @@ struct Asked {
 }
 
 /// What is known of a request before its body.
-struct Origin {
+pub(super) struct Origin {
     arrival: Instant,
     identity: String,
-    scheduling: Scheduling,
+    pub(super) scheduling: Scheduling,
 }
 
 impl Origin {
-    fn read(request: &Request) -> Result<Self, Failure> {
+    pub(super) fn read(request: &Request) -> Result<Self, Failure> {
         let id = request.extensions().get::<RequestIdentity>().and_then(|id| id.0.to_str().ok());
         let identity = id.unwrap_or_default().to_owned();
         Ok(Self { arrival: Instant::now(), identity, scheduling: Scheduling::read(request.headers())? })
@@ -72,8 +72,8 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
     let request = GenerateRequest { prompt, params: params(&common, origin.scheduling) };
     let (version, choices) = submit(app, request, &common, names).await?;
     let priority = priority_of(&common, origin.scheduling);
-    let observed = Observed::new(app, shape, &version, origin, priority, choices.total(), share);
-    let envelope = Envelope::new(shape, &version, &common);
+    let observed = Observed::new(app, shape.route(), &version, origin, Some(priority), choices.total(), share);
+    let envelope = Envelope::new(shape, &version, common.streaming.include_usage, common.logprobs);
     let mut response = if common.streaming.enabled {
         stream::respond(choices, envelope, observed, names, &version).await
     } else {
@@ -158,10 +158,11 @@ async fn whole(
 pub(super) struct Observed {
     metrics: Arc<Metrics>,
     latencies: Latencies,
-    shape: Shape,
+    route: Route,
     version: String,
     origin: Origin,
-    priority: Priority,
+    /// `None` where there is but one.
+    priority: Option<Priority>,
     status: u16,
     outcome: Outcome,
     usage: gantry_engine::Usage,
@@ -173,19 +174,19 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    fn new(
+    pub(super) fn new(
         app: &App,
-        shape: Shape,
+        route: Route,
         version: &Version,
         origin: Origin,
-        priority: Priority,
+        priority: Option<Priority>,
         choices: usize,
         share: body::Share,
     ) -> Self {
         Self {
             metrics: Arc::clone(&app.metrics),
             latencies: app.metrics.latencies(&version.spec().name),
-            shape,
+            route,
             version: version.spec().name.clone(),
             origin,
             priority,
@@ -251,15 +252,17 @@ impl Observed {
 
 impl Drop for Observed {
     fn drop(&mut self) {
-        self.metrics.request_ended(self.shape.route(), &self.version, self.status, self.outcome);
-        self.metrics.prioritised(&self.version, self.priority);
+        self.metrics.request_ended(self.route, &self.version, self.status, self.outcome);
+        if let Some(priority) = self.priority {
+            self.metrics.prioritised(&self.version, priority);
+        }
         tracing::info!(
             request_id = self.origin.identity,
-            route = self.shape.route().as_str(),
+            route = self.route.as_str(),
             version = self.version,
             status = self.status,
             outcome = self.outcome.as_str(),
-            priority = self.priority.as_str(),
+            priority = self.priority.map(Priority::as_str),
             choices = self.last_tokens.len(),
             prompt_tokens = self.usage.prompt_tokens,
             cached_tokens = self.usage.cached_tokens,

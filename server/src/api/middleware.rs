@@ -44,7 +44,7 @@ pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: N
         "/v1/chat/completions" => Route::Chat,
         "/v1/completions" => Route::Completions,
         "/v1/embeddings" => Route::Embeddings,
-        "/v1/rerank" | "/rerank" => Route::Rerank,
+        "/v1/rerank" | "/v1/reranking" | "/rerank" | "/reranking" => Route::Rerank,
         path if path.starts_with("/v1/models") => Route::Models,
         _ => Route::Other,
     };

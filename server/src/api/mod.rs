@@ -1,7 +1,7 @@
 //! HTTP as `OpenAI`'s clients speak it.
 //!
 //! One file for each step of a request: [`body`] reads it within limits, `gantry-openai` checks it, [`generate`] binds
-//! it to the active version, [`stream`] sends its answer piece by piece, [`errors`] tells what went wrong as an error
+//! it to the active version, [`stream`] sends its answer piece by piece ([`pooled`] whole, for vectors), [`errors`] tells what went wrong as an error
 //! object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a token can be
 //! decoded now. Absent: authentication, which is the ingress's; HTTP/2 and TLS, as in llama-server behind a service.
 
@@ -79,7 +79,9 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .route("/v1/completions", post(generate::completion))
         .route("/v1/embeddings", post(pooled::embeddings))
         .route("/v1/rerank", post(pooled::rerank))
+        .route("/v1/reranking", post(pooled::rerank))
         .route("/rerank", post(pooled::rerank))
+        .route("/reranking", post(pooled::rerank))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .route("/healthz", get(ready::alive))
@@ -102,7 +104,9 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 async fn unknown_url(request: axum::extract::Request) -> Failure {
     let (method, path) = (request.method(), request.uri().path());
-    let message = format!("There is no {method} {path} here; see /v1/models, /v1/chat/completions, /v1/completions.");
+    let message = format!(
+        "There is no {method} {path} here; see /v1/models, /v1/chat/completions, /v1/completions, /v1/embeddings."
+    );
     ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
 }
 

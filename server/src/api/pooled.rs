@@ -1,32 +1,132 @@
-//! `/v1/embeddings` and `/v1/rerank`: requests are read and checked, and then told that the engine does not do this work
-//! yet. A client learns of its own mistakes first, so that it can be written today.
+//! `/v1/embeddings` and `/v1/rerank`: from a body to vectors or scores, which come whole.
+//!
+//! As with text, the version is chosen once, when the request is submitted. Absent: streams, priorities (texts of all
+//! requests take turns), and which texts are computed together, which is the engine's.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::response::Response;
-use gantry_openai::{ApiError, ValidEmbeddingsRequest, ValidRerankRequest};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
+use gantry_openai::{ApiError, EmbeddingInput, EmbeddingList, ValidEmbeddingsRequest, ValidRerankRequest};
 
-use super::errors::Failure;
+use super::errors::{Failure, of_submission, unanswered};
+use super::generate::{Observed, Origin, VERSION_HEADER};
+use super::middleware::CountedLater;
+use super::params::Names;
 use super::{App, body};
+use crate::limits::{BODY_BUDGET_BYTES, BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, SUBMIT_ATTEMPTS};
+use crate::metrics::Route;
+use crate::version::{PoolRequest, Pooled, SubmitError, Version};
 
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
-    let (body, _share) = body::read(&app.bodies, request).await?;
-    let valid = ValidEmbeddingsRequest::parse(&body)?;
-    app.check_model(|served| valid.check_model(served))?;
-    Err(unsupported("embeddings"))
+    let origin = Origin::read(&request)?;
+    let (body, share) = body::read(&app.bodies, request).await?;
+    let mut valid = ValidEmbeddingsRequest::parse(&body)?;
+    drop(body);
+    let names = Names { prompt: "input", format: "input" };
+    let inputs = std::mem::take(&mut valid.inputs);
+    let count = inputs.len();
+    let work = PooledWork::Embed(inputs.into_iter().map(input).collect());
+    let request = PoolRequest { work, timeout_ms: origin.scheduling.queue_timeout_ms };
+    let version = app.check_model(|served| valid.check_model(served))?;
+    let width = version.model().and_then(|model| Some(model.pooled?.width)).unwrap_or(0);
+    // Where nothing is embedded at all, that is said first, at submission.
+    if width > 0 {
+        valid.check_dimensions(width)?;
+    }
+    let numbers = count.saturating_mul(width as usize);
+    // Half of the budget is the most, so that the longest answer of the widest model can be given.
+    let answer = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER).min(BODY_BUDGET_BYTES / 2);
+    let answer_share = app.bodies.take(answer, BODY_BUDGET_WAIT).await?;
+    let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
+    let observed = Observed::new(&app, Route::Embeddings, &version, origin, None, 0, share);
+    let encoding = valid.encoding;
+    let write = move |model: String, output: PooledOutput| {
+        let list = EmbeddingList::new(model, output.vectors, encoding, output.prompt_tokens);
+        drop(answer_share);
+        serde_json::to_vec(&list)
+    };
+    Ok(answer_with(pooled, &version, observed, names, write).await)
 }
 
 pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
-    let (body, _share) = body::read(&app.bodies, request).await?;
+    let origin = Origin::read(&request)?;
+    let (body, share) = body::read(&app.bodies, request).await?;
     let valid = ValidRerankRequest::parse(&body)?;
-    app.check_model(|served| valid.check_model(served))?;
-    Err(unsupported("rankings"))
+    drop(body);
+    let names = Names { prompt: "documents", format: "documents" };
+    let work = PooledWork::Rank { query: valid.query.clone(), documents: valid.documents.clone() };
+    let request = PoolRequest { work, timeout_ms: origin.scheduling.queue_timeout_ms };
+    let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
+    let observed = Observed::new(&app, Route::Rerank, &version, origin, None, 0, share);
+    let write = move |model: String, output: PooledOutput| {
+        let score = |vector: &Vec<f32>| vector.first().copied().unwrap_or(f32::NAN);
+        let scores: Vec<f32> = output.vectors.iter().map(score).collect();
+        serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens))
+    };
+    Ok(answer_with(pooled, &version, observed, names, write).await)
 }
 
-fn unsupported(what: &str) -> Failure {
-    let message = format!(
-        "This server does not compute {what} yet: it generates text, on /v1/chat/completions and /v1/completions."
-    );
-    ApiError::unsupported(message).into()
+fn input(input: EmbeddingInput) -> EmbedInput {
+    match input {
+        EmbeddingInput::Text(text) => EmbedInput::Text(text),
+        EmbeddingInput::Tokens(tokens) => EmbedInput::Tokens(tokens),
+    }
+}
+
+async fn submit(
+    app: &App,
+    request: PoolRequest,
+    names: Names,
+    check: impl Fn(&[&str]) -> Result<(), ApiError>,
+) -> Result<(Arc<Version>, Pooled), Failure> {
+    for _ in 0..SUBMIT_ATTEMPTS {
+        let version = app.check_model(&check)?;
+        match version.pool(request.clone()).await {
+            Ok(pooled) => return Ok((version, pooled)),
+            Err(SubmitError::Retired) => {}
+            Err(other) => return Err(of_submission(other, names)),
+        }
+        tokio::task::yield_now().await;
+    }
+    Err(of_submission(SubmitError::Retired, names))
+}
+
+/// Waits for the answer and writes it.
+async fn answer_with(
+    pooled: Pooled,
+    version: &Version,
+    mut observed: Observed,
+    names: Names,
+    write: impl FnOnce(String, PooledOutput) -> Result<Vec<u8>, serde_json::Error> + Send + 'static,
+) -> Response {
+    let result = match pooled.output().await {
+        Ok(output) => {
+            let prompt_tokens = output.prompt_tokens;
+            let model = version.spec().served_name.clone();
+            // Millions of numbers are milliseconds in which no other request would be heard.
+            let written = tokio::task::spawn_blocking(move || write(model, output)).await;
+            match written {
+                Ok(Ok(body)) => {
+                    observed.answered(gantry_engine::Usage { prompt_tokens, ..Default::default() });
+                    let json = HeaderValue::from_static("application/json");
+                    Ok(([(header::CONTENT_TYPE, json)], body).into_response())
+                }
+                Ok(Err(error)) => Err(Failure::internal(&error)),
+                Err(error) => Err(Failure::internal(&error)),
+            }
+        }
+        Err(error) => Err(unanswered(error, names, version.retry_after())),
+    };
+    if let Err(failure) = &result {
+        observed.refused(failure.error.status);
+    }
+    let mut response = result.into_response();
+    response.extensions_mut().insert(CountedLater);
+    if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
+        response.headers_mut().insert(VERSION_HEADER, name);
+    }
+    response
 }

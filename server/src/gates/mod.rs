@@ -316,6 +316,7 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
             prompt_lookup: spec.speculative.as_ref().filter(|s| s.prompt_lookup).map_or(0, |s| s.max_tokens),
             ..EngineTuning::default()
         },
+        pooled: None,
     }
 }
 

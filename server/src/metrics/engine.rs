@@ -99,6 +99,44 @@ const COUNTERS: &[Family] = &[
     },
 ];
 
+/// What each worker's embedder counts; zeros where there is none.
+const POOLED_COUNTERS: &[Family] = &[
+    Family {
+        name: "pooled_batches",
+        help: "Batches of texts that were embedded or scored",
+        label: "",
+        figures: &[("", |w| w.pooled.batches_total as f64)],
+    },
+    Family {
+        name: "pooled_texts",
+        help: "Texts in them",
+        label: "",
+        figures: &[("", |w| w.pooled.texts_total as f64)],
+    },
+    Family {
+        name: "pooled_tokens",
+        help: "Tokens of those texts, and what padding each to the longest of its batch would add; none is computed",
+        label: "kind",
+        figures: &[("text", |w| w.pooled.tokens_total as f64), ("padding", |w| w.pooled.padding_tokens_total as f64)],
+    },
+    Family {
+        name: "pooled_compute_seconds",
+        help: "Time that texts were computed",
+        label: "",
+        figures: &[("", |w| w.pooled.compute_ms_total / 1e3)],
+    },
+    Family {
+        name: "pooled_requests",
+        help: "Requests for vectors or scores that ended in the worker",
+        label: "end",
+        figures: &[
+            ("finished", |w| w.pooled.requests_finished_total as f64),
+            ("cancelled", |w| w.pooled.requests_cancelled_total as f64),
+            ("failed", |w| w.pooled.requests_failed_total as f64),
+        ],
+    },
+];
+
 const GAUGES: &[Family] = &[
     Family {
         name: "engine_requests_waiting",
@@ -149,7 +187,7 @@ const GAUGES: &[Family] = &[
 pub(super) type Labelled<'a> = (&'a str, &'a str, String, &'a WorkerStats);
 
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[Labelled<'_>]) -> fmt::Result {
-    let kinds = [(COUNTERS, MetricType::Counter), (GAUGES, MetricType::Gauge)];
+    let kinds = [(COUNTERS, MetricType::Counter), (POOLED_COUNTERS, MetricType::Counter), (GAUGES, MetricType::Gauge)];
     for (family, kind) in kinds.iter().flat_map(|(families, kind)| families.iter().map(move |family| (family, *kind))) {
         let mut encoded = encoder.encode_descriptor(family.name, family.help, None, kind)?;
         for (role, version, index, worker) in workers {

@@ -1,4 +1,5 @@
-//! One request's answer as it comes: a stream of events that cancels its request when it is dropped.
+//! One request's answer as it comes, a stream of events, or a pooled one's, which comes whole; both cancel their request
+//! when they are dropped.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -6,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
-use gantry_engine::{FinishReason, GenerationEvent, RequestError, Timings, Usage};
-use tokio::sync::mpsc;
+use gantry_engine::{FinishReason, GenerationEvent, PooledOutput, RequestError, Timings, Usage};
+use tokio::sync::{mpsc, oneshot};
 
 use super::desk::Lanes;
 use super::supervisor::Command;
@@ -37,12 +38,62 @@ pub(super) type Item = Result<GenerationEvent, GenerationError>;
 /// `Failed` never comes as an event; it is an error here. When its worker dies before the first `Delta`, the request is
 /// run again, and nothing of that is seen here. Dropping it cancels the request.
 pub struct Generation {
-    id: RequestId,
     events: mpsc::Receiver<Item>,
+    claim: Claim,
+}
+
+/// What cancels a request when it is dropped before the request has ended.
+struct Claim {
+    id: RequestId,
     lanes: Arc<Lanes>,
     /// The worker that has the request.
     worker: Arc<AtomicUsize>,
     ended: bool,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.ended
+            && let Some(supervisor) = self.lanes.supervisors.get(self.worker.load(Ordering::SeqCst))
+        {
+            // Where nobody listens, the request has ended with its supervisor.
+            let _ = supervisor.send(Command::Cancel { id: self.id });
+        }
+    }
+}
+
+/// A pooled request's answer to come. Dropping it cancels the request.
+pub struct Pooled {
+    reply: oneshot::Receiver<Result<PooledOutput, GenerationError>>,
+    claim: Claim,
+}
+
+impl Pooled {
+    pub(super) fn new(
+        id: RequestId,
+        reply: oneshot::Receiver<Result<PooledOutput, GenerationError>>,
+        lanes: Arc<Lanes>,
+        worker: Arc<AtomicUsize>,
+    ) -> Self {
+        Self { reply, claim: Claim { id, lanes, worker, ended: false } }
+    }
+
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// The request ended without one.
+    pub async fn output(mut self) -> Result<PooledOutput, GenerationError> {
+        let answer = (&mut self.reply).await;
+        self.claim.ended = true;
+        answer.unwrap_or_else(|_| Err(GenerationError::WorkerDied("its supervisor ended".to_owned())))
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        // First, so that a worker which gets the request only now, after the look at who has it, sees it.
+        self.reply.close();
+    }
 }
 
 /// A whole answer.
@@ -65,7 +116,7 @@ impl Generation {
         lanes: Arc<Lanes>,
         worker: Arc<AtomicUsize>,
     ) -> Self {
-        Self { id, events, lanes, worker, ended: false }
+        Self { events, claim: Claim { id, lanes, worker, ended: false } }
     }
 
     /// Waits for the whole answer.
@@ -92,12 +143,12 @@ impl Stream for Generation {
     type Item = Item;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Item>> {
-        if self.ended {
+        if self.claim.ended {
             return Poll::Ready(None);
         }
         let polled = self.events.poll_recv(context);
         if let Poll::Ready(item) = &polled {
-            self.ended = !matches!(item, Some(Ok(event)) if !event.is_terminal());
+            self.claim.ended = !matches!(item, Some(Ok(event)) if !event.is_terminal());
         }
         polled
     }
@@ -105,13 +156,7 @@ impl Stream for Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        if !self.ended {
-            // First, so that a worker which gets the request only now, after the look at who has it, sees it.
-            self.events.close();
-            if let Some(supervisor) = self.lanes.supervisors.get(self.worker.load(Ordering::SeqCst)) {
-                // Where nobody listens, the request has ended with its supervisor.
-                let _ = supervisor.send(Command::Cancel { id: self.id });
-            }
-        }
+        // First, so that a worker which gets the request only now, after the look at who has it, sees it.
+        self.events.close();
     }
 }

@@ -28,11 +28,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use gantry_engine::{ModelInfo, ParamError};
+use gantry_engine::{ModelInfo, ParamError, PooledWork, Pooling};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use admission::Refusal;
+use admission::{Place, Refusal};
 use desk::Lanes;
 use dispatch::Demand;
 use request::Request;
@@ -41,10 +41,10 @@ use shared::Shared;
 use supervisor::{Command, Post};
 
 pub use dispatch::DispatchStrategy;
-pub use generation::{Completion, Generation, GenerationError};
+pub use generation::{Completion, Generation, GenerationError, Pooled};
 pub use health::WorkerHealth;
 pub use process::WorkerConfig;
-pub use request::GenerateRequest;
+pub use request::{GenerateRequest, PoolRequest};
 pub use settings::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Share, VersionSpec, processors};
 pub use stats::{VersionStats, WorkerStats};
 
@@ -103,6 +103,9 @@ pub enum SubmitError {
     /// A parameter is out of its range.
     #[error("{0}")]
     InvalidParam(ParamError),
+    /// The model is not served for such work.
+    #[error("{0}")]
+    Unsupported(&'static str),
 }
 
 /// A loaded model and its workers. Dropping it without [`Version::retire`] ends the workers once its last generation is
@@ -244,15 +247,12 @@ impl Version {
     pub async fn submit(&self, request: GenerateRequest) -> Result<Generation, SubmitError> {
         let request = self.shared.with_defaults(request);
         request.params.validate().map_err(SubmitError::InvalidParam)?;
-        match &*self.shared.health.borrow() {
-            WorkerHealth::Ready => {}
-            WorkerHealth::Stopped => return Err(SubmitError::Retired),
-            other => return Err(unavailable(other)),
+        if self.shared.model.borrow().as_ref().is_some_and(|model| model.pooled_only) {
+            return Err(SubmitError::Unsupported(
+                "This model generates no text: it is an encoder, for /v1/embeddings or /v1/rerank.",
+            ));
         }
-        let place = self.shared.admission.enter().map_err(|refusal| match refusal {
-            Refusal::Closed => SubmitError::Retired,
-            Refusal::Full { waiting, retry_after } => SubmitError::QueueFull { waiting, retry_after },
-        })?;
+        let place = self.admit()?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = mpsc::channel(crate::limits::MAX_CLIENT_EVENT_BACKLOG);
         let demand = self.demand(&request);
@@ -260,6 +260,39 @@ impl Version {
         let generation = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
         self.lanes.submit(request);
         Ok(generation)
+    }
+
+    /// Hands a request for vectors or scores to a worker, or has it wait for one. Dropping the [`Pooled`] cancels it.
+    ///
+    /// # Errors
+    /// As [`Version::submit`], or the model is not served for such work.
+    pub async fn pool(&self, mut request: PoolRequest) -> Result<Pooled, SubmitError> {
+        let pooling = self.shared.model.borrow().as_ref().map(|model| model.pooled.map(|pooled| pooled.pooling));
+        // A version that has not said what it is says that it is not ready.
+        if let Some(pooling) = pooling {
+            pools(pooling, &request.work)?;
+        }
+        request.timeout_ms = request.timeout_ms.or(self.shared.queue_timeout_ms());
+        let place = self.admit()?;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (reply, receiver) = oneshot::channel();
+        let request = Request::pooled(id, request, reply, place);
+        let pooled = Pooled::new(id, receiver, Arc::clone(&self.lanes), request.worker());
+        self.lanes.submit(request);
+        Ok(pooled)
+    }
+
+    /// A place for a request, while a worker is ready.
+    fn admit(&self) -> Result<Place, SubmitError> {
+        match &*self.shared.health.borrow() {
+            WorkerHealth::Ready => {}
+            WorkerHealth::Stopped => return Err(SubmitError::Retired),
+            other => return Err(unavailable(other)),
+        }
+        self.shared.admission.enter().map_err(|refusal| match refusal {
+            Refusal::Closed => SubmitError::Retired,
+            Refusal::Full { waiting, retry_after } => SubmitError::QueueFull { waiting, retry_after },
+        })
     }
 
     /// What the strategy wants to know of a request.
@@ -301,6 +334,27 @@ async fn trained_ctx(spec: &VersionSpec) -> u32 {
     let path = spec.model_path.clone();
     let read = tokio::task::spawn_blocking(move || gantry_gguf::read_header(path)).await;
     read.ok().and_then(Result::ok).map_or(0, |header| header.summary().context_length)
+}
+
+/// Whether a model with this pooling does such work.
+fn pools(pooling: Option<Pooling>, work: &PooledWork) -> Result<(), SubmitError> {
+    let ranks = matches!(work, PooledWork::Rank { .. });
+    let refusal = match pooling {
+        Some(pooling) if ranks == (pooling == Pooling::Rank) => return Ok(()),
+        Some(Pooling::Rank) => {
+            "This model is served as a reranker, for /v1/rerank; for embeddings serve one that embeds."
+        }
+        Some(_) => {
+            "This model is served for embeddings and ranks nothing: serve a reranker with --reranking, whose file names \
+             rank pooling."
+        }
+        None if ranks => {
+            "This server ranks nothing: start it with `gantry-server serve --reranking` on a reranker, whose file names \
+             rank pooling."
+        }
+        None => "This server computes no embeddings: start it with `gantry-server serve --embeddings`.",
+    };
+    Err(SubmitError::Unsupported(refusal))
 }
 
 fn unavailable(health: &WorkerHealth) -> SubmitError {

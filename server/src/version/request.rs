@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use gantry_engine::{GenerationEvent, GenerationParams, Prompt, RequestError};
-use tokio::sync::mpsc;
+use gantry_engine::{GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Prompt, RequestError};
+use tokio::sync::{mpsc, oneshot};
 
 use super::admission::Place;
 use super::desk::Lease;
@@ -17,7 +17,7 @@ use super::generation::{GenerationError, Item};
 use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, REQUEST_ATTEMPTS};
 use crate::protocol::{RequestId, ToWorker};
 
-/// What a request asks of a version.
+/// Text that a request asks of a version.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// From what to generate.
@@ -25,6 +25,34 @@ pub struct GenerateRequest {
     /// How.
     pub params: GenerationParams,
 }
+
+/// Vectors or scores that a request asks of a version.
+#[derive(Clone, Debug)]
+pub struct PoolRequest {
+    /// Of what.
+    pub work: PooledWork,
+    /// The most milliseconds until all of them are there; `None`: the version's own limit.
+    pub timeout_ms: Option<u64>,
+}
+
+/// What is asked, and who waits for it.
+enum Asked {
+    Text {
+        request: GenerateRequest,
+        /// `None` once nobody listens.
+        events: Option<mpsc::Sender<Item>>,
+    },
+    Pooled {
+        request: PoolRequest,
+        /// One for each text; empty while it is missing.
+        vectors: Vec<Vec<f32>>,
+        /// `None` once nobody listens.
+        reply: Option<PooledReply>,
+    },
+}
+
+/// Where a pooled request's answer goes.
+pub(super) type PooledReply = oneshot::Sender<Result<PooledOutput, GenerationError>>;
 
 impl GenerateRequest {
     /// The KV cells that it will need where a sequence can have `cells_per_sequence`: an estimate for text, since only
@@ -60,9 +88,7 @@ pub(super) struct Request {
     pub(super) lease: Option<Lease>,
     /// Whether it holds a sequence of its worker.
     pub(super) started: bool,
-    asked: GenerateRequest,
-    /// `None` once nobody listens.
-    events: Option<mpsc::Sender<Item>>,
+    asked: Asked,
     /// The worker that has it, for its [`Generation`](super::Generation) to cancel it there.
     worker: Arc<AtomicUsize>,
     submitted: Instant,
@@ -76,18 +102,27 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new(
         id: RequestId,
-        asked: GenerateRequest,
+        request: GenerateRequest,
         demand: Demand,
         events: mpsc::Sender<Item>,
         place: Place,
     ) -> Box<Self> {
+        Self::of(id, Asked::Text { request, events: Some(events) }, demand, place)
+    }
+
+    /// One for vectors, which takes no KV cell of the engine's.
+    pub(super) fn pooled(id: RequestId, request: PoolRequest, reply: PooledReply, place: Place) -> Box<Self> {
+        let asked = Asked::Pooled { request, vectors: Vec::new(), reply: Some(reply) };
+        Self::of(id, asked, Demand::default(), place)
+    }
+
+    fn of(id: RequestId, asked: Asked, demand: Demand, place: Place) -> Box<Self> {
         Box::new(Self {
             id,
             demand,
             lease: None,
             started: false,
             asked,
-            events: Some(events),
             worker: Arc::default(),
             submitted: Instant::now(),
             attempts: 0,
@@ -112,21 +147,36 @@ impl Request {
     /// The message that gives it to a worker. Of the time that it may wait, what is left.
     pub(super) fn message(&mut self, now: Instant) -> ToWorker {
         self.attempts += 1;
-        let mut params = self.asked.params.clone();
-        if let Some(limit_ms) = params.queue_timeout_ms {
-            let waited_ms = millis(now.saturating_duration_since(self.submitted));
-            params.queue_timeout_ms = Some(limit_ms.saturating_sub(waited_ms).max(1));
+        let waited_ms = millis(now.saturating_duration_since(self.submitted));
+        let left = |limit_ms: u64| limit_ms.saturating_sub(waited_ms).max(1);
+        match &mut self.asked {
+            Asked::Text { request, .. } => {
+                let mut params = request.params.clone();
+                params.queue_timeout_ms = params.queue_timeout_ms.map(left);
+                ToWorker::Submit { id: self.id, prompt: request.prompt.clone(), params }
+            }
+            Asked::Pooled { request, vectors, .. } => {
+                // What a worker that died had given counts no more.
+                *vectors = vec![Vec::new(); request.work.len()];
+                let timeout_ms = request.timeout_ms.map(left);
+                ToWorker::Pool { id: self.id, work: request.work.clone(), timeout_ms }
+            }
         }
-        ToWorker::Submit { id: self.id, prompt: self.asked.prompt.clone(), params }
     }
 
     /// Nobody waits for it any more.
     pub(super) fn abandon(&mut self) {
-        self.events = None;
+        match &mut self.asked {
+            Asked::Text { events, .. } => *events = None,
+            Asked::Pooled { reply, .. } => *reply = None,
+        }
     }
 
     pub(super) fn is_abandoned(&self) -> bool {
-        self.events.as_ref().is_none_or(mpsc::Sender::is_closed)
+        match &self.asked {
+            Asked::Text { events, .. } => events.as_ref().is_none_or(mpsc::Sender::is_closed),
+            Asked::Pooled { reply, .. } => reply.as_ref().is_none_or(oneshot::Sender::is_closed),
+        }
     }
 
     /// Whether it may be given to another worker.
@@ -136,22 +186,48 @@ impl Request {
 
     /// Whether it has waited longer than it may, at `now`.
     pub(super) fn overdue(&self, now: Instant) -> Option<RequestError> {
-        let limit_ms = self.asked.params.queue_timeout_ms?;
+        let limit_ms = match &self.asked {
+            Asked::Text { request, .. } => request.params.queue_timeout_ms?,
+            Asked::Pooled { request, .. } => request.timeout_ms?,
+        };
         let waited_ms = millis(now.saturating_duration_since(self.submitted));
         (waited_ms >= limit_ms).then_some(RequestError::DeadlineExceeded { waited_ms, limit_ms })
     }
 
     /// The last event of a request that will not be answered.
     pub(super) fn fail(mut self: Box<Self>, error: GenerationError) {
-        if let Some(events) = self.events.take() {
-            // The last place is kept free for this; an error means that the client has gone.
-            let _ = events.try_send(Err(error));
+        // An error means that the client has gone; in a stream's channel the last place is kept free for this.
+        match &mut self.asked {
+            Asked::Text { events, .. } => drop(events.take().map(|events| events.try_send(Err(error)))),
+            Asked::Pooled { reply, .. } => drop(reply.take().map(|reply| reply.send(Err(error)))),
         }
+    }
+
+    /// Takes what a worker says of a pooled request, and answers when all of it is there.
+    pub(super) fn pass_pooled(&mut self, event: PooledEvent) {
+        let Asked::Pooled { vectors, reply, .. } = &mut self.asked else { return };
+        let answer = match event {
+            PooledEvent::Vector { index, vector } => {
+                if let Some(place) = vectors.get_mut(index as usize) {
+                    *place = vector;
+                }
+                return;
+            }
+            PooledEvent::Finished { prompt_tokens } => {
+                Ok(PooledOutput { vectors: std::mem::take(vectors), prompt_tokens })
+            }
+            PooledEvent::Failed(error) => Err(error.into()),
+            // Which only who has left asks for.
+            PooledEvent::Cancelled => return,
+        };
+        // An error means that the client has gone.
+        drop(reply.take().map(|reply| reply.send(answer)));
     }
 
     /// Passes an event on. `Stop` means that the request should be cancelled.
     pub(super) fn pass(&mut self, event: GenerationEvent) -> Flow {
-        let Some(events) = &self.events else { return Flow::Go };
+        let Asked::Text { request, events: listening } = &mut self.asked else { return Flow::Go };
+        let Some(events) = listening else { return Flow::Go };
         let terminal = event.is_terminal();
         match event {
             // It was run again; the client knows.
@@ -160,7 +236,7 @@ impl Request {
             GenerationEvent::Delta { .. } if !self.told_text => {
                 self.told_text = true;
                 // Never needed again, and it may be large.
-                self.asked.prompt = Prompt::Text(String::new());
+                request.prompt = Prompt::Text(String::new());
             }
             _ => {}
         }
@@ -172,7 +248,7 @@ impl Request {
         let slow = matches!(item, Err(GenerationError::SlowClient));
         let gone = events.try_send(item).is_err();
         if slow || gone {
-            self.events = None;
+            *listening = None;
         }
         if (slow || gone) && !terminal { Flow::Stop } else { Flow::Go }
     }

@@ -7,7 +7,8 @@
 use std::path::PathBuf;
 
 use gantry_engine::{
-    CacheType, DiskCacheConfig, EngineConfig, GpuSplit, KvLayout, ParamError, PrefixCacheConfig, SpeculationConfig,
+    CacheType, DiskCacheConfig, EngineConfig, GpuSplit, KvLayout, ParamError, PooledConfig, PrefixCacheConfig,
+    SpeculationConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +51,8 @@ pub struct RuntimeSettings {
     pub scheduling: Scheduling,
     /// How the engine works, where it is not left to it.
     pub engine: EngineTuning,
+    /// Embed or score texts, too; `None`: no.
+    pub pooled: Option<PooledConfig>,
 }
 
 /// What the engine decides unless it is told.
@@ -108,6 +111,7 @@ impl Default for RuntimeSettings {
             workers: None,
             scheduling: Scheduling::default(),
             engine: EngineTuning::default(),
+            pooled: None,
         }
     }
 }
@@ -230,7 +234,7 @@ fn refuse<T>(param: &str, message: String) -> Result<T, ParamError> {
 impl VersionSpec {
     /// What one of `workers` workers is told to load.
     pub(super) fn engine_config(&self, share: &Share, workers: usize) -> EngineConfig {
-        let RuntimeSettings { cache_type, gpu_layers, gpu_split, engine, .. } = &self.runtime;
+        let RuntimeSettings { cache_type, gpu_layers, gpu_split, engine, pooled, .. } = &self.runtime;
         let defaults = EngineConfig::new(&self.model_path);
         let ram_bytes = engine.cache_ram_bytes.unwrap_or(defaults.prefix_cache.ram_bytes) / workers.max(1) as u64;
         let speculation = SpeculationConfig {
@@ -259,6 +263,7 @@ impl VersionSpec {
                 disk: engine.cache_disk.clone(),
                 ..defaults.prefix_cache.clone()
             },
+            pooled: *pooled,
             ..defaults
         }
     }

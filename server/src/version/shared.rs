@@ -111,8 +111,13 @@ impl Shared {
     /// What the settings say of requests, put into one that says nothing itself.
     pub(super) fn with_defaults(&self, mut request: super::GenerateRequest) -> super::GenerateRequest {
         let timeout = &mut request.params.queue_timeout_ms;
-        *timeout = timeout.or(self.scheduling.load().queue_timeout_ms);
+        *timeout = timeout.or(self.queue_timeout_ms());
         request
+    }
+
+    /// How long a request that does not say so itself may wait.
+    pub(super) fn queue_timeout_ms(&self) -> Option<u64> {
+        self.scheduling.load().queue_timeout_ms
     }
 
     /// Puts another scheduling in force, for requests that are submitted from now on.

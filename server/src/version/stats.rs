@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use gantry_engine::{DegradationLevel, EngineStats};
+use gantry_engine::{DegradationLevel, EngineStats, PooledStats};
 
 use super::WorkerHealth;
 use super::shared::{Shared, Worker};
@@ -66,6 +66,8 @@ pub struct WorkerStats {
     pub restarts: u32,
     /// Its engine's own, which begin anew with each process.
     pub engine: EngineStats,
+    /// Its embedder's, likewise.
+    pub pooled: PooledStats,
 }
 
 impl VersionStats {
@@ -121,6 +123,7 @@ impl WorkerStats {
             running: worker.running.load(Ordering::Relaxed),
             restarts: worker.restarts.load(Ordering::Relaxed),
             engine: beat.engine,
+            pooled: beat.pooled,
         }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
-use gantry_engine::{GenerationEvent, ProbeError, RequestError, SubmitError as EngineRefusal};
+use gantry_engine::{GenerationEvent, PooledEvent, ProbeError, RequestError, SubmitError as EngineRefusal};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -294,6 +294,8 @@ struct Session<'a> {
     doubted: bool,
     /// The engine's count of steps, and when it last moved or had no need to.
     steps: (u64, Instant),
+    /// The same of the embedder.
+    pooled_steps: (u64, Instant),
     probes: Vec<ProbeReply>,
     probe_sent: Option<Instant>,
     probe_passed: Option<Instant>,
@@ -311,6 +313,7 @@ impl<'a> Session<'a> {
             late: false,
             doubted: false,
             steps: (0, now),
+            pooled_steps: (0, now),
             probes: Vec::new(),
             probe_sent: None,
             probe_passed: None,
@@ -436,11 +439,15 @@ impl<'a> Session<'a> {
                     self.on_event(id, event, now);
                 }
             }
+            FromWorker::Pooled { id, event } => self.on_pooled(id, event, now),
             FromWorker::Refused { id, error } => return self.on_refused(id, error, now),
             FromWorker::Probed(result) => return self.on_probed(result, now),
             FromWorker::Heartbeat(beat) => {
                 if beat.engine.slots_active == 0 || beat.engine.steps != self.steps.0 {
                     self.steps = (beat.engine.steps, now);
+                }
+                if beat.pooled.computing == 0 || beat.pooled.steps != self.pooled_steps.0 {
+                    self.pooled_steps = (beat.pooled.steps, now);
                 }
                 self.supervisor.figures().heartbeat.send_replace(*beat);
             }
@@ -477,6 +484,19 @@ impl<'a> Session<'a> {
         if request.pass(event).is_stop() {
             self.tell(ToWorker::Cancel { id });
         }
+        if terminal {
+            self.remove(id, now);
+        }
+    }
+
+    fn on_pooled(&mut self, id: RequestId, event: PooledEvent, now: Instant) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        if !request.started {
+            request.started = true;
+            self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
+        }
+        let terminal = event.is_terminal();
+        request.pass_pooled(event);
         if terminal {
             self.remove(id, now);
         }
@@ -561,7 +581,10 @@ impl<'a> Session<'a> {
         };
         hung(self.heard, HEARTBEAT_LIMIT, "it was silent").or_else(|| match self.phase {
             Phase::Loading { moved, .. } => hung(moved, LOAD_STALL_LIMIT, "its loading made no progress"),
-            Phase::Ready => hung(self.steps.1, STEP_STALL_LIMIT, "it had requests and finished no step"),
+            Phase::Ready => {
+                let since = self.steps.1.min(self.pooled_steps.1);
+                hung(since, STEP_STALL_LIMIT, "it had requests and finished no step")
+            }
         })
     }
 

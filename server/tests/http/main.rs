@@ -10,7 +10,10 @@ mod cache;
 mod choices;
 mod dispatch;
 mod faults;
+#[path = "../../llama/tests/common/gguf.rs"]
+mod gguf;
 mod load;
+mod pooled;
 mod reference;
 mod server;
 mod swap;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use futures::FutureExt;
-use gantry_engine::{FinishReason, GenerationParams, ModelInfo, Prompt, Timings, Usage};
+use gantry_engine::{EmbedInput, FinishReason, GenerationParams, ModelInfo, PooledWork, Prompt, Timings, Usage};
 use proptest::prelude::*;
 use tokio::sync::watch;
 
@@ -12,7 +12,7 @@ use crate::version::desk::Lanes;
 use crate::version::dispatch::Demand;
 use crate::version::generation::Item;
 use crate::version::settings::processors;
-use crate::version::{GenerateRequest, Generation, RuntimeSettings, Scheduling, VersionSpec};
+use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, RuntimeSettings, Scheduling, VersionSpec};
 
 const PARALLEL: u32 = 2;
 const QUEUE: usize = 3;
@@ -323,6 +323,56 @@ fn a_request_runs_again_until_its_client_has_text_or_its_attempts_are_used_up() 
     assert_eq!(shared.admission.in_flight(), 0);
     let submitted = std::iter::from_fn(|| sent.try_recv().ok()).filter(|m| matches!(m, ToWorker::Submit { .. }));
     assert_eq!(submitted.count(), 2 + 2 * REQUEST_ATTEMPTS as usize);
+}
+
+#[test]
+fn vectors_come_in_their_order_and_none_is_left_from_a_life_to_the_next() {
+    let shared = shared();
+    let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let asked = |id: RequestId| {
+        let texts = ["a", "b"].map(|text| EmbedInput::Text(text.to_owned()));
+        let (reply, receiver) = oneshot::channel();
+        let asked = PoolRequest { work: PooledWork::Embed(texts.to_vec()), timeout_ms: None };
+        let mut request = Request::pooled(id, asked, reply, shared.admission.enter().ok().unwrap());
+        request.assign(shared.desk.lease(&request.demand).unwrap());
+        let client = Pooled::new(id, receiver, Arc::clone(&lanes), request.worker());
+        (request, client)
+    };
+    let emitted = |event| Event::Frame(Some(Ok(FromWorker::Pooled { id: 7, event })));
+    let vector = |index, number: f32| emitted(PooledEvent::Vector { index, vector: vec![number] });
+
+    let (request, client) = asked(7);
+    session.apply(Event::Command(Some(Command::Submit(request))), now);
+    session.apply(vector(0, 9.0), now);
+    assert_eq!(shared.workers[0].running.load(Ordering::Relaxed), 1);
+    // The worker dies; a client of vectors has had nothing yet.
+    for request in std::mem::take(&mut session.requests).into_values() {
+        session.supervisor.pass_on(request, "gone");
+    }
+    let mut again = waiting.try_recv().unwrap();
+    shared.desk.leave_room();
+    again.assign(shared.desk.lease(&again.demand).unwrap());
+    session.apply(Event::Command(Some(Command::Submit(again))), now);
+    session.apply(vector(1, 2.0), now);
+    session.apply(vector(5, 3.0), now);
+    session.apply(emitted(PooledEvent::Finished { prompt_tokens: 2 }), now);
+    let output = client.output().now_or_never().unwrap().unwrap();
+    assert_eq!((output.vectors, output.prompt_tokens), (vec![vec![], vec![2.0]], 2));
+
+    let (request, client) = asked(7);
+    session.apply(Event::Command(Some(Command::Submit(request))), now);
+    drop(client);
+    let left = session.supervisor.inbox.try_recv().ok();
+    session.apply(Event::Command(left), now);
+    session.apply(emitted(PooledEvent::Cancelled), now);
+    assert_eq!((shared.admission.in_flight(), session.requests.len()), (0, 0));
+    let told: Vec<_> = std::iter::from_fn(|| sent.try_recv().ok()).collect();
+    assert_eq!(told.iter().filter(|m| matches!(m, ToWorker::Pool { .. })).count(), 3);
+    assert_eq!(told.last(), Some(&ToWorker::Cancel { id: 7 }));
 }
 
 /// What a worker lets be heard, and what time does.
