@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
 use gantry_engine::{
-    EngineConfig, GenerationEvent, LoadError, ModelHost, ModelInfo, ParamError, PooledEvent, PooledHandle, Priority,
-    ProbeError, RequestHandle, SubmitError,
+    EngineConfig, GenerationEvent, LoadError, ModelHost, ParamError, PooledEvent, PooledHandle, Priority, ProbeError,
+    RequestHandle, SubmitError,
 };
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;

@@ -73,7 +73,7 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
     let (version, choices) = submit(app, request, &common, names).await?;
     let priority = priority_of(&common, origin.scheduling);
     let observed = Observed::new(app, shape.route(), &version, origin, Some(priority), choices.total(), share);
-    let envelope = Envelope::new(shape, &version, common.streaming.include_usage, common.logprobs);
+    let envelope = Envelope::new(shape, &version, &common);
     let mut response = if common.streaming.enabled {
         stream::respond(choices, envelope, observed, names, &version).await
     } else {

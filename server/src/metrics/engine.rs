@@ -44,12 +44,21 @@ const COUNTERS: &[Family] = &[
         figures: &[("", |w| w.engine.generated_tokens_total as f64)],
     },
     Family {
-        name: "engine_draft_tokens",
-        help: "Tokens guessed ahead, by what the check said",
+        name: "engine_lookup_tokens",
+        help: "Tokens guessed from repetitions, by what the check said",
         label: "verdict",
         figures: &[
-            ("accepted", |w| w.engine.accepted_drafts_total as f64),
-            ("rejected", |w| w.engine.drafted_tokens_total.saturating_sub(w.engine.accepted_drafts_total) as f64),
+            ("accepted", |w| w.engine.accepted_lookup_tokens_total as f64),
+            ("rejected", |w| w.engine.lookup_tokens_total.saturating_sub(w.engine.accepted_lookup_tokens_total) as f64),
+        ],
+    },
+    Family {
+        name: "engine_draft_tokens",
+        help: "Tokens guessed by the draft model, by what the check said",
+        label: "verdict",
+        figures: &[
+            ("accepted", |w| w.engine.accepted_draft_tokens_total as f64),
+            ("rejected", |w| w.engine.draft_tokens_total.saturating_sub(w.engine.accepted_draft_tokens_total) as f64),
         ],
     },
     Family {

@@ -169,7 +169,7 @@ async fn the_engine_s_own_figures_are_told() {
     assert!(figure("engine_step_seconds_total").await > 0.0);
     let text = server.get("/metrics").await.text().await.unwrap();
     for series in [
-        "engine_draft_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",verdict=\"accepted\"}",
+        "engine_lookup_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",verdict=\"accepted\"}",
         "engine_preemptions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
         "engine_evictions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
         "engine_requests_waiting{version=\"standalone\",role=\"active\",worker=\"0\",priority=\"high\"} 0",
