@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     SEQUENCE_TOKENS,
-    exchange::{Answer, Reply},
+    exchange::{Answer, Logprob, Reply},
 };
 use crate::prompts::{MODEL_NAME, read_bounded};
 
@@ -24,6 +24,9 @@ const MAX_BODY_BYTES: usize = 8 << 20;
 const PREFIXES: usize = 8;
 /// The most references; a soak of few requests has fewer.
 const MAX_REFERENCES: usize = 120;
+/// A token is sure whose log-probability is above that of any other by so much: far more than what another batch makes of
+/// it.
+const SURE_MARGIN: f64 = 0.5;
 /// The grammar of [`Wanted::Counted`].
 const GRAMMAR: &str = r#"root ::= ("yes" | "no" | "maybe") " " [0-9] [0-9]"#;
 
@@ -115,8 +118,6 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// What comes back.
     pub wanted: Wanted,
-    /// Whether the text goes on past the end that the model would make.
-    pub endless: bool,
     /// Whether it may fail because it waited.
     pub deadline: bool,
     /// Whether the client leaves.
@@ -134,10 +135,12 @@ pub struct Alone {
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
+    /// Whether the model was sure of each of them: no other one came near.
+    pub sure: bool,
 }
 
 impl Alone {
-    /// From the answer of a server that had nothing else to do.
+    /// From the answer of a server that had nothing else to do, with log-probabilities where there are some.
     ///
     /// # Errors
     /// When it is none.
@@ -146,7 +149,12 @@ impl Alone {
             anyhow::bail!("no whole answer: {reply:?}");
         };
         let choice = choices.pop().context("no text")?;
+        let is_sure = |token: &Logprob| match token.top_logprobs.as_slice() {
+            [first, second, ..] => first.logprob - second.logprob >= SURE_MARGIN,
+            _ => false,
+        };
         Ok(Self {
+            sure: !choice.logprobs.is_empty() && choice.logprobs.iter().all(is_sure),
             text: choice.text,
             reason: choice.reason.context("no reason")?,
             prompt_tokens: usage.prompt,
@@ -161,8 +169,6 @@ struct Reference {
     path: &'static str,
     fields: Map<String, Value>,
     max_tokens: u32,
-    /// Whether it goes on past the end that the model would make, where the model is not sure of anything.
-    endless: bool,
 }
 
 /// Where requests come from.
@@ -201,7 +207,11 @@ impl Asks {
     #[must_use]
     pub fn reference(&self, index: usize) -> Request {
         let wanted = Wanted::Alone { reference: index, stop: None };
-        self.of_reference(index, Kind::Reference, wanted).build(false, true)
+        let mut draft = self.of_reference(index, Kind::Reference, wanted);
+        if draft.path == CHAT {
+            draft.tell_logprobs(2);
+        }
+        draft.build(false, true)
     }
 
     /// A request that takes all of a sequence's cells, which a worker that lost some cannot serve.
@@ -267,10 +277,7 @@ impl Asks {
                 let mut draft = self.of_reference(index, Kind::Logprobs, wanted);
                 let top = rng.random_range(0..4_usize);
                 if draft.path == CHAT {
-                    draft
-                        .fields
-                        .extend([("logprobs".to_owned(), json!(true)), ("top_logprobs".to_owned(), json!(top))]);
-                    draft.logprobs = Some(top);
+                    draft.tell_logprobs(top);
                 } else {
                     // The other shape, of which only the text is looked at.
                     draft.fields.insert("logprobs".to_owned(), json!(top));
@@ -301,8 +308,8 @@ impl Asks {
     }
 
     fn of_reference(&self, index: usize, kind: Kind, wanted: Wanted) -> Draft {
-        let Reference { path, fields, endless, .. } = self.references[index].clone();
-        Draft { kind, path, fields, wanted, endless, choices: 1, logprobs: None }
+        let Reference { path, fields, .. } = self.references[index].clone();
+        Draft { kind, path, fields, wanted, choices: 1, logprobs: None }
     }
 
     /// Draws from a reference's distribution with all that can be said about drawing.
@@ -321,7 +328,7 @@ impl Asks {
         let choices = if rng.random_bool(0.2) { rng.random_range(2..5) } else { 1 };
         fields.insert("n".to_owned(), json!(choices));
         let wanted = Wanted::Tokens { tokens: max_tokens, exact };
-        Draft { kind: Kind::Sampled, path, fields, wanted, endless: exact, choices, logprobs: None }
+        Draft { kind: Kind::Sampled, path, fields, wanted, choices, logprobs: None }
     }
 }
 
@@ -331,7 +338,6 @@ struct Draft {
     path: &'static str,
     fields: Map<String, Value>,
     wanted: Wanted,
-    endless: bool,
     choices: usize,
     logprobs: Option<usize>,
 }
@@ -339,11 +345,17 @@ struct Draft {
 impl Draft {
     fn text(kind: Kind, fields: Value, wanted: Wanted) -> Self {
         let fields = fields.as_object().cloned().unwrap_or_default();
-        Self { kind, path: TEXT, fields, wanted, endless: false, choices: 1, logprobs: None }
+        Self { kind, path: TEXT, fields, wanted, choices: 1, logprobs: None }
+    }
+
+    /// Asks for log-probabilities in the shape of chats.
+    fn tell_logprobs(&mut self, top: usize) {
+        self.fields.extend([("logprobs".to_owned(), json!(true)), ("top_logprobs".to_owned(), json!(top))]);
+        self.logprobs = Some(top);
     }
 
     fn build(self, streamed: bool, usage: bool) -> Request {
-        let Self { kind, path, mut fields, wanted, endless, choices, logprobs } = self;
+        let Self { kind, path, mut fields, wanted, choices, logprobs } = self;
         fields.insert("model".to_owned(), json!(MODEL_NAME));
         fields.insert("stream".to_owned(), json!(streamed));
         if streamed && usage {
@@ -362,7 +374,6 @@ impl Draft {
             choices,
             logprobs,
             wanted,
-            endless,
             deadline: false,
             leave: None,
         }
@@ -372,7 +383,7 @@ impl Draft {
 /// A text of some hundred tokens, other than its siblings from its first words on, after which the model is still sure of
 /// its answers.
 fn prefix(rng: &mut StdRng, number: usize) -> String {
-    format!("You are assistant number {number}. {}", "Answer shortly. ".repeat(rng.random_range(20..200)))
+    format!("You are assistant number {number}. {}", "Answer shortly. ".repeat(rng.random_range(10..120)))
 }
 
 fn reference(rng: &mut StdRng, number: usize, chats: &[Value], prefixes: &[String]) -> Reference {
@@ -394,7 +405,7 @@ fn reference(rng: &mut StdRng, number: usize, chats: &[Value], prefixes: &[Strin
     let fields = json!({"temperature": 0, "max_tokens": max_tokens, "ignore_eos": endless});
     let mut fields = fields.as_object().cloned().unwrap_or_default();
     fields.insert(key.to_owned(), prompt);
-    Reference { path, fields, max_tokens, endless }
+    Reference { path, fields, max_tokens }
 }
 
 /// Some characters from the middle of a text.
@@ -472,7 +483,7 @@ mod tests {
     fn all_kinds_are_asked_and_a_number_always_asks_the_same() {
         let asks = asks();
         let text = "The capital of Peru is Lima.".to_owned();
-        let one = Alone { text, reason: "stop".to_owned(), prompt_tokens: 9, completion_tokens: 8 };
+        let one = Alone { text, reason: "stop".to_owned(), prompt_tokens: 9, completion_tokens: 8, sure: true };
         let alone = vec![one; asks.references()];
         let mut kinds = BTreeMap::new();
         for number in 0..2_000 {
@@ -486,7 +497,5 @@ mod tests {
         }
         assert_eq!(kinds.len(), 10, "{kinds:?}");
         assert!(kinds[&Kind::Reference] > 800, "{kinds:?}");
-        let endless = asks.references.iter().filter(|reference| reference.endless).count();
-        assert!((20..60).contains(&endless), "{endless}");
     }
 }

@@ -14,10 +14,10 @@ use super::{
     report::Check,
 };
 
-/// Texts that the model ends by itself, of which it is sure: so many in a hundred may differ from those alone,
+/// Of a hundred texts of which the model is sure, so many may differ from those alone,
 const MAX_DIVERGED_PERCENT: u64 = 1;
-/// and so many of those that must go on past that end, where it is not.
-const MAX_ENDLESS_DIVERGED_PERCENT: u64 = 10;
+/// and so many of those where another token came near, such as one that goes on past its end.
+const MAX_UNSURE_DIVERGED_PERCENT: u64 = 20;
 /// Of few texts, as many may in any case.
 const MIN_DIVERGED: u64 = 3;
 /// Mistakes and differences that are kept in full.
@@ -232,10 +232,10 @@ pub struct Tally {
     pub wrong: Vec<String>,
     /// The first that differ.
     pub differences: Vec<Difference>,
-    /// Texts that the model ends by itself, and how many of them differ.
-    pub certain: (u64, u64),
-    /// Texts that must go on past that end, and how many of them differ.
-    pub endless: (u64, u64),
+    /// Texts of which the model is sure, and how many of them differ.
+    pub sure: (u64, u64),
+    /// Texts of which it is not, and how many of them differ.
+    pub unsure: (u64, u64),
     /// Whole answers.
     pub answered: u64,
     /// Tokens of whole answers that told them.
@@ -269,7 +269,7 @@ impl Tally {
     }
 
     /// Counts one request.
-    pub fn note(&mut self, request: &Request, got: &Exchange, verdict: Verdict) {
+    pub fn note(&mut self, request: &Request, got: &Exchange, alone: &[Alone], verdict: Verdict) {
         if let Reply::Answer(answer) = &got.reply {
             self.answered += 1;
             match answer.usage {
@@ -282,8 +282,8 @@ impl Tally {
             }
         }
         let is_text = matches!(verdict, Verdict::Right | Verdict::Diverged { .. });
-        if is_text && matches!(request.wanted, Wanted::Alone { .. }) {
-            let count = if request.endless { &mut self.endless } else { &mut self.certain };
+        if is_text && let Wanted::Alone { reference, .. } = request.wanted {
+            let count = if alone[reference].sure { &mut self.sure } else { &mut self.unsure };
             count.0 += 1;
             count.1 += u64::from(verdict != Verdict::Right);
         }
@@ -322,8 +322,8 @@ impl Tally {
         };
         vec![
             Check::new("every reply is right or explained", wrong == 0, format!("{wrong} are not{first}")),
-            bounded("texts are those alone", self.certain, MAX_DIVERGED_PERCENT),
-            bounded("texts past their end are those alone", self.endless, MAX_ENDLESS_DIVERGED_PERCENT),
+            bounded("sure texts are those alone", self.sure, MAX_DIVERGED_PERCENT),
+            bounded("unsure texts are those alone", self.unsure, MAX_UNSURE_DIVERGED_PERCENT),
         ]
     }
 }
@@ -338,5 +338,121 @@ impl fmt::Display for Tally {
             self.sum(|c| c.wrong),
         ];
         write!(f, "right {right} differ {diverged} explained {explained} left {left} wrong {wrong}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(wanted: Wanted) -> Request {
+        Request {
+            number: Some(7),
+            kind: Kind::Reference,
+            path: "/v1/completions",
+            headers: Vec::new(),
+            body: Vec::new(),
+            streamed: false,
+            usage: true,
+            choices: 1,
+            logprobs: None,
+            wanted,
+            deadline: false,
+            leave: None,
+        }
+    }
+
+    fn alone() -> Vec<Alone> {
+        let text = "The capital of Peru is Lima.".to_owned();
+        vec![Alone { text, reason: "stop".to_owned(), prompt_tokens: 9, completion_tokens: 8, sure: true }]
+    }
+
+    fn answer(text: &str, reason: &str, prompt: u64, completion: u64) -> Reply {
+        let choice = Choice { text: text.to_owned(), reason: Some(reason.to_owned()), logprobs: Vec::new() };
+        let usage = Some(Tokens { prompt, cached: 0, completion, total: prompt + completion });
+        Reply::Answer(Answer { choices: vec![choice], usage })
+    }
+
+    fn error(status: Option<u16>, code: &str, retry_after_s: Option<u64>) -> Reply {
+        Reply::Error(WireError { status, code: code.to_owned(), message: "m".to_owned(), retry_after_s })
+    }
+
+    fn same_as_alone(stop: Option<&str>) -> Request {
+        request(Wanted::Alone { reference: 0, stop: stop.map(str::to_owned) })
+    }
+
+    #[test]
+    fn an_answer_is_held_to_the_one_alone() {
+        let whole = "The capital of Peru is Lima.";
+        let judged = |request: &Request, reply: &Reply| judge(request, reply, &alone(), false);
+        assert_eq!(judged(&same_as_alone(None), &answer(whole, "stop", 9, 8)), Verdict::Right);
+        assert_eq!(judged(&same_as_alone(Some(" Peru")), &answer("The capital of", "stop", 9, 4)), Verdict::Right);
+        let diverged = judged(&same_as_alone(None), &answer("The capital of Peru is Rome.", "stop", 9, 8));
+        assert!(matches!(diverged, Verdict::Diverged { .. }), "{diverged:?}");
+        for (request, reply) in [
+            // Tokens of the prompt, of the answer, and their sum.
+            (same_as_alone(None), answer(whole, "stop", 10, 8)),
+            (same_as_alone(None), answer(whole, "stop", 9, 7)),
+            (same_as_alone(Some(" Peru")), answer("The capital of", "stop", 9, 9)),
+            (same_as_alone(None), answer(whole, "cancelled", 9, 8)),
+            (request(Wanted::Tokens { tokens: 8, exact: true }), answer("x", "length", 9, 7)),
+            (request(Wanted::Tokens { tokens: 8, exact: false }), answer("x", "length", 9, 9)),
+            (request(Wanted::Counted), answer("yes 4", "stop", 9, 8)),
+            (request(Wanted::Object), answer(r#"{"answer":"perhaps","sure":true}"#, "stop", 9, 8)),
+            (request(Wanted::Error { status: 400, code: None }), answer(whole, "stop", 9, 8)),
+            (same_as_alone(None), Reply::Broken("the stream broke off".to_owned())),
+        ] {
+            let verdict = judged(&request, &reply);
+            assert!(matches!(verdict, Verdict::Wrong(_)), "{reply:?} for {:?}: {verdict:?}", request.wanted);
+        }
+        for (wanted, text) in [
+            (Wanted::Counted, "maybe 42"),
+            (Wanted::Object, r#"{"answer":"no","sure":false}"#),
+            (Wanted::Tokens { tokens: 8, exact: false }, "x"),
+        ] {
+            assert_eq!(judged(&request(wanted), &answer(text, "stop", 9, 8)), Verdict::Right, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_needs_its_reason() {
+        let plain = same_as_alone(None);
+        let hasty = Request { deadline: true, ..same_as_alone(None) };
+        let wrong = request(Wanted::Error { status: 400, code: Some("invalid_json") });
+        let (died, full) = (Explanation::WorkerDied, Explanation::QueueFull);
+        for (request, reply, disturbed, explained) in [
+            (&plain, error(Some(429), "queue_full", Some(3)), false, Some(full)),
+            (&plain, error(Some(429), "queue_full", None), false, None),
+            (&plain, error(Some(429), "queue_full", Some(61)), false, None),
+            (&plain, error(Some(503), "worker_died", Some(1)), true, Some(died)),
+            (&plain, error(None, "worker_died", None), true, Some(died)),
+            (&plain, error(None, "worker_died", None), false, None),
+            (&plain, error(Some(503), "worker_died", None), true, None),
+            (&plain, error(Some(503), "model_not_ready", Some(1)), true, Some(Explanation::NotReady)),
+            (&plain, error(Some(408), "request_timeout", None), false, None),
+            (&hasty, error(Some(408), "request_timeout", None), false, Some(Explanation::Expired)),
+            (&plain, error(Some(500), "internal_error", None), true, None),
+            (&wrong, error(Some(400), "invalid_type", None), false, None),
+        ] {
+            let verdict = judge(request, &reply, &alone(), disturbed);
+            match explained {
+                Some(why) => assert_eq!(verdict, Verdict::Explained(why), "{reply:?}"),
+                None => assert!(matches!(verdict, Verdict::Wrong(_)), "{reply:?}: {verdict:?}"),
+            }
+        }
+        assert_eq!(judge(&wrong, &error(Some(400), "invalid_json", None), &alone(), false), Verdict::Right);
+        assert_eq!(judge(&plain, &Reply::Left, &alone(), false), Verdict::Left);
+    }
+
+    #[test]
+    fn too_many_differences_are_a_failure() {
+        let passed = |sure, unsure, wrong: u64| {
+            let counts = Counts { sent: wrong, wrong, ..Counts::default() };
+            let tally = Tally { kinds: [(Kind::Reference, counts)].into(), sure, unsure, ..Tally::default() };
+            tally.checks().iter().map(|check| check.passed).collect::<Vec<_>>()
+        };
+        assert_eq!(passed((1000, 10), (100, 20), 0), [true, true, true]);
+        assert_eq!(passed((1000, 11), (100, 21), 1), [false, false, false]);
+        assert_eq!(passed((10, 3), (10, 3), 0), [true, true, true]);
     }
 }

@@ -114,7 +114,8 @@ impl Soak {
         let asks = Asks::new(&self.demo.join("eval.jsonl"), self.seed, self.requests)?;
         let begun = Instant::now();
         let alone = self.ask_alone(&asks).await.context("the answers that requests get alone")?;
-        say(format_args!("{} answers alone: {:.0} s", alone.len(), begun.elapsed().as_secs_f64()));
+        let sure = alone.iter().filter(|alone| alone.sure).count();
+        say(format_args!("{} answers alone, {sure} of them sure: {:.0} s", alone.len(), begun.elapsed().as_secs_f64()));
 
         let disk = self.folder.join("prompts");
         // What an earlier soak left there would be found again.
@@ -247,7 +248,7 @@ impl Run {
     fn note(&self, request: &Request, got: &Exchange) {
         let disturbed = self.faults.overlap(got.sent, got.ended);
         let verdict = judge(request, &got.reply, &self.alone, disturbed);
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner).note(request, got, verdict);
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner).note(request, got, &self.alone, verdict);
     }
 
     fn tally(&self) -> Tally {
