@@ -41,7 +41,7 @@ use tokio::{
 use self::{
     asks::{Alone, Asks, Request},
     check::{Tally, judge},
-    exchange::{Exchange, exchange},
+    exchange::{Exchange, Reply, exchange},
     faults::Faults,
     report::{Check, SoakReport},
     watch::Watch,
@@ -72,6 +72,8 @@ const BURST: u64 = 40;
 const CACHE_RAM_MIB: u32 = 8;
 /// Disk for prompts: they do not all fit.
 const CACHE_DISK_MIB: u32 = 16;
+/// How long a client that was sent away waits: without it, a full queue would refuse all requests that are left.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 /// How often the progress is told.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest time for one request: a worker that stands still is replaced within half of it.
@@ -242,6 +244,9 @@ impl Run {
         let request = self.asks.request(number, &self.alone);
         let got = exchange(self.address, &request, REQUEST_LIMIT).await;
         self.note(&request, &got);
+        if matches!(&got.reply, Reply::Error(error) if matches!(error.status, Some(429 | 503))) {
+            sleep(REFUSED_PAUSE).await;
+        }
         true
     }
 
