@@ -17,8 +17,8 @@ pub const INTERVAL: Duration = Duration::from_millis(500);
 pub const MAX_GROWTH_PERCENT: u64 = 10;
 /// What is no growth beside that: pages that an allocator has and keeps.
 pub const GROWTH_IGNORED_BYTES: u64 = 2 << 20;
-/// Looks at a process from which its growth can be told: half a minute's.
-pub const MIN_SAMPLES: usize = 60;
+/// Looks at a process from which its growth can be told: two minutes', since a worker warms up for most of one.
+pub const MIN_SAMPLES: usize = 240;
 
 /// One look at a process.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -207,11 +207,11 @@ mod tests {
     #[test]
     fn memory_that_goes_on_growing_is_not_flat() {
         const MIB: u64 = 1 << 20;
-        let warming = life(&samples((0..200).map(|i| (50 + i.min(50)) * MIB)));
+        let warming = life(&samples((0..400).map(|i| (50 + i.min(50)) * MIB)));
         assert!(warming.judged && warming.flat, "{warming:?}");
-        let leaking = life(&samples((0..200).map(|i| (50 + i / 4) * MIB)));
+        let leaking = life(&samples((0..400).map(|i| (50 + i / 4) * MIB)));
         assert!(leaking.judged && !leaking.flat, "{leaking:?}");
-        let spike = life(&samples((0..200).map(|i| if i == 190 { 900 } else { 50 } * MIB)));
+        let spike = life(&samples((0..400).map(|i| if i == 190 { 900 } else { 50 } * MIB)));
         assert!(spike.flat && spike.most_bytes == 900 * MIB, "{spike:?}");
         assert!(!life(&samples((0..MIN_SAMPLES as u64 - 1).map(|i| i * MIB))).judged);
         assert_eq!(life(&[]).most_bytes, 0);
