@@ -24,6 +24,8 @@ WORKDIR /src
 COPY . .
 RUN cargo build --release --locked --workspace --bins \
     && install -D -t /out target/release/gantry-operator target/release/gantry-server target/release/gantry-e2e
+
+FROM build-source AS backends-source
 ARG VARIANTS
 ARG CUDA_ARCHITECTURES
 RUN --mount=type=secret,id=ca \
@@ -35,9 +37,13 @@ RUN --mount=type=secret,id=ca \
 FROM ${DEBIAN} AS build-binaries
 LABEL dev.gantry.stage=binaries
 COPY target/release/gantry-operator target/release/gantry-server target/release/gantry-e2e /out/
+
+FROM ${DEBIAN} AS backends-binaries
+LABEL dev.gantry.stage=binaries
 COPY target/backends /out/backends
 
 FROM build-${BUILD} AS build
+FROM backends-${BUILD} AS backends
 
 # What each image stands on: libc and libstdc++ are Debian's, certificates are for the API server's and models' https.
 FROM ${DEBIAN} AS base
@@ -63,7 +69,7 @@ LABEL org.opencontainers.image.title="gantry-server" \
       org.opencontainers.image.description="OpenAI-compatible inference server for GGUF models"
 COPY --from=build /out/gantry-server /usr/local/bin/gantry-server
 # Where the server looks for them by itself. The driver's library, libcuda.so.1, comes from the node.
-COPY --from=build /out/backends /usr/local/lib/gantry
+COPY --from=backends /out/backends /usr/local/lib/gantry
 EXPOSE 8080
 ENTRYPOINT ["/usr/local/bin/gantry-server"]
 

@@ -40,7 +40,7 @@ images: ## Build the images from the Dockerfile
 backends: ## Build CPU backends for newer and older processors, for the server's image; VARIANTS="haswell zen4" chooses
 	@hack/backends.sh
 
-cuda: ## Build the CUDA backend for the server's image, without a GPU; CUDA_ARCHITECTURES="80;90" chooses, 20 min or more
+cuda: ## Build the CUDA backend for the server's image, without a GPU; CUDA_ARCHITECTURES="80;90" chooses; takes long
 	@hack/cuda.sh
 
 fmt: ## Format the Rust and Go sources

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build ggml's CUDA backend as a module that gantry-server loads at run time, with the NVIDIA libraries that it needs, into
-# target/backends. The compiler comes as Python packages and no GPU is needed; it takes 20 minutes on two cores for one
+# target/backends. The compiler comes as Python packages and no GPU is needed. It takes long: 144 files for each
 # architecture.
 #
 #   hack/cuda.sh                                  for compute capability 9.0 (H100, H200)
@@ -52,7 +52,8 @@ configure() {
   local root; root=$(toolkit)
   PATH=$root/bin:$PATH CUDACXX=$root/bin/nvcc cmake -S server/llama/backends -B "$build" -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DGGML_SOURCE="$(ggml_source)" -DGGML_CUDA=ON -DGGML_CUDA_NCCL=OFF \
-    -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DCUDAToolkit_ROOT="$root" >"$cuda/configure.log" 2>&1 ||
+    -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DCUDAToolkit_ROOT="$root" \
+    -DCMAKE_CUDA_RUNTIME_LIBRARY=Shared >"$cuda/configure.log" 2>&1 ||
     { tail -20 "$cuda/configure.log" >&2; return 1; }
 }
 
