@@ -173,7 +173,7 @@ pub struct RuntimeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1 && self <= 32").message("spec.runtime.workers: use a number from 1 to 32"))]
     pub workers: Option<u32>,
-    /// Speculative decoding. Not supported yet.
+    /// Speculative decoding: promptLookup is carried out, a draft model is not supported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculative: Option<SpeculativeSpec>,
 }
@@ -331,7 +331,7 @@ pub enum CacheMode {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.highWatermark) || self.highWatermark <= self.maxQueue").message("spec.scheduling.highWatermark: it may not be above maxQueue"),
-    validation = Rule::new("!has(self.lowWatermark) || !has(self.highWatermark) || self.lowWatermark < self.highWatermark").message("spec.scheduling.lowWatermark: it must be below highWatermark")
+    validation = Rule::new("!has(self.lowWatermark) || self.lowWatermark < (has(self.highWatermark) ? self.highWatermark : self.maxQueue)").message("spec.scheduling.lowWatermark: it must be below highWatermark, or below maxQueue where there is none")
 )]
 pub struct SchedulingSpec {
     /// Requests that may wait in a pod; the next is refused with 429 and a Retry-After.

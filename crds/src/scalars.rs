@@ -208,6 +208,11 @@ impl<'de> Deserialize<'de> for AutoOr {
                     .map_err(|_| E::invalid_value(serde::de::Unexpected::Signed(value), &self))
             }
 
+            /// As a manifest with nothing behind the colon has it.
+            fn visit_unit<E: serde::de::Error>(self) -> Result<AutoOr, E> {
+                Ok(AutoOr::Auto)
+            }
+
             fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<AutoOr, E> {
                 match value {
                     "auto" => Ok(AutoOr::Auto),
@@ -231,6 +236,8 @@ impl JsonSchema for AutoOr {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "x-kubernetes-int-or-string": true,
+            // The API server puts the default in the place of a null that may not be, and leaves one that may unchecked.
+            "nullable": false,
             "maxLength": 8,
             "x-kubernetes-validations": [{
                 "rule": "type(self) == int ? (self >= 0 && self <= 1024) : self == 'auto'",
@@ -279,7 +286,8 @@ mod tests {
             assert_eq!(serde_json::from_str::<AutoOr>(json).unwrap(), value);
             assert_eq!(serde_json::to_string(&value).unwrap(), json);
         }
-        for json in ["-1", "\"all\"", "1.5", "null"] {
+        assert_eq!(serde_json::from_str::<AutoOr>("null").unwrap(), AutoOr::Auto);
+        for json in ["-1", "\"all\"", "1.5"] {
             assert!(serde_json::from_str::<AutoOr>(json).is_err(), "{json}");
         }
     }

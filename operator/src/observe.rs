@@ -23,11 +23,11 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
-    core::PartialObjectMeta,
+    core::{DeserializeGuard, PartialObjectMeta, error_boundary::InvalidObject},
     runtime::{
         WatchStreamExt,
         reflector::{self, ObjectRef, Store},
-        watcher,
+        watcher::{self, Event, watcher},
     },
 };
 use serde::de::DeserializeOwned;
@@ -66,8 +66,10 @@ impl Stores {
     pub fn watch(client: &Client) -> (Self, Wakes) {
         let managed = watcher::Config::default().labels(&format!("{MANAGED_BY}={OPERATOR}"));
         let all = || watcher::Config::default();
-        let (services, services_wake) = stored(watcher(Api::<InferenceService>::all(client.clone()), all()), |_| {});
-        let (versions, a) = stored(watcher(Api::<ModelVersion>::all(client.clone()), all()), |_| {});
+        let services = readable(watcher(Api::<DeserializeGuard<InferenceService>>::all(client.clone()), all()));
+        let (services, services_wake) = stored(services, |_| {});
+        let versions = readable(watcher(Api::<DeserializeGuard<ModelVersion>>::all(client.clone()), all()));
+        let (versions, a) = stored(versions, |_| {});
         let (pods, b) = stored(watcher(Api::<Pod>::all(client.clone()), managed.clone()), trim_pod);
         let (deployments, c) = stored(watcher(Api::<Deployment>::all(client.clone()), managed.clone()), |_| {});
         let (endpoints, d) = stored(watcher(Api::<Service>::all(client.clone()), managed.clone()), |_| {});
@@ -140,6 +142,35 @@ impl Stores {
             network_policy: get(&self.network_policies, &name, &namespace),
         }
     }
+}
+
+/// Leaves out objects that cannot be read, such as one with a value that a later version knows: it must not stop the
+/// work on all others. What was known of it before stays.
+fn readable<K: Resource>(
+    events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send + 'static,
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static
+where
+    K: Send + 'static,
+{
+    let read = |object: DeserializeGuard<K>| {
+        let unreadable = object.0.as_ref().err();
+        if let Some(InvalidObject { error, metadata }) = unreadable {
+            let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
+            let kind = std::any::type_name::<K>();
+            warn!(kind, namespace, name, error, "an object cannot be read and is left alone: correct it");
+        }
+        object.0.ok()
+    };
+    events.filter_map(move |event| {
+        let event = event.map(|event| match event {
+            Event::Apply(object) => read(object).map(Event::Apply),
+            Event::Delete(object) => read(object).map(Event::Delete),
+            Event::InitApply(object) => read(object).map(Event::InitApply),
+            Event::Init => Some(Event::Init),
+            Event::InitDone => Some(Event::InitDone),
+        });
+        future::ready(event.transpose())
+    })
 }
 
 fn stored<K>(
@@ -350,6 +381,29 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn an_object_that_cannot_be_read_hides_no_other() {
+        let guarded = |name: &str, replicas: serde_json::Value| -> DeserializeGuard<InferenceService> {
+            let model = json!({"name": "m", "source": {"uri": "http://models/m.gguf"}});
+            let spec = json!({"model": model, "replicas": replicas});
+            let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
+                "metadata": {"name": name, "namespace": "ns"}, "spec": spec});
+            serde_json::from_value(object).unwrap()
+        };
+        let (bad, good) = (guarded("bad", json!("many")), guarded("good", json!(1)));
+        assert!(bad.0.is_err() && good.0.is_ok());
+        let events = [Event::Init, Event::InitApply(bad.clone()), Event::InitApply(good), Event::InitDone]
+            .into_iter()
+            .chain([Event::Apply(bad)])
+            .map(watcher::Result::Ok);
+        let left: Vec<_> = readable(futures::stream::iter(events)).map(Result::unwrap).collect().await;
+        let names = left.iter().filter_map(|event| match event {
+            Event::InitApply(service) | Event::Apply(service) => Some(service.name_any()),
+            _ => None,
+        });
+        assert_eq!((names.collect::<Vec<_>>(), left.len()), (vec!["good".to_owned()], 3));
+    }
 
     fn pod(status: serde_json::Value) -> Pod {
         let mut pod = serde_json::from_value(json!({

@@ -253,6 +253,8 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (json!({"spec": {"scheduling": {"maxQueue": 0}}}), "spec.scheduling.maxQueue: use a number"),
         (json!({"spec": {"scheduling": {"maxQueue": 10, "highWatermark": 11}}}), "it may not be above maxQueue"),
         (json!({"spec": {"scheduling": {"highWatermark": 10, "lowWatermark": 10}}}), "it must be below highWatermark"),
+        (json!({"spec": {"scheduling": {"maxQueue": 10, "lowWatermark": 10}}}), "or below maxQueue"),
+        (json!({"spec": {"scheduling": {"lowWatermark": 5_000_000_000_u64}}}), "or below maxQueue"),
         (rollout(json!({"progressDeadline": "0s"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"progressDeadline": "15 minutes"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"strategy": "Recreate"})), "supported values"),
@@ -277,6 +279,7 @@ async fn invalid_objects_are_refused_with_a_sentence_that_tells_what_to_do() -> 
             api.create(&dry_run, &serde_json::from_value(object)?).await.map_err(anyhow::Error::from)
         };
         create(good.clone()).await.context("the object that all others are made from is good")?;
+        ensure_defaults(&create(bare(&good)).await.context("what is left out has a default")?.data["spec"])?;
 
         let mut wrong = Vec::new();
         for (change, sentence) in invalid_specs() {
@@ -295,6 +298,29 @@ async fn invalid_objects_are_refused_with_a_sentence_that_tells_what_to_do() -> 
         ensure_versions_are_immutable(namespace, &model).await
     })
     .await
+}
+
+/// Only what has no default, and nothing behind two colons.
+fn bare(good: &Value) -> Value {
+    let mut bare = good.clone();
+    bare["spec"] = json!({"model": good["spec"]["model"], "runtime": {"threads": null, "gpuLayers": null}});
+    bare
+}
+
+fn ensure_defaults(spec: &Value) -> Result<()> {
+    for (field, default) in [
+        ("/replicas", json!(1)),
+        ("/revisionHistoryLimit", json!(5)),
+        ("/scheduling/maxQueue", json!(512)),
+        ("/runtime/contextSize", json!(8192)),
+        ("/runtime/threads", json!("auto")),
+        ("/runtime/gpuLayers", json!("auto")),
+        ("/rollout/progressDeadline", json!("15m")),
+        ("/rollout/rollback/bake", json!("10m")),
+    ] {
+        ensure!(spec.pointer(field) == Some(&default), "{field} is not {default} by default: {spec}");
+    }
+    Ok(())
 }
 
 async fn ensure_versions_are_immutable(namespace: &TestNamespace, model: &ModelSource) -> Result<()> {
