@@ -1,0 +1,260 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, Parser, Subcommand};
+
+/// Gantry's inference server.
+#[derive(Debug, Parser)]
+#[command(name = "gantry-server", version, about, max_term_width = 120)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// See [`Cli`].
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve one model file, without Kubernetes
+    Serve(Box<ServeArgs>),
+    /// Serve in a pod what an InferenceService asks for
+    Pod(Box<PodArgs>),
+    /// Check a GGUF file and say what it is and what memory it takes
+    Validate(ValidateArgs),
+    /// Say what there is to compute with: the CPU backend that fits this processor, and GPUs
+    Devices(BackendArgs),
+    /// Load and run one model for the server that started this process
+    #[command(hide = true)]
+    Worker(BackendArgs),
+}
+
+/// Flags of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The GGUF file
+    #[arg(short, long, env = "GANTRY_MODEL", value_name = "FILE")]
+    pub model: PathBuf,
+    /// Flags about listening
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// KV cells in total, shared out equally among the sequences; 0: as the model was trained
+    #[arg(
+        short,
+        long,
+        env = "GANTRY_CTX_SIZE",
+        default_value = "0",
+        value_name = "TOKENS",
+        allow_hyphen_values = true
+    )]
+    pub ctx_size: String,
+    /// Sequences that generate at once
+    #[arg(long, env = "GANTRY_PARALLEL", default_value = "8", value_name = "N", allow_hyphen_values = true)]
+    pub parallel: String,
+    /// Threads that compute, shared out among the workers; -1: one less than the processors there are
+    #[arg(short, long, env = "GANTRY_THREADS", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub threads: String,
+    /// Where ggml's backends are
+    #[command(flatten)]
+    pub backends: BackendArgs,
+    /// Layers to put on GPUs; 0: none; -1 or auto: all that can be, where there is a GPU; all: those of the model, and
+    /// that, as any number above 0, needs a GPU
+    #[arg(
+        long,
+        visible_alias = "gpu-layers",
+        env = "GANTRY_N_GPU_LAYERS",
+        default_value = "-1",
+        value_name = "N",
+        allow_hyphen_values = true
+    )]
+    pub n_gpu_layers: String,
+    /// GPUs to use, by the names that `gantry-server devices` tells, in this order; none: none [default: all]
+    #[arg(long, env = "GANTRY_DEVICE", value_name = "NAME,...")]
+    pub device: Option<String>,
+    /// What is split among several GPUs: none (one has the whole model), layer or row
+    #[arg(long, env = "GANTRY_SPLIT_MODE", default_value = "layer", value_name = "MODE")]
+    pub split_mode: String,
+    /// How much of the model each GPU gets, in whole numbers: 3,1 [default: by their free memory]
+    #[arg(long, env = "GANTRY_TENSOR_SPLIT", value_name = "N,...")]
+    pub tensor_split: Option<String>,
+    /// The GPU that has the whole model with --split-mode none, counted from 0
+    #[arg(long, env = "GANTRY_MAIN_GPU", default_value = "0", value_name = "N", allow_hyphen_values = true)]
+    pub main_gpu: String,
+    /// Element type of the KV cache's keys: f16, q8_0 or q4_0
+    #[arg(long, env = "GANTRY_CACHE_TYPE_K", default_value = "f16", value_name = "TYPE")]
+    pub cache_type_k: String,
+    /// Element type of the KV cache's values; must be that of the keys [default: that of the keys]
+    #[arg(long, env = "GANTRY_CACHE_TYPE_V", value_name = "TYPE")]
+    pub cache_type_v: Option<String>,
+    /// The model name that clients use [default: the file's name without .gguf]
+    #[arg(short, long, env = "GANTRY_ALIAS", value_name = "NAME")]
+    pub alias: Option<String>,
+    /// Requests that may wait while all sequences are busy; one more is refused with 429
+    #[arg(long, env = "GANTRY_MAX_QUEUE", default_value = "512", value_name = "N", allow_hyphen_values = true)]
+    pub max_queue: String,
+    /// With more requests waiting than this, further ones are refused until no more than the low watermark wait; -1: none
+    #[arg(long, env = "GANTRY_HIGH_WATERMARK", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub high_watermark: String,
+    /// See --high-watermark; -1: three quarters of it
+    #[arg(long, env = "GANTRY_LOW_WATERMARK", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub low_watermark: String,
+    /// Seconds that a request may wait for its first token before it fails with 408; -1: any
+    #[arg(
+        long,
+        env = "GANTRY_QUEUE_TIMEOUT",
+        default_value = "-1",
+        value_name = "SECONDS",
+        allow_hyphen_values = true
+    )]
+    pub queue_timeout: String,
+    /// Processes that serve the model side by side; -1: 1
+    #[arg(long, env = "GANTRY_WORKERS", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub workers: String,
+    /// Which worker gets a request: round-robin, least-loaded, memory-aware or prefix-aware
+    #[arg(long, env = "GANTRY_DISPATCH", default_value = "least-loaded", value_name = "STRATEGY")]
+    pub dispatch: String,
+    /// How the KV cells are shared out: auto, split (each sequence has its own) or unified (one pool)
+    #[arg(long, env = "GANTRY_KV_LAYOUT", default_value = "auto", value_name = "LAYOUT")]
+    pub kv_layout: String,
+    /// MiB of main memory for prompts that left the KV cache; 0: none; -1: 1024, at most an eighth of the memory
+    #[arg(long, env = "GANTRY_CACHE_RAM", default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
+    pub cache_ram: String,
+    /// A directory, made when absent, for prompts that are to outlive the process [default: none]
+    #[arg(long, env = "GANTRY_CACHE_DISK_DIR", value_name = "DIR")]
+    pub cache_disk_dir: Option<PathBuf>,
+    /// MiB that the prompts in --cache-disk-dir may take; -1: 4096
+    #[arg(long, env = "GANTRY_CACHE_DISK", default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
+    pub cache_disk: String,
+    /// Seconds after which a prompt that nobody began with again is dropped from all tiers; -1: never
+    #[arg(long, env = "GANTRY_CACHE_TTL", default_value = "-1", value_name = "SECONDS", allow_hyphen_values = true)]
+    pub cache_ttl: String,
+    /// The most tokens guessed at a time from repetitions and checked in one step; 0: none
+    #[arg(long, env = "GANTRY_PROMPT_LOOKUP", default_value = "0", value_name = "N", allow_hyphen_values = true)]
+    pub prompt_lookup: String,
+    /// A smaller model of the same tokens, which guesses what the model then checks in one step
+    #[arg(long, visible_alias = "spec-draft-model", env = "GANTRY_MODEL_DRAFT", value_name = "FILE")]
+    pub model_draft: Option<PathBuf>,
+    /// The most tokens guessed at a time with --model-draft
+    #[arg(
+        long,
+        visible_alias = "draft-max",
+        env = "GANTRY_SPEC_DRAFT_N_MAX",
+        default_value = "8",
+        value_name = "N",
+        allow_hyphen_values = true
+    )]
+    pub spec_draft_n_max: String,
+    /// Embed texts on /v1/embeddings, too; with an encoder, nothing else
+    #[arg(
+        long,
+        visible_alias = "embedding",
+        env = "GANTRY_EMBEDDINGS",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub embeddings: bool,
+    /// Rank documents on /v1/rerank; the model must be a reranker
+    #[arg(
+        long,
+        visible_alias = "rerank",
+        env = "GANTRY_RERANKING",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub reranking: bool,
+    /// How the vectors of a text's tokens become one: mean, cls, last or rank [default: what the model's file names]
+    #[arg(long, env = "GANTRY_POOLING", value_name = "POOLING")]
+    pub pooling: Option<String>,
+    /// Tokens of texts that are embedded together, and so the longest text
+    #[arg(long, env = "GANTRY_UBATCH_SIZE", default_value = "512", value_name = "TOKENS", allow_hyphen_values = true)]
+    pub ubatch_size: String,
+    /// Texts that are embedded together
+    #[arg(long, env = "GANTRY_EMBEDDING_BATCH", default_value = "32", value_name = "N", allow_hyphen_values = true)]
+    pub embedding_batch: String,
+    /// Milliseconds that a text waits for others to be embedded with
+    #[arg(long, env = "GANTRY_EMBEDDING_WAIT_MS", default_value = "2", value_name = "MS", allow_hyphen_values = true)]
+    pub embedding_wait_ms: String,
+    /// Milliseconds that a step may take while requests generate; -1: 2.5 times as long as their tokens alone
+    #[arg(long, env = "GANTRY_STEP_MS_TARGET", default_value = "-1", value_name = "MS", allow_hyphen_values = true)]
+    pub step_ms_target: String,
+}
+
+/// Where ggml's backends are.
+#[derive(Clone, Debug, Default, Args)]
+pub struct BackendArgs {
+    /// Where ggml's backends are [default: `backends` beside the program, or `../lib/gantry`; without, its own for the CPU]
+    #[arg(long, env = "GANTRY_BACKEND_DIR", value_name = "DIR")]
+    pub backend_dir: Option<PathBuf>,
+}
+
+impl BackendArgs {
+    /// The directory, the one beside the program where none is given.
+    #[must_use]
+    pub fn dir(&self) -> Option<PathBuf> {
+        self.backend_dir.clone().or_else(gantry_engine::default_backend_dir)
+    }
+}
+
+/// Flags about listening and ending, which `serve` and `pod` share.
+#[derive(Debug, Args)]
+pub struct HttpArgs {
+    /// The address to listen on [default: 127.0.0.1 for serve, 0.0.0.0 for pod]
+    #[arg(long, env = "GANTRY_HTTP_HOST", value_name = "HOST")]
+    pub host: Option<String>,
+    // Not GANTRY_PORT: Kubernetes sets that in every pod beside a Service called gantry.
+    /// The port to listen on; 0: any free one, which is printed
+    #[arg(long, env = "GANTRY_HTTP_PORT", default_value = "8080", value_name = "PORT", allow_hyphen_values = true)]
+    pub port: String,
+    /// Seconds that requests in flight may take to end after SIGTERM
+    #[arg(
+        long,
+        env = "GANTRY_DRAIN_TIMEOUT",
+        default_value = "120",
+        value_name = "SECONDS",
+        allow_hyphen_values = true
+    )]
+    pub drain_timeout: String,
+}
+
+/// Flags of `pod`.
+#[derive(Debug, Args)]
+pub struct PodArgs {
+    /// Flags about listening
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// Where ggml's backends are
+    #[command(flatten)]
+    pub backends: BackendArgs,
+    /// The InferenceService whose pod this is
+    #[arg(long, env = "GANTRY_SERVICE", value_name = "NAME")]
+    pub service: String,
+    /// Its namespace
+    #[arg(long, env = "GANTRY_NAMESPACE", value_name = "NAME")]
+    pub namespace: String,
+    /// This pod's name
+    #[arg(long, env = "GANTRY_POD", value_name = "NAME")]
+    pub pod: String,
+    /// Where models are kept
+    #[arg(long, env = "GANTRY_CACHE_DIR", default_value = "/var/cache/gantry", value_name = "DIR")]
+    pub cache_dir: PathBuf,
+}
+
+/// Flags of `validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// The GGUF file
+    pub file: PathBuf,
+    /// KV cells in total, for the memory estimate; 0: as the model was trained
+    #[arg(short, long, default_value_t = 0, value_name = "TOKENS")]
+    pub ctx_size: u32,
+    /// Sequences, for the memory estimate
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub parallel: u32,
+    /// Count what --embeddings takes in the memory estimate
+    #[arg(long, visible_alias = "embedding")]
+    pub embeddings: bool,
+    /// Tokens of texts that are embedded together, for the memory estimate
+    #[arg(long, default_value_t = gantry_engine::DEFAULT_POOLED_TOKENS, value_name = "TOKENS")]
+    pub ubatch_size: u32,
+}

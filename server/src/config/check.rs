@@ -1,0 +1,124 @@
+//! What is wrong with the values of flags, all of it at once.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use gantry_engine::{ALL_LAYERS, CacheType, KvLayout, Pooling};
+
+use crate::version::DispatchStrategy;
+
+/// The most layers that a flag may ask for.
+pub(super) const MAX_GPU_LAYERS: u32 = ALL_LAYERS;
+
+/// Every mistake in the settings.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Problems(pub(super) Vec<String>);
+
+impl Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "invalid settings:")?;
+        for problem in &self.0 {
+            writeln!(f, "  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// Gathers mistakes; a value that is wrong is replaced by one that nobody will see.
+#[derive(Default)]
+pub(super) struct Check(Vec<String>);
+
+impl Check {
+    pub(super) fn problem(&mut self, problem: String) {
+        self.0.push(problem);
+    }
+
+    pub(super) fn found_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn number<T>(&mut self, flag: &str, text: &str, low: T, high: T) -> T
+    where
+        T: FromStr + PartialOrd + Display + Copy,
+    {
+        match text.trim().parse::<T>() {
+            Ok(number) if low <= number && number <= high => number,
+            _ => {
+                self.problem(format!("--{flag} must be a whole number from {low} to {high}, not {text:?}"));
+                low
+            }
+        }
+    }
+
+    /// As [`Check::number`], where -1 and `auto` leave the choice to the engine.
+    pub(super) fn automatic(&mut self, flag: &str, text: &str, low: u32, high: u32) -> Option<u32> {
+        match text.trim() {
+            "-1" | "auto" => None,
+            number => match number.parse() {
+                Ok(number) if (low..=high).contains(&number) => Some(number),
+                _ => {
+                    let message = format!("--{flag} must be -1 or a whole number from {low} to {high}, not {text:?}");
+                    self.problem(message);
+                    None
+                }
+            },
+        }
+    }
+
+    /// As llama-server has it.
+    pub(super) fn gpu_layers(&mut self, flag: &str, text: &str) -> Option<u32> {
+        if text.trim() == "all" { Some(ALL_LAYERS) } else { self.automatic(flag, text, 0, MAX_GPU_LAYERS) }
+    }
+
+    pub(super) fn cache_type(&mut self, flag: &str, text: &str) -> CacheType {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "f16" => CacheType::F16,
+            "q8_0" => CacheType::Q8_0,
+            "q4_0" => CacheType::Q4_0,
+            _ => {
+                self.problem(format!("--{flag} must be f16, q8_0 or q4_0, not {text:?}"));
+                CacheType::F16
+            }
+        }
+    }
+
+    pub(super) fn dispatch(&mut self, flag: &str, text: &str) -> DispatchStrategy {
+        text.trim().to_ascii_lowercase().parse().unwrap_or_else(|()| {
+            let names = "round-robin, least-loaded, memory-aware or prefix-aware";
+            self.problem(format!("--{flag} must be {names}, not {text:?}"));
+            DispatchStrategy::default()
+        })
+    }
+
+    pub(super) fn kv_layout(&mut self, flag: &str, text: &str) -> KvLayout {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => KvLayout::Auto,
+            "split" => KvLayout::Split,
+            "unified" => KvLayout::Unified,
+            _ => {
+                self.problem(format!("--{flag} must be auto, split or unified, not {text:?}"));
+                KvLayout::Auto
+            }
+        }
+    }
+
+    pub(super) fn pooling(&mut self, flag: &str, text: &str) -> Option<Pooling> {
+        let found = Pooling::ALL.into_iter().find(|pooling| pooling.as_str() == text.trim().to_ascii_lowercase());
+        if found.is_none() {
+            self.problem(format!("--{flag} must be mean, cls, last or rank, not {text:?}"));
+        }
+        found
+    }
+
+    pub(super) fn name(&mut self, flag: &str, text: &str) {
+        if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+            self.problem(format!("--{flag} must be 1 to 256 characters without control characters, not {text:?}"));
+        }
+    }
+
+    pub(super) fn finish<T>(self, settings: T) -> Result<T, Problems> {
+        if self.0.is_empty() { Ok(settings) } else { Err(Problems(self.0)) }
+    }
+}

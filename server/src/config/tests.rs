@@ -1,0 +1,332 @@
+//! What flags mean, and what is said of wrong ones.
+#![allow(clippy::unwrap_used)]
+
+use clap::Parser;
+use gantry_engine::{ALL_LAYERS, CacheType, KvLayout};
+use kube::CustomResourceExt;
+
+use super::check::MAX_GPU_LAYERS;
+use super::*;
+use crate::version::DispatchStrategy;
+
+/// A file that is there.
+const DRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/main.rs");
+
+fn serve(args: &[&str]) -> Result<ServeSettings, Problems> {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let all = ["gantry-server", "serve", "--model", file].into_iter().chain(args.iter().copied());
+    match Cli::try_parse_from(all).unwrap().command {
+        Command::Serve(args) => args.settings(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The largest value that the API server takes for a field of the spec, as its rules say.
+fn api_maximum(path: &str) -> u64 {
+    let crd = serde_json::to_value(gantry_crds::InferenceService::crd()).unwrap();
+    let (parents, field) = path.rsplit_once('.').unwrap();
+    let mut parent = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    for name in parents.split('.') {
+        parent = &parent["properties"][name];
+    }
+    let maximum = |schema: &serde_json::Value, name: &str| {
+        let rules = schema["x-kubernetes-validations"].as_array().cloned().unwrap_or_default();
+        let bound = format!("{name} <= ");
+        let after = |rule: &serde_json::Value| {
+            let digits: String =
+                rule["rule"].as_str()?.split_once(&bound)?.1.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse().ok()
+        };
+        rules.iter().filter_map(after).min()
+    };
+    let of_field = maximum(&parent["properties"][field], "self");
+    let of_parent = maximum(parent, &format!("self.{field}"));
+    of_field.into_iter().chain(of_parent).min().unwrap_or_else(|| panic!("no rule bounds {path}"))
+}
+
+#[test]
+fn the_api_takes_nothing_that_the_server_refuses() {
+    for (path, limit) in [
+        ("spec.replicas", u64::try_from(gantry_crds::MAX_REPLICAS).unwrap()),
+        ("spec.runtime.contextSize", MAX_CTX_SIZE.into()),
+        ("spec.runtime.parallel", MAX_PARALLEL.into()),
+        ("spec.runtime.threads", MAX_THREADS.into()),
+        ("spec.runtime.workers", MAX_WORKERS.into()),
+        ("spec.runtime.gpuLayers", MAX_GPU_LAYERS.into()),
+        ("spec.runtime.gpuSplit.mainGpu", u64::try_from(MAX_GPUS - 1).unwrap()),
+        ("spec.scheduling.maxQueue", u64::try_from(MAX_QUEUE).unwrap()),
+    ] {
+        let maximum = api_maximum(path);
+        assert!(maximum <= limit, "{path} may be {maximum}, and the server takes up to {limit}");
+    }
+    let crd = serde_json::to_string(&gantry_crds::InferenceService::crd()).unwrap();
+    let drain = format!("duration(self.drainTimeout) <= duration('{}h')", MAX_DRAIN_SECONDS / 3600);
+    assert!(crd.contains(&drain), "{drain}");
+}
+
+#[test]
+fn flags_mean_what_they_mean_for_llama_server() {
+    let settings = serve(&[
+        "-c",
+        "4096",
+        "--parallel",
+        "4",
+        "-t",
+        "3",
+        "--gpu-layers",
+        "0",
+        "--device",
+        "CUDA1, CUDA0",
+        "--split-mode",
+        "row",
+        "--tensor-split",
+        "3,1",
+        "--main-gpu",
+        "1",
+        "--cache-type-k",
+        "q8_0",
+        "-a",
+        "chat",
+        "--max-queue",
+        "20",
+        "--high-watermark",
+        "16",
+        "--low-watermark",
+        "8",
+        "--queue-timeout",
+        "30",
+        "--workers",
+        "1",
+        "--dispatch",
+        "prefix-aware",
+        "--kv-layout",
+        "split",
+        "--cache-ram",
+        "64",
+        "--cache-disk-dir",
+        "/var/cache/prompts",
+        "--cache-disk",
+        "100",
+        "--cache-ttl",
+        "600",
+        "--prompt-lookup",
+        "6",
+        "--model-draft",
+        DRAFT,
+        "--spec-draft-n-max",
+        "4",
+        "--step-ms-target",
+        "80",
+        "--embedding",
+        "--pooling",
+        "last",
+        "--ubatch-size",
+        "1024",
+        "--embedding-batch",
+        "16",
+        "--embedding-wait-ms",
+        "5",
+    ]);
+    let settings = settings.unwrap();
+    let expected = RuntimeSettings {
+        ctx_size: 4096,
+        parallel: 4,
+        threads: Some(3),
+        cache_type: CacheType::Q8_0,
+        gpu_layers: Some(0),
+        gpu_split: GpuSplit {
+            devices: vec!["CUDA1".to_owned(), "CUDA0".to_owned()],
+            mode: SplitMode::Row,
+            tensor_split: vec![3, 1],
+            main_gpu: 1,
+        },
+        workers: Some(1),
+        scheduling: Scheduling {
+            max_queue: 20,
+            high_watermark: Some(16),
+            low_watermark: Some(8),
+            queue_timeout_ms: Some(30_000),
+            dispatch: DispatchStrategy::PrefixAware,
+        },
+        engine: EngineTuning {
+            kv_layout: KvLayout::Split,
+            cache_ram_bytes: Some(64 << 20),
+            cache_disk: Some(DiskCacheConfig { dir: "/var/cache/prompts".into(), max_bytes: 100 << 20 }),
+            cache_ttl_ms: Some(600_000),
+            prompt_lookup: 6,
+            draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
+            step_ms_target: Some(80),
+        },
+        pooled: Some(PooledConfig { pooling: Some(Pooling::Last), max_batch: 16, wait_ms: 5, batch_tokens: 1024 }),
+    };
+    assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
+    assert_eq!(settings.http.port, 8080);
+}
+
+#[test]
+fn the_defaults_leave_the_choice_to_the_engine() {
+    let settings = serve(&[]).unwrap();
+    assert_eq!(settings.version.runtime, RuntimeSettings::default());
+    assert_eq!(settings.version.served_name, "Cargo");
+}
+
+#[test]
+fn every_mistake_is_named_at_once() {
+    let problems = serve(&[
+        "--port",
+        "70000",
+        "--ctx-size",
+        "many",
+        "--parallel",
+        "0",
+        "--threads",
+        "0",
+        "--n-gpu-layers",
+        "-2",
+        "--device",
+        "CUDA0,,CUDA1",
+        "--split-mode",
+        "column",
+        "--tensor-split",
+        "0.5,x",
+        "--main-gpu",
+        "16",
+        "--backend-dir",
+        "/nowhere",
+        "--cache-type-k",
+        "q5",
+        "--max-queue",
+        "-1",
+        "--drain-timeout",
+        "1.5",
+        "--alias",
+        "",
+        "--high-watermark",
+        "x",
+        "--low-watermark",
+        "-2",
+        "--queue-timeout",
+        "0",
+        "--workers",
+        "0",
+        "--dispatch",
+        "fastest",
+        "--kv-layout",
+        "round",
+        "--cache-ram",
+        "-2",
+        "--cache-disk-dir",
+        "/var/cache/prompts",
+        "--cache-disk",
+        "0",
+        "--cache-ttl",
+        "0",
+        "--prompt-lookup",
+        "65",
+        "--model-draft",
+        "/nowhere",
+        "--spec-draft-n-max",
+        "0",
+        "--step-ms-target",
+        "0",
+        "--pooling",
+        "none",
+        "--ubatch-size",
+        "0",
+        "--embedding-batch",
+        "257",
+        "--embedding-wait-ms",
+        "-1",
+    ])
+    .unwrap_err();
+    let flags = [
+        "port",
+        "ctx-size",
+        "parallel",
+        "threads",
+        "n-gpu-layers",
+        "device",
+        "split-mode",
+        "tensor-split",
+        "main-gpu",
+        "backend-dir",
+        "cache-type-k",
+        "max-queue",
+        "drain-timeout",
+        "alias",
+        "high-watermark",
+        "low-watermark",
+        "queue-timeout",
+        "workers",
+        "dispatch",
+        "kv-layout",
+        "cache-ram",
+        "cache-disk",
+        "cache-ttl",
+        "prompt-lookup",
+        "model-draft",
+        "spec-draft-n-max",
+        "step-ms-target",
+        "pooling",
+        "ubatch-size",
+        "embedding-batch",
+        "embedding-wait-ms",
+    ];
+    for flag in flags {
+        let told = problems.0.iter().filter(|problem| problem.starts_with(&format!("--{flag} must be"))).count();
+        assert_eq!(told, 1, "--{flag}: {problems}");
+    }
+    assert_eq!(problems.0.len(), flags.len(), "{problems}");
+}
+
+#[test]
+fn layers_may_be_left_to_the_engine_or_be_all() {
+    for (text, layers) in [("auto", None), ("-1", None), ("0", Some(0)), ("33", Some(33)), ("all", Some(ALL_LAYERS))] {
+        assert_eq!(serve(&["--n-gpu-layers", text]).unwrap().version.runtime.gpu_layers, layers, "{text}");
+    }
+}
+
+#[test]
+fn settings_that_do_not_go_together_are_named() {
+    for (args, flag) in [
+        (["--max-queue", "4", "--high-watermark", "5"], "--high-watermark must be"),
+        (["--high-watermark", "5", "--low-watermark", "5"], "--low-watermark must be"),
+        (["--parallel", "1", "--workers", "2"], "--workers must be"),
+        (["--reranking", "--pooling=mean", "--parallel", "2"], "--pooling must be rank"),
+    ] {
+        let problems = serve(&args).unwrap_err();
+        assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");
+    }
+}
+
+#[test]
+fn the_disk_tier_needs_a_directory_and_memory() {
+    let disk = |args: &[&str]| serve(args).map(|settings| settings.version.runtime.engine.cache_disk);
+    let dir = "--cache-disk-dir=/prompts";
+    let defaults = DiskCacheConfig { dir: "/prompts".into(), max_bytes: DEFAULT_PREFIX_CACHE_DISK_BYTES };
+    assert_eq!(disk(&[dir]).unwrap(), Some(defaults));
+    for (args, flag) in [
+        (&["--cache-disk", "100"][..], "--cache-disk must be"),
+        (&[dir, "--cache-ram", "0"], "--cache-disk-dir must have"),
+    ] {
+        let problems = disk(args).unwrap_err();
+        assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");
+    }
+}
+
+#[test]
+fn reranking_is_rank_pooling_and_nothing_is_pooled_unasked() {
+    let pooled = |args: &[&str]| serve(args).unwrap().version.runtime.pooled;
+    assert_eq!(pooled(&["--pooling", "mean"]), None);
+    assert_eq!(pooled(&["--embeddings"]), Some(PooledConfig::default()));
+    for args in [&["--reranking"][..], &["--rerank", "--embeddings"], &["--rerank", "--pooling", "rank"]] {
+        let rank = PooledConfig { pooling: Some(Pooling::Rank), ..PooledConfig::default() };
+        assert_eq!(pooled(args), Some(rank), "{args:?}");
+    }
+}
+
+#[test]
+fn keys_and_values_of_the_cache_have_one_type() {
+    assert!(serve(&["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]).is_ok());
+    assert!(serve(&["--cache-type-v", "q8_0"]).is_err());
+}
