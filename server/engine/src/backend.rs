@@ -112,6 +112,8 @@ pub(crate) struct RenderedChat {
 /// A model's text side: immutable, shared by the tokenising pool and the scheduler.
 pub(crate) trait Vocabulary: Send + Sync {
     fn size(&self) -> u32;
+    /// Bytes of the longest text that is one token.
+    fn longest_token(&self) -> usize;
     /// Tokens of a prompt, special tokens in it parsed, BOS before it where the model wants one.
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError>;
     /// Tokens of a query and a document, as a reranker wants them.

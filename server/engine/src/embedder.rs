@@ -10,12 +10,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use gantry_llama::Pooling;
 
 use crate::backend::llama::LoadedPooler;
 use crate::backend::{PooledBackend, Token, Vocabulary};
+use crate::engine::ask;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{PooledEvent, PooledInfo, PooledSink, PooledStats};
-use crate::params::{EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Pooling};
+use crate::params::{EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork};
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
 
 /// Threads that tokenise. Two, so that one enormous request does not hold up the others.
@@ -195,14 +197,17 @@ impl Embedder {
     pub fn probe(&self, timeout: Duration) -> Result<Duration, ProbeError> {
         let started = Instant::now();
         let Some(commands) = &self.commands else { return Err(ProbeError::ShuttingDown) };
-        let late = || ProbeError::Timeout { waited: started.elapsed() };
-        let (reply, answer) = bounded(1);
-        commands.send_timeout(Command::Probe(reply), timeout).map_err(|_| late())?;
-        match answer.recv_timeout(timeout.saturating_sub(started.elapsed())) {
-            Ok(verdict) => verdict.map(|()| started.elapsed()),
-            Err(RecvTimeoutError::Timeout) => Err(late()),
-            Err(RecvTimeoutError::Disconnected) => Err(ProbeError::ShuttingDown),
-        }
+        self.unbroken()?;
+        ask(commands, Command::Probe, timeout)?;
+        Ok(started.elapsed())
+    }
+
+    /// Whether it still computes, for all that is known.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(crate) fn unbroken(&self) -> Result<(), ProbeError> {
+        self.counters.broken.get().map_or(Ok(()), |reason| Err(ProbeError::Broken(reason.clone())))
     }
 
     /// The counters, without a lock.
@@ -333,7 +338,7 @@ impl Preparer {
                 texts
                     .map(|(i, document)| {
                         let param = format!("documents[{i}]");
-                        self.fits(&param, self.vocabulary.pair(&query, checked(&param, &document)?)?)
+                        self.fits(&param, self.vocabulary.pair(&query, self.checked(&param, &document)?)?)
                     })
                     .collect()
             }
@@ -357,7 +362,7 @@ impl Preparer {
     }
 
     fn tokenize(&self, param: &str, text: &str) -> Result<Vec<Token>, RequestError> {
-        self.vocabulary.tokenize(checked(param, text)?).map_err(|error| match error {
+        self.vocabulary.tokenize(self.checked(param, text)?).map_err(|error| match error {
             RequestError::InvalidRequest { code, message, .. } => RequestError::invalid(param, &code, message),
             other => other,
         })
@@ -373,22 +378,36 @@ impl Preparer {
             ));
         }
         if n > limit {
-            let what = if self.pooling == Pooling::Rank { " with its query" } else { "" };
-            let message = format!(
-                "`{param}` has {n} tokens{what}, and {limit} is the most that this model takes as served: split it, or \
-                 serve the model with a larger --ubatch-size if it was trained for more"
-            );
-            return Err(RequestError::invalid(param, "context_length_exceeded", message));
+            return Err(self.too_long(param, &format!("has {n} tokens")));
         }
         Ok(tokens)
     }
+
+    /// A text that may be tokenised, which takes many times its memory: not one that cannot fit.
+    fn checked<'a>(&self, param: &str, text: &'a str) -> Result<&'a str, RequestError> {
+        check_length(param, text)?;
+        if text.len() / self.vocabulary.longest_token().max(1) > self.text_tokens {
+            return Err(self.too_long(param, &format!("has {} bytes, too many for its tokens", text.len())));
+        }
+        Ok(text)
+    }
+
+    fn too_long(&self, param: &str, has: &str) -> RequestError {
+        let limit = self.text_tokens;
+        let what = if self.pooling == Pooling::Rank { " with its query" } else { "" };
+        let message = format!(
+            "`{param}` {has}{what}, and {limit} tokens are the most that this model takes as served: split it, or serve \
+             the model with a larger --ubatch-size if it was trained for more"
+        );
+        RequestError::invalid(param, "context_length_exceeded", message)
+    }
 }
 
-fn checked<'a>(param: &str, text: &'a str) -> Result<&'a str, RequestError> {
+fn check_length(param: &str, text: &str) -> Result<(), RequestError> {
     if text.len() > MAX_PROMPT_BYTES {
         let message =
             format!("`{param}` has {} bytes, more than the {MAX_PROMPT_BYTES} that a text may have", text.len());
         return Err(RequestError::invalid(param, "prompt_too_large", message));
     }
-    Ok(text)
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
 
 use crate::backend::llama::{self, Loaded};
 use crate::backend::{Backend, Vocabulary};
@@ -281,14 +281,8 @@ impl Engine {
         if self.stats.last_step_age().is_some_and(|age| age < PROBE_FRESH) {
             return Ok(started.elapsed());
         }
-        let late = || ProbeError::Timeout { waited: started.elapsed() };
-        let (reply, answer) = bounded(1);
-        commands.send_timeout(Command::Probe(reply), timeout).map_err(|_| late())?;
-        match answer.recv_timeout(timeout.saturating_sub(started.elapsed())) {
-            Ok(verdict) => verdict.map(|()| started.elapsed()),
-            Err(RecvTimeoutError::Timeout) => Err(late()),
-            Err(RecvTimeoutError::Disconnected) => Err(ProbeError::ShuttingDown),
-        }
+        ask(commands, Command::Probe, timeout)?;
+        Ok(started.elapsed())
     }
 
     /// The counters, without a lock.
@@ -376,10 +370,7 @@ fn steps<B: Backend>(
             probes.clear();
             return commands.recv().ok();
         }
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| scheduler.step())).unwrap_or_else(|_| {
-            scheduler.break_down(String::from("a step panicked; see the log"));
-            StepOutcome::Failed
-        });
+        let outcome = guarded(scheduler, "a step", Scheduler::step).unwrap_or(StepOutcome::Failed);
         answer_probes(scheduler, outcome, probes);
         if scheduler.has_work() {
             match commands.try_recv() {
@@ -391,12 +382,27 @@ fn steps<B: Backend>(
     }
 }
 
+/// What the engine's thread does, so that a panic breaks the engine and tells so instead of ending the thread.
+fn guarded<B: Backend, T>(
+    scheduler: &mut Scheduler<B>,
+    what: &str,
+    work: impl FnOnce(&mut Scheduler<B>) -> T,
+) -> Option<T> {
+    let done = std::panic::catch_unwind(AssertUnwindSafe(|| work(scheduler))).ok();
+    if done.is_none() {
+        scheduler.break_down(format!("{what} panicked; see the log"));
+    }
+    done
+}
+
 /// Waits for a command, and sees to what is due meanwhile.
 fn receive<B: Backend>(scheduler: &mut Scheduler<B>, commands: &Receiver<Command>) -> Option<Command> {
     loop {
         match commands.recv_timeout(MAINTENANCE_PERIOD) {
             Ok(command) => return Some(command),
-            Err(RecvTimeoutError::Timeout) => scheduler.maintain(Instant::now()),
+            Err(RecvTimeoutError::Timeout) => {
+                guarded(scheduler, "maintenance", |scheduler| scheduler.maintain(Instant::now()));
+            }
             Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
@@ -413,12 +419,32 @@ fn answer_probes<B: Backend>(
     let verdict = match outcome {
         StepOutcome::Decoded => Ok(()),
         StepOutcome::Failed if scheduler.has_work() => return,
-        StepOutcome::Failed | StepOutcome::Idle => scheduler.probe(),
+        StepOutcome::Failed | StepOutcome::Idle => guarded(scheduler, "a probe", Scheduler::probe)
+            .unwrap_or_else(|| Err(ProbeError::Broken(String::from("a probe panicked; see the log")))),
     };
     for reply in probes.drain(..) {
         // A probe that timed out does not listen any more.
         let _ = reply.send(verdict.clone());
     }
+}
+
+/// Puts a question to a thread and waits for its answer.
+pub(crate) fn ask<C>(
+    commands: &Sender<C>,
+    question: impl FnOnce(Sender<Result<(), ProbeError>>) -> C,
+    timeout: Duration,
+) -> Result<(), ProbeError> {
+    let started = Instant::now();
+    let late = || ProbeError::Timeout { waited: started.elapsed() };
+    let (reply, answer) = bounded(1);
+    commands.send_timeout(question(reply), timeout).map_err(|error| match error {
+        SendTimeoutError::Timeout(_) => late(),
+        SendTimeoutError::Disconnected(_) => ProbeError::ShuttingDown,
+    })?;
+    answer.recv_timeout(timeout.saturating_sub(started.elapsed())).unwrap_or_else(|error| match error {
+        RecvTimeoutError::Timeout => Err(late()),
+        RecvTimeoutError::Disconnected => Err(ProbeError::ShuttingDown),
+    })
 }
 
 pub(crate) fn validate(config: &EngineConfig) -> Result<(), ParamError> {

@@ -120,11 +120,11 @@ pub enum RequestError {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt has {prompt_tokens} tokens, and a sequence holds {limit} with its answer; shorten the prompt or \
+        "the prompt needs at least {prompt_tokens} tokens, and a sequence holds {limit} with its answer; shorten the prompt or \
          serve the model with a larger context"
     )]
     ContextLengthExceeded {
-        /// Tokens of the prompt.
+        /// Tokens of the prompt, or the fewest that a text of its length can have.
         prompt_tokens: u32,
         /// Tokens that a sequence holds.
         limit: u32,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
 use crate::ladder::DegradationLevel;
-use crate::params::Pooling;
+use gantry_llama::Pooling;
 
 /// Receives a request's events on one of the engine's threads; it must not block. One that panics cancels its request.
 pub type EventSink = Box<dyn FnMut(GenerationEvent) + Send>;

@@ -48,12 +48,16 @@ impl ModelHost {
     }
 
     /// Shows that a token can be computed now: see [`Engine::probe`], and where there is no engine [`Embedder::probe`].
+    /// Where there are both, the embedder only must not be known to be broken.
     ///
     /// # Errors
     /// Why none can.
     pub fn probe(&self, timeout: Duration) -> Result<Duration, ProbeError> {
         match (&self.engine, &self.embedder) {
-            (Some(engine), _) => engine.probe(timeout),
+            (Some(engine), embedder) => {
+                embedder.as_ref().map_or(Ok(()), Embedder::unbroken)?;
+                engine.probe(timeout)
+            }
             (None, Some(embedder)) => embedder.probe(timeout),
             (None, None) => Err(ProbeError::ShuttingDown),
         }

@@ -89,7 +89,7 @@ mod scheduler_tests;
 
 /// The backends that compute: what a directory brings is loaded once in a process, before its first engine.
 pub use gantry_llama::{
-    ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, Device, DeviceKind, GpuSplit, MAX_GPUS,
+    ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, Device, DeviceKind, GpuSplit, MAX_GPUS, Pooling,
     SplitMode, default_dir as default_backend_dir, init as backends, init_from as load_backends,
 };
 
@@ -111,5 +111,5 @@ pub use params::{
     MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_POOLED_BATCH,
     MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE,
     MAX_REPEAT_PENALTY, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE,
-    MAX_THREADS, PooledConfig, PooledWork, Pooling, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
+    MAX_THREADS, PooledConfig, PooledWork, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use gantry_llama::GpuSplit;
+use gantry_llama::{GpuSplit, Pooling};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
@@ -187,32 +187,6 @@ impl SpeculationConfig {
     pub fn most_tokens(&self) -> u32 {
         let lookup = if self.prompt_lookup { self.max_tokens } else { 0 };
         lookup.max(if self.draft_model.is_some() { self.draft_tokens } else { 0 })
-    }
-}
-
-/// How the vectors of a text's tokens become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Pooling {
-    /// The mean of all.
-    Mean,
-    /// The first token's.
-    Cls,
-    /// The last token's.
-    Last,
-    /// The score of a reranker's classifier.
-    Rank,
-}
-
-impl Pooling {
-    /// llama-server's word.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Mean => "mean",
-            Self::Cls => "cls",
-            Self::Last => "last",
-            Self::Rank => "rank",
-        }
     }
 }
 

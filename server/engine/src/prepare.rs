@@ -124,16 +124,23 @@ impl Preparer {
         if tokens.is_empty() {
             return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));
         }
-        let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        if prompt_tokens >= self.positions {
-            return Err(RequestError::ContextLengthExceeded { prompt_tokens, limit: self.positions });
-        }
+        self.check_tokens(tokens.len())?;
         Ok(tokens)
     }
 
     fn tokenize(&self, param: &str, text: &str) -> Result<Vec<Token>, RequestError> {
         check_length(param, text)?;
+        // Tokenising takes many times the memory of the text, so one that cannot fit is not tokenised.
+        self.check_tokens(text.len() / self.vocabulary.longest_token().max(1))?;
         self.vocabulary.tokenize(text)
+    }
+
+    fn check_tokens(&self, tokens: usize) -> Result<(), RequestError> {
+        let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        if prompt_tokens >= self.positions {
+            return Err(RequestError::ContextLengthExceeded { prompt_tokens, limit: self.positions });
+        }
+        Ok(())
     }
 }
 

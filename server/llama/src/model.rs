@@ -255,6 +255,7 @@ impl Model {
             };
             if let Ok(n) = usize::try_from(n) {
                 tokens.truncate(n);
+                tokens.shrink_to_fit();
                 return Ok(tokens);
             }
             capacity = n.checked_neg().ok_or(TokenizeError::Failed)?;

@@ -20,7 +20,6 @@ use crate::error::{LoadError, RequestError};
 use crate::event::{ModelInfo, PooledInfo};
 use crate::params::{
     AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, EngineConfig, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig,
-    Pooling,
 };
 
 /// Processors left to the rest of the machine when the thread count is not configured.
@@ -43,6 +42,7 @@ pub(crate) struct LlamaVocabulary {
     model: Arc<Model>,
     template: Option<ChatTemplate>,
     end_tokens: Vec<Token>,
+    longest_token: usize,
     texts: OnceLock<Arc<TokenTexts>>,
 }
 
@@ -262,7 +262,7 @@ pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Open
         n_batch: batch_tokens,
         sequences: pooled.max_batch,
         threads: config.threads.unwrap_or_else(default_threads),
-        pooling: Some(pooling.into()),
+        pooling: Some(pooling),
         abort: Some(abort.clone()),
         ..ContextParams::default()
     };
@@ -272,7 +272,7 @@ pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Open
         error => context_refused(error),
     })?;
     let text_tokens = context.n_ctx_per_sequence().min(context.n_batch());
-    let width = u32::try_from(model.embedding_len(pooling.into())).unwrap_or(0);
+    let width = u32::try_from(model.embedding_len(pooling)).unwrap_or(0);
     let limits = PooledLimits {
         texts: context.sequences() as usize,
         batch_tokens: context.n_batch() as usize,
@@ -285,28 +285,6 @@ pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Open
         info: ModelInfo { pooled_only: true, ..info(config, opened, text_tokens) },
         abort,
     })
-}
-
-impl From<gantry_llama::Pooling> for Pooling {
-    fn from(pooling: gantry_llama::Pooling) -> Self {
-        match pooling {
-            gantry_llama::Pooling::Mean => Self::Mean,
-            gantry_llama::Pooling::Cls => Self::Cls,
-            gantry_llama::Pooling::Last => Self::Last,
-            gantry_llama::Pooling::Rank => Self::Rank,
-        }
-    }
-}
-
-impl From<Pooling> for gantry_llama::Pooling {
-    fn from(pooling: Pooling) -> Self {
-        match pooling {
-            Pooling::Mean => Self::Mean,
-            Pooling::Cls => Self::Cls,
-            Pooling::Last => Self::Last,
-            Pooling::Rank => Self::Rank,
-        }
-    }
 }
 
 impl PooledBackend for LlamaPooler {
@@ -418,14 +396,26 @@ impl Backend for LlamaBackend {
 
 impl LlamaVocabulary {
     fn new(model: Arc<Model>, template: Option<ChatTemplate>) -> Self {
-        let end_tokens = (0..).take(model.vocab_size() as usize).filter(|&token| model.is_eog(token)).collect();
-        Self { model, template, end_tokens, texts: OnceLock::new() }
+        let tokens = || (0..).take(model.vocab_size() as usize);
+        let end_tokens = tokens().filter(|&token| model.is_eog(token)).collect();
+        let mut text = Vec::new();
+        let length = |token| {
+            text.clear();
+            // One that llama.cpp cannot name has no text.
+            model.token_to_piece(token, true, &mut text).map_or(0, |()| text.len())
+        };
+        let longest_token = tokens().map(length).max().unwrap_or(0);
+        Self { model, template, end_tokens, longest_token, texts: OnceLock::new() }
     }
 }
 
 impl Vocabulary for LlamaVocabulary {
     fn size(&self) -> u32 {
         self.model.vocab_size()
+    }
+
+    fn longest_token(&self) -> usize {
+        self.longest_token
     }
 
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {

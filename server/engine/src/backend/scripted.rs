@@ -218,6 +218,10 @@ impl Vocabulary for ScriptedVocabulary {
         VOCAB
     }
 
+    fn longest_token(&self) -> usize {
+        1
+    }
+
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
         Ok(text.bytes().map(|b| 1 + Token::from(b) % 47).collect())
     }

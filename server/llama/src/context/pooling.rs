@@ -15,7 +15,7 @@ use crate::error::ContextError;
 use crate::model::Model;
 
 /// How the vectors of a text's tokens become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Pooling {
     /// The mean of all.
     Mean,
@@ -28,7 +28,19 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    const ALL: [Self; 4] = [Self::Mean, Self::Cls, Self::Last, Self::Rank];
+    /// Each of them.
+    pub const ALL: [Self; 4] = [Self::Mean, Self::Cls, Self::Last, Self::Rank];
+
+    /// llama-server's word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Last => "last",
+            Self::Rank => "rank",
+        }
+    }
 
     pub(super) fn raw(self) -> sys::llama_pooling_type {
         match self {
