@@ -95,9 +95,10 @@ impl<B: Backend> Draft<B> {
         std::mem::take(&mut self.spent)
     }
 
-    /// Reads a token and a full batch, so that the first guesses meet warm memory and their cost is known.
+    /// Reads a token and a full batch, so that the first guesses meet warm memory and their cost is known: single tokens
+    /// until one that was held up is no longer believed.
     pub(crate) fn warm_up(&mut self) -> Result<(), String> {
-        for tokens in [1, 1, MAX_DRAFT_CATCH_UP_TOKENS.min(self.limits.positions), 1] {
+        for tokens in [1, MAX_DRAFT_CATCH_UP_TOKENS.min(self.limits.positions), 1, 1, 1, 1, 1, 1] {
             self.batch.clear();
             let entry = |position| BatchEntry { token: 0, position, sequence: 0, output: position + 1 == tokens };
             self.batch.extend((0..tokens).map(entry));

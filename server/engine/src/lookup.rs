@@ -2,8 +2,8 @@
 //!
 //! Flow for a sequence: [`NgramIndex::push`] each token of prompt and answer → before a step, [`NgramIndex::propose`] a
 //! continuation → [`Acceptance::drafts`] says how much of it is worth its place in the step → after the step,
-//! [`Acceptance::observe`] how much of it was right. Drafts are checked by the model in the same step, so they never
-//! change what is generated.
+//! [`Acceptance::observe`] how much of it was right. Drafts are checked by the model in the same step, so they
+//! change nothing but the rounding of its rows: see "Determinism" in [`crate::sampler`].
 //!
 //! Absent: the check, and the draft model ([`crate::draft`]), for which an [`Acceptance`] of its own decides.
 
@@ -149,13 +149,21 @@ impl Acceptance {
             return drafts;
         }
         self.idle_steps = self.idle_steps.saturating_add(1);
-        // Where even drafts that are always right do not pay, there is nothing to find out.
-        if self.idle_steps < self.probe_after || worth(1.0) == 0 {
+        // Where even drafts that are always right do not pay, there is nothing to find out but what a draft takes.
+        let hopeless = worth(1.0) == 0 && (draft_ms == 0.0 || self.idle_steps < LAST_PROBE_AFTER);
+        if self.idle_steps < self.probe_after || hopeless {
             return 0;
         }
         self.idle_steps = 0;
         self.probing = true;
         available.min(PROBE_TOKENS)
+    }
+
+    /// Nothing came of what [`Self::drafts`] said: a try is made again in the next step.
+    pub(crate) fn put_off(&mut self) {
+        if std::mem::take(&mut self.probing) {
+            self.idle_steps = self.probe_after;
+        }
     }
 
     /// Of so many tokens drafted, the first `accepted` were right. Those after the first wrong one say nothing.

@@ -154,6 +154,21 @@ fn it_turns_off_by_itself_tries_again_more_and_more_rarely_and_comes_back() {
     assert_eq!(Acceptance::default().drafts(0, 1, CPU, 0.0), 0);
 }
 
+#[test]
+fn a_try_that_came_to_nothing_is_made_again_at_once() {
+    let mut acceptance = Acceptance::default();
+    for _ in 0..40 {
+        acceptance.observe(MAX, 0);
+    }
+    let steps_to_try = |acceptance: &mut Acceptance| (1..).find(|_| acceptance.drafts(MAX, 4, CPU, 0.0) > 0).unwrap();
+    assert!(steps_to_try(&mut acceptance) >= FIRST_PROBE_AFTER);
+    // The draft model had to read first.
+    acceptance.put_off();
+    assert_eq!(steps_to_try(&mut acceptance), 1);
+    acceptance.observe(PROBE_TOKENS, PROBE_TOKENS);
+    assert!(acceptance.drafts(MAX, 4, CPU, 0.0) > 0, "it came back");
+}
+
 proptest! {
     /// Against a search through the whole text, for sequences that the table has room for.
     #[test]

@@ -245,15 +245,14 @@ impl<B: Backend> Scheduler<B> {
         }
         self.end_what_is_over(started);
         self.admit(started);
-        let drafting = self.guess();
-        let outcome = self.decode_batch(started, drafting);
+        self.guess();
+        let outcome = self.decode_batch(started);
         self.publish();
         self.output.post(&mut self.events);
         outcome
     }
 
-    /// `drafting` is the part of the step that the draft model took.
-    fn decode_batch(&mut self, started: Instant, drafting: Duration) -> StepOutcome {
+    fn decode_batch(&mut self, started: Instant) -> StepOutcome {
         let (shares, called) = loop {
             let shares = self.plan();
             if self.batch.is_empty() {
@@ -301,7 +300,8 @@ impl<B: Backend> Scheduler<B> {
             decode: decoded - called,
             after: decoded.elapsed(),
         });
-        self.budget.observe(decode_rows, prompt_tokens, started.elapsed().saturating_sub(drafting));
+        // Admission is not among what rows and tokens cost: it may have read a disk.
+        self.budget.observe(decode_rows, prompt_tokens, called.elapsed());
         StepOutcome::Decoded
     }
 
@@ -392,7 +392,8 @@ impl<B: Backend> Scheduler<B> {
     /// Samples a slot's rows, of which those after the first follow guesses: the first guess that was wrong ends it.
     fn sample_here(&mut self, share: &Share, at: Instant) -> u64 {
         let mut taken = 0_u64;
-        let source = self.slots[share.slot].as_ref().map(|sequence| sequence.guessed_by).unwrap_or_default();
+        let sequence = self.slots[share.slot].as_ref();
+        let (source, before) = sequence.map(|s| (s.guessed_by, s.len())).unwrap_or_default();
         for i in 0..share.rows {
             let Some(sequence) = &mut self.slots[share.slot] else { break };
             let (Some(row), Some(sampler)) = (self.kv.logits(share.row + i as usize), &mut sequence.sampler) else {
@@ -417,13 +418,13 @@ impl<B: Backend> Scheduler<B> {
         }
         if share.rows > 1 {
             self.count_guesses(share, source, taken.saturating_sub(1));
-        }
-        if share.rows > 1
-            && let Some(sequence) = &mut self.slots[share.slot]
-        {
-            sequence.drafts.clear();
-            let valid = sequence.len() - 1;
-            sequence.decoded = self.kv.truncate(u32::try_from(share.slot).unwrap_or(u32::MAX), valid);
+            // One that ended with a guess leaves none in the cache, either.
+            let valid = (before + u32::try_from(taken).unwrap_or(0)).saturating_sub(1);
+            let held = self.kv.truncate(u32::try_from(share.slot).unwrap_or(u32::MAX), valid);
+            if let Some(sequence) = &mut self.slots[share.slot] {
+                sequence.drafts.clear();
+                sequence.decoded = held;
+            }
         }
         taken
     }

@@ -122,7 +122,7 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     let parallel = u64::from(input.parallel.max(1));
     let context = if input.ctx_size == 0 { summary.context_length } else { input.ctx_size };
     // 2^32 and 256 are far from overflow.
-    let cells_each = (u64::from(context) / parallel).max(1).next_multiple_of(CELLS_MULTIPLE);
+    let cells_each = u64::from(context).div_ceil(parallel).max(1).next_multiple_of(CELLS_MULTIPLE);
     let cells = product(&[cells_each, parallel]);
 
     let layers = u64::from(summary.layers.max(1));

@@ -142,7 +142,9 @@ impl<B: Backend> Scheduler<B> {
     /// The first that need not wait for what another one reads.
     fn next_waiter(&self, now: Instant) -> Option<Candidate> {
         let mut candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
-        let next = candidates.find(|waiting| !self.should_follow(waiting.value.tokens()))?;
+        // One whose state was saved goes on from there.
+        let is_saved = |waiter: &Waiter| matches!(waiter, Waiter::Preempted(_, saved) if saved.bytes() > 0);
+        let next = candidates.find(|w| is_saved(&w.value) || !self.should_follow(w.value.tokens()))?;
         Some(Candidate { ticket: next.ticket, priority: next.priority, fits: self.fits(&next.value) })
     }
 

@@ -10,10 +10,9 @@ use crate::plan::Need;
 use crate::sequence::GuessSource;
 
 impl<B: Backend> Scheduler<B> {
-    /// Guesses, and says how long the draft model took for it.
-    pub(super) fn guess(&mut self) -> Duration {
+    pub(super) fn guess(&mut self) {
         if self.lookup_tokens.is_none() && self.draft.is_none() {
-            return Duration::ZERO;
+            return;
         }
         let rows = self.slots.iter().flatten().filter(|s| matches!(s.need(), Need::Decode { .. })).count();
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
@@ -22,7 +21,6 @@ impl<B: Backend> Scheduler<B> {
         self.draft_ahead(rows, room);
         let took = self.draft.as_mut().map_or(Duration::ZERO, |draft| draft.take_spent());
         self.stats.drafted_for(took);
-        took
     }
 
     /// Guesses from repetitions; of the rows that there are for guesses, what is left.
@@ -81,6 +79,10 @@ impl<B: Backend> Scheduler<B> {
         };
         for ((slot, _), guessed) in wants.into_iter().zip(guesses) {
             if let Some(sequence) = &mut self.slots[slot] {
+                // It is read first, over several steps where it is long.
+                if guessed.is_empty() {
+                    sequence.draft.put_off();
+                }
                 sequence.drafts = guessed;
                 sequence.guessed_by = GuessSource::Draft;
             }
