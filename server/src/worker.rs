@@ -54,7 +54,10 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
         worker = load(backend_dir, config, Outbox { control, events, pooled }) => worker?,
         // Nothing comes before the model is ready, but for the end.
         other = incoming.next() => {
-            return other.map_or(Ok(()), |message| Err(anyhow!("not ready for {:?}", message?)));
+            let Some(message) = other else { return Ok(()) };
+            // Not the message itself: it may be somebody's prompt.
+            message?;
+            return Err(anyhow!("the front spoke before the model was ready"));
         }
     };
     let Some(worker) = worker else { return Ok(()) };

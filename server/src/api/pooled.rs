@@ -45,8 +45,9 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let encoding = valid.encoding;
     let write = move |model: String, output: PooledOutput| {
         let list = EmbeddingList::new(model, output.vectors, encoding, output.prompt_tokens);
+        let body = serde_json::to_vec(&list);
         drop(answer_share);
-        serde_json::to_vec(&list)
+        body
     };
     Ok(answer_with(pooled, &version, observed, names, write).await)
 }

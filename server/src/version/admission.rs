@@ -18,8 +18,6 @@ pub(super) struct Admission(Mutex<State>);
 struct State {
     gate: Gate,
     rate: ServiceRate,
-    /// Requests finished a second, 0 while unknown.
-    per_second: f64,
     closed: bool,
 }
 
@@ -109,7 +107,7 @@ impl Admission {
     /// An empty queue before `slots` sequences.
     pub(super) fn new(scheduling: &Scheduling, slots: usize) -> Self {
         let gate = Gate::new(scheduling, slots);
-        Self(Mutex::new(State { gate, rate: ServiceRate::default(), per_second: 0.0, closed: false }))
+        Self(Mutex::new(State { gate, rate: ServiceRate::default(), closed: false }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -156,8 +154,7 @@ impl Admission {
 
     /// Notes that a worker is done with a request.
     pub(super) fn served(&self, now: Instant) {
-        let mut state = self.state();
-        state.per_second = state.rate.record(now);
+        self.state().rate.record(now);
     }
 }
 
@@ -165,8 +162,8 @@ impl State {
     /// The time in which half of those that wait are served: sooner, most of the clients that were refused together
     /// would be refused together again.
     fn retry_after(&self) -> Duration {
-        let waiting = self.gate.waiting().max(1);
-        let seconds = if self.per_second > 0.0 { (waiting as f64 / 2.0 / self.per_second).ceil() } else { 0.0 };
+        let (waiting, per_second) = (self.gate.waiting().max(1), self.rate.per_second(Instant::now()));
+        let seconds = if per_second > 0.0 { (waiting as f64 / 2.0 / per_second).ceil() } else { 0.0 };
         let seconds = seconds.clamp(RETRY_AFTER_MIN_SECONDS as f64, RETRY_AFTER_MAX_SECONDS as f64);
         Duration::from_secs(seconds as u64)
     }
@@ -179,18 +176,19 @@ pub(super) struct ServiceRate {
 }
 
 impl ServiceRate {
-    /// Notes that a request ended, and returns how many end a second; 0 while too few have.
-    pub(super) fn record(&mut self, now: Instant) -> f64 {
+    /// Notes that a request ended.
+    pub(super) fn record(&mut self, now: Instant) {
         if self.ended.len() == SERVICE_RATE_SAMPLES {
             self.ended.pop_front();
         }
         self.ended.push_back(now);
-        while self.ended.front().is_some_and(|at| now.saturating_duration_since(*at) > SERVICE_RATE_WINDOW) {
-            self.ended.pop_front();
-        }
-        let Some(first) = self.ended.front() else { return 0.0 };
-        let span = now.saturating_duration_since(*first).as_secs_f64();
-        if span > 0.0 { (self.ended.len() - 1) as f64 / span } else { 0.0 }
+    }
+
+    /// How many end a second, up to now and not to the last one, so that a stall makes it slower; 0 while too few have.
+    pub(super) fn per_second(&self, now: Instant) -> f64 {
+        let recent = || self.ended.iter().filter(|at| now.saturating_duration_since(**at) <= SERVICE_RATE_WINDOW);
+        let span = recent().next().map_or(0.0, |first| now.saturating_duration_since(*first).as_secs_f64());
+        if span > 0.0 { recent().count().saturating_sub(1) as f64 / span } else { 0.0 }
     }
 }
 

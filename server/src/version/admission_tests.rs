@@ -13,8 +13,14 @@ fn queue(max_queue: usize, high_watermark: Option<usize>, low_watermark: Option<
 fn the_wait_follows_the_rate_of_service() {
     let admission = Arc::new(Admission::new(&queue(10, None, None), 2));
     let _places: Vec<_> = (0..12).map(|_| admission.enter().ok().unwrap()).collect();
-    let wait = |rate: f64| {
-        admission.state().per_second = rate;
+    // As if one had ended so long ago, and another one now.
+    let wait = |apart: Option<f64>| {
+        let mut rate = ServiceRate::default();
+        if let Some(apart) = apart {
+            rate.record(Instant::now() - Duration::from_secs_f64(apart));
+            rate.record(Instant::now());
+        }
+        admission.state().rate = rate;
         match admission.enter().err().unwrap() {
             Refusal::Full { retry_after, waiting } => {
                 assert_eq!(waiting, 10);
@@ -23,10 +29,10 @@ fn the_wait_follows_the_rate_of_service() {
             Refusal::Closed => panic!("not closed"),
         }
     };
-    assert_eq!(wait(0.0), RETRY_AFTER_MIN_SECONDS);
-    assert_eq!(wait(100.0), RETRY_AFTER_MIN_SECONDS);
-    assert_eq!(wait(0.5), 10);
-    assert_eq!(wait(0.001), RETRY_AFTER_MAX_SECONDS);
+    assert_eq!(wait(None), RETRY_AFTER_MIN_SECONDS);
+    assert_eq!(wait(Some(0.01)), RETRY_AFTER_MIN_SECONDS);
+    assert!((10..15).contains(&wait(Some(1.9))), "half of ten, one in two seconds");
+    assert_eq!(wait(Some(SERVICE_RATE_WINDOW.as_secs_f64() - 1.0)), RETRY_AFTER_MAX_SECONDS);
 }
 
 #[test]
@@ -46,13 +52,19 @@ fn closed_means_nobody_enters_and_those_inside_stay() {
 fn the_rate_is_that_of_the_last_requests() {
     let mut rate = ServiceRate::default();
     let start = Instant::now();
-    assert_eq!(rate.record(start), 0.0);
+    rate.record(start);
+    assert_eq!(rate.per_second(start), 0.0);
     for i in 1..=200_u32 {
-        let seen = rate.record(start + Duration::from_millis(250) * i);
+        let now = start + Duration::from_millis(250) * i;
+        rate.record(now);
+        let seen = rate.per_second(now);
         assert!((seen - 4.0).abs() < 1e-6, "{seen}");
     }
+    let last = start + Duration::from_secs(50);
+    assert!(rate.per_second(last + Duration::from_secs(20)) < 3.0, "nothing ended since");
     let much_later = start + Duration::from_secs(3600);
-    assert_eq!(rate.record(much_later), 0.0, "a pause is no slowness");
+    rate.record(much_later);
+    assert_eq!(rate.per_second(much_later), 0.0, "a pause is no slowness");
 }
 
 #[test]

@@ -203,7 +203,11 @@ impl Version {
     /// The most requests that run and wait at a time.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        (self.shared.spec.runtime.parallel as usize).saturating_add(self.shared.scheduling.load().max_queue)
+        let scheduling = self.shared.scheduling.load();
+        // The one that crosses the high watermark is let in.
+        let waiting =
+            scheduling.watermarks().map_or(scheduling.max_queue, |(high, _)| scheduling.max_queue.min(high + 1));
+        (self.shared.spec.runtime.parallel as usize).saturating_add(waiting)
     }
 
     /// When a request that was not served now may come again, computed from the observed rate of service.

@@ -215,18 +215,18 @@ impl Supervisor {
         send_to_room(&self.shared.desk, &self.room, request);
     }
 
-    /// Waits while there is no worker, and answers for it.
+    /// Waits while there is no worker, and answers for it. `Stop`: there is nobody left to start one for.
     async fn pause(&mut self, wait: Duration, reason: &str) -> Flow {
         let until = tokio::time::Instant::now() + wait;
-        loop {
+        let mut tick = tokio::time::interval(SUPERVISOR_TICK);
+        while !self.drained(Instant::now()) {
             tokio::select! {
                 () = tokio::time::sleep_until(until) => return Flow::Go,
+                // The last request may end with another worker, and the time to drain run out.
+                _ = tick.tick(), if self.retiring.is_some() => {}
                 command = self.inbox.recv() => match command {
                     None => return Flow::Stop,
-                    Some(Command::Retire { done, .. }) => {
-                        self.retire(Duration::ZERO, done);
-                        return Flow::Stop;
-                    }
+                    Some(Command::Retire { drain_timeout, done }) => self.retire(drain_timeout, done),
                     // It was picked just before the worker died.
                     Some(Command::Submit(request)) => self.pass_on(request, reason),
                     // The caller of a probe may have stopped waiting.
@@ -235,6 +235,7 @@ impl Supervisor {
                 },
             }
         }
+        Flow::Stop
     }
 
     fn retire(&mut self, drain_timeout: Duration, done: oneshot::Sender<()>) {
@@ -326,6 +327,7 @@ impl<'a> Session<'a> {
         self.tell(ToWorker::Load(config));
         let mut tick = tokio::time::interval(SUPERVISOR_TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticked = Instant::now();
         loop {
             let event = tokio::select! {
                 frame = frames.next() => Event::Frame(frame),
@@ -333,12 +335,24 @@ impl<'a> Session<'a> {
                 _ = tick.tick() => Event::Tick,
             };
             let now = Instant::now();
+            if matches!(event, Event::Tick) && now.duration_since(std::mem::replace(&mut ticked, now)) > HEARTBEAT_LATE
+            {
+                self.forgive(now);
+            }
             if let Some(end) = self.apply(event, now) {
                 return end;
             }
             if self.supervisor.drained(now) {
                 return End::Stopped;
             }
+        }
+    }
+
+    /// Counts silence anew: this process stood still itself, and what the worker said meanwhile may not have been read.
+    fn forgive(&mut self, now: Instant) {
+        (self.heard, self.steps.1, self.pooled_steps.1) = (now, now, now);
+        if let Phase::Loading { moved, .. } = &mut self.phase {
+            *moved = now;
         }
     }
 
@@ -440,7 +454,7 @@ impl<'a> Session<'a> {
                 }
             }
             FromWorker::Pooled { id, event } => self.on_pooled(id, event, now),
-            FromWorker::Refused { id, error } => return self.on_refused(id, error, now),
+            FromWorker::Refused { id, error } => return self.on_refused(id, error),
             FromWorker::Probed(result) => return self.on_probed(result, now),
             FromWorker::Heartbeat(beat) => {
                 if beat.engine.slots_active == 0 || beat.engine.steps != self.steps.0 {
@@ -485,7 +499,7 @@ impl<'a> Session<'a> {
             self.tell(ToWorker::Cancel { id });
         }
         if terminal {
-            self.remove(id, now);
+            self.serve(id, now);
         }
     }
 
@@ -498,25 +512,30 @@ impl<'a> Session<'a> {
         let terminal = event.is_terminal();
         request.pass_pooled(event);
         if terminal {
-            self.remove(id, now);
+            self.serve(id, now);
         }
     }
 
-    fn remove(&mut self, id: RequestId, now: Instant) -> Option<Box<Request>> {
+    /// Lets go of a request that the worker is done with.
+    fn serve(&mut self, id: RequestId, now: Instant) {
+        self.remove(id);
+        self.supervisor.shared.admission.served(now);
+    }
+
+    fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
         let request = self.requests.remove(&id)?;
         if request.started {
             self.supervisor.figures().running.fetch_sub(1, Ordering::Relaxed);
         }
-        self.supervisor.shared.admission.served(now);
         Some(request)
     }
 
-    fn on_refused(&mut self, id: RequestId, error: EngineRefusal, now: Instant) -> Option<End> {
+    fn on_refused(&mut self, id: RequestId, error: EngineRefusal) -> Option<End> {
         if let EngineRefusal::Broken(reason) = error {
             // With all that the worker has, this request is for another one.
             return Some(End::Hung(format!("it cannot decode any more: {reason}")));
         }
-        let request = self.remove(id, now)?;
+        let request = self.remove(id)?;
         match error {
             EngineRefusal::ShuttingDown => request.fail(RequestError::ShuttingDown.into()),
             EngineRefusal::InvalidParam(error) => request.fail(
@@ -581,10 +600,9 @@ impl<'a> Session<'a> {
         };
         hung(self.heard, HEARTBEAT_LIMIT, "it was silent").or_else(|| match self.phase {
             Phase::Loading { moved, .. } => hung(moved, LOAD_STALL_LIMIT, "its loading made no progress"),
-            Phase::Ready => {
-                let since = self.steps.1.min(self.pooled_steps.1);
-                hung(since, STEP_STALL_LIMIT, "it had requests and finished no step")
-            }
+            // A batch of texts may take as long as the fullest one did while it was loaded.
+            Phase::Ready => hung(self.steps.1, STEP_STALL_LIMIT, "it had requests and finished no step")
+                .or_else(|| hung(self.pooled_steps.1, LOAD_STALL_LIMIT, "it computed the same texts")),
         })
     }
 

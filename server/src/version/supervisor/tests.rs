@@ -446,3 +446,35 @@ proptest! {
         }
     }
 }
+
+#[tokio::test]
+async fn a_version_that_retires_between_two_lives_waits_for_who_waits_and_for_nobody_else() {
+    let shared = shared();
+    let (mut supervisor, lanes, _waiting) = supervisor(&shared);
+    let retire = |drain_timeout| {
+        let (done, _) = oneshot::channel();
+        lanes.supervisors[0].send(Command::Retire { drain_timeout, done }).unwrap();
+    };
+    let place = shared.admission.enter().ok().unwrap();
+    retire(Duration::from_secs(600));
+    let flow = supervisor.pause(SUPERVISOR_TICK, "it died").await;
+    assert!(!flow.is_stop(), "a request waits for the next worker");
+    drop(place);
+    let started = Instant::now();
+    let flow = supervisor.pause(Duration::from_secs(600), "it died").await;
+    assert!(flow.is_stop() && started.elapsed() < Duration::from_secs(60), "nobody waits for the next worker");
+}
+
+#[tokio::test]
+async fn what_was_not_heard_while_the_front_stood_still_itself_does_not_count() {
+    let shared = shared();
+    let (mut supervisor, _lanes, _waiting) = supervisor(&shared);
+    let (outbox, _sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let start = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), start);
+    let woken = start + 10 * HEARTBEAT_LIMIT;
+    session.forgive(woken);
+    assert!(session.apply(Event::Tick, woken).is_none());
+    assert!(session.apply(Event::Tick, woken + HEARTBEAT_LIMIT + SUPERVISOR_TICK).is_some());
+}
