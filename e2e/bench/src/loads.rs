@@ -288,8 +288,9 @@ fn front(quick: bool) -> Load {
     }
 }
 
-/// Words of a prompt and tokens of an answer where the decode rate is measured, here and in llama-batched-bench.
-pub const DECODE_SIZE: (usize, u32) = (64, 128);
+/// Words of a prompt and tokens of an answer where the decode rate is measured, here and in llama-batched-bench: prompts so
+/// short that they have all been read long before the first answer ends.
+pub const DECODE_SIZE: (usize, u32) = (16, 128);
 
 fn decode(name: &'static str, title: &'static str, batch: u32, quick: bool) -> Load {
     let (words, tokens) = size(quick, DECODE_SIZE, (8, 16));

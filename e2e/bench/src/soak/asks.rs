@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     SEQUENCE_TOKENS,
-    exchange::{Answer, Logprob, Reply},
+    exchange::{Answer, Choice, Logprob, Reply, Tokens},
 };
 use crate::prompts::{MODEL_NAME, read_bounded};
 
@@ -24,9 +24,8 @@ const MAX_BODY_BYTES: usize = 8 << 20;
 const PREFIXES: usize = 8;
 /// The most references; a soak of few requests has fewer.
 const MAX_REFERENCES: usize = 120;
-/// A token is sure whose log-probability is above that of any other by so much: far more than what another batch makes of
-/// it.
-const SURE_MARGIN: f64 = 0.5;
+/// The likeliest tokens that are told where a reference is asked alone: two may be ends, which are not allowed.
+const ALONE_LOGPROBS: usize = 5;
 /// The grammar of [`Wanted::Counted`].
 const GRAMMAR: &str = r#"root ::= ("yes" | "no" | "maybe") " " [0-9] [0-9]"#;
 
@@ -135,8 +134,28 @@ pub struct Alone {
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
-    /// Whether the model was sure of each of them: no other one came near.
-    pub sure: bool,
+    /// Those that were told with their log-probabilities.
+    pub told: Vec<Sureness>,
+    /// By how many nats the model preferred to end there, where it did and that was told.
+    pub end_margin: Option<f64>,
+}
+
+/// How sure the model was of a token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sureness {
+    /// Where the token begins in the text, in bytes.
+    pub begin: usize,
+    /// Where it ends.
+    pub end: usize,
+    /// The next likeliest, the likeliest first: their texts, and by how many nats the token was likelier.
+    pub others: Vec<(Vec<u8>, f64)>,
+}
+
+impl Sureness {
+    /// By how much the token was likelier than any other.
+    fn margin(&self) -> Option<f64> {
+        self.others.first().map(|(_, margin)| *margin)
+    }
 }
 
 impl Alone {
@@ -145,22 +164,69 @@ impl Alone {
     /// # Errors
     /// When it is none.
     pub fn of(reply: Reply) -> Result<Self> {
-        let Reply::Answer(Answer { mut choices, usage: Some(usage) }) = reply else {
-            anyhow::bail!("no whole answer: {reply:?}");
-        };
-        let choice = choices.pop().context("no text")?;
-        let is_sure = |token: &Logprob| match token.top_logprobs.as_slice() {
-            [first, second, ..] => first.logprob - second.logprob >= SURE_MARGIN,
-            _ => false,
-        };
+        let (choice, usage) = only_choice(reply)?;
+        let mut end = 0;
+        let told = choice.logprobs.iter().map(|token| {
+            let begin = end;
+            end += token.bytes.len();
+            // What is likelier than the token that was chosen was not allowed: the end, in a text that must go on.
+            let others = token.top_logprobs.iter().skip_while(|other| other.logprob > token.logprob).skip(1);
+            let others = others.map(|other| (other.bytes.clone(), token.logprob - other.logprob));
+            Sureness { begin, end, others: others.collect() }
+        });
         Ok(Self {
-            sure: !choice.logprobs.is_empty() && choice.logprobs.iter().all(is_sure),
+            told: told.take_while(|token| !token.others.is_empty()).collect(),
+            end_margin: None,
             text: choice.text,
             reason: choice.reason.context("no reason")?,
             prompt_tokens: usage.prompt,
             completion_tokens: usage.completion,
         })
     }
+
+    /// Learns how sure the end was, from the answer to the same request that had to go on for as many tokens as the end
+    /// made of it: the likeliest in the place of the last one is the end.
+    ///
+    /// # Errors
+    /// When it is no answer.
+    pub fn learn_end(&mut self, gone_on: Reply) -> Result<()> {
+        let (choice, _) = only_choice(gone_on)?;
+        let last = choice.logprobs.last().filter(|_| choice.logprobs.len() as u64 == self.completion_tokens);
+        let margin = |last: &Logprob| Some(last.top_logprobs.first()?.logprob - last.logprob);
+        self.end_margin = last.and_then(margin).filter(|margin| *margin > 0.0);
+        Ok(())
+    }
+
+    /// Whether the model was sure of each token.
+    #[must_use]
+    pub fn is_sure(&self, margin: f64) -> bool {
+        self.told.iter().all(|token| token.margin().is_some_and(|of_token| of_token >= margin))
+    }
+
+    /// How sure the model was, alone, of the token from which on another text is another one: by how many nats. `None`
+    /// where that was not told.
+    #[must_use]
+    pub fn margin_where_parted(&self, other: &str) -> Option<f64> {
+        let same = self.text.bytes().zip(other.bytes()).take_while(|(one, other)| one == other).count();
+        let mut least = f64::INFINITY;
+        for token in &self.told {
+            if token.end > same {
+                return token.margin().map(|margin| margin.min(least));
+            }
+            // The texts may be alike for longer than the tokens: another one may have begun as this one did.
+            let rest = &other.as_bytes()[token.begin..];
+            let taken = token.others.iter().filter(|(bytes, _)| !bytes.is_empty() && rest.starts_with(bytes));
+            least = taken.map(|(_, margin)| *margin).fold(least, f64::min);
+        }
+        self.end_margin.map(|margin| margin.min(least))
+    }
+}
+
+fn only_choice(reply: Reply) -> Result<(Choice, Tokens)> {
+    let Reply::Answer(Answer { mut choices, usage: Some(usage) }) = reply else {
+        anyhow::bail!("no whole answer: {reply:?}");
+    };
+    Ok((choices.pop().context("no text")?, usage))
 }
 
 /// A request of which it is known what it gets.
@@ -206,12 +272,24 @@ impl Asks {
     /// A reference, as it is asked alone.
     #[must_use]
     pub fn reference(&self, index: usize) -> Request {
-        let wanted = Wanted::Alone { reference: index, stop: None };
-        let mut draft = self.of_reference(index, Kind::Reference, wanted);
-        if draft.path == CHAT {
-            draft.tell_logprobs(2);
-        }
+        self.alone(index).build(false, true)
+    }
+
+    /// The same, that may not end and has so many tokens.
+    #[must_use]
+    pub fn gone_on(&self, index: usize, tokens: u64) -> Request {
+        let mut draft = self.alone(index);
+        draft.fields.extend([("ignore_eos".to_owned(), json!(true)), ("max_tokens".to_owned(), json!(tokens))]);
         draft.build(false, true)
+    }
+
+    fn alone(&self, index: usize) -> Draft {
+        let mut draft = self.of_reference(index, Kind::Reference, Wanted::Alone { reference: index, stop: None });
+        match draft.path {
+            CHAT => draft.tell_logprobs(ALONE_LOGPROBS),
+            _ => drop(draft.fields.insert("logprobs".to_owned(), json!(ALONE_LOGPROBS))),
+        }
+        draft
     }
 
     /// A request that takes all of a sequence's cells, which a worker that lost some cannot serve.
@@ -479,11 +557,54 @@ mod tests {
         Asks::new(&questions, 7, 20_000).unwrap()
     }
 
+    /// The answer of a server: tokens with their log-probabilities, and the likeliest in their places.
+    fn answer(tokens: &[(&str, f64, &[(&str, f64)])]) -> Reply {
+        let logprob = |&(text, logprob): &(&str, f64)| Logprob { logprob, bytes: text.into(), top_logprobs: vec![] };
+        let token = |(text, chance, top): &(&str, f64, &[(&str, f64)])| Logprob {
+            top_logprobs: top.iter().map(logprob).collect(),
+            ..logprob(&(text, *chance))
+        };
+        let text = tokens.iter().map(|(text, ..)| *text).collect();
+        let logprobs: Vec<_> = tokens.iter().map(token).collect();
+        let usage = Tokens { prompt: 5, cached: 0, completion: tokens.len() as u64, total: 5 + tokens.len() as u64 };
+        let choice = Choice { text, reason: Some("stop".to_owned()), logprobs };
+        Reply::Answer(Answer { choices: vec![choice], usage: Some(usage) })
+    }
+
+    #[test]
+    fn a_text_is_as_sure_as_the_token_from_which_on_it_is_another() {
+        let mut alone = Alone::of(answer(&[
+            (" is", -0.2, &[(" is", -0.2), (" island", -2.2), (" was", -4.2)]),
+            (" a", -0.1, &[(" a", -0.1), (" the", -3.1)]),
+            // The end, of which it was very sure, was not allowed.
+            (" lake", -5.0, &[("", -0.1), (" lake", -5.0), (" sea", -5.1)]),
+        ]))
+        .unwrap();
+        let near = |margin: Option<f64>, wanted: f64| margin.is_some_and(|margin| (margin - wanted).abs() < 1e-9);
+        assert!(near(alone.margin_where_parted(" is the"), 3.0));
+        assert!(near(alone.margin_where_parted(" was"), 2.0), "what came was likelier than this one");
+        assert!(near(alone.margin_where_parted(" island"), 2.0), "it parted a token before the texts do");
+        assert!(near(alone.margin_where_parted(" is a sea"), 0.1), "ends do not count where they may not be");
+        assert_eq!(alone.margin_where_parted(" is a lake and"), None);
+
+        let gone_on = [(" is", -0.2, &[] as &[_]), (" a", -0.1, &[]), ("x", -3.0, &[("", -1.0), ("x", -3.0)])];
+        alone.learn_end(answer(&gone_on)).unwrap();
+        assert!(near(alone.margin_where_parted(" is a lake and"), 2.0));
+        assert!(Alone::of(Reply::Left).is_err());
+    }
+
     #[test]
     fn all_kinds_are_asked_and_a_number_always_asks_the_same() {
         let asks = asks();
         let text = "The capital of Peru is Lima.".to_owned();
-        let one = Alone { text, reason: "stop".to_owned(), prompt_tokens: 9, completion_tokens: 8, sure: true };
+        let one = Alone {
+            text,
+            reason: "stop".to_owned(),
+            prompt_tokens: 9,
+            completion_tokens: 8,
+            told: vec![],
+            end_margin: None,
+        };
         let alone = vec![one; asks.references()];
         let mut kinds = BTreeMap::new();
         for number in 0..2_000 {

@@ -1,7 +1,8 @@
 //! Whether a reply is right: what the request wants, or an error that its circumstances explain. Pure.
 //!
 //! The kernels compute a row a little differently in another batch, so that two tokens that are almost equally likely may
-//! change places: a text that differs from the one alone is counted, and [`Tally::checks`] bounds how many may.
+//! change places: a text that differs from the one alone is counted by how sure the model was of the token from which on
+//! it differs, and [`Tally::checks`] bounds how many may.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -14,11 +15,12 @@ use super::{
     report::Check,
 };
 
-/// Of a hundred texts of which the model is sure, so many may differ from those alone,
-const MAX_DIVERGED_PERCENT: u64 = 1;
-/// and so many of those where another token came near, such as one that goes on past its end.
-const MAX_UNSURE_DIVERGED_PERCENT: u64 = 50;
-/// Of few texts, as many may in any case.
+/// A token of whose log-probability all others fall short by so many nats is sure. Another batch moves logits by some
+/// tenths; no text may part from the one alone at a sure token.
+const SURE_MARGIN: f64 = 0.5;
+/// Of a thousand texts, so many may part at a token that another one came near, or where that was not told,
+const MAX_DIVERGED_PERMILLE: u64 = 200;
+/// and of few texts as many in any case.
 const MIN_DIVERGED: u64 = 3;
 /// Mistakes and differences that are kept in full.
 const MAX_KEPT: usize = 20;
@@ -38,6 +40,8 @@ pub enum Verdict {
         text: String,
         /// The one alone.
         alone: String,
+        /// By how many nats the model preferred, alone, the token from which on they differ, where that was told.
+        margin: Option<f64>,
     },
     /// An error for which there is a reason.
     Explained(Explanation),
@@ -181,14 +185,18 @@ fn judge_reference(answer: &Answer, alone: &Alone, stop: Option<&str>) -> Result
     }
     let other = answer.choices.iter().find(|c| c.text != wanted || c.reason.as_deref() != Some(reason));
     if let Some(other) = other {
-        return Ok(Verdict::Diverged { text: other.text.clone(), alone: wanted.to_owned() });
+        let margin = alone.margin_where_parted(&other.text);
+        return Ok(Verdict::Diverged { text: other.text.clone(), alone: wanted.to_owned(), margin });
     }
+    // The same text may be of other tokens, where two of them were almost equally likely.
     let all = alone.completion_tokens * answer.choices.len() as u64;
     match answer.usage {
-        Some(usage) if cut.is_none() && usage.completion != all => {
+        Some(usage) if alone.is_sure(SURE_MARGIN) && cut.is_none() && usage.completion != all => {
             Err(format!("{} tokens of answers that have {all}", usage.completion))
         }
-        Some(usage) if usage.completion > all => Err(format!("{} tokens of at most {all}", usage.completion)),
+        Some(usage) if alone.is_sure(SURE_MARGIN) && usage.completion > all => {
+            Err(format!("{} tokens of at most {all}", usage.completion))
+        }
         _ => Ok(Verdict::Right),
     }
 }
@@ -215,10 +223,16 @@ pub struct Counts {
 pub struct Difference {
     /// The request.
     pub request: Option<u64>,
+    /// What it was for.
+    pub kind: Kind,
+    /// By how many nats the model preferred, alone, the token from which on they differ, where that was told.
+    pub margin: Option<f64>,
     /// What came.
     pub text: String,
     /// What comes alone.
     pub alone: String,
+    /// What it took, where that was told.
+    pub usage: Option<Tokens>,
 }
 
 /// What became of all requests.
@@ -230,12 +244,14 @@ pub struct Tally {
     pub explained: BTreeMap<Explanation, u64>,
     /// The first that were wrong.
     pub wrong: Vec<String>,
-    /// The first that differ.
+    /// Those that differ from the surest token on, surest first.
     pub differences: Vec<Difference>,
-    /// Texts of which the model is sure, and how many of them differ.
-    pub sure: (u64, u64),
-    /// Texts of which it is not, and how many of them differ.
-    pub unsure: (u64, u64),
+    /// Texts that are known.
+    pub texts: u64,
+    /// How many of them differ from a sure token on.
+    pub surely_diverged: u64,
+    /// How many differ otherwise.
+    pub diverged: u64,
     /// Whole answers.
     pub answered: u64,
     /// Tokens of whole answers that told them.
@@ -269,7 +285,7 @@ impl Tally {
     }
 
     /// Counts one request.
-    pub fn note(&mut self, request: &Request, got: &Exchange, alone: &[Alone], verdict: Verdict) {
+    pub fn note(&mut self, request: &Request, got: &Exchange, verdict: Verdict) {
         if let Reply::Answer(answer) = &got.reply {
             self.answered += 1;
             match answer.usage {
@@ -282,11 +298,7 @@ impl Tally {
             }
         }
         let is_text = matches!(verdict, Verdict::Right | Verdict::Diverged { .. });
-        if is_text && let Wanted::Alone { reference, .. } = request.wanted {
-            let count = if alone[reference].sure { &mut self.sure } else { &mut self.unsure };
-            count.0 += 1;
-            count.1 += u64::from(verdict != Verdict::Right);
-        }
+        self.texts += u64::from(is_text && matches!(request.wanted, Wanted::Alone { .. }));
         let counts = self.kinds.entry(request.kind).or_default();
         counts.sent += 1;
         match verdict {
@@ -296,11 +308,15 @@ impl Tally {
                 counts.explained += 1;
                 *self.explained.entry(why).or_default() += 1;
             }
-            Verdict::Diverged { text, alone } => {
+            Verdict::Diverged { text, alone, margin } => {
                 counts.diverged += 1;
-                if self.differences.len() < MAX_KEPT {
-                    self.differences.push(Difference { request: request.number, text, alone });
-                }
+                let sure = margin.is_some_and(|margin| margin >= SURE_MARGIN);
+                *if sure { &mut self.surely_diverged } else { &mut self.diverged } += 1;
+                let usage = if let Reply::Answer(answer) = &got.reply { answer.usage } else { None };
+                let difference = Difference { request: request.number, kind: request.kind, margin, text, alone, usage };
+                let place = self.differences.partition_point(|other| other.margin >= margin);
+                self.differences.insert(place, difference);
+                self.differences.truncate(MAX_KEPT);
             }
             Verdict::Wrong(why) => {
                 counts.wrong += 1;
@@ -316,14 +332,21 @@ impl Tally {
     pub fn checks(&self) -> Vec<Check> {
         let wrong = self.sum(|counts| counts.wrong);
         let first = self.wrong.first().map(|first| format!("; the first: {first}")).unwrap_or_default();
-        let bounded = |name: &str, (texts, differ): (u64, u64), percent: u64| {
-            let most = (texts * percent / 100).max(MIN_DIVERGED);
-            Check::new(name, differ <= most, format!("{differ} of {texts} differ, at most {most} may"))
-        };
+        let most = (self.texts * MAX_DIVERGED_PERMILLE / 1000).max(MIN_DIVERGED);
+        let surest = self.differences.first().and_then(|first| first.margin);
+        let surest = surest.map(|margin| format!("; the surest token where one parted: by {margin:.2} nats"));
         vec![
             Check::new("every reply is right or explained", wrong == 0, format!("{wrong} are not{first}")),
-            bounded("sure texts are those alone", self.sure, MAX_DIVERGED_PERCENT),
-            bounded("unsure texts are those alone", self.unsure, MAX_UNSURE_DIVERGED_PERCENT),
+            Check::new(
+                "texts part from those alone at no token of which the model is sure",
+                self.surely_diverged == 0,
+                format!("{} of {} do{}", self.surely_diverged, self.texts, surest.unwrap_or_default()),
+            ),
+            Check::new(
+                "few texts part from those alone",
+                self.diverged <= most,
+                format!("{} of {} do, at most {most} may", self.diverged, self.texts),
+            ),
         ]
     }
 }
@@ -343,7 +366,7 @@ impl fmt::Display for Tally {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::asks::Sureness, *};
 
     fn request(wanted: Wanted) -> Request {
         Request {
@@ -364,7 +387,9 @@ mod tests {
 
     fn alone() -> Vec<Alone> {
         let text = "The capital of Peru is Lima.".to_owned();
-        vec![Alone { text, reason: "stop".to_owned(), prompt_tokens: 9, completion_tokens: 8, sure: true }]
+        let told = |begin, end, margin| Sureness { begin, end, others: vec![(b"?".to_vec(), margin)] };
+        let told = vec![told(0, 20, 0.6), told(20, 27, 2.5)];
+        vec![Alone { text, reason: "stop".to_owned(), prompt_tokens: 9, completion_tokens: 8, told, end_margin: None }]
     }
 
     fn answer(text: &str, reason: &str, prompt: u64, completion: u64) -> Reply {
@@ -388,7 +413,9 @@ mod tests {
         assert_eq!(judged(&same_as_alone(None), &answer(whole, "stop", 9, 8)), Verdict::Right);
         assert_eq!(judged(&same_as_alone(Some(" Peru")), &answer("The capital of", "stop", 9, 4)), Verdict::Right);
         let diverged = judged(&same_as_alone(None), &answer("The capital of Peru is Rome.", "stop", 9, 8));
-        assert!(matches!(diverged, Verdict::Diverged { .. }), "{diverged:?}");
+        assert!(matches!(diverged, Verdict::Diverged { margin: Some(2.5), .. }), "{diverged:?}");
+        let at_its_end = judged(&same_as_alone(None), &answer("The capital of Peru is Lima. It", "stop", 9, 8));
+        assert!(matches!(at_its_end, Verdict::Diverged { margin: None, .. }), "{at_its_end:?}");
         for (request, reply) in [
             // Tokens of the prompt, of the answer, and their sum.
             (same_as_alone(None), answer(whole, "stop", 10, 8)),
@@ -446,13 +473,14 @@ mod tests {
 
     #[test]
     fn too_many_differences_are_a_failure() {
-        let passed = |sure, unsure, wrong: u64| {
+        let passed = |texts, surely_diverged, diverged, wrong: u64| {
             let counts = Counts { sent: wrong, wrong, ..Counts::default() };
-            let tally = Tally { kinds: [(Kind::Reference, counts)].into(), sure, unsure, ..Tally::default() };
+            let kinds = [(Kind::Reference, counts)].into();
+            let tally = Tally { kinds, texts, surely_diverged, diverged, ..Tally::default() };
             tally.checks().iter().map(|check| check.passed).collect::<Vec<_>>()
         };
-        assert_eq!(passed((1000, 10), (100, 50), 0), [true, true, true]);
-        assert_eq!(passed((1000, 11), (100, 51), 1), [false, false, false]);
-        assert_eq!(passed((10, 3), (10, 3), 0), [true, true, true]);
+        assert_eq!(passed(5000, 0, 1000, 0), [true, true, true]);
+        assert_eq!(passed(5000, 1, 1001, 1), [false, false, false]);
+        assert_eq!(passed(10, 0, 3, 0), [true, true, true]);
     }
 }

@@ -3,12 +3,12 @@
 //! Reads the wire with types of its own, and takes nothing for granted: a stream must tell each choice's end once, and
 //! end in `[DONE]` or in an error, after which nothing comes. Absent: what the answer should have been.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use http_body_util::BodyExt;
 use hyper::{HeaderMap, body::Incoming, header};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::asks::{Leave, Request};
@@ -51,7 +51,7 @@ pub struct Choice {
     pub text: String,
     /// Why it ended.
     pub reason: Option<String>,
-    /// Log-probabilities in the shape of chats.
+    /// Log-probabilities.
     pub logprobs: Vec<Logprob>,
 }
 
@@ -68,7 +68,7 @@ pub struct Logprob {
 }
 
 /// Tokens, as the server counts them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Tokens {
     /// Read.
     pub prompt: u64,
@@ -128,9 +128,32 @@ struct WireMessage {
 }
 
 #[derive(Deserialize)]
-struct WireLogprobs {
-    #[serde(default)]
-    content: Vec<Logprob>,
+#[serde(untagged)]
+enum WireLogprobs {
+    /// Of chats.
+    Chat { content: Vec<Logprob> },
+    /// Of texts to go on with.
+    Text { tokens: Vec<String>, token_logprobs: Vec<f64>, top_logprobs: Option<Vec<BTreeMap<String, f64>>> },
+}
+
+impl WireLogprobs {
+    /// In the shape of chats; a text's only up to the first token that is part of a character, which it cannot name.
+    fn told(self) -> Vec<Logprob> {
+        let (tokens, chances, tops) = match self {
+            Self::Chat { content } => return content,
+            Self::Text { tokens, token_logprobs, top_logprobs } => {
+                (tokens, token_logprobs, top_logprobs.unwrap_or_default())
+            }
+        };
+        let one = |(text, logprob): (String, f64)| Logprob { logprob, bytes: text.into(), top_logprobs: Vec::new() };
+        let whole = tokens.into_iter().zip(chances).zip(tops).take_while(|((text, _), _)| !text.contains('\u{fffd}'));
+        let told = whole.map(|(token, top)| {
+            let mut top_logprobs: Vec<Logprob> = top.into_iter().map(one).collect();
+            top_logprobs.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+            Logprob { top_logprobs, ..one(token) }
+        });
+        told.collect()
+    }
 }
 
 #[derive(Deserialize)]
@@ -248,7 +271,7 @@ fn take(answer: &mut Answer, body: Body, whole: bool) -> Result<bool> {
         let text = text.or(message.and_then(|message| message.content)).unwrap_or_default();
         had_text |= !text.is_empty();
         told.text.push_str(&text);
-        told.logprobs.extend(logprobs.into_iter().flat_map(|logprobs| logprobs.content));
+        told.logprobs.extend(logprobs.into_iter().flat_map(WireLogprobs::told));
         told.reason = finish_reason;
     }
     if let Some(usage) = body.usage {

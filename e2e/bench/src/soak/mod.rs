@@ -116,8 +116,7 @@ impl Soak {
         let asks = Asks::new(&self.demo.join("eval.jsonl"), self.seed, self.requests)?;
         let begun = Instant::now();
         let alone = self.ask_alone(&asks).await.context("the answers that requests get alone")?;
-        let sure = alone.iter().filter(|alone| alone.sure).count();
-        say(format_args!("{} answers alone, {sure} of them sure: {:.0} s", alone.len(), begun.elapsed().as_secs_f64()));
+        say(format_args!("{} answers alone: {:.0} s", alone.len(), begun.elapsed().as_secs_f64()));
 
         let disk = self.folder.join("prompts");
         // What an earlier soak left there would be found again.
@@ -181,8 +180,15 @@ impl Soak {
         let server = Server::start(&self.setup_with(flags.into_iter()), &hello(), &log).await?;
         let mut alone = Vec::new();
         for index in 0..asks.references() {
-            let Exchange { reply, .. } = exchange(server.address, &asks.reference(index), REQUEST_LIMIT).await;
-            alone.push(Alone::of(reply).with_context(|| format!("reference {index}"))?);
+            let answer = async |request: &Request| exchange(server.address, request, REQUEST_LIMIT).await.reply;
+            let told = async {
+                let mut told = Alone::of(answer(&asks.reference(index)).await)?;
+                if told.reason == "stop" {
+                    told.learn_end(answer(&asks.gone_on(index, told.completion_tokens)).await)?;
+                }
+                anyhow::Ok(told)
+            };
+            alone.push(told.await.with_context(|| format!("reference {index}"))?);
         }
         server.stop().await?;
         Ok(alone)
@@ -253,7 +259,7 @@ impl Run {
     fn note(&self, request: &Request, got: &Exchange) {
         let disturbed = self.faults.overlap(got.sent, got.ended);
         let verdict = judge(request, &got.reply, &self.alone, disturbed);
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner).note(request, got, &self.alone, verdict);
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner).note(request, got, verdict);
     }
 
     fn tally(&self) -> Tally {
