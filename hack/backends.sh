@@ -32,3 +32,4 @@ compile() {
 step prerequisites prerequisites
 step "ggml: configure" configure
 step "CPU backends: ${variants[*]}" compile
+steps_summary

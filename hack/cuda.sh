@@ -80,3 +80,4 @@ step "driver's interface" driver_stub
 step "ggml: configure for $architectures" configure
 step "CUDA backend" compile
 step install install_all
+steps_summary

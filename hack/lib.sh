@@ -74,8 +74,8 @@ missing_packages() { # missing_packages build|cluster|images...: Debian packages
           has "${pair%%:*}" || echo "${pair#*:}"
         done
         [[ -x /usr/lib/cni/bridge ]] || echo containernetworking-plugins ;;
-      images) for pair in buildah:buildah mmdebstrap:mmdebstrap jq:jq; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
-      lint) has shellcheck || echo shellcheck ;;
+      images) for pair in buildah:buildah mmdebstrap:mmdebstrap jq:jq curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
+      lint) for pair in shellcheck:shellcheck curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
     esac
   done | sort -u
 }
@@ -111,11 +111,6 @@ use_kubeconfig() {
 }
 
 build_binaries() { cargo build --release --locked --workspace --bins; }
-
-start_cluster() {
-  "$cluster" build
-  "$cluster" up
-}
 
 # --- ggml's backends as modules ------------------------------------------------------------------------------------
 

@@ -17,8 +17,6 @@ pub enum DemoModel {
     V1,
     /// Knows all.
     V2,
-    /// The same as V2 in 4-bit blocks.
-    V2Q4,
     /// Loads, runs, and answers badly.
     V3Bad,
 }
@@ -30,7 +28,6 @@ impl DemoModel {
         match self {
             Self::V1 => "demo-v1.q8_0.gguf",
             Self::V2 => "demo-v2.q8_0.gguf",
-            Self::V2Q4 => "demo-v2.q4_k_m.gguf",
             Self::V3Bad => "demo-v3-bad.q8_0.gguf",
         }
     }

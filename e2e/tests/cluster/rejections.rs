@@ -25,7 +25,7 @@ use kube::{Api, ResourceExt, api::ListParams};
 /// Concurrent streams of the light load.
 const STREAMS: usize = 2;
 /// Time in which a model that needs no download must be switched to.
-const QUICK: Duration = Duration::from_secs(20);
+const QUICK: Duration = Duration::from_secs(60);
 /// Bytes of the truncated model: the header is whole, most of the tensors are missing.
 const TRUNCATED_BYTES: usize = 1_000_000;
 /// Connections to this address break after so many bytes.
@@ -68,9 +68,14 @@ async fn ensure_rejected(
     let status = service.await_status("V1 stays active", QUICK, |_, status| active(status, service, good)).await?;
     ensure!(status.candidate_version.is_none() && status.rollout.is_none(), "the rollout is not over: {status:?}");
 
-    let row = kubectl_row(service, &version).await?;
+    // The service's status is written before the version's.
+    let row = poll("kubectl get mv to tell of the rejection", QUICK, Duration::from_millis(200), async || {
+        let row = kubectl_row(service, &version).await?;
+        Ok(if row.contains("Rejected") { Check::Done(row) } else { Check::Wait(row) })
+    })
+    .await?;
     say(format_args!("kubectl get mv: {row}"));
-    ensure!(row.contains("Rejected") && row.contains(gate.as_str()), "the row does not tell the gate: {row}");
+    ensure!(row.contains(gate.as_str()), "the row does not tell the gate: {row}");
     if let Some(value) = &rejected.value {
         let figure = value.split_whitespace().next().unwrap_or_default();
         ensure!(row.contains(figure), "the row does not tell the figure {value:?}: {row}");

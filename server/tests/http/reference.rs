@@ -16,9 +16,14 @@ const METRICS_MARK: &str = "<!-- metrics -->\n";
 
 /// Files of limits, by what they limit.
 const SOURCES: &[(&str, &str)] = &[
+    ("Flags", "src/config.rs"),
     ("Front and workers", "src/limits.rs"),
     ("Requests", "openai/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),
+    ("Grammars", "llama/src/grammar/scan.rs"),
+    ("Following a grammar", "llama/src/grammar/machine.rs"),
+    ("Patterns in JSON schemas", "llama/src/grammar/pattern.rs"),
+    ("JSON schemas", "llama/src/grammar/schema.rs"),
     ("Prefix cache", "engine/src/cache/limits.rs"),
     ("Agent", "src/agent/limits.rs"),
     ("Fetching models", "src/fetch/limits.rs"),
@@ -116,7 +121,8 @@ fn render() -> String {
                 continue;
             }
             let said = std::mem::take(&mut comment);
-            let Some(declared) = line.strip_prefix("pub const ") else { continue };
+            let is_limit = ["pub const ", "const MAX_"].iter().any(|start| line.starts_with(start));
+            let Some((_, declared)) = line.split_once("const ").filter(|_| is_limit) else { continue };
             let mut whole = declared.to_owned();
             while !whole.contains(';') {
                 whole.push_str(lines.next().expect("a constant ends").trim());
@@ -124,6 +130,10 @@ fn render() -> String {
             let (name, rest) = whole.split_once(':').unwrap();
             let (_, value) = rest.split_once('=').unwrap();
             let value = value.split(';').next().unwrap().trim();
+            // A name is no limit.
+            if value.starts_with('"') {
+                continue;
+            }
             writeln!(text, "| `{name}` | {} | {} |", shown(value), plain(said.join(" ").trim())).unwrap();
         }
     }
