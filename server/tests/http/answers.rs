@@ -153,13 +153,15 @@ async fn the_engine_s_own_figures_are_told() {
     for _ in 0..2 {
         server.ask("What is the capital of Peru?").await;
     }
-    // The second prompt was held already, but for its last token; the next heartbeat tells it.
+    let figure =
+        async |name: &str| server.metric(&format!("gantry_{name}{{version=\"standalone\",role=\"active\"")).await;
+    // A heartbeat in the midst of the second would tell only a part of it.
+    await_condition("both requests to be told", async || figure("engine_requests_total").await > 1.5).await;
+    // The second prompt was held already, but for its last token.
     let cached = async || {
         server.metric("gantry_engine_prompt_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",source=\"device\"}").await
     };
-    await_condition("a hit in the cache to be told", async || cached().await > 10.0).await;
-    let figure =
-        async |name: &str| server.metric(&format!("gantry_{name}{{version=\"standalone\",role=\"active\"")).await;
+    assert!(cached().await > 10.0);
     for name in
         ["engine_steps_total", "engine_generated_tokens_total", "engine_batch_tokens_total", "engine_kv_unified"]
     {

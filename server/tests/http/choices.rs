@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Events, Server, await_condition, chat, endless};
+use crate::server::{Events, Server, UNENDING, await_condition, chat, endless};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -89,7 +89,7 @@ async fn choices_of_a_chat_come_together() {
 
 #[tokio::test]
 async fn choices_that_do_not_all_fit_are_refused_together() {
-    let server = Server::start(&["--ctx-size", "2048", "--parallel", "2", "--max-queue", "1"]).await;
+    let server = Server::start_unending(2, &["--max-queue", "1"]).await;
     let mut body = endless(8);
     body["n"] = json!(4);
     let never = server.post(TEXT, &body).send().await.unwrap();
@@ -98,7 +98,7 @@ async fn choices_that_do_not_all_fit_are_refused_together() {
     assert_eq!(never["error"]["param"], "n");
     let inside =
         async || server.metric("gantry_requests_queued{").await + server.metric("gantry_requests_running{").await;
-    let mut other = Events::open(server.post(TEXT, &endless(1900))).await;
+    let mut other = Events::open(server.post(TEXT, &endless(UNENDING))).await;
     other.next().await.unwrap();
     body["n"] = json!(3);
     let refused = server.post(TEXT, &body).send().await.unwrap();
@@ -112,13 +112,13 @@ async fn choices_that_do_not_all_fit_are_refused_together() {
 
 #[tokio::test]
 async fn a_client_that_leaves_cancels_all_choices() {
-    let server = Server::start(&["--ctx-size", "8192", "--parallel", "4"]).await;
-    let mut body = endless(1900);
-    body["n"] = json!(4);
+    let server = Server::start_unending(2, &[]).await;
+    let mut body = endless(UNENDING);
+    body["n"] = json!(2);
     let mut stream = Events::open(server.post(TEXT, &body)).await;
     stream.next().await.unwrap();
     let running = "gantry_requests_running";
-    await_condition("all choices to run", async || server.metric(running).await > 3.5).await;
+    await_condition("all choices to run", async || server.metric(running).await > 1.5).await;
     drop(stream);
     await_condition("all slots to be free", async || server.metric(running).await < 0.5).await;
 }

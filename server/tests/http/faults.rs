@@ -1,20 +1,20 @@
 //! What happens when a worker dies, hangs or cannot load, and how the server ends.
 
-use std::time::{Duration, Instant};
-
 use serde_json::Value;
 
-use crate::server::{Events, Server, await_condition, command, endless, is_alive, model, output, send_signal};
+use crate::server::{
+    Events, Server, UNENDING, await_condition, command, endless, is_alive, model, output, send_signal,
+};
 
 const TEXT: &str = "/v1/completions";
 
 #[tokio::test]
 async fn a_killed_worker_ends_its_streams_with_an_error_and_is_replaced() {
-    let server = Server::start(&["--ctx-size", "8192", "--parallel", "4"]).await;
+    let server = Server::start_unending(2, &[]).await;
     let worker = server.workers()[0];
     let mut streams = Vec::new();
-    for _ in 0..3 {
-        let mut stream = Events::open(server.post(TEXT, &endless(2000))).await;
+    for _ in 0..2 {
+        let mut stream = Events::open(server.post(TEXT, &endless(UNENDING))).await;
         stream.next().await.unwrap();
         streams.push(stream);
     }
@@ -25,18 +25,18 @@ async fn a_killed_worker_ends_its_streams_with_an_error_and_is_replaced() {
         assert_eq!(last["error"]["code"], "worker_died", "{last}");
         assert_eq!(last["error"]["type"], "service_unavailable_error");
     }
+    // The next worker may be there already; `dispatch` holds it back and looks at what is said until it comes.
     let (status, reason) = server.ready().await;
-    assert_eq!(status, 503);
-    assert!(reason.contains("SIGKILL"), "{reason}");
-    let refused = server.post(TEXT, &endless(1)).send().await.unwrap();
-    assert_eq!(refused.status(), 503);
-    assert!(refused.headers().contains_key("retry-after"));
+    assert!(status == 200 || status == 503 && reason.contains("SIGKILL"), "{status} {reason}");
+    let next = server.post(TEXT, &endless(1)).send().await.unwrap();
+    let refused = next.status() == 503 && next.headers().contains_key("retry-after");
+    assert!(next.status() == 200 || refused, "{next:?}");
+    await_condition("another worker", async || server.workers().first().is_some_and(|pid| *pid != worker)).await;
     server.until_ready().await;
-    assert_ne!(server.workers()[0], worker);
     assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
     let broken =
         "gantry_requests_total{route=\"completions\",version=\"standalone\",status=\"200\",outcome=\"broken\"}";
-    assert!((server.metric(broken).await - 3.0).abs() < 0.1);
+    assert!((server.metric(broken).await - 2.0).abs() < 0.1);
 }
 
 #[tokio::test]
@@ -53,14 +53,20 @@ async fn a_worker_that_hangs_is_not_ready_and_is_replaced() {
 #[tokio::test]
 async fn a_worker_that_keeps_dying_is_called_failed() {
     let server = Server::start(&[]).await;
-    for _ in 0..gantry_server::limits::CRASH_LIMIT {
-        server.until_ready().await;
+    for deaths in 1..=gantry_server::limits::CRASH_LIMIT {
+        // The state follows the count, so it may still say that the one that died is ready.
+        let ready = async || server.ready().await.0 == 200 && !server.workers().is_empty();
+        await_condition("a worker that is ready", ready).await;
         send_signal(server.workers()[0], "KILL");
-        await_condition("the death to be noticed", async || server.ready().await.0 == 503).await;
+        // The 503 between two workers may be over before anybody looks.
+        let counted = async || server.metric("gantry_worker_restarts").await > deaths as f64 - 0.5;
+        await_condition("the death to be counted", counted).await;
     }
-    let (status, reason) = server.ready().await;
-    assert_eq!(status, 503);
-    assert!(reason.contains("keeps failing"), "{reason}");
+    let failed = async || {
+        let (status, reason) = server.ready().await;
+        status == 503 && reason.contains("keeps failing")
+    };
+    await_condition("it to be called failed", failed).await;
     assert_eq!(server.get("/healthz").await.status(), 200);
 }
 
@@ -132,8 +138,11 @@ async fn sigterm_lets_requests_end() {
         streams.push(stream);
     }
     server.signal("TERM");
-    // The port stays open for a moment, and says that it is not to be used any more.
-    await_condition("readiness to end", async || server.ready().await.0 == 503).await;
+    // The port stays open for a moment, and says that it is not to be used any more. On a busy machine that moment may
+    // be over before anybody looks.
+    let ready =
+        async || server.client.get(server.url("/readyz")).send().await.is_ok_and(|answer| answer.status() == 200);
+    await_condition("readiness to end", async || !ready().await).await;
     for stream in &mut streams {
         let events = stream.rest().await;
         assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
@@ -143,18 +152,16 @@ async fn sigterm_lets_requests_end() {
 
 #[tokio::test]
 async fn the_drain_has_an_end() {
-    let mut server = Server::start(&["--ctx-size", "8192", "--parallel", "4", "--drain-timeout", "0"]).await;
+    let mut server = Server::start_unending(2, &["--drain-timeout", "0"]).await;
     let workers = server.workers();
-    let mut streams = Vec::new();
-    for _ in 0..4 {
-        let mut stream = Events::open(server.post(TEXT, &endless(2000))).await;
+    for _ in 0..2 {
+        let mut stream = Events::open(server.post(TEXT, &endless(UNENDING))).await;
         stream.next().await.unwrap();
-        streams.push(stream);
+        // Neither the texts nor their clients end before the server would be waited for in vain.
+        stream.read_on();
     }
-    let start = Instant::now();
     server.signal("INT");
     assert_eq!(server.ended().await.code(), Some(0));
-    assert!(start.elapsed() < Duration::from_secs(10));
     for worker in workers {
         await_condition("the worker to end", async || !is_alive(worker)).await;
     }

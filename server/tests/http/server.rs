@@ -12,9 +12,27 @@ use serde_json::{Value, json};
 
 /// How long anything may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Tokens of a text that outlasts every test, on however fast a machine: minutes of work.
+pub(crate) const UNENDING: u32 = 30_000;
+/// Cells of a sequence that holds such a text.
+const UNENDING_CELLS: u32 = 32_768;
 
 pub(crate) fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models").join(name)
+}
+
+/// A copy of the second demo model that says it was trained for a million tokens. The engine ends a sequence where the
+/// training did, which is seconds of work for the model as it is; past that the tokens are noise, and come.
+pub(crate) fn unending_model() -> (tempfile::TempDir, PathBuf) {
+    let mut bytes = std::fs::read(model("demo-v2.q8_0.gguf")).unwrap();
+    let key = b"llama.context_length";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
+    assert_eq!(bytes[at..at + 8], [4, 0, 0, 0, 0, 8, 0, 0], "a u32 of 2,048");
+    bytes[at + 4..at + 8].copy_from_slice(&(1_u32 << 20).to_le_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("unending.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    (folder, path)
 }
 
 /// A server process, killed when dropped.
@@ -23,6 +41,8 @@ pub(crate) struct Server {
     pub(crate) base: String,
     pub(crate) client: reqwest::Client,
     log: Arc<Mutex<String>>,
+    /// Holds the model, where a test wrote it: a worker that is replaced reads it again.
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Server {
@@ -33,8 +53,23 @@ impl Server {
         server
     }
 
+    /// Starts a server whose texts of [`UNENDING`] tokens outlast the test, as many of them at once as `parallel` says,
+    /// and waits until it is ready.
+    pub(crate) async fn start_unending(parallel: u32, args: &[&str]) -> Self {
+        let (folder, file) = unending_model();
+        let (cells, parallel) = ((UNENDING_CELLS * parallel).to_string(), parallel.to_string());
+        let sizes = ["--ctx-size", &cells, "--parallel", &parallel];
+        let server = Self::launch_with(&file, &[&sizes[..], args].concat(), Some(folder));
+        server.until_ready().await;
+        server
+    }
+
     /// Starts a server and waits for its port only.
     pub(crate) fn launch(file: &Path, args: &[&str]) -> Self {
+        Self::launch_with(file, args, None)
+    }
+
+    fn launch_with(file: &Path, args: &[&str], folder: Option<tempfile::TempDir>) -> Self {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
         let mut command = command(file);
@@ -56,7 +91,7 @@ impl Server {
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
         let base = line.trim().strip_prefix("listening on ").expect("the first line tells the address").to_owned();
-        Self { child, base, client: reqwest::Client::new(), log }
+        Self { child, base, client: reqwest::Client::new(), log, _folder: folder }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -220,6 +255,11 @@ impl Events {
             };
             self.buffer.push_str(std::str::from_utf8(&bytes.unwrap()).unwrap());
         }
+    }
+
+    /// Reads on and throws away what comes, so that the server does not cut this client off as a slow one.
+    pub(crate) fn read_on(mut self) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(async move { while self.bytes.next().await.is_some_and(|bytes| bytes.is_ok()) {} })
     }
 
     /// All events to the end.
