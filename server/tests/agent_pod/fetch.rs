@@ -281,8 +281,10 @@ async fn a_server_that_is_not_there_is_waited_for() {
     let server = FileServer::start(content.clone()).await;
     let folder = tempfile::tempdir().unwrap();
     let fetcher = fetcher(folder.path());
-    // A port that nobody listens on.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // A port that nobody listens on, and that no other test gets.
+    let reserved = tokio::net::TcpSocket::new_v4().unwrap();
+    reserved.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let free = reserved.local_addr().unwrap();
     let source = Source::parse(&format!("http://{free}/m"), None).unwrap();
     let (progress, mut seen) = watch::channel(FetchProgress::default());
     let cancel = CancellationToken::new();
@@ -294,7 +296,7 @@ async fn a_server_that_is_not_there_is_waited_for() {
     let (ended, note) = tokio::join!(fetcher.fetch(&source, digest(&content), &progress, &cancel), noted);
     assert_eq!(ended.unwrap_err(), FetchError::Cancelled);
     assert!(note.contains(&free.to_string()) && note.contains("tries again"), "{note}");
-    drop(server);
+    drop((server, reserved));
 }
 
 fn fault(bytes: usize) -> impl Strategy<Value = Fault> {

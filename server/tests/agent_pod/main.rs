@@ -7,3 +7,5 @@ mod api_server;
 mod fetch;
 mod files;
 mod pod;
+#[path = "../http/script.rs"]
+mod script;

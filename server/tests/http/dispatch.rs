@@ -7,14 +7,15 @@ use std::time::Duration;
 use futures::StreamExt;
 use gantry_engine::{GenerationEvent, GenerationParams, KvLayout, Prompt};
 use gantry_server::version::{
-    DispatchStrategy, GenerateRequest, Generation, GenerationError, LoadError, RuntimeSettings, Scheduling, Version,
-    VersionSpec, WorkerConfig, WorkerHealth, processors,
+    DispatchStrategy, GenerateRequest, Generation, GenerationError, LoadError, RuntimeSettings, Scheduling,
+    SubmitError, Version, VersionSpec, WorkerConfig, WorkerHealth, processors,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::script::{server_after, while_there_is};
 use crate::server::{
     Events, PATIENCE, Server, UNENDING, await_condition, chat, endless, is_alive, model, send_signal, text_of,
     unending_model,
@@ -200,6 +201,32 @@ async fn with_one_worker_what_waited_is_run_by_the_next_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_the_only_worker_is_away_it_is_said_why() {
+    let directory = tempfile::tempdir().unwrap();
+    // Nobody comes after the one that dies while this is there.
+    let gate = directory.path().join("gate");
+    let program = server_after(directory.path(), &while_there_is(&gate));
+    let spec = spec(1, DispatchStrategy::LeastLoaded);
+    let version = Version::load(spec, &WorkerConfig::new(program), watch::Sender::new(0.0)).await.unwrap();
+    let pid = version.stats().pids()[0];
+    std::fs::write(&gate, "").unwrap();
+    send_signal(pid, "KILL");
+    let mut health = version.health();
+    let restarting = health.wait_for(|health| matches!(health, WorkerHealth::Restarting { .. }));
+    tokio::time::timeout(PATIENCE, restarting).await.expect("the death to be noticed").unwrap();
+    match version.submit(long(1)).await {
+        Err(SubmitError::Unavailable { reason, .. }) => assert!(reason.contains("SIGKILL"), "{reason}"),
+        other => panic!("{:?}", other.err()),
+    }
+    std::fs::remove_file(&gate).unwrap();
+    let ready = health.wait_for(|health| *health == WorkerHealth::Ready);
+    tokio::time::timeout(PATIENCE, ready).await.expect("another worker").unwrap();
+    assert_ne!(version.stats().pids()[0], pid);
+    assert_eq!(version.submit(long(1)).await.unwrap().collect().await.unwrap().usage.completion_tokens, 1);
+    version.retire(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_load_that_fails_leaves_no_worker_behind() {
     if !two_fit() {
         return;
@@ -208,8 +235,12 @@ async fn a_load_that_fails_leaves_no_worker_behind() {
     let file = directory.path().join("bad.gguf");
     std::fs::write(&file, b"GGUF\x03\0\0\0 and then nothing of use").unwrap();
     let bad = VersionSpec { model_path: file, ..spec(2, DispatchStrategy::LeastLoaded) };
-    let error = load(bad).await.err().unwrap();
+    let started = directory.path().join("started");
+    let program = server_after(directory.path(), &format!("echo $$ >> '{}'", started.display()));
+    let error = Version::load(bad, &WorkerConfig::new(program), watch::Sender::new(0.0)).await.err().unwrap();
     assert!(matches!(&error, LoadError::Model(_) | LoadError::WorkerDied(_)), "{error}");
+    let started = std::fs::read_to_string(started).unwrap();
+    assert!(!started.is_empty() && started.lines().all(|pid| !is_alive(pid.parse().unwrap())), "{started}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

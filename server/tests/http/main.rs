@@ -15,5 +15,6 @@ mod gguf;
 mod load;
 mod pooled;
 mod reference;
+mod script;
 mod server;
 mod swap;

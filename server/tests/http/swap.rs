@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::server::{PATIENCE, await_condition, chat, is_alive, model, text_of};
+use crate::server::{PATIENCE, await_condition, chat, is_alive, model, text_of, unending_model};
 
 const CLIENTS: usize = 16;
 /// Answers that must come from each version.
@@ -95,7 +95,11 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
 
 #[tokio::test]
 async fn a_version_that_is_retired_takes_nothing_and_drops_what_is_late() {
-    let version = load("v2", "demo-v2.q8_0.gguf").await;
+    // Texts that are not at their end before the version is.
+    let (_folder, model_path) = unending_model();
+    let mut spec = VersionSpec { model_path, ..spec("v2", "") };
+    spec.runtime.ctx_size = 1 << 16;
+    let version = Version::load(spec, &workers(), watch::Sender::new(0.0)).await.unwrap();
     let request = || GenerateRequest {
         prompt: gantry_engine::Prompt::Text("Once".to_owned()),
         params: gantry_engine::GenerationParams { ignore_eos: true, ..Default::default() },
