@@ -117,10 +117,16 @@ fn it_generates_beside_and_what_is_cancelled_ends() {
         assert_eq!(engine.generate(prompt(), GenerationParams::greedy(32)).unwrap().text, alone);
         assert_eq!(embedding.join().unwrap().vectors.len(), 400);
     });
+    // The embedder waits at the first event, so that not all of it can be computed before it is cancelled.
     let (sender, events) = mpsc::channel();
-    let handle =
-        embedder.submit(texts(&[TEXTS[2]; 2000]), None, Box::new(move |event| drop(sender.send(event)))).unwrap();
+    let (go, held) = mpsc::channel::<()>();
+    let sink = Box::new(move |event| {
+        let _ = held.recv();
+        drop(sender.send(event));
+    });
+    let handle = embedder.submit(texts(&[TEXTS[2]; 2000]), None, sink).unwrap();
     handle.cancel();
+    drop(go);
     let last = loop {
         let event = events.recv_timeout(PATIENCE).unwrap();
         if event.is_terminal() {
