@@ -146,11 +146,11 @@ impl Stores {
 
 /// Leaves out objects that cannot be read, such as one with a value that a later version knows: it must not stop the
 /// work on all others. What was known of it before stays.
-fn readable<K: Resource>(
+fn readable<K>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send + 'static,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static
 where
-    K: Send + 'static,
+    K: Resource + Send + 'static,
 {
     let read = |object: DeserializeGuard<K>| {
         let unreadable = object.0.as_ref().err();

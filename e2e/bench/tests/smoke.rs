@@ -18,6 +18,9 @@ use gantry_bench::{
     soak::{Soak, WORKERS, faults::Fault},
 };
 
+/// One at a time: each keeps all processors busy.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// gantry-server, which a build of the workspace puts beside the tests.
 fn server() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
@@ -83,6 +86,7 @@ fn conditions() -> Conditions {
 
 #[tokio::test]
 async fn loads_become_results_a_table_and_plots() {
+    let _alone = ALONE.lock().await;
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     stand_in(folder);
@@ -138,6 +142,7 @@ async fn a_short_soak_finds_nothing_wrong() {
     if machine::cores() < WORKERS as usize {
         return;
     }
+    let _alone = ALONE.lock().await;
     let folder = tempfile::tempdir().unwrap();
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
     let soak = Soak { server: server(), demo, folder: folder.path().to_owned(), requests: 250, seed: 20 };

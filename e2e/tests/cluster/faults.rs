@@ -146,10 +146,11 @@ async fn a_killed_worker_fails_its_own_streams_and_comes_back() -> Result<()> {
         let begun = Instant::now();
         let mut readiness = Readiness::follow(&hit_target)?;
         readiness.await_status(true, begun, RESPAWN_TIMEOUT).await?;
-        let (mut hit_streams, mut other_streams) =
-            (LongStreams::start(&hit_target)?, LongStreams::start(&other_target)?);
-        hit_streams.await_under_way().await?;
+        // Last those that must not have ended when the worker is killed.
+        let mut other_streams = LongStreams::start(&other_target)?;
         other_streams.await_under_way().await?;
+        let mut hit_streams = LongStreams::start(&hit_target)?;
+        hit_streams.await_under_way().await?;
         let killed_at = Instant::now();
         worker.kill()?;
 

@@ -160,7 +160,8 @@ fn a_try_that_came_to_nothing_is_made_again_at_once() {
     for _ in 0..40 {
         acceptance.observe(MAX, 0);
     }
-    let steps_to_try = |acceptance: &mut Acceptance| (1..).find(|_| acceptance.drafts(MAX, 4, CPU, 0.0) > 0).unwrap();
+    let steps_to_try =
+        |acceptance: &mut Acceptance| (1..).find(|_| acceptance.drafts(MAX, 4, CPU, 0.0) > 0).expect("a try comes");
     assert!(steps_to_try(&mut acceptance) >= FIRST_PROBE_AFTER);
     // The draft model had to read first.
     acceptance.put_off();

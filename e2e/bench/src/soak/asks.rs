@@ -557,10 +557,13 @@ mod tests {
         Asks::new(&questions, 7, 20_000).unwrap()
     }
 
-    /// The answer of a server: tokens with their log-probabilities, and the likeliest in their places.
-    fn answer(tokens: &[(&str, f64, &[(&str, f64)])]) -> Reply {
+    /// A token, its log-probability, and the likeliest in its place.
+    type Token<'a> = (&'a str, f64, &'a [(&'a str, f64)]);
+
+    /// The answer of a server.
+    fn answer(tokens: &[Token<'_>]) -> Reply {
         let logprob = |&(text, logprob): &(&str, f64)| Logprob { logprob, bytes: text.into(), top_logprobs: vec![] };
-        let token = |(text, chance, top): &(&str, f64, &[(&str, f64)])| Logprob {
+        let token = |(text, chance, top): &Token<'_>| Logprob {
             top_logprobs: top.iter().map(logprob).collect(),
             ..logprob(&(text, *chance))
         };

@@ -249,11 +249,7 @@ pub(crate) struct LoadedPooler {
 /// Makes a context that pools.
 pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Opened) -> Result<LoadedPooler, LoadError> {
     let model = &opened.model;
-    let pooling = match (pooled.pooling, model.pooling()) {
-        (Some(asked), _) => asked,
-        (None, Some(named)) => named.into(),
-        (None, None) => return Err(LoadError::NoPooling),
-    };
+    let pooling = pooled.pooling.or_else(|| model.pooling()).ok_or(LoadError::NoPooling)?;
     let abort = Arc::new(AtomicBool::new(false));
     let batch_tokens = pooled.batch_tokens.max(pooled.max_batch);
     let params = ContextParams {
