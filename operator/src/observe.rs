@@ -385,7 +385,7 @@ mod tests {
     #[tokio::test]
     async fn an_object_that_cannot_be_read_hides_no_other() {
         let guarded = |name: &str, replicas: serde_json::Value| -> DeserializeGuard<InferenceService> {
-            let model = json!({"name": "m", "source": {"uri": "http://models/m.gguf"}});
+            let model = json!({"servedName": "m", "source": {"uri": "http://models/m.gguf"}});
             let spec = json!({"model": model, "replicas": replicas});
             let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
                 "metadata": {"name": name, "namespace": "ns"}, "spec": spec});
