@@ -240,8 +240,10 @@ impl Bench {
         let cpu_s = after.cpu_s - before.cpu_s;
         let figures = &mut run.figures;
         figures.insert("cpu_s".to_owned(), cpu_s);
-        if let Some(tokens) = figures.get("tokens").filter(|tokens| **tokens > 0.0) {
+        if let Some(tokens) = figures.get("tokens").copied().filter(|tokens| *tokens > 0.0) {
             figures.insert("cpu_ms_per_token".to_owned(), cpu_s * 1e3 / tokens);
+            let front_cpu_s = after.front_cpu_s - before.front_cpu_s;
+            figures.insert("front_cpu_ms_per_token".to_owned(), front_cpu_s * 1e3 / tokens);
         }
         #[allow(clippy::cast_precision_loss)]
         figures.insert("pss_mib".to_owned(), peak.max(after.pss_bytes) as f64 / f64::from(1 << 20));

@@ -17,6 +17,8 @@ const TICKS_PER_S: f64 = 100.0;
 pub struct Cost {
     /// Processor time so far, in seconds; of processes that have ended, none.
     pub cpu_s: f64,
+    /// The part of the process that was started itself: of our server the front end, without its workers.
+    pub front_cpu_s: f64,
     /// Memory, where pages that several processes share count once, in bytes.
     pub pss_bytes: u64,
 }
@@ -50,6 +52,9 @@ pub fn cost(root: u32) -> Cost {
         let folder = Path::new("/proc").join(pid.to_string());
         if let Some(stat) = fs::read_to_string(folder.join("stat")).ok().as_deref().and_then(parse_stat) {
             cost.cpu_s += stat.cpu_s;
+            if pid == root {
+                cost.front_cpu_s = stat.cpu_s;
+            }
         }
         if let Some(bytes) = fs::read_to_string(folder.join("smaps_rollup")).ok().as_deref().and_then(parse_pss) {
             cost.pss_bytes += bytes;

@@ -10,7 +10,10 @@
 //! a machine that gets ten times faster gives them negative costs: prompts look free, and the next step takes
 //! seconds. Here a cost stays positive by construction, one that the present steps say nothing about stays as it was,
 //! and when the whole machine changes speed all that take part follow together. Steps that are all alike do not tell
-//! the costs apart, only their sum, which is then all that matters.
+//! the costs apart, only their sum. What is known without measuring keeps that from going astray under a load that never
+//! pauses: a decoding row is a token like a prompt's and has its logits computed besides, so it costs more. Were it
+//! thought to cost less, prompts would seem too dear for a step that streams share, get the least there is, and so never
+//! show what they cost.
 //!
 //! A step that took [`OUTLIER_FACTOR`] times what was expected is a paused machine and changes nothing, unless
 //! another one came within [`OUTLIER_WINDOW`] steps: then the machine has become slow, or some kind of step has. A
@@ -30,7 +33,7 @@ pub(crate) const AUTO_STEP_MAX_MS: f64 = 250.0;
 /// Prompts get so many tokens in a step even where the target has no room for them, so that they go on.
 pub(crate) const MIN_PREFILL_TOKENS: u32 = 8;
 /// Before anything is measured: some CPU, in ms.
-const FIRST_GUESS: StepCost = StepCost { fixed_ms: 20.0, per_decode_row_ms: 2.0, per_prefill_token_ms: 2.0 };
+const FIRST_GUESS: StepCost = StepCost { fixed_ms: 20.0, per_decode_row_ms: 3.0, per_prefill_token_ms: 2.0 };
 /// How much of an error one step corrects. At a noise of 10 % the estimate is then right to about 5 %.
 const CORRECTION: f64 = 0.5;
 /// The first steps are believed wholly: the first guess may be wrong by any factor.
@@ -44,6 +47,8 @@ const OUTLIER_WINDOW: u32 = 8;
 const MOST_CHANGE: f64 = 2.0;
 /// A cost that takes part in a step is blamed for at least this part of it, so that one near 0 can grow.
 const LEAST_BLAME: f64 = 0.02;
+/// A decoding row costs at least so much more than a prompt's token, as a part of that.
+const LEAST_ROW_EXTRA: f64 = 0.1;
 /// No cost is below this, in ms, and none above [`LONGEST_STEP_MS`].
 const LEAST_COST_MS: f64 = 1e-6;
 /// Steps shorter than this are taken as this long: it bounds the weight of one.
@@ -145,9 +150,12 @@ impl StepBudget {
     /// Multiplies each cost so that the logarithm of the step's time changes by `correction`, to first order, with the
     /// least change to the logarithms of the costs.
     fn correct(&mut self, decode_rows: u32, prefill_tokens: u32, expected_ms: f64, correction: f64) {
-        let counts = [1.0, f64::from(decode_rows), f64::from(prefill_tokens)];
+        let tokens = f64::from(decode_rows) + f64::from(prefill_tokens);
+        let counts = [1.0, f64::from(decode_rows), tokens];
         let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms } = &mut self.cost;
-        let costs = [fixed_ms, per_decode_row_ms, per_prefill_token_ms];
+        let extra = |row: f64, token: f64| (row - token).max(token * LEAST_ROW_EXTRA);
+        let mut row_extra_ms = extra(*per_decode_row_ms, *per_prefill_token_ms);
+        let costs = [fixed_ms, &mut row_extra_ms, &mut *per_prefill_token_ms];
         let mut blames = [0.0; 3];
         for ((blame, cost), count) in blames.iter_mut().zip(&costs).zip(counts) {
             if count > 0.0 {
@@ -158,6 +166,8 @@ impl StepBudget {
         for (cost, blame) in costs.into_iter().zip(blames) {
             *cost = (*cost * (correction * blame / squares).exp()).clamp(LEAST_COST_MS, LONGEST_STEP_MS);
         }
+        let row_ms = *per_prefill_token_ms + row_extra_ms.max(*per_prefill_token_ms * LEAST_ROW_EXTRA);
+        *per_decode_row_ms = row_ms.min(LONGEST_STEP_MS);
     }
 }
 
