@@ -19,6 +19,9 @@ pub(crate) const CELLS_MULTIPLE: u32 = 256;
 /// its mask; past this that costs more than the second pass over the weights which prompts and answers of a split cache
 /// need in one step.
 pub const AUTO_UNIFIED_MAX_CELLS: u32 = 32_768;
+/// The most sequences of a cache that is unified when the engine chooses. Each row looks at the cells of all others, so that
+/// what a step loses grows with the square of the sequences.
+pub const AUTO_UNIFIED_MAX_SEQUENCES: u32 = 16;
 /// Sequences, beside those that run, that a unified cache has for what ended requests left.
 pub const LEFTOVER_SEQUENCES: u32 = 64;
 /// The most requests an engine lets wait.
@@ -125,7 +128,9 @@ impl KvLayout {
     pub fn pool_sequences(self, n_ctx: u32, parallel: u32) -> Option<u32> {
         let share = n_ctx.div_ceil(parallel.max(1)).next_multiple_of(CELLS_MULTIPLE);
         let unified = match self {
-            Self::Auto => share.saturating_mul(parallel) <= AUTO_UNIFIED_MAX_CELLS,
+            Self::Auto => {
+                parallel <= AUTO_UNIFIED_MAX_SEQUENCES && share.saturating_mul(parallel) <= AUTO_UNIFIED_MAX_CELLS
+            }
             Self::Split => false,
             Self::Unified => true,
         };
