@@ -1,6 +1,6 @@
 //! The KV cache and the compute graph of one engine: decodes validated batches, gives rows of logits.
 //!
-//! A context has one owner and may move between threads. Flash attention is fixed at creation (on, unless the
+//! A context has one owner and may move between threads. Flash attention is fixed at creation (as asked for, unless the
 //! architecture refuses it), because a context that chose by itself would make a quantised cache fail late.
 
 mod params;
@@ -74,9 +74,9 @@ impl Context {
             pooling::check(model, pooling)?;
         }
         logs::clear_recent_errors();
-        let mut flash_attention = true;
+        let mut flash_attention = params.flash_attention;
         let mut ptr = params::create(model, params, flash_attention);
-        if ptr.is_none() && params.kv_type == KvType::F16 {
+        if ptr.is_none() && flash_attention && params.kv_type == KvType::F16 {
             // An architecture without flash attention still works with a cache that is not quantised.
             flash_attention = false;
             ptr = params::create(model, params, flash_attention);

@@ -17,8 +17,9 @@ fn pieces(chunks: &[Vec<u8>], len: u32) -> Vec<(u32, &[u8])> {
 #[test]
 fn restored_chunks_give_bitwise_the_same_logits_in_any_layout() {
     let prompt = tokens(1, 70);
-    for kv_type in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
-        let split = ContextParams { kv_type, ..params() };
+    let kinds = [(KvType::F16, true), (KvType::F16, false), (KvType::Q8_0, true), (KvType::Q4_0, true)];
+    for (kv_type, flash_attention) in kinds {
+        let split = ContextParams { kv_type, flash_attention, ..params() };
         let unified = ContextParams { kv_unified: true, n_ctx: 768, sequences: 3, ..split.clone() };
         for (from, to) in [(&split, &split), (&split, &unified), (&unified, &split), (&unified, &unified)] {
             let mut source = context(from);
@@ -35,12 +36,26 @@ fn restored_chunks_give_bitwise_the_same_logits_in_any_layout() {
             run(&mut target, 0, &tokens(4, 20));
             assert_eq!(target.restore(2, &pieces(&chunks, 70)), Ok(70));
             assert_eq!((target.sequence_len(2), target.sequence_len(0), target.sequence_len(1)), (70, 20, 0));
-            assert_eq!(run(&mut target, 2, &[77]), next, "{kv_type:?}");
+            assert_eq!(run(&mut target, 2, &[77]), next, "{kv_type:?} {flash_attention}");
             // What was restored is saved as the same bytes.
             target.remove(2, 70).unwrap();
             assert_eq!(target.save(2, 0, BLOCK).unwrap(), chunks);
             assert_eq!(target.save(2, 32, BLOCK).unwrap(), chunks[2..]);
         }
+    }
+}
+
+#[test]
+fn a_prefix_is_copied_whatever_the_attention() {
+    for (flash_attention, kv_unified) in [(true, false), (true, true), (false, false), (false, true)] {
+        let mut context = context(&ContextParams { flash_attention, kv_unified, ..params() });
+        let (prefix, one, two) = (tokens(1, 30), tokens(5, 20), tokens(6, 20));
+        run(&mut context, 0, &prefix);
+        run(&mut context, 0, &one);
+        context.copy(0, 1, Some(30)).unwrap();
+        let copied = run(&mut context, 1, &two);
+        run(&mut context, 2, &prefix);
+        assert_eq!(copied, run(&mut context, 2, &two), "flash {flash_attention}, unified {kv_unified}");
     }
 }
 
@@ -109,7 +124,9 @@ fn damaged_foreign_and_misplaced_chunks_are_refused_and_the_sequence_stays_empty
     assert_ne!(other.state_fingerprint(), context.state_fingerprint());
     let mut quantised = common::context(&ContextParams { kv_type: KvType::Q8_0, ..params() });
     assert_eq!(refused(&mut quantised, &[(16, a)]), (0, ChunkFault::Fingerprint));
-    for context in [&context, &other, &quantised] {
+    let mut products = common::context(&ContextParams { flash_attention: false, ..params() });
+    assert_eq!(refused(&mut products, &[(16, a)]), (0, ChunkFault::Fingerprint));
+    for context in [&context, &other, &quantised, &products] {
         assert_eq!(context.sequence_len(1), 0);
     }
     assert_eq!(context.restore(0, &[(16, a)]), Err(StateError::Occupied { sequence: 0, held: 40 }));

@@ -261,7 +261,7 @@ impl Context {
     /// Looks at a real state: that of a sequence that holds tokens, or of two tokens decoded for it.
     fn find_layout(&mut self) -> Option<Layout> {
         // SAFETY: a valid model; this reads a field. A sliding window drops cells, so that states have gaps.
-        if self.memory.is_null() || !self.flash_attention || unsafe { sys::llama_model_n_swa(self.model.raw()) } > 0 {
+        if self.memory.is_null() || unsafe { sys::llama_model_n_swa(self.model.raw()) } > 0 {
             return None;
         }
         let busy = (0..self.limits.sequences).find(|&sequence| self.next_position(sequence) > 0);
