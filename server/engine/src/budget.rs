@@ -24,7 +24,8 @@
 use std::time::Duration;
 
 /// What a step may take without [`EngineConfig::step_ms_target`](crate::EngineConfig::step_ms_target), as a multiple of
-/// what the decoding rows alone take.
+/// what the decoding rows alone take. Where more prompts are read than streams decode, each has as much of the step as a
+/// stream: few must not hold up many, and a burst of prompts is read the faster the larger its parts are.
 pub(crate) const AUTO_STEP_FACTOR: f64 = 2.5;
 /// The least that such a target is: below it, prompts get too little for a gain that nobody sees.
 pub(crate) const AUTO_STEP_MIN_MS: f64 = 20.0;
@@ -119,20 +120,21 @@ impl StepBudget {
         self.correct(decode_rows, prefill_tokens, expected_ms, correction);
     }
 
-    /// Tokens for prompts beside so many decoding rows; without any, the most there is.
-    pub(crate) fn prefill_tokens(&self, decode_rows: u32) -> u32 {
+    /// Tokens for so many prompts beside so many decoding rows; without any of these, the most there is.
+    pub(crate) fn prefill_tokens(&self, decode_rows: u32, prompts: u32) -> u32 {
         if decode_rows == 0 {
             return self.max_prefill_tokens;
         }
-        let room_ms = self.target_ms(decode_rows) - self.cost.step_ms(decode_rows, 0);
+        let room_ms = self.target_ms(decode_rows, prompts) - self.cost.step_ms(decode_rows, 0);
         let tokens = (room_ms / self.cost.per_prefill_token_ms).clamp(0.0, f64::from(self.max_prefill_tokens));
         // In range: clamped between 0 and a u32.
         (tokens as u32).max(MIN_PREFILL_TOKENS.min(self.max_prefill_tokens))
     }
 
-    /// How long a step with so many decoding rows may take.
-    pub(crate) fn target_ms(&self, decode_rows: u32) -> f64 {
-        let auto = AUTO_STEP_FACTOR * self.cost.step_ms(decode_rows, 0);
+    /// How long a step with so many decoding rows and prompts may take.
+    pub(crate) fn target_ms(&self, decode_rows: u32, prompts: u32) -> f64 {
+        let factor = AUTO_STEP_FACTOR.max(1.0 + f64::from(prompts) / f64::from(decode_rows.max(1)));
+        let auto = factor * self.cost.step_ms(decode_rows, 0);
         self.target_ms.unwrap_or(auto.clamp(AUTO_STEP_MIN_MS, AUTO_STEP_MAX_MS))
     }
 

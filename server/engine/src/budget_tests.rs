@@ -35,7 +35,7 @@ impl Machine {
 
     /// A step with more prompt than fits, or, one in four, without any: what tells the rows' cost from the prompts'.
     fn loaded_step(&mut self, budget: &mut StepBudget, rows: u32) {
-        let tokens = if self.rng.random_bool(0.25) { 0 } else { budget.prefill_tokens(rows) };
+        let tokens = if self.rng.random_bool(0.25) { 0 } else { budget.prefill_tokens(rows, 1) };
         let took = self.run(rows, tokens);
         budget.observe(rows, tokens, took);
     }
@@ -43,7 +43,7 @@ impl Machine {
     fn check(&self, budget: &StepBudget, rows: u32, target: Option<u32>, what: &str) {
         let alone = self.cost.step_ms(rows, 0);
         let target_ms = target.map_or((AUTO_STEP_FACTOR * alone).clamp(AUTO_STEP_MIN_MS, AUTO_STEP_MAX_MS), f64::from);
-        let tokens = budget.prefill_tokens(rows);
+        let tokens = budget.prefill_tokens(rows, 1);
         let took = self.cost.step_ms(rows, tokens);
         let report = format!("{what}: {rows} rows, {tokens} tokens, {took:.1} of {target_ms:.1} ms, {budget:?}");
         // The least that prompts get is given whatever it takes, so that no more precision is asked for than that.
@@ -59,14 +59,14 @@ const MACHINES: [(&str, StepCost); 4] =
 #[test]
 fn without_decoding_rows_a_prompt_has_the_whole_batch_and_otherwise_at_least_the_minimum() {
     let mut budget = StepBudget::new(Some(1), 512);
-    assert_eq!(budget.prefill_tokens(0), 512);
+    assert_eq!(budget.prefill_tokens(0, 1), 512);
     let mut machine = Machine::new(SLOW_CPU, 0.0, 0);
     for _ in 0..50 {
         machine.loaded_step(&mut budget, 4);
-        assert!(budget.prefill_tokens(4) >= MIN_PREFILL_TOKENS);
+        assert!(budget.prefill_tokens(4, 1) >= MIN_PREFILL_TOKENS);
     }
-    assert_eq!(budget.prefill_tokens(4), MIN_PREFILL_TOKENS);
-    assert_eq!(StepBudget::new(Some(1), 4).prefill_tokens(4), 4);
+    assert_eq!(budget.prefill_tokens(4, 1), MIN_PREFILL_TOKENS);
+    assert_eq!(StepBudget::new(Some(1), 4).prefill_tokens(4, 1), 4);
 }
 
 #[test]
@@ -101,8 +101,11 @@ fn a_warm_up_of_one_token_and_of_a_batch_is_enough_to_begin_with() {
             let took = machine.run(rows, tokens);
             budget.observe(rows, tokens, took);
         }
-        let (took, target) = (cost.step_ms(2, budget.prefill_tokens(2)), budget.target_ms(2));
-        assert!(took <= target * 2.0 || budget.prefill_tokens(2) == MIN_PREFILL_TOKENS, "{name}: {took} of {target}");
+        let (took, target) = (cost.step_ms(2, budget.prefill_tokens(2, 1)), budget.target_ms(2, 1));
+        assert!(
+            took <= target * 2.0 || budget.prefill_tokens(2, 1) == MIN_PREFILL_TOKENS,
+            "{name}: {took} of {target}"
+        );
     }
 }
 
@@ -140,7 +143,7 @@ fn a_paused_machine_teaches_nothing() {
     }
     for _ in 0..20 {
         let before = budget.cost();
-        budget.observe(8, budget.prefill_tokens(8), Duration::from_secs(4));
+        budget.observe(8, budget.prefill_tokens(8, 1), Duration::from_secs(4));
         assert_eq!(budget.cost(), before);
         for _ in 0..=OUTLIER_WINDOW {
             machine.loaded_step(&mut budget, 8);
@@ -161,8 +164,8 @@ fn hours_without_prompts_or_with_always_the_same_step_leave_the_costs_usable() {
             let took = machine.run(8, 0);
             budget.observe(8, 0, took);
         }
-        let (took, target) = (cost.step_ms(8, budget.prefill_tokens(8)), budget.target_ms(8));
-        assert!(took <= target * OVER_TARGET || budget.prefill_tokens(8) == MIN_PREFILL_TOKENS, "{name}");
+        let (took, target) = (cost.step_ms(8, budget.prefill_tokens(8, 1)), budget.target_ms(8, 1));
+        assert!(took <= target * OVER_TARGET || budget.prefill_tokens(8, 1) == MIN_PREFILL_TOKENS, "{name}");
         for _ in 0..CONVERGES_IN {
             machine.loaded_step(&mut budget, 8);
         }
@@ -179,7 +182,9 @@ fn the_costs_themselves_are_found_when_steps_differ() {
             let rows = machine.rng.random_range(1..=8);
             machine.loaded_step(&mut budget, rows);
         }
-        for (rows, tokens) in [(1, 0), (4, 0), (8, 0), (4, budget.prefill_tokens(4)), (8, budget.prefill_tokens(8))] {
+        for (rows, tokens) in
+            [(1, 0), (4, 0), (8, 0), (4, budget.prefill_tokens(4, 1)), (8, budget.prefill_tokens(8, 1))]
+        {
             let (is, found) = (cost.step_ms(rows, tokens), budget.cost().step_ms(rows, tokens));
             assert!((found / is).ln().abs() < 0.3, "{name}: {rows} rows, {tokens} tokens: {found} is {is}");
         }
@@ -201,7 +206,7 @@ fn a_load_that_never_pauses_does_not_starve_its_prompts() {
         }
         for rows in 1..=30_u32 {
             for _ in 0..8 {
-                let tokens = budget.prefill_tokens(rows);
+                let tokens = budget.prefill_tokens(rows, 1);
                 let took = machine.run(rows, tokens);
                 budget.observe(rows, tokens, took);
                 let (step_ms, target_ms) = (machine.cost.step_ms(rows, tokens), machine.cost.step_ms(rows, 0) * 2.5);
@@ -231,7 +236,7 @@ proptest! {
             for cost in [fixed_ms, per_decode_row_ms, per_prefill_token_ms] {
                 prop_assert!((LEAST_COST_MS..=LONGEST_STEP_MS).contains(&cost), "{:?}", budget);
             }
-            let granted = budget.prefill_tokens(rows);
+            let granted = budget.prefill_tokens(rows, 1);
             prop_assert!(granted <= max && granted >= MIN_PREFILL_TOKENS.min(max));
         }
     }

@@ -24,8 +24,8 @@
 //! ```
 //!
 //! - **Step** (`scheduler`): one token for every sequence that generates, then prompts within what the time aimed at
-//!   leaves ([`EngineConfig::step_ms_target`]; what a step costs is measured). Short prompts come first, and the oldest
-//!   always gets a quarter, so that none starves.
+//!   leaves ([`EngineConfig::step_ms_target`]; what a step costs is measured). Short prompts come first, and one turn in
+//!   four is the oldest's, so that none starves.
 //! - **Prefixes** (`kv`, `cache`): what a request leaves in the KV cache is reused by one that begins alike; what has
 //!   to leave goes to main memory in blocks of 64 tokens and, where configured, to disk. Prompts that begin alike and
 //!   come together are read once.
@@ -61,6 +61,7 @@ mod event;
 mod grammars;
 mod host;
 mod kv;
+mod kv_plan;
 mod ladder;
 mod lookup;
 mod memory;
@@ -101,12 +102,15 @@ pub use event::{
     PooledInfo, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob, Usage,
 };
 pub use host::ModelHost;
+pub use kv_plan::{
+    AUTO_UNIFIED_MAX_CELLS, AUTO_UNIFIED_MAX_SEQUENCES, CacheType, KvLayout, KvPlan, LEFTOVER_SEQUENCES,
+    MATRIX_ATTENTION_BATCH, MATRIX_ATTENTION_MAX_CELLS, MATRIX_ATTENTION_MIN_CELLS,
+};
 pub use ladder::DegradationLevel;
 pub use params::{
-    AUTO_UNIFIED_MAX_CELLS, AUTO_UNIFIED_MAX_SEQUENCES, CacheType, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL,
-    DEFAULT_POOLED_BATCH, DEFAULT_POOLED_TOKENS, DEFAULT_POOLED_WAIT_MS, DEFAULT_PREFILL_TOKENS_PER_STEP,
-    DEFAULT_PREFIX_CACHE_DISK_BYTES, DEFAULT_PREFIX_CACHE_RAM_BYTES, DEFAULT_SPECULATION_TOKENS, DiskCacheConfig,
-    DryParams, EmbedInput, EngineConfig, GenerationParams, Grammar, KvLayout, LEFTOVER_SEQUENCES,
+    DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_POOLED_BATCH, DEFAULT_POOLED_TOKENS, DEFAULT_POOLED_WAIT_MS,
+    DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES, DEFAULT_PREFIX_CACHE_RAM_BYTES,
+    DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EmbedInput, EngineConfig, GenerationParams, Grammar,
     MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR,
     MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL,
     MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS,

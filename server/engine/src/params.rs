@@ -10,20 +10,10 @@ use gantry_llama::{GpuSplit, Pooling};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
+use crate::kv_plan::{CacheType, KvLayout};
 
 /// The most sequences one engine may run at once: llama.cpp's own limit of sequence ids.
 pub const MAX_PARALLEL: u32 = 256;
-/// llama.cpp rounds what a sequence can hold up to this.
-pub(crate) const CELLS_MULTIPLE: u32 = 256;
-/// The largest cache that is unified when the engine chooses. Each row looks at every cell of a unified cache, if only at
-/// its mask; past this that costs more than the second pass over the weights which prompts and answers of a split cache
-/// need in one step.
-pub const AUTO_UNIFIED_MAX_CELLS: u32 = 32_768;
-/// The most sequences of a cache that is unified when the engine chooses. Each row looks at the cells of all others, so that
-/// what a step loses grows with the square of the sequences.
-pub const AUTO_UNIFIED_MAX_SEQUENCES: u32 = 16;
-/// Sequences, beside those that run, that a unified cache has for what ended requests left.
-pub const LEFTOVER_SEQUENCES: u32 = 64;
 /// The most requests an engine lets wait.
 pub const MAX_QUEUE: usize = 65_536;
 /// The most prompt tokens in one step.
@@ -96,47 +86,6 @@ pub const DEFAULT_POOLED_BATCH: u32 = 32;
 pub const DEFAULT_POOLED_WAIT_MS: u32 = 2;
 /// The default of [`PooledConfig::batch_tokens`], which is llama-server's.
 pub const DEFAULT_POOLED_TOKENS: u32 = 512;
-
-/// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum CacheType {
-    /// Half precision: 2 bytes an element.
-    #[default]
-    F16,
-    /// 8-bit blocks: 1.0625 bytes an element.
-    Q8_0,
-    /// 4-bit blocks: 0.5625 bytes an element.
-    Q4_0,
-}
-
-/// How the KV cells are shared out among the sequences.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum KvLayout {
-    /// The engine chooses.
-    #[default]
-    Auto,
-    /// Each sequence has its own cells: the least work in a step.
-    Split,
-    /// One pool of cells: a sequence may use all of them, and a common prefix is held once.
-    Unified,
-}
-
-impl KvLayout {
-    /// Sequences of the one pool that so many cells and requests get, those included that hold what ended requests left;
-    /// `None`: each request has cells of its own.
-    #[must_use]
-    pub fn pool_sequences(self, n_ctx: u32, parallel: u32) -> Option<u32> {
-        let share = n_ctx.div_ceil(parallel.max(1)).next_multiple_of(CELLS_MULTIPLE);
-        let unified = match self {
-            Self::Auto => {
-                parallel <= AUTO_UNIFIED_MAX_SEQUENCES && share.saturating_mul(parallel) <= AUTO_UNIFIED_MAX_CELLS
-            }
-            Self::Split => false,
-            Self::Unified => true,
-        };
-        unified.then(|| parallel.saturating_add(LEFTOVER_SEQUENCES).min(MAX_PARALLEL))
-    }
-}
 
 /// Where prompts that were read before are kept, so that they need not be read again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

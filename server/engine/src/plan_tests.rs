@@ -11,6 +11,13 @@ fn prompt(remaining: u32, age: u64) -> Need {
     Need::Prefill { remaining, age, priority: Normal }
 }
 
+/// A turn in which the oldest prompt does not go first.
+const ORDINARY: u64 = 1;
+
+fn plan(needs: &[Need], batch_tokens: u32, prefill_tokens: u32, turn: u64) -> Vec<u32> {
+    plan_step(needs, Bounds { batch_tokens, prefill_tokens, turn })
+}
+
 fn draft(drafts: u32) -> Need {
     Need::Decode { drafts }
 }
@@ -23,32 +30,79 @@ fn decoding_comes_first_and_prompts_share_the_rest() {
         (&[DECODE, DECODE], 8, 8, &[1, 1]),
         (&[p(100, 1), DECODE], 8, 8, &[7, 1]),
         (&[p(100, 1), DECODE], 8, 4, &[4, 1]),
-        // A short prompt is read whole beside a long one, which gets what it leaves.
+        // A short prompt is read whole before a long one, which gets what it leaves.
         (&[p(1000, 1), p(3, 2)], 64, 64, &[61, 3]),
-        // The shorter first, but for the oldest's quarter.
-        (&[p(1000, 1), p(500, 2)], 64, 64, &[16, 48]),
-        (&[p(1000, 1), p(500, 2), p(20, 3)], 64, 64, &[16, 28, 20]),
-        (&[p(1000, 2), p(500, 1)], 64, 64, &[0, 64]),
+        (&[p(1000, 1), p(500, 2)], 64, 64, &[0, 64]),
+        (&[p(1000, 1), p(500, 2), p(20, 3)], 64, 64, &[0, 44, 20]),
+        // Of equals the older.
         (&[p(10, 3), p(10, 1), p(10, 2)], 2, 2, &[0, 2, 0]),
         (&[p(2, 1)], 64, 64, &[2]),
         (&[p(5, 1), DECODE], 1, 8, &[0, 1]),
     ];
     for (needs, batch, prefill, want) in cases {
-        assert_eq!(plan_step(needs, *batch, *prefill), *want, "{needs:?} {batch} {prefill}");
+        assert_eq!(plan(needs, *batch, *prefill, ORDINARY), *want, "{needs:?} {batch} {prefill}");
     }
+}
+
+#[test]
+fn the_oldest_prompt_goes_first_in_one_turn_of_four() {
+    let p = prompt;
+    let needs = [p(1000, 1), DECODE, p(3, 3), p(500, 2)];
+    for turn in 0..9 {
+        let want = if turn % 4 == 0 { [64, 1, 0, 0] } else { [0, 1, 3, 61] };
+        assert_eq!(plan(&needs, 512, 64, turn), want, "{turn}");
+    }
+    // What it does not need goes to the others, by their order.
+    assert_eq!(plan(&[p(40, 1), p(30, 2), p(20, 3)], 512, 64, 0), [40, 4, 20]);
 }
 
 #[test]
 fn a_higher_priority_comes_before_a_shorter_prompt() {
     let p = |remaining, age, priority| Need::Prefill { remaining, age, priority };
-    let cases: &[(&[Need], u32, &[u32])] = &[
-        (&[p(500, 1, Normal), p(10, 2, Low), p(500, 3, High)], 64, &[16, 0, 48]),
-        (&[p(500, 1, Normal), p(10, 2, Low), p(30, 3, High)], 64, &[34, 0, 30]),
-        (&[p(500, 1, Low), p(40, 2, Normal), p(30, 3, Normal)], 64, &[16, 18, 30]),
+    let cases: &[(&[Need], &[u32])] = &[
+        (&[p(500, 1, Normal), p(10, 2, Low), p(500, 3, High)], &[0, 0, 64]),
+        (&[p(500, 1, Normal), p(10, 2, Low), p(30, 3, High)], &[34, 0, 30]),
+        (&[p(500, 1, Low), p(40, 2, Normal), p(30, 3, Normal)], &[0, 34, 30]),
     ];
-    for (needs, prefill, want) in cases {
-        assert_eq!(plan_step(needs, 512, *prefill), *want, "{needs:?} {prefill}");
+    for (needs, want) in cases {
+        assert_eq!(plan(needs, 512, 64, ORDINARY), *want, "{needs:?}");
     }
+    // Whatever its priority, the oldest has its turn.
+    assert_eq!(plan(&[p(500, 1, Low), p(40, 2, Normal), p(30, 3, High)], 512, 64, 4), [64, 0, 0]);
+}
+
+/// What llama.cpp does with a split cache, as its debug output shows it.
+#[test]
+fn a_batch_of_a_split_cache_is_cut_where_sequences_do_not_follow_each_other() {
+    let cases: &[(&[(usize, u32)], &[u32])] = &[
+        (&[], &[]),
+        (&[(0, 1), (1, 1), (2, 1)], &[3]),
+        // A prompt among them gives its first token with theirs, and is alone where it comes before them.
+        (&[(0, 1), (1, 1), (2, 20)], &[3, 19]),
+        (&[(2, 20), (0, 1), (1, 1)], &[20, 2]),
+        // But not before one whose id follows its own.
+        (&[(0, 20), (1, 1), (2, 1)], &[3, 19]),
+        (&[(0, 1), (1, 1), (3, 1), (6, 1), (7, 1)], &[2, 1, 2]),
+        (&[(4, 10), (5, 10), (6, 4), (0, 1)], &[12, 12, 1]),
+    ];
+    for (batch, want) in cases {
+        assert_eq!(split_parts(batch), *want, "{batch:?}");
+    }
+}
+
+#[test]
+fn prompts_get_a_little_less_where_whole_groups_come_of_it() {
+    let p = prompt;
+    let bounds = |prefill_tokens| Bounds { batch_tokens: 512, prefill_tokens, turn: ORDINARY };
+    let alone = |grants: &[u32]| vec![grants[0], grants[1..].iter().sum()];
+    let one_part = |grants: &[u32]| vec![grants.iter().sum()];
+    for (prefill, want) in [(32, 32), (33, 32), (35, 32), (36, 36), (3, 3), (1, 1)] {
+        assert_eq!(plan_in_groups(&[p(500, 1), DECODE], bounds(prefill), alone), [want, 1], "{prefill}");
+    }
+    // One token for the stream and 31 for the prompt are 32.
+    assert_eq!(plan_in_groups(&[p(500, 1), DECODE], bounds(33), one_part), [31, 1]);
+    // Not where nothing would be left to read.
+    assert_eq!(plan_in_groups(&[p(33, 1), DECODE], bounds(33), alone), [33, 1]);
 }
 
 #[test]
@@ -66,7 +120,7 @@ fn drafts_get_what_is_left() {
         (&[draft(8)], 512, 2, &[9]),
     ];
     for (needs, batch, prefill, want) in cases {
-        assert_eq!(plan_step(needs, *batch, *prefill), *want, "{needs:?} {batch} {prefill}");
+        assert_eq!(plan(needs, *batch, *prefill, ORDINARY), *want, "{needs:?} {batch} {prefill}");
     }
 }
 
@@ -91,10 +145,11 @@ proptest! {
     #[test]
     fn grants_keep_the_limits_and_waste_nothing(
         needs in proptest::collection::vec(need(), 0..40), prefill in 1_u32..600, room in 0_u32..64,
+        turn in 0_u64..8,
     ) {
         // A batch has room for every sequence, as the engine makes it.
         let batch = 40 + room;
-        let grants = plan_step(&needs, batch, prefill);
+        let grants = plan(&needs, batch, prefill, turn);
         prop_assert_eq!(grants.len(), needs.len());
         let (mut decoding, mut read, mut unread, mut drafted, mut drafts) = (0, 0, 0, 0, 0);
         for (need, &grant) in needs.iter().zip(&grants) {
@@ -122,13 +177,16 @@ proptest! {
             Need::Prefill { remaining, age, priority } => Some((age, priority, remaining, grant)),
             Need::Decode { .. } => None,
         }).collect();
-        if let Some(age) = prompts.iter().map(|&(age, ..)| age).min() {
-            // The oldest always gets its share.
-            let share = budget.div_ceil(OLDEST_SHARE);
-            prop_assert!(prompts.iter().any(|&(a, _, remaining, grant)| a == age && grant >= share.min(remaining)));
+        let oldest = prompts.iter().map(|&(age, ..)| age).min().filter(|_| turn.is_multiple_of(OLDEST_TURN));
+        let firsts: Vec<_> = prompts.iter().filter(|&&(age, ..)| Some(age) == oldest).collect();
+        // In its turn the oldest gets all that it needs.
+        if let Some((.., remaining, _)) = firsts.first() {
+            prop_assert!(firsts.iter().any(|&&(.., needed, grant)| grant == needed.min(budget)), "{remaining}");
+        }
+        {
             // Of the others, none of a lower priority gets anything while one of a higher waits, and none that is
             // longer.
-            let others: Vec<_> = prompts.iter().filter(|&&(a, ..)| a != age).collect();
+            let others: Vec<_> = prompts.iter().filter(|&&(age, ..)| Some(age) != oldest).collect();
             for (_, priority, remaining, grant) in &others {
                 if grant < remaining {
                     for (_, other_priority, other_remaining, other_grant) in &others {
@@ -141,7 +199,7 @@ proptest! {
         }
     }
 
-    /// Prompts that arrive at any time, with any priority and length: each is read within the sum of `ceil(4n /
+    /// Prompts that arrive at any time, with any priority and length: each is read within the sum of `4 * ceil(n /
     /// budget)` over itself and those before it that were not read yet.
     #[test]
     fn every_prompt_is_read_within_its_bound(
@@ -154,14 +212,14 @@ proptest! {
         let (mut step, mut next_at) = (0_u64, 0_u64);
         while coming.peek().is_some() || !unread.is_empty() {
             while let Some((age, (wait, length, priority))) = coming.next_if(|_| next_at <= step) {
-                let steps = |tokens: u32| u64::from(tokens.div_ceil(prefill.div_ceil(OLDEST_SHARE)));
+                let steps = |tokens: u32| OLDEST_TURN * u64::from(tokens.div_ceil(prefill));
                 let due = step + unread.iter().map(|p| steps(p.left)).sum::<u64>() + steps(length);
                 unread.push(Prompt { due, left: length, age: age as u64, priority });
                 next_at = step + u64::from(wait);
             }
             let mut needs = vec![draft(4); decoding];
             needs.extend(unread.iter().map(|p| Need::Prefill { remaining: p.left, age: p.age, priority: p.priority }));
-            let grants = plan_step(&needs, 512, prefill);
+            let grants = plan(&needs, 512, prefill, step);
             prop_assert!(grants[..decoding].iter().all(|&grant| grant >= 1));
             step += 1;
             for (p, grant) in unread.iter_mut().zip(&grants[decoding..]) {
@@ -179,10 +237,10 @@ fn short_prompts_pass_a_long_one_which_still_moves() {
     let (mut long, mut steps) = (4000_u32, 0);
     // Until it is the shorter one itself.
     while long > 64 {
-        let grants = plan_step(&[prompt(long, 0), prompt(48, 1 + steps)], 512, 64);
-        assert_eq!(grants, [16, 48], "{long} left");
+        let grants = plan(&[prompt(long, 0), prompt(48, 1 + steps)], 512, 64, steps);
+        assert_eq!(grants, if steps % 4 == 0 { [64, 0] } else { [16, 48] }, "{long} left");
         long -= grants[0];
         steps += 1;
     }
-    assert_eq!(steps, 246);
+    assert_eq!(steps, 141);
 }

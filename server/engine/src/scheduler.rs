@@ -25,7 +25,7 @@ use crate::error::{ProbeError, RequestError};
 use crate::event::FinishReason;
 use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
-use crate::plan::{Need, plan_step};
+use crate::plan::{Bounds, Need, plan_in_groups, split_parts};
 use crate::queue::Queue;
 use crate::request::{Request, too_late};
 use crate::sample_pool::{SampleJob, SamplePool, sample};
@@ -114,6 +114,8 @@ pub(crate) struct Scheduler<B> {
     waiting: Queue<Waiter>,
     batch: Vec<BatchEntry>,
     consecutive_failures: u32,
+    /// Steps that read prompts.
+    prompt_steps: u64,
     maintained: Instant,
 }
 
@@ -145,6 +147,7 @@ impl<B: Backend> Scheduler<B> {
             waiting: Queue::default(),
             batch: Vec::new(),
             consecutive_failures: 0,
+            prompt_steps: 0,
             maintained: Instant::now(),
         }
     }
@@ -287,6 +290,7 @@ impl<B: Backend> Scheduler<B> {
                 sequence.drafts.truncate(share.rows.saturating_sub(1) as usize);
             }
         }
+        self.prompt_steps += u64::from(prompt_tokens > 0);
         let generated_tokens = self.sample(&shares);
         // Who hears of an end finds the slot free.
         self.publish();
@@ -328,19 +332,30 @@ impl<B: Backend> Scheduler<B> {
         let _ = self.stats.broken.set(reason);
     }
 
-    /// Fills the batch, in the order of the sequences.
+    /// Fills the batch, in the order of the sequences but for prompts behind all that generate.
     fn plan(&mut self) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
         let needs: Vec<Need> = active.iter().map(|(_, sequence)| sequence.need()).collect();
         let rows = needs.iter().filter(|need| matches!(need, Need::Decode { .. })).count();
-        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
-        let prefill_tokens = self.stats.level().batch_limit(self.budget.prefill_tokens(rows));
-        self.stats.budgeted(prefill_tokens, self.budget.target_ms(rows));
-        let grants = plan_step(&needs, self.limits.batch_tokens, prefill_tokens);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let (rows, prompts) = (count(rows), count(needs.len() - rows));
+        let prefill_tokens = self.stats.level().batch_limit(self.budget.prefill_tokens(rows, prompts));
+        self.stats.budgeted(prefill_tokens, self.budget.target_ms(rows, prompts));
+        let bounds = Bounds { batch_tokens: self.limits.batch_tokens, prefill_tokens, turn: self.prompt_steps };
+        // Prompts behind all that generate come first: in a split cache they are then computed by themselves, and not with
+        // their first token among the others, which would look at as many cells as the prompt has.
+        let behind = needs.iter().rposition(|need| matches!(need, Need::Decode { .. })).map_or(0, |last| last + 1);
+        let order = || (behind..needs.len()).chain(0..behind);
+        let parts = |grants: &[u32]| {
+            let batch: Vec<(usize, u32)> = order().map(|at| (active[at].0, grants[at])).collect();
+            if self.limits.unified { vec![batch.iter().map(|(_, tokens)| tokens).sum()] } else { split_parts(&batch) }
+        };
+        let grants = plan_in_groups(&needs, bounds, parts);
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());
-        for ((slot, sequence), tokens) in active.into_iter().zip(grants) {
+        for at in order() {
+            let ((slot, sequence), tokens) = (active[at], grants[at]);
             let (mut row, mut rows) = (0, 0);
             for (token, position, output) in sequence.next_tokens(tokens) {
                 if output {

@@ -7,7 +7,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use gantry_engine::{
-    Engine, EngineConfig, FinishReason, GenerationEvent, GenerationParams, KvLayout, Priority, Prompt, RequestHandle,
+    Engine, EngineConfig, EngineStats, FinishReason, GenerationEvent, GenerationParams, KvLayout,
+    MATRIX_ATTENTION_MIN_CELLS, Priority, Prompt, RequestHandle,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -61,12 +62,29 @@ struct Running {
     seen: Vec<GenerationEvent>,
 }
 
+/// Ten sequences over cells for about three of the long ones.
 #[test]
-fn answers_under_load_are_the_answers_alone() {
+fn answers_under_load_in_one_pool_are_the_answers_alone() {
+    let stats = load(&EngineConfig { parallel: 10, ctx_size: 1024, kv_layout: KvLayout::Unified, ..config() });
+    assert!(stats.kv_unified && stats.evictions_total > 0, "{stats:?}");
+}
+
+/// Three sequences with cells of their own, so that those of low priority give way, and attention without the kernel that
+/// a pool has.
+#[test]
+fn answers_under_load_in_a_split_cache_are_the_answers_alone() {
+    let stats = load(&EngineConfig { parallel: 3, ctx_size: 3 * MATRIX_ATTENTION_MIN_CELLS, ..config() });
+    assert!(!stats.kv_unified && stats.cached_ram_tokens_total > 0, "{stats:?}");
+}
+
+fn config() -> EngineConfig {
+    EngineConfig { max_queue: REQUESTS, prefill_tokens_per_step: 64, ..EngineConfig::new(model("demo-v2.q8_0.gguf")) }
+}
+
+fn load(config: &EngineConfig) -> EngineStats {
     let mut rng = StdRng::seed_from_u64(20);
     let requests = requests(&mut rng);
-    let path = model("demo-v2.q8_0.gguf");
-    let alone = EngineConfig { parallel: 1, ctx_size: 1024, ..EngineConfig::new(&path) };
+    let alone = EngineConfig { parallel: 1, ctx_size: 1024, ..config.clone() };
     let mut alone = Engine::load(alone, |_| true).map(Some).unwrap();
     let chat = |json: &str| Prompt::Chat { messages_json: json.to_owned() };
     let expected: Vec<_> = requests
@@ -75,16 +93,7 @@ fn answers_under_load_are_the_answers_alone() {
         .collect();
     alone.take();
 
-    // Ten sequences over cells for about three of the long ones.
-    let config = EngineConfig {
-        parallel: 10,
-        ctx_size: 1024,
-        kv_layout: KvLayout::Unified,
-        max_queue: REQUESTS,
-        prefill_tokens_per_step: 64,
-        ..EngineConfig::new(&path)
-    };
-    let engine = Engine::load(config, |_| true).unwrap();
+    let engine = Engine::load(config.clone(), |_| true).unwrap();
     let mut running = Vec::new();
     for (index, (json, params)) in requests.iter().enumerate() {
         let (sender, events) = mpsc::channel();
@@ -132,11 +141,9 @@ fn answers_under_load_are_the_answers_alone() {
     println!("{complete} complete; differ: {diverged}, past their end {endless_diverged}; {stats:?}");
     assert!(diverged <= MAX_DIVERGED, "{diverged} of {REQUESTS} answers differ from those alone");
     assert!(endless_diverged <= MAX_ENDLESS_DIVERGED, "{endless_diverged} of {REQUESTS} endless answers do");
-    assert!(
-        stats.preemptions_total > 0 && stats.evictions_total > 0 && stats.cached_device_tokens_total > 0,
-        "{stats:?}"
-    );
+    assert!(stats.preemptions_total > 0 && stats.cached_device_tokens_total > 0, "{stats:?}");
     assert_eq!((stats.slots_active, stats.queued, stats.requests_failed_total), (0, 0, 0));
     assert_eq!(stats.requests_finished_total, REQUESTS as u64);
     assert!(stats.kv_used_cells <= stats.kv_total_cells);
+    stats
 }

@@ -1,5 +1,5 @@
 //! The memory arithmetic held against what the pinned llama.cpp reported for models of these shapes, on a CPU with flash
-//! attention: its "KV buffer size" to the byte, its "compute" and "output buffer size" within a margin above.
+//! attention and without: its "KV buffer size" to the byte, its "compute" and "output buffer size" within a margin above.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -124,9 +124,10 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
     let n_batch = gantry_engine::DEFAULT_PREFILL_TOKENS_PER_STEP.saturating_add(runtime.parallel);
     let n_ctx = if runtime.ctx_size == 0 { summary.context_length } else { runtime.ctx_size };
     // One whose state cannot be cut keeps nothing of ended requests.
-    let pool = runtime.engine.kv_layout.pool_sequences(n_ctx, runtime.parallel);
+    let on_gpu = gpu && runtime.gpu_layers != Some(0);
+    let plan = runtime.engine.kv_layout.plan(n_ctx, runtime.parallel, runtime.cache_type, on_gpu);
     let pool_sequences =
-        pool.map_or(0, |n| if summary.recurrent_bytes_per_sequence > 0 { runtime.parallel } else { n });
+        plan.pool_sequences.map_or(0, |n| if summary.recurrent_bytes_per_sequence > 0 { runtime.parallel } else { n });
     FitInput {
         ctx_size: runtime.ctx_size,
         parallel: runtime.parallel,
@@ -134,7 +135,8 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
         type_k: kv,
         type_v: kv,
         n_batch,
-        n_ubatch: n_batch,
+        n_ubatch: plan.n_ubatch.unwrap_or(n_batch),
+        flash_attention: plan.flash_attention,
         n_outputs_max: pool_sequences.max(runtime.parallel.saturating_add(runtime.engine.prompt_lookup)),
         pooled_tokens: runtime.pooled.map_or(0, |pooled| pooled.batch_tokens.max(pooled.max_batch)),
         gpu_layers: if gpu { runtime.gpu_layers.unwrap_or(u32::MAX) } else { 0 },

@@ -20,6 +20,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Front and workers", "src/limits.rs"),
     ("Requests", "openai/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),
+    ("Layout of the KV cache", "engine/src/kv_plan.rs"),
     ("Grammars", "llama/src/grammar/scan.rs"),
     ("Following a grammar", "llama/src/grammar/machine.rs"),
     ("Patterns in JSON schemas", "llama/src/grammar/pattern.rs"),

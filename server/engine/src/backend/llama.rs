@@ -18,9 +18,8 @@ use crate::cache::{Fingerprint, FingerprintParts};
 use crate::draft::Draft;
 use crate::error::{LoadError, RequestError};
 use crate::event::{ModelInfo, PooledInfo};
-use crate::params::{
-    AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, EngineConfig, KvLayout, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig,
-};
+use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout};
+use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
@@ -101,7 +100,9 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let model = opened.model.clone();
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
     let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
-    let pool = config.kv_layout.pool_sequences(n_ctx, config.parallel);
+    let gpu = opened.backends.gpus().next().is_some() && config.gpu_layers != Some(0);
+    let plan = config.kv_layout.plan(n_ctx, config.parallel, config.cache_type, gpu);
+    let pool = plan.pool_sequences;
     // Chosen by the engine, the pool is as large as the shares would be together, and a sequence takes no more than its
     // share: everybody's worst case fits, and what they do not use keeps prefixes.
     let (n_ctx, most) = match config.kv_layout {
@@ -115,13 +116,16 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let abort = Arc::new(AtomicBool::new(false));
     // A row for each that generates and for each guess; llama.cpp asks for one for each sequence there is.
     let outputs = (config.parallel + config.speculation.most_tokens()).max(sequences);
+    let n_batch = config.prefill_tokens_per_step.saturating_add(config.parallel).max(outputs);
     let context_params = ContextParams {
         n_ctx,
-        n_batch: config.prefill_tokens_per_step.saturating_add(config.parallel).max(outputs),
+        n_batch,
+        n_ubatch: plan.n_ubatch.map(|n| n.max(sequences).min(n_batch)),
         sequences,
         threads: config.threads.unwrap_or_else(default_threads),
         kv_type: kv_type(config.cache_type),
         kv_unified: unified,
+        flash_attention: plan.flash_attention,
         outputs: Some(outputs),
         abort: Some(abort.clone()),
         ..ContextParams::default()
@@ -146,7 +150,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
             model_digest: &config.model_digest.clone().unwrap_or_else(|| identity_of(&config.model_path)),
             type_k: &cache_type,
             type_v: &cache_type,
-            flash_attention: "on",
+            flash_attention: if plan.flash_attention { "on" } else { "off" },
             layout: "slices",
             payload_format: &context.state_fingerprint(),
         })
@@ -183,9 +187,11 @@ fn guesser(
     let params = ContextParams {
         n_ctx,
         n_batch: MAX_DRAFT_CATCH_UP_TOKENS.saturating_add(config.parallel),
+        n_ubatch: None,
         sequences: config.parallel,
         outputs: None,
         kv_unified: n_ctx <= AUTO_UNIFIED_MAX_CELLS,
+        flash_attention: true,
         ..model_params.clone()
     };
     let mut context = Context::new(model, &params).map_err(|e| LoadError::Context { reason: e.to_string() })?;

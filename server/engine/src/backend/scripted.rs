@@ -132,7 +132,8 @@ impl Backend for ScriptedBackend {
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {
         drop(self.control.gate.lock().unwrap());
         assert!(!batch.is_empty() && batch.len() <= self.limits.batch_tokens as usize, "batch of {}", batch.len());
-        assert!(batch.is_sorted_by_key(|entry| entry.sequence), "a batch stands in the order of its sequences");
+        let descents = batch.windows(2).filter(|pair| pair[0].sequence > pair[1].sequence).count();
+        assert!(descents <= 1, "a batch stands in the order of its sequences, whichever comes first");
         let fault = self.control.faults.lock().unwrap().pop_front();
         match fault.unwrap_or(Fault::None) {
             Fault::None if self.limits.unified && self.cells() + batch.len() as u64 > self.limits.total_cells => {

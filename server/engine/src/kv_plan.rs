@@ -1,0 +1,118 @@
+//! How the KV cache is laid out, and attention computed over it: what follows from a configuration before any model is
+//! loaded, so that the Memory gate counts what the engine will take. Why it is so: decision 9.
+
+use serde::{Deserialize, Serialize};
+
+use crate::params::MAX_PARALLEL;
+
+/// llama.cpp rounds what a sequence can hold up to this.
+pub(crate) const CELLS_MULTIPLE: u32 = 256;
+/// The largest cache that is unified when the engine chooses. Each row looks at every cell of a unified cache, if only at
+/// its mask; past this that costs more than the second pass over the weights which prompts and answers of a split cache
+/// need in one step.
+pub const AUTO_UNIFIED_MAX_CELLS: u32 = 32_768;
+/// The most sequences of a cache that is unified when the engine chooses. Each row looks at the cells of all others, so that
+/// what a step loses grows with the square of the sequences.
+pub const AUTO_UNIFIED_MAX_SEQUENCES: u32 = 16;
+/// The cells of a sequence from which a CPU computes attention as matrix products, see [`KvPlan::flash_attention`]. With
+/// fewer the two take as long.
+pub const MATRIX_ATTENTION_MIN_CELLS: u32 = 768;
+/// The cells of a sequence up to which it does: each row looks at as many as the longest sequence beside it has.
+pub const MATRIX_ATTENTION_MAX_CELLS: u32 = 4096;
+/// Tokens that are computed together then, or as many as there are sequences: what bounds the memory for their scores.
+pub const MATRIX_ATTENTION_BATCH: u32 = 128;
+/// Sequences, beside those that run, that a unified cache has for what ended requests left.
+pub const LEFTOVER_SEQUENCES: u32 = 64;
+
+/// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CacheType {
+    /// Half precision: 2 bytes an element.
+    #[default]
+    F16,
+    /// 8-bit blocks: 1.0625 bytes an element.
+    Q8_0,
+    /// 4-bit blocks: 0.5625 bytes an element.
+    Q4_0,
+}
+
+/// How the KV cells are shared out among the sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KvLayout {
+    /// The engine chooses.
+    #[default]
+    Auto,
+    /// Each sequence has its own cells: the least work in a step.
+    Split,
+    /// One pool of cells: a sequence may use all of them, and a common prefix is held once.
+    Unified,
+}
+
+/// How a context shares out its cells, and computes attention over them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPlan {
+    /// Sequences of the one pool, those included that hold what ended requests left; `None`: each request has cells of its
+    /// own.
+    pub pool_sequences: Option<u32>,
+    /// Whether attention is computed in one pass, and not as matrix products with their scores in memory. On a CPU the
+    /// latter read a prompt twice as fast where a thousand tokens stand before it and few come at a time, as they do while
+    /// others generate; but they compute what is masked, too, and need a cache that is split and not quantised.
+    pub flash_attention: bool,
+    /// The most tokens that are computed together; `None`: those of a batch.
+    pub n_ubatch: Option<u32>,
+}
+
+impl KvLayout {
+    /// The plan for so many cells and requests. `gpu`: whether a GPU computes any of it.
+    #[must_use]
+    pub fn plan(self, n_ctx: u32, parallel: u32, cache_type: CacheType, gpu: bool) -> KvPlan {
+        let share = n_ctx.div_ceil(parallel.max(1)).next_multiple_of(CELLS_MULTIPLE);
+        let products = !gpu
+            && cache_type == CacheType::F16
+            && (MATRIX_ATTENTION_MIN_CELLS..=MATRIX_ATTENTION_MAX_CELLS).contains(&share);
+        let unified = match self {
+            Self::Auto => {
+                !products
+                    && parallel <= AUTO_UNIFIED_MAX_SEQUENCES
+                    && share.saturating_mul(parallel) <= AUTO_UNIFIED_MAX_CELLS
+            }
+            Self::Split => false,
+            Self::Unified => true,
+        };
+        KvPlan {
+            pool_sequences: unified.then(|| parallel.saturating_add(LEFTOVER_SEQUENCES).min(MAX_PARALLEL)),
+            flash_attention: unified || !products,
+            n_ubatch: (!unified && products).then(|| MATRIX_ATTENTION_BATCH.max(parallel)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_is_computed_as_products_on_a_cpu_with_sequences_of_some_length() {
+        let plan =
+            |layout: KvLayout, share: u32, parallel| layout.plan(share * parallel, parallel, CacheType::F16, false);
+        let pool = |sequences| KvPlan { pool_sequences: Some(sequences), flash_attention: true, n_ubatch: None };
+        let split = KvPlan { pool_sequences: None, flash_attention: true, n_ubatch: None };
+        let products = |n_ubatch| KvPlan { pool_sequences: None, flash_attention: false, n_ubatch: Some(n_ubatch) };
+        for (share, parallel, want) in [
+            (512, 8, pool(72)),
+            (512, 17, split),
+            (768, 8, products(128)),
+            (4096, 200, products(200)),
+            (4352, 7, pool(71)),
+            (4352, 8, split),
+        ] {
+            assert_eq!(plan(KvLayout::Auto, share, parallel), want, "{share} cells, {parallel}");
+        }
+        assert_eq!(plan(KvLayout::Split, 512, 8), split);
+        assert_eq!(plan(KvLayout::Split, 1024, 8), products(128));
+        assert_eq!(plan(KvLayout::Unified, 1024, 8), pool(72));
+        // Not where a GPU computes, and not with a cache that needs flash attention.
+        assert_eq!(KvLayout::Auto.plan(8192, 8, CacheType::F16, true), pool(72));
+        assert_eq!(KvLayout::Auto.plan(8192, 8, CacheType::Q8_0, false), pool(72));
+    }
+}
