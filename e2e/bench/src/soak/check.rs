@@ -185,7 +185,7 @@ fn judge_reference(answer: &Answer, alone: &Alone, stop: Option<&str>) -> Result
     }
     let other = answer.choices.iter().find(|c| c.text != wanted || c.reason.as_deref() != Some(reason));
     if let Some(other) = other {
-        let margin = alone.margin_where_parted(&other.text);
+        let margin = margin_where_parted(other, alone, stop);
         return Ok(Verdict::Diverged { text: other.text.clone(), alone: wanted.to_owned(), margin });
     }
     // The same text may be of other tokens, where two of them were almost equally likely.
@@ -198,6 +198,19 @@ fn judge_reference(answer: &Answer, alone: &Alone, stop: Option<&str>) -> Result
             Err(format!("{} tokens of at most {all}", usage.completion))
         }
         _ => Ok(Verdict::Right),
+    }
+}
+
+/// By how many nats the model preferred, alone, the token from which on a choice differs. One that a stop string cut went on
+/// with that string, which the model may have begun as alone it does; or the model ended it there: which, nobody tells.
+fn margin_where_parted(choice: &Choice, alone: &Alone, stop: Option<&str>) -> Option<f64> {
+    let ended = alone.margin_where_parted(&choice.text);
+    match stop {
+        Some(stop) if choice.reason.as_deref() == Some("stop") && alone.text.starts_with(&choice.text) => {
+            let cut = alone.margin_where_parted(&format!("{}{stop}", choice.text));
+            ended.zip(cut).map(|(ended, cut)| ended.min(cut))
+        }
+        _ => ended,
     }
 }
 
@@ -439,6 +452,25 @@ mod tests {
         ] {
             assert_eq!(judged(&request(wanted), &answer(text, "stop", 9, 8)), Verdict::Right, "{text}");
         }
+    }
+
+    #[test]
+    fn a_text_that_a_stop_string_cut_is_judged_where_the_string_parts() {
+        let told = |begin, end, margin| Sureness { begin, end, others: vec![(b"?".to_vec(), margin)] };
+        let [mut alone] = alone().try_into().unwrap();
+        alone.told = vec![told(0, 20, 2.5), told(20, 27, 0.2)];
+        let margin = |text: &str, reason: &str| {
+            let verdict = judge(&same_as_alone(Some("u is R")), &answer(text, reason, 9, 6), &[alone.clone()], false);
+            match verdict {
+                Verdict::Diverged { margin, .. } => margin,
+                other => panic!("{other:?}"),
+            }
+        };
+        // It went on as alone for four characters more.
+        assert_eq!(margin("The capital of Per", "stop"), Some(0.2));
+        // No stop string cut it, or it had parted before.
+        assert_eq!(margin("The capital of Per", "length"), Some(2.5));
+        assert_eq!(margin("The capital of Chi", "stop"), Some(2.5));
     }
 
     #[test]
