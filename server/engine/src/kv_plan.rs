@@ -67,7 +67,9 @@ impl KvLayout {
     #[must_use]
     pub fn plan(self, n_ctx: u32, parallel: u32, cache_type: CacheType, gpu: bool) -> KvPlan {
         let share = n_ctx.div_ceil(parallel.max(1)).next_multiple_of(CELLS_MULTIPLE);
+        // One sequence reads its prompts by themselves, many tokens at a time.
         let products = !gpu
+            && parallel > 1
             && cache_type == CacheType::F16
             && (MATRIX_ATTENTION_MIN_CELLS..=MATRIX_ATTENTION_MAX_CELLS).contains(&share);
         let unified = match self {
@@ -102,6 +104,7 @@ mod tests {
             (512, 8, pool(72)),
             (512, 17, split),
             (768, 8, products(128)),
+            (768, 1, pool(65)),
             (4096, 200, products(200)),
             (4352, 7, pool(71)),
             (4352, 8, split),

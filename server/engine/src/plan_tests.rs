@@ -74,7 +74,8 @@ fn a_higher_priority_comes_before_a_shorter_prompt() {
 /// What llama.cpp does with a split cache, as its debug output shows it.
 #[test]
 fn a_batch_of_a_split_cache_is_cut_where_sequences_do_not_follow_each_other() {
-    let cases: &[(&[(usize, u32)], &[u32])] = &[
+    type Batch = &'static [(usize, u32)];
+    let cases: &[(Batch, &[u32])] = &[
         (&[], &[]),
         (&[(0, 1), (1, 1), (2, 1)], &[3]),
         // A prompt among them gives its first token with theirs, and is alone where it comes before them.

@@ -140,7 +140,6 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
         n_outputs_max: pool_sequences.max(runtime.parallel.saturating_add(runtime.engine.prompt_lookup)),
         pooled_tokens: runtime.pooled.map_or(0, |pooled| pooled.batch_tokens.max(pooled.max_batch)),
         gpu_layers: if gpu { runtime.gpu_layers.unwrap_or(u32::MAX) } else { 0 },
-        ..FitInput::default()
     }
 }
 

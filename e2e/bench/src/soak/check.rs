@@ -457,10 +457,10 @@ mod tests {
     #[test]
     fn a_text_that_a_stop_string_cut_is_judged_where_the_string_parts() {
         let told = |begin, end, margin| Sureness { begin, end, others: vec![(b"?".to_vec(), margin)] };
-        let [mut alone] = alone().try_into().unwrap();
-        alone.told = vec![told(0, 20, 2.5), told(20, 27, 0.2)];
+        let mut alone = alone();
+        alone[0].told = vec![told(0, 20, 2.5), told(20, 27, 0.2)];
         let margin = |text: &str, reason: &str| {
-            let verdict = judge(&same_as_alone(Some("u is R")), &answer(text, reason, 9, 6), &[alone.clone()], false);
+            let verdict = judge(&same_as_alone(Some("u is R")), &answer(text, reason, 9, 6), &alone, false);
             match verdict {
                 Verdict::Diverged { margin, .. } => margin,
                 other => panic!("{other:?}"),
