@@ -15,7 +15,7 @@
 //!   \+ a fixed [`CONTEXT_BASE_BYTES`]
 //! - overhead = a fixed [`BASE_BYTES`] + [`VOCABULARY_BYTES_PER_TOKEN`] per token of the vocabulary
 //!
-//! Without flash attention, heads × ubatch × cells / parallel × 4 bytes of attention scores come on top. The constants
+//! Without flash attention, the latter of the two has heads × cells / parallel scores more. The constants
 //! of compute follow from the buffers that llama.cpp reports; `tests/measured.rs` holds both against each other.
 //!
 //! Conservative on purpose: a sliding window is counted as full attention, and a hybrid model's recurrent layers as
@@ -186,12 +186,11 @@ fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64, sequences: u
         product(&[kv_heads, value]),
     ]);
     let feed_forward = sum(&[product(&[4, embedding]), product(&[3, summary.feed_forward_length])]);
-    let scores = if input.flash_attention { 0 } else { product(&[4, heads, ubatch, columns]) };
+    let scores = if input.flash_attention { 0 } else { product(&[heads, columns]) };
     sum(&[
-        product(&[4, ubatch, attention.max(feed_forward)]),
+        product(&[4, ubatch, sum(&[attention, scores]).max(feed_forward)]),
         product(&[4, sum(&[outputs, sequences]), summary.vocabulary]),
         product(&[4, ubatch, columns]),
-        scores,
     ])
 }
 

@@ -14,10 +14,22 @@ const MIB: f64 = 1024.0 * 1024.0;
 type Measured = (u32, u32, u32, u32, f64, f64);
 
 fn check(name: &str, shape: &Shape, measured: &[Measured]) {
+    check_with(name, shape, true, measured);
+}
+
+fn check_with(name: &str, shape: &Shape, flash_attention: bool, measured: &[Measured]) {
     let (bytes, file_bytes) = Gguf::model(shape).header();
     let header = read_header_prefix(&bytes, file_bytes).unwrap();
     for &(ctx_size, parallel, n_ubatch, n_outputs_max, kv_cache, compute) in measured {
-        let input = FitInput { ctx_size, parallel, n_batch: n_ubatch, n_ubatch, n_outputs_max, ..FitInput::default() };
+        let input = FitInput {
+            ctx_size,
+            parallel,
+            n_batch: n_ubatch,
+            n_ubatch,
+            n_outputs_max,
+            flash_attention,
+            ..FitInput::default()
+        };
         let memory = estimate(header.summary(), &input);
         assert_eq!(memory.kv_cache_bytes as f64 / MIB, kv_cache, "{name} {input:?}");
         let predicted = memory.compute_bytes as f64 / MIB;
@@ -60,6 +72,17 @@ fn predictions_lie_at_or_a_little_above_what_llama_cpp_takes() {
             (4096, 16, 512, 16, 48.0, 37.52 + 9.27),
             (4096, 8, 128, 8, 48.0, 9.44 + 4.64),
             (8192, 1, 512, 1, 96.0, 45.27 + 0.58),
+        ],
+    );
+    check_with(
+        "Qwen 0.5B without flash attention",
+        &half,
+        false,
+        &[
+            (8192, 8, 128, 8, 96.0, 10.25 + 4.64),
+            (32_768, 8, 128, 8, 384.0, 32.75 + 4.64),
+            (20_480, 5, 128, 5, 240.0, 33.27 + 2.90),
+            (16_384, 16, 128, 16, 192.0, 12.09 + 9.27),
         ],
     );
     let large = Shape { layers: 4, head: 128, hidden: 14_336, tied: false, ..billion };
