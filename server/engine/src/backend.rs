@@ -34,6 +34,8 @@ pub(crate) struct BackendLimits {
     pub(crate) total_cells: u64,
     /// Whether all sequences draw from one pool of cells and copies share them; otherwise each has its own.
     pub(crate) unified: bool,
+    /// Whether attention is computed in one pass; otherwise as matrix products.
+    pub(crate) flash_attention: bool,
     /// Whether a sequence can be cut, copied in part, saved and restored. Where the model's state cannot (recurrent
     /// ones), nothing but the clearing of whole sequences is asked of it.
     pub(crate) reusable: bool,

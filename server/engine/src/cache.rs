@@ -1,14 +1,16 @@
 //! The prefix cache below the device: blocks of prompts that were read before, in main memory and on disk.
 //!
 //! ```text
+//! fetch (any thread) ─▶ Fetched: what is on disk and not in memory, verified
+//!                          ▼
 //! chain (any thread) ─▶ lookup ─ RAM tier (tree) ─▶ Hit: payloads in order, pinned until it is dropped
-//!                          └ the rest from disk, verified, into the RAM tier
 //! insert ─▶ RAM tier ─ the leaf touched longest ago goes ─▶ writer (one thread) ─▶ <dir>/<fingerprint>/<block>.kv
 //! ```
 //!
 //! A block is [`BLOCK_TOKENS`] tokens, named by a hash over them and all before them; what is found is compared token
 //! by token, so that neither a collision nor a damaged file is ever a wrong answer, only a miss. The tree is owned by
-//! one thread and never above [`PrefixCacheConfig::ram_bytes`], beside [`limits::WRITE_QUEUE_BYTES`] on the way to disk.
+//! one thread, which never waits for the disk, and never above [`PrefixCacheConfig::ram_bytes`], beside
+//! [`limits::WRITE_QUEUE_BYTES`] on the way to disk and [`limits::FETCHED_BYTES`] on the way back.
 //!
 //! Absent: the device tier (which sequences hold which tokens is the scheduler's knowledge), and any knowledge of what
 //! a payload is.
@@ -18,6 +20,7 @@ mod entry;
 mod index;
 mod key;
 mod limits;
+mod reader;
 mod scan;
 mod tree;
 mod writer;
@@ -38,14 +41,14 @@ use crossbeam_channel::{Receiver, Sender};
 use thiserror::Error;
 
 use self::disk::DiskTier;
-use self::entry::encoded_bytes;
-use self::limits::{DISK_READ_BYTES_PER_LOOKUP, MAX_PAYLOAD_BYTES};
-use self::tree::{NodeId, Tree};
+use self::limits::MAX_PAYLOAD_BYTES;
+use self::tree::{Block, NodeId, Tree};
 use crate::params::PrefixCacheConfig;
 
 pub(crate) use self::disk::DiskStats;
 pub(crate) use self::key::{BlockHash, Fingerprint, FingerprintParts, chain};
 pub(crate) use self::limits::BLOCK_TOKENS;
+pub(crate) use self::reader::{DiskReader, Fetched};
 pub(crate) use self::tree::{Payload, node_bytes};
 
 /// Why there is no cache.
@@ -85,15 +88,6 @@ pub(crate) struct Inserted {
     pub(crate) known: usize,
     /// No room, even with everything gone that may go.
     pub(crate) dropped: usize,
-}
-
-/// Tokens of a prompt that the cache holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Covered {
-    /// In memory.
-    pub(crate) ram_tokens: usize,
-    /// In memory or, after those, on disk as far as is known: a file is only verified when it is read.
-    pub(crate) total_tokens: usize,
 }
 
 /// What the cache did and holds.
@@ -192,9 +186,20 @@ impl PrefixCache {
         Ok(Self { root, tree: Tree::new(root), limit_bytes, ttl, disk, releases, released, stats })
     }
 
-    /// The longest run of blocks that begins `tokens` and leaves at least one of them to decode. Reads up to
-    /// [`DISK_READ_BYTES_PER_LOOKUP`] from disk, and waits for them. `chain` is [`chain`] of these tokens.
-    pub(crate) fn lookup(&mut self, chain: &[BlockHash], tokens: &[i32], now: Instant) -> Hit {
+    /// What reads the disk ahead for this cache; `None` without a disk tier.
+    pub(crate) fn reader(&self) -> Option<DiskReader> {
+        self.disk.as_ref().map(|disk| disk.reader(self.limit_bytes))
+    }
+
+    /// The longest run of blocks that begins `tokens` and leaves at least one of them to decode; `fetched` is of the same
+    /// tokens. `chain` is [`chain`] of these.
+    pub(crate) fn lookup(
+        &mut self,
+        chain: &[BlockHash],
+        tokens: &[i32],
+        fetched: Option<Fetched>,
+        now: Instant,
+    ) -> Hit {
         self.begin(now);
         let max_blocks = usable_blocks(chain, tokens);
         if max_blocks == 0 {
@@ -205,7 +210,10 @@ impl PrefixCache {
         if let Some(&deepest) = path.last() {
             self.tree.pin(deepest);
         }
-        self.read_from_disk(chain, tokens, max_blocks, &mut path, now);
+        if let Some(fetched) = fetched.filter(|fetched| fetched.first_block <= ram_blocks) {
+            let payloads = fetched.payloads[..].iter().skip(ram_blocks - fetched.first_block).cloned();
+            self.take_in(chain, tokens, payloads.take(max_blocks - ram_blocks), &mut path, now);
+        }
         self.tree.touch(&path);
         let Some(&deepest) = path.last() else {
             self.stats.misses += 1;
@@ -220,45 +228,34 @@ impl PrefixCache {
         }
     }
 
-    /// Takes the blocks after `path`, which is pinned, into the tree and the pin.
-    fn read_from_disk(
+    /// Takes the blocks after `path`, which is pinned, into the tree and the pin, as far as there is room.
+    fn take_in(
         &mut self,
         chain: &[BlockHash],
         tokens: &[i32],
-        max_blocks: usize,
+        payloads: impl Iterator<Item = Payload>,
         path: &mut Vec<NodeId>,
         now: Instant,
     ) {
-        let mut budget_bytes = DISK_READ_BYTES_PER_LOOKUP;
-        while path.len() < max_blocks {
-            let (i, hash) = (path.len(), chain[path.len()]);
-            let tokens = block_tokens(tokens, i);
-            let Some(disk) = &self.disk else { return };
-            let Some(entry_bytes) = disk.entry_bytes(hash).filter(|bytes| *bytes <= budget_bytes) else { return };
-            budget_bytes -= entry_bytes;
-            let payload_bytes = entry_bytes.saturating_sub(encoded_bytes(0));
-            if !self.may_fit(payload_bytes) {
-                return;
-            }
-            let parent = i.checked_sub(1).map_or(self.root, |above| chain[above]);
-            let Some(payload) = disk.read(hash, parent, tokens, i, entry_bytes) else { return };
-            // Room was there; now it is made.
+        for payload in payloads {
+            let (block, hash) = (path.len(), chain[path.len()]);
             if !self.make_room(payload.len() as u64, now) {
                 return;
             }
-            let Some(id) = self.tree.add_pinned(path.last().copied(), hash, tokens, payload) else { return };
+            let added = self.tree.add_pinned(path.last().copied(), hash, block_tokens(tokens, block), payload);
+            let Some(id) = added else { return };
             path.push(id);
+            if let Some(disk) = &self.disk {
+                disk.came_in(hash);
+            }
         }
     }
 
-    /// What a lookup would find. Reads nothing, holds nothing, and is no access.
-    pub(crate) fn covered(&self, chain: &[BlockHash], tokens: &[i32]) -> Covered {
+    /// Tokens that a lookup would find. Reads nothing, holds nothing, and is no access.
+    pub(crate) fn covered(&self, chain: &[BlockHash], tokens: &[i32], fetched: Option<&Fetched>) -> usize {
         let max_blocks = usable_blocks(chain, tokens);
-        let ram = self.tree.walk(chain, tokens, max_blocks).len();
-        let on_disk = self.disk.as_ref().map_or(0, |disk| {
-            chain[ram..max_blocks].iter().take_while(|hash| disk.entry_bytes(**hash).is_some()).count()
-        });
-        Covered { ram_tokens: ram * BLOCK_TOKENS, total_tokens: (ram + on_disk) * BLOCK_TOKENS }
+        let in_memory = self.tree.walk(chain, tokens, max_blocks).len();
+        fetched.map_or(in_memory, |fetched| fetched.blocks_after(in_memory).min(max_blocks)) * BLOCK_TOKENS
     }
 
     /// Takes the payloads of the blocks `first_block..` of `tokens`. Those that are there stay as they are; the first
@@ -292,16 +289,8 @@ impl PrefixCache {
             self.tree.pin(deepest);
         }
         self.tree.touch(&path);
-        for payload in payloads.into_iter().skip(known - first_block) {
-            let block = path.len();
-            if !self.make_room(payload.len() as u64, now) {
-                break;
-            }
-            let tokens = block_tokens(tokens, block);
-            let added = self.tree.add_pinned(path.last().copied(), chain[block], tokens, Payload::new(payload));
-            let Some(id) = added else { break };
-            path.push(id);
-        }
+        let payloads = payloads.into_iter().skip(known - first_block).map(Payload::new);
+        self.take_in(chain, tokens, payloads, &mut path, now);
         if let Some(&deepest) = path.last() {
             self.tree.unpin(deepest);
         }
@@ -317,7 +306,7 @@ impl PrefixCache {
         let Some(ttl) = self.ttl else { return 0 };
         let mut expired = 0;
         while self.tree.oldest_access().is_some_and(|accessed| now.duration_since(accessed) > ttl)
-            && self.tree.pop_oldest().is_some()
+            && self.drop_oldest().is_some()
         {
             expired += 1;
         }
@@ -377,9 +366,18 @@ impl PrefixCache {
         self.tree.bytes() + needed <= self.limit_bytes
     }
 
+    /// Takes the block touched longest ago out of memory.
+    fn drop_oldest(&mut self) -> Option<Block> {
+        let block = self.tree.pop_oldest()?;
+        if let Some(disk) = &self.disk {
+            disk.left(&block.hash);
+        }
+        Some(block)
+    }
+
     fn evict(&mut self, bytes: u64, now: Instant) {
         while self.tree.bytes() > bytes {
-            let Some(block) = self.tree.pop_oldest() else { return };
+            let Some(block) = self.drop_oldest() else { return };
             self.stats.evictions += 1;
             if let Some(disk) = &self.disk {
                 disk.offer(block, now);

@@ -132,6 +132,7 @@ impl Engine {
         let limits = backend.limits();
         let stats = Arc::new(Stats::new(config.parallel, limits.total_cells));
         stats.kv_unified.store(limits.unified, Relaxed);
+        stats.flash_attention.store(limits.flash_attention, Relaxed);
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
         let mut monitor = Monitor::new(config.memory_limit_bytes);
         let prefix_cache = monitor.sized(&config.prefix_cache);
@@ -143,6 +144,7 @@ impl Engine {
             }
             None => None,
         };
+        let disk = cache.as_ref().and_then(|(cache, _)| cache.reader());
         // Unbounded in form only: a request posts at most a message for each token of its context.
         let (posts, posted) = unbounded();
         let mut scheduler = Scheduler::new(SchedulerParts {
@@ -183,7 +185,7 @@ impl Engine {
             text: None,
             memory: None,
         };
-        let preparer = Preparer { vocabulary, positions: limits.positions, grammars: Grammars::default() };
+        let preparer = Preparer { vocabulary, positions: limits.positions, grammars: Grammars::default(), disk };
         let deliver = move |request| {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
             let _ = commands.send(Command::Run(Box::new(request)));

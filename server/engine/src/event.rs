@@ -269,6 +269,8 @@ pub struct EngineStats {
     pub degradation: DegradationLevel,
     /// Whether the KV cells are one pool, or each sequence has its own.
     pub kv_unified: bool,
+    /// Whether attention is computed in one pass, without a matrix of scores; otherwise as matrix products.
+    pub flash_attention: bool,
     /// Memory that counts against the limit below; 0 where it is not watched.
     pub memory_used_bytes: u64,
     /// Memory that may be used.

@@ -1,4 +1,5 @@
-//! From a prompt to tokens, off the engine's thread: a small pool renders chats and tokenises.
+//! From a prompt to tokens, off the engine's thread: a small pool renders chats, tokenises, and reads what is on disk of
+//! the prompt's KV rows.
 //!
 //! The pool's queue is bounded by the permits that submission takes; what it holds counts as queued. A prompt that
 //! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.
@@ -11,6 +12,7 @@ use std::time::Instant;
 use crossbeam_channel::Receiver;
 
 use crate::backend::{Token, Vocabulary};
+use crate::cache::DiskReader;
 use crate::error::RequestError;
 use crate::grammars::Grammars;
 use crate::output::Signals;
@@ -40,6 +42,8 @@ pub(crate) struct Preparer {
     pub(crate) positions: u32,
     /// Those that were compiled.
     pub(crate) grammars: Grammars,
+    /// Where prompts are kept on disk, too.
+    pub(crate) disk: Option<DiskReader>,
 }
 
 impl Preparer {
@@ -74,26 +78,26 @@ impl Preparer {
             let tokens = self.tokens(prompt, &mut params)?;
             let setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
-            Ok((tokens, sampler))
+            let tokenized_at = Instant::now();
+            let fetched = self.disk.as_ref().and_then(|disk| disk.fetch(&tokens));
+            Ok((tokens, sampler, tokenized_at, fetched))
         }));
         let prepared = prepared.unwrap_or_else(|_| {
             Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
         });
         match prepared {
-            Ok((prompt, sampler)) => {
-                let tokenized_at = Instant::now();
-                Some(Request {
-                    ticket,
-                    prompt,
-                    params,
-                    emitter,
-                    signals,
-                    sampler,
-                    submitted_at,
-                    tokenized_at,
-                    deadline,
-                })
-            }
+            Ok((prompt, sampler, tokenized_at, fetched)) => Some(Request {
+                ticket,
+                prompt,
+                params,
+                emitter,
+                signals,
+                sampler,
+                fetched,
+                submitted_at,
+                tokenized_at,
+                deadline,
+            }),
             Err(error) => {
                 emitter.failed(error);
                 None

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::backend::Token;
+use crate::cache::Fetched;
 use crate::error::RequestError;
 use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 use crate::output::Signals;
@@ -116,6 +117,8 @@ pub(crate) struct Request {
     pub(crate) emitter: Emitter,
     pub(crate) signals: Arc<Signals>,
     pub(crate) sampler: Box<Sampler>,
+    /// What was on disk of its prompt.
+    pub(crate) fetched: Option<Fetched>,
     pub(crate) submitted_at: Instant,
     /// When its prompt had become tokens.
     pub(crate) tokenized_at: Instant,

@@ -9,29 +9,40 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use crate::backend::Token;
 use crate::error::RequestError;
-use crate::sampler::{Sampled, Sampler};
+use crate::sampler::{SampleError, Sampled, Sampler};
 
-/// One row to sample from.
+/// The rows of one sequence: the first follows its last token, the others a guess each.
 pub(crate) struct SampleJob {
-    pub(crate) slot: usize,
+    /// What the caller knows it by.
+    pub(crate) id: usize,
     pub(crate) sampler: Box<Sampler>,
-    pub(crate) row: Vec<f32>,
+    pub(crate) rows: Vec<Vec<f32>>,
+    pub(crate) guesses: Vec<Token>,
 }
 
 /// What became of it.
 pub(crate) struct SampleDone {
-    pub(crate) slot: usize,
+    pub(crate) id: usize,
     pub(crate) sampler: Box<Sampler>,
-    pub(crate) result: Result<Sampled, RequestError>,
+    pub(crate) sampled: SampledRows,
+}
+
+/// The tokens of a sequence's rows, up to the first that is not the guess, which its sampler has accepted.
+#[derive(Default)]
+pub(crate) struct SampledRows {
+    pub(crate) tokens: Vec<Sampled>,
+    /// Why there is none after them.
+    pub(crate) error: Option<RequestError>,
 }
 
 /// The threads.
 pub(crate) struct SamplePool {
     jobs: Option<Sender<SampleJob>>,
     queue: Receiver<SampleJob>,
-    done: Receiver<(SampleDone, Vec<f32>)>,
-    report: Sender<(SampleDone, Vec<f32>)>,
+    done: Receiver<(SampleDone, Vec<Vec<f32>>)>,
+    report: Sender<(SampleDone, Vec<Vec<f32>>)>,
     threads: Vec<JoinHandle<()>>,
     buffers: Vec<Vec<f32>>,
 }
@@ -78,25 +89,46 @@ impl SamplePool {
         }
         let mut all = Vec::with_capacity(total);
         // Every job reports once, whatever happens to it.
-        for (done, buffer) in self.done.iter().take(total) {
-            self.buffers.push(buffer);
+        for (done, buffers) in self.done.iter().take(total) {
+            self.buffers.extend(buffers);
             all.push(done);
         }
         all
     }
 }
 
-fn work(job: SampleJob) -> (SampleDone, Vec<f32>) {
-    let SampleJob { slot, mut sampler, row } = job;
-    let result = sample(&mut sampler, &row);
-    (SampleDone { slot, sampler, result }, row)
+fn work(job: SampleJob) -> (SampleDone, Vec<Vec<f32>>) {
+    let SampleJob { id, mut sampler, rows, guesses } = job;
+    let mut sampled = SampledRows::default();
+    for (i, row) in rows.iter().enumerate() {
+        if !sampled.sample(&mut sampler, row, guesses.get(i).copied()) {
+            break;
+        }
+    }
+    (SampleDone { id, sampler, sampled }, rows)
 }
 
-/// Samples a row. A bug in sampling harms its request only.
-pub(crate) fn sample(sampler: &mut Sampler, row: &[f32]) -> Result<Sampled, RequestError> {
-    match std::panic::catch_unwind(AssertUnwindSafe(|| sampler.sample(row))) {
-        Ok(sampled) => sampled.map_err(|e| RequestError::Internal(e.to_string())),
-        Err(_) => Err(RequestError::Internal(String::from("sampling panicked; see the server's log"))),
+impl SampledRows {
+    /// Samples the next row; whether the one after it counts, since the guess before that was right. A bug in sampling
+    /// harms its request only.
+    pub(crate) fn sample(&mut self, sampler: &mut Sampler, row: &[f32], guess: Option<Token>) -> bool {
+        let sampled = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let sampled = sampler.sample(row)?;
+            sampler.accept(sampled.token)?;
+            Ok(sampled)
+        }));
+        match sampled {
+            Ok(Ok(sampled)) => {
+                let token = sampled.token;
+                self.tokens.push(sampled);
+                return guess == Some(token);
+            }
+            Ok(Err(error)) => self.error = Some(RequestError::Internal(SampleError::to_string(&error))),
+            Err(_) => {
+                self.error = Some(RequestError::Internal(String::from("sampling panicked; see the server's log")));
+            }
+        }
+        false
     }
 }
 

@@ -28,7 +28,7 @@ use crate::output::{Output, TextEvent};
 use crate::plan::{Bounds, Need, plan_in_groups, split_parts};
 use crate::queue::Queue;
 use crate::request::{Request, too_late};
-use crate::sample_pool::{SampleJob, SamplePool, sample};
+use crate::sample_pool::{SampleDone, SampleJob, SamplePool, SampledRows};
 use crate::sampler::Sampled;
 use crate::sequence::{Progress, Sequence};
 use crate::stats::{Stats, StepRecord};
@@ -304,7 +304,7 @@ impl<B: Backend> Scheduler<B> {
             decode: decoded - called,
             after: decoded.elapsed(),
         });
-        // Admission is not among what rows and tokens cost: it may have read a disk.
+        // Admission is not among what rows and tokens cost: it may have restored a sequence's state.
         self.budget.observe(decode_rows, prompt_tokens, called.elapsed());
         StepOutcome::Decoded
     }
@@ -378,58 +378,57 @@ impl<B: Backend> Scheduler<B> {
         let mut jobs = Vec::new();
         let mut taken = 0;
         let at = Instant::now();
-        for share in shares.iter().filter(|share| share.rows > 0) {
+        for (id, share) in shares.iter().enumerate().filter(|(_, share)| share.rows > 0) {
             let Some(sequence) = &mut self.slots[share.slot] else { continue };
-            let trivial = share.rows > 1 || sequence.sampler.as_ref().is_some_and(|sampler| sampler.is_trivial());
-            if trivial {
-                taken += self.sample_here(share, at);
-            } else if let (Some(row), Some(sampler)) = (self.kv.logits(share.row), sequence.sampler.take()) {
-                jobs.push(SampleJob { slot: share.slot, sampler, row: self.pool.copy(row) });
+            let Some(mut sampler) = sequence.sampler.take() else {
+                self.fail(share.slot, no_logits());
+                continue;
+            };
+            let guesses = std::mem::take(&mut sequence.drafts);
+            let mut rows = share.row..share.row + share.rows as usize;
+            if sampler.is_trivial() {
+                let mut sampled = SampledRows::default();
+                let mut guesses = guesses.into_iter();
+                while let Some(row) = rows.next().map(|row| self.kv.logits(row)) {
+                    let Some(row) = row else {
+                        sampled.error = Some(no_logits());
+                        break;
+                    };
+                    if !sampled.sample(&mut sampler, row, guesses.next()) {
+                        break;
+                    }
+                }
+                sequence.sampler = Some(sampler);
+                taken += self.take_rows(share, sampled, at);
+            } else if let Some(rows) = rows.map(|row| Some(self.pool.copy(self.kv.logits(row)?))).collect() {
+                jobs.push(SampleJob { id, sampler, rows, guesses });
             } else {
                 self.fail(share.slot, no_logits());
             }
         }
-        for done in self.pool.run(jobs) {
-            if let Some(sequence) = &mut self.slots[done.slot] {
-                sequence.sampler = Some(done.sampler);
+        for SampleDone { id, sampler, sampled } in self.pool.run(jobs) {
+            let share = &shares[id];
+            if let Some(sequence) = &mut self.slots[share.slot] {
+                sequence.sampler = Some(sampler);
             }
-            match done.result {
-                Ok(sampled) => {
-                    taken += 1;
-                    self.take(done.slot, sampled, at);
-                }
-                Err(error) => self.fail(done.slot, error),
-            }
+            taken += self.take_rows(share, sampled, at);
         }
         taken
     }
 
-    /// Samples a slot's rows, of which those after the first follow guesses: the first guess that was wrong ends it.
-    fn sample_here(&mut self, share: &Share, at: Instant) -> u64 {
+    /// Appends a slot's tokens, and takes the guesses after the first that was wrong out of the cache.
+    fn take_rows(&mut self, share: &Share, sampled: SampledRows, at: Instant) -> u64 {
+        let (source, before) = self.slots[share.slot].as_ref().map(|s| (s.guessed_by, s.len())).unwrap_or_default();
         let mut taken = 0_u64;
-        let sequence = self.slots[share.slot].as_ref();
-        let (source, before) = sequence.map(|s| (s.guessed_by, s.len())).unwrap_or_default();
-        for i in 0..share.rows {
-            let Some(sequence) = &mut self.slots[share.slot] else { break };
-            let (Some(row), Some(sampler)) = (self.kv.logits(share.row + i as usize), &mut sequence.sampler) else {
-                self.fail(share.slot, no_logits());
+        for token in sampled.tokens {
+            if self.slots[share.slot].is_none() {
                 break;
-            };
-            let guess = sequence.drafts.get(i as usize).copied();
-            match sample(sampler, row) {
-                Ok(sampled) => {
-                    let token = sampled.token;
-                    taken += 1;
-                    self.take(share.slot, sampled, at);
-                    if Some(token) != guess {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    self.fail(share.slot, error);
-                    break;
-                }
             }
+            taken += 1;
+            self.take(share.slot, token, at);
+        }
+        if let Some(error) = sampled.error {
+            self.fail(share.slot, error);
         }
         if share.rows > 1 {
             self.count_guesses(share, source, taken.saturating_sub(1));
@@ -437,7 +436,6 @@ impl<B: Backend> Scheduler<B> {
             let valid = (before + u32::try_from(taken).unwrap_or(0)).saturating_sub(1);
             let held = self.kv.truncate(u32::try_from(share.slot).unwrap_or(u32::MAX), valid);
             if let Some(sequence) = &mut self.slots[share.slot] {
-                sequence.drafts.clear();
                 sequence.decoded = held;
             }
         }
@@ -449,12 +447,6 @@ impl<B: Backend> Scheduler<B> {
         let Some(sequence) = &mut self.slots[slot] else { return };
         let Sampled { token, logprobs } = sampled;
         let ticket = sequence.ticket;
-        if let Some(sampler) = &mut sequence.sampler
-            && let Err(error) = sampler.accept(token)
-        {
-            self.fail(slot, RequestError::Internal(error.to_string()));
-            return;
-        }
         let progress = sequence.push(token, self.vocabulary.end_tokens().contains(&token));
         self.events.push(TextEvent::Token { ticket, token, logprobs, at });
         if let Progress::Finished(reason) = progress {

@@ -85,6 +85,7 @@ impl Setup {
             outputs: sequences + prefill,
             total_cells: u64::from(sequences) * u64::from(positions),
             unified: false,
+            flash_attention: true,
             reusable: true,
         };
         Self {
@@ -169,11 +170,21 @@ impl Harness {
     ) {
         let now = Instant::now().checked_sub(self.waited).unwrap();
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
-        let (submitted_at, tokenized_at) = (now, now);
+        let (submitted_at, tokenized_at, fetched) = (now, now, None);
         let setup = sampler::compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
-        let request =
-            Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline };
+        let request = Request {
+            ticket,
+            prompt,
+            params,
+            emitter,
+            signals,
+            sampler,
+            fetched,
+            submitted_at,
+            tokenized_at,
+            deadline,
+        };
         self.scheduler.enqueue(Box::new(request));
     }
 
@@ -558,10 +569,10 @@ fn what_left_the_kv_cache_comes_back_from_main_memory() {
 
 #[test]
 fn guesses_save_steps_and_change_nothing() {
-    let run = |lookup_tokens| {
+    let run = |lookup_tokens, logprobs| {
         let mut h = Harness::of(&Setup { lookup_tokens, ..Setup::unified(2, 2, 4_000, 64) });
         h.scheduler.backend().repeat_after(1);
-        let params = GenerationParams { ignore_eos: true, ..greedy(600) };
+        let params = GenerationParams { ignore_eos: true, logprobs, ..greedy(600) };
         let request = h.submit(vec![5; 20], params).unwrap();
         while h.scheduler.has_work() {
             // What this model takes says nothing: rows are cheap beside the weights.
@@ -574,13 +585,16 @@ fn guesses_save_steps_and_change_nothing() {
         h.assert_empty();
         (h.stats.snapshot(), request.text())
     };
-    let ((plain, expected), (guessed, text)) = (run(None), run(Some(8)));
-    assert_eq!(text, expected);
-    assert_eq!((plain.steps, plain.lookup_tokens_total), (600, 0));
-    // Each guess that was right saves a step, and once the text runs in a circle of at most 47 tokens all are.
-    assert_eq!(guessed.steps + guessed.accepted_lookup_tokens_total, plain.steps);
-    assert_eq!(guessed.accepted_lookup_tokens_total, guessed.lookup_tokens_total);
-    assert!(guessed.steps < 48 + 2 * (600 - 48) / 9, "{guessed:?}");
+    // Sampled on the engine's thread, and in the pool.
+    for logprobs in [None, Some(2)] {
+        let ((plain, expected), (guessed, text)) = (run(None, logprobs), run(Some(8), logprobs));
+        assert_eq!(text, expected);
+        assert_eq!((plain.steps, plain.lookup_tokens_total), (600, 0));
+        // Each guess that was right saves a step, and once the text runs in a circle of at most 47 tokens all are.
+        assert_eq!(guessed.steps + guessed.accepted_lookup_tokens_total, plain.steps);
+        assert_eq!(guessed.accepted_lookup_tokens_total, guessed.lookup_tokens_total);
+        assert!(guessed.steps < 48 + 2 * (600 - 48) / 9, "{guessed:?}");
+    }
 }
 
 /// A small model on that machine.

@@ -173,6 +173,12 @@ const GAUGES: &[Family] = &[
         figures: &[("", |w| f64::from(u8::from(w.engine.kv_unified)))],
     },
     Family {
+        name: "engine_flash_attention",
+        help: "1 where attention is computed in one pass, 0 where as matrix products",
+        label: "",
+        figures: &[("", |w| f64::from(u8::from(w.engine.flash_attention)))],
+    },
+    Family {
         name: "engine_memory_used_bytes",
         help: "Memory that counts against the limit; 0 where it is not watched",
         label: "",

@@ -172,6 +172,7 @@ async fn the_engine_s_own_figures_are_told() {
         "engine_lookup_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",verdict=\"accepted\"}",
         // Sequences of 2,048 cells on a CPU: each has its own.
         "engine_kv_unified{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
+        "engine_flash_attention{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
         "engine_preemptions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
         "engine_evictions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
         "engine_requests_waiting{version=\"standalone\",role=\"active\",worker=\"0\",priority=\"high\"} 0",

@@ -33,6 +33,7 @@ pub(crate) struct LlamaBackend {
     batch: Batch,
     positions: u32,
     unified: bool,
+    flash_attention: bool,
     reusable: bool,
 }
 
@@ -155,7 +156,8 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
             payload_format: &context.state_fingerprint(),
         })
     });
-    let backend = LlamaBackend { context, batch: Batch::new(), positions, unified, reusable };
+    let flash_attention = plan.flash_attention;
+    let backend = LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, reusable };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
@@ -201,8 +203,8 @@ fn guesser(
     let trained = if model.n_ctx_train() == 0 { u32::MAX } else { model.n_ctx_train() };
     let positions = context.n_ctx_per_sequence().min(share).min(backend.positions).min(trained);
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
-    let unified = params.kv_unified;
-    let small = LlamaBackend { context, batch: Batch::new(), positions, unified, reusable: true };
+    let (unified, flash_attention) = (params.kv_unified, params.flash_attention);
+    let small = LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, reusable: true };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -347,6 +349,7 @@ impl Backend for LlamaBackend {
             batch_tokens: self.context.n_batch(),
             outputs: self.context.outputs(),
             unified: self.unified,
+            flash_attention: self.flash_attention,
             reusable: self.reusable,
             total_cells: u64::from(self.context.n_ctx()),
         }

@@ -61,6 +61,7 @@ impl ScriptedBackend {
             outputs: batch_tokens,
             total_cells,
             unified: false,
+            flash_attention: true,
             reusable: true,
         })
     }

@@ -1,13 +1,14 @@
 //! The disk tier as the engine's thread sees it: `<dir>/<fingerprint>/<block>.kv`, a file a block.
 //!
-//! Blocks are read here, within the caller's budget of bytes, and written by the thread of [`super::writer`] through a
-//! queue that is bounded in blocks and in bytes: what does not fit is dropped and counted. A file appears whole under
-//! its name, and is verified when it is read; anything wrong with it makes it a miss and removes it. Nothing is synced:
-//! what a power failure leaves is found by its checksum. The time of a block's last access is its file's time of change.
-//! Absent: reads on another thread, and files that another process wrote since the last scan.
+//! Blocks are read by those who prepare prompts ([`super::reader`]), and written by the thread of [`super::writer`]
+//! through a queue that is bounded in blocks and in bytes: what does not fit is dropped and counted. A file appears whole
+//! under its name, and is verified when it is read. Nothing is synced: what a power failure leaves is found by its
+//! checksum. The time of a block's last access is its file's time of change. Absent: files that another process wrote
+//! since the last scan.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read as _};
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder};
+use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -18,12 +19,13 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::Sender;
 
 use super::CacheError;
-use super::entry::{decode_block, encoded_bytes, is_entry_length};
+use super::entry::encoded_bytes;
 use super::index::{EntryInfo, EntryKey, Index};
 use super::key::{BlockHash, Fingerprint};
 use super::limits::{START_SCAN_MS, WRITE_QUEUE_BLOCKS, WRITE_QUEUE_BYTES};
+use super::reader::DiskReader;
 use super::scan::{Stop, scan_model};
-use super::tree::{Block, Payload};
+use super::tree::Block;
 use super::writer::{self, Job};
 use crate::params::DiskCacheConfig;
 
@@ -74,13 +76,21 @@ pub(super) struct Shared {
     pub(super) queued_bytes: AtomicU64,
     /// The writer is to end after the block it has in hand.
     pub(super) stop: AtomicBool,
+    /// Bytes of blocks that were read and are not in memory's books yet.
+    pub(super) fetched_bytes: AtomicU64,
     index: Mutex<Index>,
+    in_memory: Mutex<HashSet<BlockHash>>,
 }
 
 impl Shared {
     /// Never held over I/O, but for [`Shared::forget_if_gone`].
     pub(super) fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The blocks that memory holds, for those who read ahead.
+    pub(super) fn in_memory(&self) -> MutexGuard<'_, HashSet<BlockHash>> {
+        self.in_memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn model_dir(&self, fingerprint: Fingerprint) -> PathBuf {
@@ -97,14 +107,14 @@ impl Shared {
 
     /// Takes note that a file is gone. The writer may have put a new one there meanwhile, which it enters after that: what
     /// is not there while the index is held is entered later. Without the look, a file that nobody counts would stay.
-    fn forget_if_gone(&self, key: &EntryKey, path: &Path) {
+    pub(super) fn forget_if_gone(&self, key: &EntryKey, path: &Path) {
         let mut index = self.index();
         if fs::symlink_metadata(path).is_err_and(|err| err.kind() == io::ErrorKind::NotFound) {
             index.remove(key);
         }
     }
 
-    fn is_expired(&self, info: &EntryInfo) -> bool {
+    pub(super) fn is_expired(&self, info: &EntryInfo) -> bool {
         self.ttl.is_some_and(|ttl| SystemTime::now().duration_since(info.accessed).is_ok_and(|age| age > ttl))
     }
 }
@@ -128,7 +138,9 @@ impl DiskTier {
             counters: Counters::default(),
             queued_bytes: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            fetched_bytes: AtomicU64::new(0),
             index: Mutex::default(),
+            in_memory: Mutex::default(),
         };
         make_dir(&shared.model_dir(own)).map_err(refused)?;
         let stop = Stop::At(Instant::now() + Duration::from_millis(START_SCAN_MS));
@@ -145,62 +157,18 @@ impl DiskTier {
         Ok(Self { shared, jobs: Some(jobs), writer: Some(writer.map_err(refused)?) })
     }
 
-    /// Bytes of a block's file, as far as is known; `None` as well when it is too old.
-    pub(super) fn entry_bytes(&self, block: BlockHash) -> Option<u64> {
-        let info = self.shared.index().get(&self.shared.key(block))?;
-        (!self.shared.is_expired(&info)).then_some(info.bytes)
+    pub(super) fn reader(&self, max_bytes: u64) -> DiskReader {
+        DiskReader { shared: Arc::clone(&self.shared), max_bytes }
     }
 
-    /// Reads and verifies one block, at most `max_bytes` of file; waits for the disk. `None`: it is not there, or was
-    /// not what it must be and is not there any more.
-    pub(super) fn read(
-        &self,
-        block: BlockHash,
-        parent: BlockHash,
-        tokens: &[i32],
-        depth: usize,
-        max_bytes: u64,
-    ) -> Option<Payload> {
-        let shared = &*self.shared;
-        let key = shared.key(block);
-        let path = shared.path(&key);
-        let accessed = access_time(Duration::ZERO, depth);
-        let bytes = match read_entry(&path, max_bytes, accessed) {
-            Ok(bytes) => bytes,
-            Err(err) if err.kind() == io::ErrorKind::InvalidData => return self.discard(&key, &path, &err.to_string()),
-            Err(err) if err.kind() == io::ErrorKind::NotFound => {
-                shared.forget_if_gone(&key, &path);
-                return None;
-            }
-            Err(err) => {
-                tracing::warn!(path = %path.display(), "a cached block cannot be read: {err}");
-                // Until the next scan.
-                shared.index().remove(&key);
-                return None;
-            }
-        };
-        let entry_bytes = bytes.len() as u64;
-        match decode_block(bytes, shared.own, parent, tokens) {
-            Ok(payload) => {
-                shared.index().touch(&key, accessed);
-                shared.counters.hits.fetch_add(1, Relaxed);
-                shared.counters.read_bytes.fetch_add(entry_bytes, Relaxed);
-                Some(Payload::new(payload))
-            }
-            Err(damage) => self.discard(&key, &path, &damage.to_string()),
-        }
+    /// A block has come into memory.
+    pub(super) fn came_in(&self, block: BlockHash) {
+        self.shared.in_memory().insert(block);
     }
 
-    fn discard(&self, key: &EntryKey, path: &Path, reason: &str) -> Option<Payload> {
-        self.shared.counters.corrupt.fetch_add(1, Relaxed);
-        // In this order: a scan that still saw the file then learns of its removal.
-        let removed = fs::remove_file(path);
-        match &removed {
-            Err(err) if err.kind() != io::ErrorKind::NotFound => drop(self.shared.index().remove(key)),
-            _ => self.shared.forget_if_gone(key, path),
-        }
-        tracing::warn!(path = %path.display(), ?removed, "a damaged cached block is a miss: {reason}");
-        None
+    /// A block has left memory.
+    pub(super) fn left(&self, block: &BlockHash) {
+        self.shared.in_memory().remove(block);
     }
 
     /// Hands an evicted block to the writer, which only notes the access when it is on disk already. Never waits.
@@ -282,7 +250,7 @@ impl Drop for DiskTier {
 }
 
 /// When a block was last used, as a time of the file system.
-fn access_time(age: Duration, depth: usize) -> SystemTime {
+pub(super) fn access_time(age: Duration, depth: usize) -> SystemTime {
     let back = age.saturating_add(DEPTH_STEP.saturating_mul(u32::try_from(depth).unwrap_or(u32::MAX)));
     let now = SystemTime::now();
     now.checked_sub(back).unwrap_or(now)
@@ -291,22 +259,4 @@ fn access_time(age: Duration, depth: usize) -> SystemTime {
 /// Makes a directory and those above it, for this user alone; one that is there stays as it is.
 pub(super) fn make_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-/// The bytes of a file that may be an entry by its length (`InvalidData` when it cannot be, or has grown since it was
-/// last looked at), and notes the access.
-fn read_entry(path: &Path, max_bytes: u64, accessed: SystemTime) -> io::Result<Vec<u8>> {
-    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-    let file = File::open(path)?;
-    let length = file.metadata()?.len();
-    if !is_entry_length(length) || length > max_bytes {
-        return Err(invalid(format!("{length} bytes are no entry, or more than were written")));
-    }
-    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
-    (&file).take(length + 1).read_to_end(&mut bytes)?;
-    // A file system may refuse to set times (read-only mounts do): then only the order of eviction suffers.
-    if let Err(err) = file.set_modified(accessed) {
-        tracing::debug!(path = %path.display(), "cannot note an access: {err}");
-    }
-    Ok(bytes)
 }

@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::entry::{Damage, Entry, decode_block, encode};
-use super::limits::WRITE_QUEUE_BYTES;
+use super::entry::{Damage, Entry, decode_block, encode, encoded_bytes};
+use super::limits::{DISK_READ_BYTES_PER_PROMPT, FETCHED_BYTES, WRITE_QUEUE_BYTES};
 use super::testing::*;
 use super::*;
 
@@ -71,15 +71,19 @@ fn a_restart_finds_what_was_there() {
 
     let mut f = Fixture::on_disk("model", RAM, &inner, DISK);
     assert_eq!(f.disk().entries, 4);
-    assert_eq!(f.covered(&[1, 2, 3, 4]), Covered { ram_tokens: 0, total_tokens: 3 * BLOCK_TOKENS });
+    let fetched = f.fetch(&prompt(&[1, 2, 3, 4]));
+    assert_eq!(f.covered(&[1, 2, 3, 4], None), 0);
+    assert_eq!(f.covered(&[1, 2, 3, 4], fetched.as_ref()), 3 * BLOCK_TOKENS);
+    drop(fetched);
     let hit = f.lookup(&[1, 2, 3, 4], Instant::now());
     assert_eq!((hit.payloads().len(), hit.disk_blocks()), (3, 3));
     let hit = f.lookup(&[1, 4], Instant::now());
     assert_eq!((hit.payloads().len(), hit.disk_blocks()), (2, 1));
     assert_eq!(f.lookup(&[1, 2, 3], Instant::now()).disk_blocks(), 0);
     let disk = f.disk();
-    assert_eq!((disk.hits, disk.corrupt, disk.writes), (4, 0, 0));
-    assert_eq!(disk.read_bytes, disk.bytes);
+    // Three of them twice: read ahead, and not taken in.
+    assert_eq!((disk.hits, disk.corrupt, disk.writes), (7, 0, 0));
+    assert_eq!(disk.read_bytes, disk.bytes + disk_bytes(&[1, 2, 3]));
 }
 
 #[test]
@@ -301,7 +305,7 @@ fn files_that_vanish_and_a_disk_that_fails_are_misses() {
 }
 
 #[test]
-fn one_lookup_reads_no_more_than_its_share() {
+fn one_prompt_reads_no_more_than_its_share() {
     const PAYLOAD: usize = 7 << 20;
     let dir = tempfile::tempdir().unwrap();
     let prefix = [1, 2, 3, 4, 5];
@@ -313,15 +317,58 @@ fn one_lookup_reads_no_more_than_its_share() {
     f.flush();
     drop(f);
     let mut f = Fixture::on_disk("model", 1 << 30, dir.path(), 1 << 30);
-    assert_eq!(f.covered(&prefix).total_tokens, 5 * BLOCK_TOKENS);
-    let at_once = usize::try_from(DISK_READ_BYTES_PER_LOOKUP / encoded_bytes(PAYLOAD)).unwrap();
+    let at_once = usize::try_from(DISK_READ_BYTES_PER_PROMPT / encoded_bytes(PAYLOAD)).unwrap();
     for (found, read) in [(at_once, at_once), (5, 5 - at_once), (5, 0)] {
-        let hit = f.cache.lookup(&names, &tokens, Instant::now());
+        let fetched = f.fetch(&tokens);
+        let hit = f.cache.lookup(&names, &tokens, fetched, Instant::now());
         assert_eq!((hit.payloads().len(), hit.disk_blocks()), (found, read));
         for (i, payload) in hit.payloads().iter().enumerate() {
             assert!(payload.len() == PAYLOAD && payload.iter().all(|byte| usize::from(*byte) == i));
         }
     }
+}
+
+#[test]
+fn what_waiting_prompts_hold_is_bounded_and_given_back() {
+    const PAYLOAD: usize = 15 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let prefix = [1, 2];
+    let tokens = prompt(&prefix);
+    let mut f = Fixture::on_disk("model", 1 << 30, dir.path(), 1 << 30);
+    let names = chain(f.fingerprint, &tokens);
+    f.cache.insert(&names, &tokens, 0, vec![vec![0; PAYLOAD], vec![1; PAYLOAD]], Instant::now()).unwrap();
+    f.flush();
+    drop(f);
+    let f = Fixture::on_disk("model", 1 << 30, dir.path(), 1 << 30);
+    let blocks = |held: &[Option<Fetched>]| held.iter().flatten().map(|fetched| fetched.payloads.len()).sum::<usize>();
+    let most = usize::try_from(FETCHED_BYTES / encoded_bytes(PAYLOAD)).unwrap();
+    let mut held: Vec<_> = (0..most).map(|_| f.fetch(&tokens)).collect();
+    assert_eq!(blocks(&held), most, "of two for each prompt");
+    assert!(f.fetch(&tokens).is_none());
+    held.truncate(1);
+    assert_eq!(f.fetch(&tokens).map(|fetched| fetched.payloads.len()), Some(2));
+}
+
+#[test]
+fn what_left_memory_since_it_was_fetched_is_a_miss() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::on_disk("model", RAM, dir.path(), DISK);
+    f.insert(&[1, 2, 3], 0, Instant::now()).unwrap();
+    f.flush();
+    f.cache.evict_to(0, Instant::now());
+    assert_eq!(f.found(&[1]), 1, "back from disk");
+    let tokens = prompt(&[1, 2, 3]);
+    let fetched = f.fetch(&tokens);
+    assert_eq!(f.covered(&[1, 2, 3], fetched.as_ref()), 3 * BLOCK_TOKENS);
+    f.cache.evict_to(0, Instant::now());
+    assert_eq!(f.covered(&[1, 2, 3], fetched.as_ref()), 0, "they follow a block that is gone");
+    let names = chain(f.fingerprint, &tokens);
+    assert_eq!(f.cache.lookup(&names, &tokens, fetched, Instant::now()).tokens(), 0);
+    // What came in meanwhile by another way stays as it is.
+    let fetched = f.fetch(&tokens);
+    f.insert(&[1, 2], 0, Instant::now()).unwrap();
+    let hit = f.cache.lookup(&names, &tokens, fetched, Instant::now());
+    assert_eq!((hit.tokens(), hit.disk_blocks()), (3 * BLOCK_TOKENS, 1));
 }
 
 #[test]

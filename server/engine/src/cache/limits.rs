@@ -9,9 +9,12 @@ pub const BLOCK_TOKENS: usize = 64;
 pub const NODE_OVERHEAD_BYTES: u64 = 512;
 /// The longest KV rows of one block, in bytes: a block of the largest models known takes an eighth of that.
 pub const MAX_PAYLOAD_BYTES: usize = 256 << 20;
-/// The most bytes that one lookup reads from disk, during which the engine's thread waits: some 45 ms of computing with
-/// SHA instructions, beside the disk's own time. What lies beyond is a miss this time.
-pub const DISK_READ_BYTES_PER_LOOKUP: u64 = 32 << 20;
+/// The most bytes that are read from disk for one prompt before it reaches the engine's thread: some 45 ms of computing
+/// with SHA instructions, beside the disk's own time. What lies beyond is a miss this time.
+pub const DISK_READ_BYTES_PER_PROMPT: u64 = 32 << 20;
+/// Bytes that blocks read from disk may hold in all while their prompts wait for a slot; they are counted nowhere else.
+/// Nothing is read for a prompt that finds no room here.
+pub const FETCHED_BYTES: u64 = 128 << 20;
 /// Blocks that may wait to be written to disk.
 pub const WRITE_QUEUE_BLOCKS: usize = 256;
 /// Bytes that evicted blocks may hold while they wait to be written; they are counted nowhere else.

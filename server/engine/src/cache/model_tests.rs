@@ -139,8 +139,7 @@ proptest! {
                 }
                 Action::Lookup { prefix, hold } => {
                     let found = model.found(&prefix);
-                    prop_assert_eq!(f.covered(&prefix).ram_tokens, found * BLOCK_TOKENS);
-                    prop_assert_eq!(f.covered(&prefix).total_tokens, found * BLOCK_TOKENS);
+                    prop_assert_eq!(f.covered(&prefix, None), found * BLOCK_TOKENS);
                     let hit = f.lookup(&prefix, start + now);
                     prop_assert_eq!(hit.payloads().len(), found);
                     prop_assert_eq!(hit.disk_blocks(), 0);
@@ -211,7 +210,7 @@ proptest! {
         let inserted = cache.insert(&names, &first, 0, rows.clone(), now).unwrap();
         prop_assert_eq!(inserted, Inserted { added: first.len() / BLOCK_TOKENS, known: 0, dropped: 0 });
         let second = [first.as_slice(), more.as_slice()].concat();
-        let hit = cache.lookup(&chain(fingerprint, &second), &second, now);
+        let hit = cache.lookup(&chain(fingerprint, &second), &second, None, now);
         // All of the shared part in whole blocks, but always one token of the prompt is left to decode.
         let shared = (first.len() / BLOCK_TOKENS).min((second.len() - 1) / BLOCK_TOKENS);
         prop_assert_eq!(hit.tokens(), shared * BLOCK_TOKENS);
@@ -289,9 +288,9 @@ fn one_token_is_left_to_decode() {
     f.insert(&[1, 2], 0, now).unwrap();
     let tokens = blocks(&[1, 2]);
     let names = chain(f.fingerprint, &tokens);
-    assert_eq!(f.cache.lookup(&names, &tokens, now).tokens(), BLOCK_TOKENS);
-    assert_eq!(f.cache.lookup(&names[..1], &tokens[..BLOCK_TOKENS], now).tokens(), 0);
-    assert_eq!(f.cache.lookup(&[], &[], now).tokens(), 0);
+    assert_eq!(f.cache.lookup(&names, &tokens, None, now).tokens(), BLOCK_TOKENS);
+    assert_eq!(f.cache.lookup(&names[..1], &tokens[..BLOCK_TOKENS], None, now).tokens(), 0);
+    assert_eq!(f.cache.lookup(&[], &[], None, now).tokens(), 0);
     assert_eq!(f.lookup(&[1, 2], now).tokens(), 2 * BLOCK_TOKENS);
     let stats = f.cache.stats();
     // Two prompts were too short to ask for.
@@ -320,8 +319,8 @@ fn what_does_not_belong_is_refused() {
     assert_eq!(f.cache.stats().nodes, 0);
     // A chain of other tokens finds nothing, also where it names blocks that are there.
     f.insert(&[1, 2], 0, now).unwrap();
-    assert_eq!(f.cache.lookup(&names, &prompt(&[1, 3]), now).tokens(), BLOCK_TOKENS);
-    assert_eq!(f.cache.lookup(&names, &prompt(&[3, 2]), now).tokens(), 0);
+    assert_eq!(f.cache.lookup(&names, &prompt(&[1, 3]), None, now).tokens(), BLOCK_TOKENS);
+    assert_eq!(f.cache.lookup(&names, &prompt(&[3, 2]), None, now).tokens(), 0);
 }
 
 /// Two blocks of one name: a lookup of the other is a miss, and so is one below another parent.

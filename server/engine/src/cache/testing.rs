@@ -62,10 +62,16 @@ impl Fixture {
         Self { cache: PrefixCache::new(&config, fingerprint).unwrap(), fingerprint }
     }
 
-    /// Looks a prefix up, checks what is found, and returns it.
+    /// What is read from disk for a prefix.
+    pub(super) fn fetch(&self, tokens: &[i32]) -> Option<Fetched> {
+        self.cache.reader().and_then(|reader| reader.fetch(tokens))
+    }
+
+    /// Looks a prefix up, on disk as well, checks what is found, and returns it.
     pub(super) fn lookup(&mut self, prefix: &[u8], now: Instant) -> Hit {
         let tokens = prompt(prefix);
-        let hit = self.cache.lookup(&chain(self.fingerprint, &tokens), &tokens, now);
+        let fetched = self.fetch(&tokens);
+        let hit = self.cache.lookup(&chain(self.fingerprint, &tokens), &tokens, fetched, now);
         self.cache.tree.check();
         assert_eq!(hit.tokens(), hit.payloads().len() * BLOCK_TOKENS);
         for (i, found) in hit.payloads().iter().enumerate() {
@@ -87,13 +93,14 @@ impl Fixture {
         inserted
     }
 
-    pub(super) fn covered(&self, prefix: &[u8]) -> Covered {
+    /// Tokens of a prefix in memory, or with what was read from disk.
+    pub(super) fn covered(&self, prefix: &[u8], fetched: Option<&Fetched>) -> usize {
         let tokens = prompt(prefix);
-        self.cache.covered(&chain(self.fingerprint, &tokens), &tokens)
+        self.cache.covered(&chain(self.fingerprint, &tokens), &tokens, fetched)
     }
 
     pub(super) fn holds(&self, prefix: &[u8]) -> bool {
-        self.covered(prefix).ram_tokens == prefix.len() * BLOCK_TOKENS
+        self.covered(prefix, None) == prefix.len() * BLOCK_TOKENS
     }
 
     pub(super) fn disk(&self) -> DiskStats {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{Scheduler, pressure::Saved};
 use crate::backend::{BLOCK_TOKENS, Backend, Chunk, Token};
-use crate::cache::chain;
+use crate::cache::{Fetched, chain};
 use crate::error::RequestError;
 use crate::event::FinishReason;
 use crate::kv::common;
@@ -187,14 +187,15 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Gives a request its slot.
-    fn start(&mut self, request: Box<Request>, standing: Priority, now: Instant) {
-        let Some((slot, reused)) = self.place(&request.prompt, now) else {
+    fn start(&mut self, mut request: Box<Request>, standing: Priority, now: Instant) {
+        let fetched = request.fetched.take();
+        let Some((slot, reused)) = self.place(&request.prompt, fetched, now) else {
             // Every sequence is in use, which `admit` has excluded.
             self.wait(request);
             return;
         };
         let prompt_tokens = request.prompt_len();
-        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline } =
+        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline, .. } =
             *request;
         let ms = |from: Instant, to: Instant| Duration::as_secs_f64(&to.saturating_duration_since(from)) * 1e3;
         let admitted = Admitted {
@@ -228,20 +229,20 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Finds a sequence for these tokens, filled with as many of them as can be had without computing.
-    pub(super) fn place(&mut self, tokens: &[Token], now: Instant) -> Option<(usize, u32)> {
-        let (slot, reused) = self.place_reusing(tokens, now)?;
+    pub(super) fn place(&mut self, tokens: &[Token], fetched: Option<Fetched>, now: Instant) -> Option<(usize, u32)> {
+        let (slot, reused) = self.place_reusing(tokens, fetched, now)?;
         self.kv.set_in_use(slot, true);
         Some((slot as usize, reused))
     }
 
-    fn place_reusing(&mut self, tokens: &[Token], now: Instant) -> Option<(u32, u32)> {
+    fn place_reusing(&mut self, tokens: &[Token], fetched: Option<Fetched>, now: Instant) -> Option<(u32, u32)> {
         if !self.reuse_prefixes {
             return Some((self.empty_sequence(now)?, 0));
         }
         let (left_over, in_use) = self.kv.longest(tokens, last_to_reuse(tokens));
         let best = left_over.max_by_len(in_use);
         let here = best.map_or(0, |m| m.len);
-        if let Some(placed) = self.place_from_below(tokens, here, now) {
+        if let Some(placed) = self.place_from_below(tokens, fetched, here, now) {
             return Some(placed);
         }
         // In a split cache the lowest sequence is taken, since llama.cpp computes only neighbours together; a unified one
@@ -270,17 +271,23 @@ impl<B: Backend> Scheduler<B> {
         Some((target, reused))
     }
 
-    /// Fills a sequence from main memory or disk, where more is there than in the KV cache.
-    fn place_from_below(&mut self, tokens: &[Token], here: u32, now: Instant) -> Option<(u32, u32)> {
+    /// Fills a sequence from main memory, or with what was fetched from disk, where that is more than in the KV cache.
+    fn place_from_below(
+        &mut self,
+        tokens: &[Token],
+        fetched: Option<Fetched>,
+        here: u32,
+        now: Instant,
+    ) -> Option<(u32, u32)> {
         let fingerprint = self.fingerprint?;
         let names = chain(fingerprint, tokens);
-        let covered = self.cache.as_ref()?.covered(&names, tokens).total_tokens;
+        let covered = self.cache.as_ref()?.covered(&names, tokens, fetched.as_ref());
         if covered < here as usize + MIN_TOKENS_TO_RESTORE {
             return None;
         }
         let target = self.target(None, now)?;
         // Pinned until it is restored: what the target held may have come in since.
-        let hit = self.cache.as_mut()?.lookup(&names, tokens, now);
+        let hit = self.cache.as_mut()?.lookup(&names, tokens, fetched, now);
         let chunks: Vec<Chunk<'_>> = hit.payloads().iter().map(|bytes| Chunk { tokens: BLOCK_TOKENS, bytes }).collect();
         let (restored, from_disk) = (hit.tokens(), hit.disk_blocks() * BLOCK_TOKENS as usize);
         let reused = u32::try_from(restored).unwrap_or(u32::MAX);

@@ -71,7 +71,7 @@ impl<B: Backend> Scheduler<B> {
         }
         let names = chain(fingerprint, &tokens);
         // What is there already, and what its tokens say is not worth a copy.
-        let known = cache.covered(&names, &tokens).ram_tokens.min(full);
+        let known = cache.covered(&names, &tokens, None).min(full);
         if known == full {
             return;
         }
@@ -195,7 +195,7 @@ impl<B: Backend> Scheduler<B> {
                 return;
             }
         }
-        let Some((slot, reused)) = self.place(&sequence.tokens, now) else {
+        let Some((slot, reused)) = self.place(&sequence.tokens, None, now) else {
             self.wait_again(sequence, Saved::default(), now);
             return;
         };
