@@ -1,5 +1,6 @@
 #include "shim.h"
 
+#include "chat-auto-parser.h"
 #include "chat.h"
 #include "common.h"
 #include "json.h"
@@ -9,9 +10,15 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <utility>
+#include <vector>
 
 struct gantry_chat_template {
     common_chat_templates_ptr templates;
+    // llama.cpp has code of its own for this template, which may change messages before they are rendered.
+    bool specialized;
+    // What ends an answer in this format; a specialized one says it with each prompt.
+    std::vector<std::string> stops;
 };
 
 namespace {
@@ -40,6 +47,29 @@ template <typename F> gantry_text guarded(F f) noexcept {
     }
 }
 
+common_chat_templates_inputs inputs_of(const std::string & messages) {
+    common_chat_templates_inputs inputs;
+    inputs.messages              = common_chat_msgs_parse_oaicompat(common_json::parse(messages));
+    inputs.add_generation_prompt = true;
+    inputs.use_jinja             = true;
+    return inputs;
+}
+
+const char * const GREETING = R"([{"role": "user", "content": "Hello"}])";
+
+// Whether llama.cpp knows the template by its source. One that it knows and that refuses a greeting counts as well.
+bool is_specialized(const common_chat_templates * templates) {
+    const auto source = common_chat_templates_source(templates);
+    autoparser::generation_params params;
+    params.messages              = common_json::parse(GREETING);
+    params.add_generation_prompt = true;
+    try {
+        return common_chat_try_specialized_template(common_chat_template(source, "", ""), source, params).has_value();
+    } catch (const std::exception &) {
+        return true;
+    }
+}
+
 } // namespace
 
 extern "C" {
@@ -58,7 +88,18 @@ gantry_chat_template * gantry_chat_template_new(const llama_model * model, gantr
         if (const char * source = llama_model_chat_template(model, nullptr)) {
             common_chat_template(source, "", "");
         }
-        made = new gantry_chat_template{common_chat_templates_init(model, "")};
+        auto templates   = common_chat_templates_init(model, "");
+        bool specialized = is_specialized(templates.get());
+        std::vector<std::string> stops;
+        if (!specialized) {
+            try {
+                // The only time that the template is analysed: that renders it dozens of times.
+                stops = common_chat_templates_apply(templates.get(), inputs_of(GREETING)).additional_stops;
+            } catch (const std::exception &) {
+                // What cannot be analysed, or refuses a greeting, has no stops beside the model's own.
+            }
+        }
+        made = new gantry_chat_template{std::move(templates), specialized, std::move(stops)};
         return gantry_text{nullptr, 0, false};
     });
     return made;
@@ -68,13 +109,12 @@ void gantry_chat_template_free(gantry_chat_template * tmpl) { delete tmpl; }
 
 gantry_text gantry_chat_template_apply(const gantry_chat_template * tmpl, const char * messages, size_t messages_len) {
     return guarded([&] {
-        common_chat_templates_inputs inputs;
-        inputs.messages              = common_chat_msgs_parse_oaicompat(common_json::parse(std::string(messages, messages_len)));
-        inputs.add_generation_prompt = true;
-        inputs.use_jinja             = true;
+        auto inputs = inputs_of(std::string(messages, messages_len));
+        // The prompt is the same either way; without this the template is analysed anew for a parser that nobody asks for.
+        inputs.force_pure_content = !tmpl->specialized;
         const auto params = common_chat_templates_apply(tmpl->templates.get(), inputs);
         auto stops = common_json::array();
-        for (const auto & stop : params.additional_stops) {
+        for (const auto & stop : tmpl->specialized ? params.additional_stops : tmpl->stops) {
             stops.push_back(stop);
         }
         return to_text(common_json::object({{"prompt", params.prompt}, {"stops", stops}}).dump_safe(), false);
