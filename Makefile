@@ -14,7 +14,7 @@ ifdef CUDA_ARCHITECTURES
 export CUDA_ARCHITECTURES
 endif
 
-.PHONY: help up down test lint generate images backends cuda fmt bench soak
+.PHONY: help up down test lint generate images backends cuda fmt bench profile soak
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ fmt: ## Format the Rust and Go sources
 
 bench: ## Measure gantry-server against llama.cpp's llama-server; LOAD="name ..." runs some of the loads, QUICK=1 tries it
 	@hack/bench.sh
+
+profile: ## Show in which functions gantry-server spends its time under a load of the benchmark; LOAD=decode-8
+	@hack/profile.sh
 
 soak: ## Ask one server for everything while it is disturbed, and check every answer; SOAK_REQUESTS=20000, SOAK_SEED=number
 	@hack/soak.sh

@@ -75,6 +75,7 @@ missing_packages() { # missing_packages build|cluster|images...: Debian packages
         done
         [[ -x /usr/lib/cni/bridge ]] || echo containernetworking-plugins ;;
       images) for pair in buildah:buildah mmdebstrap:mmdebstrap jq:jq curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
+      profile) has perf || echo linux-perf ;;
       lint) for pair in shellcheck:shellcheck curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
     esac
   done | sort -u
