@@ -541,6 +541,39 @@ fn prompts_that_begin_alike_are_read_once_even_when_they_come_together() {
     }
 }
 
+/// The order in which requests get the only slot while one holds it: a long prompt that is new, one whose beginning is in
+/// memory, which was submitted `later` requests after it, and a short one that is new.
+fn order_behind_a_long_prompt(later: u64, known: Priority) -> Vec<usize> {
+    let mut h = Harness::of(&Setup { reuse: true, ram_bytes: 1 << 20, ..Setup::split(1, 800, 64, 64) });
+    h.submit(vec![5; 400], greedy(2)).unwrap();
+    h.run();
+    h.submit(vec![9; 400], greedy(2)).unwrap();
+    h.scheduler.step();
+    let with = |priority| GenerationParams { priority, ..greedy(2) };
+    let long = h.submit(vec![6; 500], with(Priority::Normal)).unwrap();
+    h.tickets += later - 1;
+    let begins_alike = h.submit([vec![5; 400], vec![7; 10]].concat(), with(known)).unwrap();
+    let short = h.submit(vec![8; 10], with(Priority::Normal)).unwrap();
+    let waiting = [long, begins_alike, short];
+    let mut order = Vec::new();
+    while h.scheduler.has_work() {
+        h.scheduler.step();
+        let started = (0..waiting.len()).filter(|&i| !waiting[i].events.lock().unwrap().is_empty());
+        order.extend(started.filter(|i| !order.contains(i)).collect::<Vec<_>>());
+    }
+    waiting.iter().for_each(|request| request.check(800));
+    h.assert_empty();
+    order
+}
+
+#[test]
+fn one_whose_beginning_is_in_memory_goes_before_a_long_prompt_that_came_not_much_earlier() {
+    assert_eq!(order_behind_a_long_prompt(1, Priority::Normal), [1, 0, 2]);
+    assert_eq!(order_behind_a_long_prompt(256, Priority::Normal), [1, 0, 2]);
+    assert_eq!(order_behind_a_long_prompt(257, Priority::Normal), [0, 1, 2]);
+    assert_eq!(order_behind_a_long_prompt(1, Priority::Low), [0, 2, 1]);
+}
+
 #[test]
 fn what_left_the_kv_cache_comes_back_from_main_memory() {
     for unified in [false, true] {

@@ -1,7 +1,10 @@
 //! Who gets a slot, and what of its prompt need not be read again.
 //!
-//! Those that wait are served as [`crate::queue`] orders them. One whose prompt shares its beginning with a prompt that is being
-//! read waits until that is read, and then copies it: others go before it meanwhile.
+//! Those that wait are served as [`crate::queue`] orders them, with two exceptions. One whose prompt shares its beginning
+//! with a prompt that is being read waits until that is read, and then copies it: others go before it meanwhile. And one
+//! whose beginning is still in memory goes before a long prompt that must be read ([`OVERTAKING_SHARE`]): it is answered in
+//! a fraction of that time, and what it needs might be gone later. Those that came more than [`MAX_OVERTAKING`] requests
+//! later never do, so that nobody is overtaken more often.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -26,6 +29,13 @@ const MIN_TOKENS_TO_WAIT_FOR: u32 = 32;
 
 /// Tokens that a lower tier must have more than the KV cache: a copy from there is not free.
 const MIN_TOKENS_TO_RESTORE: usize = 32;
+
+/// The least that a prompt must have unread to be overtaken: below it there is little to win.
+const MIN_UNREAD_TO_OVERTAKE: usize = 256;
+/// Who overtakes has at most one part in so many of that to read.
+const OVERTAKING_SHARE: usize = 8;
+/// Who overtakes came at most so many requests later.
+const MAX_OVERTAKING: u64 = 256;
 
 /// Someone who waits for a slot.
 pub(super) enum Waiter {
@@ -122,7 +132,7 @@ impl<B: Backend> Scheduler<B> {
             if is_full && !may_take {
                 return;
             }
-            let Some(Candidate { ticket, priority, fits }) = self.next_waiter(now) else { return };
+            let Some(Candidate { ticket, priority, fits }) = self.next_waiter(!is_full, now) else { return };
             if (is_full || !fits) && !(priority == Priority::High && self.preempt(Priority::Low, now)) {
                 return;
             }
@@ -139,13 +149,40 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// The first that need not wait for what another one reads.
-    fn next_waiter(&self, now: Instant) -> Option<Candidate> {
-        let mut candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
+    /// The first that need not wait for what another one reads, or where one `may_overtake` who goes before it.
+    fn next_waiter(&self, may_overtake: bool, now: Instant) -> Option<Candidate> {
         // One whose state was saved goes on from there.
         let is_saved = |waiter: &Waiter| matches!(waiter, Waiter::Preempted(_, saved) if saved.bytes() > 0);
-        let next = candidates.find(|w| is_saved(&w.value) || !self.should_follow(w.value.tokens()))?;
+        let candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
+        let mut ready = candidates.filter(|w| is_saved(&w.value) || !self.should_follow(w.value.tokens()));
+        let first = ready.next()?;
+        let quick = self.unread(&first.value).filter(|_| may_overtake).and_then(|unread| {
+            let overtakes = |w: &&Waiting<Waiter>| {
+                w.ticket <= first.ticket.saturating_add(MAX_OVERTAKING)
+                    && w.standing(now) == first.standing(now)
+                    // Its beginning is known, and it is not just short.
+                    && w.value.tokens().len() >= MIN_UNREAD_TO_OVERTAKE
+                    && self.unread(&w.value).is_some_and(|own| own <= unread / OVERTAKING_SHARE)
+            };
+            (unread >= MIN_UNREAD_TO_OVERTAKE).then(|| ready.find(overtakes)).flatten()
+        });
+        let next = quick.unwrap_or(first);
         Some(Candidate { ticket: next.ticket, priority: next.priority, fits: self.fits(&next.value) })
+    }
+
+    /// Tokens of a new prompt that would have to be read if it got a slot now. A request that gave way is not asked.
+    fn unread(&self, waiter: &Waiter) -> Option<usize> {
+        let Waiter::New(request) = waiter else { return None };
+        let tokens = &request.prompt;
+        if !self.reuse_prefixes {
+            return Some(tokens.len());
+        }
+        let (left_over, in_use) = self.kv.longest(tokens, last_to_reuse(tokens));
+        let here = left_over.max_by_len(in_use).map_or(0, |m| m.len as usize);
+        let below = self.fingerprint.zip(self.cache.as_ref()).map_or(0, |(fingerprint, cache)| {
+            cache.covered(&chain(fingerprint, tokens), tokens, request.fetched.as_ref())
+        });
+        Some(tokens.len() - here.max(below))
     }
 
     /// Whether a prompt that is being read will soon give this one more than is there for it now.
