@@ -84,9 +84,11 @@ impl Bench {
         let model = self.model(load)?;
         let mut ours = Series { name: "gantry".to_owned(), setup: self.own_setup(load, &model), ..Series::default() };
         let (mut default, mut best, mut trials) = (None, None, Vec::new());
+        // A trial is a run with the words of the first round: it is not made again.
+        let mut first_runs = BTreeMap::new();
         if let Some(folder) = self.peer.as_ref().filter(|_| load.with_peer) {
             let candidates = peer::candidates(load);
-            let chosen = self.choose(folder, load, &model, &candidates, &mut trials).await?;
+            let chosen = self.choose(folder, load, &model, &candidates, &mut trials, &mut first_runs).await?;
             let series = |candidate: &Candidate| Series {
                 name: candidate.name.to_owned(),
                 why: candidate.why.to_owned(),
@@ -105,7 +107,12 @@ impl Bench {
             let count = series.len();
             series.rotate_left(round % count);
             for series in series {
-                let run = self.measure(load, &series.setup, round as u64).await.with_context(|| series.name.clone())?;
+                let run = match first_runs.remove(&series.name).filter(|_| round == 0) {
+                    Some(run) => run,
+                    None => {
+                        self.measure(load, &series.setup, round as u64).await.with_context(|| series.name.clone())?
+                    }
+                };
                 say(&format!("  {} of {rounds}  {:<24} {}", round + 1, series.name, summary(load, &run)));
                 let all = samples.entry(series.name.clone()).or_default();
                 all.0.extend(&run.ttft_ms);
@@ -177,31 +184,34 @@ impl Bench {
         model: &Path,
         candidates: &[Candidate],
         trials: &mut Vec<Trial>,
+        runs: &mut BTreeMap<String, Run>,
     ) -> Result<Candidate> {
         let mut remembered = Remembered::read(&self.cache.join("best.json"))?;
         let key =
             format!("{} {} threads={} quick={} {candidates:?}", load.name, self.peer_version, self.threads, self.quick);
         if let Some(known) = remembered.0.get(&key).filter(|_| !self.try_again) {
             trials.clone_from(known);
-        } else {
-            let (figure, _) = load.chosen_by;
-            for candidate in candidates {
-                let setup = candidate.setup(folder, model, load, self.threads);
-                // A configuration that does not work is not the best one.
-                let value = match self.measure(load, &setup, 0).await {
-                    Ok(run) => {
-                        say(&format!("  trying  {:<24} {}", candidate.name, summary(load, &run)));
-                        let works = run.figures.get("failed").is_none_or(|failed| *failed == 0.0);
-                        run.figures.get(figure).copied().filter(|_| works)
-                    }
-                    Err(error) => {
-                        say(&format!("  trying  {:<24} does not work: {error:#}", candidate.name));
-                        None
-                    }
-                };
-                trials.push(Trial { name: candidate.name.to_owned(), figure: figure.to_owned(), value });
-            }
-            remembered.0.insert(key, trials.clone());
+        }
+        let (figure, _) = load.chosen_by;
+        for candidate in &candidates[trials.len().min(candidates.len())..] {
+            let setup = candidate.setup(folder, model, load, self.threads);
+            // A configuration that does not work is not the best one.
+            let value = match self.measure(load, &setup, 0).await {
+                Ok(run) => {
+                    say(&format!("  trying  {:<24} {}", candidate.name, summary(load, &run)));
+                    let works = run.figures.get("failed").is_none_or(|failed| *failed == 0.0);
+                    let value = run.figures.get(figure).copied().filter(|_| works);
+                    runs.insert(candidate.name.to_owned(), run);
+                    value
+                }
+                Err(error) => {
+                    say(&format!("  trying  {:<24} does not work: {error:#}", candidate.name));
+                    None
+                }
+            };
+            trials.push(Trial { name: candidate.name.to_owned(), figure: figure.to_owned(), value });
+            // Each at once: the trials of some loads take an hour, and go on where they were interrupted.
+            remembered.0.insert(key.clone(), trials.clone());
             remembered.write(&self.cache.join("best.json"))?;
         }
         let best = best_trial(trials, load.chosen_by.1).unwrap_or(DEFAULT);

@@ -1,7 +1,8 @@
 //! llama.cpp's own programs: how its server is configured for each load, and what its batched benchmark says.
 //!
 //! The server runs as it comes and with the best of the configurations below, which is found by trying each of them.
-//! What helps nowhere is not listed: `-fa` (its default is to turn it on wherever it can), `--mlock`, `--numa`,
+//! What helps nowhere is not listed: `-fa` (its default is to turn it on wherever it can), `-cram` above its default (8 GiB
+//! of prompts kept in RAM, more than any load needs), `--mlock`, `--numa`,
 //! `--poll` and `--prio` (they matter on machines with idle cores), more `--threads-http` (it has one for each slot).
 
 use std::{
@@ -117,8 +118,6 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
             add(batch("batch-32", "32"));
         }
         "prefixes" => {
-            let why = "slots, and prompts kept in RAM without a limit";
-            add(Candidate::new("cache-ram", why, &["-np", slots, "-cram", "-1"]).greedy().passive("cache-ram"));
             let why = "slots, and chunks of other prompts reused by shifting them";
             let reuse = Candidate::new("cache-reuse", why, &["-np", slots, "--cache-reuse", "64"]);
             add(reuse.greedy().passive("cache-reuse"));

@@ -20,7 +20,8 @@
 //! ```text
 //! submit ─ permit ─▶ prepare ─────────────▶ scheduler ───────────────────────────▶ text ───────────────▶ sink
 //!                    (pool: template,       (one thread: queue, plan, decode,      (thread: characters,
-//!                     tokens, grammar)       greedy choice; the rest on a pool)     stop strings)
+//!                     tokens, grammar,       greedy choice; the rest on a pool)     stop strings)
+//!                     prefixes on disk)
 //! ```
 //!
 //! - **Step** (`scheduler`): one token for every sequence that generates, then prompts within what the time aimed at
@@ -31,7 +32,8 @@
 //!   come together are read once.
 //! - **Pressure**: a full KV cache fails nobody. Leftovers go first; then the youngest sequence of the lowest priority
 //!   gives its slot away and comes back. Memory moves the engine along [`DegradationLevel`].
-//! - **Order** (`queue`): [`Priority`], within it the order of submission; waiting raises, and ends at a deadline.
+//! - **Order** (`queue`): [`Priority`], within it the order of submission; waiting raises, and ends at a deadline. One
+//!   whose beginning is in memory goes before a long prompt that must be read, within a bound.
 //! - **Guesses** (`lookup`, `draft`): repetitions, and what a small model says, are guessed and checked in one step, while
 //!   that pays.
 //!
