@@ -36,6 +36,9 @@ pub(crate) struct BackendLimits {
     pub(crate) unified: bool,
     /// Whether attention is computed in one pass; otherwise as matrix products.
     pub(crate) flash_attention: bool,
+    /// Rows that cost little more than one of them, where they are computed together: what is left over of whole groups is
+    /// dear. 1 where there is nothing of the kind.
+    pub(crate) group_rows: u32,
     /// Whether a sequence can be cut, copied in part, saved and restored. Where the model's state cannot (recurrent
     /// ones), nothing but the clearing of whole sequences is asked of it.
     pub(crate) reusable: bool,

@@ -86,6 +86,7 @@ impl Setup {
             total_cells: u64::from(sequences) * u64::from(positions),
             unified: false,
             flash_attention: true,
+            group_rows: 1,
             reusable: true,
         };
         Self {
@@ -602,8 +603,10 @@ fn what_left_the_kv_cache_comes_back_from_main_memory() {
 
 #[test]
 fn guesses_save_steps_and_change_nothing() {
-    let run = |lookup_tokens, logprobs| {
-        let mut h = Harness::of(&Setup { lookup_tokens, ..Setup::unified(2, 2, 4_000, 64) });
+    let run = |lookup_tokens, logprobs, group_rows| {
+        let mut setup = Setup { lookup_tokens, ..Setup::unified(2, 2, 4_000, 64) };
+        setup.limits.group_rows = group_rows;
+        let mut h = Harness::of(&setup);
         h.scheduler.backend().repeat_after(1);
         let params = GenerationParams { ignore_eos: true, logprobs, ..greedy(600) };
         let request = h.submit(vec![5; 20], params).unwrap();
@@ -619,14 +622,18 @@ fn guesses_save_steps_and_change_nothing() {
         (h.stats.snapshot(), request.text())
     };
     // Sampled on the engine's thread, and in the pool.
-    for logprobs in [None, Some(2)] {
-        let ((plain, expected), (guessed, text)) = (run(None, logprobs), run(Some(8), logprobs));
+    for (logprobs, group_rows) in [(None, 1), (Some(2), 1), (None, 4)] {
+        let (plain, expected) = run(None, logprobs, group_rows);
+        let (guessed, text) = run(Some(8), logprobs, group_rows);
         assert_eq!(text, expected);
         assert_eq!((plain.steps, plain.lookup_tokens_total), (600, 0));
         // Each guess that was right saves a step, and once the text runs in a circle of at most 47 tokens all are.
         assert_eq!(guessed.steps + guessed.accepted_lookup_tokens_total, plain.steps);
         assert_eq!(guessed.accepted_lookup_tokens_total, guessed.lookup_tokens_total);
         assert!(guessed.steps < 48 + 2 * (600 - 48) / 9, "{guessed:?}");
+        // Of eight guesses beside one row seven are made where rows come in fours.
+        let most = if group_rows == 1 { 8 } else { 7 };
+        assert!(guessed.accepted_lookup_tokens_total <= most * guessed.steps, "{guessed:?}");
     }
 }
 

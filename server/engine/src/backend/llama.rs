@@ -20,6 +20,7 @@ use crate::error::{LoadError, RequestError};
 use crate::event::{ModelInfo, PooledInfo};
 use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
+use crate::plan::GROUP_TOKENS;
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
@@ -34,6 +35,7 @@ pub(crate) struct LlamaBackend {
     positions: u32,
     unified: bool,
     flash_attention: bool,
+    group_rows: u32,
     reusable: bool,
 }
 
@@ -157,7 +159,9 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         })
     });
     let flash_attention = plan.flash_attention;
-    let backend = LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, reusable };
+    let group_rows = if gpu { 1 } else { GROUP_TOKENS };
+    let backend =
+        LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, group_rows, reusable };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
@@ -204,7 +208,9 @@ fn guesser(
     let positions = context.n_ctx_per_sequence().min(share).min(backend.positions).min(trained);
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
     let (unified, flash_attention) = (params.kv_unified, params.flash_attention);
-    let small = LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, reusable: true };
+    let group_rows = backend.group_rows;
+    let small =
+        LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, group_rows, reusable: true };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -350,6 +356,7 @@ impl Backend for LlamaBackend {
             outputs: self.context.outputs(),
             unified: self.unified,
             flash_attention: self.flash_attention,
+            group_rows: self.group_rows,
             reusable: self.reusable,
             total_cells: u64::from(self.context.n_ctx()),
         }

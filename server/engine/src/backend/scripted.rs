@@ -62,6 +62,7 @@ impl ScriptedBackend {
             total_cells,
             unified: false,
             flash_attention: true,
+            group_rows: 1,
             reusable: true,
         })
     }

@@ -19,6 +19,7 @@ impl<B: Backend> Scheduler<B> {
         let room = self.limits.outputs.saturating_sub(self.parallel);
         let room = self.look_up(rows, room);
         self.draft_ahead(rows, room);
+        self.keep_whole_groups(rows);
         let took = self.draft.as_mut().map_or(Duration::ZERO, |draft| draft.take_spent());
         self.stats.drafted_for(took);
     }
@@ -86,6 +87,22 @@ impl<B: Backend> Scheduler<B> {
                 sequence.drafts = guessed;
                 sequence.guessed_by = GuessSource::Draft;
             }
+        }
+    }
+
+    /// Takes back the guesses that would be left over of whole groups of rows, the last ones first.
+    fn keep_whole_groups(&mut self, rows: u32) {
+        let group = self.limits.group_rows as usize;
+        let guessed: usize = self.slots.iter().flatten().map(|sequence| sequence.drafts.len()).sum();
+        let total = rows as usize + guessed;
+        let mut left_over = if total > group { total % group } else { 0 };
+        if left_over > guessed {
+            return;
+        }
+        for sequence in self.slots.iter_mut().flatten().rev() {
+            let less = left_over.min(sequence.drafts.len());
+            sequence.drafts.truncate(sequence.drafts.len() - less);
+            left_over -= less;
         }
     }
 
