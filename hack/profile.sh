@@ -24,7 +24,7 @@ install_inferno() { # which draws the flame graph
 
 benchmark() { "$(dirname "$0")/bench.sh" prepare; }
 
-record() { # the client is another program and is left out below
+record() { # the client too: its threads are in the list, and not in the flame graph
   perf record --output "$out/$load.data" --freq 199 --call-graph dwarf,4096 --quiet -- \
     target/release/gantry-bench run --only-ours --load "$load" --repeats 1
 }
@@ -33,8 +33,12 @@ draw() {
   # Without names of inlined functions, which take perf minutes to find.
   perf report --input "$out/$load.data" --no-children --no-inline --sort comm,symbol --percent-limit 0.1 --stdio \
     --call-graph none 2>/dev/null | grep -v '^#' | grep -v '^$' >"$out/$load.txt"
-  perf script --input "$out/$load.data" --no-inline 2>/dev/null | inferno-collapse-perf --skip-after gantry_bench 2>/dev/null |
-    grep -v '^\(gantry-bench\|perf\|tokio-client\)' >"$out/$load.folded"
+  # "thread-pid;function;...": the client's threads have the same names as the server's.
+  perf script --input "$out/$load.data" --no-inline 2>/dev/null | inferno-collapse-perf --pid 2>/dev/null >"$out/$load.all"
+  local client
+  client=$(grep -m 1 -o '^gantry-bench-[0-9]*' "$out/$load.all" | grep -o '[0-9]*$')
+  grep -v "^[^;]*-$client;" "$out/$load.all" | sed 's/^\([^;]*\)-[0-9?]*;/\1;/' >"$out/$load.folded"
+  rm -f "$out/$load.all"
   inferno-flamegraph --title "gantry-server under $load" "$out/$load.folded" >"$out/$load.svg"
   rm -f "$out/$load.data"
   head -25 "$out/$load.txt"
