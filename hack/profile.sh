@@ -34,10 +34,11 @@ draw() {
   perf report --input "$out/$load.data" --no-children --no-inline --sort comm,symbol --percent-limit 0.1 --stdio \
     --call-graph none 2>/dev/null | grep -v '^#' | grep -v '^$' >"$out/$load.txt"
   # "thread-pid;function;...": the client's threads have the same names as the server's.
-  perf script --input "$out/$load.data" --no-inline 2>/dev/null | inferno-collapse-perf --pid 2>/dev/null >"$out/$load.all"
+  perf script --input "$out/$load.data" --no-inline --fields comm,pid,tid,time,event,ip,sym,dso 2>/dev/null |
+    inferno-collapse-perf --pid 2>/dev/null >"$out/$load.all"
   local client
   client=$(grep -m 1 -o '^gantry-bench-[0-9]*' "$out/$load.all" | grep -o '[0-9]*$')
-  grep -v "^[^;]*-$client;" "$out/$load.all" | sed 's/^\([^;]*\)-[0-9?]*;/\1;/' >"$out/$load.folded"
+  grep -v -e "^[^;]*-$client;" -e '^git-' "$out/$load.all" | sed 's/^\([^;]*\)-[0-9?]*;/\1;/' >"$out/$load.folded"
   rm -f "$out/$load.all"
   inferno-flamegraph --title "gantry-server under $load" "$out/$load.folded" >"$out/$load.svg"
   rm -f "$out/$load.data"
