@@ -23,9 +23,6 @@ pub const MATRIX_ATTENTION_MAX_CELLS: u32 = 4096;
 pub const MATRIX_ATTENTION_BATCH: u32 = 128;
 /// Sequences, beside those that run, that a unified cache has for what ended requests left.
 pub const LEFTOVER_SEQUENCES: u32 = 64;
-/// As many where a CPU computes for one sequence alone. Each token looks at the mask of every cell in use, and there is
-/// nobody to share that with: with 1,500 cells of leftovers a prompt of 64 tokens takes a tenth longer.
-pub const LONE_LEFTOVER_SEQUENCES: u32 = 1;
 
 /// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -84,9 +81,8 @@ impl KvLayout {
             Self::Split => false,
             Self::Unified => true,
         };
-        let leftovers = if parallel > 1 || gpu { LEFTOVER_SEQUENCES } else { LONE_LEFTOVER_SEQUENCES };
         KvPlan {
-            pool_sequences: unified.then(|| parallel.saturating_add(leftovers).min(MAX_PARALLEL)),
+            pool_sequences: unified.then(|| parallel.saturating_add(LEFTOVER_SEQUENCES).min(MAX_PARALLEL)),
             flash_attention: unified || !products,
             n_ubatch: (!unified && products).then(|| MATRIX_ATTENTION_BATCH.max(parallel)),
         }
@@ -108,7 +104,7 @@ mod tests {
             (512, 8, pool(72)),
             (512, 17, split),
             (768, 8, products(128)),
-            (768, 1, pool(2)),
+            (768, 1, pool(65)),
             (4096, 200, products(200)),
             (4352, 7, pool(71)),
             (4352, 8, split),
@@ -121,6 +117,5 @@ mod tests {
         // Not where a GPU computes, and not with a cache that needs flash attention.
         assert_eq!(KvLayout::Auto.plan(8192, 8, CacheType::F16, true), pool(72));
         assert_eq!(KvLayout::Auto.plan(8192, 8, CacheType::Q8_0, false), pool(72));
-        assert_eq!(KvLayout::Auto.plan(8192, 1, CacheType::F16, true), pool(65));
     }
 }

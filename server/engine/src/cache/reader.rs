@@ -23,7 +23,7 @@ use super::{block_tokens, usable_blocks};
 #[derive(Clone)]
 pub(crate) struct DiskReader {
     pub(super) shared: Arc<Shared>,
-    /// More could not be taken into memory.
+    /// More could not be taken into memory, by one prompt or by all that wait.
     pub(super) max_bytes: u64,
 }
 
@@ -48,9 +48,10 @@ impl Fetched {
         if self.first_block <= in_memory { in_memory.max(self.first_block + self.payloads.len()) } else { in_memory }
     }
 
-    fn reserve(&mut self, bytes: u64) -> bool {
+    /// Takes so many bytes of those that all may hold.
+    fn reserve(&mut self, bytes: u64, most: u64) -> bool {
         let held = &self.shared.fetched_bytes;
-        let reserved = held.fetch_update(Relaxed, Relaxed, |n| Some(n + bytes).filter(|&n| n <= FETCHED_BYTES)).is_ok();
+        let reserved = held.fetch_update(Relaxed, Relaxed, |n| Some(n + bytes).filter(|&n| n <= most)).is_ok();
         self.bytes += if reserved { bytes } else { 0 };
         reserved
     }
@@ -69,7 +70,7 @@ impl DiskReader {
         let mut left = self.max_bytes.min(DISK_READ_BYTES_PER_PROMPT);
         for (i, &name) in names.iter().enumerate().take(blocks).skip(first_block) {
             let Some(bytes) = self.entry_bytes(name).filter(|&bytes| bytes <= left) else { break };
-            if !fetched.reserve(bytes) {
+            if !fetched.reserve(bytes, self.max_bytes.min(FETCHED_BYTES)) {
                 break;
             }
             left -= bytes;
