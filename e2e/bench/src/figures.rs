@@ -124,15 +124,28 @@ impl Run {
         let errors: Vec<String> = lost.into_iter().chain(refused).chain(unwilling).collect();
         run.set("failed", precise(errors.len() as u64));
         run.errors = errors.into_iter().take(ERRORS_SHOWN).collect();
-        let first_left_s = leavers.iter().map(|leaver| leaver.ended_s).fold(f64::INFINITY, f64::min);
-        let step_ms = median(
-            stayers.iter().flat_map(Outcome::gaps_ms).filter(|(at_s, _)| *at_s > first_left_s).map(|(_, gap)| gap),
+        run.set("newcomer_ttft_p50_ms", median(newcomers.iter().filter_map(Outcome::ttft_ms)));
+        run.set(
+            "newcomer_ttft_steps",
+            median(newcomers.iter().filter_map(|newcomer| steps_to_first(newcomer, stayers))),
         );
-        let newcomer_ms = median(newcomers.iter().filter_map(Outcome::ttft_ms));
-        run.set("newcomer_ttft_p50_ms", newcomer_ms);
-        run.set("newcomer_ttft_steps", newcomer_ms.zip(step_ms).map(|(newcomer, step)| newcomer / step));
         run
     }
+}
+
+/// How many steps of those who streamed all the while passed from a request to its first text, a part of a step counting
+/// as that part. Steps differ in length, so that none of them is a measure for the others.
+fn steps_to_first(newcomer: &Outcome, stayers: &[Outcome]) -> Option<f64> {
+    let (from, to) = (newcomer.sent_s, *newcomer.events_s.first()?);
+    let streams = |stayer: &&Outcome| {
+        stayer.events_s.first().is_some_and(|first| *first <= from)
+            && stayer.events_s.last().is_some_and(|last| *last >= to)
+    };
+    median(stayers.iter().filter(streams).map(|stayer| {
+        let part =
+            |pair: &[f64]| (pair[1].min(to) - pair[0].max(from)).max(0.0) / (pair[1] - pair[0]).max(f64::MIN_POSITIVE);
+        stayer.events_s.windows(2).map(part).sum()
+    }))
 }
 
 /// Tokens per second of all streams together while all of them decode.
@@ -219,10 +232,12 @@ mod tests {
     #[test]
     fn whoever_stays_loses_nothing() {
         let leaver = Outcome { left: true, ..outcome(0.0, &[0.1]) };
-        let newcomer = outcome(0.1, &[0.3]);
-        let run = Run::of_leaving(&[outcome(0.0, &[0.1, 0.2, 0.3])], from_ref(&leaver), from_ref(&newcomer), 3, 1);
+        let newcomer = outcome(0.15, &[0.3]);
+        // Half of a step, and one that took twice as long; one who ended before says nothing.
+        let stayers = [outcome(0.0, &[0.1, 0.2, 0.4]), outcome(0.0, &[0.1, 0.11, 0.12])];
+        let run = Run::of_leaving(&stayers, from_ref(&leaver), from_ref(&newcomer), 3, 1);
         let figure = |name: &str| (run.figures[name] * 1e6).round() / 1e6;
-        assert_eq!((figure("stayers_lost"), figure("failed"), figure("newcomer_ttft_steps")), (0.0, 0.0, 2.0));
+        assert_eq!((figure("stayers_lost"), figure("failed"), figure("newcomer_ttft_steps")), (0.0, 0.0, 1.0));
         let run = Run::of_leaving(&[outcome(0.0, &[0.1, 0.2])], &[leaver], &[newcomer], 3, 1);
         assert_eq!((run.figures["stayers_lost"], run.figures["failed"]), (1.0, 1.0));
     }

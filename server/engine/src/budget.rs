@@ -27,9 +27,11 @@ use std::time::Duration;
 /// what the decoding rows alone take. Where more prompts are read than streams decode, each has as much of the step as a
 /// stream: few must not hold up many, and a burst of prompts is read the faster the larger its parts are.
 pub(crate) const AUTO_STEP_FACTOR: f64 = 2.5;
+/// A step may take so many times what its decoding rows alone take, whatever its target, to read prompts to their end.
+pub(crate) const TO_END_FACTOR: f64 = 2.0;
 /// The least that such a target is: below it, prompts get too little for a gain that nobody sees.
 pub(crate) const AUTO_STEP_MIN_MS: f64 = 20.0;
-/// The most that such a target is: above it, a stream visibly stalls.
+/// The most that such a target is: above it, a stream visibly stalls. Prompts that are nearly read do not count.
 pub(crate) const AUTO_STEP_MAX_MS: f64 = 250.0;
 /// Prompts get so many tokens in a step even where the target has no room for them, so that they go on.
 pub(crate) const MIN_PREFILL_TOKENS: u32 = 8;
@@ -39,6 +41,8 @@ const FIRST_GUESS: StepCost = StepCost { fixed_ms: 20.0, per_decode_row_ms: 3.0,
 const CORRECTION: f64 = 0.5;
 /// The first steps are believed wholly: the first guess may be wrong by any factor.
 const BELIEVED_STEPS: u32 = 5;
+/// How often the steps of the warm-up are looked at: each correction for one of them undoes some of the others'.
+const CALIBRATION_ROUNDS: usize = 64;
 /// A step so many times as long as expected is taken for an accident.
 const OUTLIER_FACTOR: f64 = 3.0;
 /// Two of them within so many steps are not. Not in a row: steps of one kind may be too long, and others between them
@@ -97,6 +101,17 @@ impl StepBudget {
         }
     }
 
+    /// Learns from steps of different kinds, decoding rows and prompt tokens each, that were made for this: unlike those of
+    /// a load they tell the costs apart.
+    pub(crate) fn calibrate(&mut self, steps: &[(u32, u32, Duration)]) {
+        for &(decode_rows, prefill_tokens, took) in std::iter::repeat_n(steps, CALIBRATION_ROUNDS).flatten() {
+            let took_ms = (took.as_secs_f64() * 1e3).clamp(SHORTEST_STEP_MS, LONGEST_STEP_MS);
+            let expected_ms = self.cost.step_ms(decode_rows, prefill_tokens);
+            self.correct(decode_rows, prefill_tokens, expected_ms, CORRECTION * (took_ms / expected_ms).ln());
+        }
+        self.steps = BELIEVED_STEPS;
+    }
+
     /// Learns from a step: `decode_rows` are the tokens of sequences that generate, drafts included.
     pub(crate) fn observe(&mut self, decode_rows: u32, prefill_tokens: u32, took: Duration) {
         if decode_rows == 0 && prefill_tokens == 0 {
@@ -129,6 +144,16 @@ impl StepBudget {
         let tokens = (room_ms / self.cost.per_prefill_token_ms).clamp(0.0, f64::from(self.max_prefill_tokens));
         // In range: clamped between 0 and a u32.
         (tokens as u32).max(MIN_PREFILL_TOKENS.min(self.max_prefill_tokens))
+    }
+
+    /// Tokens that a step may have for prompts which it reads to their end, `nearly_read` in all: with many streams a
+    /// step has no room for prompts, and those who ask a few words more would wait for each other.
+    pub(crate) fn tokens_to_end(&self, decode_rows: u32, nearly_read: u32) -> u32 {
+        let rows_ms = self.cost.step_ms(decode_rows, 0);
+        let most_ms = self.target_ms.unwrap_or(TO_END_FACTOR * rows_ms);
+        let tokens = (most_ms - rows_ms) / self.cost.per_prefill_token_ms;
+        // In range: clamped between 0 and a u32.
+        tokens.clamp(0.0, f64::from(nearly_read.min(self.max_prefill_tokens))) as u32
     }
 
     /// How long a step with so many decoding rows and prompts may take.

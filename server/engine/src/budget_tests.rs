@@ -110,6 +110,38 @@ fn a_warm_up_of_one_token_and_of_a_batch_is_enough_to_begin_with() {
 }
 
 #[test]
+fn steps_made_for_it_tell_the_costs_apart() {
+    for (name, cost) in MACHINES {
+        for seed in 0..20 {
+            let mut budget = StepBudget::new(None, 512);
+            let mut machine = Machine::new(cost, 0.05, seed);
+            let steps = [(1, 511), (16, 0), (1, 0)].map(|(rows, tokens)| (rows, tokens, machine.run(rows, tokens)));
+            budget.calibrate(&steps);
+            for (rows, tokens) in [(1, 0), (16, 0), (1, 511)] {
+                let ratio = budget.cost().step_ms(rows, tokens) / cost.step_ms(rows, tokens);
+                assert!((0.8..1.25).contains(&ratio), "{name}: {rows} rows, {tokens} tokens: {ratio}");
+            }
+            let dear_rows = |cost: StepCost| 16.0 * cost.per_decode_row_ms / cost.fixed_ms;
+            let ratio = dear_rows(budget.cost()) / dear_rows(cost);
+            println!("{name} {seed}: {:?} for {cost:?}: {ratio}", budget.cost());
+        }
+    }
+}
+
+#[test]
+fn prompts_that_are_nearly_read_may_take_a_step_past_its_target() {
+    let mut budget = StepBudget::new(None, 512);
+    budget.cost_is(StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 5.0 });
+    // 28 rows take 300 ms, which leaves nothing of 250, but as much again of twice that.
+    assert_eq!((budget.prefill_tokens(28, 20), budget.tokens_to_end(28, 50)), (MIN_PREFILL_TOKENS, 50));
+    assert_eq!(budget.tokens_to_end(28, 200), 60);
+    assert_eq!(budget.tokens_to_end(0, 200), 4);
+    let mut told = StepBudget::new(Some(400), 512);
+    told.cost_is(StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 5.0 });
+    assert_eq!((told.tokens_to_end(28, 60), told.tokens_to_end(40, 60)), (20, 0), "a target that was set holds");
+}
+
+#[test]
 fn a_change_of_speed_is_followed_in_both_directions() {
     for (name, cost) in MACHINES {
         for factor in [0.1, 0.5, 2.0, 10.0] {

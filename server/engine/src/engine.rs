@@ -30,7 +30,7 @@ use crate::prepare::{Job, Preparer};
 use crate::queue::Watermarks;
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
-use crate::scheduler::{MAINTENANCE_PERIOD, Scheduler, SchedulerParts, StepOutcome};
+use crate::scheduler::{GATHERING_MS, MAINTENANCE_PERIOD, Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 /// A step that ended so recently proves that tokens can be decoded now.
@@ -343,7 +343,9 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
     let mut probes: Vec<Sender<Result<(), ProbeError>>> = Vec::new();
     let mut next = receive(&mut scheduler, commands);
     while let Some(first) = next {
+        let was_idle = !scheduler.has_work();
         let mut command = Some(first);
+        let mut gathers_until = None;
         while let Some(current) = command {
             match current {
                 Command::Run(request) => scheduler.enqueue(request),
@@ -351,6 +353,11 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
                 Command::Shutdown => {}
             }
             command = commands.try_recv().ok();
+            if command.is_none() && was_idle {
+                let now = Instant::now();
+                let until = *gathers_until.get_or_insert(now + Duration::from_millis(GATHERING_MS));
+                command = commands.recv_deadline(until.min(now + scheduler.patience(now))).ok();
+            }
         }
         next = steps(&mut scheduler, commands, &mut probes);
     }

@@ -26,9 +26,10 @@
 //!
 //! - **Step** (`scheduler`): one token for every sequence that generates, then prompts within what the time aimed at
 //!   leaves ([`EngineConfig::step_ms_target`]; what a step costs is measured). Short prompts come first, and one turn in
-//!   four is the oldest's, so that none starves.
+//!   four is the oldest's, so that none starves. Where more come at once than it pays to decode beside each other, they
+//!   are read together and begin together, as many as fit a bound of time (`burst`).
 //! - **Prefixes** (`kv`, `cache`): what a request leaves in the KV cache is reused by one that begins alike; what has
-//!   to leave goes to main memory in blocks of 64 tokens and, where configured, to disk. Prompts that begin alike and
+//!   to leave goes to main memory in blocks of 16 tokens and, where configured, to disk. Prompts that begin alike and
 //!   come together are read once.
 //! - **Pressure**: a full KV cache fails nobody. Leftovers go first; then the youngest sequence of the lowest priority
 //!   gives its slot away and comes back. Memory moves the engine along [`DegradationLevel`].
@@ -54,6 +55,7 @@
 
 mod backend;
 mod budget;
+mod burst;
 mod cache;
 mod draft;
 mod embedder;

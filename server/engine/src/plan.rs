@@ -5,7 +5,9 @@
 //! - In one turn of four ([`OLDEST_TURN`]) the oldest prompt goes first, whatever its priority and length. This bounds
 //!   how long any prompt takes: a prompt of n tokens is read within `4 * ceil(n / budget)` turns from when it is the
 //!   oldest, and the prompts before it likewise, since none that comes later becomes the oldest before it. Turns and not
-//!   shares of each step, because a step that reads one prompt is cheaper than one that reads two.
+//!   shares of each step, because a step that reads one prompt is cheaper than one that reads two. Steps
+//!   in which a burst makes a prompt wait ([`crate::burst`]) come on top: the oldest is in every burst, so that it waits
+//!   for at most one, and then for what that holds back at most.
 //! - In the others it goes by priority, and within one to the prompt with the fewest tokens left: short prompts are not
 //!   stuck behind long ones, and of all orders this one has the least mean wait.
 //!

@@ -63,7 +63,6 @@ impl<T> Waiting<T> {
 }
 
 impl QueueDepth {
-    #[cfg(test)]
     pub(crate) fn total(self) -> usize {
         self.high + self.normal + self.low
     }
@@ -168,7 +167,6 @@ impl<T> Queue<T> {
         QueueDepth { high, normal, low }
     }
 
-    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.depth().total()
     }

@@ -18,7 +18,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Token, Vocabulary};
-use crate::budget::StepBudget;
+use crate::budget::{MIN_PREFILL_TOKENS, StepBudget};
+use crate::burst::{Asking, Bursts};
 use crate::cache::{Fingerprint, PrefixCache};
 use crate::draft::Draft;
 use crate::error::{ProbeError, RequestError};
@@ -38,6 +39,18 @@ use admission::Waiter;
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
 /// The token decoded by a probe and by the warm-up; every vocabulary has it, and its text is never looked at.
 const PROBE_TOKEN: Token = 0;
+/// Rows with logits of one of the batches of the warm-up: as many as tell a row's cost from a step's.
+const WARM_UP_ROWS: u32 = 16;
+/// How often such a small batch is decoded,
+const WARM_UP_TIMES: u32 = 3;
+/// unless they have taken so long already.
+const WARM_UP_TIME: Duration = Duration::from_millis(500);
+/// An idle engine waits for a further request, before it reads those that it has, by so much of the time that reading takes,
+const PATIENCE: f64 = 0.005;
+/// and no longer than this in ms, not even for one that it knows will come.
+const MOST_PATIENCE_MS: f64 = 5.0;
+/// The longest that it waits for all that follow each other, in ms.
+pub(crate) const GATHERING_MS: u64 = 25;
 /// How often is looked at what has become old, and whether memory is short.
 pub(crate) const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
 /// Tokens that an answer is taken to have before any has ended.
@@ -100,6 +113,7 @@ pub(crate) struct Scheduler<B> {
     pool: SamplePool,
     parallel: u32,
     budget: StepBudget,
+    bursts: Bursts,
     reuse_prefixes: bool,
     cache: Option<PrefixCache>,
     fingerprint: Option<Fingerprint>,
@@ -135,6 +149,7 @@ impl<B: Backend> Scheduler<B> {
             pool: parts.pool,
             parallel: parts.parallel.min(limits.sequences),
             budget: parts.budget,
+            bursts: Bursts::default(),
             reuse_prefixes,
             cache,
             fingerprint,
@@ -152,10 +167,18 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Decodes one token and one full batch, so that the first request meets warm memory and compiled kernels.
+    /// Decodes one token and one full batch, so that the first request meets warm memory and compiled kernels, and then
+    /// what tells the budget the costs of a step's parts.
     pub(crate) fn warm_up(&mut self) -> Result<(), String> {
-        self.decode_probe(1)?;
-        self.decode_probe(self.limits.batch_tokens.min(self.limits.positions))?;
+        self.decode_probe(1, 1)?;
+        let batch = self.limits.batch_tokens.min(self.limits.positions);
+        let rows = WARM_UP_ROWS.min(self.limits.outputs).min(batch);
+        let steps = [
+            self.timed_probe(batch, 1, 1)?,
+            self.timed_probe(rows, rows, WARM_UP_TIMES)?,
+            self.timed_probe(1, 1, WARM_UP_TIMES)?,
+        ];
+        self.budget.calibrate(&steps);
         self.draft.as_mut().map_or(Ok(()), |draft| draft.warm_up().map_err(|e| format!("the draft model: {e}")))
     }
 
@@ -166,7 +189,7 @@ impl<B: Backend> Scheduler<B> {
             return Err(ProbeError::Broken(reason.clone()));
         }
         let started = Instant::now();
-        match self.decode_probe(1) {
+        match self.decode_probe(1, 1) {
             Ok(()) => {
                 self.consecutive_failures = 0;
                 self.stats.step_done(&StepRecord {
@@ -184,7 +207,23 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    fn decode_probe(&mut self, tokens: u32) -> Result<(), String> {
+    /// What a probe takes, the shortest of some: who shares the machine makes it longer, and never shorter.
+    fn timed_probe(&mut self, tokens: u32, rows: u32, times: u32) -> Result<(u32, u32, Duration), String> {
+        let began = Instant::now();
+        let mut least = Duration::MAX;
+        for time in 0..times {
+            let started = Instant::now();
+            if time > 0 && started - began > WARM_UP_TIME {
+                break;
+            }
+            self.decode_probe(tokens, rows)?;
+            least = least.min(started.elapsed());
+        }
+        Ok((rows, tokens - rows, least))
+    }
+
+    /// Decodes so many tokens, with logits for the last `rows` of them.
+    fn decode_probe(&mut self, tokens: u32, rows: u32) -> Result<(), String> {
         let now = Instant::now();
         self.free_cells(tokens, now);
         // Behind what is left over where no sequence is empty: it is of use again, and probes come every few seconds.
@@ -199,7 +238,7 @@ impl<B: Backend> Scheduler<B> {
             token: PROBE_TOKEN,
             position: held + i,
             sequence,
-            output: i + 1 == tokens,
+            output: i + rows >= tokens,
         }));
         let decoded = self.kv.decode(&self.batch);
         let row = self.batch.len() - 1;
@@ -216,6 +255,21 @@ impl<B: Backend> Scheduler<B> {
             self.kv.clear(sequence);
         }
         verdict
+    }
+
+    /// Whether requests were accepted that have not come here yet.
+    fn expects_more(&self) -> bool {
+        let here = self.waiting.len() + self.slots.iter().flatten().count();
+        self.stats.in_flight.load(Relaxed) as usize > here
+    }
+
+    /// How long a first step may wait for one more request: what is read together with others is read sooner than what
+    /// comes a step later, and beside a stream.
+    pub(crate) fn patience(&self, now: Instant) -> Duration {
+        let unread: usize = self.waiting.iter(now).map(|w| w.value.tokens().len()).sum();
+        let ms = unread as f64 * self.budget.cost().per_prefill_token_ms;
+        let part = if self.expects_more() { 1.0 } else { PATIENCE };
+        Duration::from_secs_f64((ms * part).min(MOST_PATIENCE_MS) / 1e3)
     }
 
     /// Takes a request; it waits by its priority and ticket, whichever order tokenising finished in.
@@ -257,7 +311,7 @@ impl<B: Backend> Scheduler<B> {
 
     fn decode_batch(&mut self, started: Instant) -> StepOutcome {
         let (shares, called) = loop {
-            let shares = self.plan();
+            let shares = self.plan(started);
             if self.batch.is_empty() {
                 return StepOutcome::Idle;
             }
@@ -333,14 +387,27 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Fills the batch, in the order of the sequences but for prompts behind all that generate.
-    fn plan(&mut self) -> Vec<Share> {
+    fn plan(&mut self, now: Instant) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
-        let needs: Vec<Need> = active.iter().map(|(_, sequence)| sequence.need()).collect();
-        let rows = needs.iter().filter(|need| matches!(need, Need::Decode { .. })).count();
+        let asking: Vec<Asking> = active.iter().map(|(_, sequence)| sequence.asking()).collect();
+        let level = self.stats.level();
+        let room_for = |(rows, prompts)| level.batch_limit(self.budget.prefill_tokens(rows, prompts));
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let (rows, prompts) = (count(rows), count(needs.len() - rows));
-        let prefill_tokens = self.stats.level().batch_limit(self.budget.prefill_tokens(rows, prompts));
+        let generate = |needs: &mut dyn Iterator<Item = &Need>| {
+            let rows = count(needs.filter(|need| matches!(need, Need::Decode { .. })).count());
+            (rows, count(active.len() + self.waiting.len()) - rows)
+        };
+        let step_tokens = room_for(generate(&mut asking.iter().map(|asking| &asking.need)));
+        let needs = self.bursts.shape(&asking, self.budget.cost(), step_tokens, now);
+        self.stats.bursts.store(self.bursts.begun(), Relaxed);
+        // A prompt that waits with its last token counts, so that the others are read as fast as before.
+        let (rows, prompts) = generate(&mut needs.iter());
+        let nearly_read = needs.iter().map(|need| match need {
+            Need::Prefill { remaining, .. } if *remaining <= MIN_PREFILL_TOKENS => *remaining,
+            _ => 0,
+        });
+        let prefill_tokens = room_for((rows, prompts)).max(self.budget.tokens_to_end(rows, nearly_read.sum()));
         self.stats.budgeted(prefill_tokens, self.budget.target_ms(rows, prompts));
         let bounds = Bounds { batch_tokens: self.limits.batch_tokens, prefill_tokens, turn: self.prompt_steps };
         // Prompts behind all that generate come first: in a split cache they are then computed by themselves, and not with

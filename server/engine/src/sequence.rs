@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::backend::Token;
+use crate::burst::Asking;
 use crate::event::FinishReason;
 use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::Signals;
@@ -108,6 +109,12 @@ impl Sequence {
             1 => Need::Decode { drafts: u32::try_from(self.drafts.len()).unwrap_or(0) },
             remaining => Need::Prefill { remaining, age: self.ticket, priority: self.priority() },
         }
+    }
+
+    /// The same, with what decides who reads before whom.
+    pub(crate) fn asking(&self) -> Asking {
+        let (ticket, priority, started) = (self.ticket, self.priority(), self.generated() > 0);
+        Asking { need: self.need(), ticket, priority, started, due: self.due() }
     }
 
     /// The next `n` tokens with their positions, and for each whether its logits are needed: those of the last token,

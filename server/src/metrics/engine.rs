@@ -62,6 +62,12 @@ const COUNTERS: &[Family] = &[
         ],
     },
     Family {
+        name: "engine_bursts",
+        help: "Times that prompts which came at once were read together, to begin together",
+        label: "",
+        figures: &[("", |w| w.engine.bursts_total as f64)],
+    },
+    Family {
         name: "engine_preemptions",
         help: "Sequences that gave their slot away, to go on later",
         label: "",

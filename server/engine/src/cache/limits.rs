@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-/// Tokens of a block: what is kept, found and dropped as one in main memory and on disk.
-pub const BLOCK_TOKENS: usize = 64;
+/// Tokens of a block: what is kept, found and dropped as one in main memory and on disk. Of what two prompts share, up to
+/// so many less one are read again.
+pub const BLOCK_TOKENS: usize = 16;
 /// What a block takes at most in main memory beside its KV rows and tokens, in bytes: the node, its share of the indices,
 /// the allocator's headers, and the room that tables which double keep free.
 pub const NODE_OVERHEAD_BYTES: u64 = 512;
-/// The longest KV rows of one block, in bytes: a block of the largest models known takes an eighth of that.
-pub const MAX_PAYLOAD_BYTES: usize = 256 << 20;
+/// The longest KV rows of one block, in bytes: a block of the largest models known takes a sixteenth of that.
+pub const MAX_PAYLOAD_BYTES: usize = 128 << 20;
 /// The most bytes that are read from disk for one prompt before it reaches the engine's thread: some 45 ms of computing
 /// with SHA instructions, beside the disk's own time. What lies beyond is a miss this time.
 pub const DISK_READ_BYTES_PER_PROMPT: u64 = 32 << 20;
@@ -16,7 +17,7 @@ pub const DISK_READ_BYTES_PER_PROMPT: u64 = 32 << 20;
 /// Nothing is read for a prompt that finds no room here.
 pub const FETCHED_BYTES: u64 = 128 << 20;
 /// Blocks that may wait to be written to disk.
-pub const WRITE_QUEUE_BLOCKS: usize = 256;
+pub const WRITE_QUEUE_BLOCKS: usize = 1_024;
 /// Bytes that evicted blocks may hold while they wait to be written; they are counted nowhere else.
 pub const WRITE_QUEUE_BYTES: u64 = 64 << 20;
 /// Files of the disk tier over all models; one more and the oldest goes.

@@ -308,7 +308,7 @@ fn what_does_not_belong_is_refused() {
         |names: &[BlockHash], tokens: &[i32], first| f.cache.insert(names, tokens, first, vec![vec![0; 8]; 2], now);
     assert_eq!(insert(&names, &tokens, 1), Err(InsertError::PastTheEnd { end: 3, blocks: 2 }));
     assert_eq!(insert(&names, &tokens, usize::MAX), Err(InsertError::PastTheEnd { end: usize::MAX, blocks: 2 }));
-    assert_eq!(insert(&names, &tokens[..100], 0), Err(InsertError::PastTheEnd { end: 2, blocks: 1 }));
+    assert_eq!(insert(&names, &tokens[..2 * BLOCK_TOKENS - 1], 0), Err(InsertError::PastTheEnd { end: 2, blocks: 1 }));
     let other_model = chain(fingerprint("other"), &tokens);
     assert_eq!(insert(&other_model, &tokens, 0), Err(InsertError::ChainMismatch { block: 0 }));
     let other_tokens = chain(f.fingerprint, &blocks(&[1, 3]));

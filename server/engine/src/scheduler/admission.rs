@@ -54,7 +54,7 @@ struct Candidate {
 }
 
 impl Waiter {
-    fn tokens(&self) -> &[Token] {
+    pub(super) fn tokens(&self) -> &[Token] {
         match self {
             Self::New(request) => &request.prompt,
             Self::Preempted(sequence, _) => &sequence.tokens,
