@@ -277,6 +277,8 @@ pub struct EngineStats {
     pub memory_limit_bytes: u64,
     /// Prefixes that left the KV cache to make room.
     pub evictions_total: u64,
+    /// Times that a sequence was moved beside the others, to be computed with them.
+    pub moves_total: u64,
     /// Times that prompts which came at once were read together, to begin together.
     pub bursts_total: u64,
     /// Sequences that gave their slot away, to go on later.

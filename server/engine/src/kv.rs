@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Chunk, Token};
+use crate::backend::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Token};
 
 /// A sequence that holds the beginning of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,6 +220,28 @@ impl<B: Backend> Kv<B> {
         Ok(())
     }
 
+    /// Has two sequences of a split cache change places. On failure the first is as it was; the second may be empty, then
+    /// and otherwise.
+    pub(crate) fn exchange(&mut self, first: u32, second: u32) -> Result<(), BackendError> {
+        let tokens = self.tokens(second).to_vec();
+        let saved = if tokens.is_empty() { Vec::new() } else { self.backend.save(second, 0)? };
+        self.backend.clear_sequence(second);
+        let copied = match self.len(first) {
+            0 => Ok(()),
+            len => self.backend.copy(first, second, len),
+        };
+        // Where the second belongs now.
+        let place = if copied.is_ok() { first } else { second };
+        self.backend.clear_sequence(place);
+        if copied.is_ok() {
+            self.held.swap(first as usize, second as usize);
+        }
+        if !tokens.is_empty() && self.backend.restore(place, &chunks_of(&tokens, &saved)).is_err() {
+            self.clear(place);
+        }
+        copied
+    }
+
     #[cfg(test)]
     pub(crate) fn backend(&mut self) -> &mut B {
         &mut self.backend
@@ -253,6 +275,12 @@ impl<B: Backend> Kv<B> {
             }
         }
     }
+}
+
+/// What was saved of a sequence from its beginning on, as it is restored: in blocks, the last one with the rest.
+pub(crate) fn chunks_of<'s>(tokens: &[Token], saved: &'s [Vec<u8>]) -> Vec<Chunk<'s>> {
+    let blocks = tokens.chunks(BLOCK_TOKENS as usize).map(|block| u32::try_from(block.len()).unwrap_or(u32::MAX));
+    blocks.zip(saved).map(|(tokens, bytes)| Chunk { tokens, bytes }).collect()
 }
 
 /// Tokens that two sequences begin with in common.

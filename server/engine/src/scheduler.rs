@@ -1,6 +1,7 @@
 //! Continuous batching: which request holds which slot, and what each step decodes.
 //!
-//! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → plan (one token for each
+//! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → close the gaps between
+//! streams ([`gaps`]) → plan (one token for each
 //! sequence that generates, then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each
 //! row → post the tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines:
 //! tests run it step by step on a scripted backend.
@@ -10,6 +11,7 @@
 //! gives way and comes back later.
 
 mod admission;
+mod gaps;
 mod guess;
 mod pressure;
 
@@ -302,6 +304,7 @@ impl<B: Backend> Scheduler<B> {
         }
         self.end_what_is_over(started);
         self.admit(started);
+        self.close_gaps();
         self.guess();
         let outcome = self.decode_batch(started);
         self.publish();
@@ -636,6 +639,11 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
         }
         assert_eq!(self.kv.backend().cells(), self.kv.used_cells());
         assert!(self.kv.used_cells() <= self.limits.total_cells);
+    }
+
+    /// Whose each slot is, by their tickets; 0: nobody's.
+    pub(crate) fn tickets(&self) -> Vec<u64> {
+        self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
     }
 
     pub(crate) fn drop_leftovers(&mut self) {

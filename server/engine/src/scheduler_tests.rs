@@ -24,6 +24,7 @@ use crate::sampler::{self, Sampler};
 use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
+mod gaps;
 mod properties;
 
 const DRAFT_TOKENS: u32 = 6;

@@ -68,6 +68,12 @@ const COUNTERS: &[Family] = &[
         figures: &[("", |w| w.engine.bursts_total as f64)],
     },
     Family {
+        name: "engine_moves",
+        help: "Times that a sequence was moved beside the others, to be computed with them",
+        label: "",
+        figures: &[("", |w| w.engine.moves_total as f64)],
+    },
+    Family {
         name: "engine_preemptions",
         help: "Sequences that gave their slot away, to go on later",
         label: "",

@@ -48,6 +48,7 @@ pub(crate) struct ScriptedBackend {
     memory: usize,
     /// After so many tokens, and each time so many more, the logits are others; 0: never.
     wrong_every: usize,
+    copies_fail: bool,
 }
 
 impl ScriptedBackend {
@@ -77,6 +78,7 @@ impl ScriptedBackend {
             decoded_tokens: 0,
             memory: 0,
             wrong_every: 0,
+            copies_fail: false,
         }
     }
 
@@ -98,6 +100,10 @@ impl ScriptedBackend {
     /// Has the model say something else after each so many tokens; 0: never.
     pub(crate) fn wrong_every(&mut self, tokens: usize) {
         self.wrong_every = tokens;
+    }
+
+    pub(crate) fn fail_copies(&mut self) {
+        self.copies_fail = true;
     }
 
     /// Cells that hold a token, each counted once.
@@ -182,6 +188,9 @@ impl Backend for ScriptedBackend {
 
     fn copy(&mut self, from: u32, to: u32, len: u32) -> Result<(), BackendError> {
         assert!(self.limits.reusable && from != to && self.held[to as usize].is_empty());
+        if self.copies_fail {
+            return Err(BackendError::Failed(String::from("scripted")));
+        }
         let copied = &self.held[from as usize][..len as usize];
         self.held[to as usize] = if self.limits.unified {
             copied.to_vec()

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use super::Scheduler;
-use crate::backend::{BLOCK_TOKENS, Backend, Chunk};
+use crate::backend::{BLOCK_TOKENS, Backend};
 use crate::cache::chain;
+use crate::kv::chunks_of;
 use crate::params::Priority;
 use crate::sequence::Sequence;
 
@@ -177,18 +178,8 @@ impl<B: Backend> Scheduler<B> {
             && let Some(id) = self.target(None, now)
         {
             self.free_cells(saved.tokens, now);
-            let mut left = saved.tokens;
-            let chunks: Vec<Chunk<'_>> = saved
-                .chunks
-                .iter()
-                .map(|bytes| {
-                    let tokens = left.min(BLOCK_TOKENS);
-                    left -= tokens;
-                    Chunk { tokens, bytes }
-                })
-                .collect();
             let held = &sequence.tokens[..saved.tokens as usize];
-            if self.kv.restore(id, held, &chunks).is_ok() {
+            if self.kv.restore(id, held, &chunks_of(held, &saved.chunks)).is_ok() {
                 self.kv.set_in_use(id, true);
                 sequence.decoded = saved.tokens;
                 self.slots[id as usize] = Some(*sequence);
