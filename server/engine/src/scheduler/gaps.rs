@@ -15,7 +15,7 @@ use crate::backend::Backend;
 use crate::plan::Need;
 
 /// The longest sequence that is moved, in tokens: its copy holds up everyone.
-const MAX_MOVED_TOKENS: u32 = 4_096;
+const MAX_MOVED_TOKENS: u32 = 2_048;
 /// Moves of one step take up to this part of what it takes to decode; there is always time for one.
 const MOVING_SHARE: f64 = 0.05;
 

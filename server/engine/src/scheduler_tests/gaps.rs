@@ -66,9 +66,9 @@ fn long_sequences_and_those_of_a_pool_stay_where_they_are() {
         h.assert_empty();
         moves
     };
-    assert_eq!(moves_of(&Setup::split(2, 4_200, 5_000, 64), 4_000), 1);
-    assert_eq!(moves_of(&Setup::split(2, 4_200, 5_000, 64), 4_100), 0);
-    assert_eq!(moves_of(&Setup::unified(2, 0, 4_200, 5_000), 4_000), 0);
+    assert_eq!(moves_of(&Setup::split(2, 2_200, 5_000, 64), 2_000), 1);
+    assert_eq!(moves_of(&Setup::split(2, 2_200, 5_000, 64), 2_100), 0);
+    assert_eq!(moves_of(&Setup::unified(2, 0, 2_200, 5_000), 2_000), 0);
 }
 
 #[test]
