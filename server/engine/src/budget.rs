@@ -24,8 +24,8 @@
 use std::time::Duration;
 
 /// What a step may take without [`EngineConfig::step_ms_target`](crate::EngineConfig::step_ms_target), as a multiple of
-/// what the decoding rows alone take. Where more prompts are read than streams decode, each has as much of the step as a
-/// stream: few must not hold up many, and a burst of prompts is read the faster the larger its parts are.
+/// what the decoding rows alone take. Where more requests wait for their first token than streams decode, each has as much
+/// of the step as a stream: few must not hold up many, and prompts are read the faster the larger their parts are.
 pub(crate) const AUTO_STEP_FACTOR: f64 = 2.5;
 /// A step may take so many times what its decoding rows alone take, whatever its target, to read prompts to their end.
 pub(crate) const TO_END_FACTOR: f64 = 2.0;

@@ -1,9 +1,8 @@
 //! Continuous batching: which request holds which slot, and what each step decodes.
 //!
 //! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → close the gaps between
-//! streams ([`gaps`]) → plan (one token for each
-//! sequence that generates, then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each
-//! row → post the tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines:
+//! streams ([`gaps`]) → plan (one token for each sequence that generates, then prompts within the budget) → make room
+//! ([`pressure`]) → decode one batch → sample each row → post the tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines:
 //! tests run it step by step on a scripted backend.
 //!
 //! A batch that fails ends only the requests in it. Several in a row mean that the backend is broken: the scheduler then
@@ -404,7 +403,7 @@ impl<B: Backend> Scheduler<B> {
         let step_tokens = room_for(generate(&mut asking.iter().map(|asking| &asking.need)));
         let needs = self.bursts.shape(&asking, self.budget.cost(), step_tokens, now);
         self.stats.bursts.store(self.bursts.begun(), Relaxed);
-        // A prompt that waits with its last token counts, so that the others are read as fast as before.
+        // All who have no stream yet count, whether or not they read now: the more wait, the more of a step is theirs.
         let (rows, prompts) = generate(&mut needs.iter());
         let nearly_read = needs.iter().map(|need| match need {
             Need::Prefill { remaining, .. } if *remaining <= MIN_PREFILL_TOKENS => *remaining,
