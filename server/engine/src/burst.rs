@@ -23,7 +23,8 @@ use crate::budget::StepCost;
 use crate::params::Priority;
 use crate::plan::Need;
 
-/// The most that a burst may take to read, in ms: its first prompt waits that long where it might have waited a step.
+/// The most that a burst may take to read, in ms, but for [`FEW`] more: its first prompt waits that long where it might
+/// have waited a step.
 pub(crate) const BURST_MS: f64 = 10_000.0;
 /// A burst has so many prompts that their rows cost at least so many times what a step costs without any.
 const ROWS_WORTH_A_BURST: f64 = 4.0;

@@ -6,7 +6,7 @@ use crate::server::{Server, await_condition};
 
 const TEXT: &str = "/v1/completions";
 /// Tokens of a block of the prefix cache: what is kept of a prompt is a multiple of it.
-const BLOCK_TOKENS: u64 = 64;
+const BLOCK_TOKENS: u64 = 16;
 
 /// The text after a long prompt, and how many of its tokens were read and how many were there.
 async fn read(server: &Server) -> (String, u64, u64) {
