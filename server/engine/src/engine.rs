@@ -356,6 +356,7 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
             if command.is_none() && was_idle {
                 let now = Instant::now();
                 let until = *gathers_until.get_or_insert(now + Duration::from_millis(GATHERING_MS));
+                // Nobody came in time; that all senders are gone is seen by whoever waits for them next.
                 command = commands.recv_deadline(until.min(now + scheduler.patience(now))).ok();
             }
         }

@@ -24,6 +24,7 @@ use crate::sampler::{self, Sampler};
 use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
+mod bursts;
 mod gaps;
 mod properties;
 

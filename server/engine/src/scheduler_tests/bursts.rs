@@ -1,0 +1,41 @@
+//! Prompts that come at once begin at once, in the scheduler as a whole.
+
+use super::*;
+
+/// A machine on which two rows cost as much as a step without any, and a prompt's token 10 ms. It is asked once, before
+/// the scripted backend shows what it costs.
+const DEAR_ROWS: StepCost = StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 10.0 };
+
+/// The tokens generated after each step, until there are as many as requests.
+fn generated(cost: StepCost) -> Vec<u64> {
+    let setup = Setup::split(20, 200, 64, 64);
+    let mut h = Harness::of(&setup);
+    h.scheduler.cost_is(cost);
+    let ends = GenerationParams { ignore_eos: true, ..greedy(3) };
+    let requests: Vec<Submitted> = (1..=20).map(|i| h.submit(vec![i; 40], ends.clone()).unwrap()).collect();
+    let mut generated = vec![0];
+    while generated.last().is_some_and(|&tokens| tokens < 20) {
+        h.scheduler.step();
+        h.scheduler.assert_books();
+        generated.push(h.stats.snapshot().generated_tokens_total);
+    }
+    h.run();
+    requests.iter().for_each(|request| request.check(setup.limits.positions));
+    h.assert_empty();
+    generated
+}
+
+#[test]
+fn where_rows_are_dear_nobody_begins_before_all_have_been_read() {
+    let tokens = generated(DEAR_ROWS);
+    let (last, before) = tokens.split_last().unwrap();
+    assert_eq!(*last, 20);
+    // 780 tokens, 64 in a step.
+    assert_eq!(before, [0; 14]);
+}
+
+#[test]
+fn where_rows_are_cheap_each_begins_when_it_has_been_read() {
+    let tokens = generated(StepCost { fixed_ms: 20.0, per_decode_row_ms: 0.1, per_prefill_token_ms: 0.1 });
+    assert!(tokens[1] > 0, "{tokens:?}");
+}
