@@ -5,10 +5,24 @@
 #
 #   hack/backends.sh                          the variants of released images
 #   VARIANTS="haswell zen4" hack/backends.sh  these
+#   VARIANTS=native hack/backends.sh          the best for this machine's processor
 source "$(dirname "$0")/lib.sh"
 
 read -ra variants <<<"${VARIANTS-x64 alderlake skylakex icelake zen4 sapphirerapids}"
 build=$cache/backends
+
+native() { # the best of them for this processor: their instructions are named alike by ggml and by the kernel
+  local flags; flags=" $(grep -m 1 '^flags' /proc/cpuinfo) "
+  case $flags in
+    *\ amx_int8\ *) echo sapphirerapids ;;
+    *\ avx512_bf16\ *) echo zen4 ;;
+    *\ avx512_vnni\ *) echo icelake ;;
+    *\ avx512bw\ *) echo skylakex ;;
+    *\ avx_vnni\ *) echo alderlake ;;
+    *\ avx2\ *) echo haswell ;;
+    *) echo x64 ;;
+  esac
+}
 
 prerequisites() {
   [[ $(uname -m) == x86_64 ]] || die "only the variants of x86-64 are built here, this is $(uname -m)"
@@ -30,6 +44,7 @@ compile() {
 }
 
 step prerequisites prerequisites
+[[ ${variants[*]} != native ]] || variants=("$(native)")
 step "ggml: configure" configure
 step "CPU backends: ${variants[*]}" compile
 steps_summary

@@ -89,8 +89,11 @@ make_models() {
 
 own_programs() { cargo build --release --locked --package gantry-server --package gantry-bench --bins; }
 
+# The peer is built for this processor, so ours is what an image would load on it.
+own_backend() { VARIANTS=native hack/backends.sh; }
+
 run() {
-  local -a args=()
+  local -a args=("${backend_args[@]}")
   local load
   for load in ${LOAD:-}; do args+=(--load "$load"); done
   [[ -z ${QUICK:-} ]] || args+=(--quick)
@@ -106,5 +109,6 @@ step "llama.cpp: source" peer_source
 step "llama.cpp: build" peer_build
 step models make_models
 step "our programs" own_programs
+((${#backend_args[@]} == 0)) || step "our CPU backend" own_backend
 [[ ${1:-} == prepare ]] || step loads run
 steps_summary

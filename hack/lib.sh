@@ -116,6 +116,8 @@ build_binaries() { cargo build --release --locked --workspace --bins; }
 # --- ggml's backends as modules ------------------------------------------------------------------------------------
 
 backends=$root/target/backends # what an image of the server gets, and --backend-dir wants
+backend_args=()                # what a benchmark's servers get; elsewhere there is only what they have linked in
+[[ $(uname -m) != x86_64 ]] || backend_args=(--backend-dir target/backends)
 
 llama_version() { awk '$0 == "name = \"llama-cpp-sys-2\"" {getline; gsub(/[^0-9.]/, ""); print}' Cargo.lock; }
 

@@ -26,7 +26,7 @@ benchmark() { "$(dirname "$0")/bench.sh" prepare; }
 
 record() { # the client too: its threads are in the list, and not in the flame graph
   perf record --output "$out/$load.data" --freq 199 --call-graph dwarf,4096 --quiet -- \
-    target/release/gantry-bench run --only-ours --load "$load" --repeats 1
+    target/release/gantry-bench run --only-ours --load "$load" --repeats 1 "${backend_args[@]}"
 }
 
 draw() {

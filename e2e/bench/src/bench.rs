@@ -43,6 +43,8 @@ const WARM_UP_SEED: u64 = u64::MAX;
 pub struct Bench {
     /// Our server.
     pub server: PathBuf,
+    /// Where it finds ggml's backends; `None`: it looks where its image has them.
+    pub backend_dir: Option<PathBuf>,
     /// The folder of the peer's programs; `None`: ours alone.
     pub peer: Option<PathBuf>,
     /// The folder of the models made for this.
@@ -172,6 +174,9 @@ impl Bench {
         let mut args = vec!["serve".to_owned(), "--model".to_owned(), model.display().to_string()];
         args.extend(["--alias".to_owned(), MODEL_NAME.to_owned()]);
         args.extend(numbers.iter().flat_map(|(flag, number)| [(*flag).to_owned(), number.to_string()]));
+        if let Some(dir) = &self.backend_dir {
+            args.extend(["--backend-dir".to_owned(), dir.display().to_string()]);
+        }
         args.extend(loads::own_flags(load.name).iter().map(|&flag| flag.to_owned()));
         Setup { program: self.server.clone(), args, ..Setup::default() }
     }

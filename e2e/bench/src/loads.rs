@@ -101,7 +101,7 @@ const QUICK_REPEATS: usize = 1;
 #[must_use]
 pub fn own_flags(load: &str) -> &'static [&'static str] {
     match load {
-        "lookup" => &["--prompt-lookup", "15"],
+        "lookup" => &["--prompt-lookup", "31"],
         _ => &[],
     }
 }

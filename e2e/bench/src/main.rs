@@ -85,6 +85,9 @@ struct RunArgs {
     /// Our server
     #[arg(long, default_value = "target/release/gantry-server")]
     server: PathBuf,
+    /// Folder of ggml's backends for our server, of which it takes the best for this processor
+    #[arg(long)]
+    backend_dir: Option<PathBuf>,
     /// Folder of the peer's programs
     #[arg(long, default_value = ".cache/bench/peer/build/bin")]
     peer: PathBuf,
@@ -143,9 +146,11 @@ async fn run(args: RunArgs) -> Result<()> {
     }
     ensure!(args.repeats.is_none_or(|repeats| (1..=MAX_REPEATS).contains(&repeats)), "use 1 to {MAX_REPEATS} repeats");
     let own_version = own_version(&args.server).await?;
+    let cpu_backend = cpu_backend(&args.server, args.backend_dir.as_deref()).await?;
     let peer_version = if args.only_ours { String::new() } else { peer::version(&args.peer).await? };
     let bench = Bench {
         server: args.server,
+        backend_dir: args.backend_dir,
         peer: (!args.only_ours).then_some(args.peer),
         models: args.models,
         demo: args.demo,
@@ -165,6 +170,7 @@ async fn run(args: RunArgs) -> Result<()> {
         threads: bench.threads,
         quick: args.quick,
         peer: [peer_version, args.peer_build].join(", ").trim_matches([',', ' ']).to_owned(),
+        cpu_backend,
     };
     let folder = args.out.unwrap_or_else(|| match args.quick {
         true => args.cache.join("quick"),
@@ -206,6 +212,16 @@ async fn own_version(server: &Path) -> Result<String> {
     let commit = Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=10"]).output().await;
     let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
     Ok(format!("{version} {commit}").trim().to_owned())
+}
+
+/// What our server computes with: the first line of what it says of its devices.
+async fn cpu_backend(server: &Path, backend_dir: Option<&Path>) -> Result<String> {
+    let mut command = Command::new(server);
+    command.arg("devices").args(backend_dir.iter().flat_map(|dir| [Path::new("--backend-dir"), dir]));
+    let output = command.output().await.with_context(|| format!("cannot run {}", server.display()))?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or_default().trim_start_matches("CPU backend ").to_owned())
 }
 
 fn rewrite(folder: &Path) -> Result<()> {

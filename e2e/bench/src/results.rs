@@ -47,6 +47,9 @@ pub struct Conditions {
     pub quick: bool,
     /// The peer's package, version, and flags of its build.
     pub peer: String,
+    /// Our CPU backend, with the instructions that it uses.
+    #[serde(default)]
+    pub cpu_backend: String,
 }
 
 /// A load's results.

@@ -65,6 +65,9 @@ fn write_page(page: &mut String, results: &Results) -> fmt::Result {
     )?;
     writeln!(page, "- Threads of each server: {}", conditions.threads)?;
     writeln!(page, "- Peer: {}", conditions.peer)?;
+    if !conditions.cpu_backend.is_empty() {
+        writeln!(page, "- Our CPU backend: {}", conditions.cpu_backend)?;
+    }
     writeln!(
         page,
         "- Written by `make bench`; what is measured and how to read it: [performance](../../performance.md)\n"

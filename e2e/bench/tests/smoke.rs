@@ -59,6 +59,7 @@ fn bench(folder: &Path) -> Bench {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
     Bench {
         server: server(),
+        backend_dir: None,
         peer: Some(folder.to_owned()),
         models: demo.clone(),
         demo,
@@ -81,6 +82,7 @@ fn conditions() -> Conditions {
         threads: 1,
         quick: true,
         peer: "stand-in".to_owned(),
+        cpu_backend: "linked in".to_owned(),
     }
 }
 
