@@ -1,10 +1,11 @@
 //! How many prompt tokens fit in a step, learnt from what steps cost on this machine.
 //!
-//! A step's time is taken as `fixed + per_decode_row * rows + per_prefill_token * tokens`. Flow: after each step
-//! [`StepBudget::observe`] → before the next [`StepBudget::prefill_tokens`], so many that the step ends near its
-//! target.
+//! A step's time is taken as `fixed + per_decode_row * rows + per_prefill_token * tokens + per_kilocell * kilocells`, the
+//! last being thousands of cells that its tokens look at: a token of a prompt behind 3,000 others may take twice as long
+//! as one at its beginning. Flow: after each step [`StepBudget::observe`] → before the next
+//! [`StepBudget::prefill_tokens`], so many that the step ends near its target.
 //!
-//! The three costs are corrected by ratios: what a step took, over what was expected, is shared out to the costs by
+//! The costs are corrected by ratios: what a step took, over what was expected, is shared out to the costs by
 //! their part in the step, and each is multiplied. Least squares (or a Kalman filter) would be exact where the model
 //! is, but steps without prompts for a minute, or always the same number of rows, make their equations singular, and
 //! a machine that gets ten times faster gives them negative costs: prompts look free, and the next step takes
@@ -13,20 +14,21 @@
 //! the costs apart, only their sum. What is known without measuring keeps that from going astray under a load that never
 //! pauses: a decoding row is a token like a prompt's and has its logits computed besides, so it costs more. Were it
 //! thought to cost less, prompts would seem too dear for a step that streams share, get the least there is, and so never
-//! show what they cost.
+//! show what they cost. And beside a prompt that grows long it is the cells that are new ([`CELLS_BLAME`]): were rows
+//! thought to cost more, the step's target, which follows from them, would grow with the prompt.
 //!
 //! A step that took [`OUTLIER_FACTOR`] times what was expected is a paused machine and changes nothing, unless
 //! another one came within [`OUTLIER_WINDOW`] steps: then the machine has become slow, or some kind of step has. A
 //! step that is so much shorter is believed at once, since nothing makes a step too short.
 //!
-//! Absent: clocks (times are handed in), and what depends on the length of a sequence: its growth is drift.
+//! Absent: clocks (times are handed in).
 
 use std::time::Duration;
 
 /// What a step may take without [`EngineConfig::step_ms_target`](crate::EngineConfig::step_ms_target), as a multiple of
 /// what the decoding rows alone take. Where more requests wait for their first token than streams decode, each has as much
 /// of the step as a stream: few must not hold up many, and prompts are read the faster the larger their parts are.
-pub(crate) const AUTO_STEP_FACTOR: f64 = 2.5;
+pub(crate) const AUTO_STEP_FACTOR: f64 = 2.25;
 /// A step may take so many times what its decoding rows alone take, whatever its target, to read prompts to their end.
 pub(crate) const TO_END_FACTOR: f64 = 2.0;
 /// The least that such a target is: below it, prompts get too little for a gain that nobody sees.
@@ -36,7 +38,8 @@ pub(crate) const AUTO_STEP_MAX_MS: f64 = 250.0;
 /// Prompts get so many tokens in a step even where the target has no room for them, so that they go on.
 pub(crate) const MIN_PREFILL_TOKENS: u32 = 8;
 /// Before anything is measured: some CPU, in ms.
-const FIRST_GUESS: StepCost = StepCost { fixed_ms: 20.0, per_decode_row_ms: 3.0, per_prefill_token_ms: 2.0 };
+const FIRST_GUESS: StepCost =
+    StepCost { fixed_ms: 20.0, per_decode_row_ms: 3.0, per_prefill_token_ms: 2.0, per_kilocell_ms: 0.5 };
 /// How much of an error one step corrects. At a noise of 10 % the estimate is then right to about 5 %.
 const CORRECTION: f64 = 0.5;
 /// The first steps are believed wholly: the first guess may be wrong by any factor.
@@ -52,6 +55,11 @@ const OUTLIER_WINDOW: u32 = 8;
 const MOST_CHANGE: f64 = 2.0;
 /// A cost that takes part in a step is blamed for at least this part of it, so that one near 0 can grow.
 const LEAST_BLAME: f64 = 0.02;
+/// The cost of cells is so many times as likely to be wrong as the others: it differs by how many tokens are computed
+/// together and by the kernel, and the warm-up has no long prompts.
+const CELLS_BLAME: f64 = 10.0;
+/// And is not corrected in steps of which it is a smaller part.
+const CELLS_TELL: f64 = 0.05;
 /// A decoding row costs at least so much more than a prompt's token, as a part of that.
 const LEAST_ROW_EXTRA: f64 = 0.1;
 /// No cost is below this, in ms, and none above [`LONGEST_STEP_MS`].
@@ -62,18 +70,69 @@ const SHORTEST_STEP_MS: f64 = 0.05;
 const LONGEST_STEP_MS: f64 = 60_000.0;
 
 /// What a step costs, in ms.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StepCost {
     pub(crate) fixed_ms: f64,
     pub(crate) per_decode_row_ms: f64,
     pub(crate) per_prefill_token_ms: f64,
+    /// For a thousand cells that one token looks at.
+    pub(crate) per_kilocell_ms: f64,
 }
 
 impl StepCost {
-    pub(crate) fn step_ms(&self, decode_rows: u32, prefill_tokens: u32) -> f64 {
+    pub(crate) fn step_ms(&self, work: StepWork) -> f64 {
         self.fixed_ms
-            + self.per_decode_row_ms * f64::from(decode_rows)
-            + self.per_prefill_token_ms * f64::from(prefill_tokens)
+            + self.per_decode_row_ms * f64::from(work.decode_rows)
+            + self.per_prefill_token_ms * f64::from(work.prefill_tokens)
+            + self.per_kilocell_ms * work.kilocells
+    }
+
+    /// What it takes to read so many tokens of a prompt behind `read` others, whatever steps they are read in.
+    pub(crate) fn reading_ms(&self, read: u32, tokens: u32) -> f64 {
+        let tokens = f64::from(tokens);
+        let mean_kilocells = kilocells(read) + tokens / 2e3;
+        tokens * (self.per_prefill_token_ms + mean_kilocells * self.per_kilocell_ms)
+    }
+}
+
+/// Cells, in thousands.
+pub(crate) fn kilocells(cells: u32) -> f64 {
+    f64::from(cells) / 1e3
+}
+
+/// What a step has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct StepWork {
+    /// Tokens of sequences that generate, guessed ones included.
+    pub(crate) decode_rows: u32,
+    pub(crate) prefill_tokens: u32,
+    /// Cells that each token looks at, over all of them, in thousands.
+    pub(crate) kilocells: f64,
+}
+
+impl StepWork {
+    /// So many rows of short sequences.
+    pub(crate) fn rows(decode_rows: u32) -> Self {
+        Self { decode_rows, ..Self::default() }
+    }
+}
+
+/// Who wants a part of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Demand {
+    /// Sequences that generate.
+    pub(crate) decode_rows: u32,
+    /// Requests that have no stream yet, whether or not they read now.
+    pub(crate) prompts: u32,
+    /// Cells that the rows look at together, in thousands.
+    pub(crate) row_kilocells: f64,
+    /// Cells that a token of a prompt looks at, in the mean over those that are read, in thousands.
+    pub(crate) token_kilocells: f64,
+}
+
+impl Demand {
+    fn rows(&self) -> StepWork {
+        StepWork { decode_rows: self.decode_rows, prefill_tokens: 0, kilocells: self.row_kilocells }
     }
 }
 
@@ -101,24 +160,23 @@ impl StepBudget {
         }
     }
 
-    /// Learns from steps of different kinds, decoding rows and prompt tokens each, that were made for this: unlike those of
-    /// a load they tell the costs apart.
-    pub(crate) fn calibrate(&mut self, steps: &[(u32, u32, Duration)]) {
-        for &(decode_rows, prefill_tokens, took) in std::iter::repeat_n(steps, CALIBRATION_ROUNDS).flatten() {
+    /// Learns from steps of different kinds that were made for this: unlike those of a load they tell the costs apart.
+    pub(crate) fn calibrate(&mut self, steps: &[(StepWork, Duration)]) {
+        for &(work, took) in std::iter::repeat_n(steps, CALIBRATION_ROUNDS).flatten() {
             let took_ms = (took.as_secs_f64() * 1e3).clamp(SHORTEST_STEP_MS, LONGEST_STEP_MS);
-            let expected_ms = self.cost.step_ms(decode_rows, prefill_tokens);
-            self.correct(decode_rows, prefill_tokens, expected_ms, CORRECTION * (took_ms / expected_ms).ln());
+            let expected_ms = self.cost.step_ms(work);
+            self.correct(work, expected_ms, CORRECTION * (took_ms / expected_ms).ln());
         }
         self.steps = BELIEVED_STEPS;
     }
 
-    /// Learns from a step: `decode_rows` are the tokens of sequences that generate, drafts included.
-    pub(crate) fn observe(&mut self, decode_rows: u32, prefill_tokens: u32, took: Duration) {
-        if decode_rows == 0 && prefill_tokens == 0 {
+    /// Learns from a step.
+    pub(crate) fn observe(&mut self, work: StepWork, took: Duration) {
+        if work.decode_rows == 0 && work.prefill_tokens == 0 {
             return;
         }
         let took_ms = (took.as_secs_f64() * 1e3).clamp(SHORTEST_STEP_MS, LONGEST_STEP_MS);
-        let expected_ms = self.cost.step_ms(decode_rows, prefill_tokens);
+        let expected_ms = self.cost.step_ms(work);
         let error = (took_ms / expected_ms).ln();
         let correction = if self.steps < BELIEVED_STEPS {
             self.steps += 1;
@@ -132,34 +190,34 @@ impl StepBudget {
         } else {
             error.clamp(-MOST_CHANGE.ln(), MOST_CHANGE.ln())
         };
-        self.correct(decode_rows, prefill_tokens, expected_ms, correction);
+        self.correct(work, expected_ms, correction);
     }
 
-    /// Tokens for so many prompts beside so many decoding rows; without any of these, the most there is.
-    pub(crate) fn prefill_tokens(&self, decode_rows: u32, prompts: u32) -> u32 {
-        if decode_rows == 0 {
+    /// Tokens for prompts; where nobody generates, the most there is.
+    pub(crate) fn prefill_tokens(&self, demand: &Demand) -> u32 {
+        if demand.decode_rows == 0 {
             return self.max_prefill_tokens;
         }
-        let room_ms = self.target_ms(decode_rows, prompts) - self.cost.step_ms(decode_rows, 0);
-        let tokens = (room_ms / self.cost.per_prefill_token_ms).clamp(0.0, f64::from(self.max_prefill_tokens));
+        let room_ms = self.target_ms(demand) - self.cost.step_ms(demand.rows());
+        let tokens = (room_ms / self.token_ms(demand)).clamp(0.0, f64::from(self.max_prefill_tokens));
         // In range: clamped between 0 and a u32.
         (tokens as u32).max(MIN_PREFILL_TOKENS.min(self.max_prefill_tokens))
     }
 
     /// Tokens that a step may have for prompts which it reads to their end, `nearly_read` in all: with many streams a
     /// step has no room for prompts, and those who ask a few words more would wait for each other.
-    pub(crate) fn tokens_to_end(&self, decode_rows: u32, nearly_read: u32) -> u32 {
-        let rows_ms = self.cost.step_ms(decode_rows, 0);
+    pub(crate) fn tokens_to_end(&self, demand: &Demand, nearly_read: u32) -> u32 {
+        let rows_ms = self.cost.step_ms(demand.rows());
         let most_ms = self.target_ms.unwrap_or(TO_END_FACTOR * rows_ms);
-        let tokens = (most_ms - rows_ms) / self.cost.per_prefill_token_ms;
+        let tokens = (most_ms - rows_ms) / self.token_ms(demand);
         // In range: clamped between 0 and a u32.
         tokens.clamp(0.0, f64::from(nearly_read.min(self.max_prefill_tokens))) as u32
     }
 
-    /// How long a step with so many decoding rows and prompts may take.
-    pub(crate) fn target_ms(&self, decode_rows: u32, prompts: u32) -> f64 {
-        let factor = AUTO_STEP_FACTOR.max(1.0 + f64::from(prompts) / f64::from(decode_rows.max(1)));
-        let auto = factor * self.cost.step_ms(decode_rows, 0);
+    /// How long a step may take.
+    pub(crate) fn target_ms(&self, demand: &Demand) -> f64 {
+        let factor = AUTO_STEP_FACTOR.max(1.0 + f64::from(demand.prompts) / f64::from(demand.decode_rows.max(1)));
+        let auto = factor * self.cost.step_ms(demand.rows());
         self.target_ms.unwrap_or(auto.clamp(AUTO_STEP_MIN_MS, AUTO_STEP_MAX_MS))
     }
 
@@ -174,24 +232,35 @@ impl StepBudget {
         self.cost
     }
 
+    /// What a token of a prompt takes, where prompts are.
+    fn token_ms(&self, demand: &Demand) -> f64 {
+        self.cost.per_prefill_token_ms + demand.token_kilocells * self.cost.per_kilocell_ms
+    }
+
     /// Multiplies each cost so that the logarithm of the step's time changes by `correction`, to first order, with the
     /// least change to the logarithms of the costs.
-    fn correct(&mut self, decode_rows: u32, prefill_tokens: u32, expected_ms: f64, correction: f64) {
-        let tokens = f64::from(decode_rows) + f64::from(prefill_tokens);
-        let counts = [1.0, f64::from(decode_rows), tokens];
-        let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms } = &mut self.cost;
+    fn correct(&mut self, work: StepWork, expected_ms: f64, correction: f64) {
+        let rows = f64::from(work.decode_rows);
+        let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms, per_kilocell_ms } = &mut self.cost;
         let extra = |row: f64, token: f64| (row - token).max(token * LEAST_ROW_EXTRA);
         let mut row_extra_ms = extra(*per_decode_row_ms, *per_prefill_token_ms);
-        let costs = [fixed_ms, &mut row_extra_ms, &mut *per_prefill_token_ms];
-        let mut blames = [0.0; 3];
-        for ((blame, cost), count) in blames.iter_mut().zip(&costs).zip(counts) {
-            if count > 0.0 {
-                *blame = (**cost * count / expected_ms).max(LEAST_BLAME);
-            }
-        }
-        let squares: f64 = blames.iter().map(|blame| blame * blame).sum();
-        for (cost, blame) in costs.into_iter().zip(blames) {
-            *cost = (*cost * (correction * blame / squares).exp()).clamp(LEAST_COST_MS, LONGEST_STEP_MS);
+        // Short sequences say nothing about cells.
+        let tells = *per_kilocell_ms * work.kilocells >= CELLS_TELL * expected_ms;
+        let kilocells = if tells { work.kilocells } else { 0.0 };
+        // Of each cost how often it is in the step, the least part of it that it is blamed for, and how likely it is wrong.
+        let costs = [
+            (fixed_ms, 1.0, LEAST_BLAME, 1.0),
+            (&mut row_extra_ms, rows, LEAST_BLAME, 1.0),
+            (&mut *per_prefill_token_ms, rows + f64::from(work.prefill_tokens), LEAST_BLAME, 1.0),
+            (per_kilocell_ms, kilocells, 0.0, CELLS_BLAME),
+        ];
+        let parts = costs.map(|(cost, count, least, weight)| {
+            let part = if count > 0.0 { (*cost * count / expected_ms).max(least) } else { 0.0 };
+            (cost, part, weight)
+        });
+        let all: f64 = parts.iter().map(|(_, part, weight)| weight * part * part).sum();
+        for (cost, part, weight) in parts {
+            *cost = (*cost * (correction * weight * part / all).exp()).clamp(LEAST_COST_MS, LONGEST_STEP_MS);
         }
         let row_ms = *per_prefill_token_ms + row_extra_ms.max(*per_prefill_token_ms * LEAST_ROW_EXTRA);
         *per_decode_row_ms = row_ms.min(LONGEST_STEP_MS);

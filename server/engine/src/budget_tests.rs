@@ -11,10 +11,23 @@ const OVER_TARGET: f64 = 1.35;
 /// And use at least this part of it, where the least number of tokens does not decide.
 const UNDER_TARGET: f64 = 0.6;
 
-const SLOW_CPU: StepCost = StepCost { fixed_ms: 40.0, per_decode_row_ms: 9.0, per_prefill_token_ms: 6.0 };
-const GPU: StepCost = StepCost { fixed_ms: 6.0, per_decode_row_ms: 0.06, per_prefill_token_ms: 0.05 };
-const TINY_MODEL: StepCost = StepCost { fixed_ms: 0.3, per_decode_row_ms: 0.05, per_prefill_token_ms: 0.02 };
-const BIG_ON_CPU: StepCost = StepCost { fixed_ms: 900.0, per_decode_row_ms: 120.0, per_prefill_token_ms: 100.0 };
+const SLOW_CPU: StepCost =
+    StepCost { fixed_ms: 40.0, per_decode_row_ms: 9.0, per_prefill_token_ms: 6.0, per_kilocell_ms: 0.0 };
+const GPU: StepCost =
+    StepCost { fixed_ms: 6.0, per_decode_row_ms: 0.06, per_prefill_token_ms: 0.05, per_kilocell_ms: 0.0 };
+const TINY_MODEL: StepCost =
+    StepCost { fixed_ms: 0.3, per_decode_row_ms: 0.05, per_prefill_token_ms: 0.02, per_kilocell_ms: 0.0 };
+const BIG_ON_CPU: StepCost =
+    StepCost { fixed_ms: 900.0, per_decode_row_ms: 120.0, per_prefill_token_ms: 100.0, per_kilocell_ms: 0.0 };
+
+fn demand(decode_rows: u32, prompts: u32) -> Demand {
+    Demand { decode_rows, prompts, ..Demand::default() }
+}
+
+/// Of short sequences.
+fn work(decode_rows: u32, prefill_tokens: u32) -> StepWork {
+    StepWork { decode_rows, prefill_tokens, kilocells: 0.0 }
+}
 
 /// A machine whose steps take what its costs say, give or take `noise`.
 struct Machine {
@@ -29,25 +42,29 @@ impl Machine {
     }
 
     fn run(&mut self, rows: u32, tokens: u32) -> Duration {
+        self.run_work(work(rows, tokens))
+    }
+
+    fn run_work(&mut self, work: StepWork) -> Duration {
         let factor = 1.0 + self.rng.random_range(-self.noise..=self.noise);
-        Duration::from_secs_f64(self.cost.step_ms(rows, tokens) * factor / 1e3)
+        Duration::from_secs_f64(self.cost.step_ms(work) * factor / 1e3)
     }
 
     /// A step with more prompt than fits, or, one in four, without any: what tells the rows' cost from the prompts'.
     fn loaded_step(&mut self, budget: &mut StepBudget, rows: u32) {
-        let tokens = if self.rng.random_bool(0.25) { 0 } else { budget.prefill_tokens(rows, 1) };
+        let tokens = if self.rng.random_bool(0.25) { 0 } else { budget.prefill_tokens(&demand(rows, 1)) };
         let took = self.run(rows, tokens);
-        budget.observe(rows, tokens, took);
+        budget.observe(work(rows, tokens), took);
     }
 
     fn check(&self, budget: &StepBudget, rows: u32, target: Option<u32>, what: &str) {
-        let alone = self.cost.step_ms(rows, 0);
+        let alone = self.cost.step_ms(work(rows, 0));
         let target_ms = target.map_or((AUTO_STEP_FACTOR * alone).clamp(AUTO_STEP_MIN_MS, AUTO_STEP_MAX_MS), f64::from);
-        let tokens = budget.prefill_tokens(rows, 1);
-        let took = self.cost.step_ms(rows, tokens);
+        let tokens = budget.prefill_tokens(&demand(rows, 1));
+        let took = self.cost.step_ms(work(rows, tokens));
         let report = format!("{what}: {rows} rows, {tokens} tokens, {took:.1} of {target_ms:.1} ms, {budget:?}");
         // The least that prompts get is given whatever it takes, so that no more precision is asked for than that.
-        let least = self.cost.step_ms(rows, MIN_PREFILL_TOKENS);
+        let least = self.cost.step_ms(work(rows, MIN_PREFILL_TOKENS));
         assert!(took <= target_ms.max(least) * OVER_TARGET, "{report}");
         assert!(took >= target_ms * UNDER_TARGET || tokens == budget.max_prefill_tokens, "{report}");
     }
@@ -59,14 +76,14 @@ const MACHINES: [(&str, StepCost); 4] =
 #[test]
 fn without_decoding_rows_a_prompt_has_the_whole_batch_and_otherwise_at_least_the_minimum() {
     let mut budget = StepBudget::new(Some(1), 512);
-    assert_eq!(budget.prefill_tokens(0, 1), 512);
+    assert_eq!(budget.prefill_tokens(&demand(0, 1)), 512);
     let mut machine = Machine::new(SLOW_CPU, 0.0, 0);
     for _ in 0..50 {
         machine.loaded_step(&mut budget, 4);
-        assert!(budget.prefill_tokens(4, 1) >= MIN_PREFILL_TOKENS);
+        assert!(budget.prefill_tokens(&demand(4, 1)) >= MIN_PREFILL_TOKENS);
     }
-    assert_eq!(budget.prefill_tokens(4, 1), MIN_PREFILL_TOKENS);
-    assert_eq!(StepBudget::new(Some(1), 4).prefill_tokens(4, 1), 4);
+    assert_eq!(budget.prefill_tokens(&demand(4, 1)), MIN_PREFILL_TOKENS);
+    assert_eq!(StepBudget::new(Some(1), 4).prefill_tokens(&demand(4, 1)), 4);
 }
 
 #[test]
@@ -96,14 +113,15 @@ fn a_warm_up_of_one_token_and_of_a_batch_is_enough_to_begin_with() {
         let mut budget = StepBudget::new(None, 512);
         let mut machine = Machine::new(cost, 0.05, 1);
         // The first reads the model from disk.
-        budget.observe(1, 0, Duration::from_secs(5));
+        budget.observe(work(1, 0), Duration::from_secs(5));
         for (rows, tokens) in [(1, 0), (0, 512)] {
             let took = machine.run(rows, tokens);
-            budget.observe(rows, tokens, took);
+            budget.observe(work(rows, tokens), took);
         }
-        let (took, target) = (cost.step_ms(2, budget.prefill_tokens(2, 1)), budget.target_ms(2, 1));
+        let (took, target) =
+            (cost.step_ms(work(2, budget.prefill_tokens(&demand(2, 1)))), budget.target_ms(&demand(2, 1)));
         assert!(
-            took <= target * 2.0 || budget.prefill_tokens(2, 1) == MIN_PREFILL_TOKENS,
+            took <= target * 2.0 || budget.prefill_tokens(&demand(2, 1)) == MIN_PREFILL_TOKENS,
             "{name}: {took} of {target}"
         );
     }
@@ -115,10 +133,11 @@ fn steps_made_for_it_tell_the_costs_apart() {
         for seed in 0..20 {
             let mut budget = StepBudget::new(None, 512);
             let mut machine = Machine::new(cost, 0.05, seed);
-            let steps = [(1, 511), (16, 0), (1, 0)].map(|(rows, tokens)| (rows, tokens, machine.run(rows, tokens)));
+            let steps =
+                [(1, 511), (16, 0), (1, 0)].map(|(rows, tokens)| (work(rows, tokens), machine.run(rows, tokens)));
             budget.calibrate(&steps);
             for (rows, tokens) in [(1, 0), (16, 0), (1, 511)] {
-                let ratio = budget.cost().step_ms(rows, tokens) / cost.step_ms(rows, tokens);
+                let ratio = budget.cost().step_ms(work(rows, tokens)) / cost.step_ms(work(rows, tokens));
                 assert!((0.8..1.25).contains(&ratio), "{name}: {rows} rows, {tokens} tokens: {ratio}");
             }
             let dear_rows = |cost: StepCost| 16.0 * cost.per_decode_row_ms / cost.fixed_ms;
@@ -131,14 +150,31 @@ fn steps_made_for_it_tell_the_costs_apart() {
 #[test]
 fn prompts_that_are_nearly_read_may_take_a_step_past_its_target() {
     let mut budget = StepBudget::new(None, 512);
-    budget.cost_is(StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 5.0 });
+    budget.cost_is(StepCost {
+        fixed_ms: 20.0,
+        per_decode_row_ms: 10.0,
+        per_prefill_token_ms: 5.0,
+        ..StepCost::default()
+    });
     // 28 rows take 300 ms, which leaves nothing of 250, but as much again of twice that.
-    assert_eq!((budget.prefill_tokens(28, 20), budget.tokens_to_end(28, 50)), (MIN_PREFILL_TOKENS, 50));
-    assert_eq!(budget.tokens_to_end(28, 200), 60);
-    assert_eq!(budget.tokens_to_end(0, 200), 4);
+    assert_eq!(
+        (budget.prefill_tokens(&demand(28, 20)), budget.tokens_to_end(&demand(28, 20), 50)),
+        (MIN_PREFILL_TOKENS, 50)
+    );
+    assert_eq!(budget.tokens_to_end(&demand(28, 20), 200), 60);
+    assert_eq!(budget.tokens_to_end(&demand(0, 20), 200), 4);
     let mut told = StepBudget::new(Some(400), 512);
-    told.cost_is(StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 5.0 });
-    assert_eq!((told.tokens_to_end(28, 60), told.tokens_to_end(40, 60)), (20, 0), "a target that was set holds");
+    told.cost_is(StepCost {
+        fixed_ms: 20.0,
+        per_decode_row_ms: 10.0,
+        per_prefill_token_ms: 5.0,
+        ..StepCost::default()
+    });
+    assert_eq!(
+        (told.tokens_to_end(&demand(28, 20), 60), told.tokens_to_end(&demand(40, 20), 60)),
+        (20, 0),
+        "a target that was set holds"
+    );
 }
 
 #[test]
@@ -151,11 +187,12 @@ fn a_change_of_speed_is_followed_in_both_directions() {
                 for _ in 0..100 {
                     machine.loaded_step(&mut budget, 8);
                 }
-                let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms } = cost;
+                let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms, per_kilocell_ms } = cost;
                 machine.cost = StepCost {
                     fixed_ms: fixed_ms * factor,
                     per_decode_row_ms: per_decode_row_ms * factor,
                     per_prefill_token_ms: per_prefill_token_ms * factor,
+                    per_kilocell_ms: per_kilocell_ms * factor,
                 };
                 for _ in 0..CONVERGES_IN {
                     machine.loaded_step(&mut budget, 8);
@@ -175,7 +212,7 @@ fn a_paused_machine_teaches_nothing() {
     }
     for _ in 0..20 {
         let before = budget.cost();
-        budget.observe(8, budget.prefill_tokens(8, 1), Duration::from_secs(4));
+        budget.observe(work(8, budget.prefill_tokens(&demand(8, 1))), Duration::from_secs(4));
         assert_eq!(budget.cost(), before);
         for _ in 0..=OUTLIER_WINDOW {
             machine.loaded_step(&mut budget, 8);
@@ -194,10 +231,11 @@ fn hours_without_prompts_or_with_always_the_same_step_leave_the_costs_usable() {
         }
         for _ in 0..100_000 {
             let took = machine.run(8, 0);
-            budget.observe(8, 0, took);
+            budget.observe(work(8, 0), took);
         }
-        let (took, target) = (cost.step_ms(8, budget.prefill_tokens(8, 1)), budget.target_ms(8, 1));
-        assert!(took <= target * OVER_TARGET || budget.prefill_tokens(8, 1) == MIN_PREFILL_TOKENS, "{name}");
+        let (took, target) =
+            (cost.step_ms(work(8, budget.prefill_tokens(&demand(8, 1)))), budget.target_ms(&demand(8, 1)));
+        assert!(took <= target * OVER_TARGET || budget.prefill_tokens(&demand(8, 1)) == MIN_PREFILL_TOKENS, "{name}");
         for _ in 0..CONVERGES_IN {
             machine.loaded_step(&mut budget, 8);
         }
@@ -214,17 +252,22 @@ fn the_costs_themselves_are_found_when_steps_differ() {
             let rows = machine.rng.random_range(1..=8);
             machine.loaded_step(&mut budget, rows);
         }
-        for (rows, tokens) in
-            [(1, 0), (4, 0), (8, 0), (4, budget.prefill_tokens(4, 1)), (8, budget.prefill_tokens(8, 1))]
-        {
-            let (is, found) = (cost.step_ms(rows, tokens), budget.cost().step_ms(rows, tokens));
+        for (rows, tokens) in [
+            (1, 0),
+            (4, 0),
+            (8, 0),
+            (4, budget.prefill_tokens(&demand(4, 1))),
+            (8, budget.prefill_tokens(&demand(8, 1))),
+        ] {
+            let (is, found) = (cost.step_ms(work(rows, tokens)), budget.cost().step_ms(work(rows, tokens)));
             assert!((found / is).ln().abs() < 0.3, "{name}: {rows} rows, {tokens} tokens: {found} is {is}");
         }
     }
 }
 
 /// As measured of Qwen2.5-0.5B's shape in Q4_0 on two cores: a row is twice a prompt's token.
-const HALF_A_BILLION: StepCost = StepCost { fixed_ms: 12.0, per_decode_row_ms: 13.0, per_prefill_token_ms: 6.5 };
+const HALF_A_BILLION: StepCost =
+    StepCost { fixed_ms: 12.0, per_decode_row_ms: 13.0, per_prefill_token_ms: 6.5, per_kilocell_ms: 0.0 };
 
 #[test]
 fn a_load_that_never_pauses_does_not_starve_its_prompts() {
@@ -234,22 +277,80 @@ fn a_load_that_never_pauses_does_not_starve_its_prompts() {
         // The warm-up, and then more and more streams, and prompts in every step.
         for (rows, tokens) in [(1, 0), (0, 512)] {
             let took = machine.run(rows, tokens);
-            budget.observe(rows, tokens, took);
+            budget.observe(work(rows, tokens), took);
         }
         for rows in 1..=30_u32 {
             for _ in 0..8 {
-                let tokens = budget.prefill_tokens(rows, 1);
+                let tokens = budget.prefill_tokens(&demand(rows, 1));
                 let took = machine.run(rows, tokens);
-                budget.observe(rows, tokens, took);
-                let (step_ms, target_ms) = (machine.cost.step_ms(rows, tokens), machine.cost.step_ms(rows, 0) * 2.5);
+                budget.observe(work(rows, tokens), took);
+                let (step_ms, target_ms) =
+                    (machine.cost.step_ms(work(rows, tokens)), machine.cost.step_ms(work(rows, 0)) * AUTO_STEP_FACTOR);
                 let report = format!("{rows} rows, {tokens} tokens, {step_ms} ms, {:?}", budget.cost());
                 let full = step_ms >= 0.8 * AUTO_STEP_MAX_MS;
                 assert!(tokens >= rows.max(MIN_PREFILL_TOKENS) || full, "{report}");
-                let least_ms = machine.cost.step_ms(rows, MIN_PREFILL_TOKENS);
+                let least_ms = machine.cost.step_ms(work(rows, MIN_PREFILL_TOKENS));
                 assert!(step_ms <= target_ms.min(AUTO_STEP_MAX_MS).max(least_ms) * OVER_TARGET, "{report}");
             }
         }
     }
+}
+
+/// The prompt's steps beside `rows` streams from its beginning to its end, with what each took over what it might have.
+fn read_beside(machine: &mut Machine, budget: &mut StepBudget, rows: u32, prompt: u32) -> Vec<f64> {
+    let mut over = Vec::new();
+    let mut read = 0;
+    while read < prompt {
+        let demand = Demand { token_kilocells: kilocells(read), ..demand(rows, 1) };
+        let tokens = budget.prefill_tokens(&demand).min(prompt - read);
+        let work = StepWork { kilocells: (read..read + tokens).map(kilocells).sum(), ..work(rows, tokens) };
+        let took = machine.run_work(work);
+        let target_ms = AUTO_STEP_FACTOR * machine.cost.step_ms(self::work(rows, 0));
+        let least = machine.cost.step_ms(StepWork {
+            kilocells: kilocells(read + MIN_PREFILL_TOKENS) * f64::from(MIN_PREFILL_TOKENS),
+            ..self::work(rows, MIN_PREFILL_TOKENS)
+        });
+        over.push(took.as_secs_f64() * 1e3 / target_ms.max(least));
+        budget.observe(work, took);
+        read += tokens;
+    }
+    over
+}
+
+/// As measured of the same shape with AVX-512, attention as matrix products.
+const DEEP: StepCost =
+    StepCost { fixed_ms: 6.5, per_decode_row_ms: 9.0, per_prefill_token_ms: 3.6, per_kilocell_ms: 1.5 };
+
+#[test]
+fn a_prompt_that_grows_long_gets_fewer_tokens_and_not_longer_steps() {
+    for seed in 0..20 {
+        let mut budget = StepBudget::new(None, 512);
+        let mut machine = Machine::new(DEEP, 0.1, seed);
+        // A warm-up that knows cells badly: where many tokens are computed together, they cost less.
+        let mut guessed = DEEP;
+        guessed.per_kilocell_ms /= 3.0;
+        let steps = [(1, 511, 131.0), (1, 15, 8.3), (16, 0, 0.1), (1, 0, 0.0)].map(|(rows, tokens, kilocells)| {
+            let work = StepWork { kilocells, ..work(rows, tokens) };
+            (work, Duration::from_secs_f64(guessed.step_ms(work) / 1e3))
+        });
+        budget.calibrate(&steps);
+        for _ in 0..100 {
+            let took = machine.run(4, 0);
+            budget.observe(work(4, 0), took);
+        }
+        let over = read_beside(&mut machine, &mut budget, 4, 3_000);
+        let mean = over.iter().sum::<f64>() / over.len() as f64;
+        let worst = over.iter().copied().fold(0.0, f64::max);
+        assert!(mean < 1.2 && mean > 0.85 && worst < 1.5, "{seed}: {mean} {worst}, {budget:?}");
+    }
+}
+
+#[test]
+fn what_it_takes_to_read_a_prompt_counts_what_stands_before_it() {
+    let in_one = DEEP.reading_ms(0, 3_000);
+    let in_parts: f64 = (0..30).map(|part| DEEP.reading_ms(part * 100, 100)).sum();
+    assert!((in_one / in_parts - 1.0).abs() < 1e-9);
+    assert!((in_one - (3_000.0 * 3.6 + 4_500.0 * 1.5)).abs() < 1e-6, "{in_one}");
 }
 
 proptest! {
@@ -258,17 +359,18 @@ proptest! {
     /// Whatever is measured, the costs are numbers that are not negative, and the answer keeps its limits.
     #[test]
     fn no_measurement_breaks_the_estimate(
-        steps in proptest::collection::vec((0_u32..300, 0_u32..20_000, 0_u64..200_000_000_000), 1..300),
+        steps in proptest::collection::vec((0_u32..300, 0_u32..20_000, 0_f64..1e6, 0_u64..200_000_000_000), 1..300),
         target in proptest::option::of(0_u32..5_000), max in 1_u32..20_000,
     ) {
         let mut budget = StepBudget::new(target, max);
-        for (rows, tokens, nanos) in steps {
-            budget.observe(rows, tokens, Duration::from_nanos(nanos));
-            let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms } = budget.cost();
-            for cost in [fixed_ms, per_decode_row_ms, per_prefill_token_ms] {
+        for (rows, tokens, kilocells, nanos) in steps {
+            let work = StepWork { kilocells, ..work(rows, tokens) };
+            budget.observe(work, Duration::from_nanos(nanos));
+            let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms, per_kilocell_ms } = budget.cost();
+            for cost in [fixed_ms, per_decode_row_ms, per_prefill_token_ms, per_kilocell_ms] {
                 prop_assert!((LEAST_COST_MS..=LONGEST_STEP_MS).contains(&cost), "{:?}", budget);
             }
-            let granted = budget.prefill_tokens(rows, 1);
+            let granted = budget.prefill_tokens(&demand(rows, 1));
             prop_assert!(granted <= max && granted >= MIN_PREFILL_TOKENS.min(max));
         }
     }
@@ -280,7 +382,7 @@ proptest! {
         rows in 1_u32..64, seed in 0_u64..1_000_000,
     ) {
         let per_decode_row_ms = per_prefill_token_ms * (1.0 + row_extra);
-        let cost = StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms };
+        let cost = StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms, per_kilocell_ms: 0.0 };
         let mut budget = StepBudget::new(None, 2048);
         let mut machine = Machine::new(cost, 0.05, seed);
         for _ in 0..CONVERGES_IN {

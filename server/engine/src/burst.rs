@@ -52,6 +52,8 @@ pub(crate) struct Asking {
     pub(crate) priority: Priority,
     /// It has had its first token.
     pub(crate) started: bool,
+    /// Tokens of it that are in the cache.
+    pub(crate) read: u32,
     /// When its first token is too late.
     pub(crate) due: Option<Instant>,
 }
@@ -138,12 +140,13 @@ impl Burst {
     /// Leaves out the youngest of which nothing has been read, so many that the others are read in time as far as is known
     /// now: what a token takes may have been learnt meanwhile.
     fn leave_out(&mut self, asking: &[Asking], cost: StepCost, now: Instant) {
-        let unread: HashMap<u64, u32> = asking.iter().map(|a| (a.ticket, a.unread())).collect();
+        let by_ticket: HashMap<u64, &Asking> = asking.iter().map(|a| (a.ticket, a)).collect();
         // Who is gone waits for nobody.
-        self.members.retain(|member| unread.contains_key(&member.ticket));
+        self.members.retain(|member| by_ticket.contains_key(&member.ticket));
         let mut ms = now.saturating_duration_since(self.began).as_secs_f64() * 1e3;
         let is_in_time = |member: &&Member| {
-            ms += f64::from(unread[&member.ticket]) * cost.per_prefill_token_ms;
+            let asking = by_ticket[&member.ticket];
+            ms += cost.reading_ms(asking.read, asking.unread());
             ms <= BURST_MS
         };
         let in_time = self.members.iter().take_while(is_in_time).count();
@@ -153,7 +156,7 @@ impl Burst {
         let mut place = 0;
         self.members.retain(|member| {
             place += 1;
-            place <= in_time || unread[&member.ticket] < member.tokens
+            place <= in_time || by_ticket[&member.ticket].unread() < member.tokens
         });
     }
 

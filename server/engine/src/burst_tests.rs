@@ -4,20 +4,22 @@ use std::collections::BTreeMap;
 
 /// A CPU: each row costs half of what a step does without any, so that 8 are worth a burst, 14 are enough and 6 too few;
 /// a prompt's token takes 10 ms, so that a burst has 1,000 of them, or 25 prompts of 40, or 33 if there are no more.
-const CPU: StepCost = StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 10.0 };
+const CPU: StepCost =
+    StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 10.0, per_kilocell_ms: 0.0 };
 /// A GPU: hundreds of rows cost next to nothing.
-const GPU: StepCost = StepCost { fixed_ms: 5.0, per_decode_row_ms: 0.02, per_prefill_token_ms: 0.02 };
+const GPU: StepCost =
+    StepCost { fixed_ms: 5.0, per_decode_row_ms: 0.02, per_prefill_token_ms: 0.02, per_kilocell_ms: 0.0 };
 const STEP_TOKENS: u32 = 64;
 
 fn prompt(ticket: u64, remaining: u32) -> Asking {
     let priority = Priority::Normal;
     let need = Need::Prefill { remaining, age: ticket, priority };
-    Asking { need, ticket, priority, started: false, due: None }
+    Asking { need, ticket, priority, started: false, read: 0, due: None }
 }
 
 fn stream(ticket: u64) -> Asking {
     let need = Need::Decode { drafts: 0 };
-    Asking { need, ticket, priority: Priority::Normal, started: true, due: None }
+    Asking { need, ticket, priority: Priority::Normal, started: true, read: 0, due: None }
 }
 
 fn prompts(tickets: std::ops::Range<u64>, remaining: u32) -> Vec<Asking> {
@@ -179,7 +181,7 @@ proptest! {
         row_ms in 0.1f64..20.0,
         token_ms in 0.1f64..20.0,
     ) {
-        let cost = StepCost { fixed_ms, per_decode_row_ms: row_ms, per_prefill_token_ms: token_ms };
+        let cost = StepCost { fixed_ms, per_decode_row_ms: row_ms, per_prefill_token_ms: token_ms, per_kilocell_ms: 0.0 };
         let mut bursts = Bursts::default();
         let mut now = Instant::now();
         // By ticket: tokens unread, and tokens yet to be generated.

@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Token};
-use crate::budget::StepBudget;
+use crate::budget::{StepBudget, StepWork, kilocells};
 use crate::kv::common;
 use crate::params::MAX_DRAFT_CATCH_UP_TOKENS;
 use crate::sampler::argmax;
@@ -87,7 +87,7 @@ impl<B: Backend> Draft<B> {
 
     /// What a guessed token takes where so many sequences want one, in ms.
     pub(crate) fn token_ms(&self, sequences: u32) -> f64 {
-        self.budget.cost().step_ms(sequences, 0) / f64::from(sequences.max(1))
+        self.budget.cost().step_ms(StepWork::rows(sequences)) / f64::from(sequences.max(1))
     }
 
     /// The time that it took since this was last asked.
@@ -225,7 +225,8 @@ impl<B: Backend> Draft<B> {
         let took = started.elapsed();
         self.spent += took;
         decoded?;
-        self.budget.observe(rows, reads, took);
+        let kilocells = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
+        self.budget.observe(StepWork { decode_rows: rows, prefill_tokens: reads, kilocells }, took);
         for entry in &self.batch {
             self.seats[entry.sequence as usize].tokens.push(entry.token);
         }

@@ -8,7 +8,7 @@
 //! Absent: the check, and the draft model ([`crate::draft`]), for which an [`Acceptance`] of its own decides.
 
 use crate::backend::Token;
-use crate::budget::StepCost;
+use crate::budget::{StepCost, StepWork};
 
 /// Ends of a sequence that are looked up, the longest first: a longer one that came before says more.
 const NGRAM_SIZES: [usize; 3] = [4, 3, 2];
@@ -194,7 +194,7 @@ impl Acceptance {
 /// The number of drafts with the most tokens per time, if that is enough more than without.
 fn worthwhile(available: u32, decode_rows: u32, cost: StepCost, draft_ms: f64, chance: f64) -> u32 {
     let rows = decode_rows.max(1);
-    let (mut tokens, mut ms) = (f64::from(rows), cost.step_ms(rows, 0));
+    let (mut tokens, mut ms) = (f64::from(rows), cost.step_ms(StepWork::rows(rows)));
     let mut reached = 1.0;
     let mut drafts = 0;
     while drafts < available {

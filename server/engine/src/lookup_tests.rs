@@ -4,7 +4,8 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
-const CPU: StepCost = StepCost { fixed_ms: 40.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0 };
+const CPU: StepCost =
+    StepCost { fixed_ms: 40.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0, per_kilocell_ms: 0.0 };
 const MAX: u32 = 8;
 
 /// Runs a text through index and acceptance as a greedy model that generates it would; gives tokens and time without
@@ -22,8 +23,8 @@ fn speed_up(text: &[Token], prompt: usize, cost: StepCost, rows: u32) -> (f64, u
         let end = (at + right + 1).min(text.len());
         index.extend(&text[at..end]);
         drafted += drafts;
-        ms += cost.step_ms(rows + drafts, 0);
-        plain_ms += cost.step_ms(rows, 0) * (end - at) as f64;
+        ms += cost.step_ms(StepWork::rows(rows + drafts));
+        plain_ms += cost.step_ms(StepWork::rows(rows)) * (end - at) as f64;
     }
     (plain_ms / ms, drafted)
 }
@@ -111,7 +112,7 @@ fn repetitive_text_gains_and_random_text_loses_next_to_nothing() {
 fn a_full_batch_is_not_made_slower_for_one_sequence() {
     // 64 rows of which one would draft: a row more costs as much as each of them.
     let repetitive: Vec<Token> = random_text(5, 40, 1000).into_iter().cycle().take(1000).collect();
-    let machine = StepCost { fixed_ms: 1.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0 };
+    let machine = StepCost { fixed_ms: 1.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0, per_kilocell_ms: 0.0 };
     assert_eq!(speed_up(&repetitive, 80, machine, 64).1, 0);
 }
 
@@ -199,7 +200,7 @@ proptest! {
         steps in proptest::collection::vec((0_u32..20, 0_u32..25, 0_u32..300), 1..300),
         fixed_ms in 0.0_f64..100.0, per_decode_row_ms in 0.0_f64..10.0,
     ) {
-        let cost = StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms: 1.0 };
+        let cost = StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms: 1.0, per_kilocell_ms: 0.0 };
         let mut acceptance = Acceptance::default();
         for (available, accepted, rows) in steps {
             let drafts = acceptance.drafts(available, rows, cost, 0.0);

@@ -92,7 +92,7 @@ fn a_batch_of_a_split_cache_is_cut_where_sequences_do_not_follow_each_other() {
 }
 
 #[test]
-fn prompts_get_a_little_less_where_whole_groups_come_of_it() {
+fn prompts_get_a_little_more_or_less_where_whole_groups_come_of_it() {
     let p = prompt;
     let bounds = |prefill_tokens| Bounds { batch_tokens: 512, prefill_tokens, turn: ORDINARY };
     let alone = |grants: &[u32]| vec![grants[0], grants[1..].iter().sum()];
@@ -100,6 +100,13 @@ fn prompts_get_a_little_less_where_whole_groups_come_of_it() {
     for (prefill, want) in [(32, 32), (33, 32), (35, 32), (36, 36), (3, 3), (1, 1)] {
         assert_eq!(plan_in_groups(&[p(500, 1), DECODE], bounds(prefill), alone), [want, 1], "{prefill}");
     }
+    // Nor a little less than a tile.
+    for (prefill, want) in [(12, 16), (15, 16), (11, 8), (28, 32), (27, 24), (60, 64)] {
+        assert_eq!(plan_in_groups(&[p(500, 1), DECODE], bounds(prefill), alone), [want, 1], "{prefill}");
+    }
+    let full = Bounds { batch_tokens: 14, ..bounds(13) };
+    assert_eq!(plan_in_groups(&[p(500, 1), DECODE], full, alone), [12, 1], "a batch has no room for more");
+    assert_eq!(plan_in_groups(&[p(500, 1), DECODE], bounds(13), one_part), [15, 1]);
     // One token for the stream and 31 for the prompt are 32.
     assert_eq!(plan_in_groups(&[p(500, 1), DECODE], bounds(33), one_part), [31, 1]);
     // Not where nothing would be left to read.

@@ -13,17 +13,18 @@ mod admission;
 mod gaps;
 mod guess;
 mod pressure;
+mod probe;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Token, Vocabulary};
-use crate::budget::{MIN_PREFILL_TOKENS, StepBudget};
+use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Vocabulary};
+use crate::budget::{Demand, MIN_PREFILL_TOKENS, StepBudget, StepWork, kilocells};
 use crate::burst::{Asking, Bursts};
 use crate::cache::{Fingerprint, PrefixCache};
 use crate::draft::Draft;
-use crate::error::{ProbeError, RequestError};
+use crate::error::RequestError;
 use crate::event::FinishReason;
 use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
@@ -38,14 +39,6 @@ use admission::Waiter;
 
 /// Batches that may fail one after the other before the backend counts as broken.
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
-/// The token decoded by a probe and by the warm-up; every vocabulary has it, and its text is never looked at.
-const PROBE_TOKEN: Token = 0;
-/// Rows with logits of one of the batches of the warm-up: as many as tell a row's cost from a step's.
-const WARM_UP_ROWS: u32 = 16;
-/// How often such a small batch is decoded,
-const WARM_UP_TIMES: u32 = 3;
-/// unless they have taken so long already.
-const WARM_UP_TIME: Duration = Duration::from_millis(500);
 /// An idle engine waits for a further request, before it reads those that it has, by so much of the time that reading takes,
 const PATIENCE: f64 = 0.005;
 /// and no longer than this in ms, not even for one that it knows will come.
@@ -168,96 +161,6 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Decodes one token and one full batch, so that the first request meets warm memory and compiled kernels, and then
-    /// what tells the budget the costs of a step's parts.
-    pub(crate) fn warm_up(&mut self) -> Result<(), String> {
-        self.decode_probe(1, 1)?;
-        let batch = self.limits.batch_tokens.min(self.limits.positions);
-        let rows = WARM_UP_ROWS.min(self.limits.outputs).min(batch);
-        let steps = [
-            self.timed_probe(batch, 1, 1)?,
-            self.timed_probe(rows, rows, WARM_UP_TIMES)?,
-            self.timed_probe(1, 1, WARM_UP_TIMES)?,
-        ];
-        self.budget.calibrate(&steps);
-        self.draft.as_mut().map_or(Ok(()), |draft| draft.warm_up().map_err(|e| format!("the draft model: {e}")))
-    }
-
-    /// Decodes one token on a free sequence. Only when there is no work. As with batches, several failures in a row mean
-    /// that the backend is broken.
-    pub(crate) fn probe(&mut self) -> Result<(), ProbeError> {
-        if let Some(reason) = self.stats.broken.get() {
-            return Err(ProbeError::Broken(reason.clone()));
-        }
-        let started = Instant::now();
-        match self.decode_probe(1, 1) {
-            Ok(()) => {
-                self.consecutive_failures = 0;
-                self.stats.step_done(&StepRecord {
-                    decode: started.elapsed(),
-                    batch_tokens: 1,
-                    batch_rows: 1,
-                    ..StepRecord::default()
-                });
-                Ok(())
-            }
-            Err(reason) => {
-                self.failed_once_more(&reason);
-                Err(ProbeError::Broken(reason))
-            }
-        }
-    }
-
-    /// What a probe takes, the shortest of some: who shares the machine makes it longer, and never shorter.
-    fn timed_probe(&mut self, tokens: u32, rows: u32, times: u32) -> Result<(u32, u32, Duration), String> {
-        let began = Instant::now();
-        let mut least = Duration::MAX;
-        for time in 0..times {
-            let started = Instant::now();
-            if time > 0 && started - began > WARM_UP_TIME {
-                break;
-            }
-            self.decode_probe(tokens, rows)?;
-            least = least.min(started.elapsed());
-        }
-        Ok((rows, tokens - rows, least))
-    }
-
-    /// Decodes so many tokens, with logits for the last `rows` of them.
-    fn decode_probe(&mut self, tokens: u32, rows: u32) -> Result<(), String> {
-        let now = Instant::now();
-        self.free_cells(tokens, now);
-        // Behind what is left over where no sequence is empty: it is of use again, and probes come every few seconds.
-        let room = |s: &u32| self.limits.reusable && self.kv.len(*s) + tokens <= self.limits.positions;
-        let behind = self.kv.coldest().filter(room).filter(|_| self.kv.empty().is_none());
-        let Some(sequence) = behind.or_else(|| self.empty_sequence(now)) else {
-            return Err(String::from("no sequence is free"));
-        };
-        let held = self.kv.len(sequence);
-        self.batch.clear();
-        self.batch.extend((0..tokens).map(|i| BatchEntry {
-            token: PROBE_TOKEN,
-            position: held + i,
-            sequence,
-            output: i + rows >= tokens,
-        }));
-        let decoded = self.kv.decode(&self.batch);
-        let row = self.batch.len() - 1;
-        let is_known = !matches!(decoded, Err(BackendError::Failed(_)));
-        let verdict = match decoded {
-            Ok(()) if self.kv.logits(row).is_some() => Ok(()),
-            Ok(()) => Err(String::from("the backend gave no logits")),
-            Err(BackendError::NoKvCells) => Err(String::from("the KV cache is full although no request uses it")),
-            Err(BackendError::Failed(reason)) => Err(reason),
-        };
-        if held > 0 && is_known {
-            self.kv.truncate(sequence, held);
-        } else {
-            self.kv.clear(sequence);
-        }
-        verdict
-    }
-
     /// Whether requests were accepted that have not come here yet.
     fn expects_more(&self) -> bool {
         let here = self.waiting.len() + self.slots.iter().flatten().count();
@@ -361,7 +264,8 @@ impl<B: Backend> Scheduler<B> {
             after: decoded.elapsed(),
         });
         // Admission is not among what rows and tokens cost: it may have restored a sequence's state.
-        self.budget.observe(decode_rows, prompt_tokens, called.elapsed());
+        let kilocells = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
+        self.budget.observe(StepWork { decode_rows, prefill_tokens: prompt_tokens, kilocells }, called.elapsed());
         StepOutcome::Decoded
     }
 
@@ -394,23 +298,18 @@ impl<B: Backend> Scheduler<B> {
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
         let asking: Vec<Asking> = active.iter().map(|(_, sequence)| sequence.asking()).collect();
         let level = self.stats.level();
-        let room_for = |(rows, prompts)| level.batch_limit(self.budget.prefill_tokens(rows, prompts));
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let generate = |needs: &mut dyn Iterator<Item = &Need>| {
-            let rows = count(needs.filter(|need| matches!(need, Need::Decode { .. })).count());
-            (rows, count(active.len() + self.waiting.len()) - rows)
-        };
-        let step_tokens = room_for(generate(&mut asking.iter().map(|asking| &asking.need)));
+        let room_for = |demand: &Demand| level.batch_limit(self.budget.prefill_tokens(demand));
+        let waiting = self.waiting.len();
+        let step_tokens = room_for(&demand(&asking, asking.iter().map(|asking| asking.need), waiting));
         let needs = self.bursts.shape(&asking, self.budget.cost(), step_tokens, now);
         self.stats.bursts.store(self.bursts.begun(), Relaxed);
-        // All who have no stream yet count, whether or not they read now: the more wait, the more of a step is theirs.
-        let (rows, prompts) = generate(&mut needs.iter());
+        let demand = demand(&asking, needs.iter().copied(), waiting);
         let nearly_read = needs.iter().map(|need| match need {
             Need::Prefill { remaining, .. } if *remaining <= MIN_PREFILL_TOKENS => *remaining,
             _ => 0,
         });
-        let prefill_tokens = room_for((rows, prompts)).max(self.budget.tokens_to_end(rows, nearly_read.sum()));
-        self.stats.budgeted(prefill_tokens, self.budget.target_ms(rows, prompts));
+        let prefill_tokens = room_for(&demand).max(self.budget.tokens_to_end(&demand, nearly_read.sum()));
+        self.stats.budgeted(prefill_tokens, self.budget.target_ms(&demand));
         let bounds = Bounds { batch_tokens: self.limits.batch_tokens, prefill_tokens, turn: self.prompt_steps };
         // Prompts behind all that generate come first: in a split cache they are then computed by themselves, and not with
         // their first token among the others, which would look at as many cells as the prompt has.
@@ -653,6 +552,30 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
         }
         self.publish();
     }
+}
+
+/// What a step is wanted for. All who have no stream yet count as prompts, whether or not they read now: the more wait, the
+/// more of a step is theirs.
+fn demand(asking: &[Asking], needs: impl Iterator<Item = Need>, waiting: usize) -> Demand {
+    let mut demand = Demand::default();
+    let mut readers = 0.0;
+    for (asking, need) in asking.iter().zip(needs) {
+        let kilocells = kilocells(asking.read);
+        match need {
+            Need::Decode { .. } => {
+                demand.decode_rows += 1;
+                demand.row_kilocells += kilocells;
+            }
+            Need::Prefill { remaining: 0, .. } => {}
+            Need::Prefill { .. } => {
+                readers += 1.0;
+                demand.token_kilocells += kilocells;
+            }
+        }
+    }
+    demand.token_kilocells /= f64::max(readers, 1.0);
+    demand.prompts = u32::try_from(asking.len() + waiting).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
+    demand
 }
 
 fn no_logits() -> RequestError {

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, VOCAB, reference};
 use crate::backend::{Backend, BackendLimits, Token};
-use crate::budget::{StepBudget, StepCost};
+use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache};
 use crate::draft::Draft;
 use crate::error::RequestError;
@@ -27,13 +27,15 @@ use crate::stats::Stats;
 mod bursts;
 mod gaps;
 mod properties;
+mod shares;
 
 const DRAFT_TOKENS: u32 = 6;
 
 type Events = Arc<Mutex<Vec<GenerationEvent>>>;
 
 /// A machine on which a row more costs a tenth of a step.
-const CPU: StepCost = StepCost { fixed_ms: 40.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0 };
+const CPU: StepCost =
+    StepCost { fixed_ms: 40.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0, per_kilocell_ms: 0.0 };
 
 struct Harness {
     scheduler: Scheduler<ScriptedBackend>,
@@ -640,7 +642,8 @@ fn guesses_save_steps_and_change_nothing() {
 }
 
 /// A small model on that machine.
-const SMALL: StepCost = StepCost { fixed_ms: 2.0, per_decode_row_ms: 0.5, per_prefill_token_ms: 0.5 };
+const SMALL: StepCost =
+    StepCost { fixed_ms: 2.0, per_decode_row_ms: 0.5, per_prefill_token_ms: 0.5, per_kilocell_ms: 0.0 };
 
 /// One answer of 400 tokens with guesses of a draft model, on machines that cost so much.
 fn with_draft(draft_wrong_every: Option<usize>, draft_cost: StepCost) -> (EngineStats, String) {

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::Scheduler;
 use crate::backend::Backend;
+use crate::budget::StepWork;
 use crate::plan::Need;
 
 /// The longest sequence that is moved, in tokens: its copy holds up everyone.
@@ -27,7 +28,7 @@ impl<B: Backend> Scheduler<B> {
         }
         let began = Instant::now();
         let active = u32::try_from(self.slots.iter().flatten().count()).unwrap_or(u32::MAX);
-        let share_ms = self.budget.cost().step_ms(active, 0) * MOVING_SHARE;
+        let share_ms = self.budget.cost().step_ms(StepWork::rows(active)) * MOVING_SHARE;
         while let Some((place, stream)) = self.misplaced() {
             let moved = self.kv.exchange(stream, place);
             if moved.is_ok() {

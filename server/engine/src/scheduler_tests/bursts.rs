@@ -4,7 +4,8 @@ use super::*;
 
 /// A machine on which two rows cost as much as a step without any, and a prompt's token 10 ms. It is asked once, before
 /// the scripted backend shows what it costs.
-const DEAR_ROWS: StepCost = StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 10.0 };
+const DEAR_ROWS: StepCost =
+    StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 10.0, per_kilocell_ms: 0.0 };
 
 /// The tokens generated after each step, until there are as many as requests.
 fn generated(cost: StepCost) -> Vec<u64> {
@@ -36,6 +37,7 @@ fn where_rows_are_dear_nobody_begins_before_all_have_been_read() {
 
 #[test]
 fn where_rows_are_cheap_each_begins_when_it_has_been_read() {
-    let tokens = generated(StepCost { fixed_ms: 20.0, per_decode_row_ms: 0.1, per_prefill_token_ms: 0.1 });
+    let tokens =
+        generated(StepCost { fixed_ms: 20.0, per_decode_row_ms: 0.1, per_prefill_token_ms: 0.1, per_kilocell_ms: 0.0 });
     assert!(tokens[1] > 0, "{tokens:?}");
 }

@@ -1,0 +1,83 @@
+//! How much of a step prompts get, and how long an idle engine waits for more of them, in the scheduler as a whole.
+
+use super::*;
+
+/// One of whose steps a prompt's token is a quarter, and a row next to nothing: no bursts.
+const DEAR_TOKENS: StepCost =
+    StepCost { fixed_ms: 40.0, per_decode_row_ms: 0.1, per_prefill_token_ms: 10.0, per_kilocell_ms: 0.0 };
+/// A row is a quarter of a step: 28 of them leave no room for prompts.
+const DEAR_ROWS: StepCost =
+    StepCost { fixed_ms: 40.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 5.0, per_kilocell_ms: 0.0 };
+
+fn endless() -> GenerationParams {
+    GenerationParams { ignore_eos: true, ..greedy(1_000) }
+}
+
+impl Harness {
+    /// A step that is planned with these costs, whatever the scripted backend's steps have taught.
+    fn step_at_cost(&mut self, cost: StepCost) {
+        self.scheduler.cost_is(cost);
+        self.scheduler.step();
+        self.scheduler.assert_books();
+    }
+
+    /// So many requests that generate, of one token each.
+    fn streams(&mut self, count: Token) -> Vec<Submitted> {
+        let streams = (0..count).map(|i| self.submit(vec![i + 1], endless()).unwrap()).collect();
+        self.step_at_cost(DEAR_TOKENS);
+        streams
+    }
+}
+
+#[test]
+fn the_more_requests_wait_the_more_of_a_step_is_for_prompts() {
+    let budget = |waiting: Token| {
+        let mut h = Harness::new(4, 1_100, 64, 64);
+        let _streams = h.streams(3);
+        let _asking: Vec<Submitted> = (0..=waiting).map(|i| h.submit(vec![1 + i; 1_000], greedy(1)).unwrap()).collect();
+        h.step_at_cost(DEAR_TOKENS);
+        let stats = h.stats.snapshot();
+        assert_eq!((stats.slots_active, stats.queued), (4, waiting.cast_unsigned()));
+        stats.prefill_budget_tokens
+    };
+    // Rows take 40 ms: 2.25 times that is a step's target, and more where more than five ask for each four streams.
+    let tokens = [0, 2, 8, 11].map(budget);
+    assert_eq!(tokens, [MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS, 12, 16]);
+}
+
+#[test]
+fn prompts_that_are_nearly_read_are_read_at_once_beside_many_streams() {
+    let read_in_one_step = |prompt: u32| {
+        let mut h = Harness::new(32, 200, 64, 64);
+        let _streams = h.streams(28);
+        let asking: Vec<Submitted> =
+            (0..4).map(|i| h.submit(vec![1 + i; prompt as usize], endless()).unwrap()).collect();
+        h.step_at_cost(DEAR_ROWS);
+        let begun = |request: &Submitted| request.events.lock().unwrap().len() > 1;
+        asking.iter().filter(|request| begun(request)).count()
+    };
+    assert_eq!(read_in_one_step(MIN_PREFILL_TOKENS), 4);
+    assert_eq!(read_in_one_step(MIN_PREFILL_TOKENS + 1), 0);
+}
+
+#[test]
+fn an_idle_engine_waits_for_company_by_what_it_has_to_read() {
+    let now = Instant::now();
+    let mut h = Harness::new(4, 1_000, 64, 64);
+    assert_eq!(h.scheduler.patience(now), Duration::ZERO);
+    h.scheduler.cost_is(DEAR_TOKENS);
+    let request = h.submit(vec![7; 40], greedy(1)).unwrap();
+    // 400 ms of reading.
+    assert_eq!(h.scheduler.patience(now), Duration::from_millis(2));
+    h.scheduler.cost_is(StepCost { per_prefill_token_ms: 0.01, ..DEAR_TOKENS });
+    assert_eq!(h.scheduler.patience(now), Duration::from_micros(2));
+    // One is known to come, and waited for as long as it pays, but within a bound.
+    let permit = Permit::take(&h.stats, 64).unwrap();
+    assert_eq!(h.scheduler.patience(now), Duration::from_micros(400));
+    h.scheduler.cost_is(DEAR_TOKENS);
+    assert_eq!(h.scheduler.patience(now), Duration::from_millis(5));
+    drop(permit);
+    h.run();
+    request.check(1_000);
+    h.assert_empty();
+}
