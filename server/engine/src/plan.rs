@@ -88,7 +88,8 @@ pub(crate) fn plan_step(needs: &[Need], bounds: Bounds) -> Vec<u32> {
 }
 
 /// As [`plan_step`], with up to [`GROUP_TOKENS`] tokens more for prompts where they fill a tile, or else with fewer than that
-/// less where what is computed together then comes in whole groups. `parts` says of grants how many tokens are computed together each time.
+/// less where what is computed together then comes in whole groups. `parts` says of grants how many tokens are computed
+/// together each time.
 pub(crate) fn plan_in_groups(needs: &[Need], bounds: Bounds, parts: impl Fn(&[u32]) -> Vec<u32>) -> Vec<u32> {
     let unread = |need: &Need| match need {
         Need::Prefill { remaining, .. } => *remaining,
