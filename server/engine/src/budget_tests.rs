@@ -296,7 +296,7 @@ fn a_load_that_never_pauses_does_not_starve_its_prompts() {
     }
 }
 
-/// The prompt's steps beside `rows` streams from its beginning to its end, with what each took over what it might have.
+/// The prompt's steps beside `rows` streams from its beginning to its end: what each took over its target.
 fn read_beside(machine: &mut Machine, budget: &mut StepBudget, rows: u32, prompt: u32) -> Vec<f64> {
     let mut over = Vec::new();
     let mut read = 0;
@@ -306,11 +306,7 @@ fn read_beside(machine: &mut Machine, budget: &mut StepBudget, rows: u32, prompt
         let work = StepWork { kilocells: (read..read + tokens).map(kilocells).sum(), ..work(rows, tokens) };
         let took = machine.run_work(work);
         let target_ms = AUTO_STEP_FACTOR * machine.cost.step_ms(self::work(rows, 0));
-        let least = machine.cost.step_ms(StepWork {
-            kilocells: kilocells(read + MIN_PREFILL_TOKENS) * f64::from(MIN_PREFILL_TOKENS),
-            ..self::work(rows, MIN_PREFILL_TOKENS)
-        });
-        over.push(took.as_secs_f64() * 1e3 / target_ms.max(least));
+        over.push(took.as_secs_f64() * 1e3 / target_ms);
         budget.observe(work, took);
         read += tokens;
     }
@@ -323,6 +319,7 @@ const DEEP: StepCost =
 
 #[test]
 fn a_prompt_that_grows_long_gets_fewer_tokens_and_not_longer_steps() {
+    let mut means = Vec::new();
     for seed in 0..20 {
         let mut budget = StepBudget::new(None, 512);
         let mut machine = Machine::new(DEEP, 0.1, seed);
@@ -336,11 +333,13 @@ fn a_prompt_that_grows_long_gets_fewer_tokens_and_not_longer_steps() {
             budget.observe(work(4, 0), took);
         }
         let over = read_beside(&mut machine, &mut budget, 4, 3_000);
-        let mean = over.iter().sum::<f64>() / over.len() as f64;
         let worst = over.iter().copied().fold(0.0, f64::max);
-        // Were cells not counted, rows would be taken to cost more, and steps be a fifth too long.
-        assert!((0.85..1.12).contains(&mean) && worst < OVER_TARGET, "{seed}: {mean} {worst}, {budget:?}");
+        assert!(worst < 1.4, "{seed}: {worst}, {budget:?}");
+        means.push(over.iter().sum::<f64>() / over.len() as f64);
     }
+    // Without cells, rows seem to cost more with each token read: 1.09 to 1.24, and at worst 1.57.
+    let mean = means.iter().sum::<f64>() / means.len() as f64;
+    assert!((0.9..1.09).contains(&mean), "{means:?}");
 }
 
 #[test]
