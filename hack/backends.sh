@@ -11,17 +11,22 @@ source "$(dirname "$0")/lib.sh"
 read -ra variants <<<"${VARIANTS-x64 alderlake skylakex icelake zen4 sapphirerapids}"
 build=$cache/backends
 
-native() { # the best of them for this processor: their instructions are named alike by ggml and by the kernel
-  local flags; flags=" $(grep -m 1 '^flags' /proc/cpuinfo) "
-  case $flags in
-    *\ amx_int8\ *) echo sapphirerapids ;;
-    *\ avx512_bf16\ *) echo zen4 ;;
-    *\ avx512_vnni\ *) echo icelake ;;
-    *\ avx512bw\ *) echo skylakex ;;
-    *\ avx_vnni\ *) echo alderlake ;;
-    *\ avx2\ *) echo haswell ;;
-    *) echo x64 ;;
-  esac
+native() { # the best of them that this processor can run: each needs all that is asked for before it
+  local flags best=x64; flags=" $(grep -m 1 '^flags' /proc/cpuinfo) "
+  runs() { local flag; for flag; do [[ $flags == *" $flag "* ]] || return 1; done; }
+  if runs avx2 fma f16c bmi2; then
+    best=haswell
+    ! runs avx_vnni || best=alderlake
+    if runs avx512f avx512cd avx512bw avx512dq avx512vl; then
+      best=skylakex
+      if runs avx512vbmi avx512_vnni; then
+        best=icelake
+        ! runs avx512_bf16 || best=zen4
+        ! runs avx512_bf16 amx_tile amx_int8 || best=sapphirerapids
+      fi
+    fi
+  fi
+  echo "$best"
 }
 
 prerequisites() {

@@ -104,8 +104,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Decodes so many tokens behind what a sequence holds, with logits for the last `rows` of them. One that fails holds
-    /// nothing afterwards.
+    /// Decodes so many tokens behind what a sequence holds, with logits for the last `rows` of them. Where that
+    /// fails it holds what it did, or nothing if that is unknown.
     fn decode_behind(&mut self, sequence: u32, tokens: u32, rows: u32) -> Result<(), String> {
         let held = self.kv.len(sequence);
         self.batch.clear();
@@ -116,14 +116,18 @@ impl<B: Backend> Scheduler<B> {
             output: i + rows >= tokens,
         }));
         let row = self.batch.len() - 1;
-        let done = match self.kv.decode(&self.batch) {
+        let decoded = self.kv.decode(&self.batch);
+        let is_known = !matches!(decoded, Err(BackendError::Failed(_)));
+        let done = match decoded {
             Ok(()) if self.kv.logits(row).is_some() => Ok(()),
             Ok(()) => Err(String::from("the backend gave no logits")),
             Err(BackendError::NoKvCells) => Err(String::from("the KV cache is full although no request uses it")),
             Err(BackendError::Failed(reason)) => Err(reason),
         };
-        if done.is_err() {
-            self.kv.clear(sequence);
+        match done {
+            Ok(()) => {}
+            Err(_) if held > 0 && is_known => _ = self.kv.truncate(sequence, held),
+            Err(_) => self.kv.clear(sequence),
         }
         done
     }
