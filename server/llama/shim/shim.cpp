@@ -6,6 +6,10 @@
 #include "json.h"
 #include "log.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -79,6 +83,14 @@ void gantry_text_free(gantry_text text) { std::free(text.data); }
 void gantry_common_log_off(void) {
     // Below every level that the library's macros test against.
     common_log_set_verbosity_thold(-1);
+}
+
+void gantry_return_large_blocks(void) {
+#ifdef __GLIBC__
+    // Above a row of logits, one of which comes and goes with each token.
+    mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    mallopt(M_TRIM_THRESHOLD, 8 << 20);
+#endif
 }
 
 gantry_chat_template * gantry_chat_template_new(const llama_model * model, gantry_text * reason) {

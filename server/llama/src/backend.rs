@@ -111,8 +111,12 @@ fn process(dir: Option<&Path>) -> &'static Process {
 
 fn start(dir: Option<&Path>) -> Result<(Backends, LlamaBackend), BackendError> {
     logs::install();
-    // SAFETY: sets one integer; `get_or_init` lets no other thread of ours into llama.cpp before it.
-    unsafe { shim::gantry_common_log_off() };
+    // SAFETY: these set integers, the second within glibc, which has its own lock; `get_or_init` lets no other thread of
+    // ours into llama.cpp before it.
+    unsafe {
+        shim::gantry_common_log_off();
+        shim::gantry_return_large_blocks();
+    }
     let modules = dir.map(modules::read).transpose()?.unwrap_or_default();
     let Modules { cpu, others, mut not_loaded } = modules;
     let choice = modules::choose(modules::builtin_score(), &cpu);

@@ -24,6 +24,7 @@ pub(crate) struct RawChatTemplate {
 unsafe extern "C" {
     fn gantry_text_free(text: RawText);
     pub(crate) fn gantry_common_log_off();
+    pub(crate) fn gantry_return_large_blocks();
     pub(crate) fn gantry_chat_template_new(
         model: *const sys::llama_model,
         reason: *mut RawText,

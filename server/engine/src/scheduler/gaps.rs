@@ -3,9 +3,9 @@
 //! Of a split cache llama.cpp computes together only sequences whose ids follow each other ([`crate::plan::split_parts`]):
 //! each gap that an ended request leaves is one more part of every step, with a fixed cost of its own. On two cores 16
 //! streams scattered over 31 slots took 360 ms a token, and 170 side by side. New requests take the lowest slots; where
-//! that leaves a gap, or puts a prompt that is read among the streams, the highest stream changes places with it. Rows
-//! are copied as they are (a megabyte takes less than a millisecond), so that answers stay the same, and so does what a
-//! request left for others.
+//! that leaves a gap, or puts a prompt that is read among the streams, a stream changes places with it. Rows are copied
+//! as they are (a megabyte takes less than a millisecond), so that answers stay the same, and so does what a request
+//! left for others. While they are, a copy of both is in memory.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -14,6 +14,7 @@ use super::Scheduler;
 use crate::backend::Backend;
 use crate::budget::StepWork;
 use crate::plan::Need;
+use crate::sequence::Sequence;
 
 /// The longest sequence that is moved, in tokens: its copy holds up everyone.
 const MAX_MOVED_TOKENS: u32 = 2_048;
@@ -21,7 +22,7 @@ const MAX_MOVED_TOKENS: u32 = 2_048;
 const MOVING_SHARE: f64 = 0.05;
 
 impl<B: Backend> Scheduler<B> {
-    /// Moves the highest streams to the lowest places, some in each step.
+    /// Moves streams beside each other, some in each step.
     pub(super) fn close_gaps(&mut self) {
         if self.limits.unified || !self.limits.reusable {
             return;
@@ -51,14 +52,27 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// The lowest place that no stream has, and the highest above it that one has.
+    /// A place that no stream has and a stream for it: of what brings all streams side by side with the fewest moves, a
+    /// move of what is least to copy.
     fn misplaced(&self) -> Option<(u32, u32)> {
-        let streams = |slot: &Option<crate::sequence::Sequence>| {
-            slot.as_ref().is_some_and(|sequence| matches!(sequence.need(), Need::Decode { .. }))
-        };
-        let place = u32::try_from(self.slots.iter().position(|slot| !streams(slot))?).ok()?;
-        let stream = u32::try_from(self.slots.iter().rposition(streams)?).ok()?;
-        let longest = self.kv.len(stream).max(self.kv.len(place));
-        (place < stream && longest <= MAX_MOVED_TOKENS).then_some((place, stream))
+        let is_stream: Vec<bool> = self.slots.iter().map(|slot| slot.as_ref().is_some_and(decodes)).collect();
+        let streams = is_stream.iter().filter(|&&is| is).count();
+        let (lowest, highest) = is_stream.iter().position(|&is| is).zip(is_stream.iter().rposition(|&is| is))?;
+        if highest - lowest < streams {
+            return None; // side by side
+        }
+        let ways = (0..=is_stream.len() - streams).filter_map(|first| {
+            let is_place = |id: u32| (first..first + streams).contains(&(id as usize));
+            let wrong = (0_u32..).zip(&is_stream).filter(|&(id, &stream)| stream != is_place(id)).map(|(id, _)| id);
+            let (places, outside): (Vec<u32>, Vec<u32>) = wrong.partition(|&id| is_place(id));
+            let lens = || outside.iter().chain(&places).map(|&id| self.kv.len(id));
+            let next = (*places.first()?, *outside.last()?);
+            (lens().max() <= Some(MAX_MOVED_TOKENS)).then(|| (outside.len(), lens().sum::<u32>(), next))
+        });
+        ways.min_by_key(|&(moves, tokens, _)| (moves, tokens)).map(|(_, _, next)| next)
     }
+}
+
+fn decodes(sequence: &Sequence) -> bool {
+    matches!(sequence.need(), Need::Decode { .. })
 }

@@ -16,13 +16,11 @@ fn those_that_stay_close_the_gaps_of_those_that_end() {
             h.scheduler.step();
             h.scheduler.assert_books();
         }
-        // A step has time for one move at least.
-        for _ in 0..2 {
-            h.scheduler.step();
-            h.scheduler.assert_books();
-        }
-        assert_eq!(h.scheduler.tickets(), [6, 2, 4, 0, 0, 0]);
-        assert_eq!(h.stats.snapshot().moves_total, 2);
+        // Three are side by side with one move, which a step has time for.
+        h.scheduler.step();
+        h.scheduler.assert_books();
+        assert_eq!(h.scheduler.tickets(), [0, 2, 6, 4, 0, 0]);
+        assert_eq!(h.stats.snapshot().moves_total, 1);
         h.run();
         requests.iter().for_each(|request| request.check(setup.limits.positions));
         // What the first one left is found where it is now.
@@ -36,19 +34,21 @@ fn those_that_stay_close_the_gaps_of_those_that_end() {
 }
 
 #[test]
-fn a_prompt_that_is_read_goes_behind_the_streams() {
+fn a_prompt_that_is_read_among_the_streams_goes_behind_them() {
     let setup = Setup { reuse: true, ..Setup::split(4, 200, 8, 64) };
     let mut h = Harness::of(&setup);
     let long = |tokens| GenerationParams { ignore_eos: true, ..greedy(tokens) };
-    let mut requests = vec![h.submit(vec![1; 4], long(12)).unwrap()];
-    requests.extend((2..4).map(|i| h.submit(vec![i; 4], long(60)).unwrap()));
+    let mut requests: Vec<Submitted> =
+        (1..4).map(|i| h.submit(vec![i; 4], long(if i == 2 { 12 } else { 60 })).unwrap()).collect();
     while h.stats.snapshot().requests_finished_total == 0 {
         h.scheduler.step();
     }
-    requests.push(h.submit(vec![5; 100], long(40)).unwrap());
-    h.scheduler.step();
-    h.scheduler.assert_books();
-    assert_eq!(h.scheduler.tickets(), [3, 2, 4, 0]);
+    requests.extend((5..7).map(|i| h.submit(vec![i; 100], long(40)).unwrap()));
+    while h.scheduler.tickets().contains(&0) {
+        h.scheduler.step();
+        h.scheduler.assert_books();
+    }
+    assert_eq!(h.scheduler.tickets()[..2], [1, 3]);
     h.run();
     requests.iter().for_each(|request| request.check(setup.limits.positions));
     h.assert_empty();
@@ -56,30 +56,59 @@ fn a_prompt_that_is_read_goes_behind_the_streams() {
 
 #[test]
 fn long_sequences_and_those_of_a_pool_stay_where_they_are() {
-    let moves_of = |setup: &Setup, tokens: usize| {
+    // With the middle one gone, either of the others could move.
+    let moves_of = |setup: &Setup, first: usize, last: usize| {
         let mut h = Harness::of(setup);
-        let short = h.submit(vec![1; 8], greedy(1)).unwrap();
-        let long = h.submit(vec![2; tokens], GenerationParams { ignore_eos: true, ..greedy(20) }).unwrap();
+        let stays = |tokens| GenerationParams { ignore_eos: true, ..greedy(tokens) };
+        let requests = [(first, stays(60)), (8, stays(2)), (last, stays(60))]
+            .into_iter()
+            .zip(1..)
+            .map(|((tokens, params), i)| h.submit(vec![i; tokens], params).unwrap());
+        let requests: Vec<Submitted> = requests.collect();
         h.run();
-        [short, long].iter().for_each(|request| request.check(setup.limits.positions));
+        requests.iter().for_each(|request| request.check(setup.limits.positions));
         let moves = h.stats.snapshot().moves_total;
         h.assert_empty();
         moves
     };
-    assert_eq!(moves_of(&Setup::split(2, 2_200, 5_000, 64), 2_000), 1);
-    assert_eq!(moves_of(&Setup::split(2, 2_200, 5_000, 64), 2_100), 0);
-    assert_eq!(moves_of(&Setup::unified(2, 0, 2_200, 5_000), 2_000), 0);
+    let split = Setup::split(3, 2_200, 7_000, 64);
+    assert_eq!(moves_of(&split, 2_000, 1_900), 1);
+    assert_eq!(moves_of(&split, 2_100, 1_900), 1);
+    assert_eq!(moves_of(&split, 1_900, 2_100), 1);
+    assert_eq!(moves_of(&split, 2_100, 2_110), 0);
+    assert_eq!(moves_of(&Setup::unified(3, 0, 2_200, 7_000), 2_000, 1_900), 0);
+}
+
+#[test]
+fn the_shorter_one_moves_and_one_alone_stays() {
+    let setup = Setup { reuse: true, ..Setup::split(4, 200, 240, 64) };
+    let mut h = Harness::of(&setup);
+    let long = |tokens| GenerationParams { ignore_eos: true, ..greedy(tokens) };
+    let submitted = [(8, 60), (8, 4), (100, 20)];
+    let requests: Vec<Submitted> =
+        submitted.iter().zip(1..).map(|(&(len, tokens), i)| h.submit(vec![i; len], long(tokens)).unwrap()).collect();
+    while h.stats.snapshot().requests_finished_total == 0 {
+        h.scheduler.step();
+    }
+    h.scheduler.step();
+    h.scheduler.assert_books();
+    // Behind the longer one, where nothing is to be copied back.
+    assert_eq!(h.scheduler.tickets(), [0, 0, 3, 1]);
+    h.run();
+    requests.iter().for_each(|request| request.check(setup.limits.positions));
+    assert_eq!(h.stats.snapshot().moves_total, 1);
+    h.assert_empty();
 }
 
 #[test]
 fn one_that_cannot_be_moved_goes_on_in_its_place() {
-    let setup = Setup { reuse: true, ..Setup::split(2, 200, 64, 64) };
+    let setup = Setup { reuse: true, ..Setup::split(3, 200, 64, 64) };
     let mut h = Harness::of(&setup);
-    let short = h.submit(vec![1; 8], greedy(1)).unwrap();
-    let long = h.submit(vec![2; 8], GenerationParams { ignore_eos: true, ..greedy(20) }).unwrap();
+    let stays = |tokens| GenerationParams { ignore_eos: true, ..greedy(tokens) };
+    let requests = [20, 2, 20].map(|tokens| h.submit(vec![1; 8], stays(tokens)).unwrap());
     h.scheduler.backend().fail_copies();
     h.run();
-    [short, long].iter().for_each(|request| request.check(setup.limits.positions));
+    requests.iter().for_each(|request| request.check(setup.limits.positions));
     assert_eq!(h.stats.snapshot().moves_total, 0);
     h.assert_empty();
 }

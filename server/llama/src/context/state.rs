@@ -19,8 +19,6 @@ use crate::logs;
 
 /// Tokens decoded to see a state where no sequence holds any.
 const PROBE_TOKENS: u32 = 2;
-/// The scratch buffer that is kept between calls, in bytes; a larger one is given back.
-const MAX_KEPT_SCRATCH_BYTES: usize = 64 << 20;
 
 /// What is known of the state of a context.
 #[derive(Debug)]
@@ -64,27 +62,24 @@ impl Context {
         if from == held {
             return Ok(Vec::new());
         }
-        let mut state = std::mem::take(&mut self.scratch);
-        let chunks = self.fetch(place.sequence, 0, &mut state).and_then(|()| {
-            let parsed = layout::parse(&state, place)
-                .filter(|parsed| Some(&parsed.layout) == self.knowledge().layout.as_ref())
-                .filter(|parsed| parsed.cells() == held as usize)
-                .ok_or(StateError::NotSliceable)?;
-            let order = parsed.order().ok_or(StateError::NotSliceable)?;
-            let mut chunks = Vec::new();
-            let mut position = from;
-            while position < held {
-                let tokens = block.min(held - position);
-                let mut bytes = chunk::begin(tokens as usize * parsed.layout.row_bytes());
-                parsed.cut(&state, &order, position as usize..(position + tokens) as usize, &mut bytes);
-                chunk::seal(&mut bytes, Kind::Rows, Head { fingerprint, position, tokens });
-                chunks.push(bytes);
-                position += tokens;
-            }
-            Ok(chunks)
-        });
-        self.keep_scratch(state);
-        chunks
+        let mut state = Vec::new();
+        self.fetch(place.sequence, 0, &mut state)?;
+        let parsed = layout::parse(&state, place)
+            .filter(|parsed| Some(&parsed.layout) == self.knowledge().layout.as_ref())
+            .filter(|parsed| parsed.cells() == held as usize)
+            .ok_or(StateError::NotSliceable)?;
+        let order = parsed.order().ok_or(StateError::NotSliceable)?;
+        let mut chunks = Vec::new();
+        let mut position = from;
+        while position < held {
+            let tokens = block.min(held - position);
+            let mut bytes = chunk::begin(tokens as usize * parsed.layout.row_bytes());
+            parsed.cut(&state, &order, position as usize..(position + tokens) as usize, &mut bytes);
+            chunk::seal(&mut bytes, Kind::Rows, Head { fingerprint, position, tokens });
+            chunks.push(bytes);
+            position += tokens;
+        }
+        Ok(chunks)
     }
 
     /// Makes an empty sequence hold consecutive chunks from position 0 on, each given with the number of its tokens, and
@@ -114,11 +109,10 @@ impl Context {
         if position == 0 {
             return Ok(0);
         }
-        let mut state = std::mem::take(&mut self.scratch);
+        let mut state = Vec::new();
         layout.compose(place, &opened, &mut state);
-        let put = self.put(sequence, place.sequence, position, &state);
-        self.keep_scratch(state);
-        put.map(|()| position)
+        self.put(sequence, place.sequence, position, &state)?;
+        Ok(position)
     }
 
     /// The state of a whole sequence, which only a context made the same way takes; works for every model.
@@ -154,21 +148,14 @@ impl Context {
     /// Makes an empty sequence hold the first `len` tokens of another one, through their state.
     pub(super) fn copy_state(&mut self, from: i32, to: u32, held: u32, len: u32) -> Result<(), StateError> {
         let id = self.checked(to)?;
-        let mut state = std::mem::take(&mut self.scratch);
-        let put = self.fetch(from, 0, &mut state).and_then(|()| self.put(to, id, held, &state));
-        self.keep_scratch(state);
-        put?;
+        let mut state = Vec::new();
+        self.fetch(from, 0, &mut state)?;
+        self.put(to, id, held, &state)?;
         if len < held && !self.remove(to, len)? {
             self.remove(to, 0)?;
             return Err(StateError::NotSliceable);
         }
         Ok(())
-    }
-
-    fn keep_scratch(&mut self, state: Vec<u8>) {
-        if state.capacity() <= MAX_KEPT_SCRATCH_BYTES {
-            self.scratch = state;
-        }
     }
 
     fn streams(&self) -> u32 {
