@@ -73,7 +73,8 @@ pub(crate) struct Chunk<'a> {
 /// A model's state and its computation; one owner.
 pub(crate) trait Backend: Send {
     fn limits(&self) -> BackendLimits;
-    /// Decodes a batch, whose entries stand in the order of their sequences; the last of these may come first.
+    /// Decodes a batch, whose entries stand in the order of their sequences; the last of these may come first, and the
+    /// first last.
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError>;
     /// The logits after the entry at `index` of the last batch.
     fn logits(&mut self, index: usize) -> Option<&[f32]>;

@@ -292,7 +292,7 @@ impl<B: Backend> Scheduler<B> {
         let _ = self.stats.broken.set(reason);
     }
 
-    /// Fills the batch, in the order of the sequences but for prompts behind all that generate.
+    /// Fills the batch, in the order of the sequences but for prompts around those that generate.
     fn plan(&mut self, now: Instant) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
@@ -311,10 +311,13 @@ impl<B: Backend> Scheduler<B> {
         let prefill_tokens = room_for(&demand).max(self.budget.tokens_to_end(&demand, nearly_read.sum()));
         self.stats.budgeted(prefill_tokens, self.budget.target_ms(&demand));
         let bounds = Bounds { batch_tokens: self.limits.batch_tokens, prefill_tokens, turn: self.prompt_steps };
-        // Prompts behind all that generate come first: in a split cache they are then computed by themselves, and not with
-        // their first token among the others, which would look at as many cells as the prompt has.
-        let behind = needs.iter().rposition(|need| matches!(need, Need::Decode { .. })).map_or(0, |last| last + 1);
-        let order = || (behind..needs.len()).chain(0..behind);
+        // Prompts behind all that generate come first, and those before them last: in a split cache they are then computed
+        // by themselves, and not with their first token among the others, which would look at as many cells as the prompt
+        // has.
+        let generates = |need: &Need| matches!(need, Need::Decode { .. });
+        let ahead = needs.iter().position(generates).unwrap_or(0);
+        let behind = needs.iter().rposition(generates).map_or(0, |last| last + 1);
+        let order = || (behind..needs.len()).chain(ahead..behind).chain(0..ahead);
         let parts = |grants: &[u32]| {
             let batch: Vec<(usize, u32)> = order().map(|at| (active[at].0, grants[at])).collect();
             if self.limits.unified { vec![batch.iter().map(|(_, tokens)| tokens).sum()] } else { split_parts(&batch) }

@@ -12,6 +12,7 @@ use crate::error::RequestError;
 use crate::event::{FinishReason, ModelInfo};
 use crate::grammars::Grammars;
 use crate::params::GenerationParams;
+use crate::plan::split_parts;
 use crate::sampler::{Sampler, compile};
 
 /// Tokens there are. 0 ends a generation.
@@ -44,6 +45,8 @@ pub(crate) struct ScriptedBackend {
     pub(crate) control: Control,
     pub(crate) decodes: u64,
     pub(crate) decoded_tokens: u64,
+    /// What llama.cpp would compute together of the last batch.
+    pub(crate) parts: Vec<u32>,
     /// Logits follow from the last so many tokens alone, so that answers run in circles; 0: from all of them.
     memory: usize,
     /// After so many tokens, and each time so many more, the logits are others; 0: never.
@@ -76,6 +79,7 @@ impl ScriptedBackend {
             control: Control::default(),
             decodes: 0,
             decoded_tokens: 0,
+            parts: Vec::new(),
             memory: 0,
             wrong_every: 0,
             copies_fail: false,
@@ -141,7 +145,7 @@ impl Backend for ScriptedBackend {
         drop(self.control.gate.lock().unwrap());
         assert!(!batch.is_empty() && batch.len() <= self.limits.batch_tokens as usize, "batch of {}", batch.len());
         let descents = batch.windows(2).filter(|pair| pair[0].sequence > pair[1].sequence).count();
-        assert!(descents <= 1, "a batch stands in the order of its sequences, whichever comes first");
+        assert!(descents <= 2, "a batch stands in the order of its sequences, but for its ends");
         let fault = self.control.faults.lock().unwrap().pop_front();
         match fault.unwrap_or(Fault::None) {
             Fault::None if self.limits.unified && self.cells() + batch.len() as u64 > self.limits.total_cells => {
@@ -152,6 +156,9 @@ impl Backend for ScriptedBackend {
             Fault::Fail => return Err(BackendError::Failed(String::from("scripted"))),
             Fault::Panic => panic!("scripted"),
         }
+        let runs = batch.chunk_by(|a, b| a.sequence == b.sequence);
+        let runs = runs.map(|run| (run[0].sequence as usize, u32::try_from(run.len()).unwrap()));
+        self.parts = split_parts(&runs.collect::<Vec<_>>());
         self.decodes += 1;
         self.decoded_tokens += batch.len() as u64;
         let rows = batch.iter().filter(|entry| entry.output).count();

@@ -55,6 +55,39 @@ fn a_prompt_that_is_read_among_the_streams_goes_behind_them() {
 }
 
 #[test]
+fn prompts_before_and_behind_the_streams_are_computed_by_themselves() {
+    // Whose place the prompt gets: it is the lowest that is free.
+    for ends in [0, 2] {
+        let setup = Setup::split(3, 200, 40, 64);
+        let mut h = Harness::of(&setup);
+        let long = |tokens| GenerationParams { ignore_eos: true, ..greedy(tokens) };
+        let mut requests: Vec<Submitted> =
+            (0..3).map(|i| h.submit(vec![i + 1; 4], long(if i == ends { 4 } else { 100 })).unwrap()).collect();
+        while h.stats.snapshot().requests_finished_total == 0 {
+            h.scheduler.step();
+        }
+        requests.push(h.submit(vec![5; 91], long(4)).unwrap());
+        let before = h.scheduler.backend().decoded_tokens;
+        let mut read = 0;
+        while read < 91 {
+            h.scheduler.step();
+            assert_eq!(h.scheduler.tickets()[ends as usize], 4);
+            let of_prompt = h.scheduler.backend().parts.iter().sum::<u32>() - 2;
+            let mut parts = h.scheduler.backend().parts.clone();
+            parts.sort_unstable();
+            let mut expected = [2, of_prompt];
+            expected.sort_unstable();
+            assert_eq!(parts, expected);
+            read += of_prompt;
+        }
+        assert!(h.scheduler.backend().decoded_tokens > before + 91 + 2 * 2, "in several steps");
+        h.run();
+        requests.iter().for_each(|request| request.check(setup.limits.positions));
+        h.assert_empty();
+    }
+}
+
+#[test]
 fn long_sequences_and_those_of_a_pool_stay_where_they_are() {
     // With the middle one gone, either of the others could move.
     let moves_of = |setup: &Setup, first: usize, last: usize| {
