@@ -27,7 +27,7 @@ use crate::plan::Need;
 /// have waited a step.
 pub(crate) const BURST_MS: f64 = 10_000.0;
 /// A burst has so many prompts that their rows cost at least so many times what a step costs without any.
-const ROWS_WORTH_A_BURST: f64 = 4.0;
+const ROWS_WORTH_A_BURST: f64 = 3.0;
 /// Rows that cost so many times what a step costs without any: further ones would save at most an eighth of the time.
 const ROWS_ENOUGH: f64 = 7.0;
 /// Prompts that wait for streams to end do so until these cost less than so many times a step without any.

@@ -42,6 +42,8 @@ pub struct Context {
     outputs: Vec<i8>,
     /// How this context's state is laid out, once it was looked at.
     knowledge: Option<state::Knowledge>,
+    /// For the bytes of states.
+    scratch: Vec<u8>,
     /// Read by llama.cpp while it computes.
     _abort: Option<Arc<AtomicBool>>,
     /// Used by llama.cpp while it computes.
@@ -110,6 +112,7 @@ impl Context {
             n_ctx,
             outputs: Vec::new(),
             knowledge: None,
+            scratch: Vec::new(),
             _abort: params.abort.clone(),
             _threads: threads::ThreadPool::attach(ptr, params.threads),
             model: model.clone(),

@@ -176,13 +176,21 @@ impl Parsed {
 
     /// Appends the rows of some positions, block by block.
     pub(crate) fn cut(&self, state: &[u8], order: &[u32], positions: Range<usize>, out: &mut Vec<u8>) {
-        let runs = runs(&order[positions]);
+        self.cut_all(state, order, &mut [(positions, out)]);
+    }
+
+    /// As [`Parsed::cut`] for several at once: those of a layer after each other, since it fits in a processor's cache, and
+    /// a state does not.
+    pub(crate) fn cut_all(&self, state: &[u8], order: &[u32], wanted: &mut [(Range<usize>, &mut Vec<u8>)]) {
+        let runs: Vec<_> = wanted.iter().map(|(positions, _)| runs(&order[positions.clone()])).collect();
         for (&begin, row) in self.blocks.iter().zip(&self.layout.rows) {
-            for part in row.parts() {
-                // `parse` found room for every row.
-                let begin = begin + part * self.cells();
-                for run in &runs {
-                    out.extend_from_slice(&state[begin + run.start * row.part..begin + run.end * row.part]);
+            for ((_, out), runs) in wanted.iter_mut().zip(&runs) {
+                for part in row.parts() {
+                    // `parse` found room for every row.
+                    let begin = begin + part * self.cells();
+                    for run in runs {
+                        out.extend_from_slice(&state[begin + run.start * row.part..begin + run.end * row.part]);
+                    }
                 }
             }
         }
@@ -229,7 +237,7 @@ impl Layout {
     pub(crate) fn compose(&self, place: Place, chunks: &[(u32, &[u8])], out: &mut Vec<u8>) {
         let cells: u32 = chunks.iter().map(|chunk| chunk.0).sum();
         out.clear();
-        out.reserve(
+        out.reserve_exact(
             (cells as usize) * (self.row_bytes + CELL_BYTES)
                 + self.rows.len() * BLOCK_HEAD_BYTES
                 + 4 * (place.streams as usize + 8),
@@ -261,12 +269,18 @@ impl Layout {
                     out.extend_from_slice(&u32::try_from(number).unwrap_or(u32::MAX).to_ne_bytes());
                 }
             }
-            for part in row.parts() {
-                for &(tokens, rows) in chunks {
-                    let tokens = tokens as usize;
-                    let begin = (before + part) * tokens;
-                    out.extend_from_slice(&rows[begin..begin + row.part * tokens]);
+            // Chunk by chunk within a layer: a chunk's rows stand together, and a layer fits in a processor's cache.
+            let begin = out.len();
+            out.resize(begin + row.bytes * cells as usize, 0);
+            let mut composed = 0;
+            for &(tokens, rows) in chunks {
+                let tokens = tokens as usize;
+                for part in row.parts() {
+                    let from = (before + part) * tokens;
+                    let to = begin + part * cells as usize + composed * row.part;
+                    out[to..to + row.part * tokens].copy_from_slice(&rows[from..from + row.part * tokens]);
                 }
+                composed += tokens;
             }
             before += row.bytes;
         }

@@ -19,6 +19,8 @@ use crate::logs;
 
 /// Tokens decoded to see a state where no sequence holds any.
 const PROBE_TOKENS: u32 = 2;
+/// The scratch buffer that is kept between calls, in bytes; a larger one is given back.
+const MAX_KEPT_SCRATCH_BYTES: usize = 16 << 20;
 
 /// What is known of the state of a context.
 #[derive(Debug)]
@@ -62,24 +64,28 @@ impl Context {
         if from == held {
             return Ok(Vec::new());
         }
-        let mut state = Vec::new();
-        self.fetch(place.sequence, 0, &mut state)?;
-        let parsed = layout::parse(&state, place)
-            .filter(|parsed| Some(&parsed.layout) == self.knowledge().layout.as_ref())
-            .filter(|parsed| parsed.cells() == held as usize)
-            .ok_or(StateError::NotSliceable)?;
-        let order = parsed.order().ok_or(StateError::NotSliceable)?;
-        let mut chunks = Vec::new();
-        let mut position = from;
-        while position < held {
-            let tokens = block.min(held - position);
-            let mut bytes = chunk::begin(tokens as usize * parsed.layout.row_bytes());
-            parsed.cut(&state, &order, position as usize..(position + tokens) as usize, &mut bytes);
-            chunk::seal(&mut bytes, Kind::Rows, Head { fingerprint, position, tokens });
-            chunks.push(bytes);
-            position += tokens;
-        }
-        Ok(chunks)
+        self.with_scratch(|context, state| {
+            context.fetch(place.sequence, 0, state)?;
+            let parsed = layout::parse(state, place)
+                .filter(|parsed| Some(&parsed.layout) == context.knowledge().layout.as_ref())
+                .filter(|parsed| parsed.cells() == held as usize)
+                .ok_or(StateError::NotSliceable)?;
+            let order = parsed.order().ok_or(StateError::NotSliceable)?;
+            let heads = (from..held).step_by(block as usize).map(|position| {
+                let tokens = block.min(held - position);
+                Head { fingerprint, position, tokens }
+            });
+            let heads: Vec<Head> = heads.collect();
+            let empty = |head: &Head| chunk::begin(head.tokens as usize * parsed.layout.row_bytes());
+            let mut chunks: Vec<Vec<u8>> = heads.iter().map(empty).collect();
+            let positions = |head: &Head| head.position as usize..(head.position + head.tokens) as usize;
+            let mut wanted: Vec<_> = heads.iter().map(positions).zip(&mut chunks).collect();
+            parsed.cut_all(state, &order, &mut wanted);
+            for (bytes, head) in chunks.iter_mut().zip(heads) {
+                chunk::seal(bytes, Kind::Rows, head);
+            }
+            Ok(chunks)
+        })
     }
 
     /// Makes an empty sequence hold consecutive chunks from position 0 on, each given with the number of its tokens, and
@@ -109,9 +115,10 @@ impl Context {
         if position == 0 {
             return Ok(0);
         }
-        let mut state = Vec::new();
-        layout.compose(place, &opened, &mut state);
-        self.put(sequence, place.sequence, position, &state)?;
+        self.with_scratch(|context, state| {
+            layout.compose(place, &opened, state);
+            context.put(sequence, place.sequence, position, state)
+        })?;
         Ok(position)
     }
 
@@ -148,14 +155,25 @@ impl Context {
     /// Makes an empty sequence hold the first `len` tokens of another one, through their state.
     pub(super) fn copy_state(&mut self, from: i32, to: u32, held: u32, len: u32) -> Result<(), StateError> {
         let id = self.checked(to)?;
-        let mut state = Vec::new();
-        self.fetch(from, 0, &mut state)?;
-        self.put(to, id, held, &state)?;
+        self.with_scratch(|context, state| {
+            context.fetch(from, 0, state)?;
+            context.put(to, id, held, state)
+        })?;
         if len < held && !self.remove(to, len)? {
             self.remove(to, 0)?;
             return Err(StateError::NotSliceable);
         }
         Ok(())
+    }
+
+    /// Lends a buffer for a state, whose pages are there already if the last one was not large.
+    fn with_scratch<T>(&mut self, work: impl FnOnce(&mut Self, &mut Vec<u8>) -> T) -> T {
+        let mut state = std::mem::take(&mut self.scratch);
+        let done = work(self, &mut state);
+        if state.capacity() <= MAX_KEPT_SCRATCH_BYTES {
+            self.scratch = state;
+        }
+        done
     }
 
     fn streams(&self) -> u32 {
