@@ -2,8 +2,9 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A CPU: each row costs half of what a step does without any, so that 6 are worth a burst, 14 are enough and 6 too few to hold others back;
-/// a prompt's token takes 10 ms, so that a burst has 1,000 of them, or 25 prompts of 40, or 33 if there are no more.
+/// A CPU: each row costs half of what a step does without any, so that 6 are worth a burst, 14 are enough and 6 too few to
+/// hold others back; a prompt's token takes 10 ms, so that a burst has 1,000 of them, or 25 prompts of 40, or 33 if there
+/// are no more.
 const CPU: StepCost =
     StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 10.0, per_kilocell_ms: 0.0 };
 /// A GPU: hundreds of rows cost next to nothing.
