@@ -25,7 +25,7 @@ void gantry_text_free(struct gantry_text text);
 // llama.cpp's helper library logs on its own to standard error; errors come back as text, so that is turned off.
 void gantry_common_log_off(void);
 
-// Has glibc give back what large blocks took as soon as they are freed: a sequence's state is tens of megabytes, and by
+// Has glibc give back what large blocks took as soon as they are freed: the state of a whole sequence is tens of megabytes, and by
 // itself glibc keeps up to 64 MiB of such for each arena. Of a process; does nothing with another C library.
 void gantry_return_large_blocks(void);
 

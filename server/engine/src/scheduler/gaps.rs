@@ -53,7 +53,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// A place that no stream has and a stream for it: of what brings all streams side by side with the fewest moves, a
-    /// move of what is least to copy.
+    /// move of what is least to copy. Each leaves one fewer to be made.
     fn misplaced(&self) -> Option<(u32, u32)> {
         let is_stream: Vec<bool> = self.slots.iter().map(|slot| slot.as_ref().is_some_and(decodes)).collect();
         let streams = is_stream.iter().filter(|&&is| is).count();
@@ -69,10 +69,29 @@ impl<B: Backend> Scheduler<B> {
             let next = (*places.first()?, *outside.last()?);
             (lens().max() <= Some(MAX_MOVED_TOKENS)).then(|| (outside.len(), lens().sum::<u32>(), next))
         });
-        ways.min_by_key(|&(moves, tokens, _)| (moves, tokens)).map(|(_, _, next)| next)
+        let way = ways.min_by_key(|&(moves, tokens, _)| (moves, tokens)).map(|(_, _, next)| next);
+        way.or_else(|| self.apart(&is_stream))
+    }
+
+    /// Where long ones are in the way of that: the least to copy that leaves the streams in fewer groups.
+    fn apart(&self, is_stream: &[bool]) -> Option<(u32, u32)> {
+        let ids = |streams: bool| {
+            let short = |id: u32| self.kv.len(id) <= MAX_MOVED_TOKENS;
+            (0_u32..).zip(is_stream).filter(move |&(id, &is)| is == streams && short(id)).map(|(id, _)| id)
+        };
+        let beside = |id: u32, but: u32| {
+            let is_one = |other: u32| other != but && is_stream.get(other as usize) == Some(&true);
+            usize::from(id.checked_sub(1).is_some_and(is_one)) + usize::from(is_one(id + 1))
+        };
+        let pairs = ids(true).flat_map(|stream| ids(false).map(move |place| (place, stream)));
+        // Without neighbours it was a group of its own; between two streams it makes two groups one.
+        let joining = pairs.filter(|&(place, stream)| beside(stream, stream) < beside(place, stream));
+        joining.min_by_key(|&(place, stream)| self.kv.len(place) + self.kv.len(stream))
     }
 }
 
+/// Whether it generates. One of a burst that was read to its last token waits for the others where it is.
 fn decodes(sequence: &Sequence) -> bool {
-    matches!(sequence.need(), Need::Decode { .. })
+    let asking = sequence.asking();
+    asking.started && matches!(asking.need, Need::Decode { .. })
 }

@@ -113,6 +113,27 @@ fn long_sequences_and_those_of_a_pool_stay_where_they_are() {
 }
 
 #[test]
+fn between_long_ones_the_others_still_move() {
+    // Two long ones at the ends of five; with the second and the fourth gone, one is left in the middle.
+    let setup = Setup::split(5, 2_200, 11_000, 64);
+    let mut h = Harness::of(&setup);
+    let stays = |tokens| GenerationParams { ignore_eos: true, ..greedy(tokens) };
+    let submitted = [(2_100, 60), (8, 2), (8, 60), (8, 2), (2_100, 60)];
+    let requests: Vec<Submitted> =
+        submitted.iter().zip(1..).map(|(&(len, tokens), i)| h.submit(vec![i; len], stays(tokens)).unwrap()).collect();
+    while h.stats.snapshot().requests_finished_total < 2 {
+        h.scheduler.step();
+    }
+    h.scheduler.step();
+    h.scheduler.assert_books();
+    assert_eq!(h.scheduler.tickets(), [1, 3, 0, 0, 5]);
+    h.run();
+    requests.iter().for_each(|request| request.check(setup.limits.positions));
+    assert_eq!(h.stats.snapshot().moves_total, 1);
+    h.assert_empty();
+}
+
+#[test]
 fn the_shorter_one_moves_and_one_alone_stays() {
     let setup = Setup { reuse: true, ..Setup::split(4, 200, 240, 64) };
     let mut h = Harness::of(&setup);
