@@ -41,3 +41,21 @@ fn where_rows_are_cheap_each_begins_when_it_has_been_read() {
         generated(StepCost { fixed_ms: 20.0, per_decode_row_ms: 0.1, per_prefill_token_ms: 0.1, per_kilocell_ms: 0.0 });
     assert!(tokens[1] > 0, "{tokens:?}");
 }
+
+#[test]
+fn nobody_is_moved_while_others_of_a_burst_are_read() {
+    let setup = Setup::split(20, 200, 64, 64);
+    let mut h = Harness::of(&setup);
+    h.scheduler.cost_is(DEAR_ROWS);
+    let ends = GenerationParams { ignore_eos: true, ..greedy(3) };
+    // Every second one is shorter, and read before its neighbours.
+    let len = |i: Token| if i % 2 == 0 { 25 } else { 40 };
+    let requests: Vec<Submitted> = (1..=20).map(|i| h.submit(vec![i; len(i)], ends.clone()).unwrap()).collect();
+    while h.stats.snapshot().generated_tokens_total < 20 {
+        h.scheduler.step();
+        assert_eq!(h.stats.snapshot().moves_total, 0);
+    }
+    h.run();
+    requests.iter().for_each(|request| request.check(setup.limits.positions));
+    h.assert_empty();
+}
