@@ -28,7 +28,7 @@ use std::time::Duration;
 /// What a step may take without [`EngineConfig::step_ms_target`](crate::EngineConfig::step_ms_target), as a multiple of
 /// what the decoding rows alone take. Where more requests wait for their first token than streams decode, each has as much
 /// of the step as a stream: few must not hold up many, and prompts are read the faster the larger their parts are.
-pub(crate) const AUTO_STEP_FACTOR: f64 = 2.25;
+pub(crate) const AUTO_STEP_FACTOR: f64 = 2.0;
 /// A step may take so many times what its decoding rows alone take, whatever its target, to read prompts to their end.
 pub(crate) const TO_END_FACTOR: f64 = 2.0;
 /// The least that such a target is: below it, prompts get too little for a gain that nobody sees.
@@ -37,6 +37,9 @@ pub(crate) const AUTO_STEP_MIN_MS: f64 = 20.0;
 pub(crate) const AUTO_STEP_MAX_MS: f64 = 250.0;
 /// Prompts get so many tokens in a step even where the target has no room for them, so that they go on.
 pub(crate) const MIN_PREFILL_TOKENS: u32 = 8;
+/// And only so many where each looks at so many cells that it costs twice what it does at a prompt's beginning: those would
+/// take longer than the streams themselves.
+pub(crate) const MIN_DEAR_PREFILL_TOKENS: u32 = 4;
 /// Before anything is measured: some CPU, in ms.
 const FIRST_GUESS: StepCost =
     StepCost { fixed_ms: 20.0, per_decode_row_ms: 3.0, per_prefill_token_ms: 2.0, per_kilocell_ms: 0.5 };
@@ -55,11 +58,13 @@ const OUTLIER_WINDOW: u32 = 8;
 const MOST_CHANGE: f64 = 2.0;
 /// A cost that takes part in a step is blamed for at least this part of it, so that one near 0 can grow.
 const LEAST_BLAME: f64 = 0.02;
-/// The cost of cells is so many times as likely to be wrong as the others: it differs by how many tokens are computed
-/// together and by the kernel, and the warm-up has no long prompts.
-const CELLS_BLAME: f64 = 10.0;
+/// Where prompts are read, the cost of cells is so many times as likely to be wrong as the others: it differs by how many
+/// tokens are computed together and by the kernel.
+const CELLS_BLAME: f64 = 100.0;
 /// And is not corrected in steps of which it is a smaller part.
 const CELLS_TELL: f64 = 0.05;
+/// To look at a thousand cells costs a token at least such a part of what it costs besides, as far as the warm-up tells.
+const LEAST_CELLS: f64 = 0.05;
 /// A decoding row costs at least so much more than a prompt's token, as a part of that.
 const LEAST_ROW_EXTRA: f64 = 0.1;
 /// No cost is below this, in ms, and none above [`LONGEST_STEP_MS`].
@@ -117,6 +122,13 @@ impl StepWork {
     }
 }
 
+/// Two steps of the warm-up with the same tokens, with how many cells they looked at, in thousands, and what they took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CellSteps {
+    pub(crate) near: (f64, Duration),
+    pub(crate) deep: (f64, Duration),
+}
+
 /// Who wants a part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Demand {
@@ -161,11 +173,16 @@ impl StepBudget {
     }
 
     /// Learns from steps of different kinds that were made for this: unlike those of a load they tell the costs apart.
-    pub(crate) fn calibrate(&mut self, steps: &[(StepWork, Duration)]) {
+    pub(crate) fn calibrate(&mut self, steps: &[(StepWork, Duration)], cells: Option<CellSteps>) {
         for &(work, took) in std::iter::repeat_n(steps, CALIBRATION_ROUNDS).flatten() {
             let took_ms = (took.as_secs_f64() * 1e3).clamp(SHORTEST_STEP_MS, LONGEST_STEP_MS);
             let expected_ms = self.cost.step_ms(work);
             self.correct(work, expected_ms, CORRECTION * (took_ms / expected_ms).ln());
+        }
+        if let Some(CellSteps { near, deep }) = cells {
+            let ms = (deep.1.as_secs_f64() - near.1.as_secs_f64()) * 1e3 / (deep.0 - near.0);
+            self.cost.per_kilocell_ms =
+                ms.max(LEAST_CELLS * self.cost.per_prefill_token_ms).clamp(LEAST_COST_MS, LONGEST_STEP_MS);
         }
         self.steps = BELIEVED_STEPS;
     }
@@ -198,10 +215,12 @@ impl StepBudget {
         if demand.decode_rows == 0 {
             return self.max_prefill_tokens;
         }
-        let room_ms = self.target_ms(demand) - self.cost.step_ms(demand.rows());
-        let tokens = (room_ms / self.token_ms(demand)).clamp(0.0, f64::from(self.max_prefill_tokens));
+        let (rows_ms, token_ms) = (self.cost.step_ms(demand.rows()), self.token_ms(demand));
+        let tokens = ((self.target_ms(demand) - rows_ms) / token_ms).clamp(0.0, f64::from(self.max_prefill_tokens));
+        let is_dear = token_ms >= 2.0 * self.cost.per_prefill_token_ms;
+        let least = if is_dear { MIN_DEAR_PREFILL_TOKENS } else { MIN_PREFILL_TOKENS };
         // In range: clamped between 0 and a u32.
-        (tokens as u32).max(MIN_PREFILL_TOKENS.min(self.max_prefill_tokens))
+        (tokens as u32).max(least.min(self.max_prefill_tokens))
     }
 
     /// Tokens that a step may have for prompts which it reads to their end, `nearly_read` in all: with many streams a
@@ -247,12 +266,13 @@ impl StepBudget {
         // Short sequences say nothing about cells.
         let tells = *per_kilocell_ms * work.kilocells >= CELLS_TELL * expected_ms;
         let kilocells = if tells { work.kilocells } else { 0.0 };
+        let cells_blame = if work.prefill_tokens > 0 { CELLS_BLAME } else { 1.0 };
         // Of each cost how often it is in the step, the least part of it that it is blamed for, and how likely it is wrong.
         let costs = [
             (fixed_ms, 1.0, LEAST_BLAME, 1.0),
             (&mut row_extra_ms, rows, LEAST_BLAME, 1.0),
             (&mut *per_prefill_token_ms, rows + f64::from(work.prefill_tokens), LEAST_BLAME, 1.0),
-            (per_kilocell_ms, kilocells, 0.0, CELLS_BLAME),
+            (per_kilocell_ms, kilocells, 0.0, cells_blame),
         ];
         let parts = costs.map(|(cost, count, least, weight)| {
             let part = if count > 0.0 { (*cost * count / expected_ms).max(least) } else { 0.0 };

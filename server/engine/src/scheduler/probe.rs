@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Scheduler;
 use crate::backend::{Backend, BackendError, BatchEntry, Token};
-use crate::budget::{StepWork, kilocells};
+use crate::budget::{CellSteps, StepWork, kilocells};
 use crate::error::ProbeError;
 use crate::stats::StepRecord;
 
@@ -12,7 +12,7 @@ use crate::stats::StepRecord;
 const PROBE_TOKEN: Token = 0;
 /// Rows with logits of one of the batches of the warm-up: as many as tell a row's cost from a step's.
 const WARM_UP_ROWS: u32 = 16;
-/// Tokens of the batch that is decoded behind a full one, which tells what it costs to look at that.
+/// Tokens of the batch that is decoded behind a full one and at its place, which tells what it costs to look at that.
 const WARM_UP_BEHIND: u32 = 16;
 /// How often such a small batch is decoded,
 const WARM_UP_TIMES: u32 = 3;
@@ -26,12 +26,13 @@ impl<B: Backend> Scheduler<B> {
         self.decode_probe(1, 1)?;
         let batch = self.limits.batch_tokens.min(self.limits.positions);
         let rows = WARM_UP_ROWS.min(self.limits.outputs).min(batch);
-        let mut steps = self.batch_probes(batch)?;
+        let mut steps = Vec::new();
+        let cells = self.batch_probes(batch, &mut steps)?;
         for tokens in [rows, 1] {
             let work = StepWork { decode_rows: tokens, prefill_tokens: 0, kilocells: attended(0, tokens) };
             steps.push((work, least_time(|| self.decode_probe(tokens, tokens))?));
         }
-        self.budget.calibrate(&steps);
+        self.budget.calibrate(&steps, cells);
         self.draft.as_mut().map_or(Ok(()), |draft| draft.warm_up().map_err(|e| format!("the draft model: {e}")))
     }
 
@@ -60,10 +61,10 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// What a full batch takes, and where there is room a few tokens behind it, of which only the cells that they look at
-    /// make a difference to others.
-    fn batch_probes(&mut self, batch: u32) -> Result<Vec<(StepWork, Duration)>, String> {
-        let reads = |tokens: u32, kilocells| StepWork { decode_rows: 1, prefill_tokens: tokens - 1, kilocells };
+    /// What a full batch takes, and where there is room a few tokens at its place and behind it: they differ in nothing but
+    /// the cells that they look at.
+    fn batch_probes(&mut self, batch: u32, steps: &mut Vec<(StepWork, Duration)>) -> Result<Option<CellSteps>, String> {
+        let reads = |tokens: u32| StepWork { decode_rows: 1, prefill_tokens: tokens - 1, kilocells: 0.0 };
         let behind = WARM_UP_BEHIND.min(self.limits.positions - batch).min(batch);
         let now = Instant::now();
         self.free_cells(batch + behind, now);
@@ -71,17 +72,22 @@ impl<B: Backend> Scheduler<B> {
         let started = Instant::now();
         self.decode_behind(sequence, batch, 1)?;
         // So many at once look at cells for next to nothing; few, as beside streams, do not.
-        let mut steps = vec![(reads(batch, 0.0), started.elapsed())];
+        steps.push((reads(batch), started.elapsed()));
+        let mut cells = None;
         if behind > 0 && self.limits.reusable {
-            let took = least_time(|| {
-                self.decode_behind(sequence, behind, 1)?;
-                self.kv.truncate(sequence, batch);
-                Ok(())
-            })?;
-            steps.push((reads(behind, attended(batch, behind)), took));
+            let mut few = |held: u32| {
+                let took = least_time(|| {
+                    self.kv.truncate(sequence, held);
+                    self.decode_behind(sequence, behind, 1)
+                })?;
+                Ok::<_, String>((attended(held, behind), took))
+            };
+            let (deep, near) = (few(batch)?, few(0)?);
+            steps.push((reads(behind), near.1));
+            cells = Some(CellSteps { near, deep });
         }
         self.kv.clear(sequence);
-        Ok(steps)
+        Ok(cells)
     }
 
     /// Decodes so many tokens, with logits for the last `rows` of them.
