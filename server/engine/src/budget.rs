@@ -28,7 +28,7 @@ use std::time::Duration;
 /// What a step may take without [`EngineConfig::step_ms_target`](crate::EngineConfig::step_ms_target), as a multiple of
 /// what the decoding rows alone take. Where more requests wait for their first token than streams decode, each has as much
 /// of the step as a stream: few must not hold up many, and prompts are read the faster the larger their parts are.
-pub(crate) const AUTO_STEP_FACTOR: f64 = 2.0;
+pub(crate) const AUTO_STEP_FACTOR: f64 = 2.1;
 /// A step may take so many times what its decoding rows alone take, whatever its target, to read prompts to their end.
 pub(crate) const TO_END_FACTOR: f64 = 2.0;
 /// The least that such a target is: below it, prompts get too little for a gain that nobody sees.

@@ -175,7 +175,7 @@ pub struct ServeArgs {
     /// Milliseconds that a text waits for others to be embedded with
     #[arg(long, env = "GANTRY_EMBEDDING_WAIT_MS", default_value = "2", value_name = "MS", allow_hyphen_values = true)]
     pub embedding_wait_ms: String,
-    /// Milliseconds that a step may take while requests generate; -1: twice as long as their tokens alone
+    /// Milliseconds that a step may take while requests generate; -1: 2.1 times as long as their tokens alone
     #[arg(long, env = "GANTRY_STEP_MS_TARGET", default_value = "-1", value_name = "MS", allow_hyphen_values = true)]
     pub step_ms_target: String,
 }
