@@ -170,6 +170,9 @@ impl<B: Backend> Scheduler<B> {
     /// How long a first step may wait for one more request: what is read together with others is read sooner than what
     /// comes a step later, and beside a stream.
     pub(crate) fn patience(&self, now: Instant) -> Duration {
+        if self.waiting.len() >= self.slots_allowed() {
+            return Duration::ZERO; // There is no slot for company.
+        }
         let unread: usize = self.waiting.iter(now).map(|w| w.value.tokens().len()).sum();
         let ms = unread as f64 * self.budget.cost().per_prefill_token_ms;
         let part = if self.expects_more() { 1.0 } else { PATIENCE };

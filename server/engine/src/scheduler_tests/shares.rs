@@ -76,8 +76,11 @@ fn an_idle_engine_waits_for_company_by_what_it_has_to_read() {
     assert_eq!(h.scheduler.patience(now), Duration::from_micros(400));
     h.scheduler.cost_is(DEAR_TOKENS);
     assert_eq!(h.scheduler.patience(now), Duration::from_millis(5));
+    let others: Vec<Submitted> = (0..3).map(|_| h.submit(vec![7; 40], greedy(1)).unwrap()).collect();
+    // All slots have someone, and nobody else could be read with them.
+    assert_eq!(h.scheduler.patience(now), Duration::ZERO);
     drop(permit);
     h.run();
-    request.check(1_000);
+    others.iter().chain([&request]).for_each(|request| request.check(1_000));
     h.assert_empty();
 }
