@@ -144,7 +144,7 @@ impl Engine {
             }
             None => None,
         };
-        let disk = cache.as_ref().and_then(|(cache, _)| cache.reader());
+        let (disk, names) = cache.as_ref().map(|(cache, name)| (cache.reader(), *name)).unzip();
         // Unbounded in form only: a request posts at most a message for each token of its context.
         let (posts, posted) = unbounded();
         let mut scheduler = Scheduler::new(SchedulerParts {
@@ -185,7 +185,13 @@ impl Engine {
             text: None,
             memory: None,
         };
-        let preparer = Preparer { vocabulary, positions: limits.positions, grammars: Grammars::default(), disk };
+        let preparer = Preparer {
+            vocabulary,
+            positions: limits.positions,
+            grammars: Grammars::default(),
+            fingerprint: names,
+            disk: disk.flatten(),
+        };
         let deliver = move |request| {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
             let _ = commands.send(Command::Run(Box::new(request)));

@@ -12,7 +12,7 @@ use std::time::Instant;
 use crossbeam_channel::Receiver;
 
 use crate::backend::{Token, Vocabulary};
-use crate::cache::DiskReader;
+use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
 use crate::error::RequestError;
 use crate::grammars::Grammars;
 use crate::output::Signals;
@@ -42,6 +42,8 @@ pub(crate) struct Preparer {
     pub(crate) positions: u32,
     /// Those that were compiled.
     pub(crate) grammars: Grammars,
+    /// What names the blocks of prompts, where these are kept.
+    pub(crate) fingerprint: Option<Fingerprint>,
     /// Where prompts are kept on disk, too.
     pub(crate) disk: Option<DiskReader>,
 }
@@ -79,20 +81,21 @@ impl Preparer {
             let setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
             let tokenized_at = Instant::now();
-            let fetched = self.disk.as_ref().and_then(|disk| disk.fetch(&tokens));
-            Ok((tokens, sampler, tokenized_at, fetched))
+            let (blocks, fetched) = self.find(&tokens);
+            Ok((tokens, sampler, tokenized_at, blocks, fetched))
         }));
         let prepared = prepared.unwrap_or_else(|_| {
             Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
         });
         match prepared {
-            Ok((prompt, sampler, tokenized_at, fetched)) => Some(Request {
+            Ok((prompt, sampler, tokenized_at, blocks, fetched)) => Some(Request {
                 ticket,
                 prompt,
                 params,
                 emitter,
                 signals,
                 sampler,
+                blocks,
                 fetched,
                 submitted_at,
                 tokenized_at,
@@ -103,6 +106,14 @@ impl Preparer {
                 None
             }
         }
+    }
+
+    /// What a prompt's blocks are called, and those that are on disk.
+    fn find(&self, tokens: &[Token]) -> (Vec<BlockHash>, Option<Fetched>) {
+        let Some(fingerprint) = self.fingerprint else { return (Vec::new(), None) };
+        let blocks = chain(fingerprint, tokens);
+        let fetched = self.disk.as_ref().and_then(|disk| disk.fetch(&blocks, tokens));
+        (blocks, fetched)
     }
 
     /// The prompt's tokens; a template's stop strings are added to the caller's.

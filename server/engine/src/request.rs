@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::backend::Token;
-use crate::cache::Fetched;
+use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
 use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 use crate::output::Signals;
@@ -117,6 +117,8 @@ pub(crate) struct Request {
     pub(crate) emitter: Emitter,
     pub(crate) signals: Arc<Signals>,
     pub(crate) sampler: Box<Sampler>,
+    /// The prompt's blocks, by name; none where prompts are not kept.
+    pub(crate) blocks: Vec<BlockHash>,
     /// What was on disk of its prompt.
     pub(crate) fetched: Option<Fetched>,
     pub(crate) submitted_at: Instant,

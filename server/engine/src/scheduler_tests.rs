@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, VOCAB, reference};
 use crate::backend::{Backend, BackendLimits, Token};
 use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
-use crate::cache::{Fingerprint, FingerprintParts, PrefixCache};
+use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
 use crate::draft::Draft;
 use crate::error::RequestError;
 use crate::event::{EngineStats, FinishReason, GenerationEvent};
@@ -176,6 +176,7 @@ impl Harness {
         let now = Instant::now().checked_sub(self.waited).unwrap();
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at, fetched) = (now, now, None);
+        let blocks = chain(fingerprint(), &prompt);
         let setup = sampler::compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
         let request = Request {
@@ -185,6 +186,7 @@ impl Harness {
             emitter,
             signals,
             sampler,
+            blocks,
             fetched,
             submitted_at,
             tokenized_at,

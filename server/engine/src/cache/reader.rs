@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use super::disk::{Shared, access_time};
 use super::entry::{decode_block, is_entry_length};
 use super::index::EntryKey;
-use super::key::{BlockHash, chain};
+use super::key::BlockHash;
 use super::limits::{DISK_READ_BYTES_PER_PROMPT, FETCHED_BYTES};
 use super::tree::Payload;
 use super::{block_tokens, usable_blocks};
@@ -59,9 +59,9 @@ impl Fetched {
 
 impl DiskReader {
     /// The blocks of a prompt that are on disk behind those in memory, as far as its limits go; waits for the disk.
-    pub(crate) fn fetch(&self, tokens: &[i32]) -> Option<Fetched> {
-        let names = chain(self.shared.own, tokens);
-        let blocks = usable_blocks(&names, tokens);
+    /// `names` is [`chain`](super::chain) of these tokens.
+    pub(crate) fn fetch(&self, names: &[BlockHash], tokens: &[i32]) -> Option<Fetched> {
+        let blocks = usable_blocks(names, tokens);
         let first_block = {
             let in_memory = self.shared.in_memory();
             names[..blocks].iter().take_while(|name| in_memory.contains(name)).count()

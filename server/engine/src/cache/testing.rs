@@ -64,7 +64,7 @@ impl Fixture {
 
     /// What is read from disk for a prefix.
     pub(super) fn fetch(&self, tokens: &[i32]) -> Option<Fetched> {
-        self.cache.reader().and_then(|reader| reader.fetch(tokens))
+        self.cache.reader().and_then(|reader| reader.fetch(&chain(self.fingerprint, tokens), tokens))
     }
 
     /// Looks a prefix up, on disk as well, checks what is found, and returns it.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::{Scheduler, pressure::Saved};
 use crate::backend::{BLOCK_TOKENS, Backend, Chunk, Token};
-use crate::cache::{Fetched, chain};
+use crate::cache::{BlockHash, Fetched, PrefixCache};
 use crate::error::RequestError;
 use crate::event::FinishReason;
 use crate::kv::common;
@@ -23,7 +23,7 @@ use crate::request::{Request, too_late};
 use crate::sequence::{GuessSource, Sequence};
 
 /// Waiting requests that one step looks at.
-const MAX_CANDIDATES: usize = 64;
+const MAX_CANDIDATES: usize = 256;
 /// Tokens that a shared beginning must be longer than what is there already for waiting to pay.
 const MIN_TOKENS_TO_WAIT_FOR: u32 = 32;
 
@@ -156,18 +156,27 @@ impl<B: Backend> Scheduler<B> {
         let candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
         let mut ready = candidates.filter(|w| is_saved(&w.value) || !self.should_follow(w.value.tokens()));
         let first = ready.next()?;
-        let quick = self.unread(&first.value).filter(|_| may_overtake).and_then(|unread| {
-            let overtakes = |w: &&Waiting<Waiter>| {
-                w.ticket <= first.ticket.saturating_add(MAX_OVERTAKING)
-                    && w.standing(now) == first.standing(now)
-                    // Its beginning is known, and it is not just short.
-                    && w.value.tokens().len() >= MIN_UNREAD_TO_OVERTAKE
-                    && self.unread(&w.value).is_some_and(|own| own <= unread / OVERTAKING_SHARE)
-            };
-            (unread >= MIN_UNREAD_TO_OVERTAKE).then(|| ready.find(overtakes)).flatten()
-        });
-        let next = quick.unwrap_or(first);
+        let overtaking = if may_overtake { self.overtaking(first, ready, now) } else { None };
+        let next = overtaking.unwrap_or(first);
         Some(Candidate { ticket: next.ticket, priority: next.priority, fits: self.fits(&next.value) })
+    }
+
+    /// Who goes before the first of those that are ready, a long prompt: who has least to read.
+    fn overtaking<'w>(
+        &self,
+        first: &Waiting<Waiter>,
+        others: impl Iterator<Item = &'w Waiting<Waiter>>,
+        now: Instant,
+    ) -> Option<&'w Waiting<Waiter>> {
+        let most = self.unread(&first.value).filter(|&unread| unread >= MIN_UNREAD_TO_OVERTAKE)? / OVERTAKING_SHARE;
+        let may = |w: &&Waiting<Waiter>| {
+            w.ticket <= first.ticket.saturating_add(MAX_OVERTAKING)
+                && w.standing(now) == first.standing(now)
+                // Its beginning is known, and it is not just short.
+                && w.value.tokens().len() >= MIN_UNREAD_TO_OVERTAKE
+        };
+        let quick = others.filter(may).filter_map(|w| Some((self.unread(&w.value).filter(|&own| own <= most)?, w)));
+        quick.min_by_key(|&(own, _)| own).map(|(_, w)| w)
     }
 
     /// Tokens of a new prompt that would have to be read if it got a slot now. A request that gave way is not asked.
@@ -179,9 +188,8 @@ impl<B: Backend> Scheduler<B> {
         }
         let (left_over, in_use) = self.kv.longest(tokens, last_to_reuse(tokens));
         let here = left_over.max_by_len(in_use).map_or(0, |m| m.len as usize);
-        let below = self.fingerprint.zip(self.cache.as_ref()).map_or(0, |(fingerprint, cache)| {
-            cache.covered(&chain(fingerprint, tokens), tokens, request.fetched.as_ref())
-        });
+        let covered = |cache: &PrefixCache| cache.covered(&request.blocks, tokens, request.fetched.as_ref());
+        let below = self.cache.as_ref().map_or(0, covered);
         Some(tokens.len() - here.max(below))
     }
 
@@ -226,7 +234,7 @@ impl<B: Backend> Scheduler<B> {
     /// Gives a request its slot.
     fn start(&mut self, mut request: Box<Request>, standing: Priority, now: Instant) {
         let fetched = request.fetched.take();
-        let Some((slot, reused)) = self.place(&request.prompt, fetched, now) else {
+        let Some((slot, reused)) = self.place(&request.prompt, &request.blocks, fetched, now) else {
             // Every sequence is in use, which `admit` has excluded.
             self.wait(request);
             return;
@@ -266,20 +274,33 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Finds a sequence for these tokens, filled with as many of them as can be had without computing.
-    pub(super) fn place(&mut self, tokens: &[Token], fetched: Option<Fetched>, now: Instant) -> Option<(usize, u32)> {
-        let (slot, reused) = self.place_reusing(tokens, fetched, now)?;
+    /// `blocks` is [`chain`](crate::cache::chain) of these tokens, `fetched` what was on disk of them.
+    pub(super) fn place(
+        &mut self,
+        tokens: &[Token],
+        blocks: &[BlockHash],
+        fetched: Option<Fetched>,
+        now: Instant,
+    ) -> Option<(usize, u32)> {
+        let (slot, reused) = self.place_reusing(tokens, blocks, fetched, now)?;
         self.kv.set_in_use(slot, true);
         Some((slot as usize, reused))
     }
 
-    fn place_reusing(&mut self, tokens: &[Token], fetched: Option<Fetched>, now: Instant) -> Option<(u32, u32)> {
+    fn place_reusing(
+        &mut self,
+        tokens: &[Token],
+        blocks: &[BlockHash],
+        fetched: Option<Fetched>,
+        now: Instant,
+    ) -> Option<(u32, u32)> {
         if !self.reuse_prefixes {
             return Some((self.empty_sequence(now)?, 0));
         }
         let (left_over, in_use) = self.kv.longest(tokens, last_to_reuse(tokens));
         let best = left_over.max_by_len(in_use);
         let here = best.map_or(0, |m| m.len);
-        if let Some(placed) = self.place_from_below(tokens, fetched, here, now) {
+        if let Some(placed) = self.place_from_below(tokens, blocks, fetched, here, now) {
             return Some(placed);
         }
         // In a split cache the lowest sequence is taken, since llama.cpp computes only neighbours together; a unified one
@@ -312,19 +333,18 @@ impl<B: Backend> Scheduler<B> {
     fn place_from_below(
         &mut self,
         tokens: &[Token],
+        blocks: &[BlockHash],
         fetched: Option<Fetched>,
         here: u32,
         now: Instant,
     ) -> Option<(u32, u32)> {
-        let fingerprint = self.fingerprint?;
-        let names = chain(fingerprint, tokens);
-        let covered = self.cache.as_ref()?.covered(&names, tokens, fetched.as_ref());
+        let covered = self.cache.as_ref()?.covered(blocks, tokens, fetched.as_ref());
         if covered < here as usize + MIN_TOKENS_TO_RESTORE {
             return None;
         }
         let target = self.target(None, now)?;
         // Pinned until it is restored: what the target held may have come in since.
-        let hit = self.cache.as_mut()?.lookup(&names, tokens, fetched, now);
+        let hit = self.cache.as_mut()?.lookup(blocks, tokens, fetched, now);
         let chunks: Vec<Chunk<'_>> = hit.payloads().iter().map(|bytes| Chunk { tokens: BLOCK_TOKENS, bytes }).collect();
         let (restored, from_disk) = (hit.tokens(), hit.disk_blocks() * BLOCK_TOKENS as usize);
         let reused = u32::try_from(restored).unwrap_or(u32::MAX);

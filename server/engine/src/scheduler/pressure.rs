@@ -186,7 +186,8 @@ impl<B: Backend> Scheduler<B> {
                 return;
             }
         }
-        let Some((slot, reused)) = self.place(&sequence.tokens, None, now) else {
+        let blocks = self.fingerprint.map_or_else(Vec::new, |fingerprint| chain(fingerprint, &sequence.tokens));
+        let Some((slot, reused)) = self.place(&sequence.tokens, &blocks, None, now) else {
             self.wait_again(sequence, Saved::default(), now);
             return;
         };
