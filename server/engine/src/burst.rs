@@ -11,6 +11,10 @@
 //! 2. *Holding.* Where prompts found no room in it and the streams are so many that further ones are not cheap
 //!    ([`ROWS_ENOUGH`]), prompts wait for streams to end, for at most [`HOLD_FACTOR`] times as long as 1. took.
 //!
+//! Where prompts begin alike, one of them is read first, and the others come when they can copy what they share. Such a
+//! leader is read up to its last token, and then is one of their burst: else it would be a stream before them, that bounds
+//! the steps in which they are read, and the first of those that end one by one.
+//!
 //! Nobody is made to wait for others of another kind: a prompt of a higher priority, one of less than half the length
 //! ([`ALIKE`]), one whose deadline comes before the holding ends, and a sequence that gave way and comes back are read as
 //! [`crate::plan`] says at any time. A burst always has the oldest prompt, so that none waits for more than one burst and
@@ -27,7 +31,7 @@ use crate::plan::Need;
 /// have waited a step.
 pub(crate) const BURST_MS: f64 = 10_000.0;
 /// A burst has so many prompts that their rows cost at least so many times what a step costs without any.
-const ROWS_WORTH_A_BURST: f64 = 3.0;
+const ROWS_WORTH_A_BURST: f64 = 2.5;
 /// Rows that cost so many times what a step costs without any: further ones would save at most an eighth of the time.
 const ROWS_ENOUGH: f64 = 7.0;
 /// Prompts that wait for streams to end do so until these cost less than so many times a step without any.
@@ -40,6 +44,8 @@ const MOST_BESIDE: usize = 4;
 /// Prompts of a burst are at most so many times as long as its oldest, and nobody waits whose prompt is so many times
 /// shorter.
 const ALIKE: u32 = 2;
+/// Nobody reads with others whose first token is due before so many times what that takes.
+const DEADLINE_MARGIN: f64 = 2.0;
 /// After a burst prompts wait for its streams at most so many times as long as it took to read.
 const HOLD_FACTOR: u32 = 2;
 
@@ -56,6 +62,8 @@ pub(crate) struct Asking {
     pub(crate) read: u32,
     /// When its first token is too late.
     pub(crate) due: Option<Instant>,
+    /// Requests that wait for it to be read, to copy its beginning.
+    pub(crate) followers: u32,
 }
 
 /// Whether prompts are read as a burst.
@@ -69,6 +77,8 @@ pub(crate) struct Bursts {
 enum State {
     #[default]
     None,
+    /// The prompt of this ticket is read, but for its last token, before those that follow it come.
+    Leading(u64),
     Reading(Burst),
     Holding {
         burst: Burst,
@@ -112,29 +122,34 @@ impl Asking {
 }
 
 impl Burst {
-    /// The prompts that are read together, if there are enough of them.
-    fn among(asking: &[Asking], cost: StepCost, now: Instant) -> Option<Self> {
+    /// The prompts that are read together, if there are enough of them; with the one that led them, of which only the last
+    /// token is left.
+    fn among(asking: &[Asking], leader: Option<u64>, cost: StepCost, now: Instant) -> Option<Self> {
         let mut readers: Vec<&Asking> = asking.iter().filter(|a| a.is_reading()).collect();
         readers.sort_unstable_by_key(|a| a.ticket);
-        let streams = asking.len() - readers.len();
         let oldest = readers.first()?;
         let (priority, tokens) = (oldest.priority, oldest.unread());
+        let leader = asking.iter().find(|a| Some(a.ticket) == leader && !a.is_reading() && a.priority == priority);
+        let streams = asking.len() - readers.len() - leader.iter().len();
         // One who gave way has streamed before, and goes on as soon as may be.
         let goes_first = |a: &&Asking| a.started || a.priority > priority || a.unread() < tokens / ALIKE;
         if readers.iter().any(goes_first) {
             return None;
         }
-        let alike = readers.iter().filter(|a| a.priority == priority && a.unread() <= tokens.saturating_mul(ALIKE));
+        let alike =
+            readers.iter().copied().filter(|a| a.priority == priority && a.unread() <= tokens.saturating_mul(ALIKE));
         let mut burst = Self {
-            members: alike.map(|a| Member { ticket: a.ticket, tokens: a.unread() }).collect(),
+            members: leader.into_iter().chain(alike).map(|a| Member { ticket: a.ticket, tokens: a.unread() }).collect(),
             priority,
             tokens,
             began: now,
         };
         burst.leave_out(asking, cost, now);
-        let rows = f64::from(u32::try_from(burst.members.len()).unwrap_or(u32::MAX));
-        let is_worth_it = rows * cost.per_decode_row_ms >= ROWS_WORTH_A_BURST * cost.fixed_ms;
-        (burst.members.len() >= 2 && is_worth_it && streams * MOST_BESIDE <= burst.members.len()).then_some(burst)
+        let members = || asking.iter().filter(|a| burst.has(a));
+        let ms: f64 = members().map(|a| cost.reading_ms(a.read, a.unread())).sum();
+        let late = now + Duration::from_secs_f64(ms.min(BURST_MS) * DEADLINE_MARGIN / 1e3);
+        let in_time = members().all(|a| a.due.is_none_or(|due| due > late));
+        (in_time && is_worth_it(burst.members.len(), streams, cost)).then_some(burst)
     }
 
     /// Leaves out the youngest of which nothing has been read, so many that the others are read in time as far as is known
@@ -179,6 +194,26 @@ impl Burst {
     }
 }
 
+/// Whether so many prompts are to begin together, beside so many streams.
+fn is_worth_it(prompts: usize, streams: usize, cost: StepCost) -> bool {
+    prompts >= 2 && steps_of_rows(prompts, cost) >= ROWS_WORTH_A_BURST && streams * MOST_BESIDE <= prompts
+}
+
+/// What so many rows cost, in steps without any.
+fn steps_of_rows(rows: usize, cost: StepCost) -> f64 {
+    f64::from(u32::try_from(rows).unwrap_or(u32::MAX)) * cost.per_decode_row_ms / cost.fixed_ms
+}
+
+/// The prompt that is read before those that wait to copy its beginning, if it is to wait for them in turn.
+fn leader(asking: &[Asking], cost: StepCost, now: Instant) -> Option<u64> {
+    let mut readers = asking.iter().filter(|a| a.is_reading());
+    let (only, None) = (readers.next()?, readers.next()) else { return None };
+    let prompts = 1 + usize::try_from(only.followers).unwrap_or(usize::MAX);
+    let has_time = only.due.is_none_or(|due| due > now + Duration::from_secs_f64(BURST_MS * DEADLINE_MARGIN / 1e3));
+    let leads = !only.started && has_time && is_worth_it(prompts, asking.len() - 1, cost);
+    leads.then_some(only.ticket)
+}
+
 impl Bursts {
     /// Bursts that were begun.
     pub(crate) fn begun(&self) -> u64 {
@@ -190,8 +225,9 @@ impl Bursts {
     pub(crate) fn shape(&mut self, asking: &[Asking], cost: StepCost, step_tokens: u32, now: Instant) -> Vec<Need> {
         self.go_on(asking, cost, step_tokens, now);
         let needs = asking.iter().map(|a| match &self.state {
-            State::None => a.need,
             // All but the last token, behind which a stream begins.
+            State::Leading(leader) if a.ticket == *leader => a.up_to(a.unread().saturating_sub(1)),
+            State::None | State::Leading(_) => a.need,
             State::Reading(burst) if burst.has(a) => a.up_to(a.unread().saturating_sub(1)),
             State::Reading(burst) if burst.may_pass(a, burst.expected_end()) => a.need,
             State::Holding { burst, until } if burst.may_pass(a, *until) => a.need,
@@ -201,8 +237,7 @@ impl Bursts {
     }
 
     fn go_on(&mut self, asking: &[Asking], cost: StepCost, step_tokens: u32, now: Instant) {
-        let rows = asking.iter().filter(|a| !a.is_reading()).count();
-        let rows = f64::from(u32::try_from(rows).unwrap_or(u32::MAX)) * cost.per_decode_row_ms / cost.fixed_ms;
+        let rows = steps_of_rows(asking.iter().filter(|a| !a.is_reading()).count(), cost);
         if let State::Reading(burst) = &mut self.state {
             burst.leave_out(asking, cost, now);
             let unread: Vec<u32> = asking.iter().filter(|a| burst.has(a)).map(Asking::unread).collect();
@@ -224,14 +259,18 @@ impl Bursts {
             }
             self.state = State::None;
         }
+        let led_by = match self.state {
+            State::Leading(leader) => Some(leader),
+            _ => None,
+        };
         let unread: u32 = asking.iter().filter(|a| a.is_reading()).map(Asking::unread).fold(0, u32::saturating_add);
         // What one step reads needs no order.
-        if unread > step_tokens
-            && let Some(burst) = Burst::among(asking, cost, now)
-        {
-            self.state = State::Reading(burst);
-            self.begun += 1;
-        }
+        let burst = if unread > step_tokens { Burst::among(asking, led_by, cost, now) } else { None };
+        self.begun += u64::from(burst.is_some());
+        self.state = match burst {
+            Some(burst) => State::Reading(burst),
+            None => leader(asking, cost, now).map_or(State::None, State::Leading),
+        };
     }
 }
 

@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A CPU: each row costs half of what a step does without any, so that 6 are worth a burst, 14 are enough and 6 too few to
+/// A CPU: each row costs half of what a step does without any, so that 5 are worth a burst, 14 are enough and 6 too few to
 /// hold others back; a prompt's token takes 10 ms, so that a burst has 1,000 of them, or 25 prompts of 40, or 33 if there
 /// are no more.
 const CPU: StepCost =
@@ -15,12 +15,12 @@ const STEP_TOKENS: u32 = 64;
 fn prompt(ticket: u64, remaining: u32) -> Asking {
     let priority = Priority::Normal;
     let need = Need::Prefill { remaining, age: ticket, priority };
-    Asking { need, ticket, priority, started: false, read: 0, due: None }
+    Asking { need, ticket, priority, started: false, read: 0, due: None, followers: 0 }
 }
 
 fn stream(ticket: u64) -> Asking {
     let need = Need::Decode { drafts: 0 };
-    Asking { need, ticket, priority: Priority::Normal, started: true, read: 0, due: None }
+    Asking { need, ticket, priority: Priority::Normal, started: true, read: 0, due: None, followers: 0 }
 }
 
 fn prompts(tickets: std::ops::Range<u64>, remaining: u32) -> Vec<Asking> {
@@ -145,8 +145,8 @@ fn no_burst_where_it_wins_nothing() {
         let needs: Vec<Need> = asking.iter().map(|asking| asking.need).collect();
         Bursts::default().shape(asking, cost, STEP_TOKENS, now) == needs
     };
-    assert!(!unchanged(&prompts(0..6, 40), CPU));
-    assert!(unchanged(&prompts(0..5, 40), CPU), "five rows are cheap beside each other");
+    assert!(!unchanged(&prompts(0..5, 40), CPU));
+    assert!(unchanged(&prompts(0..4, 40), CPU), "four rows are cheap beside each other");
     assert!(unchanged(&prompts(0..64, 40), GPU), "so are hundreds on a GPU");
     assert!(unchanged(&prompts(0..10, 6), CPU), "one step reads them all");
     assert!(unchanged(&prompts(0..20, 400), CPU), "two of them would take the time of a burst");
@@ -158,6 +158,54 @@ fn no_burst_where_it_wins_nothing() {
         |streams: u64| prompts(0..10, 40).into_iter().chain((10..10 + streams).map(stream)).collect::<Vec<_>>();
     assert!(!unchanged(&beside(2), CPU));
     assert!(unchanged(&beside(3), CPU), "streams are not held up");
+    // Ten of 40 tokens take 4 s.
+    let due = |s| Some(Asking { due: Some(now + Duration::from_secs(s)), ..prompt(11, 40) });
+    assert!(!unchanged(&prompts(0..10, 40).into_iter().chain(due(10)).collect::<Vec<_>>(), CPU));
+    assert!(
+        unchanged(&prompts(0..10, 40).into_iter().chain(due(8)).collect::<Vec<_>>(), CPU),
+        "one of them has no time"
+    );
+}
+
+#[test]
+fn one_that_others_follow_begins_with_them() {
+    let now = Instant::now();
+    let leading = |followers| Asking { followers, ..prompt(0, 200) };
+    let mut bursts = Bursts::default();
+    assert_eq!(shaped(&mut bursts, &[leading(8)], CPU, now), [Some(199)]);
+    let rest = Asking { read: 136, followers: 8, ..prompt(0, 64) };
+    assert_eq!(shaped(&mut bursts, &[rest], CPU, now), [Some(63)]);
+    let held = Asking { need: Need::Decode { drafts: 0 }, read: 199, ..prompt(0, 1) };
+    let asking = |unread| vec![held].into_iter().chain(prompts(1..9, unread)).collect::<Vec<_>>();
+    assert_eq!(shaped(&mut bursts, &asking(40), CPU, now), [vec![Some(0)], vec![Some(39); 8]].concat());
+    let read = |ticket| Asking { need: Need::Decode { drafts: 0 }, ..prompt(ticket, 1) };
+    let all: Vec<Asking> = [held].into_iter().chain((1..9).map(read)).collect();
+    assert_eq!(shaped(&mut bursts, &all, CPU, now), [None; 9]);
+
+    // What one step reads needs no order, and a burst of others is not its own.
+    let after_leading = |asking: &[Asking]| {
+        let mut bursts = Bursts::default();
+        shaped(&mut bursts, &[leading(8)], CPU, now);
+        shaped(&mut bursts, asking, CPU, now)
+    };
+    assert_eq!(after_leading(&asking(5)), [vec![None], vec![Some(5); 8]].concat());
+    let high = |a: &Asking| Asking { priority: Priority::High, need: a.up_to(40), ..*a };
+    let others = [vec![held], prompts(1..9, 40).iter().map(high).collect()].concat();
+    assert_eq!(after_leading(&others), [vec![None], vec![Some(39); 8]].concat());
+
+    let waits_for_nobody = |asking: &[Asking], cost| {
+        let needs: Vec<Need> = asking.iter().map(|asking| asking.need).collect();
+        Bursts::default().shape(asking, cost, 512, now) == needs
+    };
+    assert!(!waits_for_nobody(&[leading(4)], CPU));
+    assert!(waits_for_nobody(&[leading(3)], CPU), "four rows are cheap beside each other");
+    assert!(waits_for_nobody(&[leading(64)], GPU));
+    assert!(waits_for_nobody(&[leading(4), stream(1), stream(2)], CPU), "streams are not held up");
+    assert!(waits_for_nobody(&[leading(8), prompt(1, 50)], CPU), "others are read beside it");
+    assert!(waits_for_nobody(&[Asking { started: true, ..leading(8) }], CPU), "one who gave way goes first");
+    let due = |s| Asking { due: Some(now + Duration::from_secs(s)), ..leading(8) };
+    assert!(waits_for_nobody(&[due(20)], CPU), "it has no time");
+    assert!(!waits_for_nobody(&[due(21)], CPU));
 }
 
 #[test]
@@ -177,7 +225,7 @@ proptest! {
     /// Invariant: a burst and its holding delay prompts, and never stop them.
     #[test]
     fn everyone_is_read_in_the_end(
-        arrivals in prop::collection::vec((0u32..40, 2u32..200, 1u32..60), 1..60),
+        arrivals in prop::collection::vec((0u32..40, 2u32..200, 1u32..60, 0u32..9), 1..60),
         fixed_ms in 1.0f64..60.0,
         row_ms in 0.1f64..20.0,
         token_ms in 0.1f64..20.0,
@@ -185,24 +233,26 @@ proptest! {
         let cost = StepCost { fixed_ms, per_decode_row_ms: row_ms, per_prefill_token_ms: token_ms, per_kilocell_ms: 0.0 };
         let mut bursts = Bursts::default();
         let mut now = Instant::now();
-        // By ticket: tokens unread, and tokens yet to be generated.
-        let mut live: BTreeMap<u64, (u32, u32, bool)> = BTreeMap::new();
+        // By ticket: tokens unread, tokens yet to be generated, whether it has begun, and how many follow it.
+        let mut live: BTreeMap<u64, (u32, u32, bool, u32)> = BTreeMap::new();
         let mut coming = arrivals.iter().enumerate();
         let mut next = coming.next();
         for step in 0u32.. {
-            while let Some((ticket, &(at, unread, answer))) = next.filter(|(_, a)| a.0 <= step || live.is_empty()) {
+            while let Some((ticket, &(at, unread, answer, followers))) =
+                next.filter(|(_, a)| a.0 <= step || live.is_empty())
+            {
                 let _ = at;
-                live.insert(ticket as u64, (unread, answer, false));
+                live.insert(ticket as u64, (unread, answer, false, followers));
                 next = coming.next();
             }
             if live.is_empty() {
                 break;
             }
             prop_assert!(step < 100_000, "somebody is never read");
-            let asking: Vec<Asking> = live.iter().map(|(&ticket, &(unread, _, started))| match (unread, started) {
+            let asking: Vec<Asking> = live.iter().map(|(&ticket, &(unread, _, started, followers))| match (unread, started) {
                 (_, true) => stream(ticket),
                 (1, false) => Asking { need: Need::Decode { drafts: 0 }, ..prompt(ticket, 1) },
-                (unread, false) => prompt(ticket, unread),
+                (unread, false) => Asking { followers, ..prompt(ticket, unread) },
             }).collect();
             let needs = bursts.shape(&asking, cost, STEP_TOKENS, now);
             let mut budget = STEP_TOKENS;
@@ -227,7 +277,7 @@ proptest! {
                 }
             }
             prop_assert!(decoded > 0, "a step without tokens");
-            live.retain(|_, (_, answer, _)| *answer > 0);
+            live.retain(|_, (_, answer, ..)| *answer > 0);
             now += Duration::from_secs_f64((fixed_ms + token_ms * f64::from(decoded)) / 1e3);
         }
     }

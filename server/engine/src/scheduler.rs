@@ -299,7 +299,10 @@ impl<B: Backend> Scheduler<B> {
     fn plan(&mut self, now: Instant) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
-        let asking: Vec<Asking> = active.iter().map(|(_, sequence)| sequence.asking()).collect();
+        let asking: Vec<Asking> = active
+            .iter()
+            .map(|(_, sequence)| Asking { followers: self.followers(sequence, now), ..sequence.asking() })
+            .collect();
         let level = self.stats.level();
         let room_for = |demand: &Demand| level.batch_limit(self.budget.prefill_tokens(demand));
         let waiting = self.waiting.len();

@@ -114,7 +114,7 @@ impl Sequence {
     /// The same, with what decides who reads before whom.
     pub(crate) fn asking(&self) -> Asking {
         let (ticket, priority, started) = (self.ticket, self.priority(), self.generated() > 0);
-        Asking { need: self.need(), ticket, priority, started, read: self.decoded, due: self.due() }
+        Asking { need: self.need(), ticket, priority, started, read: self.decoded, due: self.due(), followers: 0 }
     }
 
     /// The next `n` tokens with their positions, and for each whether its logits are needed: those of the last token,

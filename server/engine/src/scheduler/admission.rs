@@ -207,6 +207,16 @@ impl<B: Backend> Scheduler<B> {
         soon >= now + MIN_TOKENS_TO_WAIT_FOR
     }
 
+    /// How many of its kind will get a slot as soon as they can copy the beginning of this one's prompt.
+    pub(super) fn followers(&self, sequence: &Sequence, now: Instant) -> u32 {
+        if sequence.decoded + 1 >= sequence.prompt_len {
+            return 0;
+        }
+        let free = self.slots_allowed().saturating_sub(self.slots.iter().flatten().count());
+        let follows = |w: &&Waiting<Waiter>| w.priority == sequence.priority() && self.should_follow(w.value.tokens());
+        u32::try_from(self.waiting.iter(now).take(free).filter(follows).count()).unwrap_or(u32::MAX)
+    }
+
     /// Whether there are cells for what a waiter will likely use. One that finds nobody else is always let in.
     fn fits(&self, waiter: &Waiter) -> bool {
         if !self.limits.unified || self.slots.iter().all(Option::is_none) {

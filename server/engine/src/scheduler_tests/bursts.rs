@@ -43,6 +43,32 @@ fn where_rows_are_cheap_each_begins_when_it_has_been_read() {
 }
 
 #[test]
+fn where_rows_are_dear_the_one_that_reads_what_others_share_begins_with_them() {
+    for unified in [false, true] {
+        let mut setup = Setup { reuse: true, ..Setup::split(8, 400, 300, 64) };
+        if unified {
+            setup = Setup::unified(8, 8, 3_200, 300);
+        }
+        let mut h = Harness::of(&setup);
+        h.scheduler.cost_is(DEAR_ROWS);
+        let ends = GenerationParams { ignore_eos: true, ..greedy(4) };
+        let prompt = |i| [vec![40; 200], vec![i; 40]].concat();
+        let requests: Vec<Submitted> = (1..=8).map(|i| h.submit(prompt(i), ends.clone()).unwrap()).collect();
+        let mut generated = Vec::new();
+        while h.scheduler.has_work() {
+            h.scheduler.step();
+            h.scheduler.assert_books();
+            generated.push(h.stats.snapshot().generated_tokens_total);
+        }
+        // One reads what they share; in the next step the others read their own words, and all begin.
+        assert_eq!(generated, [0, 8, 16, 24, 32], "unified: {unified}");
+        requests.iter().for_each(|request| request.check(setup.limits.positions));
+        assert_eq!(h.scheduler.backend().decoded_tokens, 200 + 8 * (40 + 3));
+        h.assert_empty();
+    }
+}
+
+#[test]
 fn nobody_is_moved_while_others_of_a_burst_are_read() {
     let setup = Setup::split(20, 200, 64, 64);
     let mut h = Harness::of(&setup);
