@@ -1,7 +1,7 @@
 //! Guessing ahead from repetitions: what followed the last time that the sequence ended as it ends now.
 //!
-//! Flow for a sequence: [`NgramIndex::push`] each token of prompt and answer → before a step, [`NgramIndex::propose`] a
-//! continuation → [`Acceptance::drafts`] says how much of it is worth its place in the step → after the step,
+//! Flow for a sequence: [`NgramIndex::of_prompt`] → [`NgramIndex::push`] each token of the answer → before a step,
+//! [`NgramIndex::propose`] a continuation → [`Acceptance::drafts`] says how much of it is worth its place in the step → after the step,
 //! [`Acceptance::observe`] how much of it was right. Drafts are checked by the model in the same step, so they
 //! change nothing but the rounding of its rows: see "Determinism" in [`crate::sampler`].
 //!
@@ -36,6 +36,22 @@ impl NgramIndex {
         let mut index = Self { tokens: Vec::with_capacity(tokens.len()), slots: vec![EMPTY; MIN_SLOTS] };
         index.extend(tokens);
         index
+    }
+
+    /// The index of a prompt, and what is to be expected of it: as much as it would have been right about the prompt itself.
+    pub(crate) fn of_prompt(tokens: &[Token]) -> (Self, Acceptance) {
+        let mut index = Self::new(&[]);
+        let (mut right, mut wrong) = PRIOR;
+        for &token in tokens {
+            match index.propose(1).first() {
+                Some(&guess) if guess == token => right += 1.0,
+                Some(_) => wrong += 1.0,
+                None => {}
+            }
+            index.push(token);
+        }
+        let weight = (PRIOR.0 + PRIOR.1) / (right + wrong);
+        (index, Acceptance { right: right * weight, wrong: wrong * weight, ..Acceptance::default() })
     }
 
     pub(crate) fn extend(&mut self, tokens: &[Token]) {
@@ -110,7 +126,7 @@ const LAST_PROBE_AFTER: u32 = 512;
 const PROBE_TOKENS: u32 = 2;
 /// A draft must promise so many times the tokens per time that the step gives without it: what is not in the cost model
 /// (sampling more rows, taking back cells) has to be paid too.
-const PAY_FACTOR: f64 = 1.15;
+const PAY_FACTOR: f64 = 1.05;
 /// What one result keeps of the weight of those before it.
 const MEMORY: f64 = 0.9;
 /// What is assumed before anything is known: so many drafts right and so many wrong.

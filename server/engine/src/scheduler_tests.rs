@@ -548,8 +548,9 @@ fn prompts_that_begin_alike_are_read_once_even_when_they_come_together() {
     }
 }
 
-/// The order in which requests get the only slot while one holds it: a long prompt that is new, one whose beginning is in
-/// memory, which was submitted `later` requests after it, and a short one that is new.
+/// The order in which requests get the only slot while one holds it: a long prompt that is new, two whose beginning is in
+/// memory, of which the first was submitted `later` requests after it and has 30 tokens of its own and the second 10, and
+/// a short one that is new.
 fn order_behind_a_long_prompt(later: u64, known: Priority) -> Vec<usize> {
     let mut h = Harness::of(&Setup { reuse: true, ram_bytes: 1 << 20, ..Setup::split(1, 800, 64, 64) });
     h.submit(vec![5; 400], greedy(2)).unwrap();
@@ -559,9 +560,9 @@ fn order_behind_a_long_prompt(later: u64, known: Priority) -> Vec<usize> {
     let with = |priority| GenerationParams { priority, ..greedy(2) };
     let long = h.submit(vec![6; 500], with(Priority::Normal)).unwrap();
     h.tickets += later - 1;
-    let begins_alike = h.submit([vec![5; 400], vec![7; 10]].concat(), with(known)).unwrap();
+    let [more, less] = [30, 10].map(|own| h.submit([vec![5; 400], vec![7; own]].concat(), with(known)).unwrap());
     let short = h.submit(vec![8; 10], with(Priority::Normal)).unwrap();
-    let waiting = [long, begins_alike, short];
+    let waiting = [long, more, less, short];
     let mut order = Vec::new();
     while h.scheduler.has_work() {
         h.scheduler.step();
@@ -575,10 +576,11 @@ fn order_behind_a_long_prompt(later: u64, known: Priority) -> Vec<usize> {
 
 #[test]
 fn one_whose_beginning_is_in_memory_goes_before_a_long_prompt_that_came_not_much_earlier() {
-    assert_eq!(order_behind_a_long_prompt(1, Priority::Normal), [1, 0, 2]);
-    assert_eq!(order_behind_a_long_prompt(256, Priority::Normal), [1, 0, 2]);
-    assert_eq!(order_behind_a_long_prompt(257, Priority::Normal), [0, 1, 2]);
-    assert_eq!(order_behind_a_long_prompt(1, Priority::Low), [0, 2, 1]);
+    assert_eq!(order_behind_a_long_prompt(1, Priority::Normal), [2, 1, 0, 3]);
+    assert_eq!(order_behind_a_long_prompt(255, Priority::Normal), [2, 1, 0, 3]);
+    assert_eq!(order_behind_a_long_prompt(256, Priority::Normal), [1, 0, 2, 3], "the one came too late for it");
+    assert_eq!(order_behind_a_long_prompt(257, Priority::Normal), [0, 1, 2, 3]);
+    assert_eq!(order_behind_a_long_prompt(1, Priority::Low), [0, 3, 1, 2]);
 }
 
 #[test]

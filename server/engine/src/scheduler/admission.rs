@@ -262,7 +262,7 @@ impl<B: Backend> Scheduler<B> {
         };
         let text = RequestText::new(emitter, signals.clone(), self.vocabulary.clone(), params.stop.clone(), &admitted);
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
-        let index = self.lookup_tokens.map(|_| NgramIndex::new(&prompt));
+        let (index, lookup) = self.lookup_tokens.map(|_| NgramIndex::of_prompt(&prompt)).unzip();
         self.slots[slot] = Some(Sequence {
             ticket,
             standing,
@@ -275,7 +275,7 @@ impl<B: Backend> Scheduler<B> {
             drafts: Vec::new(),
             guessed_by: GuessSource::default(),
             index,
-            lookup: Acceptance::default(),
+            lookup: lookup.unwrap_or_default(),
             draft: Acceptance::default(),
             positions: self.limits.positions,
             submitted_at,
