@@ -129,7 +129,9 @@ impl Burst {
         readers.sort_unstable_by_key(|a| a.ticket);
         let oldest = readers.first()?;
         let (priority, tokens) = (oldest.priority, oldest.unread());
-        let leader = asking.iter().find(|a| Some(a.ticket) == leader && !a.is_reading() && a.priority == priority);
+        // What took it less than half of what the others have yet to read does not wait for them.
+        let waits = |a: &&Asking| !a.is_reading() && a.priority == priority && a.read >= tokens / ALIKE;
+        let leader = asking.iter().find(|a| Some(a.ticket) == leader).filter(waits);
         let streams = asking.len() - readers.len() - leader.iter().len();
         // One who gave way has streamed before, and goes on as soon as may be.
         let goes_first = |a: &&Asking| a.started || a.priority > priority || a.unread() < tokens / ALIKE;

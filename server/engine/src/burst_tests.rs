@@ -192,6 +192,9 @@ fn one_that_others_follow_begins_with_them() {
     let high = |a: &Asking| Asking { priority: Priority::High, need: a.up_to(40), ..*a };
     let others = [vec![held], prompts(1..9, 40).iter().map(high).collect()].concat();
     assert_eq!(after_leading(&others), [vec![None], vec![Some(39); 8]].concat());
+    let short = Asking { read: 19, ..held };
+    let others = [vec![short], prompts(1..9, 40)].concat();
+    assert_eq!(after_leading(&others), [vec![None], vec![Some(39); 8]].concat(), "the others are long beside it");
 
     let waits_for_nobody = |asking: &[Asking], cost| {
         let needs: Vec<Need> = asking.iter().map(|asking| asking.need).collect();
