@@ -140,9 +140,16 @@ impl<B: Backend> Kv<B> {
         let prompt = &prompt[..prompt.len().min(limit as usize)];
         let (mut left_over, mut in_use) = (None::<Match>, None::<Match>);
         for sequence in self.ids() {
-            let len = common(prompt, self.tokens(sequence));
+            let tokens = self.tokens(sequence);
             let best = if self.in_use(sequence) { &mut in_use } else { &mut left_over };
-            if len > best.map_or(0, |m| m.len) {
+            let longest = best.map_or(0, |m| m.len);
+            // Of many that begin alike, most are no longer than the best: one token tells.
+            let next = longest as usize;
+            if next >= prompt.len() || tokens.get(next) != Some(&prompt[next]) {
+                continue;
+            }
+            let len = common(prompt, tokens);
+            if len > longest {
                 *best = Some(Match { sequence, len });
             }
         }
