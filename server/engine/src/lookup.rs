@@ -38,20 +38,22 @@ impl NgramIndex {
         index
     }
 
-    /// The index of a prompt, and what is to be expected of it: as much as it would have been right about the prompt itself.
+    /// The index of a prompt, and what is to be expected of it: as much as it would have been right about the prompt itself,
+    /// but no less than without a prompt. One that does not repeat itself may well be quoted.
     pub(crate) fn of_prompt(tokens: &[Token]) -> (Self, Acceptance) {
         let mut index = Self::new(&[]);
         let (mut right, mut wrong) = PRIOR;
         for &token in tokens {
-            match index.propose(1).first() {
-                Some(&guess) if guess == token => right += 1.0,
+            match index.next() {
+                Some(guess) if guess == token => right += 1.0,
                 Some(_) => wrong += 1.0,
                 None => {}
             }
             index.push(token);
         }
-        let weight = (PRIOR.0 + PRIOR.1) / (right + wrong);
-        (index, Acceptance { right: right * weight, wrong: wrong * weight, ..Acceptance::default() })
+        let weight = PRIOR.0 + PRIOR.1;
+        let chance = f64::max(right / (right + wrong), PRIOR.0 / weight);
+        (index, Acceptance { right: weight * chance, wrong: weight * (1.0 - chance), ..Acceptance::default() })
     }
 
     pub(crate) fn extend(&mut self, tokens: &[Token]) {
@@ -81,13 +83,23 @@ impl NgramIndex {
     /// sequence's own end it goes on with what it proposed, so that a short period is continued too.
     pub(crate) fn propose(&self, max: usize) -> Vec<Token> {
         let end = self.tokens.len();
-        let Some(from) = NGRAM_SIZES.into_iter().find_map(|n| self.find(n, end)) else { return Vec::new() };
+        let Some(from) = self.position() else { return Vec::new() };
         let mut proposed: Vec<Token> = Vec::with_capacity(max);
         for at in from..from + max {
             let next = self.tokens.get(at).or_else(|| proposed.get(at - end)).copied();
             proposed.extend(next);
         }
         proposed
+    }
+
+    /// The first of them.
+    fn next(&self) -> Option<Token> {
+        self.tokens.get(self.position()?).copied()
+    }
+
+    /// Where what may come next begins.
+    fn position(&self) -> Option<usize> {
+        NGRAM_SIZES.into_iter().find_map(|n| self.find(n, self.tokens.len()))
     }
 
     /// The position after the latest earlier occurrence of the `n` tokens before `end`.

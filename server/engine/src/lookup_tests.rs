@@ -114,7 +114,7 @@ fn what_a_prompt_repeats_is_expected_of_its_answer_until_it_is_not_so() {
     let chance = |prompt: &[Token]| NgramIndex::of_prompt(prompt).1.chance();
     assert!(chance(&repetitive) > 0.98);
     assert!((chance(&verse) - 0.5).abs() < 1e-9, "nothing is known");
-    assert!(chance(&random_text(6, 300, 20)) < 0.2);
+    assert!((chance(&random_text(6, 300, 20)) - 0.5).abs() < 1e-9, "it may be quoted all the same");
     // The answer is of the prompt's words in another order: each guess is wrong.
     let (mut index, mut acceptance) = NgramIndex::of_prompt(&repetitive);
     let mut in_vain = Vec::new();
