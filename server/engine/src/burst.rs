@@ -62,7 +62,7 @@ pub(crate) struct Asking {
     pub(crate) read: u32,
     /// When its first token is too late.
     pub(crate) due: Option<Instant>,
-    /// Requests that wait for it to be read, to copy its beginning.
+    /// Requests that wait for it to be read, to copy its beginning; known only of one that reads alone.
     pub(crate) followers: u32,
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct Bursts {
 enum State {
     #[default]
     None,
-    /// The prompt of this ticket is read, but for its last token, before those that follow it come.
-    Leading(u64),
+    /// A prompt is read, but for its last token, before those that follow it come.
+    Leading(Member),
     Reading(Burst),
     Holding {
         burst: Burst,
@@ -88,18 +88,18 @@ enum State {
 
 #[derive(Debug)]
 struct Burst {
-    /// The oldest first.
+    /// Their leader, and then the oldest first.
     members: Vec<Member>,
     priority: Priority,
-    /// What the oldest had to read.
+    /// What the oldest of those without it had to read.
     tokens: u32,
     began: Instant,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Member {
     ticket: u64,
-    /// What it had to read when the burst began.
+    /// What it had to read when the burst began, or when it began to lead.
     tokens: u32,
 }
 
@@ -124,14 +124,16 @@ impl Asking {
 impl Burst {
     /// The prompts that are read together, if there are enough of them; with the one that led them, of which only the last
     /// token is left.
-    fn among(asking: &[Asking], leader: Option<u64>, cost: StepCost, now: Instant) -> Option<Self> {
+    fn among(asking: &[Asking], leader: Option<Member>, cost: StepCost, now: Instant) -> Option<Self> {
         let mut readers: Vec<&Asking> = asking.iter().filter(|a| a.is_reading()).collect();
         readers.sort_unstable_by_key(|a| a.ticket);
         let oldest = readers.first()?;
         let (priority, tokens) = (oldest.priority, oldest.unread());
-        // What took it less than half of what the others have yet to read does not wait for them.
-        let waits = |a: &&Asking| !a.is_reading() && a.priority == priority && a.read >= tokens / ALIKE;
-        let leader = asking.iter().find(|a| Some(a.ticket) == leader).filter(waits);
+        // One that had less than half to read of what the others have does not wait for them.
+        let leader = leader.filter(|leader| {
+            let waits = |a: &Asking| a.ticket == leader.ticket && !a.is_reading() && a.priority == priority;
+            leader.tokens >= tokens / ALIKE && asking.iter().any(waits)
+        });
         let streams = asking.len() - readers.len() - leader.iter().len();
         // One who gave way has streamed before, and goes on as soon as may be.
         let goes_first = |a: &&Asking| a.started || a.priority > priority || a.unread() < tokens / ALIKE;
@@ -140,16 +142,12 @@ impl Burst {
         }
         let alike =
             readers.iter().copied().filter(|a| a.priority == priority && a.unread() <= tokens.saturating_mul(ALIKE));
-        let mut burst = Self {
-            members: leader.into_iter().chain(alike).map(|a| Member { ticket: a.ticket, tokens: a.unread() }).collect(),
-            priority,
-            tokens,
-            began: now,
-        };
+        let mut burst =
+            Self { members: leader.into_iter().chain(alike.map(Member::of)).collect(), priority, tokens, began: now };
         burst.leave_out(asking, cost, now);
         let members = || asking.iter().filter(|a| burst.has(a));
         let ms: f64 = members().map(|a| cost.reading_ms(a.read, a.unread())).sum();
-        let late = now + Duration::from_secs_f64(ms.min(BURST_MS) * DEADLINE_MARGIN / 1e3);
+        let late = now + Duration::from_secs_f64(ms * DEADLINE_MARGIN / 1e3);
         let in_time = members().all(|a| a.due.is_none_or(|due| due > late));
         (in_time && is_worth_it(burst.members.len(), streams, cost)).then_some(burst)
     }
@@ -173,7 +171,8 @@ impl Burst {
         let mut place = 0;
         self.members.retain(|member| {
             place += 1;
-            place <= in_time || by_ticket[&member.ticket].unread() < member.tokens
+            let unread = by_ticket[&member.ticket].unread();
+            place <= in_time || unread < member.tokens || unread <= 1
         });
     }
 
@@ -196,8 +195,14 @@ impl Burst {
     }
 }
 
+impl Member {
+    fn of(asking: &Asking) -> Self {
+        Self { ticket: asking.ticket, tokens: asking.unread() }
+    }
+}
+
 /// Whether so many prompts are to begin together, beside so many streams.
-fn is_worth_it(prompts: usize, streams: usize, cost: StepCost) -> bool {
+pub(crate) fn is_worth_it(prompts: usize, streams: usize, cost: StepCost) -> bool {
     prompts >= 2 && steps_of_rows(prompts, cost) >= ROWS_WORTH_A_BURST && streams * MOST_BESIDE <= prompts
 }
 
@@ -207,13 +212,19 @@ fn steps_of_rows(rows: usize, cost: StepCost) -> f64 {
 }
 
 /// The prompt that is read before those that wait to copy its beginning, if it is to wait for them in turn.
-fn leader(asking: &[Asking], cost: StepCost, now: Instant) -> Option<u64> {
-    let mut readers = asking.iter().filter(|a| a.is_reading());
-    let (only, None) = (readers.next()?, readers.next()) else { return None };
+fn leader(asking: &[Asking], cost: StepCost, now: Instant) -> Option<Member> {
+    let only = &asking[only_reader(asking)?];
     let prompts = 1 + usize::try_from(only.followers).unwrap_or(usize::MAX);
     let has_time = only.due.is_none_or(|due| due > now + Duration::from_secs_f64(BURST_MS * DEADLINE_MARGIN / 1e3));
     let leads = !only.started && has_time && is_worth_it(prompts, asking.len() - 1, cost);
-    leads.then_some(only.ticket)
+    leads.then(|| Member::of(only))
+}
+
+/// The place of the one that reads, if it is only one.
+pub(crate) fn only_reader(asking: &[Asking]) -> Option<usize> {
+    let mut readers = asking.iter().enumerate().filter(|(_, a)| a.is_reading());
+    let (only, _) = readers.next()?;
+    readers.next().is_none().then_some(only)
 }
 
 impl Bursts {
@@ -228,7 +239,7 @@ impl Bursts {
         self.go_on(asking, cost, step_tokens, now);
         let needs = asking.iter().map(|a| match &self.state {
             // All but the last token, behind which a stream begins.
-            State::Leading(leader) if a.ticket == *leader => a.up_to(a.unread().saturating_sub(1)),
+            State::Leading(leader) if a.ticket == leader.ticket => a.up_to(a.unread().saturating_sub(1)),
             State::None | State::Leading(_) => a.need,
             State::Reading(burst) if burst.has(a) => a.up_to(a.unread().saturating_sub(1)),
             State::Reading(burst) if burst.may_pass(a, burst.expected_end()) => a.need,
@@ -271,7 +282,12 @@ impl Bursts {
         self.begun += u64::from(burst.is_some());
         self.state = match burst {
             Some(burst) => State::Reading(burst),
-            None => leader(asking, cost, now).map_or(State::None, State::Leading),
+            None => {
+                let leader = leader(asking, cost, now);
+                // As it was when it began to lead.
+                let same = led_by.filter(|led| leader.is_some_and(|leader| leader.ticket == led.ticket));
+                same.or(leader).map_or(State::None, State::Leading)
+            }
         };
     }
 }

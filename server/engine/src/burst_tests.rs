@@ -192,9 +192,24 @@ fn one_that_others_follow_begins_with_them() {
     let high = |a: &Asking| Asking { priority: Priority::High, need: a.up_to(40), ..*a };
     let others = [vec![held], prompts(1..9, 40).iter().map(high).collect()].concat();
     assert_eq!(after_leading(&others), [vec![None], vec![Some(39); 8]].concat());
-    let short = Asking { read: 19, ..held };
-    let others = [vec![short], prompts(1..9, 40)].concat();
-    assert_eq!(after_leading(&others), [vec![None], vec![Some(39); 8]].concat(), "the others are long beside it");
+    // Of 500 tokens 481 were there already.
+    let mut bursts = Bursts::default();
+    let short = Asking { read: 481, followers: 8, ..prompt(0, 19) };
+    assert_eq!(shaped(&mut bursts, &[short], CPU, now), [Some(18)]);
+    let others = [vec![Asking { read: 499, ..held }], prompts(1..9, 40)].concat();
+    let beside = [vec![None], vec![Some(39); 8]].concat();
+    assert_eq!(shaped(&mut bursts, &others, CPU, now), beside, "the others are long beside it");
+    // It is gone, or those who followed it are.
+    assert_eq!(after_leading(&prompts(1..9, 40)), [Some(39); 8]);
+    assert_eq!(after_leading(&[held]), [None]);
+    assert_eq!(after_leading(&[vec![held], prompts(1..4, 40)].concat()), [None, Some(40), Some(40), Some(40)]);
+    // A burst that takes longer than was thought does not let it go.
+    let mut bursts = Bursts::default();
+    shaped(&mut bursts, &[leading(8)], CPU, now);
+    shaped(&mut bursts, &asking(40), CPU, now);
+    let late = now + Duration::from_secs(11);
+    let left = shaped(&mut bursts, &[vec![held], prompts(1..9, 20)].concat(), CPU, late);
+    assert_eq!(left, [vec![Some(0)], vec![Some(19); 8]].concat());
 
     let waits_for_nobody = |asking: &[Asking], cost| {
         let needs: Vec<Need> = asking.iter().map(|asking| asking.need).collect();
@@ -252,10 +267,11 @@ proptest! {
                 break;
             }
             prop_assert!(step < 100_000, "somebody is never read");
+            let read = |ticket: u64, unread| arrivals[ticket as usize].1 - unread;
             let asking: Vec<Asking> = live.iter().map(|(&ticket, &(unread, _, started, followers))| match (unread, started) {
                 (_, true) => stream(ticket),
-                (1, false) => Asking { need: Need::Decode { drafts: 0 }, ..prompt(ticket, 1) },
-                (unread, false) => Asking { followers, ..prompt(ticket, unread) },
+                (1, false) => Asking { need: Need::Decode { drafts: 0 }, read: read(ticket, 1), ..prompt(ticket, 1) },
+                (unread, false) => Asking { followers, read: read(ticket, unread), ..prompt(ticket, unread) },
             }).collect();
             let needs = bursts.shape(&asking, cost, STEP_TOKENS, now);
             let mut budget = STEP_TOKENS;

@@ -1,5 +1,5 @@
-//! From a prompt to tokens, off the engine's thread: a small pool renders chats, tokenises, and reads what is on disk of
-//! the prompt's KV rows.
+//! From a prompt to tokens, off the engine's thread: a small pool renders chats, tokenises, names the prompt's blocks, and
+//! reads what is on disk of its KV rows.
 //!
 //! The pool's queue is bounded by the permits that submission takes; what it holds counts as queued. A prompt that
 //! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Vocabulary};
 use crate::budget::{Demand, MIN_PREFILL_TOKENS, StepBudget, StepWork, kilocells};
-use crate::burst::{Asking, Bursts};
+use crate::burst::{Asking, Bursts, only_reader};
 use crate::cache::{Fingerprint, PrefixCache};
 use crate::draft::Draft;
 use crate::error::RequestError;
@@ -299,10 +299,10 @@ impl<B: Backend> Scheduler<B> {
     fn plan(&mut self, now: Instant) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
-        let asking: Vec<Asking> = active
-            .iter()
-            .map(|(_, sequence)| Asking { followers: self.followers(sequence, now), ..sequence.asking() })
-            .collect();
+        let mut asking: Vec<Asking> = active.iter().map(|(_, sequence)| sequence.asking()).collect();
+        if let Some(only) = only_reader(&asking) {
+            asking[only].followers = self.followers(active[only].1, now);
+        }
         let level = self.stats.level();
         let room_for = |demand: &Demand| level.batch_limit(self.budget.prefill_tokens(demand));
         let waiting = self.waiting.len();

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::{Scheduler, pressure::Saved};
 use crate::backend::{BLOCK_TOKENS, Backend, Chunk, Token};
+use crate::burst::is_worth_it;
 use crate::cache::{BlockHash, Fetched, PrefixCache};
 use crate::error::RequestError;
 use crate::event::FinishReason;
@@ -207,14 +208,17 @@ impl<B: Backend> Scheduler<B> {
         soon >= now + MIN_TOKENS_TO_WAIT_FOR
     }
 
-    /// How many of its kind will get a slot as soon as they can copy the beginning of this one's prompt.
+    /// How many of its kind will get a slot as soon as they can copy the beginning of the one prompt that is read; 0 where
+    /// they are too few to matter.
     pub(super) fn followers(&self, sequence: &Sequence, now: Instant) -> u32 {
-        if sequence.decoded + 1 >= sequence.prompt_len {
+        let used = self.slots.iter().flatten().count();
+        let most = self.slots_allowed().saturating_sub(used).min(self.waiting.len());
+        // To look at prompts is work.
+        if !is_worth_it(1 + most, used - 1, self.budget.cost()) {
             return 0;
         }
-        let free = self.slots_allowed().saturating_sub(self.slots.iter().flatten().count());
         let follows = |w: &&Waiting<Waiter>| w.priority == sequence.priority() && self.should_follow(w.value.tokens());
-        u32::try_from(self.waiting.iter(now).take(free).filter(follows).count()).unwrap_or(u32::MAX)
+        u32::try_from(self.waiting.iter(now).take(most).filter(follows).count()).unwrap_or(u32::MAX)
     }
 
     /// Whether there are cells for what a waiter will likely use. One that finds nobody else is always let in.

@@ -69,6 +69,27 @@ fn where_rows_are_dear_the_one_that_reads_what_others_share_begins_with_them() {
 }
 
 #[test]
+fn one_that_was_read_first_waits_for_those_that_take_several_steps() {
+    let setup = Setup { reuse: true, ..Setup::split(8, 400, 64, 64) };
+    let mut h = Harness::of(&setup);
+    let ends = GenerationParams { ignore_eos: true, ..greedy(4) };
+    let prompt = |i| [vec![40; 200], vec![i; 40]].concat();
+    let requests: Vec<Submitted> = (1..=8).map(|i| h.submit(prompt(i), ends.clone()).unwrap()).collect();
+    let mut generated = Vec::new();
+    while h.scheduler.has_work() {
+        // It is a slow machine whatever the scripted backend shows.
+        h.scheduler.cost_is(DEAR_ROWS);
+        h.scheduler.step();
+        h.scheduler.assert_books();
+        generated.push(h.stats.snapshot().generated_tokens_total);
+    }
+    // 239 tokens, and then 7 times 39, 64 in a step.
+    assert_eq!(generated, [vec![0; 4 + 5], vec![8, 16, 24, 32]].concat());
+    requests.iter().for_each(|request| request.check(400));
+    h.assert_empty();
+}
+
+#[test]
 fn nobody_is_moved_while_others_of_a_burst_are_read() {
     let setup = Setup::split(20, 200, 64, 64);
     let mut h = Harness::of(&setup);
