@@ -116,7 +116,7 @@ impl Asking {
     }
 
     /// The same with so much of its prompt to read.
-    fn up_to(&self, remaining: u32) -> Need {
+    pub(crate) fn up_to(&self, remaining: u32) -> Need {
         Need::Prefill { remaining, age: self.ticket, priority: self.priority }
     }
 }

@@ -305,6 +305,12 @@ impl Engine {
         self.stats.level()
     }
 
+    /// As the watch over memory does.
+    #[cfg(test)]
+    pub(crate) fn degrade(&self, level: DegradationLevel) {
+        self.stats.set_level(level);
+    }
+
     /// What is known of the model.
     #[must_use]
     pub fn model_info(&self) -> &ModelInfo {
@@ -364,6 +370,7 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
                 let until = *gathers_until.get_or_insert(now + Duration::from_millis(GATHERING_MS));
                 // Nobody came in time; that all senders are gone is seen by whoever waits for them next.
                 command = commands.recv_deadline(until.min(now + scheduler.patience(now))).ok();
+                scheduler.gathered_for(now.elapsed());
             }
         }
         next = steps(&mut scheduler, commands, &mut probes);

@@ -11,7 +11,10 @@ use crate::backend::scripted::{Control, Fault, ScriptedBackend, ScriptedVocabula
 use crate::engine::Engine;
 use crate::error::{LoadError, ProbeError, RequestError, SubmitError};
 use crate::event::{EventSink, FinishReason, GenerationEvent};
-use crate::params::{DiskCacheConfig, EngineConfig, GenerationParams, PrefixCacheConfig, Prompt, SpeculationConfig};
+use crate::ladder::DegradationLevel;
+use crate::params::{
+    DiskCacheConfig, EngineConfig, GenerationParams, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
+};
 
 const POSITIONS: u32 = 200;
 /// Longer than any step here; reached only when something hangs.
@@ -88,6 +91,34 @@ fn a_full_queue_refuses_and_admits_again() {
 }
 
 #[test]
+fn where_memory_is_short_only_the_urgent_are_taken_and_then_nobody() {
+    let (engine, control) = engine(2, 8);
+    let submit = |priority| {
+        let (sink, events) = channel();
+        engine.submit(text("abc"), GenerationParams { priority, ..GenerationParams::greedy(4) }, sink).map(|_| events)
+    };
+    let gate = control.gate.lock().unwrap();
+    let mut taken = vec![submit(Priority::Low).unwrap()];
+    let level = DegradationLevel::HighPriorityOnly;
+    engine.degrade(level);
+    for priority in [Priority::Low, Priority::Normal] {
+        assert_eq!(submit(priority).unwrap_err(), SubmitError::MemoryPressure { level });
+    }
+    taken.push(submit(Priority::High).unwrap());
+    let level = DegradationLevel::Emergency;
+    engine.degrade(level);
+    assert_eq!(engine.stats().degradation, level);
+    assert_eq!(submit(Priority::High).unwrap_err(), SubmitError::MemoryPressure { level });
+    // Those that were taken before are served.
+    drop(gate);
+    for events in &taken {
+        assert!(matches!(terminal(events), GenerationEvent::Finished { .. }));
+    }
+    engine.degrade(DegradationLevel::Normal);
+    assert!(matches!(terminal(&submit(Priority::Low).unwrap()), GenerationEvent::Finished { .. }));
+}
+
+#[test]
 fn prompts_that_cannot_be_served_say_why() {
     let (engine, _) = engine(1, 4);
     let fails = |prompt| match engine.generate(prompt, GenerationParams::greedy(4)).unwrap_err() {
@@ -151,7 +182,7 @@ fn a_probe_tells_decoding_from_hanging_and_from_broken() {
     control.faults.lock().unwrap().push_back(Fault::Panic);
     let (sink, events) = channel();
     engine.submit(text("abc"), GenerationParams::greedy(4), sink).unwrap();
-    assert!(matches!(terminal(&events), GenerationEvent::Failed(RequestError::Internal(_))));
+    assert!(matches!(terminal(&events), GenerationEvent::Failed(RequestError::Broken(_))));
     let started = Instant::now();
     while !matches!(engine.probe(PATIENCE), Err(ProbeError::Broken(_))) {
         assert!(started.elapsed() < PATIENCE);

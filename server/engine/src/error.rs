@@ -146,6 +146,9 @@ pub enum RequestError {
     /// The engine failed, not the request.
     #[error("internal error: {0}")]
     Internal(String),
+    /// The engine cannot decode any more; another one may serve the request.
+    #[error("the engine is broken: {0}")]
+    Broken(String),
 }
 
 impl RequestError {
@@ -162,7 +165,7 @@ impl RequestError {
             Self::DeadlineExceeded { .. } => "deadline_exceeded",
             Self::Overloaded(_) => "overloaded",
             Self::ShuttingDown => "shutting_down",
-            Self::Internal(_) => "internal_error",
+            Self::Internal(_) | Self::Broken(_) => "internal_error",
         }
     }
 }

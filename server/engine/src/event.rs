@@ -297,8 +297,12 @@ pub struct EngineStats {
     pub step_target_ms: f64,
     /// Tokens in the batches of all steps, guesses included: by `steps`, how full batches are.
     pub batch_tokens_total: u64,
+    /// What padding each sequence's tokens to the most of any in their step would add; none is computed.
+    pub padding_tokens_total: u64,
     /// Rows of logits in the batches of all steps.
     pub batch_rows_total: u64,
+    /// Time that an idle engine waited for more requests before it read the first.
+    pub gather_ms_total: f64,
     /// Time in steps before llama.cpp was called: admitting, planning, making room.
     pub before_decode_ms_total: f64,
     /// Time in llama.cpp.

@@ -156,13 +156,24 @@ impl<B: Backend> Kv<B> {
         (left_over, in_use)
     }
 
-    /// Decodes a batch. After [`BackendError::Failed`] the caller clears the sequences in it.
+    /// Decodes a batch. After [`BackendError::Failed`] the caller rewinds or clears the sequences in it.
     pub(crate) fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {
         self.backend.decode(batch)?;
         for entry in batch {
             self.push(entry.sequence, entry.token);
         }
         Ok(())
+    }
+
+    /// Takes out of a sequence what a decode that failed may have left of its batch. False: that is not possible.
+    pub(crate) fn rewind(&mut self, sequence: u32) -> bool {
+        match self.len(sequence) {
+            0 => {
+                self.backend.clear_sequence(sequence);
+                true
+            }
+            len => self.limits.reusable && self.backend.truncate(sequence, len).is_ok(),
+        }
     }
 
     pub(crate) fn logits(&mut self, index: usize) -> Option<&[f32]> {

@@ -38,9 +38,9 @@
 //! - **Guesses** (`lookup`, `draft`): repetitions, and what a small model says, are guessed and checked in one step, while
 //!   that pays.
 //!
-//! A request that is cancelled frees its slot within one step. A batch that fails ends the requests in it; an engine that
-//! cannot go on says so to [`Engine::probe`] and to submissions. A failed assertion inside llama.cpp ends the process:
-//! run an engine in a process of its own.
+//! A request that is cancelled frees its slot within one step. A batch that fails is decoded again, each sequence by
+//! itself, and who fails alone ends; an engine that cannot go on says so to [`Engine::probe`] and to submissions. A failed
+//! assertion inside llama.cpp ends the process: run an engine in a process of its own.
 //!
 //! # Limits
 //!

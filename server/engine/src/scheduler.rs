@@ -2,19 +2,21 @@
 //!
 //! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → close the gaps between
 //! streams ([`gaps`]) → plan (one token for each sequence that generates, then prompts within the budget) → make room
-//! ([`pressure`]) → decode one batch → sample each row → post the tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines:
-//! tests run it step by step on a scripted backend.
+//! ([`pressure`]) → decode one batch → sample each row → post the tokens to the text thread. One owner, no threads of its
+//! own, no clock but for figures and deadlines: tests run it step by step on a scripted backend.
 //!
-//! A batch that fails ends only the requests in it. Several in a row mean that the backend is broken: the scheduler then
-//! fails everything, and its engine must be replaced. A cache that is full ends nobody: leftovers go, then a sequence
-//! gives way and comes back later.
+//! When a batch fails, each sequence in it is decoded by itself, and ends its request if it fails alone. Several batches in
+//! a row mean that the backend is broken: the scheduler then fails everything, and its engine must be replaced
+//! ([`failure`]). A cache that is full ends nobody: leftovers go, then a sequence gives way and comes back later.
 
 mod admission;
+mod failure;
 mod gaps;
 mod guess;
 mod pressure;
 mod probe;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -37,8 +39,6 @@ use crate::sequence::{Progress, Sequence};
 use crate::stats::{Stats, StepRecord};
 use admission::Waiter;
 
-/// Batches that may fail one after the other before the backend counts as broken.
-const MAX_CONSECUTIVE_FAILURES: u32 = 3;
 /// An idle engine waits for a further request, before it reads those that it has, by so much of the time that reading takes,
 const PATIENCE: f64 = 0.005;
 /// and no longer than this in ms, not even for one that it knows will come.
@@ -122,6 +122,8 @@ pub(crate) struct Scheduler<B> {
     waiting: Queue<Waiter>,
     batch: Vec<BatchEntry>,
     consecutive_failures: u32,
+    /// Slots of a batch that failed, each of which is decoded by itself.
+    suspects: VecDeque<usize>,
     /// Steps that read prompts.
     prompt_steps: u64,
     maintained: Instant,
@@ -156,6 +158,7 @@ impl<B: Backend> Scheduler<B> {
             waiting: Queue::default(),
             batch: Vec::new(),
             consecutive_failures: 0,
+            suspects: VecDeque::new(),
             prompt_steps: 0,
             maintained: Instant::now(),
         }
@@ -179,10 +182,15 @@ impl<B: Backend> Scheduler<B> {
         Duration::from_secs_f64((ms * part).min(MOST_PATIENCE_MS) / 1e3)
     }
 
+    /// Waiting for company took so long.
+    pub(crate) fn gathered_for(&self, waited: Duration) {
+        self.stats.gathered_for(waited);
+    }
+
     /// Takes a request; it waits by its priority and ticket, whichever order tokenising finished in.
     pub(crate) fn enqueue(&mut self, mut request: Box<Request>) {
         if let Some(reason) = self.stats.broken.get() {
-            request.emitter.failed(RequestError::Internal(reason.clone()));
+            request.emitter.failed(RequestError::Broken(reason.clone()));
             return;
         }
         self.wait(request);
@@ -209,7 +217,9 @@ impl<B: Backend> Scheduler<B> {
         }
         self.end_what_is_over(started);
         self.admit(started);
-        self.close_gaps();
+        if self.suspects.is_empty() {
+            self.close_gaps();
+        }
         self.guess();
         let outcome = self.decode_batch(started);
         self.publish();
@@ -240,6 +250,7 @@ impl<B: Backend> Scheduler<B> {
         };
         let decoded = Instant::now();
         self.consecutive_failures = 0;
+        self.suspects.pop_front();
         let (mut prompt_tokens, mut decode_rows) = (0, 0);
         for share in &shares {
             if let Some(sequence) = &mut self.slots[share.slot] {
@@ -261,6 +272,7 @@ impl<B: Backend> Scheduler<B> {
             prompt_tokens: prompt_tokens.into(),
             generated_tokens,
             batch_tokens: self.batch.len() as u64,
+            padding_tokens: padding(shares.iter().map(|share| share.tokens.into())),
             batch_rows: shares.iter().map(|share| u64::from(share.rows)).sum(),
             before: called - started,
             decode: decoded - called,
@@ -277,24 +289,6 @@ impl<B: Backend> Scheduler<B> {
         self.stats.level().batch_limit(self.parallel) as usize
     }
 
-    /// Ends every request with this error, those that wait included.
-    pub(crate) fn fail_all(&mut self, error: &RequestError) {
-        for slot in 0..self.slots.len() {
-            self.fail(slot, error.clone());
-        }
-        self.fail_waiting(error, Instant::now());
-        self.publish();
-        self.output.post(&mut self.events);
-    }
-
-    /// Declares the backend unusable and fails everything.
-    pub(crate) fn break_down(&mut self, reason: String) {
-        tracing::error!(reason, "the engine is broken; its worker must be replaced");
-        self.fail_all(&RequestError::Internal(reason.clone()));
-        // Only the first reason counts.
-        let _ = self.stats.broken.set(reason);
-    }
-
     /// Fills the batch, in the order of the sequences but for prompts around those that generate.
     fn plan(&mut self, now: Instant) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
@@ -307,7 +301,15 @@ impl<B: Backend> Scheduler<B> {
         let room_for = |demand: &Demand| level.batch_limit(self.budget.prefill_tokens(demand));
         let waiting = self.waiting.len();
         let step_tokens = room_for(&demand(&asking, asking.iter().map(|asking| asking.need), waiting));
-        let needs = self.bursts.shape(&asking, self.budget.cost(), step_tokens, now);
+        let mut needs = self.bursts.shape(&asking, self.budget.cost(), step_tokens, now);
+        // Whose request has ended meanwhile is no suspect.
+        self.suspects.retain(|slot| active.iter().any(|(active, _)| active == slot));
+        if let Some(suspect) = self.suspects.front() {
+            let alone = |(asking, (slot, _)): (&Asking, &(usize, &Sequence))| {
+                if slot == suspect { asking.need } else { asking.up_to(0) }
+            };
+            needs = asking.iter().zip(&active).map(alone).collect();
+        }
         self.stats.bursts.store(self.bursts.begun(), Relaxed);
         let demand = demand(&asking, needs.iter().copied(), waiting);
         let nearly_read = needs.iter().map(|need| match need {
@@ -428,32 +430,6 @@ impl<B: Backend> Scheduler<B> {
         self.events.push(TextEvent::Token { ticket, token, logprobs, at });
         if let Progress::Finished(reason) = progress {
             self.finish(slot, reason);
-        }
-    }
-
-    fn decode_failed(&mut self, error: BackendError, shares: &[Share]) {
-        if self.shutting_down() {
-            // The batch was given up for that.
-            self.fail_all(&RequestError::ShuttingDown);
-            return;
-        }
-        let reason = match error {
-            BackendError::Failed(reason) => reason,
-            // Nobody is left to give way to the one that runs alone, which always fits: the books are wrong.
-            BackendError::NoKvCells => String::from("the KV cache is full"),
-        };
-        for share in shares {
-            self.fail(share.slot, RequestError::Internal(format!("decoding failed: {reason}")));
-            self.kv.clear(u32::try_from(share.slot).unwrap_or(u32::MAX));
-        }
-        self.failed_once_more(&reason);
-    }
-
-    fn failed_once_more(&mut self, reason: &str) {
-        self.consecutive_failures += 1;
-        tracing::error!(reason, failures = self.consecutive_failures, "a batch could not be decoded");
-        if self.consecutive_failures >= MAX_CONSECUTIVE_FAILURES {
-            self.break_down(format!("{MAX_CONSECUTIVE_FAILURES} batches in a row failed: {reason}"));
         }
     }
 
@@ -585,6 +561,12 @@ fn demand(asking: &[Asking], needs: impl Iterator<Item = Need>, waiting: usize) 
     demand.token_kilocells /= f64::max(readers, 1.0);
     demand.prompts = u32::try_from(asking.len() + waiting).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
     demand
+}
+
+/// What padding each to the longest would add.
+fn padding(tokens: impl Iterator<Item = u64> + Clone) -> u64 {
+    let longest = tokens.clone().max().unwrap_or(0);
+    tokens.map(|tokens| longest - tokens).sum()
 }
 
 fn no_logits() -> RequestError {

@@ -27,6 +27,7 @@ use crate::stats::Stats;
 mod bursts;
 mod gaps;
 mod guesses;
+mod ladder;
 mod preemption;
 mod properties;
 mod reuse;
@@ -368,19 +369,36 @@ fn a_cancel_sends_no_part_of_a_stop_string() {
 }
 
 #[test]
-fn a_failed_batch_ends_its_requests_only() {
-    let mut h = Harness::new(2, 64, 8, 4);
-    let hit = [h.submit(vec![3; 4], greedy(20)).unwrap(), h.submit(vec![4; 4], greedy(20)).unwrap()];
-    let waiting = h.submit(vec![5; 4], greedy(20)).unwrap();
-    h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Fail);
-    assert_eq!(h.scheduler.step(), StepOutcome::Failed);
-    for request in &hit {
+fn a_batch_that_fails_once_harms_nobody() {
+    for unified in [false, true] {
+        let setup = if unified { Setup::unified(3, 2, 400, 16) } else { Setup::split(3, 64, 16, 4) };
+        let mut h = Harness::of(&setup);
+        let hit: Vec<Submitted> = (3..6).map(|i| h.submit(vec![i; 4], greedy(20)).unwrap()).collect();
+        h.scheduler.step();
+        h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Fail);
+        assert_eq!(h.scheduler.step(), StepOutcome::Failed);
+        h.scheduler.assert_books();
+        h.run();
+        hit.iter().for_each(|request| request.check(setup.limits.positions));
+        h.assert_empty();
+        assert_eq!(h.scheduler.probe(), Ok(()));
+        h.assert_empty();
+    }
+}
+
+#[test]
+fn those_that_cannot_be_decoded_fail_alone_however_many_they_are() {
+    let mut h = Harness::new(6, 64, 40, 4);
+    *h.scheduler.backend().control.poison.lock().unwrap() = Some(47);
+    let prompt = |i: Token| if i < 4 { vec![47, i] } else { vec![i; 4] };
+    let requests: Vec<Submitted> = (0..8).map(|i| h.submit(prompt(i), greedy(20)).unwrap()).collect();
+    h.run();
+    for request in &requests[..4] {
         assert!(matches!(request.error(), RequestError::Internal(_)));
     }
-    h.run();
-    waiting.check(64);
+    requests[4..].iter().for_each(|request| request.check(64));
     h.assert_empty();
-    assert_eq!(h.scheduler.probe(), Ok(()));
+    assert_eq!(h.scheduler.probe(), Ok(()), "the engine is not broken");
     h.assert_empty();
 }
 
@@ -420,12 +438,16 @@ fn failures_in_a_row_break_the_engine() {
     let requests: Vec<_> = (0..5).map(|i| h.submit(vec![3 + i; 4], greedy(20)).unwrap()).collect();
     h.scheduler.backend().control.faults.lock().unwrap().extend([Fault::Fail; 3]);
     h.run();
-    for request in &requests {
+    // Each of the first three failed in a batch of its own; those that waited may be served elsewhere.
+    for request in &requests[..3] {
         assert!(matches!(request.error(), RequestError::Internal(_)));
+    }
+    for request in &requests[3..] {
+        assert!(matches!(request.error(), RequestError::Broken(_)));
     }
     assert!(h.scheduler.probe().is_err());
     let late = h.submit(vec![3; 4], greedy(5)).unwrap();
-    assert!(matches!(late.error(), RequestError::Internal(_)));
+    assert!(matches!(late.error(), RequestError::Broken(_)));
     h.assert_empty();
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct StepRecord {
     pub(crate) generated_tokens: u64,
     /// Tokens in the batch, guesses included.
     pub(crate) batch_tokens: u64,
+    /// What padding each sequence's tokens to the most of any would add.
+    pub(crate) padding_tokens: u64,
     /// Rows of logits in the batch.
     pub(crate) batch_rows: u64,
     /// Ending, admitting, planning, making room.
@@ -82,7 +84,9 @@ pub(crate) struct Stats {
     generated_tokens: AtomicU64,
     steps: AtomicU64,
     batch_tokens: AtomicU64,
+    padding_tokens: AtomicU64,
     batch_rows: AtomicU64,
+    gather_us: AtomicU64,
     before_us: AtomicU64,
     decode_us: AtomicU64,
     after_us: AtomicU64,
@@ -131,7 +135,9 @@ impl Stats {
             generated_tokens: AtomicU64::default(),
             steps: AtomicU64::default(),
             batch_tokens: AtomicU64::default(),
+            padding_tokens: AtomicU64::default(),
             batch_rows: AtomicU64::default(),
+            gather_us: AtomicU64::default(),
             before_us: AtomicU64::default(),
             decode_us: AtomicU64::default(),
             after_us: AtomicU64::default(),
@@ -153,6 +159,7 @@ impl Stats {
         self.prompt_tokens.fetch_add(step.prompt_tokens, Relaxed);
         self.generated_tokens.fetch_add(step.generated_tokens, Relaxed);
         self.batch_tokens.fetch_add(step.batch_tokens, Relaxed);
+        self.padding_tokens.fetch_add(step.padding_tokens, Relaxed);
         self.batch_rows.fetch_add(step.batch_rows, Relaxed);
         let took = step.before + step.decode + step.after;
         self.last_step_us.store(micros(took), Relaxed);
@@ -181,6 +188,11 @@ impl Stats {
     /// Records the time that a step's guesses took.
     pub(crate) fn drafted_for(&self, took: Duration) {
         self.draft_us.fetch_add(micros(took), Relaxed);
+    }
+
+    /// Records the time that an idle engine waited for more requests before it read the first.
+    pub(crate) fn gathered_for(&self, waited: Duration) {
+        self.gather_us.fetch_add(micros(waited), Relaxed);
     }
 
     fn count_rate(&self, second: u64, tokens: u64) {
@@ -252,7 +264,9 @@ impl Stats {
             prefill_budget_tokens: self.prefill_budget_tokens.load(Relaxed),
             step_target_ms: ms(&self.step_target_us),
             batch_tokens_total: self.batch_tokens.load(Relaxed),
+            padding_tokens_total: self.padding_tokens.load(Relaxed),
             batch_rows_total: self.batch_rows.load(Relaxed),
+            gather_ms_total: ms(&self.gather_us),
             before_decode_ms_total: ms(&self.before_us),
             decode_ms_total: ms(&self.decode_us),
             after_decode_ms_total: ms(&self.after_us),

@@ -132,7 +132,9 @@ fn of_request(error: RequestError, message: String, names: Names) -> ApiError {
         RequestError::ShuttingDown => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
         }
-        RequestError::Internal(_) => ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, message),
+        RequestError::Internal(_) | RequestError::Broken(_) => {
+            ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, message)
+        }
     }
 }
 

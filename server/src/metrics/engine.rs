@@ -103,6 +103,18 @@ const COUNTERS: &[Family] = &[
         figures: &[("", |w| w.engine.batch_tokens_total as f64)],
     },
     Family {
+        name: "engine_padding_tokens",
+        help: "What padding each sequence's tokens to the most of any in their step would add; none is computed",
+        label: "",
+        figures: &[("", |w| w.engine.padding_tokens_total as f64)],
+    },
+    Family {
+        name: "engine_gather_seconds",
+        help: "Time that an idle engine waited for more requests before it read the first",
+        label: "",
+        figures: &[("", |w| w.engine.gather_ms_total / 1e3)],
+    },
+    Family {
         name: "engine_batch_rows",
         help: "Rows of logits in the batches of all steps",
         label: "",

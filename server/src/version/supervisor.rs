@@ -449,9 +449,15 @@ impl<'a> Session<'a> {
             }
             FromWorker::Ready(model) => self.on_ready(model),
             FromWorker::Events(events) => {
+                let mut broken = None;
                 for (id, event) in events {
-                    self.on_event(id, event, now);
+                    match event {
+                        GenerationEvent::Failed(RequestError::Broken(reason)) => broken = Some(reason),
+                        event => self.on_event(id, event, now),
+                    }
                 }
+                // With all that the worker has, those requests are for another one.
+                return broken.as_deref().map(cannot_decode);
             }
             FromWorker::Pooled { id, event } => self.on_pooled(id, event, now),
             FromWorker::Refused { id, error } => return self.on_refused(id, error),
@@ -533,7 +539,7 @@ impl<'a> Session<'a> {
     fn on_refused(&mut self, id: RequestId, error: EngineRefusal) -> Option<End> {
         if let EngineRefusal::Broken(reason) = error {
             // With all that the worker has, this request is for another one.
-            return Some(End::Hung(format!("it cannot decode any more: {reason}")));
+            return Some(cannot_decode(&reason));
         }
         let request = self.remove(id)?;
         match error {
@@ -564,7 +570,7 @@ impl<'a> Session<'a> {
         let answer = result.as_ref().copied().map_err(ToString::to_string);
         self.answer_probes(&answer);
         match result {
-            Err(ProbeError::Broken(reason)) => Some(End::Hung(format!("it cannot decode any more: {reason}"))),
+            Err(ProbeError::Broken(reason)) => Some(cannot_decode(&reason)),
             _ => None,
         }
     }
@@ -610,6 +616,10 @@ impl<'a> Session<'a> {
         // The writer ends only with the socket, and the reader sees that too.
         let _ = self.outbox.send(message);
     }
+}
+
+fn cannot_decode(reason: &str) -> End {
+    End::Hung(format!("it cannot decode any more: {reason}"))
 }
 
 #[cfg(test)]

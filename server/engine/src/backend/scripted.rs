@@ -33,6 +33,8 @@ pub(crate) enum Fault {
 pub(crate) struct Control {
     /// Consumed one by one; when empty, decodes work.
     pub(crate) faults: Arc<Mutex<VecDeque<Fault>>>,
+    /// A prompt that begins with this token cannot be decoded.
+    pub(crate) poison: Arc<Mutex<Option<Token>>>,
     /// While a test holds it, decodes wait.
     pub(crate) gate: Arc<Mutex<()>>,
 }
@@ -155,6 +157,12 @@ impl Backend for ScriptedBackend {
             Fault::NoKvCells => return Err(BackendError::NoKvCells),
             Fault::Fail => return Err(BackendError::Failed(String::from("scripted"))),
             Fault::Panic => panic!("scripted"),
+        }
+        let poison = *self.control.poison.lock().unwrap();
+        if batch.iter().any(|entry| entry.position == 0 && Some(entry.token) == poison) {
+            // Half of it was computed.
+            batch[..batch.len() / 2].iter().for_each(|e| self.held[e.sequence as usize].push((e.token, Arc::new(()))));
+            return Err(BackendError::Failed(String::from("poison")));
         }
         let runs = batch.chunk_by(|a, b| a.sequence == b.sequence);
         let runs = runs.map(|run| (run[0].sequence as usize, u32::try_from(run.len()).unwrap()));

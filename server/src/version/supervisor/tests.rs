@@ -326,6 +326,33 @@ fn a_request_runs_again_until_its_client_has_text_or_its_attempts_are_used_up() 
 }
 
 #[test]
+fn what_a_broken_engine_gave_up_is_for_another_worker() {
+    let shared = shared();
+    let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
+    let (outbox, _sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let mut clients = Vec::new();
+    for id in 0..2 {
+        let (request, client) = request(&shared, &lanes, id, 8).unwrap();
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        clients.push(client);
+    }
+    let broken = |id| (id, GenerationEvent::Failed(RequestError::Broken("no".to_owned())));
+    let done = (0, finished());
+    let end = session.apply(Event::Frame(Some(Ok(FromWorker::Events(vec![broken(1), done])))), now);
+    assert!(matches!(end, Some(End::Hung(reason)) if reason.ends_with("no")));
+    // One had its end before; the other has heard nothing, and runs again.
+    assert_eq!(session.requests.keys().collect::<Vec<_>>(), [&1]);
+    let left = session.requests.remove(&1).unwrap();
+    session.supervisor.pass_on(left, "gone");
+    assert_eq!(waiting.try_recv().unwrap().id, 1);
+    let last: Vec<Option<Item>> = clients.into_iter().map(|client| seen(client).pop()).collect();
+    assert_eq!(last, [Some(Ok(finished())), None]);
+}
+
+#[test]
 fn vectors_come_in_their_order_and_none_is_left_from_a_life_to_the_next() {
     let shared = shared();
     let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
