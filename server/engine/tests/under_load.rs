@@ -4,11 +4,11 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_engine::{
     Engine, EngineConfig, EngineStats, FinishReason, GenerationEvent, GenerationParams, KvLayout,
-    MATRIX_ATTENTION_MIN_CELLS, Priority, Prompt, RequestHandle,
+    MATRIX_ATTENTION_MIN_CELLS, PrefixCacheConfig, Priority, Prompt, RequestHandle,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -16,6 +16,8 @@ use rand::{Rng, SeedableRng};
 /// Longer than the whole test; reached only when something hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 const REQUESTS: usize = 200;
+/// How long what ended requests left is kept; long enough for others to find it.
+const LEFTOVERS_LIVE_MS: u64 = 2_000;
 /// The kernels compute a row a little differently in another batch, so that two tokens that are almost equally likely
 /// may change places: in so many answers that the model ends by itself, of which it is sure,
 const MAX_DIVERGED: usize = REQUESTS / 100;
@@ -78,7 +80,9 @@ fn answers_under_load_in_a_split_cache_are_the_answers_alone() {
 }
 
 fn config() -> EngineConfig {
-    EngineConfig { max_queue: REQUESTS, prefill_tokens_per_step: 64, ..EngineConfig::new(model("demo-v2.q8_0.gguf")) }
+    let prefix_cache = PrefixCacheConfig { ttl_ms: Some(LEFTOVERS_LIVE_MS), ..PrefixCacheConfig::default() };
+    let model = model("demo-v2.q8_0.gguf");
+    EngineConfig { max_queue: REQUESTS, prefill_tokens_per_step: 64, prefix_cache, ..EngineConfig::new(model) }
 }
 
 fn load(config: &EngineConfig) -> EngineStats {
@@ -145,5 +149,11 @@ fn load(config: &EngineConfig) -> EngineStats {
     assert_eq!((stats.slots_active, stats.queued, stats.requests_failed_total), (0, 0, 0));
     assert_eq!(stats.requests_finished_total, REQUESTS as u64);
     assert!(stats.kv_used_cells <= stats.kv_total_cells);
+    // What ended requests left goes when nobody comes back to it, and nothing else is held.
+    let started = Instant::now();
+    while engine.stats().kv_used_cells > 0 || engine.stats().prefix_cache_bytes > 0 {
+        assert!(started.elapsed() < PATIENCE, "{:?}", engine.stats());
+        std::thread::sleep(Duration::from_millis(LEFTOVERS_LIVE_MS / 10));
+    }
     stats
 }
