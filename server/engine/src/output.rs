@@ -31,10 +31,29 @@ pub(crate) struct Signals {
 
 /// One message to the text thread; requests are named by their tickets.
 pub(crate) enum TextEvent {
-    Started { ticket: u64, text: Box<RequestText> },
-    Token { ticket: u64, token: Token, logprobs: Option<Logprobs>, at: Instant },
-    Finished { ticket: u64, reason: FinishReason },
-    Failed { ticket: u64, error: RequestError },
+    Started {
+        ticket: u64,
+        text: Box<RequestText>,
+    },
+    Token {
+        ticket: u64,
+        token: Token,
+        logprobs: Option<Logprobs>,
+        at: Instant,
+    },
+    Finished {
+        ticket: u64,
+        reason: FinishReason,
+    },
+    Failed {
+        ticket: u64,
+        error: RequestError,
+    },
+    /// One that never had a slot. By this way it does not hear of its end before others of what came earlier.
+    Refused {
+        emitter: Box<Emitter>,
+        error: RequestError,
+    },
 }
 
 /// Where the engine's thread puts what it has to say.
@@ -92,6 +111,7 @@ impl TextStage {
                     text.fail(error);
                 }
             }
+            TextEvent::Refused { mut emitter, error } => emitter.failed(error),
         }
     }
 

@@ -59,7 +59,7 @@ pub(crate) enum StepOutcome {
     Idle,
     /// A batch was decoded.
     Decoded,
-    /// A batch failed; its requests were ended.
+    /// A batch failed; its sequences are decoded one by one, or were ended.
     Failed,
 }
 
@@ -249,8 +249,10 @@ impl<B: Backend> Scheduler<B> {
             }
         };
         let decoded = Instant::now();
-        self.consecutive_failures = 0;
-        self.suspects.pop_front();
+        // That one can be decoded by itself does not say that all can be together.
+        if self.suspects.pop_front().is_none() {
+            self.consecutive_failures = 0;
+        }
         let (mut prompt_tokens, mut decode_rows) = (0, 0);
         for share in &shares {
             if let Some(sequence) = &mut self.slots[share.slot] {

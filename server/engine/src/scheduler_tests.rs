@@ -370,8 +370,9 @@ fn a_cancel_sends_no_part_of_a_stop_string() {
 
 #[test]
 fn a_batch_that_fails_once_harms_nobody() {
-    for unified in [false, true] {
-        let setup = if unified { Setup::unified(3, 2, 400, 16) } else { Setup::split(3, 64, 16, 4) };
+    for (unified, reusable) in [(false, true), (true, true), (false, false)] {
+        let mut setup = if unified { Setup::unified(3, 2, 400, 16) } else { Setup::split(3, 64, 16, 4) };
+        setup.limits.reusable = reusable;
         let mut h = Harness::of(&setup);
         let hit: Vec<Submitted> = (3..6).map(|i| h.submit(vec![i; 4], greedy(20)).unwrap()).collect();
         h.scheduler.step();

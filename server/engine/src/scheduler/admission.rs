@@ -96,7 +96,9 @@ impl<B: Backend> Scheduler<B> {
     pub(super) fn fail_waiting(&mut self, error: &RequestError, now: Instant) {
         for waiting in self.waiting.drain(now) {
             match waiting.value {
-                Waiter::New(mut request) => request.emitter.failed(error.clone()),
+                Waiter::New(request) => {
+                    self.events.push(TextEvent::Refused { emitter: Box::new(request.emitter), error: error.clone() });
+                }
                 Waiter::Preempted(sequence, _) => {
                     self.events.push(TextEvent::Failed { ticket: sequence.ticket, error: error.clone() });
                 }

@@ -43,12 +43,19 @@ impl<B: Backend> Scheduler<B> {
         let was_alone = self.suspects.pop_front().is_some();
         for share in shares {
             let sequence = u32::try_from(share.slot).unwrap_or(u32::MAX);
-            if shares.len() > 1 && self.kv.rewind(sequence) {
-                self.suspects.push_back(share.slot);
+            let is_cut = shares.len() > 1 && self.kv.rewind(sequence);
+            if !is_cut {
+                self.kv.clear(sequence);
+            }
+            if shares.len() == 1 {
+                self.fail(share.slot, RequestError::Internal(format!("decoding failed: {reason}")));
                 continue;
             }
-            self.fail(share.slot, RequestError::Internal(format!("decoding failed: {reason}")));
-            self.kv.clear(sequence);
+            // A state that cannot be cut is computed again.
+            if let Some(suspect) = self.slots[share.slot].as_mut().filter(|_| !is_cut) {
+                suspect.decoded = 0;
+            }
+            self.suspects.push_back(share.slot);
         }
         // That one of those that failed together fails again says nothing of the backend.
         if !was_alone {

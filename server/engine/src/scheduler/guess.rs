@@ -14,6 +14,8 @@ impl<B: Backend> Scheduler<B> {
         if self.lookup_tokens.is_none() && self.draft.is_none() {
             return;
         }
+        // Who was not decoded in the last step has its guesses still, which count among the rows that there are for them.
+        self.slots.iter_mut().flatten().for_each(|sequence| sequence.drafts.clear());
         let rows = self.slots.iter().flatten().filter(|s| matches!(s.need(), Need::Decode { .. })).count();
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         let room = self.limits.outputs.saturating_sub(self.parallel);
