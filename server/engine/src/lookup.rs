@@ -1,9 +1,9 @@
 //! Guessing ahead from repetitions: what followed the last time that the sequence ended as it ends now.
 //!
 //! Flow for a sequence: [`NgramIndex::of_prompt`] → [`NgramIndex::push`] each token of the answer → before a step,
-//! [`NgramIndex::propose`] a continuation → [`Acceptance::drafts`] says how much of it is worth its place in the step → after the step,
-//! [`Acceptance::observe`] how much of it was right. Drafts are checked by the model in the same step, so they
-//! change nothing but the rounding of its rows: see "Determinism" in [`crate::sampler`].
+//! [`NgramIndex::propose`] a continuation → [`Acceptance::drafts`] says how much of it is worth its place in the step →
+//! after the step, [`Acceptance::observe`] how much of it was right. Drafts are checked by the model in the same step, so
+//! they change nothing but the rounding of its rows: see "Determinism" in [`crate::sampler`].
 //!
 //! Absent: the check, and the draft model ([`crate::draft`]), for which an [`Acceptance`] of its own decides.
 

@@ -388,6 +388,20 @@ fn a_batch_that_fails_once_harms_nobody() {
 }
 
 #[test]
+fn a_backend_that_only_decodes_one_at_a_time_is_broken() {
+    let mut h = Harness::new(2, 64, 16, 4);
+    let ends = GenerationParams { ignore_eos: true, ..greedy(20) };
+    let requests: Vec<Submitted> = (3..5).map(|i| h.submit(vec![i; 4], ends.clone()).unwrap()).collect();
+    let round = [Fault::Fail, Fault::None, Fault::None];
+    h.scheduler.backend().control.faults.lock().unwrap().extend([round; 3].concat());
+    h.run();
+    for request in &requests {
+        assert!(matches!(request.error(), RequestError::Broken(_)));
+    }
+    h.assert_empty();
+}
+
+#[test]
 fn those_that_cannot_be_decoded_fail_alone_however_many_they_are() {
     let mut h = Harness::new(6, 64, 40, 4);
     *h.scheduler.backend().control.poison.lock().unwrap() = Some(47);
