@@ -5,8 +5,9 @@
 //! server can go wrong is a unit test. It reads the wire with types of its own: a mistake in the server's types must not
 //! hide itself.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 /// Response header that names the version.
@@ -241,15 +242,49 @@ impl AnswerBook {
     }
 }
 
-/// The one text that each question was answered with, for questions that were always answered alike.
-#[must_use]
-pub fn stable_answers<'a>(seen: impl IntoIterator<Item = (&'a str, &'a str)>) -> BTreeMap<String, String> {
-    let mut texts: BTreeMap<&str, Option<&str>> = BTreeMap::new();
-    for (question, text) in seen {
-        let text = text.trim();
-        texts.entry(question).and_modify(|known| *known = known.filter(|known| *known == text)).or_insert(Some(text));
+/// How much likelier than the next one, in natural logarithms, each token of a greedy answer has to be so that what else
+/// is computed in its batch cannot change it: the kernels' rounding moves logits by some tenths at most.
+pub const NEAR_TIE: f64 = 0.3;
+
+/// The text of a greedy chat completion (not streamed, `top_logprobs` of 2), unless one of its tokens was a near tie.
+///
+/// # Errors
+/// When the body is no such completion.
+pub fn clear_text(body: &str) -> Result<Option<String>> {
+    #[derive(Deserialize)]
+    struct Completion {
+        choices: Vec<Whole>,
     }
-    texts.into_iter().filter_map(|(question, text)| Some((question.to_owned(), text?.to_owned()))).collect()
+    #[derive(Deserialize)]
+    struct Whole {
+        message: Message,
+        logprobs: Tokens,
+    }
+    #[derive(Deserialize)]
+    struct Message {
+        content: String,
+    }
+    #[derive(Deserialize)]
+    struct Tokens {
+        content: Vec<Token>,
+    }
+    #[derive(Deserialize)]
+    struct Token {
+        top_logprobs: Vec<Candidate>,
+    }
+    #[derive(Deserialize)]
+    struct Candidate {
+        logprob: f64,
+    }
+    let completion: Completion = serde_json::from_str(body)
+        .with_context(|| format!("not a completion with logprobs: {}", describe_error(body)))?;
+    let [Whole { message, logprobs }] = &completion.choices[..] else { bail!("not one choice: {body}") };
+    let mut clear = true;
+    for token in &logprobs.content {
+        let [first, second] = &token.top_logprobs[..] else { bail!("not two candidates for each token: {body}") };
+        clear &= first.logprob - second.logprob >= NEAR_TIE;
+    }
+    Ok((clear && !logprobs.content.is_empty()).then(|| message.content.trim().to_owned()))
 }
 
 #[cfg(test)]
@@ -318,8 +353,18 @@ mod tests {
     }
 
     #[test]
-    fn only_answers_that_never_changed_are_stable() {
-        let seen = [("a", "x"), ("b", "y"), ("a", "x "), ("b", "z"), ("b", "y")];
-        assert_eq!(stable_answers(seen), BTreeMap::from([("a".to_owned(), "x".to_owned())]));
+    fn an_answer_is_clear_when_each_of_its_tokens_is() {
+        let body = |margins: &[f64]| {
+            let token =
+                |margin: &f64| serde_json::json!({"top_logprobs": [{"logprob": -1.0}, {"logprob": -1.0 - margin}]});
+            let logprobs = serde_json::json!({"content": margins.iter().map(token).collect::<Vec<_>>()});
+            let choice = serde_json::json!({"message": {"content": " yes\n"}, "logprobs": logprobs});
+            serde_json::json!({"choices": [choice]}).to_string()
+        };
+        assert_eq!(clear_text(&body(&[2.0, 0.5])).unwrap().as_deref(), Some("yes"));
+        assert_eq!(clear_text(&body(&[2.0, 0.1, 2.0])).unwrap(), None);
+        assert_eq!(clear_text(&body(&[])).unwrap(), None);
+        let refused = r#"{"error": {"message": "no model", "type": "t", "code": "c"}}"#;
+        assert!(clear_text(refused).unwrap_err().to_string().contains("no model"));
     }
 }

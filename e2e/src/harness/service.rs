@@ -12,6 +12,7 @@ use kube::{
     Api, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
 };
+use reqwest::header;
 use serde_json::{Value, json};
 
 use super::{
@@ -21,8 +22,8 @@ use super::{
     wait::{Check, await_object, poll},
 };
 use crate::{
-    answer::AnswerBook,
-    load::{Load, LoadConfig, Target, http_client_builder},
+    answer::{AnswerBook, clear_text},
+    load::{Load, LoadConfig, Target, http_client, http_client_builder},
     models::Question,
 };
 
@@ -226,6 +227,27 @@ impl<'a> TestService<'a> {
         let port = service.spec.as_ref().and_then(|spec| spec.ports.as_ref()?.first().map(|port| port.port));
         let port = port.context("the Service has no port")?;
         Ok(Target { base_url: format!("http://{address}:{port}/v1"), model: SERVED_NAME.to_owned() })
+    }
+
+    /// What it answers to each of these questions alone and greedily, those left out that rounding could turn.
+    ///
+    /// # Errors
+    /// When one is not answered.
+    pub async fn clear_answers(&self, questions: &[Question]) -> Result<BTreeMap<String, String>> {
+        let (client, target) = (http_client()?, self.target().await?);
+        let mut answers = BTreeMap::new();
+        for question in questions {
+            let body = json!({
+                "model": target.model, "messages": question.messages, "temperature": 0, "max_tokens": MAX_TOKENS,
+                "logprobs": true, "top_logprobs": 2,
+            });
+            let url = format!("{}/chat/completions", target.base_url);
+            let request = client.post(url).header(header::CONTENT_TYPE, "application/json").body(body.to_string());
+            let body = request.send().await?.text().await?;
+            let text = clear_text(&body).with_context(|| format!("question {}", question.id))?;
+            answers.extend(text.map(|text| (question.id.clone(), text)));
+        }
+        Ok(answers)
     }
 
     /// Starts a load on it.
