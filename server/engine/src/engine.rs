@@ -191,6 +191,7 @@ impl Engine {
             grammars: Grammars::default(),
             fingerprint: names,
             disk: disk.flatten(),
+            looks_up: config.speculation.prompt_lookup,
         };
         let deliver = move |request| {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.

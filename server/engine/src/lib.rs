@@ -57,6 +57,7 @@ mod backend;
 mod budget;
 mod burst;
 mod cache;
+mod cores;
 mod draft;
 mod embedder;
 mod engine;
@@ -122,3 +123,4 @@ pub use params::{
     MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS, PooledConfig, PooledWork,
     PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };
+pub use queue::AGEING_STEP;

@@ -242,7 +242,8 @@ pub struct EngineConfig {
     pub prefix_cache: PrefixCacheConfig,
     /// Guessing ahead.
     pub speculation: SpeculationConfig,
-    /// Names the model in what is kept of it on disk; `None`: the file's size and time of change do.
+    /// Names the model in what is kept of it on disk; `None`: the file's SHA-256, computed when it is
+    /// loaded.
     pub model_digest: Option<String>,
     /// The most milliseconds that a request may wait for its first token; `None`: any.
     pub queue_timeout_ms: Option<u64>,

@@ -1,5 +1,5 @@
-//! From a prompt to tokens, off the engine's thread: a small pool renders chats, tokenises, names the prompt's blocks, and
-//! reads what is on disk of its KV rows.
+//! From a prompt to tokens, off the engine's thread: a small pool renders chats, tokenises, names the prompt's blocks,
+//! reads what is on disk of its KV rows, and looks how often it repeats itself.
 //!
 //! The pool's queue is bounded by the permits that submission takes; what it holds counts as queued. A prompt that
 //! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.
@@ -15,6 +15,7 @@ use crate::backend::{Token, Vocabulary};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
 use crate::error::RequestError;
 use crate::grammars::Grammars;
+use crate::lookup::NgramIndex;
 use crate::output::Signals;
 use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::request::{Emitter, Request};
@@ -46,6 +47,8 @@ pub(crate) struct Preparer {
     pub(crate) fingerprint: Option<Fingerprint>,
     /// Where prompts are kept on disk, too.
     pub(crate) disk: Option<DiskReader>,
+    /// Whether answers are guessed ahead from repetitions.
+    pub(crate) looks_up: bool,
 }
 
 impl Preparer {
@@ -82,13 +85,14 @@ impl Preparer {
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
             let tokenized_at = Instant::now();
             let (blocks, fetched) = self.find(&tokens);
-            Ok((tokens, sampler, tokenized_at, blocks, fetched))
+            let repeats = self.looks_up.then(|| NgramIndex::of_prompt(&tokens));
+            Ok((tokens, sampler, tokenized_at, blocks, fetched, repeats))
         }));
         let prepared = prepared.unwrap_or_else(|_| {
             Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
         });
         match prepared {
-            Ok((prompt, sampler, tokenized_at, blocks, fetched)) => Some(Request {
+            Ok((prompt, sampler, tokenized_at, blocks, fetched, repeats)) => Some(Request {
                 ticket,
                 prompt,
                 params,
@@ -97,6 +101,7 @@ impl Preparer {
                 sampler,
                 blocks,
                 fetched,
+                repeats,
                 submitted_at,
                 tokenized_at,
                 deadline,

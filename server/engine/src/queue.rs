@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::params::Priority;
 
 /// So much waiting lifts a request one level.
-pub(crate) const AGEING_STEP: Duration = Duration::from_secs(10);
+pub const AGEING_STEP: Duration = Duration::from_secs(10);
 /// The levels: [`Priority`]'s, by rank.
 const LEVELS: usize = 3;
 /// After so much waiting a request of any priority is at the highest level.

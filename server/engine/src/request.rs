@@ -9,6 +9,7 @@ use crate::backend::Token;
 use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
 use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
+use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::Signals;
 use crate::params::GenerationParams;
 use crate::sampler::Sampler;
@@ -121,6 +122,8 @@ pub(crate) struct Request {
     pub(crate) blocks: Vec<BlockHash>,
     /// What was on disk of its prompt.
     pub(crate) fetched: Option<Fetched>,
+    /// Where its prompt repeats itself, for guesses at its answer.
+    pub(crate) repeats: Option<(NgramIndex, Acceptance)>,
     pub(crate) submitted_at: Instant,
     /// When its prompt had become tokens.
     pub(crate) tokenized_at: Instant,

@@ -15,6 +15,7 @@ use crate::draft::Draft;
 use crate::error::RequestError;
 use crate::event::{EngineStats, FinishReason, GenerationEvent};
 use crate::grammars::Grammars;
+use crate::lookup::NgramIndex;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{GenerationParams, MAX_DRAFT_CATCH_UP_TOKENS, PrefixCacheConfig, Priority};
 use crate::queue::AGEING_BOUND;
@@ -187,6 +188,7 @@ impl Harness {
         let blocks = chain(fingerprint(), &prompt);
         let setup = sampler::compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
+        let repeats = Some(NgramIndex::of_prompt(&prompt));
         let request = Request {
             ticket,
             prompt,
@@ -196,6 +198,7 @@ impl Harness {
             sampler,
             blocks,
             fetched,
+            repeats,
             submitted_at,
             tokenized_at,
             deadline,

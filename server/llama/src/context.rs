@@ -47,6 +47,7 @@ pub struct Context {
     /// Read by llama.cpp while it computes.
     _abort: Option<Arc<AtomicBool>>,
     /// Used by llama.cpp while it computes.
+    max_threads: u32,
     _threads: Option<threads::ThreadPool>,
     /// Declared last: the context goes first, in `drop`.
     model: Arc<Model>,
@@ -114,6 +115,7 @@ impl Context {
             knowledge: None,
             scratch: Vec::new(),
             _abort: params.abort.clone(),
+            max_threads: params.threads,
             _threads: threads::ThreadPool::attach(ptr, params.threads),
             model: model.clone(),
         };
@@ -195,6 +197,13 @@ impl Context {
             shim::THROWN => Err(DecodeError::Failed { code, reason: String::from("llama.cpp threw an exception") }),
             code => Err(DecodeError::Failed { code, reason: logs::take_recent_errors() }),
         }
+    }
+
+    /// Has what is computed from now on use so many threads: at least one, and no more than the context was made with.
+    pub fn set_threads(&mut self, threads: u32) {
+        let threads = i32::try_from(threads.clamp(1, self.max_threads)).unwrap_or(1);
+        // SAFETY: the context is alive, and its pool has at least as many threads.
+        unsafe { sys::llama_set_n_threads(self.ptr.as_ptr(), threads, threads) };
     }
 
     /// The logits that follow the token at `index` of the last decoded batch, one for each token of the vocabulary;

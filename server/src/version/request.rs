@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use gantry_engine::{GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Prompt, RequestError};
+use gantry_engine::{
+    AGEING_STEP, GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Priority, Prompt,
+    RequestError,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use super::admission::Place;
@@ -142,6 +145,21 @@ impl Request {
         // Before the request is sent there: whoever cancels it after the worker has it must find it.
         self.worker.store(lease.worker(), Ordering::SeqCst);
         self.lease = Some(lease);
+    }
+
+    /// Its place among those that wait, the earliest first: one of a lower priority goes as if it had been submitted later,
+    /// and so in the end before those of a higher one that come after it.
+    pub(super) fn turn(&self) -> (Instant, RequestId) {
+        let priority = match &self.asked {
+            Asked::Text { request, .. } => request.params.priority,
+            Asked::Pooled { .. } => Priority::default(),
+        };
+        let later = match priority {
+            Priority::High => Duration::ZERO,
+            Priority::Normal => AGEING_STEP,
+            Priority::Low => 2 * AGEING_STEP,
+        };
+        (self.submitted + later, self.id)
     }
 
     /// The message that gives it to a worker. Of the time that it may wait, what is left.

@@ -1,8 +1,8 @@
 //! Where requests wait for a worker: those whose worker died before they had sent anything, and those that find none
 //! healthy or none with the memory.
 //!
-//! They are placed in the order of their submission, none before the one in front of it, so that a large request is not
-//! passed over for ever. One that waits longer than it said it would fails with that; when no worker is healthy, all fail
+//! They are placed by [priority and submission](Request::turn), none before the one in front of it, so that a large request
+//! is not passed over for ever. One that waits longer than it said it would fails with that; when no worker is healthy, all fail
 //! after [`RETRY_LIMIT`]. The room ends with the version. Absent: requests that wait in a worker for a sequence.
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub(super) struct Room {
     lanes: Weak<Lanes>,
     inbox: mpsc::UnboundedReceiver<Box<Request>>,
     health: watch::Receiver<WorkerHealth>,
-    waiting: BTreeMap<RequestId, Waiting>,
+    waiting: BTreeMap<(Instant, RequestId), Waiting>,
     _ended: DropGuard,
 }
 
@@ -87,18 +87,18 @@ impl Room {
     }
 
     fn admit(&mut self, request: Box<Request>) {
-        self.waiting.insert(request.id, Waiting { request, since: Instant::now() });
+        self.waiting.insert(request.turn(), Waiting { request, since: Instant::now() });
     }
 
     /// Lets go of those that have waited long enough, and places the first ones that can be.
     fn settle(&mut self, now: Instant) {
         self.drop_overdue(now);
         let Some(lanes) = self.lanes.upgrade() else { return };
-        while let Some((id, Waiting { request, since })) = self.waiting.pop_first() {
+        while let Some((turn, Waiting { request, since })) = self.waiting.pop_first() {
             match lanes.place(request) {
                 Placed::Yes => self.desk.leave_room(),
                 Placed::No(request, refusal) => {
-                    self.waiting.insert(id, Waiting { request, since });
+                    self.waiting.insert(turn, Waiting { request, since });
                     if refusal == Refusal::NoWorker {
                         self.drop_hopeless(now);
                     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures::FutureExt;
-use gantry_engine::{GenerationParams, Prompt, RequestError};
+use gantry_engine::{AGEING_STEP, GenerationParams, Priority, Prompt, RequestError};
 
 use super::*;
 use crate::version::admission::Admission;
@@ -41,11 +41,12 @@ fn stage(strategy: DispatchStrategy, workers: usize) -> Stage {
 
 impl Stage {
     fn request(&self, id: RequestId, cells: u64, queue_timeout_ms: Option<u64>) -> (Box<Request>, Generation) {
+        self.request_with(id, cells, GenerationParams { queue_timeout_ms, ..GenerationParams::default() })
+    }
+
+    fn request_with(&self, id: RequestId, cells: u64, params: GenerationParams) -> (Box<Request>, Generation) {
         let (events, receiver) = mpsc::channel(8);
-        let asked = GenerateRequest {
-            prompt: Prompt::Text(String::new()),
-            params: GenerationParams { queue_timeout_ms, ..GenerationParams::default() },
-        };
+        let asked = GenerateRequest { prompt: Prompt::Text(String::new()), params };
         let demand = Demand { cells, prefixes: Vec::new() };
         let request = Request::new(id, asked, demand, events, self.admission.enter().ok().unwrap());
         let client = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
@@ -96,6 +97,25 @@ fn they_wait_for_a_healthy_worker_and_go_in_the_order_of_submission() {
     drop(came);
     assert_eq!(stage.lanes.desk.figures(1), (true, 0));
     assert_eq!(stage.admission.in_flight(), 0);
+}
+
+#[test]
+fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let (requests, _clients): (Vec<_>, Vec<_>) = [Priority::Low, Priority::Normal, Priority::High, Priority::Normal]
+        .into_iter()
+        .zip(0..)
+        .map(|(priority, id)| stage.request_with(id, 0, GenerationParams { priority, ..GenerationParams::default() }))
+        .unzip();
+    let (low, high) = (requests[0].turn().0, requests[2].turn().0);
+    for request in requests {
+        stage.wait(request);
+    }
+    stage.lanes.desk.set_healthy(0, true);
+    stage.settle(Instant::now());
+    assert_eq!(ids(&stage.came(0)), [2, 1, 3, 0]);
+    // One of high priority that comes so much later waits for the one of low priority.
+    assert!(low > high && low < high + 2 * AGEING_STEP);
 }
 
 #[test]

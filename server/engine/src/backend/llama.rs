@@ -1,20 +1,22 @@
 //! The backend that computes: a llama.cpp context, and its model's vocabulary and chat template.
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::UNIX_EPOCH;
 
 use gantry_llama::{
     Backends, Batch, ChatError, ChatTemplate, Context, ContextError, ContextParams, DecodeError, KvType, Model,
     ModelParams, TokenTexts,
 };
+use sha2::{Digest as _, Sha256};
 
 use super::{
     BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, PooledBackend, PooledLimits, RenderedChat,
     Token, Vocabulary,
 };
 use crate::cache::{Fingerprint, FingerprintParts};
+use crate::cores::{Claim, Cores, Work};
 use crate::draft::Draft;
 use crate::error::{LoadError, RequestError};
 use crate::event::{ModelInfo, PooledInfo};
@@ -24,6 +26,9 @@ use crate::plan::GROUP_TOKENS;
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: usize = 1;
+
+/// What is read of a model's file at a time where its digest is needed.
+const HASHED_AT_A_TIME_BYTES: usize = 1 << 20;
 
 /// Text tokenised once at load.
 const LOAD_CHECK_TEXT: &str = "Hello, world!";
@@ -37,6 +42,7 @@ pub(crate) struct LlamaBackend {
     flash_attention: bool,
     group_rows: u32,
     reusable: bool,
+    cores: Option<Arc<Cores>>,
 }
 
 /// The vocabulary and the template of a model.
@@ -65,6 +71,10 @@ pub(crate) struct Opened {
     pub(crate) model: Arc<Model>,
     draft: Option<Arc<Model>>,
     backends: Backends,
+    /// Names the model in what is kept of it.
+    digest: String,
+    /// What its contexts share, where there are two that compute on a CPU.
+    cores: Option<Arc<Cores>>,
 }
 
 /// Loads a model, and the one that guesses for it.
@@ -84,7 +94,15 @@ pub(crate) fn open(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         None => None,
         Some(path) => Some(load_model(path, &params, &mut |fraction| progress(part + fraction * (1.0 - part)))?),
     };
-    Ok(Opened { model, draft, backends })
+    let on_gpu = backends.gpus().next().is_some() && config.gpu_layers != Some(0);
+    let cores = (config.pooled.is_some() && !on_gpu).then(|| Arc::new(Cores::new(threads(config))));
+    let digest = match &config.model_digest {
+        Some(digest) => digest.clone(),
+        None if config.prefix_cache.disk.is_some() => digest_of(config, &mut || progress(1.0))?,
+        // It names nothing outside this process.
+        None => String::new(),
+    };
+    Ok(Opened { model, draft, backends, digest, cores })
 }
 
 fn unusable(config: &EngineConfig, error: &impl std::fmt::Display) -> LoadError {
@@ -125,7 +143,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         n_batch,
         n_ubatch: plan.n_ubatch.map(|n| n.max(sequences).min(n_batch)),
         sequences,
-        threads: config.threads.unwrap_or_else(default_threads),
+        threads: threads(config),
         kv_type: kv_type(config.cache_type),
         kv_unified: unified,
         flash_attention: plan.flash_attention,
@@ -150,7 +168,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let fingerprint = reusable.then(|| {
         let cache_type = format!("{:?}", config.cache_type);
         Fingerprint::new(&FingerprintParts {
-            model_digest: &config.model_digest.clone().unwrap_or_else(|| identity_of(&config.model_path)),
+            model_digest: &opened.digest,
             type_k: &cache_type,
             type_v: &cache_type,
             flash_attention: if plan.flash_attention { "on" } else { "off" },
@@ -160,8 +178,9 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     });
     let flash_attention = plan.flash_attention;
     let group_rows = if gpu { 1 } else { GROUP_TOKENS };
-    let backend =
-        LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, group_rows, reusable };
+    let cores = opened.cores.clone();
+    let batch = Batch::new();
+    let backend = LlamaBackend { context, batch, positions, unified, flash_attention, group_rows, reusable, cores };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
@@ -208,9 +227,9 @@ fn guesser(
     let positions = context.n_ctx_per_sequence().min(share).min(backend.positions).min(trained);
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
     let (unified, flash_attention) = (params.kv_unified, params.flash_attention);
-    let group_rows = backend.group_rows;
-    let small =
-        LlamaBackend { context, batch: Batch::new(), positions, unified, flash_attention, group_rows, reusable: true };
+    let (group_rows, cores) = (backend.group_rows, backend.cores.clone());
+    let (batch, reusable) = (Batch::new(), true);
+    let small = LlamaBackend { context, batch, positions, unified, flash_attention, group_rows, reusable, cores };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -247,6 +266,7 @@ pub(crate) struct LlamaPooler {
     context: Context,
     batch: Batch,
     limits: PooledLimits,
+    cores: Option<Arc<Cores>>,
 }
 
 /// A model that is ready to embed or score, but for its warm-up.
@@ -271,7 +291,7 @@ pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Open
         n_ctx: batch_tokens.next_multiple_of(CELLS_MULTIPLE),
         n_batch: batch_tokens,
         sequences: pooled.max_batch,
-        threads: config.threads.unwrap_or_else(default_threads),
+        threads: threads(config),
         pooling: Some(pooling),
         abort: Some(abort.clone()),
         ..ContextParams::default()
@@ -289,7 +309,7 @@ pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Open
         text_tokens: text_tokens as usize,
     };
     Ok(LoadedPooler {
-        backend: LlamaPooler { context, batch: Batch::new(), limits },
+        backend: LlamaPooler { context, batch: Batch::new(), limits, cores: opened.cores.clone() },
         vocabulary: LlamaVocabulary::new(model.clone(), None),
         pooled: PooledInfo { pooling, width, text_tokens },
         info: ModelInfo { pooled_only: true, ..info(config, opened, text_tokens) },
@@ -307,7 +327,9 @@ impl PooledBackend for LlamaPooler {
         for (sequence, text) in (0..).zip(texts) {
             (0..).zip(text.iter()).for_each(|(at, &token)| self.batch.add(token, at, sequence, true));
         }
+        let claim = claim(self.cores.as_deref(), Work::Pooling, &mut self.context);
         self.context.decode(&mut self.batch).map_err(|e| e.to_string())?;
+        drop(claim);
         let vector = |(sequence, _)| {
             let vector = self.context.embedding(sequence).map(<[f32]>::to_vec);
             vector.ok_or_else(|| String::from("llama.cpp computed a text and gave no vector"))
@@ -316,13 +338,27 @@ impl PooledBackend for LlamaPooler {
     }
 }
 
-/// What stands for a model's digest when nobody computed it: a file that was replaced has another.
-fn identity_of(path: &Path) -> String {
-    let metadata = std::fs::metadata(path);
-    let modified = metadata.as_ref().ok().and_then(|m| m.modified().ok());
-    let since = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-    let bytes = metadata.map(|m| m.len()).unwrap_or_default();
-    format!("{} {bytes} bytes, changed {} ns", path.display(), since.as_nanos())
+/// Takes the threads for a computation, where they are shared.
+fn claim<'a>(cores: Option<&'a Cores>, work: Work, context: &mut Context) -> Option<Claim<'a>> {
+    let claim = cores?.claim(work);
+    context.set_threads(claim.threads);
+    Some(claim)
+}
+
+/// The digest of a model's file; what it computed must not be taken for another's. `goes_on` is asked now and then.
+fn digest_of(config: &EngineConfig, goes_on: &mut dyn FnMut() -> bool) -> Result<String, LoadError> {
+    let unread = |e: std::io::Error| unusable(config, &e);
+    let mut file = std::fs::File::open(&config.model_path).map_err(unread)?;
+    let (mut hasher, mut part) = (Sha256::new(), vec![0; HASHED_AT_A_TIME_BYTES]);
+    loop {
+        match file.read(&mut part).map_err(unread)? {
+            0 => return Ok(format!("sha256:{}", hex::encode(hasher.finalize()))),
+            n => hasher.update(&part[..n]),
+        }
+        if !goes_on() {
+            return Err(LoadError::Aborted);
+        }
+    }
 }
 
 fn load_model(
@@ -342,9 +378,11 @@ fn load_model(
     })
 }
 
-fn default_threads() -> u32 {
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    u32::try_from(processors.saturating_sub(SPARE_PROCESSORS).max(1)).unwrap_or(1)
+fn threads(config: &EngineConfig) -> u32 {
+    config.threads.unwrap_or_else(|| {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        u32::try_from(processors.saturating_sub(SPARE_PROCESSORS).max(1)).unwrap_or(1)
+    })
 }
 
 impl Backend for LlamaBackend {
@@ -367,6 +405,7 @@ impl Backend for LlamaBackend {
         for entry in batch {
             self.batch.add(entry.token, entry.position, entry.sequence, entry.output);
         }
+        let _claim = claim(self.cores.as_deref(), Work::Generation, &mut self.context);
         self.context.decode(&mut self.batch).map_err(|e| match e {
             DecodeError::NoKvCells => BackendError::NoKvCells,
             e => BackendError::Failed(e.to_string()),

@@ -16,7 +16,7 @@ use crate::cache::{BlockHash, Fetched, PrefixCache};
 use crate::error::RequestError;
 use crate::event::FinishReason;
 use crate::kv::common;
-use crate::lookup::{Acceptance, NgramIndex};
+use crate::lookup::Acceptance;
 use crate::output::{Admitted, RequestText, TextEvent};
 use crate::params::Priority;
 use crate::queue::Waiting;
@@ -256,8 +256,19 @@ impl<B: Backend> Scheduler<B> {
             return;
         };
         let prompt_tokens = request.prompt_len();
-        let Request { ticket, prompt, params, emitter, signals, sampler, submitted_at, tokenized_at, deadline, .. } =
-            *request;
+        let Request {
+            ticket,
+            prompt,
+            params,
+            emitter,
+            signals,
+            sampler,
+            repeats,
+            submitted_at,
+            tokenized_at,
+            deadline,
+            ..
+        } = *request;
         let ms = |from: Instant, to: Instant| Duration::as_secs_f64(&to.saturating_duration_since(from)) * 1e3;
         let admitted = Admitted {
             prompt_tokens,
@@ -268,7 +279,7 @@ impl<B: Backend> Scheduler<B> {
         };
         let text = RequestText::new(emitter, signals.clone(), self.vocabulary.clone(), params.stop.clone(), &admitted);
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
-        let (index, lookup) = self.lookup_tokens.map(|_| NgramIndex::of_prompt(&prompt)).unzip();
+        let (index, lookup) = repeats.filter(|_| self.lookup_tokens.is_some()).unzip();
         self.slots[slot] = Some(Sequence {
             ticket,
             standing,
