@@ -2,9 +2,9 @@
 //! once. Threads beyond the processors cost more than they compute, since each waits for those that do not run; so a
 //! computation takes what it may have of them for as long as it lasts, and never are more taken than there are.
 //!
-//! Alone, either has all. Beside an engine that generates, a batch of texts has half, and the engine's steps the others:
-//! streams go on, more slowly. An engine that was idle when a batch began waits for that batch, as does a step where there
-//! is only one thread; the two then take turns.
+//! Alone, either has as many as a context may have. Beside an engine that generates, a batch of texts has half of all, and
+//! the engine's steps the others: streams go on, more slowly. An engine that was idle when a batch began may have to wait for
+//! that batch, as does a step where there is only one thread; the two then take turns.
 //!
 //! Absent: clocks (time is handed in), and work on a GPU, which needs no threads to speak of.
 
@@ -45,7 +45,8 @@ struct Shares {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    threads: u32,
+    all: u32,
+    each: u32,
     shares: Mutex<Shares>,
     given_back: Condvar,
 }
@@ -60,10 +61,10 @@ pub(crate) struct Claim<'a> {
 
 impl Shares {
     /// How many threads this work may take now; until it may, it waits.
-    fn take(&mut self, work: Work, all: u32, now: Instant) -> Option<u32> {
-        let half = (all / 2).max(1);
+    fn take(&mut self, work: Work, (all, each): (u32, u32), now: Instant) -> Option<u32> {
+        let half = (all / 2).clamp(1, each);
         // Where both wait for the only thread, the one that did not have it last is next.
-        let had_it = all == half && self.last == Some(work);
+        let had_it = all == 1 && self.last == Some(work);
         let taken = match work {
             Work::Generation => match self.pooling {
                 Share::None => Some(all),
@@ -81,7 +82,7 @@ impl Shares {
                 }
             },
         };
-        let taken = taken.filter(|&threads| threads > 0);
+        let taken = taken.map(|threads| threads.min(each)).filter(|&threads| threads > 0);
         *self.of(work) = taken.map_or(Share::Waits, Share::Has);
         taken
     }
@@ -103,15 +104,17 @@ impl Shares {
 }
 
 impl Cores {
-    pub(crate) fn new(threads: u32) -> Self {
-        Self { threads: threads.max(1), shares: Mutex::default(), given_back: Condvar::new() }
+    /// `all` threads, of which one computation takes `each` at most.
+    pub(crate) fn new(all: u32, each: u32) -> Self {
+        let all = all.max(1);
+        Self { all, each: each.clamp(1, all), shares: Mutex::default(), given_back: Condvar::new() }
     }
 
     /// Takes what this work may have, once there is something.
     pub(crate) fn claim(&self, work: Work) -> Claim<'_> {
         let mut shares = self.shares();
         loop {
-            if let Some(threads) = shares.take(work, self.threads, Instant::now()) {
+            if let Some(threads) = shares.take(work, (self.all, self.each), Instant::now()) {
                 return Claim { cores: self, work, threads };
             }
             shares = self.given_back.wait(shares).unwrap_or_else(PoisonError::into_inner);
@@ -140,29 +143,38 @@ mod tests {
 
     #[test]
     fn alone_either_has_all_threads_and_together_half() {
+        const EIGHT: (u32, u32) = (8, 8);
         let (mut shares, start) = (Shares::default(), Instant::now());
         let after = |ms| start + Duration::from_millis(ms);
         // Texts alone have all, and a step that comes meanwhile waits for that batch.
-        assert_eq!(shares.take(Work::Pooling, 8, start), Some(8));
-        assert_eq!(shares.take(Work::Generation, 8, start), None);
+        assert_eq!(shares.take(Work::Pooling, EIGHT, start), Some(8));
+        assert_eq!(shares.take(Work::Generation, EIGHT, start), None);
         shares.give_back(Work::Pooling, after(10));
         // The next batch leaves it half, whichever comes first.
-        assert_eq!(shares.take(Work::Pooling, 8, after(10)), Some(4));
-        assert_eq!(shares.take(Work::Generation, 8, after(10)), Some(4));
+        assert_eq!(shares.take(Work::Pooling, EIGHT, after(10)), Some(4));
+        assert_eq!(shares.take(Work::Generation, EIGHT, after(10)), Some(4));
         shares.give_back(Work::Generation, after(20));
         shares.give_back(Work::Pooling, after(20));
         // Steps alone have all; texts that wait for one have half of the next, though it comes first.
-        assert_eq!(shares.take(Work::Generation, 8, after(30)), Some(8));
-        assert_eq!(shares.take(Work::Pooling, 8, after(30)), None);
+        assert_eq!(shares.take(Work::Generation, EIGHT, after(30)), Some(8));
+        assert_eq!(shares.take(Work::Pooling, EIGHT, after(30)), None);
         shares.give_back(Work::Generation, after(40));
-        assert_eq!(shares.take(Work::Generation, 8, after(40)), Some(4));
-        assert_eq!(shares.take(Work::Pooling, 8, after(40)), Some(4));
+        assert_eq!(shares.take(Work::Generation, EIGHT, after(40)), Some(4));
+        assert_eq!(shares.take(Work::Pooling, EIGHT, after(40)), Some(4));
         shares.give_back(Work::Generation, after(50));
         shares.give_back(Work::Pooling, after(50));
         // Between two steps an engine generates still; some time later it does not.
-        assert_eq!(shares.take(Work::Pooling, 8, after(60)), Some(4));
+        assert_eq!(shares.take(Work::Pooling, EIGHT, after(60)), Some(4));
         shares.give_back(Work::Pooling, after(70));
-        assert_eq!(shares.take(Work::Pooling, 8, after(1_050)), Some(8));
+        assert_eq!(shares.take(Work::Pooling, EIGHT, after(1_050)), Some(8));
+    }
+
+    #[test]
+    fn two_that_may_have_one_of_two_threads_compute_at_once() {
+        let (mut shares, now) = (Shares::default(), Instant::now());
+        for work in [Work::Generation, Work::Pooling] {
+            assert_eq!(shares.take(work, (2, 1), now), Some(1));
+        }
     }
 
     // Never are more threads taken than there are, and nobody waits for more than one computation of the other's.
@@ -172,7 +184,7 @@ mod tests {
 
         #[test]
         fn no_more_threads_are_taken_than_there_are_and_nobody_waits_long(
-            all in 1..5_u32,
+            (all, each) in (1..5_u32).prop_flat_map(|all| (Just(all), 1..=all)),
             turns in prop::collection::vec((any::<bool>(), 0..700_u64), 1..200),
         ) {
             let (mut shares, mut now) = (Shares::default(), Instant::now());
@@ -189,16 +201,16 @@ mod tests {
                     }
                     // What a notified thread does.
                     let waiter = if pools { Work::Generation } else { Work::Pooling };
-                    if waits[other].is_some() && let Some(threads) = shares.take(waiter, all, now) {
+                    if waits[other].is_some() && let Some(threads) = shares.take(waiter, (all, each), now) {
                         (held[other], waits[other]) = (Some(threads), None);
                     }
-                } else if let Some(threads) = shares.take(work, all, now) {
+                } else if let Some(threads) = shares.take(work, (all, each), now) {
                     (held[me], waits[me]) = (Some(threads), None);
                 } else {
                     waits[me].get_or_insert(0);
                 }
                 let taken: u32 = held.iter().flatten().sum();
-                prop_assert!(taken <= all && held.iter().flatten().all(|&threads| threads > 0));
+                prop_assert!(taken <= all && held.iter().flatten().all(|threads| (1..=each).contains(threads)));
                 prop_assert!(held.iter().any(Option::is_some) || waits.iter().all(Option::is_none));
                 prop_assert!(waits.iter().flatten().all(|&turns| turns <= 1), "{shares:?}");
             }
@@ -209,7 +221,7 @@ mod tests {
     fn threads_that_compete_take_turns() {
         const ROUNDS: u32 = 2_000;
         for all in [1, 2] {
-            let (cores, taken) = (Cores::new(all), AtomicU32::new(0));
+            let (cores, taken) = (Cores::new(all, all), AtomicU32::new(0));
             let compete = |work| {
                 for _ in 0..ROUNDS {
                     let claim = cores.claim(work);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, await_condition};
+use crate::server::{Server, await_condition, model};
 
 const TEXT: &str = "/v1/completions";
 /// Tokens of a block of the prefix cache: what is kept of a prompt is a multiple of it.
@@ -29,8 +29,17 @@ async fn a_prompt_read_before_a_restart_is_not_read_again() {
     server.signal("TERM");
     assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
 
-    let server = Server::start(&args).await;
+    // The file's bytes name the model, not its path or its times.
+    let moved = directory.path().join("moved.gguf");
+    std::fs::copy(model("demo-v2.q8_0.gguf"), &moved).unwrap();
+    let server = Server::launch(&moved, &args);
+    server.until_ready().await;
     assert_eq!(read(&server).await, (text.clone(), tokens, (tokens - 1) / BLOCK_TOKENS * BLOCK_TOKENS));
+    drop(server);
+    std::fs::copy(model("demo-v1.q8_0.gguf"), &moved).unwrap();
+    let server = Server::launch(&moved, &args);
+    server.until_ready().await;
+    assert_eq!(read(&server).await.2, 0, "another model in the same place");
     drop(server);
 
     // What lies there is worth nothing any more, and costs nothing but the time to read the prompt.

@@ -88,6 +88,19 @@ async fn choices_of_a_chat_come_together() {
 }
 
 #[tokio::test]
+async fn the_prompt_of_all_choices_is_read_once() {
+    let server = Server::start(&["--ctx-size", "8192", "--parallel", "4"]).await;
+    let prompt = (0..120).map(|i| format!("word {i} ")).collect::<String>();
+    let body = json!({"prompt": prompt, "n": 4, "temperature": 1.0, "max_tokens": 4, "timings": true});
+    let answer: Value = server.post(TEXT, &body).send().await.unwrap().json().await.unwrap();
+    let read =
+        answer["choices"].as_array().unwrap().iter().map(|choice| choice["timings"]["prompt_n"].as_u64().unwrap());
+    let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    // Each of the others computes the last token, for what follows it.
+    assert_eq!(read.sum::<u64>(), tokens + 3, "{answer}");
+}
+
+#[tokio::test]
 async fn choices_that_do_not_all_fit_are_refused_together() {
     let server = Server::start_unending(2, &["--max-queue", "1"]).await;
     let mut body = endless(8);

@@ -25,7 +25,7 @@ use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
 use crate::plan::GROUP_TOKENS;
 
 /// Processors left to the rest of the machine when the thread count is not configured.
-const SPARE_PROCESSORS: usize = 1;
+const SPARE_PROCESSORS: u32 = 1;
 
 /// What is read of a model's file at a time where its digest is needed.
 const HASHED_AT_A_TIME_BYTES: usize = 1 << 20;
@@ -95,7 +95,9 @@ pub(crate) fn open(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         Some(path) => Some(load_model(path, &params, &mut |fraction| progress(part + fraction * (1.0 - part)))?),
     };
     let on_gpu = backends.gpus().next().is_some() && config.gpu_layers != Some(0);
-    let cores = (config.pooled.is_some() && !on_gpu).then(|| Arc::new(Cores::new(threads(config))));
+    // That one processor is spared is no limit: where nobody said how many threads, two contexts may use them all.
+    let all = config.threads.unwrap_or_else(processors);
+    let cores = (config.pooled.is_some() && !on_gpu).then(|| Arc::new(Cores::new(all, threads(config))));
     let digest = match &config.model_digest {
         Some(digest) => digest.clone(),
         None if config.prefix_cache.disk.is_some() => digest_of(config, &mut || progress(1.0))?,
@@ -378,11 +380,13 @@ fn load_model(
     })
 }
 
+/// Threads that one context computes with.
 fn threads(config: &EngineConfig) -> u32 {
-    config.threads.unwrap_or_else(|| {
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        u32::try_from(processors.saturating_sub(SPARE_PROCESSORS).max(1)).unwrap_or(1)
-    })
+    config.threads.unwrap_or_else(|| processors().saturating_sub(SPARE_PROCESSORS).max(1))
+}
+
+fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
 
 impl Backend for LlamaBackend {
