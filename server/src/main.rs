@@ -24,6 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 /// The exit code for settings that cannot be followed.
 const EXIT_SETTINGS: u8 = 2;
+/// Bodies and answers of at least so many bytes leave nothing behind in the front's memory.
+const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
@@ -61,6 +63,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn block_on_front(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    gantry_engine::return_large_blocks(FRONT_LARGE_BLOCK_BYTES);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(work);
     // Dropped, it would wait for disk work that nobody wants any more: hashing a large model takes minutes.

@@ -207,7 +207,7 @@ impl Metrics {
         );
         registry.register(
             "requests_by_priority",
-            "Requests for text that were taken and ended, by their priority",
+            "Requests that were taken and ended, by their priority",
             prioritised.clone(),
         );
         registry.register("completion_tokens", "Tokens generated for finished requests", completion_tokens.clone());

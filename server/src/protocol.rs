@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, Stream, StreamExt};
 use gantry_engine::{
     EngineConfig, EngineStats, GenerationEvent, GenerationParams, ModelInfo, PooledEvent, PooledStats, PooledWork,
-    ProbeError, Prompt,
+    Priority, ProbeError, Prompt,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -41,6 +41,8 @@ pub enum ToWorker {
         id: RequestId,
         /// What.
         work: PooledWork,
+        /// Who goes first.
+        priority: Priority,
         /// The most milliseconds until all of it is there.
         timeout_ms: Option<u64>,
     },
@@ -177,11 +179,9 @@ mod tests {
             (".{0,40}", proptest::collection::vec(".{0,40}", 0..5))
                 .prop_map(|(query, documents)| PooledWork::Rank { query, documents }),
         ];
-        let pool = (any::<u64>(), work, any::<Option<u64>>()).prop_map(|(id, work, timeout_ms)| ToWorker::Pool {
-            id,
-            work,
-            timeout_ms,
-        });
+        let priority = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
+        let pool = (any::<u64>(), work, priority, any::<Option<u64>>())
+            .prop_map(|(id, work, priority, timeout_ms)| ToWorker::Pool { id, work, priority, timeout_ms });
         prop_oneof![submit, pool, any::<u64>().prop_map(|id| ToWorker::Cancel { id }), Just(ToWorker::Probe)]
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
 use gantry_engine::{
-    EngineConfig, GenerationEvent, LoadError, ModelHost, ParamError, PooledEvent, PooledHandle, Priority, ProbeError,
+    EngineConfig, GenerationEvent, LoadError, ModelHost, ParamError, PooledEvent, PooledHandle, ProbeError,
     RequestHandle, SubmitError,
 };
 use tokio::net::UnixStream;
@@ -203,7 +203,7 @@ impl Worker {
                 };
                 self.keep(id, submitted).await?;
             }
-            ToWorker::Pool { id, work, timeout_ms } => {
+            ToWorker::Pool { id, work, priority, timeout_ms } => {
                 let (pooled, ended) = (self.outbox.pooled.clone(), ended.clone());
                 let sink = Box::new(move |event: PooledEvent| {
                     if event.is_terminal() {
@@ -215,8 +215,8 @@ impl Worker {
                 });
                 let level = self.host.engine.as_ref().map(gantry_engine::Engine::degradation).unwrap_or_default();
                 let submitted = match &self.host.embedder {
-                    _ if !level.admits(Priority::Normal) => Err(SubmitError::MemoryPressure { level }),
-                    Some(embedder) => embedder.submit(work, timeout_ms, sink).map(Handle::Pooled),
+                    _ if !level.admits(priority) => Err(SubmitError::MemoryPressure { level }),
+                    Some(embedder) => embedder.submit(work, priority, timeout_ms, sink).map(Handle::Pooled),
                     None => Err(not_loaded_for("input")),
                 };
                 self.keep(id, submitted).await?;

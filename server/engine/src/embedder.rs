@@ -17,7 +17,9 @@ use crate::backend::{PooledBackend, Token, Vocabulary};
 use crate::engine::ask;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{PooledEvent, PooledInfo, PooledSink, PooledStats};
-use crate::params::{EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork};
+use crate::params::{
+    EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Priority,
+};
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
 
 /// Threads that tokenise. Two, so that one enormous request does not hold up the others.
@@ -33,6 +35,7 @@ enum Command {
 /// An accepted request whose texts are still text.
 struct Job {
     work: PooledWork,
+    priority: Priority,
     reply: Reply,
     submitted_at: Instant,
     limit: Option<Duration>,
@@ -140,6 +143,7 @@ impl Embedder {
     pub fn submit(
         &self,
         work: PooledWork,
+        priority: Priority,
         timeout_ms: Option<u64>,
         sink: PooledSink,
     ) -> Result<PooledHandle, SubmitError> {
@@ -153,6 +157,7 @@ impl Embedder {
         let cancelled = Arc::new(AtomicBool::new(false));
         let job = Job {
             work,
+            priority,
             reply: Reply::new(sink, place, cancelled.clone()),
             submitted_at: Instant::now(),
             limit: timeout_ms.map(Duration::from_millis),
@@ -173,7 +178,7 @@ impl Embedder {
             // There is room for a vector of each text and for the end.
             let _ = sender.send(event);
         });
-        self.submit(work, None, sink)?;
+        self.submit(work, Priority::default(), None, sink)?;
         let mut output = PooledOutput { vectors: vec![Vec::new(); count], prompt_tokens: 0 };
         for event in events {
             match event {
@@ -259,7 +264,7 @@ fn run<B: PooledBackend>(mut pooler: Pooler<B>, counters: &PooledCounters, comma
             Ok(first) => {
                 for command in std::iter::once(first).chain(commands.try_iter()) {
                     match command {
-                        Command::Run(request) => pooler.add(*request),
+                        Command::Run(request) => pooler.add(*request, Instant::now()),
                         // A probe that timed out does not listen any more.
                         Command::Probe(reply) => drop(reply.send(pooler.probe().map_err(ProbeError::Broken))),
                     }
@@ -303,7 +308,7 @@ struct Preparer {
 
 impl Preparer {
     fn prepare(&self, job: Job) -> Option<PooledRequest> {
-        let Job { work, reply, submitted_at, limit } = job;
+        let Job { work, priority, reply, submitted_at, limit } = job;
         if reply.is_cancelled() {
             reply.cancel();
             return None;
@@ -312,7 +317,7 @@ impl Preparer {
             Err(RequestError::Internal(String::from("tokenising the texts panicked; see the server's log")))
         });
         match texts {
-            Ok(texts) => Some(PooledRequest { reply, texts: texts.into(), submitted_at, limit }),
+            Ok(texts) => Some(PooledRequest { reply, texts: texts.into(), priority, submitted_at, limit }),
             Err(error) => {
                 reply.fail(error);
                 None

@@ -96,7 +96,7 @@ mod scheduler_tests;
 /// The backends that compute: what a directory brings is loaded once in a process, before its first engine.
 pub use gantry_llama::{
     ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, Device, DeviceKind, GpuSplit, MAX_GPUS, Pooling,
-    SplitMode, default_dir as default_backend_dir, init as backends, init_from as load_backends,
+    SplitMode, default_dir as default_backend_dir, init as backends, init_from as load_backends, return_large_blocks,
 };
 
 pub use embedder::{Embedder, PooledHandle, PooledOutput};

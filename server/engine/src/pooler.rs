@@ -1,7 +1,8 @@
 //! The embedder's state: open requests, whose texts take turns in the window, and the batches that leave it.
 //!
-//! Flow: [`Pooler::add`] → [`Pooler::turn`], again and again: a request's next text enters the window (one text a request
-//! and turn, so that two thousand texts of one do not hold up the one of another), a batch that is full or due is computed,
+//! Flow: [`Pooler::add`] → [`Pooler::turn`], again and again: a request's next text enters the window, those of higher
+//! priority first, which waiting raises as in [`crate::queue`] (within one level one text a request and turn, so that two
+//! thousand texts of one do not hold up the one of another), a batch that is full or due is computed,
 //! each text's vector is sent at once, and the last one ends its request. A batch that fails is computed text by text, so
 //! that whoever is at fault fails alone. Absent: threads, channels, tokenising ([`crate::embedder`]).
 
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 use crate::backend::{PooledBackend, Token};
 use crate::error::RequestError;
 use crate::event::{PooledEvent, PooledSink, PooledStats};
+use crate::params::Priority;
+use crate::queue::{LEVELS, aged_level};
 use crate::window::{Batch, BatchWindow};
 
 /// Batches of one text that fail in a row before the backend is taken for broken.
@@ -138,12 +141,17 @@ pub(crate) struct PooledRequest {
     pub(crate) reply: Reply,
     /// At least one, none empty or longer than the backend takes.
     pub(crate) texts: VecDeque<Vec<Token>>,
+    pub(crate) priority: Priority,
     pub(crate) submitted_at: Instant,
     /// The most that it may take, from its submission to its last vector's computation.
     pub(crate) limit: Option<Duration>,
 }
 
 impl PooledRequest {
+    fn level(&self, now: Instant) -> usize {
+        aged_level(self.priority, now.saturating_duration_since(self.submitted_at))
+    }
+
     fn overdue(&self, now: Instant) -> Option<RequestError> {
         let (limit, waited) = (self.limit?, now.saturating_duration_since(self.submitted_at));
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
@@ -184,8 +192,8 @@ pub(crate) struct Pooler<B> {
     backend: B,
     window: BatchWindow<Text>,
     open: HashMap<u64, Open>,
-    /// Requests with texts that are not in the window yet, in the order of their turns.
-    ring: VecDeque<u64>,
+    /// Requests with texts that are not in the window yet, by level, in the order of their turns.
+    rings: [VecDeque<u64>; LEVELS],
     tickets: u64,
     counters: Arc<PooledCounters>,
     /// Vectors are brought to unit length; scores are not.
@@ -206,7 +214,7 @@ impl<B: PooledBackend> Pooler<B> {
             backend,
             window,
             open: HashMap::new(),
-            ring: VecDeque::new(),
+            rings: Default::default(),
             tickets: 0,
             counters,
             normalises,
@@ -215,18 +223,19 @@ impl<B: PooledBackend> Pooler<B> {
     }
 
     /// Takes a request.
-    pub(crate) fn add(&mut self, request: PooledRequest) {
+    pub(crate) fn add(&mut self, request: PooledRequest, now: Instant) {
         self.tickets += 1;
+        self.rings[request.level(now)].push_back(self.tickets);
         let left = request.texts.len();
         let tokens: usize = request.texts.iter().map(Vec::len).sum();
         let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         self.open.insert(self.tickets, Open { request, left, next_index: 0, prompt_tokens });
-        self.ring.push_back(self.tickets);
     }
 
     /// Computes at most one batch of the window.
     pub(crate) fn turn(&mut self, now: Instant) -> Next {
         self.drop_ended(now);
+        self.raise(now);
         if let Some(batch) = self.window.poll(now) {
             self.run(batch);
             return Next::Now;
@@ -257,7 +266,7 @@ impl<B: PooledBackend> Pooler<B> {
 
     /// Ends everyone.
     pub(crate) fn fail_all(&mut self, error: &RequestError) {
-        self.ring.clear();
+        self.rings.iter_mut().for_each(VecDeque::clear);
         drop(self.window.flush());
         for open in std::mem::take(&mut self.open).into_values() {
             open.request.reply.fail(error.clone());
@@ -267,17 +276,33 @@ impl<B: PooledBackend> Pooler<B> {
     /// The next text in turn, and its tokens.
     fn next_text(&mut self) -> Option<(Text, u32)> {
         loop {
-            let ticket = self.ring.pop_front()?;
+            let ring = self.rings.iter_mut().rfind(|ring| !ring.is_empty())?;
+            let ticket = ring.pop_front()?;
             // One that has ended is in the ring until its turn.
             let Some(open) = self.open.get_mut(&ticket) else { continue };
             let Some(tokens) = open.request.texts.pop_front() else { continue };
             let index = open.next_index;
             open.next_index += 1;
             if !open.request.texts.is_empty() {
-                self.ring.push_back(ticket);
+                ring.push_back(ticket);
             }
             let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
             return Some((Text { ticket, index, tokens }, length));
+        }
+    }
+
+    /// Those that have waited long enough take their turns with those of the next level.
+    fn raise(&mut self, now: Instant) {
+        for level in 0..LEVELS - 1 {
+            let mut raised = std::mem::take(&mut self.rings[level]);
+            raised.retain(|ticket| {
+                let stays = self.open.get(ticket).is_some_and(|open| open.request.level(now) == level);
+                if stays {
+                    self.rings[level].push_back(*ticket);
+                }
+                !stays
+            });
+            self.rings[level + 1].append(&mut raised);
         }
     }
 

@@ -11,7 +11,9 @@ use proptest::prelude::*;
 use crate::backend::{PooledBackend, PooledLimits, Token};
 use crate::error::RequestError;
 use crate::event::PooledEvent;
+use crate::params::Priority;
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
+use crate::queue::AGEING_BOUND;
 
 const WAIT: Duration = Duration::from_millis(10);
 /// No batch with this token can be computed.
@@ -91,12 +93,23 @@ fn stage(max_batch: usize) -> Stage {
 
 impl Stage {
     fn submit(&mut self, texts: Vec<Vec<Token>>, now: Instant, limit: Option<Duration>) -> Client {
+        self.submit_as(Priority::default(), texts, now, limit)
+    }
+
+    fn submit_as(
+        &mut self,
+        priority: Priority,
+        texts: Vec<Vec<Token>>,
+        now: Instant,
+        limit: Option<Duration>,
+    ) -> Client {
         let client = Client::default();
         let events = client.events.clone();
         let sink = Box::new(move |event| events.lock().unwrap().push(event));
         let place = Place::take(&self.counters, u32::MAX).unwrap();
         let reply = Reply::new(sink, place, client.cancelled.clone());
-        self.pooler.add(PooledRequest { reply, texts: VecDeque::from(texts), submitted_at: now, limit });
+        let texts = VecDeque::from(texts);
+        self.pooler.add(PooledRequest { reply, texts, priority, submitted_at: now, limit }, now);
         client
     }
 
@@ -153,6 +166,26 @@ fn nobody_waits_longer_than_it_said() {
     assert_eq!(late.end(), Some(PooledEvent::Failed(RequestError::DeadlineExceeded { waited_ms: 10, limit_ms: 5 })));
     assert_eq!(patient.end(), Some(PooledEvent::Finished { prompt_tokens: 2 }));
     assert_eq!(stage.batches(), [vec![2]], "the late one was not computed");
+}
+
+#[test]
+fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
+    let (mut stage, now) = (stage(2), Instant::now());
+    let low = stage.submit_as(Priority::Low, vec![text(1); 8], now, None);
+    let normal = stage.submit(vec![text(2); 2], now, None);
+    let high = stage.submit_as(Priority::High, vec![text(3); 2], now, None);
+    let turns = |stage: &mut Stage, count, now| (0..count).for_each(|_| assert_eq!(stage.pooler.turn(now), Next::Now));
+    turns(&mut stage, 2, now);
+    assert_eq!(stage.batches(), [vec![3, 3], vec![2, 2]]);
+    assert!(high.end().is_some() && normal.end().is_some() && low.seen().is_empty());
+    // Another one of high priority comes when the one of low priority has waited for as long as it has to.
+    let later = now + AGEING_BOUND;
+    let other = stage.submit_as(Priority::High, vec![text(4); 4], later, None);
+    turns(&mut stage, 4, later);
+    assert_eq!(stage.batches()[2..], [[4, 1], [4, 1], [4, 1], [4, 1]], "they take turns, the raised one too");
+    assert!(other.end().is_some() && low.end().is_none());
+    stage.settle(later);
+    assert!(low.end().is_some());
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::params::Priority;
 /// So much waiting lifts a request one level.
 pub const AGEING_STEP: Duration = Duration::from_secs(10);
 /// The levels: [`Priority`]'s, by rank.
-const LEVELS: usize = 3;
+pub(crate) const LEVELS: usize = 3;
 /// After so much waiting a request of any priority is at the highest level.
 #[cfg(test)]
 pub(crate) const AGEING_BOUND: Duration = AGEING_STEP.saturating_mul(2);
@@ -213,7 +213,7 @@ fn service_order<T>(request: &Waiting<T>, key: Key, now: Instant) -> (Reverse<us
 }
 
 /// The level of a request of this priority that has waited so long.
-fn aged_level(priority: Priority, waited: Duration) -> usize {
+pub(crate) fn aged_level(priority: Priority, waited: Duration) -> usize {
     let lifted = waited.as_nanos() / AGEING_STEP.as_nanos();
     rank(priority).saturating_add(usize::try_from(lifted).unwrap_or(usize::MAX)).min(LEVELS - 1)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gantry_engine::{
     EmbedInput, EngineConfig, EngineError, GenerationParams, LoadError, ModelHost, PooledConfig, PooledEvent,
-    PooledWork, Pooling, Prompt, RequestError, SubmitError,
+    PooledWork, Pooling, Priority, Prompt, RequestError, SubmitError,
 };
 
 /// Longer than any batch here; reached only when something hangs.
@@ -124,7 +124,7 @@ fn it_generates_beside_and_what_is_cancelled_ends() {
         let _ = held.recv();
         drop(sender.send(event));
     });
-    let handle = embedder.submit(texts(&[TEXTS[2]; 2000]), None, sink).unwrap();
+    let handle = embedder.submit(texts(&[TEXTS[2]; 2000]), Priority::default(), None, sink).unwrap();
     handle.cancel();
     drop(go);
     let last = loop {

@@ -85,11 +85,12 @@ void gantry_common_log_off(void) {
     common_log_set_verbosity_thold(-1);
 }
 
-void gantry_return_large_blocks(void) {
+void gantry_return_large_blocks(int bytes) {
 #ifdef __GLIBC__
-    // Above a row of logits, one of which comes and goes with each token.
-    mallopt(M_MMAP_THRESHOLD, 4 << 20);
-    mallopt(M_TRIM_THRESHOLD, 8 << 20);
+    mallopt(M_MMAP_THRESHOLD, bytes);
+    mallopt(M_TRIM_THRESHOLD, 2 * bytes);
+#else
+    (void) bytes;
 #endif
 }
 

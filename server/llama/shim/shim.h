@@ -25,9 +25,9 @@ void gantry_text_free(struct gantry_text text);
 // llama.cpp's helper library logs on its own to standard error; errors come back as text, so that is turned off.
 void gantry_common_log_off(void);
 
-// Has glibc give back what large blocks took as soon as they are freed: the state of a whole sequence is tens of megabytes, and by
-// itself glibc keeps up to 64 MiB of such for each arena. Of a process; does nothing with another C library.
-void gantry_return_large_blocks(void);
+// Has glibc give back what blocks of at least so many bytes took as soon as they are freed: by itself it keeps, once one has been
+// freed, up to 64 MiB of such for each arena. Of a process; does nothing with another C library.
+void gantry_return_large_blocks(int bytes);
 
 // Returns null and fills `reason` when the template cannot be parsed.
 struct gantry_chat_template * gantry_chat_template_new(const struct llama_model * model, struct gantry_text * reason);

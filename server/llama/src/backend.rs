@@ -69,6 +69,9 @@ struct Process {
     result: Result<(Backends, LlamaBackend), BackendError>,
 }
 
+/// Above a row of logits, one of which comes and goes with each token.
+const LARGE_BLOCK_BYTES: u32 = 4 << 20;
+
 static PROCESS: OnceLock<Process> = OnceLock::new();
 
 /// Initialises llama.cpp with the CPU backend that is linked in, unless it is initialised, and routes its log to
@@ -96,6 +99,14 @@ pub fn init_from(dir: &Path) -> Result<&'static Backends, BackendError> {
     process.result.as_ref().map(|(backends, _)| backends).map_err(Clone::clone)
 }
 
+/// Has the C library give back to the system what blocks of at least so many bytes took as soon as they are freed, and not
+/// keep it for the next ones. What was asked last counts for the whole process; [`init`] asks for the states of sequences,
+/// which are tens of megabytes.
+pub fn return_large_blocks(bytes: u32) {
+    // SAFETY: this sets integers within the C library, which has its own lock.
+    unsafe { shim::gantry_return_large_blocks(i32::try_from(bytes).unwrap_or(i32::MAX / 2).min(i32::MAX / 2)) };
+}
+
 /// Where a program's backends are unless it is told: `backends` beside it, or `../lib/gantry`; `None` where neither is.
 #[must_use]
 pub fn default_dir() -> Option<PathBuf> {
@@ -111,12 +122,9 @@ fn process(dir: Option<&Path>) -> &'static Process {
 
 fn start(dir: Option<&Path>) -> Result<(Backends, LlamaBackend), BackendError> {
     logs::install();
-    // SAFETY: these set integers, the second within glibc, which has its own lock; `get_or_init` lets no other thread of
-    // ours into llama.cpp before it.
-    unsafe {
-        shim::gantry_common_log_off();
-        shim::gantry_return_large_blocks();
-    }
+    // SAFETY: this sets an integer; `get_or_init` lets no other thread of ours into llama.cpp before it.
+    unsafe { shim::gantry_common_log_off() };
+    return_large_blocks(LARGE_BLOCK_BYTES);
     let modules = dir.map(modules::read).transpose()?.unwrap_or_default();
     let Modules { cpu, others, mut not_loaded } = modules;
     let choice = modules::choose(modules::builtin_score(), &cpu);

@@ -32,6 +32,7 @@ mod vocabulary;
 
 pub use backend::{
     BACKENDS_VERSION, BUILTIN_CPU, Backends, Device, DeviceKind, MAX_MODULES, default_dir, init, init_from,
+    return_large_blocks,
 };
 pub use batch::Batch;
 pub use chat::{ChatPrompt, ChatTemplate};

@@ -1,6 +1,6 @@
 //! Declarations of `shim/shim.h`, `shim/grammar.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 
 use llama_cpp_sys_2 as sys;
 
@@ -24,7 +24,7 @@ pub(crate) struct RawChatTemplate {
 unsafe extern "C" {
     fn gantry_text_free(text: RawText);
     pub(crate) fn gantry_common_log_off();
-    pub(crate) fn gantry_return_large_blocks();
+    pub(crate) fn gantry_return_large_blocks(bytes: c_int);
     pub(crate) fn gantry_chat_template_new(
         model: *const sys::llama_model,
         reason: *mut RawText,

@@ -107,7 +107,7 @@ pub(super) fn priority_of(common: &Common, scheduling: Scheduling) -> Priority {
     scheduling.priority.or(common.priority).unwrap_or(Priority::Normal)
 }
 
-fn engine_priority(priority: Priority) -> gantry_engine::Priority {
+pub(super) fn engine_priority(priority: Priority) -> gantry_engine::Priority {
     match priority {
         Priority::High => gantry_engine::Priority::High,
         Priority::Normal => gantry_engine::Priority::Normal,

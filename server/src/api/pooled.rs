@@ -1,7 +1,7 @@
 //! `/v1/embeddings` and `/v1/rerank`: from a body to vectors or scores, which come whole.
 //!
-//! As with text, the version is chosen once, when the request is submitted. Absent: streams, priorities (texts of all
-//! requests take turns), and which texts are computed together, which is the engine's.
+//! As with text, the version is chosen once, when the request is submitted. Absent: streams, and which texts are computed
+//! together, which is the engine's.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
-use gantry_openai::{ApiError, EmbeddingInput, EmbeddingList, ValidEmbeddingsRequest, ValidRerankRequest};
+use gantry_openai::{ApiError, EmbeddingInput, EmbeddingList, Priority, ValidEmbeddingsRequest, ValidRerankRequest};
 
 use super::errors::{Failure, of_submission, unanswered};
 use super::generate::{Observed, Origin, VERSION_HEADER};
 use super::middleware::CountedLater;
-use super::params::Names;
+use super::params::{Names, Scheduling, engine_priority};
 use super::{App, body};
 use crate::limits::{BODY_BUDGET_BYTES, BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, SUBMIT_ATTEMPTS};
 use crate::metrics::Route;
@@ -29,7 +29,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let inputs = std::mem::take(&mut valid.inputs);
     let count = inputs.len();
     let work = PooledWork::Embed(inputs.into_iter().map(input).collect());
-    let request = PoolRequest { work, timeout_ms: origin.scheduling.queue_timeout_ms };
+    let (request, priority) = pool_request(work, origin.scheduling);
     let version = app.check_model(|served| valid.check_model(served))?;
     let width = version.model().and_then(|model| Some(model.pooled?.width)).unwrap_or(0);
     // Where nothing is embedded at all, that is said first, at submission.
@@ -41,7 +41,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let answer = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER).min(BODY_BUDGET_BYTES / 2);
     let answer_share = app.bodies.take(answer, BODY_BUDGET_WAIT).await?;
     let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
-    let observed = Observed::new(&app, Route::Embeddings, &version, origin, None, 0, share);
+    let observed = Observed::new(&app, Route::Embeddings, &version, origin, Some(priority), 0, share);
     let encoding = valid.encoding;
     let write = move |model: String, output: PooledOutput| {
         let list = EmbeddingList::new(model, output.vectors, encoding, output.prompt_tokens);
@@ -59,15 +59,22 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     drop(body);
     let names = Names { prompt: "documents", format: "documents" };
     let work = PooledWork::Rank { query: valid.query.clone(), documents: valid.documents.clone() };
-    let request = PoolRequest { work, timeout_ms: origin.scheduling.queue_timeout_ms };
+    let (request, priority) = pool_request(work, origin.scheduling);
     let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
-    let observed = Observed::new(&app, Route::Rerank, &version, origin, None, 0, share);
+    let observed = Observed::new(&app, Route::Rerank, &version, origin, Some(priority), 0, share);
     let write = move |model: String, output: PooledOutput| {
         let score = |vector: &Vec<f32>| vector.first().copied().unwrap_or(f32::NAN);
         let scores: Vec<f32> = output.vectors.iter().map(score).collect();
         serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens))
     };
     Ok(answer_with(pooled, &version, observed, names, write).await)
+}
+
+/// What is asked of a version. Only the header says who goes first: these bodies have no such field.
+fn pool_request(work: PooledWork, scheduling: Scheduling) -> (PoolRequest, Priority) {
+    let priority = scheduling.priority.unwrap_or(Priority::Normal);
+    let timeout_ms = scheduling.queue_timeout_ms;
+    (PoolRequest { work, priority: engine_priority(priority), timeout_ms }, priority)
 }
 
 fn input(input: EmbeddingInput) -> EmbedInput {

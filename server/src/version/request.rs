@@ -34,6 +34,8 @@ pub struct GenerateRequest {
 pub struct PoolRequest {
     /// Of what.
     pub work: PooledWork,
+    /// Who goes first.
+    pub priority: Priority,
     /// The most milliseconds until all of them are there; `None`: the version's own limit.
     pub timeout_ms: Option<u64>,
 }
@@ -152,7 +154,7 @@ impl Request {
     pub(super) fn turn(&self) -> (Instant, RequestId) {
         let priority = match &self.asked {
             Asked::Text { request, .. } => request.params.priority,
-            Asked::Pooled { .. } => Priority::default(),
+            Asked::Pooled { request, .. } => request.priority,
         };
         let later = match priority {
             Priority::High => Duration::ZERO,
@@ -177,7 +179,8 @@ impl Request {
                 // What a worker that died had given counts no more.
                 *vectors = vec![Vec::new(); request.work.len()];
                 let timeout_ms = request.timeout_ms.map(left);
-                ToWorker::Pool { id: self.id, work: request.work.clone(), timeout_ms }
+                let (work, priority) = (request.work.clone(), request.priority);
+                ToWorker::Pool { id: self.id, work, priority, timeout_ms }
             }
         }
     }

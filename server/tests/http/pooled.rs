@@ -74,6 +74,11 @@ async fn texts_have_vectors_beside_generated_text() {
     assert!(dot(&floats, &all[0]) > 0.999);
     let counted = "gantry_requests_total{route=\"embeddings\",version=\"standalone\",status=\"200\",outcome=\"ok\"}";
     assert!((server.metric(counted).await - 6.0).abs() < 0.1);
+
+    let first = server.post(EMBEDDINGS, &json!({"input": texts})).header("x-gantry-priority", "high");
+    assert_eq!(first.send().await.unwrap().status(), 200);
+    let high = "gantry_requests_by_priority_total{version=\"standalone\",priority=\"high\"}";
+    assert!((server.metric(high).await - 1.0).abs() < 0.1);
 }
 
 #[tokio::test]

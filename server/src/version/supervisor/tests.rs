@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use futures::FutureExt;
-use gantry_engine::{EmbedInput, FinishReason, GenerationParams, ModelInfo, PooledWork, Prompt, Timings, Usage};
+use gantry_engine::{
+    EmbedInput, FinishReason, GenerationParams, ModelInfo, PooledWork, Priority, Prompt, Timings, Usage,
+};
 use proptest::prelude::*;
 use tokio::sync::watch;
 
@@ -363,7 +365,8 @@ fn vectors_come_in_their_order_and_none_is_left_from_a_life_to_the_next() {
     let asked = |id: RequestId| {
         let texts = ["a", "b"].map(|text| EmbedInput::Text(text.to_owned()));
         let (reply, receiver) = oneshot::channel();
-        let asked = PoolRequest { work: PooledWork::Embed(texts.to_vec()), timeout_ms: None };
+        let work = PooledWork::Embed(texts.to_vec());
+        let asked = PoolRequest { work, priority: Priority::default(), timeout_ms: None };
         let mut request = Request::pooled(id, asked, reply, shared.admission.enter().ok().unwrap());
         request.assign(shared.desk.lease(&request.demand).unwrap());
         let client = Pooled::new(id, receiver, Arc::clone(&lanes), request.worker());
