@@ -131,3 +131,31 @@ fn a_draft_model_that_fails_is_given_up_and_nobody_notices() {
     requests.iter().for_each(|request| request.check(4_000));
     h.assert_empty();
 }
+
+#[test]
+fn guesses_of_a_batch_that_failed_are_made_anew() {
+    // Rows for the guesses of one, as a draft model makes them.
+    let mut setup = Setup { draft_wrong_every: Some(0), ..Setup::unified(2, 2, 4_000, 64) };
+    setup.limits.outputs = 2 + DRAFT_TOKENS;
+    let mut h = Harness::of(&setup);
+    let params = GenerationParams { ignore_eos: true, ..greedy(200) };
+    let requests = [3, 4].map(|token| h.submit(vec![token; 20], params.clone()).unwrap());
+    for step in 0.. {
+        if !h.scheduler.has_work() {
+            break;
+        }
+        h.scheduler.cost_is(CPU);
+        if let Some(draft) = h.scheduler.draft() {
+            draft.cost_is(SMALL);
+        }
+        // While both are there: one that fails alone ends.
+        if step % 5 == 4 && step < 45 {
+            h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Fail);
+        }
+        h.scheduler.step();
+        h.scheduler.assert_books();
+    }
+    requests.iter().for_each(|request| request.check(4_000));
+    assert!(h.stats.snapshot().accepted_draft_tokens_total > 100, "{:?}", h.stats.snapshot());
+    h.assert_empty();
+}
