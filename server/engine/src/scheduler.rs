@@ -124,6 +124,8 @@ pub(crate) struct Scheduler<B> {
     consecutive_failures: u32,
     /// Slots of a batch that failed, each of which is decoded by itself.
     suspects: VecDeque<usize>,
+    /// The slot that may guess first in this step: where not all can, they take turns.
+    guesses_first: usize,
     /// Steps that read prompts.
     prompt_steps: u64,
     maintained: Instant,
@@ -159,6 +161,7 @@ impl<B: Backend> Scheduler<B> {
             batch: Vec::new(),
             consecutive_failures: 0,
             suspects: VecDeque::new(),
+            guesses_first: 0,
             prompt_steps: 0,
             maintained: Instant::now(),
         }

@@ -16,6 +16,8 @@ impl<B: Backend> Scheduler<B> {
         }
         // Who was not decoded in the last step has its guesses still, which count among the rows that there are for them.
         self.slots.iter_mut().flatten().for_each(|sequence| sequence.drafts.clear());
+        let mut others = (self.guesses_first + 1..self.slots.len()).chain(0..self.guesses_first);
+        self.guesses_first = others.find(|&slot| self.slots[slot].is_some()).unwrap_or(self.guesses_first);
         let rows = self.slots.iter().flatten().filter(|s| matches!(s.need(), Need::Decode { .. })).count();
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         let room = self.limits.outputs.saturating_sub(self.parallel);
@@ -29,7 +31,8 @@ impl<B: Backend> Scheduler<B> {
     /// Guesses from repetitions; of the rows that there are for guesses, what is left.
     fn look_up(&mut self, rows: u32, mut room: u32) -> u32 {
         let Some(most) = self.lookup_tokens else { return room };
-        for sequence in self.slots.iter_mut().flatten() {
+        let (before, from) = self.slots.split_at_mut(self.guesses_first);
+        for sequence in from.iter_mut().chain(before).flatten() {
             let most = most.min(room).min(sequence.left().saturating_sub(1));
             let (Need::Decode { .. }, Some(index)) = (sequence.need(), &sequence.index) else { continue };
             let mut guessed = index.propose(most as usize);
@@ -53,8 +56,9 @@ impl<B: Backend> Scheduler<B> {
         let open = self.slots.iter().flatten().filter(|s| is_open(s)).count();
         let token_ms = draft.token_ms(u32::try_from(open).unwrap_or(u32::MAX));
         let mut wants = Vec::new();
-        for (slot, sequence) in self.slots.iter_mut().enumerate() {
-            let Some(sequence) = sequence.as_mut().filter(|s| is_open(s)) else { continue };
+        let slots = self.slots.len();
+        for slot in (self.guesses_first..slots).chain(0..self.guesses_first) {
+            let Some(sequence) = self.slots[slot].as_mut().filter(|s| is_open(s)) else { continue };
             let available = draft.room(sequence.len()).min(room).min(sequence.left().saturating_sub(1));
             let wanted = sequence.draft.drafts(available, rows, cost, token_ms);
             if wanted > 0 {

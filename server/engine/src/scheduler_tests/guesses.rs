@@ -133,6 +133,31 @@ fn a_draft_model_that_fails_is_given_up_and_nobody_notices() {
 }
 
 #[test]
+fn those_that_guess_take_turns_where_not_all_can() {
+    for lookup_tokens in [None, Some(DRAFT_TOKENS)] {
+        let draft_wrong_every = lookup_tokens.is_none().then_some(0);
+        let mut setup = Setup { lookup_tokens, draft_wrong_every, ..Setup::unified(3, 3, 4_000, 64) };
+        setup.limits.outputs = 3 + DRAFT_TOKENS;
+        let mut h = Harness::of(&setup);
+        h.scheduler.backend().repeat_after(1);
+        let params = GenerationParams { ignore_eos: true, ..greedy(300) };
+        let requests = [(); 3].map(|()| h.submit(vec![5; 20], params.clone()).unwrap());
+        let told = |request: &Submitted| request.events.lock().unwrap().len();
+        while requests.iter().all(|request| told(request) < 250) {
+            h.scheduler.cost_is(CPU);
+            if let Some(draft) = h.scheduler.draft() {
+                draft.cost_is(SMALL);
+            }
+            h.scheduler.step();
+        }
+        let least = requests.iter().map(told).min().unwrap();
+        assert!(least > 200, "one has 250 tokens and another {least}, with lookup {lookup_tokens:?}");
+        h.run();
+        h.assert_empty();
+    }
+}
+
+#[test]
 fn guesses_of_a_batch_that_failed_are_made_anew() {
     // Rows for the guesses of one, as a draft model makes them.
     let mut setup = Setup { draft_wrong_every: Some(0), ..Setup::unified(2, 2, 4_000, 64) };
