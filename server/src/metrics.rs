@@ -244,7 +244,7 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a request for text that ended, by its priority.
+    /// Counts a request that ended, by its priority.
     pub fn prioritised(&self, version: &str, priority: Priority) {
         let labels = PriorityLabels { version: version.to_owned(), priority: priority.as_str() };
         self.prioritised.get_or_create(&labels).inc();

@@ -1,12 +1,11 @@
 //! The threads that a model's two contexts share: one generates, the other embeds or scores, and both may have work at
 //! once. Threads beyond the processors cost more than they compute, since each waits for those that do not run; so a
-//! computation takes what it may have of them for as long as it lasts, and never are more taken than there are.
+//! computation takes what it may have of them for as long as it lasts, and never do more compute than there are.
 //!
-//! Alone, either has as many as a context may have. Beside an engine that generates, a batch of texts has half of all, and
-//! the engine's steps the others: streams go on, more slowly. An engine that was idle when a batch began may have to wait for
-//! that batch, as does a step where there is only one thread; the two then take turns.
+//! The engine has all threads while no text is computed, and never waits for any: beside one that generates a batch of
+//! texts has half, and beside one that is idle all but one. A batch of texts may wait for the step that is under way.
 //!
-//! Absent: clocks (time is handed in), and work on a GPU, which needs no threads to speak of.
+//! Absent: work on a GPU, which needs no threads to speak of, and threads that spin for a moment once their part is done.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,30 +22,31 @@ pub(crate) enum Work {
     Pooling,
 }
 
-/// What one of the two has of the threads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Share {
-    #[default]
-    None,
-    Waits,
-    Has(u32),
+/// How many threads there are, and how many one computation may have.
+#[derive(Clone, Copy, Debug)]
+struct Threads {
+    /// At least two: one for each, where there is one processor.
+    all: u32,
+    each: u32,
 }
 
+/// What the two have of the threads.
 #[derive(Debug, Default)]
 struct Shares {
-    generation: Share,
-    pooling: Share,
-    /// Who computed last.
-    last: Option<Work>,
-    /// When the engine last had.
+    /// Whether there is an engine.
+    shared: bool,
+    generation: u32,
+    pooling: u32,
+    /// A batch of texts waits for a step to end.
+    pooling_waits: bool,
+    /// When the engine last computed.
     generated: Option<Instant>,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    all: u32,
-    each: u32,
+    threads: Threads,
     shares: Mutex<Shares>,
     given_back: Condvar,
 }
@@ -60,61 +60,57 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Shares {
-    /// How many threads this work may take now; until it may, it waits.
-    fn take(&mut self, work: Work, (all, each): (u32, u32), now: Instant) -> Option<u32> {
+    /// How many threads this work may take now, at least one; `None`: it waits.
+    fn take(&mut self, work: Work, Threads { all, each }: Threads, now: Instant) -> Option<u32> {
         let half = (all / 2).clamp(1, each);
-        // Where both wait for the only thread, the one that did not have it last is next.
-        let had_it = all == 1 && self.last == Some(work);
-        let taken = match work {
-            Work::Generation => match self.pooling {
-                Share::None => Some(all),
-                // Kept for the texts, or steps that follow each other would never let them in.
-                Share::Waits if all > half || had_it || self.last.is_none() => Some(all - half),
-                Share::Waits => Some(all),
-                Share::Has(threads) => Some(all - threads),
-            },
-            Work::Pooling => match self.generation {
-                Share::Has(threads) => (all - threads >= half).then_some(half),
-                Share::Waits => (!had_it).then_some(half),
-                Share::None => {
-                    let generates = self.generated.is_some_and(|at| now.saturating_duration_since(at) < GENERATES_FOR);
-                    Some(if generates { half } else { all })
-                }
-            },
-        };
-        let taken = taken.map(|threads| threads.min(each)).filter(|&threads| threads > 0);
-        *self.of(work) = taken.map_or(Share::Waits, Share::Has);
-        taken
-    }
-
-    fn give_back(&mut self, work: Work, now: Instant) {
-        *self.of(work) = Share::None;
-        self.last = Some(work);
-        if work == Work::Generation {
-            self.generated = Some(now);
+        match work {
+            Work::Generation => {
+                // What texts wait for is kept for them, or steps that follow each other would never let them in.
+                let kept = if self.pooling_waits { half } else { self.pooling };
+                self.generation = all.saturating_sub(kept).clamp(1, each);
+                Some(self.generation)
+            }
+            Work::Pooling => {
+                let generates = self.generation > 0
+                    || self.generated.is_some_and(|at| now.saturating_duration_since(at) < GENERATES_FOR);
+                let wanted = match (self.shared, generates) {
+                    (false, _) => each,
+                    (true, false) => each.min(all - 1),
+                    (true, true) => half,
+                };
+                self.pooling_waits = self.generation + wanted > all;
+                self.pooling = if self.pooling_waits { 0 } else { wanted };
+                (!self.pooling_waits).then_some(wanted)
+            }
         }
     }
 
-    fn of(&mut self, work: Work) -> &mut Share {
+    fn give_back(&mut self, work: Work, now: Instant) {
         match work {
-            Work::Generation => &mut self.generation,
-            Work::Pooling => &mut self.pooling,
+            Work::Generation => (self.generation, self.generated) = (0, Some(now)),
+            Work::Pooling => self.pooling = 0,
         }
     }
 }
 
 impl Cores {
-    /// `all` threads, of which one computation takes `each` at most.
+    /// `all` threads, of which one computation has `each` at most.
     pub(crate) fn new(all: u32, each: u32) -> Self {
-        let all = all.max(1);
-        Self { all, each: each.clamp(1, all), shares: Mutex::default(), given_back: Condvar::new() }
+        let each = each.max(1);
+        let threads = Threads { all: all.max(each).max(2), each };
+        Self { threads, shares: Mutex::default(), given_back: Condvar::new() }
+    }
+
+    /// There is an engine, not only an embedder.
+    pub(crate) fn share(&self) {
+        self.shares().shared = true;
     }
 
     /// Takes what this work may have, once there is something.
     pub(crate) fn claim(&self, work: Work) -> Claim<'_> {
         let mut shares = self.shares();
         loop {
-            if let Some(threads) = shares.take(work, (self.all, self.each), Instant::now()) {
+            if let Some(threads) = shares.take(work, self.threads, Instant::now()) {
                 return Claim { cores: self, work, threads };
             }
             shares = self.given_back.wait(shares).unwrap_or_else(PoisonError::into_inner);
@@ -141,24 +137,29 @@ mod tests {
 
     use super::*;
 
+    fn shares() -> Shares {
+        Shares { shared: true, ..Shares::default() }
+    }
+
     #[test]
-    fn alone_either_has_all_threads_and_together_half() {
-        const EIGHT: (u32, u32) = (8, 8);
-        let (mut shares, start) = (Shares::default(), Instant::now());
+    fn an_engine_never_waits_and_texts_have_half_beside_one_that_generates() {
+        const EIGHT: Threads = Threads { all: 8, each: 8 };
+        let (mut shares, start) = (shares(), Instant::now());
         let after = |ms| start + Duration::from_millis(ms);
-        // Texts alone have all, and a step that comes meanwhile waits for that batch.
-        assert_eq!(shares.take(Work::Pooling, EIGHT, start), Some(8));
-        assert_eq!(shares.take(Work::Generation, EIGHT, start), None);
+        // Beside an idle engine texts leave one thread, with which a step can begin at once.
+        assert_eq!(shares.take(Work::Pooling, EIGHT, start), Some(7));
+        assert_eq!(shares.take(Work::Generation, EIGHT, start), Some(1));
         shares.give_back(Work::Pooling, after(10));
-        // The next batch leaves it half, whichever comes first.
+        // The next batch finds an engine that generates, and waits for the step if that has what it wants.
         assert_eq!(shares.take(Work::Pooling, EIGHT, after(10)), Some(4));
-        assert_eq!(shares.take(Work::Generation, EIGHT, after(10)), Some(4));
         shares.give_back(Work::Generation, after(20));
-        shares.give_back(Work::Pooling, after(20));
-        // Steps alone have all; texts that wait for one have half of the next, though it comes first.
+        assert_eq!(shares.take(Work::Generation, EIGHT, after(20)), Some(4));
+        shares.give_back(Work::Generation, after(30));
+        shares.give_back(Work::Pooling, after(30));
         assert_eq!(shares.take(Work::Generation, EIGHT, after(30)), Some(8));
         assert_eq!(shares.take(Work::Pooling, EIGHT, after(30)), None);
         shares.give_back(Work::Generation, after(40));
+        // The step after that leaves it half, though it comes first.
         assert_eq!(shares.take(Work::Generation, EIGHT, after(40)), Some(4));
         assert_eq!(shares.take(Work::Pooling, EIGHT, after(40)), Some(4));
         shares.give_back(Work::Generation, after(50));
@@ -166,75 +167,78 @@ mod tests {
         // Between two steps an engine generates still; some time later it does not.
         assert_eq!(shares.take(Work::Pooling, EIGHT, after(60)), Some(4));
         shares.give_back(Work::Pooling, after(70));
-        assert_eq!(shares.take(Work::Pooling, EIGHT, after(1_050)), Some(8));
+        assert_eq!(shares.take(Work::Pooling, EIGHT, after(1_050)), Some(7));
+        // Without an engine nothing is left to one.
+        let mut alone = Shares::default();
+        assert_eq!(alone.take(Work::Pooling, EIGHT, start), Some(8));
     }
 
     #[test]
-    fn two_that_may_have_one_of_two_threads_compute_at_once() {
-        let (mut shares, now) = (Shares::default(), Instant::now());
-        for work in [Work::Generation, Work::Pooling] {
-            assert_eq!(shares.take(work, (2, 1), now), Some(1));
-        }
+    fn with_one_thread_each_has_one() {
+        let cores = Cores::new(1, 1);
+        cores.share();
+        let both = [cores.claim(Work::Pooling), cores.claim(Work::Generation)];
+        assert!(both.iter().all(|claim| claim.threads == 1));
     }
 
-    // Never are more threads taken than there are, and nobody waits for more than one computation of the other's.
     // Each of the two asks, computes and gives back, in any order.
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]
-        fn no_more_threads_are_taken_than_there_are_and_nobody_waits_long(
-            (all, each) in (1..5_u32).prop_flat_map(|all| (Just(all), 1..=all)),
+        fn no_more_threads_compute_than_there_are_and_texts_wait_for_one_step_at_most(
+            (all, each) in (2..6_u32).prop_flat_map(|all| (Just(all), 1..=all)),
             turns in prop::collection::vec((any::<bool>(), 0..700_u64), 1..200),
         ) {
-            let (mut shares, mut now) = (Shares::default(), Instant::now());
-            let mut held: [Option<u32>; 2] = [None, None];
-            let mut waits: [Option<u32>; 2] = [None, None];
+            let (mut shares, mut now) = (shares(), Instant::now());
+            let (mut generation, mut pooling, mut steps_waited) = (0, 0, None);
             for (pools, ms) in turns {
-                let (work, me, other) =
-                    if pools { (Work::Pooling, 1, 0) } else { (Work::Generation, 0, 1) };
                 now += Duration::from_millis(ms);
-                if held[me].take().is_some() {
-                    shares.give_back(work, now);
-                    if let Some(turns) = &mut waits[other] {
-                        *turns += 1;
+                match (pools, generation, pooling) {
+                    (false, 0, _) => {
+                        let taken = shares.take(Work::Generation, Threads { all, each }, now);
+                        prop_assert!(taken.is_some(), "an engine never waits");
+                        generation = taken.unwrap_or(0);
                     }
-                    // What a notified thread does.
-                    let waiter = if pools { Work::Generation } else { Work::Pooling };
-                    if waits[other].is_some() && let Some(threads) = shares.take(waiter, (all, each), now) {
-                        (held[other], waits[other]) = (Some(threads), None);
+                    (false, ..) => {
+                        shares.give_back(Work::Generation, now);
+                        generation = 0;
+                        steps_waited = steps_waited.map(|steps| steps + 1);
                     }
-                } else if let Some(threads) = shares.take(work, (all, each), now) {
-                    (held[me], waits[me]) = (Some(threads), None);
-                } else {
-                    waits[me].get_or_insert(0);
+                    (true, _, 0) => {
+                        let taken = shares.take(Work::Pooling, Threads { all, each }, now);
+                        prop_assert!(taken.is_some() || steps_waited.is_none_or(|steps| steps == 0), "{shares:?}");
+                        steps_waited = if taken.is_some() { None } else { steps_waited.or(Some(0)) };
+                        pooling = taken.unwrap_or(0);
+                    }
+                    (true, ..) => {
+                        shares.give_back(Work::Pooling, now);
+                        pooling = 0;
+                    }
                 }
-                let taken: u32 = held.iter().flatten().sum();
-                prop_assert!(taken <= all && held.iter().flatten().all(|threads| (1..=each).contains(threads)));
-                prop_assert!(held.iter().any(Option::is_some) || waits.iter().all(Option::is_none));
-                prop_assert!(waits.iter().flatten().all(|&turns| turns <= 1), "{shares:?}");
+                prop_assert!(generation + pooling <= all && generation.max(pooling) <= each);
             }
         }
     }
 
     #[test]
-    fn threads_that_compete_take_turns() {
+    fn threads_that_compete_are_never_more_than_there_are() {
         const ROUNDS: u32 = 2_000;
-        for all in [1, 2] {
-            let (cores, taken) = (Cores::new(all, all), AtomicU32::new(0));
-            let compete = |work| {
-                for _ in 0..ROUNDS {
-                    let claim = cores.claim(work);
-                    assert!(taken.fetch_add(claim.threads, SeqCst) + claim.threads <= all);
-                    taken.fetch_sub(claim.threads, SeqCst);
-                }
-            };
-            std::thread::scope(|scope| {
-                scope.spawn(|| compete(Work::Pooling));
-                compete(Work::Generation);
-            });
-            assert_eq!(cores.shares().generation, Share::None);
-            assert_eq!(cores.shares().pooling, Share::None);
-        }
+        let (cores, taken) = (Cores::new(3, 3), AtomicU32::new(0));
+        cores.share();
+        let compete = |work| {
+            for _ in 0..ROUNDS {
+                let claim = cores.claim(work);
+                assert!(taken.fetch_add(claim.threads, SeqCst) + claim.threads <= 3);
+                taken.fetch_sub(claim.threads, SeqCst);
+            }
+        };
+        // Were a batch of texts forgotten, the other thread would never end.
+        std::thread::scope(|scope| {
+            scope.spawn(|| compete(Work::Pooling));
+            compete(Work::Generation);
+        });
+        let shares = cores.shares();
+        assert_eq!((shares.generation, shares.pooling), (0, 0));
     }
 }

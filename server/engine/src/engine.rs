@@ -20,6 +20,7 @@ use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError,
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::grammars::Grammars;
 use crate::ladder::DegradationLevel;
+use crate::lookup::Indexer;
 use crate::monitor::Monitor;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{
@@ -152,7 +153,7 @@ impl Engine {
             vocabulary: vocabulary.clone(),
             stats: stats.clone(),
             output: Output::Thread(posts),
-            pool: SamplePool::new(sample_threads()).map_err(failed)?,
+            pool: SamplePool::new(sample_threads(config.threads)).map_err(failed)?,
             parallel: config.parallel,
             budget: StepBudget::new(config.step_ms_target, config.prefill_tokens_per_step),
             reuse_prefixes: prefix_cache.enabled,
@@ -191,7 +192,7 @@ impl Engine {
             grammars: Grammars::default(),
             fingerprint: names,
             disk: disk.flatten(),
-            looks_up: config.speculation.prompt_lookup,
+            indexer: (config.speculation.prompt_lookup && limits.reusable).then(Indexer::default),
         };
         let deliver = move |request| {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
@@ -345,10 +346,11 @@ impl Drop for Engine {
     }
 }
 
-/// Threads that sample beside the engine's: it does its share.
-fn sample_threads() -> usize {
+/// Threads that sample beside the engine's, which does its share: between two steps none computes.
+fn sample_threads(threads: Option<u32>) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    processors.saturating_sub(1).min(MAX_SAMPLE_THREADS)
+    let all = threads.and_then(|threads| usize::try_from(threads).ok()).map_or(processors, |n| n.min(processors));
+    all.saturating_sub(1).min(MAX_SAMPLE_THREADS)
 }
 
 /// The engine's thread: commands between steps, blocking only when there is nothing to do.

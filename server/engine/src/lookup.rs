@@ -1,11 +1,15 @@
 //! Guessing ahead from repetitions: what followed the last time that the sequence ended as it ends now.
 //!
-//! Flow for a sequence: [`NgramIndex::of_prompt`] → [`NgramIndex::push`] each token of the answer → before a step,
-//! [`NgramIndex::propose`] a continuation → [`Acceptance::drafts`] says how much of it is worth its place in the step →
-//! after the step, [`Acceptance::observe`] how much of it was right. Drafts are checked by the model in the same step, so
-//! they change nothing but the rounding of its rows: see "Determinism" in [`crate::sampler`].
+//! Flow for a sequence: [`Indexer::index`] where its prompt is tokenised, or [`NgramIndex::of_prompt`] when it gets a slot →
+//! [`NgramIndex::push`] each token of the answer → before a step, [`NgramIndex::propose`] a continuation →
+//! [`Acceptance::drafts`] says how much of it is worth its place in the step → after the step, [`Acceptance::observe`] how
+//! much of it was right. Drafts are checked by the model in the same step, so they change nothing but the rounding of its
+//! rows: see "Determinism" in [`crate::sampler`].
 //!
 //! Absent: the check, and the draft model ([`crate::draft`]), for which an [`Acceptance`] of its own decides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::backend::Token;
 use crate::budget::{StepCost, StepWork};
@@ -20,6 +24,48 @@ const MAX_SLOTS: usize = 1 << 18;
 const SLOTS_PER_TOKEN: usize = 2 * NGRAM_SIZES.len();
 /// No n-gram is here; positions start at 2, the first that something of n tokens comes before.
 const EMPTY: u32 = 0;
+
+/// Tokens of prompts that wait with their index made, which takes up to 52 bytes for each. An index for which there is no
+/// room is made when its prompt gets a slot, by the engine's thread.
+const MAX_WAITING_TOKENS: usize = 1 << 20;
+
+/// Makes the indices of prompts that wait, as many as there is room for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Indexer {
+    waiting: Arc<AtomicUsize>,
+}
+
+/// What a prompt that waits says of the guesses at its answer.
+#[derive(Debug)]
+pub(crate) struct Repeats {
+    pub(crate) index: NgramIndex,
+    pub(crate) acceptance: Acceptance,
+    _room: Room,
+}
+
+/// Given back when dropped.
+#[derive(Debug)]
+struct Room {
+    waiting: Arc<AtomicUsize>,
+    tokens: usize,
+}
+
+impl Indexer {
+    /// The index of a prompt, if there is room for it.
+    pub(crate) fn index(&self, tokens: &[Token]) -> Option<Repeats> {
+        let more = |n| Some(n + tokens.len()).filter(|&n| n <= MAX_WAITING_TOKENS);
+        self.waiting.fetch_update(Relaxed, Relaxed, more).ok()?;
+        let room = Room { waiting: self.waiting.clone(), tokens: tokens.len() };
+        let (index, acceptance) = NgramIndex::of_prompt(tokens);
+        Some(Repeats { index, acceptance, _room: room })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(self.tokens, Relaxed);
+    }
+}
 
 /// Where the n-grams of a sequence last occurred. Each token costs a few table writes; memory is 4 bytes a token and at
 /// most 1 MiB more.

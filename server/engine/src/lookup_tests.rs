@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -229,4 +231,18 @@ proptest! {
             prop_assert!((0.0..=1.0).contains(&acceptance.chance()));
         }
     }
+}
+
+#[test]
+fn prompts_that_wait_are_indexed_while_there_is_room() {
+    let (indexer, prompt) = (Indexer::default(), vec![1; MAX_WAITING_TOKENS / 2]);
+    let first = indexer.index(&prompt).unwrap();
+    let second = indexer.index(&prompt).unwrap();
+    assert!(indexer.index(&[1]).is_none());
+    drop(first);
+    assert!(indexer.index(&[1]).is_some());
+    // Whoever takes the index out gives the room back, too.
+    let take = |repeats: Repeats| repeats.index;
+    assert_eq!(take(second).len(), prompt.len());
+    assert_eq!(indexer.waiting.load(Relaxed), 0);
 }

@@ -298,7 +298,7 @@ pub enum Priority {
     High,
 }
 
-/// What the answer must look like; llama.cpp's own grammar engine sees to it.
+/// What the answer must look like: llama.cpp's parser and its converter of schemas read it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grammar {
     /// A grammar in llama.cpp's GBNF, whose start symbol is `root`.

@@ -15,7 +15,7 @@ use crate::backend::{Token, Vocabulary};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
 use crate::error::RequestError;
 use crate::grammars::Grammars;
-use crate::lookup::NgramIndex;
+use crate::lookup::Indexer;
 use crate::output::Signals;
 use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::request::{Emitter, Request};
@@ -47,8 +47,8 @@ pub(crate) struct Preparer {
     pub(crate) fingerprint: Option<Fingerprint>,
     /// Where prompts are kept on disk, too.
     pub(crate) disk: Option<DiskReader>,
-    /// Whether answers are guessed ahead from repetitions.
-    pub(crate) looks_up: bool,
+    /// Where answers are guessed ahead from repetitions.
+    pub(crate) indexer: Option<Indexer>,
 }
 
 impl Preparer {
@@ -85,7 +85,7 @@ impl Preparer {
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
             let tokenized_at = Instant::now();
             let (blocks, fetched) = self.find(&tokens);
-            let repeats = self.looks_up.then(|| NgramIndex::of_prompt(&tokens));
+            let repeats = self.indexer.as_ref().and_then(|indexer| indexer.index(&tokens));
             Ok((tokens, sampler, tokenized_at, blocks, fetched, repeats))
         }));
         let prepared = prepared.unwrap_or_else(|_| {

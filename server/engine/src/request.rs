@@ -9,7 +9,7 @@ use crate::backend::Token;
 use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
 use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
-use crate::lookup::{Acceptance, NgramIndex};
+use crate::lookup::Repeats;
 use crate::output::Signals;
 use crate::params::GenerationParams;
 use crate::sampler::Sampler;
@@ -122,8 +122,8 @@ pub(crate) struct Request {
     pub(crate) blocks: Vec<BlockHash>,
     /// What was on disk of its prompt.
     pub(crate) fetched: Option<Fetched>,
-    /// Where its prompt repeats itself, for guesses at its answer.
-    pub(crate) repeats: Option<(NgramIndex, Acceptance)>,
+    /// Where its prompt repeats itself, for guesses at its answer, if that was found out already.
+    pub(crate) repeats: Option<Repeats>,
     pub(crate) submitted_at: Instant,
     /// When its prompt had become tokens.
     pub(crate) tokenized_at: Instant,

@@ -9,8 +9,9 @@
 //! # Determinism
 //! A draw is a function of the seed and the number of tokens accepted, not of how often was sampled. So the same seed,
 //! history and row give the same token: alone or in a batch, with drafts or without, preempted or not. What does differ
-//! is the row: kernels that split their sums by the batch's size (matrix products, and flash attention on a CPU, which adds
-//! up f16 in the order of the cells) move logits by some tenths at most, can turn a near tie, and text differs from there.
+//! is the row: kernels that split their sums by the batch's size (matrix products) or by the number of threads (flash
+//! attention on a CPU, which adds up f16 in the order of the cells; texts that are embedded meanwhile take threads) move
+//! logits by some tenths at most, can turn a near tie, and text differs from there.
 //!
 //! [`Sampler::sample`] changes no history; [`Sampler::accept`] does. To check drafts: sample at each row, accept what
 //! was chosen, and stop at the first token that differs from the draft. Absent: mirostat, top-n-sigma, dynamic

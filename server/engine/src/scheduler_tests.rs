@@ -15,7 +15,7 @@ use crate::draft::Draft;
 use crate::error::RequestError;
 use crate::event::{EngineStats, FinishReason, GenerationEvent};
 use crate::grammars::Grammars;
-use crate::lookup::NgramIndex;
+use crate::lookup::Indexer;
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{GenerationParams, MAX_DRAFT_CATCH_UP_TOKENS, PrefixCacheConfig, Priority};
 use crate::queue::AGEING_BOUND;
@@ -188,7 +188,7 @@ impl Harness {
         let blocks = chain(fingerprint(), &prompt);
         let setup = sampler::compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
-        let repeats = Some(NgramIndex::of_prompt(&prompt));
+        let repeats = Indexer::default().index(&prompt);
         let request = Request {
             ticket,
             prompt,

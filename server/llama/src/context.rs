@@ -46,8 +46,9 @@ pub struct Context {
     scratch: Vec<u8>,
     /// Read by llama.cpp while it computes.
     _abort: Option<Arc<AtomicBool>>,
+    /// What was asked for last, and the most.
+    threads: (u32, u32),
     /// Used by llama.cpp while it computes.
-    max_threads: u32,
     _threads: Option<threads::ThreadPool>,
     /// Declared last: the context goes first, in `drop`.
     model: Arc<Model>,
@@ -115,7 +116,7 @@ impl Context {
             knowledge: None,
             scratch: Vec::new(),
             _abort: params.abort.clone(),
-            max_threads: params.threads,
+            threads: (params.threads, params.threads),
             _threads: threads::ThreadPool::attach(ptr, params.threads),
             model: model.clone(),
         };
@@ -201,7 +202,13 @@ impl Context {
 
     /// Has what is computed from now on use so many threads: at least one, and no more than the context was made with.
     pub fn set_threads(&mut self, threads: u32) {
-        let threads = i32::try_from(threads.clamp(1, self.max_threads)).unwrap_or(1);
+        let threads = threads.clamp(1, self.threads.1);
+        // llama.cpp logs each call.
+        if threads == self.threads.0 {
+            return;
+        }
+        self.threads.0 = threads;
+        let threads = i32::try_from(threads).unwrap_or(1);
         // SAFETY: the context is alive, and its pool has at least as many threads.
         unsafe { sys::llama_set_n_threads(self.ptr.as_ptr(), threads, threads) };
     }

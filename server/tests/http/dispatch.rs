@@ -94,7 +94,11 @@ proptest! {
     /// **Validates: Requirements 7.1, 7.2**
     #[test]
     fn as_many_workers_are_ready_as_were_asked_for(
-        workers in 1_u32..6, parallel in 1_u32..9, dispatch in select(&STRATEGIES[..]),
+        (workers, parallel) in prop_oneof![
+            4 => (1..=processors().min(4)).prop_flat_map(|workers| (Just(workers), workers..9)),
+            1 => (1_u32..6, 1_u32..9),
+        ],
+        dispatch in select(&STRATEGIES[..]),
     ) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(workers_start(workers, parallel, dispatch))?;

@@ -29,6 +29,8 @@ const SPARE_PROCESSORS: u32 = 1;
 
 /// What is read of a model's file at a time where its digest is needed.
 const HASHED_AT_A_TIME_BYTES: usize = 1 << 20;
+/// The share that this is said to have of loading the model.
+const NAMING_SHARE: f32 = 0.3;
 
 /// Text tokenised once at load.
 const LOAD_CHECK_TEXT: &str = "Hello, world!";
@@ -87,12 +89,17 @@ pub(crate) fn open(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
         None => 1.0,
         Some(draft) => bytes_of(&config.model_path) / (bytes_of(&config.model_path) + bytes_of(draft)).max(1.0),
     };
-    let model = load_model(&config.model_path, &params, &mut |fraction| progress(fraction * part))?;
+    let names = config.model_digest.is_none() && config.prefix_cache.disk.is_some();
+    let loading = if names { 1.0 - NAMING_SHARE } else { 1.0 };
+    let model = load_model(&config.model_path, &params, &mut |fraction| progress(fraction * part * loading))?;
     // A vocabulary that contradicts itself ends the process in llama.cpp: better here than at the first request.
     model.tokenize(LOAD_CHECK_TEXT, true, true).map_err(|e| unusable(config, &e))?;
     let draft = match draft_path {
         None => None,
-        Some(path) => Some(load_model(path, &params, &mut |fraction| progress(part + fraction * (1.0 - part)))?),
+        Some(path) => {
+            let mut progress = |fraction| progress((part + fraction * (1.0 - part)) * loading);
+            Some(load_model(path, &params, &mut progress)?)
+        }
     };
     let on_gpu = backends.gpus().next().is_some() && config.gpu_layers != Some(0);
     // That one processor is spared is no limit: where nobody said how many threads, two contexts may use them all.
@@ -100,7 +107,7 @@ pub(crate) fn open(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
     let cores = (config.pooled.is_some() && !on_gpu).then(|| Arc::new(Cores::new(all, threads(config))));
     let digest = match &config.model_digest {
         Some(digest) => digest.clone(),
-        None if config.prefix_cache.disk.is_some() => digest_of(config, &mut || progress(1.0))?,
+        None if names => digest_of(config, &mut |fraction| progress(loading + fraction * NAMING_SHARE))?,
         // It names nothing outside this process.
         None => String::new(),
     };
@@ -181,6 +188,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let flash_attention = plan.flash_attention;
     let group_rows = if gpu { 1 } else { GROUP_TOKENS };
     let cores = opened.cores.clone();
+    cores.iter().for_each(|cores| cores.share());
     let batch = Batch::new();
     let backend = LlamaBackend { context, batch, positions, unified, flash_attention, group_rows, reusable, cores };
     let draft = match &opened.draft {
@@ -347,17 +355,21 @@ fn claim<'a>(cores: Option<&'a Cores>, work: Work, context: &mut Context) -> Opt
     Some(claim)
 }
 
-/// The digest of a model's file; what it computed must not be taken for another's. `goes_on` is asked now and then.
-fn digest_of(config: &EngineConfig, goes_on: &mut dyn FnMut() -> bool) -> Result<String, LoadError> {
+/// The digest of a model's file: what it computed must not be taken for another's.
+fn digest_of(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<String, LoadError> {
     let unread = |e: std::io::Error| unusable(config, &e);
     let mut file = std::fs::File::open(&config.model_path).map_err(unread)?;
     let (mut hasher, mut part) = (Sha256::new(), vec![0; HASHED_AT_A_TIME_BYTES]);
+    let (mut read, all) = (0, bytes_of(&config.model_path).max(1.0));
     loop {
         match file.read(&mut part).map_err(unread)? {
             0 => return Ok(format!("sha256:{}", hex::encode(hasher.finalize()))),
-            n => hasher.update(&part[..n]),
+            n => {
+                hasher.update(&part[..n]);
+                read += n;
+            }
         }
-        if !goes_on() {
+        if !progress((read as f32 / all).min(1.0)) {
             return Err(LoadError::Aborted);
         }
     }

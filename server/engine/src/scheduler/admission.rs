@@ -16,7 +16,7 @@ use crate::cache::{BlockHash, Fetched, PrefixCache};
 use crate::error::RequestError;
 use crate::event::FinishReason;
 use crate::kv::common;
-use crate::lookup::Acceptance;
+use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::{Admitted, RequestText, TextEvent};
 use crate::params::Priority;
 use crate::queue::Waiting;
@@ -279,7 +279,8 @@ impl<B: Backend> Scheduler<B> {
         };
         let text = RequestText::new(emitter, signals.clone(), self.vocabulary.clone(), params.stop.clone(), &admitted);
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
-        let (index, lookup) = repeats.filter(|_| self.lookup_tokens.is_some()).unzip();
+        let of_prompt = || repeats.map_or_else(|| NgramIndex::of_prompt(&prompt), |r| (r.index, r.acceptance));
+        let (index, lookup) = self.lookup_tokens.map(|_| of_prompt()).unzip();
         self.slots[slot] = Some(Sequence {
             ticket,
             standing,

@@ -7,7 +7,7 @@ use super::{Scheduler, Share};
 use crate::backend::{Backend, Token};
 use crate::draft::{Ask, reason};
 use crate::plan::Need;
-use crate::sequence::GuessSource;
+use crate::sequence::{GuessSource, Sequence};
 
 impl<B: Backend> Scheduler<B> {
     pub(super) fn guess(&mut self) {
@@ -17,8 +17,9 @@ impl<B: Backend> Scheduler<B> {
         // Who was not decoded in the last step has its guesses still, which count among the rows that there are for them.
         self.slots.iter_mut().flatten().for_each(|sequence| sequence.drafts.clear());
         let mut others = (self.guesses_first + 1..self.slots.len()).chain(0..self.guesses_first);
-        self.guesses_first = others.find(|&slot| self.slots[slot].is_some()).unwrap_or(self.guesses_first);
-        let rows = self.slots.iter().flatten().filter(|s| matches!(s.need(), Need::Decode { .. })).count();
+        let decodes = |slot: &Option<Sequence>| slot.as_ref().is_some_and(|s| matches!(s.need(), Need::Decode { .. }));
+        self.guesses_first = others.find(|&slot| decodes(&self.slots[slot])).unwrap_or(self.guesses_first);
+        let rows = self.slots.iter().filter(|slot| decodes(slot)).count();
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         let room = self.limits.outputs.saturating_sub(self.parallel);
         let room = self.look_up(rows, room);
@@ -52,7 +53,7 @@ impl<B: Backend> Scheduler<B> {
     fn draft_ahead(&mut self, rows: u32, mut room: u32) {
         let Some(draft) = &mut self.draft else { return };
         let cost = self.budget.cost();
-        let is_open = |s: &crate::sequence::Sequence| s.need() == Need::Decode { drafts: 0 };
+        let is_open = |s: &Sequence| s.need() == Need::Decode { drafts: 0 };
         let open = self.slots.iter().flatten().filter(|s| is_open(s)).count();
         let token_ms = draft.token_ms(u32::try_from(open).unwrap_or(u32::MAX));
         let mut wants = Vec::new();
@@ -96,7 +97,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Takes back the guesses that would be left over of whole groups of rows, the last ones first.
+    /// Takes back the guesses that would be left over of whole groups of rows, those of who guessed last first.
     fn keep_whole_groups(&mut self, rows: u32) {
         let group = self.limits.group_rows as usize;
         let guessed: usize = self.slots.iter().flatten().map(|sequence| sequence.drafts.len()).sum();
@@ -105,7 +106,8 @@ impl<B: Backend> Scheduler<B> {
         if left_over > guessed {
             return;
         }
-        for sequence in self.slots.iter_mut().flatten().rev() {
+        let (before, from) = self.slots.split_at_mut(self.guesses_first);
+        for sequence in from.iter_mut().chain(before).flatten().rev() {
             let less = left_over.min(sequence.drafts.len());
             sequence.drafts.truncate(sequence.drafts.len() - less);
             left_over -= less;
