@@ -246,8 +246,8 @@ impl AnswerBook {
 /// is computed in its batch cannot change it: the kernels' rounding moves logits by some tenths at most.
 pub const NEAR_TIE: f64 = 0.3;
 
-/// The text of a greedy chat completion (not streamed, `top_logprobs` of 2), unless one of its tokens was a near tie (of those that
-/// have text: what ends an answer has none).
+/// The text of a greedy chat completion (not streamed, `top_logprobs` of 2), unless one of its tokens was a near tie. What
+/// ends an answer has no text, and is not looked at.
 ///
 /// # Errors
 /// When the body is no such completion.

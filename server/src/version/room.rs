@@ -1,9 +1,10 @@
 //! Where requests wait for a worker: those whose worker died before they had sent anything, and those that find none
 //! healthy or none with the memory.
 //!
-//! They are placed by [priority and submission](Request::turn), none before the one in front of it, so that a large request
-//! is not passed over for ever. One that waits longer than it said it would fails with that; when no worker is healthy, all fail
-//! after [`RETRY_LIMIT`]. The room ends with the version. Absent: requests that wait in a worker for a sequence.
+//! They are placed by [priority and submission](Request::turn), none before the one in front of it, so that a large
+//! request is not passed over for ever. One that waits longer than it said it would fails with that; when no worker is
+//! healthy, all fail after [`RETRY_LIMIT`]. The room ends with the version. Absent: requests that wait in a worker for a
+//! sequence.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
