@@ -163,6 +163,11 @@ pub struct RuntimeSpec {
     /// How they are spread over several GPUs; layer by layer, by their free memory, if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_split: Option<GpuSplitSpec>,
+    /// Most memory of GPUs, all together, that a model takes in each pod: 20Gi. With gpuLayers: auto as many layers go there
+    /// as fit, and otherwise the memory gate refuses what does not. All that the GPUs have if left out.
+    // Not serialised when absent, as workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_memory: Option<PositiveQuantity>,
     /// Threads of the engine on the CPU: auto follows from the CPUs of the pod.
     #[serde(default)]
     pub threads: AutoOr,
@@ -194,6 +199,7 @@ impl Default for RuntimeSpec {
             cache_type: CacheType::default(),
             gpu_layers: AutoOr::Auto,
             gpu_split: None,
+            gpu_memory: None,
             threads: AutoOr::Auto,
             workers: None,
             speculative: None,

@@ -143,6 +143,14 @@ impl PositiveQuantity {
     pub fn value(&self) -> Result<f64, InvalidValue> {
         crate::quantity::parse(&self.0).filter(|value| *value > 0.0).ok_or_else(|| self.invalid())
     }
+
+    /// Its whole bytes; `None` when there is not one, or it is no quantity.
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        let value = self.value().ok()?;
+        // The cast saturates; a limit of exabytes is none.
+        (value >= 1.0).then_some(value as u64)
+    }
 }
 
 impl Sha256 {
@@ -269,6 +277,20 @@ mod tests {
         }
         for text in ["", "5", "101%", "-1%", "NaN%"] {
             assert!(Percent::from(text).ratio().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_bytes() {
+        for (text, wanted) in [
+            ("1Ki", Some(1024)),
+            ("1.5Gi", Some(3 << 29)),
+            ("2e3", Some(2000)),
+            ("5000m", Some(5)),
+            ("x", None),
+            ("0.1", None),
+        ] {
+            assert_eq!(PositiveQuantity::from(text).bytes(), wanted, "{text}");
         }
     }
 

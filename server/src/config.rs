@@ -30,6 +30,10 @@ pub const STANDALONE_VERSION: &str = "standalone";
 const MAX_CTX_SIZE: u32 = 1 << 26;
 /// The most main memory for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_RAM_MIB: u32 = 1 << 24;
+/// The most main memory that a flag may limit the workers to, in MiB.
+const MAX_MEMORY_LIMIT_MIB: u32 = 1 << 24;
+/// The most memory of GPUs that a flag may name, in MiB.
+const MAX_GPU_MEMORY_MIB: u32 = 1 << 24;
 /// The most disk for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_DISK_MIB: u32 = 1 << 24;
 /// The longest time for which a flag may have unused prefixes kept, in seconds: a year.
@@ -174,6 +178,8 @@ impl ServeArgs {
         let low_watermark = watermark("low-watermark", &self.low_watermark);
         let queue_timeout = check.automatic("queue-timeout", &self.queue_timeout, 1, MAX_QUEUE_TIMEOUT_SECONDS);
         let cache_ram = check.automatic("cache-ram", &self.cache_ram, 0, MAX_CACHE_RAM_MIB);
+        let memory_limit = check.automatic("memory-limit", &self.memory_limit, 1, MAX_MEMORY_LIMIT_MIB);
+        let gpu_memory = check.automatic("gpu-memory", &self.gpu_memory, 1, MAX_GPU_MEMORY_MIB);
         let cache_disk = self.cache_disk(&mut check, cache_ram);
         let cache_ttl = check.automatic("cache-ttl", &self.cache_ttl, 1, MAX_CACHE_TTL_SECONDS);
         let runtime = RuntimeSettings {
@@ -183,6 +189,7 @@ impl ServeArgs {
             cache_type: keys,
             gpu_layers: check.gpu_layers("n-gpu-layers", &self.n_gpu_layers),
             gpu_split: self.gpu_split(&mut check),
+            gpu_memory_bytes: gpu_memory.map(|mib| u64::from(mib) << 20),
             workers: check.automatic("workers", &self.workers, 1, MAX_WORKERS),
             scheduling: Scheduling {
                 max_queue: check.number("max-queue", &self.max_queue, 0, MAX_QUEUE),
@@ -196,6 +203,7 @@ impl ServeArgs {
                 cache_ram_bytes: cache_ram.map(|mib| u64::from(mib) << 20),
                 cache_disk,
                 cache_ttl_ms: cache_ttl.map(|seconds| u64::from(seconds) * 1000),
+                memory_limit_bytes: memory_limit.map(|mib| u64::from(mib) << 20),
                 prompt_lookup: check.number("prompt-lookup", &self.prompt_lookup, 0, MAX_SPECULATION_TOKENS),
                 draft: self
                     .model_draft

@@ -9,13 +9,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use gantry_engine::PooledConfig;
+use gantry_gguf::{Header, Summary};
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
 use gantry_server::config::{BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
+use gantry_server::gates::memory;
 use gantry_server::gates::report::quantity;
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::routing::{Router, Routing};
-use gantry_server::version::{RuntimeSettings, Version, WorkerConfig};
+use gantry_server::version::{RuntimeSettings, Version, VersionSpec, WorkerConfig};
 use gantry_server::{serve, telemetry, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -94,7 +96,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
         async move {
             // Ends the server unless it is disarmed: without its model it is of no use.
             let stop = stop.drop_guard();
-            let version = Version::load(settings.version, &workers, progress).await?;
+            let version = Version::load(with_layers_that_fit(settings.version).await?, &workers, progress).await?;
             router.set(Routing { active: Some(version), previous: None });
             stop.disarm();
             anyhow::Ok(())
@@ -170,6 +172,22 @@ fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The same, with as many layers on GPUs as the memory that it may take there is for.
+async fn with_layers_that_fit(mut version: VersionSpec) -> anyhow::Result<VersionSpec> {
+    if version.runtime.gpu_memory_bytes.is_none() {
+        return Ok(version);
+    }
+    let fitted = tokio::task::spawn_blocking(move || {
+        let draft = version.runtime.engine.draft.as_ref().map(|draft| draft.model_path.clone());
+        let files = std::iter::once(version.model_path.clone()).chain(draft);
+        let headers = files.map(gantry_gguf::read_header).collect::<Result<Vec<_>, _>>()?;
+        let models: Vec<&Summary> = headers.iter().map(Header::summary).collect();
+        memory::fit_gpu(&mut version.runtime, &models).context("--gpu-memory")?;
+        anyhow::Ok(version)
+    });
+    fitted.await.context("the header's reader failed")?
+}
+
 fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let header = gantry_gguf::read_header(&args.file)?;
     let title = Path::new(&args.file).file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -180,7 +198,7 @@ fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
         pooled: args.embeddings.then_some(pooled),
         ..RuntimeSettings::default()
     };
-    let input = gantry_server::gates::memory::fit_input(&runtime, header.summary(), false);
+    let input = memory::fit_input(&runtime, header.summary(), false);
     let report = gantry_gguf::Report::new(title, &header, input);
     writeln!(std::io::stdout(), "{report}").context("cannot write to stdout")?;
     Ok(ExitCode::SUCCESS)

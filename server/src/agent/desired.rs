@@ -73,7 +73,12 @@ fn settings(service: &InferenceService) -> Settings {
         prompts: gates.prompts.clone(),
         scheduling: scheduling(&spec.scheduling),
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
-        cache_limit_bytes: spec.cache.size_limit.as_ref().and_then(bytes).map(|all| all - all / CACHE_MARGIN_DIVISOR),
+        cache_limit_bytes: spec
+            .cache
+            .size_limit
+            .as_ref()
+            .and_then(PositiveQuantity::bytes)
+            .map(|all| all - all / CACHE_MARGIN_DIVISOR),
         gpu: spec.resources.gpu.is_some(),
     }
 }
@@ -96,13 +101,6 @@ fn scheduling(spec: &SchedulingSpec) -> Scheduling {
             Spec::PrefixAware => DispatchStrategy::PrefixAware,
         },
     }
-}
-
-/// The whole bytes of a quantity; `None` when it is not one.
-fn bytes(quantity: &PositiveQuantity) -> Option<u64> {
-    let value = quantity.value().ok()?;
-    // The cast saturates; a limit of exabytes is none.
-    (value >= 1.0).then_some(value as u64)
 }
 
 #[cfg(test)]
@@ -207,19 +205,5 @@ mod tests {
     fn an_object_of_another_shape_is_told_apart() {
         let error = read(object(json!({"rollout": {"version": "v2", "step": "Dance"}}))).unwrap_err().to_string();
         assert!(error.contains("goes on answering"), "{error}");
-    }
-
-    #[test]
-    fn quantities_are_bytes() {
-        for (text, wanted) in [
-            ("1Ki", Some(1024)),
-            ("1.5Gi", Some(3 << 29)),
-            ("2e3", Some(2000)),
-            ("5000m", Some(5)),
-            ("x", None),
-            ("0.1", None),
-        ] {
-            assert_eq!(bytes(&PositiveQuantity::from(text)), wanted, "{text}");
-        }
     }
 }

@@ -81,6 +81,14 @@ pub struct ServeArgs {
     /// The GPU that has the whole model with --split-mode none, counted from 0
     #[arg(long, env = "GANTRY_MAIN_GPU", default_value = "0", value_name = "N", allow_hyphen_values = true)]
     pub main_gpu: String,
+    /// Memory that the workers may use, all together, in MiB: as it runs short, ever less is served; -1: what the cgroup
+    /// allows, or the machine has
+    #[arg(long, env = "GANTRY_MEMORY_LIMIT", default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
+    pub memory_limit: String,
+    /// Most memory of GPUs, all together, that the model takes, in MiB; needs a GPU. As many layers go there as fit, unless
+    /// --n-gpu-layers says how many; -1: what there is
+    #[arg(long, env = "GANTRY_GPU_MEMORY", default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
+    pub gpu_memory: String,
     /// Element type of the KV cache's keys: f16, q8_0 or q4_0
     #[arg(long, env = "GANTRY_CACHE_TYPE_K", default_value = "f16", value_name = "TYPE")]
     pub cache_type_k: String,

@@ -2,15 +2,17 @@
 //!
 //! What is left under a limit is the limit less what cannot be reclaimed: page cache that nobody has mapped is as good as
 //! free, mapped pages are the weights that another version computes with. The limits of all enclosing cgroups count,
-//! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. Absent: the memory of GPUs, which no
-//! file tells; a model too large for one fails at the Load gate.
+//! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. The memory of GPUs, which no file tells,
+//! is held against a limit where one is set ([`fit_gpu`]); without one, a model too large for it fails at the Load gate.
 
 use std::collections::HashMap;
+use std::fmt::{self, Display};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use gantry_crds::status::GateName;
-use gantry_gguf::fit::{Fit, FitInput, estimate, verdict};
+use gantry_engine::ALL_LAYERS;
+use gantry_gguf::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
 use super::report::{Refusal, quantity};
@@ -100,14 +102,84 @@ fn fields(text: &str, separator: char) -> HashMap<String, u64> {
 /// they are depends on the processor.
 #[must_use]
 pub fn predict(summary: &Summary, runtime: &RuntimeSettings, gpu: bool) -> u64 {
+    in_all_workers(summary, runtime, gpu, |estimate| estimate.host_bytes)
+}
+
+/// What was asked to be on GPUs takes more of their memory than it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuUnfit {
+    /// Layers asked for; `None`: as many as fit, and not even one does.
+    pub asked: Option<u32>,
+    /// What they take, or one does.
+    pub required_bytes: u64,
+    /// The most that may be taken.
+    pub limit_bytes: u64,
+    /// Layers that fit.
+    pub fitting: u32,
+}
+
+impl Display for GpuUnfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.asked {
+            None => String::from("one layer on a GPU takes"),
+            Some(ALL_LAYERS..) => String::from("all layers on GPUs take"),
+            Some(layers) => format!("{layers} layers on GPUs take"),
+        };
+        let (need, limit, fitting) = (quantity(self.required_bytes), quantity(self.limit_bytes), self.fitting);
+        write!(
+            f,
+            "{what} {need} of their memory, and {limit} is allowed, enough for {fitting}: allow more, ask for fewer \
+             layers, or lower the context size or the parallel sequences, which each layer keeps cells for"
+        )
+    }
+}
+
+impl std::error::Error for GpuUnfit {}
+
+/// Settles how many layers go on GPUs where the memory that they may take there is limited: the number that was asked
+/// for, or the most that fit. `models`: the model and what else has as many layers there, which is its draft model.
+/// Not counted is what a driver takes for each process that uses a GPU.
+///
+/// # Errors
+/// More was asked for than fits, or not even one layer does.
+pub fn fit_gpu(runtime: &mut RuntimeSettings, models: &[&Summary]) -> Result<(), GpuUnfit> {
+    let Some(limit_bytes) = runtime.gpu_memory_bytes else { return Ok(()) };
+    let takes = |layers: u32| {
+        let settings = RuntimeSettings { gpu_layers: Some(layers), ..runtime.clone() };
+        let device = |model: &&Summary| in_all_workers(model, &settings, true, |estimate| estimate.device_bytes);
+        models.iter().map(device).fold(0, u64::saturating_add)
+    };
+    // One more than the layers puts the output there, too.
+    let all = models.iter().map(|model| model.layers.saturating_add(1)).max().unwrap_or(0);
+    let fits = |layers: u32| takes(layers) <= limit_bytes;
+    let fitting = if fits(all) { ALL_LAYERS } else { (1..all).take_while(|&layers| fits(layers)).last().unwrap_or(0) };
+    let asked = runtime.gpu_layers;
+    match asked {
+        Some(layers) if layers <= fitting => {}
+        None if fitting > 0 => runtime.gpu_layers = Some(fitting),
+        _ => {
+            let required_bytes = takes(asked.unwrap_or(1));
+            return Err(GpuUnfit { asked, required_bytes, limit_bytes, fitting });
+        }
+    }
+    Ok(())
+}
+
+/// The sum of a part of what each worker is predicted to take.
+fn in_all_workers(
+    summary: &Summary,
+    runtime: &RuntimeSettings,
+    gpu: bool,
+    part: impl Fn(&MemoryEstimate) -> u64,
+) -> u64 {
     // Settings that cannot be shared out are refused when they are loaded.
     let shares = runtime.shares(processors(), summary.context_length).unwrap_or_default();
     if shares.len() <= 1 {
-        return estimate(summary, &fit_input(runtime, summary, gpu)).host_bytes;
+        return part(&estimate(summary, &fit_input(runtime, summary, gpu)));
     }
     shares.iter().fold(0, |sum: u64, share| {
-        let part = RuntimeSettings { ctx_size: share.ctx_size, parallel: share.parallel, ..runtime.clone() };
-        sum.saturating_add(estimate(summary, &fit_input(&part, summary, gpu)).host_bytes)
+        let own = RuntimeSettings { ctx_size: share.ctx_size, parallel: share.parallel, ..runtime.clone() };
+        sum.saturating_add(part(&estimate(summary, &fit_input(&own, summary, gpu))))
     })
 }
 
@@ -121,13 +193,15 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
     };
     // One batch is one step: a token of each sequence and a piece of a prompt, and a row of logits for each sequence and
     // each guess.
-    let n_batch = gantry_engine::DEFAULT_PREFILL_TOKENS_PER_STEP.saturating_add(runtime.parallel);
+    let tokens = gantry_engine::DEFAULT_PREFILL_TOKENS_PER_STEP.saturating_add(runtime.parallel);
     let n_ctx = if runtime.ctx_size == 0 { summary.context_length } else { runtime.ctx_size };
     // One whose state cannot be cut keeps nothing of ended requests.
     let on_gpu = gpu && runtime.gpu_layers != Some(0);
     let plan = runtime.engine.kv_layout.plan(n_ctx, runtime.parallel, runtime.cache_type, on_gpu);
     let pool_sequences =
         plan.pool_sequences.map_or(0, |n| if summary.recurrent_bytes_per_sequence > 0 { runtime.parallel } else { n });
+    let n_outputs_max = pool_sequences.max(runtime.parallel.saturating_add(runtime.engine.prompt_lookup));
+    let n_batch = plan.batch_tokens.map_or(tokens, |most| most.min(tokens)).max(n_outputs_max);
     FitInput {
         ctx_size: runtime.ctx_size,
         parallel: runtime.parallel,
@@ -135,9 +209,9 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
         type_k: kv,
         type_v: kv,
         n_batch,
-        n_ubatch: plan.n_ubatch.unwrap_or(n_batch),
+        n_ubatch: n_batch,
         flash_attention: plan.flash_attention,
-        n_outputs_max: pool_sequences.max(runtime.parallel.saturating_add(runtime.engine.prompt_lookup)),
+        n_outputs_max,
         pooled_tokens: runtime.pooled.map_or(0, |pooled| pooled.batch_tokens.max(pooled.max_batch)),
         gpu_layers: if gpu { runtime.gpu_layers.unwrap_or(u32::MAX) } else { 0 },
     }
@@ -231,6 +305,65 @@ mod tests {
             assert_eq!(read_under(root.path()), memory(4000 * 1024, 3000 * 1024), "{cgroup:?}");
         }
         assert_eq!(read_under(tree(&[]).path()), None);
+    }
+
+    fn demo() -> Summary {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/models/demo-v2.q8_0.gguf");
+        gantry_gguf::read_header(path).unwrap().summary().clone()
+    }
+
+    #[test]
+    fn as_many_layers_go_on_gpus_as_their_memory_is_for() {
+        let (model, settings) = (demo(), RuntimeSettings { ctx_size: 2048, ..RuntimeSettings::default() });
+        let takes = |gpu_layers| {
+            let on = RuntimeSettings { gpu_layers: Some(gpu_layers), ..settings.clone() };
+            estimate(&model, &fit_input(&on, &model, true)).device_bytes
+        };
+        let fitted = |gpu_layers, gpu_memory_bytes| {
+            let mut runtime = RuntimeSettings { gpu_layers, gpu_memory_bytes, ..settings.clone() };
+            fit_gpu(&mut runtime, &[&model]).map(|()| runtime.gpu_layers)
+        };
+        assert_eq!(model.layers, 4);
+        assert!((0..5).all(|layers| takes(layers) < takes(layers + 1)), "each layer takes some, and the output, too");
+        // Without a limit nothing is settled here.
+        assert_eq!(fitted(None, None), Ok(None));
+        for layers in 1..5 {
+            assert_eq!(fitted(None, Some(takes(layers))), Ok(Some(layers)));
+            assert_eq!(fitted(None, Some(takes(layers + 1) - 1)), Ok(Some(layers)));
+            assert_eq!(fitted(Some(layers), Some(takes(layers))), Ok(Some(layers)));
+            let limit_bytes = takes(layers) - 1;
+            let unfit =
+                GpuUnfit { asked: Some(layers), required_bytes: takes(layers), limit_bytes, fitting: layers - 1 };
+            assert_eq!(fitted(Some(layers), Some(limit_bytes)), Err(unfit));
+        }
+        assert_eq!(fitted(None, Some(takes(5))), Ok(Some(ALL_LAYERS)));
+        assert_eq!(fitted(Some(ALL_LAYERS), Some(takes(5))), Ok(Some(ALL_LAYERS)));
+        assert_eq!(fitted(Some(0), Some(1)), Ok(Some(0)));
+        let unfit = fitted(None, Some(takes(1) - 1)).unwrap_err();
+        assert_eq!((unfit.asked, unfit.required_bytes, unfit.fitting), (None, takes(1), 0));
+        assert!(unfit.to_string().starts_with("one layer on a GPU takes "), "{unfit}");
+    }
+
+    #[test]
+    fn every_worker_and_a_draft_model_count_against_the_memory_of_gpus() {
+        let model = demo();
+        let layers = |workers, models: &[&Summary], gpu_memory_bytes| {
+            let gpu_memory_bytes = Some(gpu_memory_bytes);
+            let mut runtime =
+                RuntimeSettings { ctx_size: 2048, workers, gpu_memory_bytes, ..RuntimeSettings::default() };
+            fit_gpu(&mut runtime, models).map(|()| runtime.gpu_layers)
+        };
+        let one = RuntimeSettings { ctx_size: 2048, gpu_layers: Some(2), ..RuntimeSettings::default() };
+        let two_layers = estimate(&model, &fit_input(&one, &model, true)).device_bytes;
+        assert_eq!(layers(None, &[&model], two_layers), Ok(Some(2)));
+        assert_eq!(layers(None, &[&model, &model], 2 * two_layers), Ok(Some(2)));
+        assert!(layers(None, &[&model, &model], 2 * two_layers - 1).unwrap() < Some(2));
+        if processors() > 1 {
+            let both = in_all_workers(&model, &RuntimeSettings { workers: Some(2), ..one }, true, |e| e.device_bytes);
+            assert!(both > two_layers);
+            assert_eq!(layers(Some(2), &[&model], both), Ok(Some(2)));
+            assert!(layers(Some(2), &[&model], both - 1).unwrap() < Some(2));
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
 use crate::version::{EngineTuning, LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig};
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
+use memory::GpuUnfit;
 use objects::{NotThere, Objects};
 use report::quantity;
 pub use report::{Board, Refusal, Report};
@@ -224,7 +225,7 @@ impl Gates {
 
     async fn load(&self, job: &Job, model: CachedModel, summary: &Summary, report: &Report) -> Result<Loaded, Refusal> {
         report.phase(CandidatePhase::Loading);
-        let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone(), job.gpu);
+        let runtime = job_settings(job, summary)?;
         let predicted_bytes = memory::predict(summary, &runtime, job.gpu);
         let spec = VersionSpec {
             name: job.version.name.clone(),
@@ -283,7 +284,7 @@ async fn read_header(path: &Path) -> Result<Header, Refusal> {
 }
 
 fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String, Refusal> {
-    let runtime = runtime_settings(&job.version.runtime, job.scheduling.clone(), job.gpu);
+    let runtime = job_settings(job, summary)?;
     let required = memory::predict(summary, &runtime, job.gpu);
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
@@ -293,11 +294,24 @@ fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String,
     result
 }
 
+/// The settings of a job's version, with as many layers on GPUs as their memory is for.
+fn job_settings(job: &Job, summary: &Summary) -> Result<RuntimeSettings, Refusal> {
+    let mut runtime = runtime_settings(&job.version.runtime, job.scheduling.clone(), job.gpu);
+    memory::fit_gpu(&mut runtime, &[summary]).map_err(|unfit| {
+        let GpuUnfit { required_bytes, limit_bytes, .. } = unfit;
+        let value = format!("{} of {} on GPUs", quantity(required_bytes), quantity(limit_bytes));
+        Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)
+    })?;
+    Ok(runtime)
+}
+
 /// The settings of a version as the front takes them. `gpu`: whether the pod asks for GPUs.
 #[must_use]
 pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -> RuntimeSettings {
     use gantry_crds::inference_service::CacheType as Spec;
     use gantry_engine::CacheType;
+    // Less than a byte is no limit that anything fits into.
+    let gpu_memory_bytes = spec.gpu_memory.as_ref().map(|memory| memory.bytes().unwrap_or(0));
     RuntimeSettings {
         ctx_size: spec.context_size,
         parallel: spec.parallel,
@@ -308,8 +322,9 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
             Spec::Q4_0 => CacheType::Q4_0,
         },
         // A pod that was given GPUs is to use them: without one the model is refused, not run on the CPU.
-        gpu_layers: spec.gpu_layers.value().or(gpu.then_some(ALL_LAYERS)),
+        gpu_layers: spec.gpu_layers.value().or((gpu && gpu_memory_bytes.is_none()).then_some(ALL_LAYERS)),
         gpu_split: spec.gpu_split.as_ref().map(gpu_split).unwrap_or_default(),
+        gpu_memory_bytes,
         workers: spec.workers,
         scheduling,
         engine: EngineTuning {

@@ -45,6 +45,9 @@ pub struct RuntimeSettings {
     pub gpu_layers: Option<u32>,
     /// How they are spread.
     pub gpu_split: GpuSplit,
+    /// The most memory that all workers take of GPUs, all together; `None`: what there is. How many layers that is good
+    /// for is settled before they are loaded ([`crate::gates::memory::fit_gpu`]).
+    pub gpu_memory_bytes: Option<u64>,
     /// Processes that serve the model side by side, at most one for each processor and each sequence; `None`: 1.
     pub workers: Option<u32>,
     /// How requests wait and are spread.
@@ -66,6 +69,8 @@ pub struct EngineTuning {
     pub cache_disk: Option<DiskCacheConfig>,
     /// Prefixes unused for so long are dropped; `None`: never because of age.
     pub cache_ttl_ms: Option<u64>,
+    /// Memory that the workers may use, all together; `None`: what their pod or machine has.
+    pub memory_limit_bytes: Option<u64>,
     /// The most tokens guessed at a time from repetitions; 0: none.
     pub prompt_lookup: u32,
     /// What guesses where nothing repeats itself.
@@ -108,6 +113,7 @@ impl Default for RuntimeSettings {
             cache_type: CacheType::default(),
             gpu_layers: None,
             gpu_split: GpuSplit::default(),
+            gpu_memory_bytes: None,
             workers: None,
             scheduling: Scheduling::default(),
             engine: EngineTuning::default(),
@@ -254,6 +260,7 @@ impl VersionSpec {
             // limits become, and with the other workers gone all of it comes to one.
             max_queue: MAX_QUEUE + self.runtime.parallel as usize,
             kv_layout: engine.kv_layout,
+            memory_limit_bytes: engine.memory_limit_bytes.map(|bytes| bytes / workers.max(1) as u64),
             step_ms_target: engine.step_ms_target,
             speculation,
             model_digest: Some(self.digest.clone()).filter(|digest| !digest.is_empty()),

@@ -510,6 +510,28 @@ async fn a_gpu_that_is_asked_for_and_not_there_is_a_refusal_unless_no_layer_goes
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_model_too_large_for_the_memory_of_gpus_is_refused_before_it_is_loaded() {
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let mut service = service();
+    service["spec"]["resources"] = json!({"gpu": {"resourceName": "nvidia.com/gpu", "count": 1}});
+    let mut pod = Pod::start(ApiServer::new(service), tempfile::tempdir().unwrap());
+    // The second fits, and is refused since there is no GPU.
+    for (name, memory, gate_name, told) in [
+        ("v1", "1Mi", "Memory", "spec.runtime.gpuMemory: one layer on a GPU takes"),
+        ("v2", "1Gi", "Load", "all layers on a GPU were asked for, and no GPU was found"),
+    ] {
+        let mut version = version(name, &one, &sha_one);
+        version["runtime"]["gpuMemory"] = json!(memory);
+        pod.prepare(&version);
+        let refused = |entry: &Value| entry["candidate"]["version"] == name && entry["candidate"]["phase"] == "Failed";
+        let entry = pod.api.entry("refused", refused).await;
+        let message = gate(&entry, gate_name)["message"].as_str().unwrap_or_default();
+        assert!(message.contains(told), "{entry:#}");
+    }
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() {
     let mut pod = Pod::fresh();
     let (one, sha_one) = served("demo-v1.q8_0.gguf").await;

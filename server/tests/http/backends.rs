@@ -121,9 +121,21 @@ fn backends_of_another_llama_cpp_are_refused() {
 
 #[test]
 fn a_gpu_that_is_asked_for_and_not_there_is_an_error_with_a_way_out() {
-    for args in [&["--n-gpu-layers", "7"][..], &["--n-gpu-layers", "all"], &["--device", "CUDA0"]] {
+    let memory = ["--gpu-memory", "1000", "--ctx-size", "2048"];
+    for args in [&["--n-gpu-layers", "7"][..], &["--n-gpu-layers", "all"], &["--device", "CUDA0"], &memory] {
         let text = refused(args);
         for told in ["asked for, and no GPU was found", "no directory of backends", "--n-gpu-layers 0"] {
+            assert!(text.contains(told), "{told} is missing in:\n{text}");
+        }
+    }
+}
+
+#[test]
+fn more_layers_than_the_memory_of_gpus_is_for_are_refused_with_how_many_are() {
+    let memory = ["--gpu-memory", "1", "--ctx-size", "2048"];
+    for (layers, told) in [("auto", "one layer on a GPU takes"), ("2", "2 layers on GPUs take")] {
+        let text = refused(&[&memory[..], &["--n-gpu-layers", layers]].concat());
+        for told in ["--gpu-memory", told, "1.00Mi is allowed, enough for 0"] {
             assert!(text.contains(told), "{told} is missing in:\n{text}");
         }
     }
