@@ -19,7 +19,7 @@ pub const AUTO_UNIFIED_MAX_SEQUENCES: u32 = 16;
 pub const MATRIX_ATTENTION_MIN_CELLS: u32 = 768;
 /// The cells of a sequence up to which it does: each row looks at as many as the longest sequence beside it has.
 pub const MATRIX_ATTENTION_MAX_CELLS: u32 = 4096;
-/// Tokens that are computed together then, or as many as there are sequences: what bounds the memory for their scores.
+/// Tokens of a step then, or as many as there are sequences: what bounds the memory for their scores.
 pub const MATRIX_ATTENTION_BATCH: u32 = 128;
 /// Sequences, beside those that run, that a unified cache has for what ended requests left.
 pub const LEFTOVER_SEQUENCES: u32 = 64;
@@ -58,8 +58,8 @@ pub struct KvPlan {
     /// latter read a prompt twice as fast where a thousand tokens stand before it and few come at a time, as they do while
     /// others generate; but they compute what is masked, too, and need a cache that is split and not quantised.
     pub flash_attention: bool,
-    /// The most tokens that are computed together; `None`: those of a batch.
-    pub n_ubatch: Option<u32>,
+    /// The most tokens of a step; `None`: as the configuration has it.
+    pub batch_tokens: Option<u32>,
 }
 
 impl KvLayout {
@@ -84,7 +84,7 @@ impl KvLayout {
         KvPlan {
             pool_sequences: unified.then(|| parallel.saturating_add(LEFTOVER_SEQUENCES).min(MAX_PARALLEL)),
             flash_attention: unified || !products,
-            n_ubatch: (!unified && products).then(|| MATRIX_ATTENTION_BATCH.max(parallel)),
+            batch_tokens: (!unified && products).then(|| MATRIX_ATTENTION_BATCH.max(parallel)),
         }
     }
 }
@@ -97,9 +97,9 @@ mod tests {
     fn attention_is_computed_as_products_on_a_cpu_with_sequences_of_some_length() {
         let plan =
             |layout: KvLayout, share: u32, parallel| layout.plan(share * parallel, parallel, CacheType::F16, false);
-        let pool = |sequences| KvPlan { pool_sequences: Some(sequences), flash_attention: true, n_ubatch: None };
-        let split = KvPlan { pool_sequences: None, flash_attention: true, n_ubatch: None };
-        let products = |n_ubatch| KvPlan { pool_sequences: None, flash_attention: false, n_ubatch: Some(n_ubatch) };
+        let pool = |sequences| KvPlan { pool_sequences: Some(sequences), flash_attention: true, batch_tokens: None };
+        let split = KvPlan { pool_sequences: None, flash_attention: true, batch_tokens: None };
+        let products = |tokens| KvPlan { pool_sequences: None, flash_attention: false, batch_tokens: Some(tokens) };
         for (share, parallel, want) in [
             (512, 8, pool(72)),
             (512, 17, split),

@@ -146,11 +146,11 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let abort = Arc::new(AtomicBool::new(false));
     // A row for each that generates and for each guess; llama.cpp asks for one for each sequence there is.
     let outputs = (config.parallel + config.speculation.most_tokens()).max(sequences);
-    let n_batch = config.prefill_tokens_per_step.saturating_add(config.parallel).max(outputs);
+    let tokens = config.prefill_tokens_per_step.saturating_add(config.parallel);
+    let n_batch = plan.batch_tokens.map_or(tokens, |most| most.min(tokens)).max(outputs);
     let context_params = ContextParams {
         n_ctx,
         n_batch,
-        n_ubatch: plan.n_ubatch.map(|n| n.max(sequences).min(n_batch)),
         sequences,
         threads: threads(config),
         kv_type: kv_type(config.cache_type),
@@ -222,7 +222,6 @@ fn guesser(
     let params = ContextParams {
         n_ctx,
         n_batch: MAX_DRAFT_CATCH_UP_TOKENS.saturating_add(config.parallel),
-        n_ubatch: None,
         sequences: config.parallel,
         outputs: None,
         kv_unified: n_ctx <= AUTO_UNIFIED_MAX_CELLS,

@@ -43,10 +43,8 @@ impl KvType {
 pub struct ContextParams {
     /// KV cells in total. Split over the sequences (each share rounded up to 256) unless `kv_unified`.
     pub n_ctx: u32,
-    /// Tokens in one batch; at least `sequences`.
+    /// Tokens in one batch, which is one ubatch but for what a split cache cuts; at least `sequences`.
     pub n_batch: u32,
-    /// Tokens that are computed together, a ubatch; `None`: as many as a batch has. At least `sequences`.
-    pub n_ubatch: Option<u32>,
     /// Sequences, 1 to [`MAX_SEQUENCES`].
     pub sequences: u32,
     /// Rows of logits that a batch may ask for, whichever sequences they are of; `None`: as many as there are
@@ -74,7 +72,6 @@ impl Default for ContextParams {
         Self {
             n_ctx: 4096,
             n_batch: 512,
-            n_ubatch: None,
             sequences: 1,
             outputs: None,
             threads: 1,
@@ -107,12 +104,6 @@ impl ContextParams {
         }
         if self.n_batch < self.sequences {
             return refuse(format!("n_batch is {}, less than the {} sequences", self.n_batch, self.sequences));
-        }
-        if let Some(n_ubatch) = self.n_ubatch
-            && !(self.sequences..=self.n_batch).contains(&n_ubatch)
-        {
-            let (sequences, n_batch) = (self.sequences, self.n_batch);
-            return refuse(format!("n_ubatch must be {sequences} (sequences) to {n_batch} (n_batch), not {n_ubatch}"));
         }
         if !self.flash_attention && self.kv_type != KvType::F16 {
             return refuse(format!("a cache of {:?} needs flash attention", self.kv_type));
@@ -151,7 +142,7 @@ pub(super) fn create(
     let mut raw = unsafe { sys::llama_context_default_params() };
     raw.n_ctx = params.n_ctx;
     raw.n_batch = params.n_batch;
-    raw.n_ubatch = params.n_ubatch.unwrap_or(params.n_batch);
+    raw.n_ubatch = params.n_batch;
     raw.n_seq_max = params.sequences;
     raw.n_outputs_max = params.output_rows();
     raw.n_outputs_max_per_seq = if params.output_rows() > params.sequences { params.output_rows() } else { 1 };
