@@ -94,7 +94,7 @@ pub enum FromWorker {
 /// A worker's figures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// The engine's counters; zeros while it loads, and where it only embeds.
+    /// The engine's counters; zeros while it loads, and but for memory where it only embeds.
     pub engine: EngineStats,
     /// The embedder's; zeros where there is none.
     pub pooled: PooledStats,

@@ -213,9 +213,7 @@ impl Worker {
                     // On a thread of the embedder's, which waits for the socket. Without one the process ends.
                     let _ = pooled.blocking_send((id, event));
                 });
-                let level = self.host.engine.as_ref().map(gantry_engine::Engine::degradation).unwrap_or_default();
                 let submitted = match &self.host.embedder {
-                    _ if !level.admits(priority) => Err(SubmitError::MemoryPressure { level }),
                     Some(embedder) => embedder.submit(work, priority, timeout_ms, sink).map(Handle::Pooled),
                     None => Err(not_loaded_for("input")),
                 };
@@ -313,7 +311,7 @@ fn heartbeat(host: Option<&ModelHost>) -> Heartbeat {
         Some(rest.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
     };
     Heartbeat {
-        engine: host.and_then(|host| Some(host.engine.as_ref()?.stats())).unwrap_or_default(),
+        engine: host.map(ModelHost::stats).unwrap_or_default(),
         pooled: host.and_then(|host| Some(host.embedder.as_ref()?.stats())).unwrap_or_default(),
         rss_bytes: bytes("VmRSS:").unwrap_or(0),
         rss_file_bytes: bytes("RssFile:").unwrap_or(0),

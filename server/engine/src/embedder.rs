@@ -17,6 +17,7 @@ use crate::backend::{PooledBackend, Token, Vocabulary};
 use crate::engine::ask;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{PooledEvent, PooledInfo, PooledSink, PooledStats};
+use crate::monitor::Pressure;
 use crate::params::{
     EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Priority,
 };
@@ -79,9 +80,13 @@ pub struct PooledOutput {
 
 impl Embedder {
     /// Warms a loaded context up and starts the threads.
-    pub(crate) fn over(loaded: LoadedPooler, config: &EngineConfig) -> Result<Self, LoadError> {
+    pub(crate) fn over(
+        loaded: LoadedPooler,
+        config: &EngineConfig,
+        pressure: Arc<Pressure>,
+    ) -> Result<Self, LoadError> {
         let LoadedPooler { backend, vocabulary, pooled: info, abort, .. } = loaded;
-        let mut embedder = Self::start(backend, Arc::new(vocabulary), info, config)?;
+        let mut embedder = Self::start(backend, Arc::new(vocabulary), info, config, pressure)?;
         embedder.abort = Some(abort);
         Ok(embedder)
     }
@@ -92,9 +97,10 @@ impl Embedder {
         vocabulary: Arc<dyn Vocabulary>,
         info: PooledInfo,
         config: &EngineConfig,
+        pressure: Arc<Pressure>,
     ) -> Result<Self, LoadError> {
         let PooledConfig { max_batch, wait_ms, .. } = config.pooled.unwrap_or_default();
-        let counters = Arc::new(PooledCounters::default());
+        let counters = Arc::new(PooledCounters::under(pressure));
         let preparer = Preparer { vocabulary, pooling: info.pooling, text_tokens: backend.limits().text_tokens };
         let wait = Duration::from_millis(wait_ms.into());
         let normalises = info.pooling != Pooling::Rank;
@@ -152,6 +158,10 @@ impl Embedder {
             return Err(SubmitError::Broken(reason.clone()));
         }
         let Some(jobs) = &self.jobs else { return Err(SubmitError::ShuttingDown) };
+        let level = self.counters.pressure.level();
+        if !level.admits(priority) {
+            return Err(SubmitError::MemoryPressure { level });
+        }
         let place =
             Place::take(&self.counters, self.max_in_flight).ok_or(SubmitError::QueueFull { limit: self.max_queue })?;
         let cancelled = Arc::new(AtomicBool::new(false));

@@ -19,9 +19,8 @@ use crate::draft::Draft;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::grammars::Grammars;
-use crate::ladder::DegradationLevel;
 use crate::lookup::Indexer;
-use crate::monitor::Monitor;
+use crate::monitor::{MemoryWatch, Monitor, Pressure};
 use crate::output::{Output, Signals, TextStage};
 use crate::params::{
     EngineConfig, GenerationParams, MAX_PARALLEL, MAX_POOLED_BATCH, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS,
@@ -69,7 +68,8 @@ pub struct Engine {
     pool: Vec<JoinHandle<()>>,
     thread: Option<JoinHandle<()>>,
     text: Option<JoinHandle<()>>,
-    memory: Option<JoinHandle<()>>,
+    /// Ends with the engine.
+    memory: Option<MemoryWatch>,
 }
 
 /// A request that was accepted. Dropping it does not cancel.
@@ -110,13 +110,14 @@ impl Engine {
     ) -> Result<Self, LoadError> {
         validate(&config).map_err(LoadError::Config)?;
         let opened = llama::open(&config, &mut progress)?;
-        Self::over(llama::generator(&config, &opened)?, &config)
+        Self::over(llama::generator(&config, &opened)?, &config, Arc::default())
     }
 
-    /// As [`Engine::load`], with a context that is there; the configuration is valid.
-    pub(crate) fn over(loaded: Loaded, config: &EngineConfig) -> Result<Self, LoadError> {
+    /// As [`Engine::load`], with a context that is there; the configuration is valid. It watches over memory, for what
+    /// shares `pressure`, too.
+    pub(crate) fn over(loaded: Loaded, config: &EngineConfig, pressure: Arc<Pressure>) -> Result<Self, LoadError> {
         let Loaded { backend, draft, vocabulary, info, fingerprint, abort } = loaded;
-        let mut engine = Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, config)?;
+        let mut engine = Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, config, pressure)?;
         engine.abort = Some(abort);
         Ok(engine)
     }
@@ -129,9 +130,10 @@ impl Engine {
         info: ModelInfo,
         fingerprint: Option<Fingerprint>,
         config: &EngineConfig,
+        pressure: Arc<Pressure>,
     ) -> Result<Self, LoadError> {
         let limits = backend.limits();
-        let stats = Arc::new(Stats::new(config.parallel, limits.total_cells));
+        let stats = Arc::new(Stats::new(config.parallel, limits.total_cells, pressure.clone()));
         stats.kv_unified.store(limits.unified, Relaxed);
         stats.flash_attention.store(limits.flash_attention, Relaxed);
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
@@ -202,9 +204,7 @@ impl Engine {
         let thread = std::thread::Builder::new().name(String::from("gantry-engine"));
         engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver)).map_err(failed)?);
         let text = std::thread::Builder::new().name(String::from("gantry-text"));
-        let watched = engine.stats.clone();
-        let watch = std::thread::Builder::new().name(String::from("gantry-memory"));
-        engine.memory = Some(watch.spawn(move || monitor.run(&watched)).map_err(failed)?);
+        engine.memory = Some(MemoryWatch::start(monitor, pressure).map_err(failed)?);
         engine.text = Some(text.spawn(move || TextStage::default().run(&posted)).map_err(failed)?);
         Ok(engine)
     }
@@ -301,16 +301,10 @@ impl Engine {
         self.stats.snapshot()
     }
 
-    /// How far the service is cut down for want of memory.
-    #[must_use]
-    pub fn degradation(&self) -> DegradationLevel {
-        self.stats.level()
-    }
-
     /// As the watch over memory does.
     #[cfg(test)]
-    pub(crate) fn degrade(&self, level: DegradationLevel) {
-        self.stats.set_level(level);
+    pub(crate) fn degrade(&self, level: crate::ladder::DegradationLevel) {
+        self.stats.pressure.set_level(level);
     }
 
     /// What is known of the model.
@@ -326,9 +320,6 @@ impl Drop for Engine {
         if let Some(abort) = &self.abort {
             abort.store(true, Relaxed);
         }
-        if let Some(memory) = &self.memory {
-            memory.thread().unpark();
-        }
         if let Some(commands) = &self.commands {
             // When the channel is full, the thread sees the flag after the command it is at.
             let _ = commands.try_send(Command::Shutdown);
@@ -337,7 +328,7 @@ impl Drop for Engine {
         self.jobs = None;
         self.commands = None;
         let here = std::thread::current().id();
-        for thread in self.pool.drain(..).chain(self.thread.take()).chain(self.text.take()).chain(self.memory.take()) {
+        for thread in self.pool.drain(..).chain(self.thread.take()).chain(self.text.take()) {
             // A sink may hold the last handle of the engine: a thread cannot wait for itself.
             if thread.thread().id() != here && thread.join().is_err() {
                 tracing::error!("an engine thread panicked");

@@ -24,7 +24,7 @@ fn engine(parallel: u32, max_queue: usize) -> (Engine, Control) {
     let config = EngineConfig { parallel, max_queue, prefill_tokens_per_step: 16, ..EngineConfig::new("scripted") };
     let backend = ScriptedBackend::new(parallel, POSITIONS, parallel + 16);
     let (control, info) = (backend.control.clone(), backend.info());
-    (Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config).unwrap(), control)
+    (Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config, Arc::default()).unwrap(), control)
 }
 
 fn channel() -> (EventSink, Receiver<GenerationEvent>) {
@@ -233,7 +233,7 @@ fn an_engine_that_cannot_decode_is_not_handed_out() {
     let backend = ScriptedBackend::new(2, POSITIONS, 18);
     backend.control.faults.lock().unwrap().extend([Fault::None, Fault::Fail]);
     let info = backend.info();
-    let started = Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config);
+    let started = Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config, Arc::default());
     assert_eq!(started.err(), Some(LoadError::WarmUp("scripted".into())));
     let absent = Engine::load(EngineConfig::new("/nonexistent/model.gguf"), |_| true);
     assert!(matches!(absent.err(), Some(LoadError::Model { reason, .. }) if reason.contains("No such file")));

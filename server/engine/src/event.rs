@@ -245,6 +245,14 @@ pub struct EngineStats {
     pub cached_ram_tokens_total: u64,
     /// Prompt tokens that came back from disk.
     pub cached_disk_tokens_total: u64,
+    /// Prompts that began with what the KV cache held.
+    pub cache_device_hits_total: u64,
+    /// Prompts that got tokens back from main memory.
+    pub cache_ram_hits_total: u64,
+    /// Prompts that got tokens back from disk; their first ones may have come from main memory.
+    pub cache_disk_hits_total: u64,
+    /// Prompts of which nothing was kept.
+    pub cache_misses_total: u64,
     /// Tokens guessed ahead from repetitions and checked.
     pub lookup_tokens_total: u64,
     /// Those of them that were right.

@@ -1,13 +1,15 @@
 //! One model file with all that serves it: an [`Engine`] that generates, an [`Embedder`] that embeds or scores, or both
 //! over the same weights, each with a context and a thread of its own.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::llama;
 use crate::embedder::Embedder;
 use crate::engine::{Engine, validate};
 use crate::error::{LoadError, ProbeError};
-use crate::event::ModelInfo;
+use crate::event::{EngineStats, ModelInfo};
+use crate::monitor::{MemoryWatch, Monitor, Pressure};
 use crate::params::EngineConfig;
 
 /// See the module.
@@ -17,6 +19,9 @@ pub struct ModelHost {
     pub engine: Option<Engine>,
     /// `None` where [`EngineConfig::pooled`] does not ask for it.
     pub embedder: Option<Embedder>,
+    pressure: Arc<Pressure>,
+    /// Over memory, where no engine does.
+    _watch: Option<MemoryWatch>,
 }
 
 impl ModelHost {
@@ -31,20 +36,28 @@ impl ModelHost {
     ) -> Result<Self, LoadError> {
         validate(config).map_err(LoadError::Config)?;
         let opened = llama::open(config, &mut progress)?;
+        let pressure = Arc::<Pressure>::default();
         // First, so that its memory counts as loaded to the engine, which watches what is taken after that.
         let pooler = config.pooled.as_ref().map(|pooled| llama::pooler(config, pooled, &opened)).transpose()?;
         let (pooled_info, embedder) = match pooler {
-            Some(loaded) => (Some(loaded.info.clone()), Some(Embedder::over(loaded, config)?)),
+            Some(loaded) => (Some(loaded.info.clone()), Some(Embedder::over(loaded, config, pressure.clone())?)),
             None => (None, None),
         };
         let engine = match llama::generator(config, &opened) {
-            Ok(loaded) => Some(Engine::over(loaded, config)?),
+            Ok(loaded) => Some(Engine::over(loaded, config, pressure.clone())?),
             Err(LoadError::GeneratesNothing) if embedder.is_some() => None,
             Err(error) => return Err(error),
         };
+        let watch = match &engine {
+            Some(_) => None,
+            None => {
+                let watch = MemoryWatch::start(Monitor::new(config.memory_limit_bytes), pressure.clone());
+                Some(watch.map_err(|e| LoadError::Thread(e.to_string()))?)
+            }
+        };
         let info = engine.as_ref().map(|engine| engine.model_info().clone()).or(pooled_info).unwrap_or_default();
         let pooled = embedder.as_ref().map(Embedder::info);
-        Ok(Self { info: ModelInfo { pooled, ..info }, engine, embedder })
+        Ok(Self { info: ModelInfo { pooled, ..info }, engine, embedder, pressure, _watch: watch })
     }
 
     /// Shows that a token can be computed now: see [`Engine::probe`], and where there is no engine [`Embedder::probe`].
@@ -61,6 +74,12 @@ impl ModelHost {
             (None, Some(embedder)) => embedder.probe(timeout),
             (None, None) => Err(ProbeError::ShuttingDown),
         }
+    }
+
+    /// The engine's counters; without one, only what they tell of memory.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        self.engine.as_ref().map_or_else(|| self.pressure.stats(), Engine::stats)
     }
 
     /// What is known of the model.

@@ -127,7 +127,6 @@ impl Ladder {
         Self { level: DegradationLevel::Normal, since: now }
     }
 
-    #[cfg(test)]
     pub(crate) fn level(&self) -> DegradationLevel {
         self.level
     }

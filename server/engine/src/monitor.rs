@@ -1,17 +1,20 @@
-//! Watches memory on a thread of its own and moves the engine along its ladder of degradation.
+//! Watches memory on a thread of its own and moves what serves a model along its ladder of degradation.
 //!
 //! What a model takes once it is loaded (weights, KV cache, buffers) is taken for good and was judged before: a pod that
 //! was sized to fit is nearly full from the start, and that is no reason to refuse anyone. Pressure is therefore what
-//! the engine grew by since then, over that and what is still free. It falls when the engine gives something back.
+//! the process grew by since then, over that and what is still free. It falls when something is given back. An engine and
+//! an embedder of one process share the level ([`Pressure`]), and one of them has the thread ([`MemoryWatch`]).
 
 use std::io;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::ladder::Ladder;
+use crate::event::EngineStats;
+use crate::ladder::{DegradationLevel, Ladder};
 use crate::memory::{MemoryGauge, MemoryUse, own_bytes};
 use crate::params::PrefixCacheConfig;
-use crate::stats::Stats;
 
 /// How often memory is looked at.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -21,6 +24,64 @@ const PREFIX_CACHE_SHARE: u64 = 8;
 const PREFIX_CACHE_SHARE_OF_FREE: u64 = 4;
 /// Growth that is no pressure: the heap of an engine with work.
 const IGNORED_GROWTH_BYTES: u64 = 32 << 20;
+
+/// What the watch found last: written by its thread, read by anyone without a lock.
+#[derive(Debug, Default)]
+pub(crate) struct Pressure {
+    level: AtomicU8,
+    used_bytes: AtomicU64,
+    limit_bytes: AtomicU64,
+}
+
+impl Pressure {
+    pub(crate) fn level(&self) -> DegradationLevel {
+        DegradationLevel::ALL.get(usize::from(self.level.load(Relaxed))).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn set_level(&self, level: DegradationLevel) {
+        let at = DegradationLevel::ALL.iter().position(|l| *l == level).unwrap_or_default();
+        // Five levels.
+        self.level.store(u8::try_from(at).unwrap_or(u8::MAX), Relaxed);
+    }
+
+    /// The part of the counters that tells of it.
+    pub(crate) fn stats(&self) -> EngineStats {
+        EngineStats {
+            degradation: self.level(),
+            memory_used_bytes: self.used_bytes.load(Relaxed),
+            memory_limit_bytes: self.limit_bytes.load(Relaxed),
+            ..EngineStats::default()
+        }
+    }
+}
+
+/// The thread that watches; it ends when this is dropped.
+pub(crate) struct MemoryWatch {
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MemoryWatch {
+    pub(crate) fn start(monitor: Monitor, pressure: Arc<Pressure>) -> io::Result<Self> {
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = ended.clone();
+        let thread = std::thread::Builder::new().name(String::from("gantry-memory"));
+        let thread = thread.spawn(move || monitor.run(&pressure, &seen))?;
+        Ok(Self { ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for MemoryWatch {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                tracing::error!("the watch over memory panicked");
+            }
+        }
+    }
+}
 
 /// What is watched; nothing where the machine does not tell.
 pub(crate) struct Monitor {
@@ -57,24 +118,22 @@ impl Monitor {
         PrefixCacheConfig { ram_bytes: config.ram_bytes.min(most), ..config.clone() }
     }
 
-    /// Watches until the engine shuts down.
-    pub(crate) fn run(self, stats: &Stats) {
+    /// Watches until it is told to end.
+    fn run(self, pressure_seen: &Pressure, ended: &AtomicBool) {
         let Some(gauge) = self.gauge else { return };
         let mut ladder = Ladder::new(Instant::now());
         let mut failing = false;
-        while !stats.shutting_down.load(Relaxed) {
-            let read = || -> io::Result<(MemoryUse, u64)> { Ok((gauge.read()?, own_bytes()?)) };
-            match read() {
-                Ok((memory, own)) => {
+        while !ended.load(Relaxed) {
+            match read(&gauge, self.loaded_bytes, ladder.level()) {
+                Ok((memory, pressure)) => {
                     failing = false;
-                    let grown = own.saturating_sub(self.loaded_bytes);
-                    if let Some(change) = ladder.observe(pressure(grown, free(memory)), Instant::now()) {
-                        let (from, to, pressure) = (change.from.as_str(), change.to.as_str(), change.pressure);
+                    if let Some(change) = ladder.observe(pressure, Instant::now()) {
+                        let (from, to) = (change.from.as_str(), change.to.as_str());
                         tracing::warn!(from, to, pressure, "memory pressure changes what is served");
-                        stats.set_level(change.to);
+                        pressure_seen.set_level(change.to);
                     }
-                    stats.memory_used_bytes.store(memory.used_bytes, Relaxed);
-                    stats.memory_limit_bytes.store(memory.limit_bytes, Relaxed);
+                    pressure_seen.used_bytes.store(memory.used_bytes, Relaxed);
+                    pressure_seen.limit_bytes.store(memory.limit_bytes, Relaxed);
                 }
                 Err(error) if !failing => {
                     failing = true;
@@ -82,10 +141,25 @@ impl Monitor {
                 }
                 Err(_) => {}
             }
-            // Woken at shutdown.
+            // Woken at its end.
             std::thread::park_timeout(PERIOD);
         }
     }
+}
+
+/// What is used, and the pressure. Where that is more than none is cut down for, or something is, what the C library keeps
+/// of freed blocks is given back first: it is nobody's, and would hold the level where it is for ever.
+fn read(gauge: &MemoryGauge, loaded_bytes: u64, level: DegradationLevel) -> io::Result<(MemoryUse, f64)> {
+    let look = || -> io::Result<(MemoryUse, f64)> {
+        let memory = gauge.read()?;
+        Ok((memory, pressure(own_bytes()?.saturating_sub(loaded_bytes), free(memory))))
+    };
+    let seen = look()?;
+    if level == DegradationLevel::Normal && DegradationLevel::of_pressure(seen.1) == DegradationLevel::Normal {
+        return Ok(seen);
+    }
+    gantry_llama::return_free_memory();
+    look()
 }
 
 fn free(memory: MemoryUse) -> u64 {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crate::backend::{PooledBackend, Token};
 use crate::error::RequestError;
 use crate::event::{PooledEvent, PooledSink, PooledStats};
+use crate::monitor::Pressure;
 use crate::params::Priority;
 use crate::queue::{LEVELS, aged_level};
 use crate::window::{Batch, BatchWindow};
@@ -26,6 +27,8 @@ const FAILURES_BROKEN: u32 = 8;
 /// An embedder's counters: written by its threads, read by anyone without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct PooledCounters {
+    /// Shared with what else serves the model.
+    pub(crate) pressure: Arc<Pressure>,
     pub(crate) in_flight: AtomicU32,
     pub(crate) shutting_down: AtomicBool,
     /// Why nothing can be computed any more.
@@ -43,6 +46,11 @@ pub(crate) struct PooledCounters {
 }
 
 impl PooledCounters {
+    /// Counters of what shares this watch over memory.
+    pub(crate) fn under(pressure: Arc<Pressure>) -> Self {
+        Self { pressure, ..Self::default() }
+    }
+
     pub(crate) fn snapshot(&self) -> PooledStats {
         PooledStats {
             in_flight: self.in_flight.load(Relaxed),
@@ -191,6 +199,8 @@ pub(crate) enum Next {
 pub(crate) struct Pooler<B> {
     backend: B,
     window: BatchWindow<Text>,
+    /// Texts of a batch while there is memory enough.
+    max_batch: u32,
     open: HashMap<u64, Open>,
     /// Requests with texts that are not in the window yet, by level, in the order of their turns.
     rings: [VecDeque<u64>; LEVELS],
@@ -213,6 +223,7 @@ impl<B: PooledBackend> Pooler<B> {
         Self {
             backend,
             window,
+            max_batch: u32::try_from(max_batch).unwrap_or(u32::MAX),
             open: HashMap::new(),
             rings: Default::default(),
             tickets: 0,
@@ -236,6 +247,7 @@ impl<B: PooledBackend> Pooler<B> {
     pub(crate) fn turn(&mut self, now: Instant) -> Next {
         self.drop_ended(now);
         self.raise(now);
+        self.window.limit(self.counters.pressure.level().batch_limit(self.max_batch) as usize);
         if let Some(batch) = self.window.poll(now) {
             self.run(batch);
             return Next::Now;

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use crate::backend::{PooledBackend, PooledLimits, Token};
 use crate::error::RequestError;
 use crate::event::PooledEvent;
+use crate::ladder::DegradationLevel;
 use crate::params::Priority;
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
 use crate::queue::AGEING_BOUND;
@@ -130,6 +131,25 @@ impl Stage {
 
 fn text(length: usize) -> Vec<Token> {
     vec![1; length]
+}
+
+#[test]
+fn batches_are_half_as_large_while_memory_is_short() {
+    let mut stage = stage(4);
+    let now = Instant::now();
+    let texts = |n| (0..n).map(|i| vec![i]).collect::<Vec<Vec<Token>>>();
+    let first = stage.submit(texts(4), now, None);
+    stage.settle(now);
+    stage.counters.pressure.set_level(DegradationLevel::ReducedBatch);
+    let second = stage.submit(texts(4), now, None);
+    stage.settle(now);
+    stage.counters.pressure.set_level(DegradationLevel::Normal);
+    let third = stage.submit(texts(4), now, None);
+    stage.settle(now);
+    assert_eq!(stage.batches().iter().map(Vec::len).collect::<Vec<_>>(), [4, 2, 2, 4]);
+    for client in [first, second, third] {
+        assert_eq!(client.vectors().len(), 4);
+    }
 }
 
 #[test]

@@ -138,7 +138,7 @@ impl Harness {
 
     fn of(setup: &Setup) -> Self {
         let backend = ScriptedBackend::with_limits(setup.limits);
-        let stats = Arc::new(Stats::new(setup.parallel, backend.limits().total_cells));
+        let stats = Arc::new(Stats::new(setup.parallel, backend.limits().total_cells, Arc::default()));
         let scheduler = Scheduler::new(SchedulerParts {
             backend,
             vocabulary: Arc::new(ScriptedVocabulary),

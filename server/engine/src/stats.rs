@@ -1,11 +1,12 @@
 //! An engine's counters: written by its threads, read by anyone without a lock.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::event::EngineStats;
 use crate::ladder::DegradationLevel;
+use crate::monitor::Pressure;
 
 /// Seconds over which the token rate is taken.
 const RATE_WINDOW_S: u64 = 5;
@@ -50,6 +51,22 @@ pub(crate) struct StepRecord {
     pub(crate) after: Duration,
 }
 
+/// What a tier of the prefix cache gave.
+#[derive(Debug, Default)]
+pub(crate) struct Tier {
+    /// Prompts.
+    hits: AtomicU64,
+    tokens: AtomicU64,
+}
+
+impl Tier {
+    /// So many tokens of a prompt came from here.
+    pub(crate) fn gave(&self, tokens: u32) {
+        self.hits.fetch_add((tokens > 0).into(), Relaxed);
+        self.tokens.fetch_add(tokens.into(), Relaxed);
+    }
+}
+
 /// The counters.
 #[derive(Debug)]
 pub(crate) struct Stats {
@@ -59,9 +76,11 @@ pub(crate) struct Stats {
     pub(crate) in_flight: AtomicU32,
     pub(crate) slots_active: AtomicU32,
     pub(crate) kv_used_cells: AtomicU64,
-    pub(crate) cached_device_tokens: AtomicU64,
-    pub(crate) cached_ram_tokens: AtomicU64,
-    pub(crate) cached_disk_tokens: AtomicU64,
+    pub(crate) device: Tier,
+    pub(crate) ram: Tier,
+    pub(crate) disk: Tier,
+    /// Prompts of which no tier had anything.
+    pub(crate) misses: AtomicU64,
     /// From repetitions.
     pub(crate) looked_up: Guesses,
     /// From the draft model.
@@ -71,11 +90,10 @@ pub(crate) struct Stats {
     pub(crate) waiting: [AtomicU32; 3],
     pub(crate) prefix_cache_bytes: AtomicU64,
     pub(crate) prefix_cache_disk_bytes: AtomicU64,
-    degradation: AtomicU8,
+    /// Shared with what else serves the model.
+    pub(crate) pressure: Arc<Pressure>,
     pub(crate) kv_unified: AtomicBool,
     pub(crate) flash_attention: AtomicBool,
-    pub(crate) memory_used_bytes: AtomicU64,
-    pub(crate) memory_limit_bytes: AtomicU64,
     pub(crate) evictions: AtomicU64,
     pub(crate) bursts: AtomicU64,
     pub(crate) moves: AtomicU64,
@@ -105,7 +123,7 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn new(slots_total: u32, kv_total_cells: u64) -> Self {
+    pub(crate) fn new(slots_total: u32, kv_total_cells: u64, pressure: Arc<Pressure>) -> Self {
         Self {
             started: Instant::now(),
             slots_total,
@@ -113,20 +131,19 @@ impl Stats {
             in_flight: AtomicU32::default(),
             slots_active: AtomicU32::default(),
             kv_used_cells: AtomicU64::default(),
-            cached_device_tokens: AtomicU64::default(),
-            cached_ram_tokens: AtomicU64::default(),
-            cached_disk_tokens: AtomicU64::default(),
+            device: Tier::default(),
+            ram: Tier::default(),
+            disk: Tier::default(),
+            misses: AtomicU64::default(),
             looked_up: Guesses::default(),
             drafted: Guesses::default(),
             draft_us: AtomicU64::default(),
             waiting: Default::default(),
             prefix_cache_bytes: AtomicU64::default(),
             prefix_cache_disk_bytes: AtomicU64::default(),
-            degradation: AtomicU8::default(),
+            pressure,
             kv_unified: AtomicBool::default(),
             flash_attention: AtomicBool::default(),
-            memory_used_bytes: AtomicU64::default(),
-            memory_limit_bytes: AtomicU64::default(),
             evictions: AtomicU64::default(),
             bursts: AtomicU64::default(),
             moves: AtomicU64::default(),
@@ -218,12 +235,7 @@ impl Stats {
 
     /// How far the service is cut down.
     pub(crate) fn level(&self) -> DegradationLevel {
-        DegradationLevel::ALL[usize::from(self.degradation.load(Relaxed)).min(DegradationLevel::ALL.len() - 1)]
-    }
-
-    pub(crate) fn set_level(&self, level: DegradationLevel) {
-        let at = DegradationLevel::ALL.iter().position(|l| *l == level).unwrap_or_default();
-        self.degradation.store(u8::try_from(at).unwrap_or_default(), Relaxed);
+        self.pressure.level()
     }
 
     pub(crate) fn snapshot(&self) -> EngineStats {
@@ -235,9 +247,13 @@ impl Stats {
             kv_used_cells: self.kv_used_cells.load(Relaxed),
             kv_total_cells: self.kv_total_cells,
             prompt_tokens_total: self.prompt_tokens.load(Relaxed),
-            cached_device_tokens_total: self.cached_device_tokens.load(Relaxed),
-            cached_ram_tokens_total: self.cached_ram_tokens.load(Relaxed),
-            cached_disk_tokens_total: self.cached_disk_tokens.load(Relaxed),
+            cached_device_tokens_total: self.device.tokens.load(Relaxed),
+            cached_ram_tokens_total: self.ram.tokens.load(Relaxed),
+            cached_disk_tokens_total: self.disk.tokens.load(Relaxed),
+            cache_device_hits_total: self.device.hits.load(Relaxed),
+            cache_ram_hits_total: self.ram.hits.load(Relaxed),
+            cache_disk_hits_total: self.disk.hits.load(Relaxed),
+            cache_misses_total: self.misses.load(Relaxed),
             lookup_tokens_total: self.looked_up.made.load(Relaxed),
             accepted_lookup_tokens_total: self.looked_up.right.load(Relaxed),
             draft_tokens_total: self.drafted.made.load(Relaxed),
@@ -248,11 +264,8 @@ impl Stats {
             waiting_high: self.waiting[2].load(Relaxed),
             prefix_cache_bytes: self.prefix_cache_bytes.load(Relaxed),
             prefix_cache_disk_bytes: self.prefix_cache_disk_bytes.load(Relaxed),
-            degradation: self.level(),
             kv_unified: self.kv_unified.load(Relaxed),
             flash_attention: self.flash_attention.load(Relaxed),
-            memory_used_bytes: self.memory_used_bytes.load(Relaxed),
-            memory_limit_bytes: self.memory_limit_bytes.load(Relaxed),
             evictions_total: self.evictions.load(Relaxed),
             moves_total: self.moves.load(Relaxed),
             bursts_total: self.bursts.load(Relaxed),
@@ -273,6 +286,7 @@ impl Stats {
             requests_finished_total: self.finished.load(Relaxed),
             requests_cancelled_total: self.cancelled.load(Relaxed),
             requests_failed_total: self.failed.load(Relaxed),
+            ..self.pressure.stats()
         }
     }
 }
@@ -291,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_rate_covers_the_window_and_falls_to_zero() {
-        let stats = Stats::new(1, 1);
+        let stats = Stats::new(1, 1, Arc::default());
         for second in 10..20 {
             stats.count_rate(second, 60);
             stats.count_rate(second, 40);

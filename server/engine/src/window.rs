@@ -81,6 +81,11 @@ impl<T> BatchWindow<T> {
         Self { max_batch_size: max_batch_size.max(1), batch_timeout, waiting: Vec::new(), opened_at: None }
     }
 
+    /// Has the next batches be of up to `max_batch_size` requests, at least one.
+    pub(crate) fn limit(&mut self, max_batch_size: usize) {
+        self.max_batch_size = max_batch_size.max(1);
+    }
+
     /// Takes a request of so many tokens; gives the batch that it fills. [`poll`](Self::poll) first, or a window that
     /// is over stays open for it.
     pub(crate) fn push(&mut self, value: T, length: u32, now: Instant) -> Option<Batch<T>> {

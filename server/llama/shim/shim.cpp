@@ -94,6 +94,12 @@ void gantry_return_large_blocks(int bytes) {
 #endif
 }
 
+void gantry_return_free_memory(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
 gantry_chat_template * gantry_chat_template_new(const llama_model * model, gantry_text * reason) {
     gantry_chat_template * made = nullptr;
     *reason = guarded([&] {

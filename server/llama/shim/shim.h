@@ -29,6 +29,10 @@ void gantry_common_log_off(void);
 // freed, up to 64 MiB of such for each arena. Of a process; does nothing with another C library.
 void gantry_return_large_blocks(int bytes);
 
+// Has glibc give back all pages that only freed blocks are on. Of a process, each arena locked meanwhile; does nothing with
+// another C library.
+void gantry_return_free_memory(void);
+
 // Returns null and fills `reason` when the template cannot be parsed.
 struct gantry_chat_template * gantry_chat_template_new(const struct llama_model * model, struct gantry_text * reason);
 void gantry_chat_template_free(struct gantry_chat_template * tmpl);

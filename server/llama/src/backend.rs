@@ -107,6 +107,13 @@ pub fn return_large_blocks(bytes: u32) {
     unsafe { shim::gantry_return_large_blocks(i32::try_from(bytes).unwrap_or(i32::MAX / 2).min(i32::MAX / 2)) };
 }
 
+/// Has the C library give back to the system what it keeps of freed blocks, large and small. Takes milliseconds for each
+/// hundred MiB, in which other threads wait for a block.
+pub fn return_free_memory() {
+    // SAFETY: the C library's own, with its own locks.
+    unsafe { shim::gantry_return_free_memory() };
+}
+
 /// Where a program's backends are unless it is told: `backends` beside it, or `../lib/gantry`; `None` where neither is.
 #[must_use]
 pub fn default_dir() -> Option<PathBuf> {

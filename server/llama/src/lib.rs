@@ -32,7 +32,7 @@ mod vocabulary;
 
 pub use backend::{
     BACKENDS_VERSION, BUILTIN_CPU, Backends, Device, DeviceKind, MAX_MODULES, default_dir, init, init_from,
-    return_large_blocks,
+    return_free_memory, return_large_blocks,
 };
 pub use batch::Batch;
 pub use chat::{ChatPrompt, ChatTemplate};

@@ -25,6 +25,7 @@ unsafe extern "C" {
     fn gantry_text_free(text: RawText);
     pub(crate) fn gantry_common_log_off();
     pub(crate) fn gantry_return_large_blocks(bytes: c_int);
+    pub(crate) fn gantry_return_free_memory();
     pub(crate) fn gantry_chat_template_new(
         model: *const sys::llama_model,
         reason: *mut RawText,

@@ -38,6 +38,17 @@ const COUNTERS: &[Family] = &[
         ],
     },
     Family {
+        name: "engine_prefix_cache_lookups",
+        help: "Prompts by which tier of the prefix cache had a part of them; one with parts of two counts twice",
+        label: "result",
+        figures: &[
+            ("device", |w| w.engine.cache_device_hits_total as f64),
+            ("ram", |w| w.engine.cache_ram_hits_total as f64),
+            ("disk", |w| w.engine.cache_disk_hits_total as f64),
+            ("miss", |w| w.engine.cache_misses_total as f64),
+        ],
+    },
+    Family {
         name: "engine_generated_tokens",
         help: "Tokens generated",
         label: "",

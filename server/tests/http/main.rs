@@ -13,6 +13,7 @@ mod faults;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
 mod load;
+mod memory;
 mod pooled;
 mod reference;
 mod script;

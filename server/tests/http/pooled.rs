@@ -180,8 +180,14 @@ async fn what_a_worker_died_with_is_computed_by_the_next() {
 #[tokio::test]
 async fn an_encoder_embeds_and_generates_nothing() {
     let (_folder, path) = written(&gguf::bert(1));
-    let server = Server::launch(&path, &["--embeddings"]);
+    let server = Server::launch(&path, &["--embeddings", "--memory-limit", "1000"]);
     server.until_ready().await;
+    // It watches its memory as one that generates does.
+    await_condition("the watch over memory", async || {
+        server.metric("gantry_engine_memory_limit_bytes").await == f64::from(1000 << 20)
+            && server.metric("gantry_engine_memory_used_bytes").await > 0.0
+    })
+    .await;
     let answer = embed(&server, json!(["one", "two"])).await;
     assert_eq!(vectors(&answer)[1].len(), 32);
     let (status, error) = post(&server, EMBEDDINGS, json!({"input": "x".repeat(65)})).await;

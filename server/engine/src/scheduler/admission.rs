@@ -6,7 +6,7 @@
 //! a fraction of that time, and what it needs might be gone later. Those that came more than [`MAX_OVERTAKING`] requests
 //! later never do, so that nobody is overtaken more often.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{Scheduler, pressure::Saved};
@@ -311,6 +311,7 @@ impl<B: Backend> Scheduler<B> {
         now: Instant,
     ) -> Option<(usize, u32)> {
         let (slot, reused) = self.place_reusing(tokens, blocks, fetched, now)?;
+        self.stats.misses.fetch_add((self.reuse_prefixes && reused == 0).into(), Relaxed);
         self.kv.set_in_use(slot, true);
         Some((slot as usize, reused))
     }
@@ -340,7 +341,7 @@ impl<B: Backend> Scheduler<B> {
         if let Some(found) = in_place {
             self.keep_tail(found.sequence, found.len, now);
             let reused = self.kv.truncate(found.sequence, found.len);
-            count(&self.stats.cached_device_tokens, reused);
+            self.stats.device.gave(reused);
             return Some((found.sequence, reused));
         }
         if let Some(found) = best {
@@ -353,7 +354,7 @@ impl<B: Backend> Scheduler<B> {
             Some(found) => self.kv.copy(found.sequence, target, found.len).map_or(0, |()| found.len),
             None => 0,
         };
-        count(&self.stats.cached_device_tokens, reused);
+        self.stats.device.gave(reused);
         Some((target, reused))
     }
 
@@ -381,8 +382,8 @@ impl<B: Backend> Scheduler<B> {
             return None;
         }
         let from_disk = u32::try_from(from_disk).unwrap_or(u32::MAX);
-        count(&self.stats.cached_disk_tokens, from_disk);
-        count(&self.stats.cached_ram_tokens, reused - from_disk);
+        self.stats.disk.gave(from_disk);
+        self.stats.ram.gave(reused - from_disk);
         Some((target, reused))
     }
 
@@ -399,10 +400,6 @@ impl<B: Backend> Scheduler<B> {
     fn lowest_free(&self) -> Option<u32> {
         (0..self.limits.sequences).find(|&s| !self.kv.in_use(s))
     }
-}
-
-fn count(counter: &AtomicU64, tokens: u32) {
-    counter.fetch_add(tokens.into(), Relaxed);
 }
 
 /// How much of a prompt may come from elsewhere: its last token is always decoded, for the logits after it.

@@ -9,14 +9,14 @@ fn half_of_the_slots_are_given_while_batches_are_reduced() {
     let mut h = Harness::of(&setup);
     let ends = GenerationParams { ignore_eos: true, ..greedy(20) };
     let requests: Vec<Submitted> = (1..=6).map(|i| h.submit(vec![i; 10], ends.clone()).unwrap()).collect();
-    h.stats.set_level(DegradationLevel::ReducedBatch);
+    h.stats.pressure.set_level(DegradationLevel::ReducedBatch);
     h.scheduler.step();
     assert_eq!(h.stats.snapshot().slots_active, 2);
-    h.stats.set_level(DegradationLevel::Normal);
+    h.stats.pressure.set_level(DegradationLevel::Normal);
     h.scheduler.step();
     assert_eq!(h.stats.snapshot().slots_active, 4);
     // Who has a slot keeps it.
-    h.stats.set_level(DegradationLevel::Emergency);
+    h.stats.pressure.set_level(DegradationLevel::Emergency);
     h.scheduler.step();
     assert_eq!(h.stats.snapshot().slots_active, 4);
     h.run();
@@ -33,7 +33,7 @@ fn what_main_memory_keeps_goes_when_memory_is_short() {
     }
     h.scheduler.maintain(Instant::now());
     assert!(h.stats.snapshot().prefix_cache_bytes > 0);
-    h.stats.set_level(DegradationLevel::EvictCache);
+    h.stats.pressure.set_level(DegradationLevel::EvictCache);
     h.scheduler.maintain(Instant::now());
     assert_eq!(h.stats.snapshot().prefix_cache_bytes, 0);
     h.assert_empty();

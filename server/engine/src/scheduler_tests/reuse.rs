@@ -22,6 +22,8 @@ fn what_an_ended_request_left_is_not_read_again() {
         assert_eq!(h.scheduler.backend().decoded_tokens - read, 20 + 4, "unified: {unified}");
         let GenerationEvent::Finished { usage, .. } = second.last() else { panic!() };
         assert_eq!(usage.cached_tokens, 100);
+        let stats = h.stats.snapshot();
+        assert_eq!((stats.cache_device_hits_total, stats.cache_ram_hits_total, stats.cache_misses_total), (1, 0, 1));
         h.assert_empty();
     }
 }
@@ -124,7 +126,9 @@ fn what_left_the_kv_cache_comes_back_from_main_memory() {
                 assert_eq!(read, if round == 0 { 320 } else { 16 } + 2, "unified: {unified}, round {round}");
             }
         }
-        assert_eq!(h.stats.snapshot().cached_ram_tokens_total, 10 * 304);
+        let stats = h.stats.snapshot();
+        assert_eq!((stats.cached_ram_tokens_total, stats.cache_ram_hits_total), (10 * 304, 10));
+        assert_eq!((stats.cache_device_hits_total, stats.cache_disk_hits_total, stats.cache_misses_total), (0, 0, 5));
         h.assert_empty();
     }
 }
