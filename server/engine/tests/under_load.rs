@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gantry_engine::{
     Engine, EngineConfig, EngineStats, FinishReason, GenerationEvent, GenerationParams, KvLayout,
-    MATRIX_ATTENTION_MIN_CELLS, PrefixCacheConfig, Priority, Prompt, RequestHandle,
+    MATRIX_ATTENTION_MIN_CELLS, PrefixCacheConfig, Priority, Prompt, RequestHandle, TokenLogprob, Usage,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -23,6 +23,10 @@ const LEFTOVERS_LIVE_MS: u64 = 2_000;
 const MAX_DIVERGED: usize = REQUESTS / 100;
 /// and in so many that must go on past that end, where it is not.
 const MAX_ENDLESS_DIVERGED: usize = REQUESTS / 10;
+/// And nowhere but at a token that the model preferred by less than this, in nats, to the next.
+const SURE_MARGIN: f32 = 0.5;
+/// Likeliest tokens that are told of each: one that is may not be allowed.
+const LIKELIEST: u32 = 4;
 
 fn model(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models").join(name)
@@ -53,6 +57,45 @@ fn requests(rng: &mut StdRng) -> Vec<(String, GenerationParams)> {
             (serde_json::Value::from(messages).to_string(), params)
         })
         .collect()
+}
+
+/// A whole answer.
+struct Alone {
+    text: String,
+    reason: FinishReason,
+    usage: Usage,
+    tokens: Vec<TokenLogprob>,
+}
+
+impl Alone {
+    fn of(engine: &Engine, prompt: Prompt, params: &GenerationParams) -> Self {
+        let (sender, events) = mpsc::channel();
+        let params = GenerationParams { logprobs: Some(LIKELIEST), ..params.clone() };
+        engine.submit(prompt, params, Box::new(move |event| drop(sender.send(event)))).unwrap();
+        let (mut text, mut tokens) = (String::new(), Vec::new());
+        for event in events {
+            match event {
+                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Delta { text: more, logprobs, .. } => {
+                    text.push_str(&more);
+                    tokens.extend(logprobs);
+                }
+                GenerationEvent::Finished { reason, usage, .. } => return Self { text, reason, usage, tokens },
+                GenerationEvent::Failed(error) => panic!("{error}"),
+            }
+        }
+        panic!("an answer without an end")
+    }
+
+    /// By how much the model preferred the token from which on another answer is another one; `None` where they are alike
+    /// as far as both go.
+    fn margin_where_parted(&self, other: &[i32]) -> Option<f32> {
+        let at = self.tokens.iter().zip(other).position(|(token, other)| token.token.id != *other)?;
+        let TokenLogprob { token, top } = &self.tokens[at];
+        // What is likelier than the token that was chosen was not allowed.
+        let next = top.iter().find(|next| next.id != token.id && next.logprob <= token.logprob);
+        Some(next.map_or(f32::INFINITY, |next| token.logprob - next.logprob))
+    }
 }
 
 struct Running {
@@ -91,10 +134,8 @@ fn load(config: &EngineConfig) -> EngineStats {
     let alone = EngineConfig { parallel: 1, ctx_size: 1024, ..config.clone() };
     let mut alone = Engine::load(alone, |_| true).map(Some).unwrap();
     let chat = |json: &str| Prompt::Chat { messages_json: json.to_owned() };
-    let expected: Vec<_> = requests
-        .iter()
-        .map(|(json, params)| alone.as_ref().unwrap().generate(chat(json), params.clone()).unwrap())
-        .collect();
+    let expected: Vec<_> =
+        requests.iter().map(|(json, params)| Alone::of(alone.as_ref().unwrap(), chat(json), params)).collect();
     alone.take();
 
     let engine = Engine::load(config.clone(), |_| true).unwrap();
@@ -102,7 +143,9 @@ fn load(config: &EngineConfig) -> EngineStats {
     for (index, (json, params)) in requests.iter().enumerate() {
         let (sender, events) = mpsc::channel();
         let sink = Box::new(move |event| drop(sender.send(event)));
-        let handle = engine.submit(chat(json), params.clone(), sink).unwrap();
+        // Of every second one the tokens are told, too; the others are sampled as most are.
+        let logprobs = (index % 2 == 1).then_some(0);
+        let handle = engine.submit(chat(json), GenerationParams { logprobs, ..params.clone() }, sink).unwrap();
         running.push(Running { index, handle, events, cancelled: false, seen: Vec::new() });
         if rng.random_bool(0.1) {
             let victim = rng.random_range(0..running.len());
@@ -116,12 +159,15 @@ fn load(config: &EngineConfig) -> EngineStats {
             running[next].seen.extend(first);
         }
     }
-    let (mut diverged, mut endless_diverged, mut complete) = (0, 0, 0);
+    let (mut diverged, mut endless_diverged, mut complete, mut parted) = (0, 0, 0, 0);
     for Running { index, events, cancelled, seen, .. } in running {
-        let (mut text, mut end) = (String::new(), None);
+        let (mut text, mut tokens, mut end) = (String::new(), Vec::new(), None);
         for event in seen.into_iter().chain(events.iter()) {
             match event {
-                GenerationEvent::Delta { text: more, .. } => text.push_str(&more),
+                GenerationEvent::Delta { text: more, logprobs, .. } => {
+                    text.push_str(&more);
+                    tokens.extend(logprobs.iter().map(|told| told.token.id));
+                }
                 GenerationEvent::Started { .. } => {}
                 last => end = Some(last),
             }
@@ -130,6 +176,10 @@ fn load(config: &EngineConfig) -> EngineStats {
         let want = &expected[index];
         if reason == FinishReason::Cancelled {
             assert!(cancelled);
+        }
+        if let Some(margin) = want.margin_where_parted(&tokens) {
+            assert!(margin < SURE_MARGIN, "{index}: parted at a token that was preferred by {margin} nats");
+            parted += 1;
         }
         let same = if reason == FinishReason::Cancelled {
             want.text.starts_with(&text)
@@ -142,7 +192,7 @@ fn load(config: &EngineConfig) -> EngineStats {
         *count += usize::from(!same);
     }
     let stats = engine.stats();
-    println!("{complete} complete; differ: {diverged}, past their end {endless_diverged}; {stats:?}");
+    println!("{complete} complete; differ: {diverged}, past their end {endless_diverged}, {parted} seen; {stats:?}");
     assert!(diverged <= MAX_DIVERGED, "{diverged} of {REQUESTS} answers differ from those alone");
     assert!(endless_diverged <= MAX_ENDLESS_DIVERGED, "{endless_diverged} of {REQUESTS} endless answers do");
     assert!(stats.preemptions_total > 0 && stats.cached_device_tokens_total > 0, "{stats:?}");

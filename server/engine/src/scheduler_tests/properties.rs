@@ -18,6 +18,15 @@ fn prompt(tokens: impl Into<prop::collection::SizeRange>) -> impl Strategy<Value
     prop::collection::vec(token(), tokens)
 }
 
+/// Tokens of a prompt that one whose beginning is known may go before.
+const LONG: usize = 256;
+
+/// A few tokens, or as many behind one of three long beginnings.
+fn short_or_long() -> impl Strategy<Value = Vec<Token>> {
+    (prop::option::of(1_i32..4), prompt(1..40))
+        .prop_map(|(kind, own)| [vec![kind.unwrap_or(0); if kind.is_some() { 300 } else { 0 }], own].concat())
+}
+
 fn priority() -> impl Strategy<Value = Priority> {
     prop::sample::select(vec![Priority::Low, Priority::Normal, Priority::High])
 }
@@ -46,9 +55,11 @@ proptest! {
     /// **Validates: Requirements 3.4, 3.5**
     #[test]
     fn slots_are_given_to_the_highest_priority_and_in_order_within_one(
-        waiting in prop::collection::vec((priority(), prompt(1..20)), 1..30), prefill in 1_u32..40,
+        waiting in prop::collection::vec((priority(), short_or_long()), 1..30),
+        prefill in 1_u32..200, ram in any::<bool>(),
     ) {
-        let mut h = Harness::of(&setup(false, 1, prefill));
+        let lens: Vec<usize> = waiting.iter().map(|(_, prompt)| prompt.len()).collect();
+        let mut h = Harness::of(&Setup { ram_bytes: u64::from(ram) << 20, ..setup(false, 1, prefill) });
         let params = |priority| GenerationParams { priority, ..greedy(3) };
         let first = h.submit(vec![7; 4], params(Priority::High)).unwrap();
         h.scheduler.step();
@@ -63,9 +74,23 @@ proptest! {
             let started = (0..requests.len()).filter(|i| !requests[*i].1.events.lock().unwrap().is_empty());
             order.extend(started.filter(|i| !order.contains(i)).collect::<Vec<_>>());
         }
-        let mut wanted: Vec<usize> = (0..requests.len()).collect();
-        wanted.sort_by_key(|&i| (std::cmp::Reverse(requests[i].0), i));
-        prop_assert_eq!(order, wanted);
+        prop_assert_eq!(order.len(), requests.len());
+        for (at, &first) in order.iter().enumerate() {
+            for &second in &order[at + 1..] {
+                prop_assert!(requests[first].0 >= requests[second].0, "{} before {}", first, second);
+                if requests[first].0 > requests[second].0 || first < second {
+                    continue;
+                }
+                // Who came later goes before a long prompt, and who waits behind that, only where next to nothing of a
+                // long one is left to read.
+                let unread = lens[first] - cached_tokens(&requests[first].1) as usize;
+                let overtaken = order[at + 1..].iter().copied().filter(|&other| {
+                    let is_before = other <= second && requests[other].0 == requests[second].0;
+                    is_before && lens[other] >= LONG && unread <= lens[other] / 8
+                });
+                prop_assert!(lens[first] >= LONG && overtaken.count() > 0, "{} before {}", first, second);
+            }
+        }
         requests.iter().map(|(_, request)| request).chain([&first]).for_each(|request| request.check(POSITIONS));
         h.assert_empty();
     }
