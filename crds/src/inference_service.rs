@@ -27,6 +27,7 @@ use crate::{
     doc = "InferenceService serves one model behind an OpenAI-compatible endpoint. A change of its model becomes a validated, reversible rollout inside the running pods.",
     status = "InferenceServiceStatus",
     validation = Rule::new("self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name: use at most 40 lower-case letters, digits and dashes, starting with a letter: Services and pods are named after it"),
+    validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.gpuMemory) || (has(self.spec.resources) && has(self.spec.resources.gpu))").message("spec.runtime.gpuMemory: it is a limit for a pod with GPUs, so ask for some (spec.resources.gpu), or leave it out"),
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicaCount", label_selector_path = ".status.selector"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "It answers, with what the spec asks for"),
     printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status", description = "It answers"),
@@ -164,7 +165,8 @@ pub struct RuntimeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_split: Option<GpuSplitSpec>,
     /// Most memory of GPUs, all together, that a model takes in each pod: 20Gi. With gpuLayers: auto as many layers go there
-    /// as fit, and otherwise the memory gate refuses what does not. All that the GPUs have if left out.
+    /// as fit, and otherwise the memory gate refuses what does not. Needs spec.resources.gpu. All that the GPUs have if left
+    /// out.
     // Not serialised when absent, as workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory: Option<PositiveQuantity>,

@@ -147,6 +147,10 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
     };
+    if spec.runtime.gpu_memory.is_some() && spec.resources.gpu.is_none() {
+        problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");
+    }
+    problems.quantity("spec.runtime.gpuMemory", spec.runtime.gpu_memory.as_ref());
     problems.parsed("spec.rollout.gates.memory.headroom", spec.rollout.gates.memory.headroom.ratio());
     if let Some(timeout) = &spec.scheduling.queue_timeout {
         problems.parsed("spec.scheduling.queueTimeout", timeout.to_std());
@@ -348,6 +352,7 @@ mod tests {
             "replicas": -1,
             "model": {"source": {"sha256": "abc"}},
             "resources": {"memory": "much", "cpu": "0"},
+            "runtime": {"gpuMemory": "20Gi"},
             "scheduling": {"queueTimeout": "never"},
             "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
         })))
@@ -359,6 +364,7 @@ mod tests {
             "spec.model.source.sha256",
             "spec.resources.memory",
             "spec.resources.cpu",
+            "spec.runtime.gpuMemory",
             "spec.rollout.progressDeadline",
             "spec.scheduling.queueTimeout",
             "spec.rollout.gates.memory.headroom",

@@ -213,6 +213,10 @@ impl ServeArgs {
             },
             pooled: self.pooled(&mut check),
         };
+        let no_layers = runtime.gpu_layers == Some(0) || runtime.gpu_split.devices == ["none"];
+        if runtime.gpu_memory_bytes.is_some() && no_layers {
+            check.problem("--gpu-memory must be left out where no layer goes on a GPU".to_owned());
+        }
         // How they go together; the worker count depends on the machine, the trained context on the file.
         if check.found_none()
             && let Err(error) = runtime.shares(processors(), 0)

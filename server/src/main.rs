@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use gantry_engine::PooledConfig;
-use gantry_gguf::{Header, Summary};
+use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
 use gantry_server::config::{BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
@@ -179,10 +179,10 @@ async fn with_layers_that_fit(mut version: VersionSpec) -> anyhow::Result<Versio
     }
     let fitted = tokio::task::spawn_blocking(move || {
         let draft = version.runtime.engine.draft.as_ref().map(|draft| draft.model_path.clone());
-        let files = std::iter::once(version.model_path.clone()).chain(draft);
-        let headers = files.map(gantry_gguf::read_header).collect::<Result<Vec<_>, _>>()?;
-        let models: Vec<&Summary> = headers.iter().map(Header::summary).collect();
-        memory::fit_gpu(&mut version.runtime, &models).context("--gpu-memory")?;
+        let model = gantry_gguf::read_header(version.model_path.clone())?;
+        let draft = draft.map(gantry_gguf::read_header).transpose()?;
+        let fitted = memory::fit_gpu(&mut version.runtime, model.summary(), draft.as_ref().map(Header::summary));
+        fitted.context("--gpu-memory")?;
         anyhow::Ok(version)
     });
     fitted.await.context("the header's reader failed")?

@@ -248,6 +248,10 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
             "at most as many as parallel and as threads",
         ),
         (json!({"spec": {"runtime": {"cacheType": "q2"}}}), "supported values"),
+        (
+            json!({"spec": {"runtime": {"gpuMemory": "20Gi"}}}),
+            "spec.runtime.gpuMemory: it is a limit for a pod with GPUs",
+        ),
         (json!({"spec": {"resources": {"memory": "lots"}}}), "a Kubernetes quantity above zero"),
         (json!({"spec": {"resources": {"gpu": {"count": 0}}}}), "spec.resources.gpu.count: use a number from 1 to 16"),
         (json!({"spec": {"scheduling": {"maxQueue": 0}}}), "spec.scheduling.maxQueue: use a number"),

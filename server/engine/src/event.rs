@@ -245,13 +245,13 @@ pub struct EngineStats {
     pub cached_ram_tokens_total: u64,
     /// Prompt tokens that came back from disk.
     pub cached_disk_tokens_total: u64,
-    /// Prompts that began with what the KV cache held.
+    /// Times that a request got a slot, or got one back without its state, and the KV cache held a beginning of its tokens.
     pub cache_device_hits_total: u64,
-    /// Prompts that got tokens back from main memory.
+    /// Times that it got tokens back from main memory.
     pub cache_ram_hits_total: u64,
-    /// Prompts that got tokens back from disk; their first ones may have come from main memory.
+    /// Times that it got tokens back from disk; its first ones may have come from main memory.
     pub cache_disk_hits_total: u64,
-    /// Prompts of which nothing was kept.
+    /// Times that nothing was kept of its tokens, although prefixes are.
     pub cache_misses_total: u64,
     /// Tokens guessed ahead from repetitions and checked.
     pub lookup_tokens_total: u64,

@@ -51,7 +51,9 @@ impl ModelHost {
         let watch = match &engine {
             Some(_) => None,
             None => {
-                let watch = MemoryWatch::start(Monitor::new(config.memory_limit_bytes), pressure.clone());
+                let mut monitor = Monitor::new(config.memory_limit_bytes);
+                monitor.warmed_up();
+                let watch = MemoryWatch::start(monitor, pressure.clone());
                 Some(watch.map_err(|e| LoadError::Thread(e.to_string()))?)
             }
         };

@@ -107,6 +107,10 @@ impl Monitor {
     /// The model has decoded a full batch: the buffers that this touched first are its own and no growth.
     pub(crate) fn warmed_up(&mut self) {
         self.loaded_bytes = own_bytes().unwrap_or(self.loaded_bytes);
+        let memory = self.gauge.as_ref().and_then(|gauge| gauge.read().ok());
+        if let Some(MemoryUse { used_bytes, limit_bytes }) = memory.filter(|memory| free(*memory) == 0) {
+            tracing::warn!(used_bytes, limit_bytes, "the model as loaded takes all the memory that there may be");
+        }
     }
 
     /// The prefix cache's configuration, within what the memory allows.
@@ -147,8 +151,8 @@ impl Monitor {
     }
 }
 
-/// What is used, and the pressure. Where that is more than none is cut down for, or something is, what the C library keeps
-/// of freed blocks is given back first: it is nobody's, and would hold the level where it is for ever.
+/// What is used, and the pressure. Where the service is cut down, or would be now, what the C library keeps of freed blocks
+/// is given back first, each time: it is nobody's, and could hold the level where it is for ever.
 fn read(gauge: &MemoryGauge, loaded_bytes: u64, level: DegradationLevel) -> io::Result<(MemoryUse, f64)> {
     let look = || -> io::Result<(MemoryUse, f64)> {
         let memory = gauge.read()?;

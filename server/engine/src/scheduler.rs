@@ -38,6 +38,8 @@ use crate::sampler::Sampled;
 use crate::sequence::{Progress, Sequence};
 use crate::stats::{Stats, StepRecord};
 use admission::Waiter;
+#[cfg(test)]
+pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
 
 /// An idle engine waits for a further request, before it reads those that it has, by so much of the time that reading takes,
 const PATIENCE: f64 = 0.005;

@@ -54,7 +54,7 @@ pub(crate) struct StepRecord {
 /// What a tier of the prefix cache gave.
 #[derive(Debug, Default)]
 pub(crate) struct Tier {
-    /// Prompts.
+    /// Times that it gave any.
     hits: AtomicU64,
     tokens: AtomicU64,
 }
@@ -79,7 +79,7 @@ pub(crate) struct Stats {
     pub(crate) device: Tier,
     pub(crate) ram: Tier,
     pub(crate) disk: Tier,
-    /// Prompts of which no tier had anything.
+    /// Times that no tier had anything of a request's tokens.
     pub(crate) misses: AtomicU64,
     /// From repetitions.
     pub(crate) looked_up: Guesses,

@@ -81,7 +81,7 @@ impl<T> BatchWindow<T> {
         Self { max_batch_size: max_batch_size.max(1), batch_timeout, waiting: Vec::new(), opened_at: None }
     }
 
-    /// Has the next batches be of up to `max_batch_size` requests, at least one.
+    /// From the next request on a batch is full with `max_batch_size`, at least one; those that wait already go together.
     pub(crate) fn limit(&mut self, max_batch_size: usize) {
         self.max_batch_size = max_batch_size.max(1);
     }

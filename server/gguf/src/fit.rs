@@ -15,12 +15,17 @@
 //!   \+ a fixed [`CONTEXT_BASE_BYTES`]
 //! - overhead = a fixed [`BASE_BYTES`] + [`VOCABULARY_BYTES_PER_TOKEN`] per token of the vocabulary
 //!
+//! Of layers on a GPU, weights and cells are there, and so is what a step computes; where the CPU has layers, too, both have
+//! all of the latter. The copy of the logits is in main memory whoever computes. Layers count as llama.cpp does: the first
+//! is the output, so that a model of 32 is all there with 33.
+//!
 //! Without flash attention, the latter of the two has heads × cells / parallel scores more. The constants
 //! of compute follow from the buffers that llama.cpp reports; `tests/measured.rs` holds both against each other.
 //!
 //! Conservative on purpose: a sliding window is counted as full attention, and a hybrid model's recurrent layers as
-//! attention where the header does not tell them apart. Absent: buffers of requests, and what the kernel keeps of the
-//! memory-mapped file beside weights that were repacked for the CPU, which it gives back under pressure.
+//! attention where the header does not tell them apart. Absent: buffers of requests, what the kernel keeps of the
+//! memory-mapped file beside weights that were repacked for the CPU, which it gives back under pressure, and weights of the
+//! CPU's layers that llama.cpp copies to a GPU for a large batch.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,7 +64,7 @@ pub struct FitInput {
     pub n_outputs_max: u32,
     /// Whether attention runs without materialised scores.
     pub flash_attention: bool,
-    /// Layers on the GPU; more than the model has puts the output there as well.
+    /// Layers on the GPU, the output being the first of them; more than the model has are all.
     pub gpu_layers: u32,
     /// Tokens of texts that a second context embeds together; 0: there is none.
     pub pooled_tokens: u32,
@@ -126,8 +131,9 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     let cells = product(&[cells_each, parallel]);
 
     let layers = u64::from(summary.layers.max(1));
-    let offloaded = u64::from(input.gpu_layers).min(layers);
-    let output_offloaded = u64::from(input.gpu_layers) > layers;
+    let offloaded = u64::from(input.gpu_layers.saturating_sub(1)).min(layers);
+    let output_offloaded = input.gpu_layers > 0;
+    let both_compute = output_offloaded && offloaded < layers;
     let second_embedding = if output_offloaded && summary.tied_output { summary.embedding_bytes } else { 0 };
 
     let weights_bytes = sum(&[summary.tensor_bytes, second_embedding]);
@@ -135,10 +141,13 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     // The mask has a column for each cell that a row could look at.
     let columns = if input.pool_sequences > 0 { cells } else { cells_each };
     let sequences = parallel.max(input.pool_sequences.into());
-    let compute_bytes = compute_bytes(summary, input, columns, sequences);
+    let step = compute_bytes(summary, input, columns);
+    let copied_logits = product(&[4, sequences, summary.vocabulary]);
     let overhead_bytes = sum(&[BASE_BYTES, product(&[summary.vocabulary, VOCABULARY_BYTES_PER_TOKEN])]);
     let (pooled_there, pooled_here) = pooled_bytes(summary, input);
-    let pooled_bytes = sum(&[pooled_there, pooled_here]);
+    let twice = |bytes: u64| if both_compute { bytes } else { 0 };
+    let compute_bytes = sum(&[step, twice(step), copied_logits]);
+    let pooled_bytes = sum(&[pooled_there, twice(pooled_there), pooled_here]);
     let total_bytes = sum(&[weights_bytes, kv_cache_bytes, compute_bytes, overhead_bytes, pooled_bytes]);
 
     // Layers are alike enough in size that their share by number stands for their share by bytes.
@@ -149,7 +158,7 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     } else {
         0
     };
-    let compute_there = if offloaded > 0 { sum(&[compute_bytes, pooled_there]) } else { 0 };
+    let compute_there = if output_offloaded { sum(&[step, pooled_there]) } else { 0 };
     let device_bytes = sum(&[share(summary.layer_bytes), share(kv_cache_bytes), output, compute_there]);
     MemoryEstimate {
         weights_bytes,
@@ -173,7 +182,8 @@ fn kv_cache_bytes(summary: &Summary, input: &FitInput, cells: u64, parallel: u64
     ])
 }
 
-fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64, sequences: u64) -> u64 {
+/// What a step computes with, the logits of its outputs included.
+fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64) -> u64 {
     let ubatch = u64::from(input.n_ubatch.min(input.n_batch).max(1));
     let outputs = if input.n_outputs_max == 0 { ubatch } else { ubatch.min(input.n_outputs_max.into()) };
     let heads = u64::from(summary.heads);
@@ -189,7 +199,7 @@ fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64, sequences: u
     let scores = if input.flash_attention { 0 } else { product(&[heads, columns]) };
     sum(&[
         product(&[4, ubatch, sum(&[attention, scores]).max(feed_forward)]),
-        product(&[4, sum(&[outputs, sequences]), summary.vocabulary]),
+        product(&[4, outputs, summary.vocabulary]),
         product(&[4, ubatch, columns]),
     ])
 }
@@ -210,10 +220,11 @@ fn pooled_bytes(summary: &Summary, input: &FitInput) -> (u64, u64) {
         n_outputs_max: 1,
         ..*input
     };
-    let computed = sum(&[kv_cache_bytes(summary, &own, cells, 1), compute_bytes(summary, &own, cells, 1)]);
+    let computed = sum(&[kv_cache_bytes(summary, &own, cells, 1), compute_bytes(summary, &own, cells)]);
     // Nobody reads these logits and none is computed, but llama.cpp has a row for each token all the same.
     let rows = product(&[4, tokens, sum(&[summary.vocabulary, summary.embedding_length.into()])]);
-    (computed, sum(&[rows, CONTEXT_BASE_BYTES]))
+    let copied_logits = product(&[4, summary.vocabulary]);
+    (computed, sum(&[rows, copied_logits, CONTEXT_BASE_BYTES]))
 }
 
 /// Whether an amount of memory fits into another.

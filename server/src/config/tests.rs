@@ -74,7 +74,7 @@ fn flags_mean_what_they_mean_for_llama_server() {
         "-t",
         "3",
         "--gpu-layers",
-        "0",
+        "20",
         "--device",
         "CUDA1, CUDA0",
         "--split-mode",
@@ -137,7 +137,7 @@ fn flags_mean_what_they_mean_for_llama_server() {
         parallel: 4,
         threads: Some(3),
         cache_type: CacheType::Q8_0,
-        gpu_layers: Some(0),
+        gpu_layers: Some(20),
         gpu_split: GpuSplit {
             devices: vec!["CUDA1".to_owned(), "CUDA0".to_owned()],
             mode: SplitMode::Row,
@@ -305,6 +305,8 @@ fn settings_that_do_not_go_together_are_named() {
         (["--high-watermark", "5", "--low-watermark", "5"], "--low-watermark must be"),
         (["--parallel", "1", "--workers", "2"], "--workers must be"),
         (["--reranking", "--pooling=mean", "--parallel", "2"], "--pooling must be rank"),
+        (["--gpu-memory", "1000", "--n-gpu-layers", "0"], "--gpu-memory must be left out"),
+        (["--gpu-memory", "1000", "--device", "none"], "--gpu-memory must be left out"),
     ] {
         let problems = serve(&args).unwrap_err();
         assert!(problems.0.len() == 1 && problems.0[0].starts_with(flag), "{problems}");

@@ -21,6 +21,9 @@ use crate::version::{RuntimeSettings, processors};
 /// A cgroup v1 limit from here on means that there is none (it is the largest multiple of a page).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
+/// The fewest layers that go on GPUs where their number is left open: the output and one more.
+const LEAST_GPU_LAYERS: u32 = 2;
+
 /// What a pod may use, and what of it is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodMemory {
@@ -108,9 +111,9 @@ pub fn predict(summary: &Summary, runtime: &RuntimeSettings, gpu: bool) -> u64 {
 /// What was asked to be on GPUs takes more of their memory than it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuUnfit {
-    /// Layers asked for; `None`: as many as fit, and not even one does.
+    /// Layers asked for; `None`: as many as fit, and not even [`LEAST_GPU_LAYERS`] do.
     pub asked: Option<u32>,
-    /// What they take, or one does.
+    /// What they take, or those do.
     pub required_bytes: u64,
     /// The most that may be taken.
     pub limit_bytes: u64,
@@ -121,9 +124,9 @@ pub struct GpuUnfit {
 impl Display for GpuUnfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.asked {
-            None => String::from("one layer on a GPU takes"),
+            None => String::from("the output and one layer on GPUs take"),
             Some(ALL_LAYERS..) => String::from("all layers on GPUs take"),
-            Some(layers) => format!("{layers} layers on GPUs take"),
+            Some(layers) => format!("{layers} layers on GPUs, the output being one of them, take"),
         };
         let (need, limit, fitting) = (quantity(self.required_bytes), quantity(self.limit_bytes), self.fitting);
         write!(
@@ -137,28 +140,30 @@ impl Display for GpuUnfit {
 impl std::error::Error for GpuUnfit {}
 
 /// Settles how many layers go on GPUs where the memory that they may take there is limited: the number that was asked
-/// for, or the most that fit. `models`: the model and what else has as many layers there, which is its draft model.
-/// Not counted is what a driver takes for each process that uses a GPU.
+/// for, or the most that fit. Not counted is what a driver takes for each process that uses a GPU.
 ///
 /// # Errors
-/// More was asked for than fits, or not even one layer does.
-pub fn fit_gpu(runtime: &mut RuntimeSettings, models: &[&Summary]) -> Result<(), GpuUnfit> {
+/// More was asked for than fits, or fewer than [`LEAST_GPU_LAYERS`] do.
+pub fn fit_gpu(runtime: &mut RuntimeSettings, model: &Summary, draft: Option<&Summary>) -> Result<(), GpuUnfit> {
     let Some(limit_bytes) = runtime.gpu_memory_bytes else { return Ok(()) };
     let takes = |layers: u32| {
-        let settings = RuntimeSettings { gpu_layers: Some(layers), ..runtime.clone() };
-        let device = |model: &&Summary| in_all_workers(model, &settings, true, |estimate| estimate.device_bytes);
-        models.iter().map(device).fold(0, u64::saturating_add)
+        // The draft model has as many layers there and cells as the model, and embeds nothing.
+        let ctx_size = if runtime.ctx_size == 0 { model.context_length } else { runtime.ctx_size };
+        let settings = RuntimeSettings { ctx_size, gpu_layers: Some(layers), ..runtime.clone() };
+        let device = |model, settings: &_| in_all_workers(model, settings, true, |estimate| estimate.device_bytes);
+        let guesses = draft.map_or(0, |draft| device(draft, &RuntimeSettings { pooled: None, ..settings.clone() }));
+        device(model, &settings).saturating_add(guesses)
     };
-    // One more than the layers puts the output there, too.
-    let all = models.iter().map(|model| model.layers.saturating_add(1)).max().unwrap_or(0);
+    // One more than the layers, since the output is one.
+    let all = model.layers.max(draft.map_or(0, |draft| draft.layers)).saturating_add(1);
     let fits = |layers: u32| takes(layers) <= limit_bytes;
     let fitting = if fits(all) { ALL_LAYERS } else { (1..all).take_while(|&layers| fits(layers)).last().unwrap_or(0) };
     let asked = runtime.gpu_layers;
     match asked {
         Some(layers) if layers <= fitting => {}
-        None if fitting > 0 => runtime.gpu_layers = Some(fitting),
+        None if fitting >= LEAST_GPU_LAYERS => runtime.gpu_layers = Some(fitting),
         _ => {
-            let required_bytes = takes(asked.unwrap_or(1));
+            let required_bytes = takes(asked.unwrap_or(LEAST_GPU_LAYERS));
             return Err(GpuUnfit { asked, required_bytes, limit_bytes, fitting });
         }
     }
@@ -200,7 +205,8 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
     let plan = runtime.engine.kv_layout.plan(n_ctx, runtime.parallel, runtime.cache_type, on_gpu);
     let pool_sequences =
         plan.pool_sequences.map_or(0, |n| if summary.recurrent_bytes_per_sequence > 0 { runtime.parallel } else { n });
-    let n_outputs_max = pool_sequences.max(runtime.parallel.saturating_add(runtime.engine.prompt_lookup));
+    let guesses = runtime.engine.prompt_lookup.max(runtime.engine.draft.as_ref().map_or(0, |draft| draft.max_tokens));
+    let n_outputs_max = pool_sequences.max(runtime.parallel.saturating_add(guesses));
     let n_batch = plan.batch_tokens.map_or(tokens, |most| most.min(tokens)).max(n_outputs_max);
     FitInput {
         ctx_size: runtime.ctx_size,
@@ -317,52 +323,65 @@ mod tests {
         let (model, settings) = (demo(), RuntimeSettings { ctx_size: 2048, ..RuntimeSettings::default() });
         let takes = |gpu_layers| {
             let on = RuntimeSettings { gpu_layers: Some(gpu_layers), ..settings.clone() };
-            estimate(&model, &fit_input(&on, &model, true)).device_bytes
+            estimate(&model, &fit_input(&on, &model, true))
         };
+        let device = |gpu_layers| takes(gpu_layers).device_bytes;
         let fitted = |gpu_layers, gpu_memory_bytes| {
             let mut runtime = RuntimeSettings { gpu_layers, gpu_memory_bytes, ..settings.clone() };
-            fit_gpu(&mut runtime, &[&model]).map(|()| runtime.gpu_layers)
+            fit_gpu(&mut runtime, &model, None).map(|()| runtime.gpu_layers)
         };
+        // The output is the first, and then the layers are alike: a quarter each of their weights and of the cells.
         assert_eq!(model.layers, 4);
-        assert!((0..5).all(|layers| takes(layers) < takes(layers + 1)), "each layer takes some, and the output, too");
+        let layer = device(2) - device(1);
+        assert_eq!((device(0), device(3) - device(2), device(5) - device(4)), (0, layer, layer));
+        assert_eq!(layer, model.layer_bytes.div_ceil(4) + takes(5).kv_cache_bytes.div_ceil(4));
+        // Where both compute, both have room for it, and the copy of the logits never leaves main memory.
+        assert!(takes(4).total_bytes > takes(5).total_bytes);
+        assert!(takes(5).host_bytes > u64::from(settings.parallel) * model.vocabulary * 4);
         // Without a limit nothing is settled here.
         assert_eq!(fitted(None, None), Ok(None));
         for layers in 1..5 {
-            assert_eq!(fitted(None, Some(takes(layers))), Ok(Some(layers)));
-            assert_eq!(fitted(None, Some(takes(layers + 1) - 1)), Ok(Some(layers)));
-            assert_eq!(fitted(Some(layers), Some(takes(layers))), Ok(Some(layers)));
-            let limit_bytes = takes(layers) - 1;
+            let all_that_fit = if layers < LEAST_GPU_LAYERS { None } else { Some(layers) };
+            for limit in [device(layers), device(layers + 1) - 1] {
+                assert_eq!(fitted(None, Some(limit)).ok(), all_that_fit.map(Some), "{layers}");
+            }
+            assert_eq!(fitted(Some(layers), Some(device(layers))), Ok(Some(layers)));
+            let limit_bytes = device(layers) - 1;
             let unfit =
-                GpuUnfit { asked: Some(layers), required_bytes: takes(layers), limit_bytes, fitting: layers - 1 };
+                GpuUnfit { asked: Some(layers), required_bytes: device(layers), limit_bytes, fitting: layers - 1 };
             assert_eq!(fitted(Some(layers), Some(limit_bytes)), Err(unfit));
         }
-        assert_eq!(fitted(None, Some(takes(5))), Ok(Some(ALL_LAYERS)));
-        assert_eq!(fitted(Some(ALL_LAYERS), Some(takes(5))), Ok(Some(ALL_LAYERS)));
+        assert_eq!(fitted(None, Some(device(5))), Ok(Some(ALL_LAYERS)));
+        assert_eq!(fitted(Some(ALL_LAYERS), Some(device(5))), Ok(Some(ALL_LAYERS)));
         assert_eq!(fitted(Some(0), Some(1)), Ok(Some(0)));
-        let unfit = fitted(None, Some(takes(1) - 1)).unwrap_err();
-        assert_eq!((unfit.asked, unfit.required_bytes, unfit.fitting), (None, takes(1), 0));
-        assert!(unfit.to_string().starts_with("one layer on a GPU takes "), "{unfit}");
+        let unfit = fitted(None, Some(device(2) - 1)).unwrap_err();
+        assert_eq!((unfit.asked, unfit.required_bytes, unfit.fitting), (None, device(2), 1));
+        assert!(unfit.to_string().starts_with("the output and one layer on GPUs take "), "{unfit}");
     }
 
     #[test]
     fn every_worker_and_a_draft_model_count_against_the_memory_of_gpus() {
         let model = demo();
-        let layers = |workers, models: &[&Summary], gpu_memory_bytes| {
+        let layers = |workers, draft: Option<&Summary>, gpu_memory_bytes, ctx_size| {
             let gpu_memory_bytes = Some(gpu_memory_bytes);
-            let mut runtime =
-                RuntimeSettings { ctx_size: 2048, workers, gpu_memory_bytes, ..RuntimeSettings::default() };
-            fit_gpu(&mut runtime, models).map(|()| runtime.gpu_layers)
+            let mut runtime = RuntimeSettings { ctx_size, workers, gpu_memory_bytes, ..RuntimeSettings::default() };
+            fit_gpu(&mut runtime, &model, draft).map(|()| runtime.gpu_layers)
         };
         let one = RuntimeSettings { ctx_size: 2048, gpu_layers: Some(2), ..RuntimeSettings::default() };
         let two_layers = estimate(&model, &fit_input(&one, &model, true)).device_bytes;
-        assert_eq!(layers(None, &[&model], two_layers), Ok(Some(2)));
-        assert_eq!(layers(None, &[&model, &model], 2 * two_layers), Ok(Some(2)));
-        assert!(layers(None, &[&model, &model], 2 * two_layers - 1).unwrap() < Some(2));
+        assert_eq!(layers(None, None, two_layers, 2048), Ok(Some(2)));
+        // A draft model has the cells of the model, whatever it was trained for.
+        let draft = Summary { context_length: 128, ..model.clone() };
+        for ctx_size in [2048, 0] {
+            assert_eq!(model.context_length, 2048);
+            assert_eq!(layers(None, Some(&draft), 2 * two_layers, ctx_size), Ok(Some(2)));
+            assert!(layers(None, Some(&draft), 2 * two_layers - 1, ctx_size).is_err());
+        }
         if processors() > 1 {
             let both = in_all_workers(&model, &RuntimeSettings { workers: Some(2), ..one }, true, |e| e.device_bytes);
             assert!(both > two_layers);
-            assert_eq!(layers(Some(2), &[&model], both), Ok(Some(2)));
-            assert!(layers(Some(2), &[&model], both - 1).unwrap() < Some(2));
+            assert_eq!(layers(Some(2), None, both, 2048), Ok(Some(2)));
+            assert!(layers(Some(2), None, both - 1, 2048).is_err());
         }
     }
 

@@ -297,7 +297,11 @@ fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String,
 /// The settings of a job's version, with as many layers on GPUs as their memory is for.
 fn job_settings(job: &Job, summary: &Summary) -> Result<RuntimeSettings, Refusal> {
     let mut runtime = runtime_settings(&job.version.runtime, job.scheduling.clone(), job.gpu);
-    memory::fit_gpu(&mut runtime, &[summary]).map_err(|unfit| {
+    if !job.gpu {
+        // The spec is refused before it comes here; nothing of it goes on a GPU that nobody asked for.
+        runtime.gpu_memory_bytes = None;
+    }
+    memory::fit_gpu(&mut runtime, summary, None).map_err(|unfit| {
         let GpuUnfit { required_bytes, limit_bytes, .. } = unfit;
         let value = format!("{} of {} on GPUs", quantity(required_bytes), quantity(limit_bytes));
         Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)

@@ -39,7 +39,7 @@ const COUNTERS: &[Family] = &[
     },
     Family {
         name: "engine_prefix_cache_lookups",
-        help: "Prompts by which tier of the prefix cache had a part of them; one with parts of two counts twice",
+        help: "Slots given to requests, by which tier of the prefix cache had a part of their tokens; parts of two count twice",
         label: "result",
         figures: &[
             ("device", |w| w.engine.cache_device_hits_total as f64),

@@ -517,7 +517,7 @@ async fn a_model_too_large_for_the_memory_of_gpus_is_refused_before_it_is_loaded
     let mut pod = Pod::start(ApiServer::new(service), tempfile::tempdir().unwrap());
     // The second fits, and is refused since there is no GPU.
     for (name, memory, gate_name, told) in [
-        ("v1", "1Mi", "Memory", "spec.runtime.gpuMemory: one layer on a GPU takes"),
+        ("v1", "1Mi", "Memory", "spec.runtime.gpuMemory: the output and one layer on GPUs take"),
         ("v2", "1Gi", "Load", "all layers on a GPU were asked for, and no GPU was found"),
     ] {
         let mut version = version(name, &one, &sha_one);

@@ -133,7 +133,10 @@ fn a_gpu_that_is_asked_for_and_not_there_is_an_error_with_a_way_out() {
 #[test]
 fn more_layers_than_the_memory_of_gpus_is_for_are_refused_with_how_many_are() {
     let memory = ["--gpu-memory", "1", "--ctx-size", "2048"];
-    for (layers, told) in [("auto", "one layer on a GPU takes"), ("2", "2 layers on GPUs take")] {
+    for (layers, told) in [
+        ("auto", "the output and one layer on GPUs take"),
+        ("2", "2 layers on GPUs, the output being one of them, take"),
+    ] {
         let text = refused(&[&memory[..], &["--n-gpu-layers", layers]].concat());
         for told in ["--gpu-memory", told, "1.00Mi is allowed, enough for 0"] {
             assert!(text.contains(told), "{told} is missing in:\n{text}");

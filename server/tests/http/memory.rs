@@ -37,7 +37,8 @@ async fn who_asks_while_memory_is_short_is_refused_and_served_once_there_is_room
     for _ in 0..REQUESTS {
         clients.spawn(server.post(EMBEDDINGS, &many).send());
     }
-    await_condition("memory to be short", async || server.metric(LEVEL).await == 4.0).await;
+    // Only the urgent are served, or nobody.
+    await_condition("memory to be short", async || server.metric(LEVEL).await >= 3.0).await;
     for (path, body) in [(CHAT, &question), (EMBEDDINGS, &json!({"input": "one"}))] {
         let (status, code, message, comes_again) = refusal(&server, path, body).await;
         assert_eq!((status, code.as_str(), comes_again), (503, "overloaded", true), "{path}: {message}");

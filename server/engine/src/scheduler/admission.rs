@@ -32,9 +32,9 @@ const MIN_TOKENS_TO_WAIT_FOR: u32 = 32;
 const MIN_TOKENS_TO_RESTORE: usize = 32;
 
 /// The least that a prompt must have unread to be overtaken: below it there is little to win.
-const MIN_UNREAD_TO_OVERTAKE: usize = 256;
+pub(crate) const MIN_UNREAD_TO_OVERTAKE: usize = 256;
 /// Who overtakes has at most one part in so many of that to read.
-const OVERTAKING_SHARE: usize = 8;
+pub(crate) const OVERTAKING_SHARE: usize = 8;
 /// Who overtakes came at most so many requests later.
 const MAX_OVERTAKING: u64 = 256;
 

@@ -12,7 +12,9 @@ use crate::stats::StepRecord;
 const PROBE_TOKEN: Token = 0;
 /// Rows with logits of one of the batches of the warm-up: as many as tell a row's cost from a step's.
 const WARM_UP_ROWS: u32 = 16;
-/// Tokens of the batch that is decoded behind a full one and at its place, which tells what it costs to look at that.
+/// Tokens that are read for that, in full batches: llama.cpp looks at 256 cells at least, so that fewer tell nothing.
+const WARM_UP_DEPTH: u32 = 512;
+/// Tokens of the batch that is decoded behind those and in their place, which tells what it costs to look at them.
 const WARM_UP_BEHIND: u32 = 16;
 /// How often such a small batch is decoded,
 const WARM_UP_TIMES: u32 = 3;
@@ -61,13 +63,14 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// What a full batch takes, and where there is room a few tokens at its place and behind it: they differ in nothing but
-    /// the cells that they look at.
+    /// What a full batch takes, and where there is room a few tokens in its place, and behind it and more of them: they differ
+    /// in nothing but the cells that they look at.
     fn batch_probes(&mut self, batch: u32, steps: &mut Vec<(StepWork, Duration)>) -> Result<Option<CellSteps>, String> {
         let reads = |tokens: u32| StepWork { decode_rows: 1, prefill_tokens: tokens - 1, kilocells: 0.0 };
         let behind = WARM_UP_BEHIND.min(self.limits.positions - batch).min(batch);
+        let batches = WARM_UP_DEPTH.min(self.limits.positions - behind).div_euclid(batch).max(1);
         let now = Instant::now();
-        self.free_cells(batch + behind, now);
+        self.free_cells(batches * batch + behind, now);
         let sequence = self.empty_sequence(now).ok_or("no sequence is free")?;
         let started = Instant::now();
         self.decode_behind(sequence, batch, 1)?;
@@ -75,6 +78,9 @@ impl<B: Backend> Scheduler<B> {
         steps.push((reads(batch), started.elapsed()));
         let mut cells = None;
         if behind > 0 && self.limits.reusable {
+            for _ in 1..batches {
+                self.decode_behind(sequence, batch, 1)?;
+            }
             let mut few = |held: u32| {
                 let took = least_time(|| {
                     self.kv.truncate(sequence, held);
@@ -82,7 +88,7 @@ impl<B: Backend> Scheduler<B> {
                 })?;
                 Ok::<_, String>((attended(held, behind), took))
             };
-            let (deep, near) = (few(batch)?, few(0)?);
+            let (deep, near) = (few(batches * batch)?, few(0)?);
             steps.push((reads(behind), near.1));
             cells = Some(CellSteps { near, deep });
         }

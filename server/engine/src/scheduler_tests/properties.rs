@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::backend::BLOCK_TOKENS;
-use crate::scheduler::MAINTENANCE_PERIOD;
+use crate::scheduler::{MAINTENANCE_PERIOD, MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
 
 /// Positions of a sequence.
 const POSITIONS: u32 = 400;
@@ -17,9 +17,6 @@ fn token() -> std::ops::Range<Token> {
 fn prompt(tokens: impl Into<prop::collection::SizeRange>) -> impl Strategy<Value = Vec<Token>> {
     prop::collection::vec(token(), tokens)
 }
-
-/// Tokens of a prompt that one whose beginning is known may go before.
-const LONG: usize = 256;
 
 /// A few tokens, or as many behind one of three long beginnings.
 fn short_or_long() -> impl Strategy<Value = Vec<Token>> {
@@ -86,9 +83,9 @@ proptest! {
                 let unread = lens[first] - cached_tokens(&requests[first].1) as usize;
                 let overtaken = order[at + 1..].iter().copied().filter(|&other| {
                     let is_before = other <= second && requests[other].0 == requests[second].0;
-                    is_before && lens[other] >= LONG && unread <= lens[other] / 8
+                    is_before && lens[other] >= MIN_UNREAD_TO_OVERTAKE && unread <= lens[other] / OVERTAKING_SHARE
                 });
-                prop_assert!(lens[first] >= LONG && overtaken.count() > 0, "{} before {}", first, second);
+                prop_assert!(lens[first] >= MIN_UNREAD_TO_OVERTAKE && overtaken.count() > 0, "{} before {}", first, second);
             }
         }
         requests.iter().map(|(_, request)| request).chain([&first]).for_each(|request| request.check(POSITIONS));
