@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::budget::StepCost;
 use crate::params::Priority;
-use crate::plan::Need;
+use crate::plan::{GROUP_TOKENS, Need};
 
 /// The most that a burst may take to read, in ms, but for [`FEW`] more: its first prompt waits that long where it might
 /// have waited a step.
@@ -153,7 +153,8 @@ impl Burst {
     }
 
     /// Leaves out the youngest of which nothing has been read, so many that the others are read in time as far as is known
-    /// now: what a token takes may have been learnt meanwhile.
+    /// now: what a token takes may have been learnt meanwhile. Those that are left, and the streams there are, come in whole
+    /// groups of rows, since the others come later in any case.
     fn leave_out(&mut self, asking: &[Asking], cost: StepCost, now: Instant) {
         let by_ticket: HashMap<u64, &Asking> = asking.iter().map(|a| (a.ticket, a)).collect();
         // Who is gone waits for nobody.
@@ -168,6 +169,9 @@ impl Burst {
         if self.members.len() <= in_time + in_time / FEW {
             return;
         }
+        let streams = asking.iter().filter(|a| !a.is_reading() && !self.has(a)).count();
+        let left_over = (streams + in_time) % GROUP_TOKENS as usize;
+        let in_time = if left_over < in_time { in_time - left_over } else { in_time };
         let mut place = 0;
         self.members.retain(|member| {
             place += 1;
