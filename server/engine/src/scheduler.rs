@@ -5,9 +5,9 @@
 //! ([`pressure`]) → decode one batch → sample each row → post the tokens to the text thread. One owner, no threads of its
 //! own, no clock but for figures and deadlines: tests run it step by step on a scripted backend.
 //!
-//! When a batch fails, each sequence in it is decoded by itself, and ends its request if it fails alone. Several batches in
-//! a row mean that the backend is broken: the scheduler then fails everything, and its engine must be replaced
-//! ([`failure`]). A cache that is full ends nobody: leftovers go, then a sequence gives way and comes back later.
+//! When a batch fails, each sequence in it is decoded by itself, and ends its request if it fails alone. Where a token of
+//! nobody's fails as well, or several batches in a row, the backend is broken: the scheduler then fails everything, and its
+//! engine must be replaced ([`failure`]). A cache that is full ends nobody: leftovers go, then a sequence gives way and comes back later.
 
 mod admission;
 mod failure;

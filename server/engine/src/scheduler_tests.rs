@@ -377,14 +377,16 @@ fn a_batch_that_fails_once_harms_nobody() {
         let mut setup = if unified { Setup::unified(3, 2, 400, 16) } else { Setup::split(3, 64, 16, 4) };
         setup.limits.reusable = reusable;
         let mut h = Harness::of(&setup);
-        let hit: Vec<Submitted> = (3..6).map(|i| h.submit(vec![i; 4], greedy(20)).unwrap()).collect();
-        h.scheduler.step();
-        h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Fail);
-        assert_eq!(h.scheduler.step(), StepOutcome::Failed);
-        h.scheduler.assert_books();
-        h.run();
-        hit.iter().for_each(|request| request.check(setup.limits.positions));
-        h.assert_empty();
+        for requests in [3, 1] {
+            let hit: Vec<Submitted> = (3..3 + requests).map(|i| h.submit(vec![i; 4], greedy(20)).unwrap()).collect();
+            h.scheduler.step();
+            h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Fail);
+            assert_eq!(h.scheduler.step(), StepOutcome::Failed);
+            h.scheduler.assert_books();
+            h.run();
+            hit.iter().for_each(|request| request.check(setup.limits.positions));
+            h.assert_empty();
+        }
         assert_eq!(h.scheduler.probe(), Ok(()));
         h.assert_empty();
     }
@@ -451,22 +453,21 @@ fn a_request_without_a_token_in_time_is_refused_and_one_that_has_one_is_not() {
 }
 
 #[test]
-fn failures_in_a_row_break_the_engine() {
-    let mut h = Harness::new(1, 64, 8, 8);
-    let requests: Vec<_> = (0..5).map(|i| h.submit(vec![3 + i; 4], greedy(20)).unwrap()).collect();
-    h.scheduler.backend().control.faults.lock().unwrap().extend([Fault::Fail; 3]);
-    h.run();
-    // Each of the first three failed in a batch of its own; those that waited may be served elsewhere.
-    for request in &requests[..3] {
-        assert!(matches!(request.error(), RequestError::Internal(_)));
+fn whom_a_dead_backend_leaves_behind_may_all_be_served_elsewhere() {
+    for sequences in [1, 3] {
+        let mut h = Harness::new(sequences, 64, 32, 8);
+        let requests: Vec<_> = (0..5).map(|i| h.submit(vec![3 + i; 4], greedy(20)).unwrap()).collect();
+        // A batch, the first of it by itself, and a token of nobody's.
+        h.scheduler.backend().control.faults.lock().unwrap().extend([Fault::Fail; 3]);
+        h.run();
+        for request in &requests {
+            assert!(matches!(request.error(), RequestError::Broken(_)));
+        }
+        assert!(h.scheduler.probe().is_err());
+        let late = h.submit(vec![3; 4], greedy(5)).unwrap();
+        assert!(matches!(late.error(), RequestError::Broken(_)));
+        h.assert_empty();
     }
-    for request in &requests[3..] {
-        assert!(matches!(request.error(), RequestError::Broken(_)));
-    }
-    assert!(h.scheduler.probe().is_err());
-    let late = h.submit(vec![3; 4], greedy(5)).unwrap();
-    assert!(matches!(late.error(), RequestError::Broken(_)));
-    h.assert_empty();
 }
 
 #[test]

@@ -5,8 +5,10 @@ use std::time::Instant;
 use super::{Scheduler, Share};
 use crate::backend::{Backend, BackendError};
 use crate::error::RequestError;
+use crate::output::TextEvent;
 
-/// Batches that may fail one after the other before the backend counts as broken.
+/// Batches that may fail one after the other, each of whose sequences can be decoded by itself, before the backend counts
+/// as broken.
 const MAX_CONSECUTIVE_FAILURES: u32 = 3;
 
 impl<B: Backend> Scheduler<B> {
@@ -28,7 +30,7 @@ impl<B: Backend> Scheduler<B> {
         let _ = self.stats.broken.set(reason);
     }
 
-    /// Nothing came of a batch: each of its sequences is decoded by itself, or ends if it was.
+    /// Nothing came of a batch: each of its sequences is decoded by itself, a lone one once more. One that was ends.
     pub(super) fn decode_failed(&mut self, error: BackendError, shares: &[Share]) {
         if self.shutting_down() {
             // The batch was given up for that.
@@ -40,26 +42,41 @@ impl<B: Backend> Scheduler<B> {
             // Nobody is left to give way to the one that runs alone, which always fits: the books are wrong.
             BackendError::NoKvCells => String::from("the KV cache is full"),
         };
-        let was_alone = self.suspects.pop_front().is_some();
+        if self.suspects.pop_front().is_some() {
+            shares.iter().for_each(|share| self.end_suspect(share.slot, &reason));
+            return;
+        }
         for share in shares {
             let sequence = u32::try_from(share.slot).unwrap_or(u32::MAX);
-            let is_cut = shares.len() > 1 && self.kv.rewind(sequence);
-            if !is_cut {
+            if !self.kv.rewind(sequence) {
+                // A state that cannot be cut is computed again.
                 self.kv.clear(sequence);
-            }
-            if shares.len() == 1 {
-                self.fail(share.slot, RequestError::Internal(format!("decoding failed: {reason}")));
-                continue;
-            }
-            // A state that cannot be cut is computed again.
-            if let Some(suspect) = self.slots[share.slot].as_mut().filter(|_| !is_cut) {
-                suspect.decoded = 0;
+                if let Some(suspect) = &mut self.slots[share.slot] {
+                    suspect.decoded = 0;
+                }
             }
             self.suspects.push_back(share.slot);
         }
-        // That one of those that failed together fails again says nothing of the backend.
-        if !was_alone {
-            self.failed_once_more(&reason);
+        self.failed_once_more(&reason);
+    }
+
+    /// Ends a request that could not be decoded by itself. Whether the request or the backend is at fault, a token of
+    /// nobody's tells: where that cannot be decoded, either, all are for another engine, this one included.
+    fn end_suspect(&mut self, slot: usize, reason: &str) {
+        self.kv.clear(u32::try_from(slot).unwrap_or(u32::MAX));
+        let Some(sequence) = self.release(slot) else { return };
+        let probed = self.decode_probe(1, 1);
+        let error = match &probed {
+            _ if self.shutting_down() => RequestError::ShuttingDown,
+            Ok(()) => RequestError::Internal(format!("decoding failed: {reason}")),
+            Err(reason) => RequestError::Broken(reason.clone()),
+        };
+        self.events.push(TextEvent::Failed { ticket: sequence.ticket, error });
+        match probed {
+            _ if self.shutting_down() => self.fail_all(&RequestError::ShuttingDown),
+            // The batch in which it was failed for it.
+            Ok(()) => self.consecutive_failures = 0,
+            Err(reason) => self.break_down(reason),
         }
     }
 

@@ -97,7 +97,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Decodes so many tokens, with logits for the last `rows` of them.
-    fn decode_probe(&mut self, tokens: u32, rows: u32) -> Result<(), String> {
+    pub(super) fn decode_probe(&mut self, tokens: u32, rows: u32) -> Result<(), String> {
         let now = Instant::now();
         self.free_cells(tokens, now);
         // Behind what is left over where no sequence is empty: it is of use again, and probes come every few seconds.

@@ -173,8 +173,7 @@ fn guesses_of_a_batch_that_failed_are_made_anew() {
         if let Some(draft) = h.scheduler.draft() {
             draft.cost_is(SMALL);
         }
-        // While both are there: one that fails alone ends.
-        if step % 5 == 4 && step < 45 {
+        if step % 5 == 4 {
             h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Fail);
         }
         h.scheduler.step();
