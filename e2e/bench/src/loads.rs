@@ -111,6 +111,7 @@ pub fn own_flags(load: &str) -> &'static [&'static str] {
 pub fn all(quick: bool) -> Vec<Load> {
     let mut loads = vec![
         single(quick),
+        single_q8(quick),
         lookup(quick),
         shared_prefix(quick),
         streams(quick),
@@ -118,6 +119,7 @@ pub fn all(quick: bool) -> Vec<Load> {
         front(quick),
         decode("decode-1", "decode rate at batch 1", 1, quick),
         decode("decode-8", "decode rate at batch 8", 8, quick),
+        decode_q8(quick),
         decode("decode-32", "decode rate at batch 32", 32, quick),
         prefixes(quick),
         leaving(quick),
@@ -162,6 +164,15 @@ fn single(quick: bool) -> Load {
         repeats: 3,
         with_peer: true,
         watches_memory: false,
+    }
+}
+
+fn single_q8(quick: bool) -> Load {
+    Load {
+        name: "single-q8_0",
+        title: "1 stream, 64 words in, 128 out, weights in Q8_0",
+        model: Model::ShapeQ8,
+        ..single(quick)
     }
 }
 
@@ -312,6 +323,10 @@ fn decode(name: &'static str, title: &'static str, batch: u32, quick: bool) -> L
         with_peer: false,
         watches_memory: false,
     }
+}
+
+fn decode_q8(quick: bool) -> Load {
+    Load { model: Model::ShapeQ8, ..decode("decode-8-q8_0", "decode rate at batch 8, weights in Q8_0", 8, quick) }
 }
 
 fn prefixes(quick: bool) -> Load {
