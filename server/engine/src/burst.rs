@@ -30,8 +30,10 @@ use crate::plan::{GROUP_TOKENS, Need};
 /// The most that a burst may take to read, in ms, but for [`FEW`] more: its first prompt waits that long where it might
 /// have waited a step.
 pub(crate) const BURST_MS: f64 = 10_000.0;
-/// A burst has so many prompts that their rows cost at least so many times what a step costs without any.
-const ROWS_WORTH_A_BURST: f64 = 2.5;
+/// A burst has so many prompts that their rows cost at least so many times what a step costs without any,
+const ROWS_WORTH_A_BURST: f64 = 1.5;
+/// and at least so many: fewer win little by it, and each waits for the others.
+const LEAST_BURST: usize = GROUP_TOKENS as usize;
 /// Rows that cost so many times what a step costs without any: further ones would save at most an eighth of the time.
 const ROWS_ENOUGH: f64 = 7.0;
 /// Prompts that wait for streams to end do so until these cost less than so many times a step without any.
@@ -207,7 +209,7 @@ impl Member {
 
 /// Whether so many prompts are to begin together, beside so many streams.
 pub(crate) fn is_worth_it(prompts: usize, streams: usize, cost: StepCost) -> bool {
-    prompts >= 2 && steps_of_rows(prompts, cost) >= ROWS_WORTH_A_BURST && streams * MOST_BESIDE <= prompts
+    prompts >= LEAST_BURST && steps_of_rows(prompts, cost) >= ROWS_WORTH_A_BURST && streams * MOST_BESIDE <= prompts
 }
 
 /// What so many rows cost, in steps without any.
