@@ -26,7 +26,7 @@ fn demand(decode_rows: u32, prompts: u32) -> Demand {
 
 /// Of short sequences.
 fn work(decode_rows: u32, prefill_tokens: u32) -> StepWork {
-    StepWork { decode_rows, prefill_tokens, kilocells: 0.0 }
+    StepWork { decode_rows, prefill_tokens, ..StepWork::default() }
 }
 
 /// A machine whose steps take what its costs say, give or take `noise`.
@@ -288,7 +288,7 @@ fn a_load_that_never_pauses_does_not_starve_its_prompts() {
                     (machine.cost.step_ms(work(rows, tokens)), machine.cost.step_ms(work(rows, 0)) * AUTO_STEP_FACTOR);
                 let report = format!("{rows} rows, {tokens} tokens, {step_ms} ms, {:?}", budget.cost());
                 let full = step_ms >= 0.8 * AUTO_STEP_MAX_MS;
-                assert!(tokens >= rows.max(MIN_PREFILL_TOKENS) || full, "{report}");
+                assert!(tokens >= rows.max(MIN_DEAR_PREFILL_TOKENS) || full, "{report}");
                 let least_ms = machine.cost.step_ms(work(rows, MIN_PREFILL_TOKENS));
                 assert!(step_ms <= target_ms.min(AUTO_STEP_MAX_MS).max(least_ms) * OVER_TARGET, "{report}");
             }
@@ -347,20 +347,45 @@ fn a_prompt_that_grows_long_gets_fewer_tokens_and_not_longer_steps() {
 }
 
 #[test]
-fn where_a_token_costs_twice_as_much_the_least_is_half() {
-    let mut budget = StepBudget::new(None, 512);
-    // The rows take 1,000 ms, so that the target has no room for prompts.
-    budget.cost_is(StepCost {
-        fixed_ms: 600.0,
-        per_decode_row_ms: 100.0,
-        per_prefill_token_ms: 3.0,
-        per_kilocell_ms: 1.5,
-    });
-    let behind = |token_kilocells| budget.prefill_tokens(&Demand { token_kilocells, ..demand(4, 1) });
-    assert_eq!([behind(0.0), behind(1.9), behind(2.0), behind(4.0)], [8, 8, 4, 4]);
-    let mut small = StepBudget::new(None, 2);
-    small.cost_is(budget.cost());
-    assert_eq!(small.prefill_tokens(&Demand { token_kilocells: 4.0, ..demand(4, 1) }), 2);
+fn the_least_is_half_where_a_step_would_take_too_long_with_it() {
+    let mut budget = StepBudget::new(Some(1), 512);
+    budget.cost_is(DEEP);
+    // Four rows take 42.5 ms, and a part of a prompt 6.5 besides its tokens.
+    let behind = |token_kilocells| Demand { token_kilocells, prompt_parts: 1, ..demand(4, 1) };
+    let longest = |tokens: f64| 42.5 + 6.5 + tokens * (3.6 + 1.5 * 2.7);
+    assert!(longest(8.0) < MOST_STEP_FACTOR * 42.5 && 42.5 + 6.5 + 8.0 * (3.6 + 1.5 * 3.9) > MOST_STEP_FACTOR * 42.5);
+    assert_eq!([0.0, 2.7, 3.9].map(|kilocells| budget.prefill_tokens(&behind(kilocells))), [8, 8, 4]);
+    let mut small = StepBudget::new(Some(1), 2);
+    small.cost_is(DEEP);
+    assert_eq!(small.prefill_tokens(&behind(4.0)), 2);
+}
+
+/// The same on two faster cores, where the fixed part is most of what few tokens cost.
+const FAST: StepCost =
+    StepCost { fixed_ms: 11.0, per_decode_row_ms: 4.25, per_prefill_token_ms: 1.6, per_kilocell_ms: 0.94 };
+
+#[test]
+fn what_is_computed_apart_does_not_make_few_tokens_seem_dear() {
+    for seed in 0..20 {
+        let mut budget = StepBudget::new(None, 512);
+        let mut machine = Machine::new(FAST, 0.05, seed);
+        budget.cost_is(FAST);
+        let behind = 2.0;
+        let part_kilocells = PRODUCTS_LOOK * behind;
+        let demand = Demand { token_kilocells: behind, prompt_parts: 1, part_kilocells, ..demand(4, 1) };
+        // Four at a time for a while, whyever.
+        for step in 0..60 {
+            let tokens = if step < 20 { 4 } else { budget.prefill_tokens(&demand) };
+            let kilocells = behind * f64::from(tokens) + part_kilocells;
+            let work = StepWork { kilocells, further_parts: 1, ..work(4, tokens) };
+            // Two passes over the weights, whatever the budget makes of them.
+            let passes = Duration::from_secs_f64(FAST.fixed_ms / 1e3);
+            let took = passes + machine.run_work(StepWork { further_parts: 0, ..work });
+            budget.observe(work, took);
+        }
+        // 28 ms for the rows, 15 for the part, and 28 for eight tokens.
+        assert_eq!(budget.prefill_tokens(&demand), MIN_PREFILL_TOKENS, "{seed}: {budget:?}");
+    }
 }
 
 #[test]
@@ -410,7 +435,7 @@ proptest! {
                 prop_assert!((LEAST_COST_MS..=LONGEST_STEP_MS).contains(&cost), "{:?}", budget);
             }
             let granted = budget.prefill_tokens(&demand(rows, 1));
-            prop_assert!(granted <= max && granted >= MIN_PREFILL_TOKENS.min(max));
+            prop_assert!(granted <= max && granted >= MIN_DEAR_PREFILL_TOKENS.min(max));
         }
     }
 

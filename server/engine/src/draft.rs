@@ -226,7 +226,8 @@ impl<B: Backend> Draft<B> {
         self.spent += took;
         decoded?;
         let kilocells = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
-        self.budget.observe(StepWork { decode_rows: rows, prefill_tokens: reads, kilocells }, took);
+        self.budget
+            .observe(StepWork { decode_rows: rows, prefill_tokens: reads, kilocells, ..StepWork::default() }, took);
         for entry in &self.batch {
             self.seats[entry.sequence as usize].tokens.push(entry.token);
         }

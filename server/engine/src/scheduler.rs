@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Vocabulary};
-use crate::budget::{Demand, MIN_PREFILL_TOKENS, StepBudget, StepWork, kilocells};
+use crate::budget::{Demand, MIN_PREFILL_TOKENS, PRODUCTS_LOOK, StepBudget, StepWork, kilocells};
 use crate::burst::{Asking, Bursts, only_reader};
 use crate::cache::{Fingerprint, PrefixCache};
 use crate::draft::Draft;
@@ -259,11 +259,19 @@ impl<B: Backend> Scheduler<B> {
             self.consecutive_failures = 0;
         }
         let (mut prompt_tokens, mut decode_rows) = (0, 0);
+        // Behind how many others the rows of the longest stream stand, and prompts in all.
+        let (mut longest, mut behind) = (0, 0_u32);
         for share in &shares {
             if let Some(sequence) = &mut self.slots[share.slot] {
                 match sequence.need() {
-                    Need::Prefill { .. } => prompt_tokens += share.tokens,
-                    Need::Decode { .. } => decode_rows += share.tokens,
+                    Need::Prefill { .. } => {
+                        prompt_tokens += share.tokens;
+                        behind = behind.saturating_add(sequence.decoded);
+                    }
+                    Need::Decode { .. } => {
+                        decode_rows += share.tokens;
+                        longest = longest.max(sequence.decoded);
+                    }
                 }
                 sequence.decoded += share.tokens;
                 // What was not granted was not checked.
@@ -286,9 +294,53 @@ impl<B: Backend> Scheduler<B> {
             after: decoded.elapsed(),
         });
         // Admission is not among what rows and tokens cost: it may have restored a sequence's state.
-        let kilocells = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
-        self.budget.observe(StepWork { decode_rows, prefill_tokens: prompt_tokens, kilocells }, called.elapsed());
+        let of_tokens: f64 = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
+        let of_parts = self.part_looks() * (kilocells(longest) + kilocells(behind));
+        let batch: Vec<(usize, u32)> = shares.iter().map(|share| (share.slot, share.tokens)).collect();
+        let parts = if self.limits.unified { 1 } else { split_parts(&batch).len() };
+        let work = StepWork {
+            decode_rows,
+            prefill_tokens: prompt_tokens,
+            kilocells: of_tokens + of_parts,
+            further_parts: u32::try_from(parts.saturating_sub(1)).unwrap_or(u32::MAX),
+        };
+        self.budget.observe(work, called.elapsed());
         StepOutcome::Decoded
+    }
+
+    /// How many tokens more look at the cells of what is computed together, see [`PRODUCTS_LOOK`].
+    fn part_looks(&self) -> f64 {
+        if self.limits.flash_attention { 0.0 } else { PRODUCTS_LOOK }
+    }
+
+    /// What a step is wanted for. All who have no stream yet count as prompts, whether or not they read now: the more wait,
+    /// the more of a step is theirs.
+    fn demand(&self, asking: &[Asking], needs: impl Iterator<Item = Need>) -> Demand {
+        let mut demand = Demand::default();
+        let (mut readers, mut longest) = (0.0, 0.0);
+        for (asking, need) in asking.iter().zip(needs) {
+            let kilocells = kilocells(asking.read);
+            match need {
+                Need::Decode { .. } => {
+                    demand.decode_rows += 1;
+                    demand.row_kilocells += kilocells;
+                    longest = f64::max(longest, kilocells);
+                }
+                Need::Prefill { remaining: 0, .. } => {}
+                Need::Prefill { .. } => {
+                    readers += 1.0;
+                    demand.token_kilocells += kilocells;
+                }
+            }
+        }
+        demand.row_kilocells += self.part_looks() * longest;
+        demand.token_kilocells /= f64::max(readers, 1.0);
+        demand.prompts =
+            u32::try_from(asking.len() + self.waiting.len()).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
+        // As `plan` orders the batch, one prompt after the other is read.
+        demand.prompt_parts = u32::from(!self.limits.unified && readers > 0.0);
+        demand.part_kilocells = self.part_looks() * demand.token_kilocells;
+        demand
     }
 
     /// Slots that may be in use while memory is as short as it is.
@@ -306,8 +358,7 @@ impl<B: Backend> Scheduler<B> {
         }
         let level = self.stats.level();
         let room_for = |demand: &Demand| level.batch_limit(self.budget.prefill_tokens(demand));
-        let waiting = self.waiting.len();
-        let step_tokens = room_for(&demand(&asking, asking.iter().map(|asking| asking.need), waiting));
+        let step_tokens = room_for(&self.demand(&asking, asking.iter().map(|asking| asking.need)));
         let mut needs = self.bursts.shape(&asking, self.budget.cost(), step_tokens, now);
         // Whose request has ended meanwhile is no suspect.
         self.suspects.retain(|slot| active.iter().any(|(active, _)| active == slot));
@@ -318,7 +369,7 @@ impl<B: Backend> Scheduler<B> {
             needs = asking.iter().zip(&active).map(alone).collect();
         }
         self.stats.bursts.store(self.bursts.begun(), Relaxed);
-        let demand = demand(&asking, needs.iter().copied(), waiting);
+        let demand = self.demand(&asking, needs.iter().copied());
         let nearly_read = needs.iter().map(|need| match need {
             Need::Prefill { remaining, .. } if *remaining <= MIN_PREFILL_TOKENS => *remaining,
             _ => 0,
@@ -544,30 +595,6 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
         }
         self.publish();
     }
-}
-
-/// What a step is wanted for. All who have no stream yet count as prompts, whether or not they read now: the more wait, the
-/// more of a step is theirs.
-fn demand(asking: &[Asking], needs: impl Iterator<Item = Need>, waiting: usize) -> Demand {
-    let mut demand = Demand::default();
-    let mut readers = 0.0;
-    for (asking, need) in asking.iter().zip(needs) {
-        let kilocells = kilocells(asking.read);
-        match need {
-            Need::Decode { .. } => {
-                demand.decode_rows += 1;
-                demand.row_kilocells += kilocells;
-            }
-            Need::Prefill { remaining: 0, .. } => {}
-            Need::Prefill { .. } => {
-                readers += 1.0;
-                demand.token_kilocells += kilocells;
-            }
-        }
-    }
-    demand.token_kilocells /= f64::max(readers, 1.0);
-    demand.prompts = u32::try_from(asking.len() + waiting).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
-    demand
 }
 
 /// What padding each to the longest would add.

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, VOCAB, reference};
 use crate::backend::{Backend, BackendLimits, Token};
-use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
+use crate::budget::{MIN_DEAR_PREFILL_TOKENS, MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
 use crate::draft::Draft;
 use crate::error::RequestError;

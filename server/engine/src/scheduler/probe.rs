@@ -31,7 +31,7 @@ impl<B: Backend> Scheduler<B> {
         let mut steps = Vec::new();
         let cells = self.batch_probes(batch, &mut steps)?;
         for tokens in [rows, 1] {
-            let work = StepWork { decode_rows: tokens, prefill_tokens: 0, kilocells: attended(0, tokens) };
+            let work = StepWork { decode_rows: tokens, kilocells: attended(0, tokens), ..StepWork::default() };
             steps.push((work, least_time(|| self.decode_probe(tokens, tokens))?));
         }
         self.budget.calibrate(&steps, cells);
@@ -66,7 +66,7 @@ impl<B: Backend> Scheduler<B> {
     /// What a full batch takes, and where there is room a few tokens in its place, and behind it and more of them: they differ
     /// in nothing but the cells that they look at.
     fn batch_probes(&mut self, batch: u32, steps: &mut Vec<(StepWork, Duration)>) -> Result<Option<CellSteps>, String> {
-        let reads = |tokens: u32| StepWork { decode_rows: 1, prefill_tokens: tokens - 1, kilocells: 0.0 };
+        let reads = |tokens: u32| StepWork { decode_rows: 1, prefill_tokens: tokens - 1, ..StepWork::default() };
         let behind = WARM_UP_BEHIND.min(self.limits.positions - batch).min(batch);
         let batches = WARM_UP_DEPTH.min(self.limits.positions - behind).div_euclid(batch).max(1);
         let now = Instant::now();
@@ -77,6 +77,7 @@ impl<B: Backend> Scheduler<B> {
         // So many at once look at cells for next to nothing; few, as beside streams, do not.
         steps.push((reads(batch), started.elapsed()));
         let mut cells = None;
+        let looks = self.part_looks();
         if behind > 0 && self.limits.reusable {
             for _ in 1..batches {
                 self.decode_behind(sequence, batch, 1)?;
@@ -86,7 +87,7 @@ impl<B: Backend> Scheduler<B> {
                     self.kv.truncate(sequence, held);
                     self.decode_behind(sequence, behind, 1)
                 })?;
-                Ok::<_, String>((attended(held, behind), took))
+                Ok::<_, String>((attended(held, behind) + looks * kilocells(held), took))
             };
             let (deep, near) = (few(batches * batch)?, few(0)?);
             steps.push((reads(behind), near.1));

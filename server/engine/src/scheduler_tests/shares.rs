@@ -41,9 +41,10 @@ fn the_more_requests_wait_the_more_of_a_step_is_for_prompts() {
         assert_eq!((stats.slots_active, stats.queued), (4, waiting.cast_unsigned()));
         stats.prefill_budget_tokens
     };
-    // Rows take 40 ms: 2.1 times that is a step's target, and more where more ask than there are streams.
+    // Rows take 40 ms, and so does what a prompt is computed in by itself besides its tokens: 2.1 times 40 is a step's
+    // target, and more where more ask than there are streams.
     let tokens = [0, 2, 8, 11].map(budget);
-    assert_eq!(tokens, [MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS, 12, 16]);
+    assert_eq!(tokens, [MIN_DEAR_PREFILL_TOKENS, MIN_DEAR_PREFILL_TOKENS, 8, 12]);
 }
 
 #[test]
