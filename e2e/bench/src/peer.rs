@@ -45,7 +45,8 @@ impl Candidate {
         Self { name, why, args, env: Vec::new(), body: Map::new() }
     }
 
-    /// With GNU OpenMP's threads asleep between graphs, instead of spinning on cores that the client needs too.
+    /// With GNU OpenMP's threads asleep between graphs, instead of spinning on cores that the client needs too. Which of the
+    /// two is better depends on the machine.
     fn passive(mut self, name: &'static str) -> Self {
         self.name = name;
         self.env.push(("OMP_WAIT_POLICY".to_owned(), "passive".to_owned()));
@@ -86,21 +87,29 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
         "lookup" => {
             let lookup = |name, why, flags: &str| {
                 let flags: Vec<&str> = ["-np", "1"].into_iter().chain(flags.split_whitespace()).collect();
-                Candidate::new(name, why, &flags).greedy().passive(name)
+                Candidate::new(name, why, &flags).greedy()
             };
-            add(lookup("plain", "one slot, no lookup", ""));
+            let mut add = |candidate: Candidate, passive| {
+                add(candidate.clone());
+                add(candidate.passive(passive));
+            };
+            add(lookup("plain", "one slot, no lookup", ""), "plain-passive");
             let simple = "--spec-type ngram-simple --spec-ngram-simple-size-n";
             let long = format!("{simple} 12 --spec-ngram-simple-size-m 16");
-            add(lookup("ngram-simple-12", "drafts of 16 tokens after 12 that were there before", &long));
+            let why = "drafts of 16 tokens after 12 that were there before";
+            add(lookup("ngram-simple-12", why, &long), "ngram-simple-12-passive");
             let short = format!("{simple} 4 --spec-ngram-simple-size-m 8");
-            add(lookup("ngram-simple-4", "drafts of 8 tokens after 4 that were there before", &short));
+            let why = "drafts of 8 tokens after 4 that were there before";
+            add(lookup("ngram-simple-4", why, &short), "ngram-simple-4-passive");
             let map = "--spec-type ngram-map-k --spec-ngram-map-k-size-n 8 --spec-ngram-map-k-size-m 16";
-            add(lookup("ngram-map-k", "the same through a map, which keeps account of what was accepted", map));
+            let why = "the same through a map, which keeps account of what was accepted";
+            add(lookup("ngram-map-k", why, map), "ngram-map-k-passive");
             let hashes = "--spec-type ngram-mod --spec-ngram-mod-n-match 8 --spec-ngram-mod-n-min 4 \
                           --spec-ngram-mod-n-max 16";
-            add(lookup("ngram-mod", "what --spec-default turns on, with drafts that suit a CPU", hashes));
+            let why = "what --spec-default turns on, with drafts that suit a CPU";
+            add(lookup("ngram-mod", why, hashes), "ngram-mod-passive");
             let cache = "--spec-type ngram-cache --spec-draft-n-max 8";
-            add(lookup("ngram-cache", "drafts from the statistics of short n-grams", cache));
+            add(lookup("ngram-cache", "drafts from the statistics of short n-grams", cache), "ngram-cache-passive");
         }
         "shared-prefix" => {
             add(unified.clone().greedy());
@@ -111,17 +120,20 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
         "intruder" => {
             let batch = |name, size: &str| {
                 let why = "a small batch, so that a prompt holds the others up for less long";
-                Candidate::new(name, why, &["-np", slots, "-b", size, "-ub", size]).greedy().passive(name)
+                Candidate::new(name, why, &["-np", slots, "-b", size, "-ub", size]).greedy()
             };
+            add(split.clone().greedy());
             add(split.greedy().passive("slots-passive"));
             add(batch("batch-128", "128"));
+            add(batch("batch-128", "128").passive("batch-128-passive"));
             add(batch("batch-32", "32"));
+            add(batch("batch-32", "32").passive("batch-32-passive"));
         }
         "prefixes" => {
             let why = "slots, and chunks of other prompts reused by shifting them";
-            let reuse = Candidate::new("cache-reuse", why, &["-np", slots, "--cache-reuse", "64"]);
-            add(reuse.greedy().passive("cache-reuse"));
-            add(unified.greedy().passive("slots-unified-passive"));
+            add(Candidate::new("cache-reuse", why, &["-np", slots, "--cache-reuse", "64"]).greedy());
+            add(unified.greedy());
+            add(split.clone().greedy());
             add(split.greedy().passive("slots-passive"));
         }
         "memory" => {
