@@ -131,8 +131,11 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
         }
         "prefixes" => {
             let why = "slots, and chunks of other prompts reused by shifting them";
-            add(Candidate::new("cache-reuse", why, &["-np", slots, "--cache-reuse", "64"]).greedy());
-            add(unified.greedy());
+            let reuse = Candidate::new("cache-reuse", why, &["-np", slots, "--cache-reuse", "64"]).greedy();
+            add(reuse.clone());
+            add(reuse.passive("cache-reuse-passive"));
+            add(unified.clone().greedy());
+            add(unified.greedy().passive("slots-unified-passive"));
             add(split.clone().greedy());
             add(split.greedy().passive("slots-passive"));
         }
@@ -147,6 +150,7 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
         _ => {
             add(split.clone().greedy());
             add(split.greedy().passive("slots-passive"));
+            add(unified.clone().greedy());
             add(unified.greedy().passive("slots-unified-passive"));
         }
     }

@@ -38,10 +38,13 @@ pub(crate) const AUTO_STEP_MIN_MS: f64 = 20.0;
 pub(crate) const AUTO_STEP_MAX_MS: f64 = 250.0;
 /// Prompts get so many tokens in a step even where the target has no room for them, so that they go on.
 pub(crate) const MIN_PREFILL_TOKENS: u32 = 8;
-/// And only so many where a step with those would take [`MOST_STEP_FACTOR`] times what its rows take.
+/// And only so many where a step with those would take [`MOST_STEP_FACTOR`] times what its rows take, because of the cells
+/// that they look at ([`DEAR_CELLS`]): beside few rows eight take long in any case, and half of them take little less.
 pub(crate) const MIN_DEAR_PREFILL_TOKENS: u32 = 4;
 /// See [`MIN_DEAR_PREFILL_TOKENS`].
 pub(crate) const MOST_STEP_FACTOR: f64 = 2.8;
+/// Cells make few tokens dear where they are so much of what those cost besides.
+pub(crate) const DEAR_CELLS: f64 = 0.5;
 /// Where attention is computed as matrix products, what is computed together costs besides as if so many more tokens looked
 /// at its cells (Qwen2.5-0.5B's shape in Q4_0 on two cores with AVX-512: 4, 8, 16 and 32 tokens of a prompt take 36, 50, 83 and
 /// 161 ms behind 3,072 others, and 18, 27, 34 and 62 at its beginning).
@@ -117,7 +120,7 @@ pub(crate) struct StepWork {
     /// Tokens of sequences that generate, guessed ones included.
     pub(crate) decode_rows: u32,
     pub(crate) prefill_tokens: u32,
-    /// Cells that each token looks at, over all of them, in thousands.
+    /// Cells that each token looks at, over all of them, and each part besides ([`PRODUCTS_LOOK`]), in thousands.
     pub(crate) kilocells: f64,
     /// Parts that are computed after the first, each with a pass over the weights of its own.
     pub(crate) further_parts: u32,
@@ -148,7 +151,7 @@ pub(crate) struct Demand {
     pub(crate) decode_rows: u32,
     /// Requests that have no stream yet, whether or not they read now.
     pub(crate) prompts: u32,
-    /// Cells that the rows look at together, in thousands.
+    /// Cells that the rows look at together, their part included, in thousands.
     pub(crate) row_kilocells: f64,
     /// Cells that a token of a prompt looks at, in the mean over those that are read, in thousands.
     pub(crate) token_kilocells: f64,
@@ -234,7 +237,10 @@ impl StepBudget {
         let rows_ms = self.cost.step_ms(demand.rows());
         let (before_ms, token_ms) = (rows_ms + self.part_ms(demand), self.token_ms(demand));
         let tokens = ((self.target_ms(demand) - before_ms) / token_ms).clamp(0.0, f64::from(self.max_prefill_tokens));
-        let is_dear = before_ms + f64::from(MIN_PREFILL_TOKENS) * token_ms > MOST_STEP_FACTOR * rows_ms;
+        let few = f64::from(MIN_PREFILL_TOKENS);
+        let cells_ms = self.cost.per_kilocell_ms * (few * demand.token_kilocells + demand.part_kilocells);
+        let is_dear = before_ms + few * token_ms > MOST_STEP_FACTOR * rows_ms
+            && cells_ms > DEAR_CELLS * few * self.cost.per_prefill_token_ms;
         let least = if is_dear { MIN_DEAR_PREFILL_TOKENS } else { MIN_PREFILL_TOKENS };
         // In range: clamped between 0 and a u32.
         (tokens as u32).max(least.min(self.max_prefill_tokens))

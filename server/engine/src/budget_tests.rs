@@ -288,7 +288,7 @@ fn a_load_that_never_pauses_does_not_starve_its_prompts() {
                     (machine.cost.step_ms(work(rows, tokens)), machine.cost.step_ms(work(rows, 0)) * AUTO_STEP_FACTOR);
                 let report = format!("{rows} rows, {tokens} tokens, {step_ms} ms, {:?}", budget.cost());
                 let full = step_ms >= 0.8 * AUTO_STEP_MAX_MS;
-                assert!(tokens >= rows.max(MIN_DEAR_PREFILL_TOKENS) || full, "{report}");
+                assert!(tokens >= rows.max(MIN_PREFILL_TOKENS) || full, "{report}");
                 let least_ms = machine.cost.step_ms(work(rows, MIN_PREFILL_TOKENS));
                 assert!(step_ms <= target_ms.min(AUTO_STEP_MAX_MS).max(least_ms) * OVER_TARGET, "{report}");
             }
@@ -423,18 +423,21 @@ proptest! {
     /// Whatever is measured, the costs are numbers that are not negative, and the answer keeps its limits.
     #[test]
     fn no_measurement_breaks_the_estimate(
-        steps in proptest::collection::vec((0_u32..300, 0_u32..20_000, 0_f64..1e6, 0_u64..200_000_000_000), 1..300),
+        steps in proptest::collection::vec(
+            (0_u32..300, 0_u32..20_000, 0_f64..1e6, 0_u32..300, 0_u64..200_000_000_000), 1..300,
+        ),
         target in proptest::option::of(0_u32..5_000), max in 1_u32..20_000,
     ) {
         let mut budget = StepBudget::new(target, max);
-        for (rows, tokens, kilocells, nanos) in steps {
-            let work = StepWork { kilocells, ..work(rows, tokens) };
+        for (rows, tokens, kilocells, further_parts, nanos) in steps {
+            let work = StepWork { kilocells, further_parts, ..work(rows, tokens) };
             budget.observe(work, Duration::from_nanos(nanos));
             let StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms, per_kilocell_ms } = budget.cost();
             for cost in [fixed_ms, per_decode_row_ms, per_prefill_token_ms, per_kilocell_ms] {
                 prop_assert!((LEAST_COST_MS..=LONGEST_STEP_MS).contains(&cost), "{:?}", budget);
             }
-            let granted = budget.prefill_tokens(&demand(rows, 1));
+            let beside = Demand { prompt_parts: further_parts, part_kilocells: kilocells, ..demand(rows, 1) };
+            let granted = budget.prefill_tokens(&beside);
             prop_assert!(granted <= max && granted >= MIN_DEAR_PREFILL_TOKENS.min(max));
         }
     }

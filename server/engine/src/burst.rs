@@ -31,7 +31,7 @@ use crate::plan::{GROUP_TOKENS, Need};
 /// have waited a step.
 pub(crate) const BURST_MS: f64 = 10_000.0;
 /// A burst has so many prompts that their rows cost at least so many times what a step costs without any,
-const ROWS_WORTH_A_BURST: f64 = 1.5;
+const ROWS_WORTH_A_BURST: f64 = 1.25;
 /// and at least so many: fewer win little by it, and each waits for the others.
 const LEAST_BURST: usize = GROUP_TOKENS as usize;
 /// Rows that cost so many times what a step costs without any: further ones would save at most an eighth of the time.

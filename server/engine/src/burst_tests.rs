@@ -150,7 +150,7 @@ fn no_burst_where_it_wins_nothing() {
     };
     assert!(!unchanged(&prompts(0..4, 40), CPU));
     assert!(unchanged(&prompts(0..3, 40), CPU), "three win little");
-    let faster = StepCost { fixed_ms: 40.0, ..CPU };
+    let faster = StepCost { fixed_ms: 48.0, ..CPU };
     assert!(!unchanged(&prompts(0..6, 40), faster));
     assert!(unchanged(&prompts(0..5, 40), faster), "five rows are cheap beside each other");
     assert!(unchanged(&prompts(0..64, 40), GPU), "so are hundreds on a GPU");

@@ -190,6 +190,15 @@ const MEMORY: f64 = 0.9;
 /// What is assumed before anything is known: so many drafts right and so many wrong.
 const PRIOR: (f64, f64) = (1.0, 1.0);
 
+/// What drafts cost besides their rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct DraftCost {
+    /// What it takes to propose one: nothing for a look-up, a step of the draft model for that.
+    pub(crate) each_ms: f64,
+    /// What the first of a sequence brings along: a pass over the weights, where it is computed apart from others' rows.
+    pub(crate) first_ms: f64,
+}
+
 /// How often the drafts of one sequence are right, and how many are worth making.
 #[derive(Clone, Debug)]
 pub(crate) struct Acceptance {
@@ -209,14 +218,12 @@ impl Default for Acceptance {
 impl Acceptance {
     /// How many of `available` proposed tokens to draft in a step with so many decoding rows: as many as give the step
     /// the most tokens per time, none when that is without. Call it once for each step that has a proposal.
-    ///
-    /// `draft_ms` is what it takes to propose one token: 0 for a look-up, a step of the draft model for that.
-    pub(crate) fn drafts(&mut self, available: u32, decode_rows: u32, cost: StepCost, draft_ms: f64) -> u32 {
+    pub(crate) fn drafts(&mut self, available: u32, decode_rows: u32, cost: StepCost, own: DraftCost) -> u32 {
         self.probing = false;
         if available == 0 {
             return 0;
         }
-        let worth = |chance: f64| worthwhile(available, decode_rows, cost, draft_ms, chance);
+        let worth = |chance: f64| worthwhile(available, decode_rows, cost, own, chance);
         let drafts = worth(self.chance());
         if drafts > 0 {
             self.idle_steps = 0;
@@ -224,7 +231,7 @@ impl Acceptance {
         }
         self.idle_steps = self.idle_steps.saturating_add(1);
         // Where even drafts that are always right do not pay, there is nothing to find out but what a draft takes.
-        let hopeless = worth(1.0) == 0 && (draft_ms == 0.0 || self.idle_steps < LAST_PROBE_AFTER);
+        let hopeless = worth(1.0) == 0 && (own.each_ms == 0.0 || self.idle_steps < LAST_PROBE_AFTER);
         if self.idle_steps < self.probe_after || hopeless {
             return 0;
         }
@@ -266,15 +273,16 @@ impl Acceptance {
 }
 
 /// The number of drafts with the most tokens per time, if that is enough more than without.
-fn worthwhile(available: u32, decode_rows: u32, cost: StepCost, draft_ms: f64, chance: f64) -> u32 {
+fn worthwhile(available: u32, decode_rows: u32, cost: StepCost, own: DraftCost, chance: f64) -> u32 {
     let rows = decode_rows.max(1);
-    let (mut tokens, mut ms) = (f64::from(rows), cost.step_ms(StepWork::rows(rows)));
+    let (without, without_ms) = (f64::from(rows), cost.step_ms(StepWork::rows(rows)));
+    let (mut tokens, mut ms) = (without, without_ms + own.first_ms);
     let mut reached = 1.0;
     let mut drafts = 0;
     while drafts < available {
         reached *= chance;
         // The next one is right so often, and takes so long: it must beat what the step gives up to here.
-        let next_ms = cost.per_decode_row_ms + draft_ms;
+        let next_ms = cost.per_decode_row_ms + own.each_ms;
         if reached * ms < PAY_FACTOR * tokens * next_ms {
             break;
         }
@@ -282,7 +290,9 @@ fn worthwhile(available: u32, decode_rows: u32, cost: StepCost, draft_ms: f64, c
         ms += next_ms;
         drafts += 1;
     }
-    drafts
+    // All of them must pay for what the first brings along.
+    let pays = own.first_ms == 0.0 || tokens * without_ms >= PAY_FACTOR * without * ms;
+    if pays { drafts } else { 0 }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::*;
 const CPU: StepCost =
     StepCost { fixed_ms: 40.0, per_decode_row_ms: 4.0, per_prefill_token_ms: 6.0, per_kilocell_ms: 0.0 };
 const MAX: u32 = 8;
+const LOOK_UP: DraftCost = DraftCost { each_ms: 0.0, first_ms: 0.0 };
 
 /// Runs a text through index and acceptance as a greedy model that generates it would; gives tokens and time without
 /// drafts over time with them, for a single stream.
@@ -18,7 +19,7 @@ fn speed_up(text: &[Token], prompt: usize, cost: StepCost, rows: u32) -> (f64, u
     while index.len() < text.len() {
         let at = index.len();
         let proposal = index.propose(MAX as usize);
-        let drafts = acceptance.drafts(proposal.len() as u32, rows, cost, 0.0);
+        let drafts = acceptance.drafts(proposal.len() as u32, rows, cost, LOOK_UP);
         let right = proposal.iter().zip(&text[at..]).take(drafts as usize).take_while(|(a, b)| a == b).count();
         acceptance.observe(drafts, right as u32);
         let end = (at + right + 1).min(text.len());
@@ -122,7 +123,7 @@ fn what_a_prompt_repeats_is_expected_of_its_answer_until_it_is_not_so() {
     let mut in_vain = Vec::new();
     for pair in 0..20 {
         index.extend(&verse[pair..pair + 2]);
-        let drafts = acceptance.drafts(index.propose(31).len() as u32, 1, CPU, 0.0);
+        let drafts = acceptance.drafts(index.propose(31).len() as u32, 1, CPU, LOOK_UP);
         acceptance.observe(drafts, 0);
         in_vain.push(drafts);
     }
@@ -140,14 +141,17 @@ fn a_full_batch_is_not_made_slower_for_one_sequence() {
 
 #[test]
 fn the_number_of_drafts_follows_the_chance_the_rows_and_their_cost() {
-    let drafts = |chance, rows| worthwhile(MAX, rows, CPU, 0.0, chance);
+    let drafts = |chance, rows| worthwhile(MAX, rows, CPU, LOOK_UP, chance);
     assert_eq!([0.0, 0.05, 0.3, 0.6, 0.9, 1.0].map(|chance| drafts(chance, 1)), [0, 0, 1, 3, 8, 8]);
     assert_eq!([1, 4, 8, 16, 32, 64].map(|rows| drafts(0.8, rows)), [6, 4, 3, 1, 1, 0]);
     // A draft model that takes as long as the model itself never pays.
-    assert_eq!(worthwhile(MAX, 1, CPU, 44.0, 1.0), 0);
+    assert_eq!(worthwhile(MAX, 1, CPU, DraftCost { each_ms: 44.0, first_ms: 0.0 }, 1.0), 0);
+    // What the first brings along must be paid by all.
+    let apart = |chance| worthwhile(MAX, 4, CPU, DraftCost { each_ms: 0.0, first_ms: 40.0 }, chance);
+    assert_eq!([0.6, 0.9, 1.0].map(apart), [0, 0, 8]);
     // Where rows are free, all are taken that have any chance.
     let free = StepCost { per_decode_row_ms: 0.0, ..CPU };
-    assert_eq!(worthwhile(MAX, 1, free, 0.0, 0.05), MAX);
+    assert_eq!(worthwhile(MAX, 1, free, LOOK_UP, 0.05), MAX);
 }
 
 #[test]
@@ -155,7 +159,7 @@ fn it_turns_off_by_itself_tries_again_more_and_more_rarely_and_comes_back() {
     let mut acceptance = Acceptance::default();
     let mut tries = Vec::new();
     for step in 0..3_000 {
-        let drafts = acceptance.drafts(MAX, 4, CPU, 0.0);
+        let drafts = acceptance.drafts(MAX, 4, CPU, LOOK_UP);
         acceptance.observe(drafts, 0);
         if drafts > 0 {
             tries.push(step);
@@ -167,14 +171,14 @@ fn it_turns_off_by_itself_tries_again_more_and_more_rarely_and_comes_back() {
     assert_eq!(gaps[..4], [64, 128, 256, 512], "{tries:?}");
     // The text begins to repeat: one try is enough.
     let mut waited = 0;
-    while acceptance.drafts(MAX, 4, CPU, 0.0) == 0 {
+    while acceptance.drafts(MAX, 4, CPU, LOOK_UP) == 0 {
         acceptance.observe(0, 0);
         waited += 1;
         assert!(waited <= LAST_PROBE_AFTER);
     }
     acceptance.observe(PROBE_TOKENS, PROBE_TOKENS);
-    assert!(acceptance.drafts(MAX, 4, CPU, 0.0) >= 2);
-    assert_eq!(Acceptance::default().drafts(0, 1, CPU, 0.0), 0);
+    assert!(acceptance.drafts(MAX, 4, CPU, LOOK_UP) >= 2);
+    assert_eq!(Acceptance::default().drafts(0, 1, CPU, LOOK_UP), 0);
 }
 
 #[test]
@@ -184,13 +188,13 @@ fn a_try_that_came_to_nothing_is_made_again_at_once() {
         acceptance.observe(MAX, 0);
     }
     let steps_to_try =
-        |acceptance: &mut Acceptance| (1..).find(|_| acceptance.drafts(MAX, 4, CPU, 0.0) > 0).expect("a try comes");
+        |acceptance: &mut Acceptance| (1..).find(|_| acceptance.drafts(MAX, 4, CPU, LOOK_UP) > 0).expect("a try comes");
     assert!(steps_to_try(&mut acceptance) >= FIRST_PROBE_AFTER);
     // The draft model had to read first.
     acceptance.put_off();
     assert_eq!(steps_to_try(&mut acceptance), 1);
     acceptance.observe(PROBE_TOKENS, PROBE_TOKENS);
-    assert!(acceptance.drafts(MAX, 4, CPU, 0.0) > 0, "it came back");
+    assert!(acceptance.drafts(MAX, 4, CPU, LOOK_UP) > 0, "it came back");
 }
 
 proptest! {
@@ -225,7 +229,7 @@ proptest! {
         let cost = StepCost { fixed_ms, per_decode_row_ms, per_prefill_token_ms: 1.0, per_kilocell_ms: 0.0 };
         let mut acceptance = Acceptance::default();
         for (available, accepted, rows) in steps {
-            let drafts = acceptance.drafts(available, rows, cost, 0.0);
+            let drafts = acceptance.drafts(available, rows, cost, LOOK_UP);
             prop_assert!(drafts <= available);
             acceptance.observe(drafts, accepted);
             prop_assert!((0.0..=1.0).contains(&acceptance.chance()));

@@ -75,6 +75,13 @@ struct Share {
     rows: u32,
 }
 
+/// A sequence of a batch that failed, which is decoded by itself.
+struct Suspect {
+    ticket: u64,
+    /// Tokens of it that were in the cache when that happened: it is one until there are more.
+    held: u32,
+}
+
 /// What a scheduler is made with.
 pub(crate) struct SchedulerParts<B> {
     pub(crate) backend: B,
@@ -124,8 +131,8 @@ pub(crate) struct Scheduler<B> {
     waiting: Queue<Waiter>,
     batch: Vec<BatchEntry>,
     consecutive_failures: u32,
-    /// Slots of a batch that failed, each of which is decoded by itself.
-    suspects: VecDeque<usize>,
+    /// Those of a batch that failed, each of which is decoded by itself.
+    suspects: VecDeque<Suspect>,
     /// The slot that may guess first in this step: where not all can, they take turns.
     guesses_first: usize,
     /// Steps that read prompts.
@@ -254,10 +261,6 @@ impl<B: Backend> Scheduler<B> {
             }
         };
         let decoded = Instant::now();
-        // That one can be decoded by itself does not say that all can be together.
-        if self.suspects.pop_front().is_none() {
-            self.consecutive_failures = 0;
-        }
         let (mut prompt_tokens, mut decode_rows) = (0, 0);
         // Behind how many others the rows of the longest stream stand, and prompts in all.
         let (mut longest, mut behind) = (0, 0_u32);
@@ -276,6 +279,16 @@ impl<B: Backend> Scheduler<B> {
                 sequence.decoded += share.tokens;
                 // What was not granted was not checked.
                 sequence.drafts.truncate(share.rows.saturating_sub(1) as usize);
+            }
+        }
+        // That one can be decoded by itself does not say that all can be together.
+        match self.suspects.front() {
+            None => self.consecutive_failures = 0,
+            Some(&Suspect { ticket, held }) => {
+                let is_past = |s: &Sequence| s.ticket == ticket && s.decoded > held;
+                if self.slots.iter().flatten().any(is_past) {
+                    self.suspects.pop_front();
+                }
             }
         }
         self.prompt_steps += u64::from(prompt_tokens > 0);
@@ -317,7 +330,7 @@ impl<B: Backend> Scheduler<B> {
     /// the more of a step is theirs.
     fn demand(&self, asking: &[Asking], needs: impl Iterator<Item = Need>) -> Demand {
         let mut demand = Demand::default();
-        let (mut readers, mut longest) = (0.0, 0.0);
+        let (mut unread, mut longest) = (Vec::new(), 0.0);
         for (asking, need) in asking.iter().zip(needs) {
             let kilocells = kilocells(asking.read);
             match need {
@@ -327,19 +340,29 @@ impl<B: Backend> Scheduler<B> {
                     longest = f64::max(longest, kilocells);
                 }
                 Need::Prefill { remaining: 0, .. } => {}
-                Need::Prefill { .. } => {
-                    readers += 1.0;
+                Need::Prefill { remaining, .. } => {
+                    unread.push(remaining);
                     demand.token_kilocells += kilocells;
                 }
             }
         }
         demand.row_kilocells += self.part_looks() * longest;
-        demand.token_kilocells /= f64::max(readers, 1.0);
+        demand.token_kilocells /= f64::from(u32::try_from(unread.len().max(1)).unwrap_or(u32::MAX));
         demand.prompts =
             u32::try_from(asking.len() + self.waiting.len()).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
-        // As `plan` orders the batch, one prompt after the other is read.
-        demand.prompt_parts = u32::from(!self.limits.unified && readers > 0.0);
-        demand.part_kilocells = self.part_looks() * demand.token_kilocells;
+        if !self.limits.unified && !unread.is_empty() {
+            // One prompt after the other is read, those first of which least is left, so many as a step has room for.
+            let part_kilocells = self.part_looks() * demand.token_kilocells;
+            (demand.prompt_parts, demand.part_kilocells) = (1, part_kilocells);
+            unread.sort_unstable();
+            let mut room = self.budget.prefill_tokens(&demand);
+            for &tokens in &unread[..unread.len() - 1] {
+                let Some(left) = room.checked_sub(tokens).filter(|&left| left > 0) else { break };
+                room = left;
+                demand.prompt_parts += 1;
+                demand.part_kilocells += part_kilocells;
+            }
+        }
         demand
     }
 
@@ -361,12 +384,10 @@ impl<B: Backend> Scheduler<B> {
         let step_tokens = room_for(&self.demand(&asking, asking.iter().map(|asking| asking.need)));
         let mut needs = self.bursts.shape(&asking, self.budget.cost(), step_tokens, now);
         // Whose request has ended meanwhile is no suspect.
-        self.suspects.retain(|slot| active.iter().any(|(active, _)| active == slot));
+        self.suspects.retain(|suspect| asking.iter().any(|asking| asking.ticket == suspect.ticket));
         if let Some(suspect) = self.suspects.front() {
-            let alone = |(asking, (slot, _)): (&Asking, &(usize, &Sequence))| {
-                if slot == suspect { asking.need } else { asking.up_to(0) }
-            };
-            needs = asking.iter().zip(&active).map(alone).collect();
+            let alone = |asking: &Asking| if asking.ticket == suspect.ticket { asking.need } else { asking.up_to(0) };
+            needs = asking.iter().map(alone).collect();
         }
         self.stats.bursts.store(self.bursts.begun(), Relaxed);
         let demand = self.demand(&asking, needs.iter().copied());

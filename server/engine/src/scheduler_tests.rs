@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, VOCAB, reference};
 use crate::backend::{Backend, BackendLimits, Token};
-use crate::budget::{MIN_DEAR_PREFILL_TOKENS, MIN_PREFILL_TOKENS, StepBudget, StepCost};
+use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
 use crate::draft::Draft;
 use crate::error::RequestError;
@@ -468,6 +468,36 @@ fn whom_a_dead_backend_leaves_behind_may_all_be_served_elsewhere() {
         assert!(matches!(late.error(), RequestError::Broken(_)));
         h.assert_empty();
     }
+}
+
+#[test]
+fn who_fails_again_at_the_same_place_ends_wherever_that_is() {
+    for (requests, reusable) in [(1, true), (1, false), (3, true), (3, false)] {
+        // A step has room for less than has to be computed again where a state cannot be cut.
+        let mut setup = Setup::split(3, 200, 16, 4);
+        setup.limits.reusable = reusable;
+        let mut h = Harness::of(&setup);
+        *h.scheduler.backend().control.last_position.lock().unwrap() = Some(60);
+        let endless = GenerationParams { ignore_eos: true, ..greedy(100) };
+        let fails = h.submit(vec![3; 45], endless).unwrap();
+        let others: Vec<Submitted> = (1..requests).map(|i| h.submit(vec![3 + i; 4], greedy(40)).unwrap()).collect();
+        h.run();
+        assert!(matches!(fails.error(), RequestError::Internal(_)));
+        others.iter().for_each(|request| request.check(200));
+        h.assert_empty();
+        assert_eq!(h.scheduler.probe(), Ok(()), "the engine is not broken");
+    }
+}
+
+#[test]
+fn who_is_asked_about_when_the_backend_panics_is_not_lost() {
+    let mut h = Harness::new(1, 64, 8, 8);
+    let request = h.submit(vec![3; 4], greedy(20)).unwrap();
+    h.scheduler.backend().control.faults.lock().unwrap().extend([Fault::Fail, Fault::Fail, Fault::Panic]);
+    assert_eq!(h.scheduler.step(), StepOutcome::Failed);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| h.scheduler.step())).is_err());
+    h.scheduler.break_down(String::from("it panicked"));
+    assert!(matches!(request.error(), RequestError::Broken(_)));
 }
 
 #[test]

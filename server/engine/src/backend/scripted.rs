@@ -35,6 +35,8 @@ pub(crate) struct Control {
     pub(crate) faults: Arc<Mutex<VecDeque<Fault>>>,
     /// A prompt that begins with this token cannot be decoded.
     pub(crate) poison: Arc<Mutex<Option<Token>>>,
+    /// No token at this position can be decoded.
+    pub(crate) last_position: Arc<Mutex<Option<u32>>>,
     /// While a test holds it, decodes wait.
     pub(crate) gate: Arc<Mutex<()>>,
 }
@@ -163,6 +165,10 @@ impl Backend for ScriptedBackend {
             // Half of it was computed.
             batch[..batch.len() / 2].iter().for_each(|e| self.held[e.sequence as usize].push((e.token, Arc::new(()))));
             return Err(BackendError::Failed(String::from("poison")));
+        }
+        let last_position = *self.control.last_position.lock().unwrap();
+        if batch.iter().any(|entry| Some(entry.position) == last_position) {
+            return Err(BackendError::Failed(String::from("position")));
         }
         let runs = batch.chunk_by(|a, b| a.sequence == b.sequence);
         let runs = runs.map(|run| (run[0].sequence as usize, u32::try_from(run.len()).unwrap()));

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Scheduler, Share};
+use super::{Scheduler, Share, Suspect};
 use crate::backend::{Backend, BackendError};
 use crate::error::RequestError;
 use crate::output::TextEvent;
@@ -43,29 +43,30 @@ impl<B: Backend> Scheduler<B> {
             BackendError::NoKvCells => String::from("the KV cache is full"),
         };
         if self.suspects.pop_front().is_some() {
-            shares.iter().for_each(|share| self.end_suspect(share.slot, &reason));
+            shares.iter().for_each(|share| self.end_suspect(share, &reason));
             return;
         }
         for share in shares {
-            let sequence = u32::try_from(share.slot).unwrap_or(u32::MAX);
-            if !self.kv.rewind(sequence) {
+            let id = u32::try_from(share.slot).unwrap_or(u32::MAX);
+            let Some(sequence) = &mut self.slots[share.slot] else { continue };
+            self.suspects.push_back(Suspect { ticket: sequence.ticket, held: sequence.decoded });
+            if !self.kv.rewind(id) {
                 // A state that cannot be cut is computed again.
-                self.kv.clear(sequence);
-                if let Some(suspect) = &mut self.slots[share.slot] {
-                    suspect.decoded = 0;
-                }
+                self.kv.clear(id);
+                sequence.decoded = 0;
             }
-            self.suspects.push_back(share.slot);
         }
         self.failed_once_more(&reason);
     }
 
-    /// Ends a request that could not be decoded by itself. Whether the request or the backend is at fault, a token of
-    /// nobody's tells: where that cannot be decoded, either, all are for another engine, this one included.
-    fn end_suspect(&mut self, slot: usize, reason: &str) {
-        self.kv.clear(u32::try_from(slot).unwrap_or(u32::MAX));
-        let Some(sequence) = self.release(slot) else { return };
-        let probed = self.decode_probe(1, 1);
+    /// Ends a request that could not be decoded by itself. Whether the request or the backend is at fault, as many tokens
+    /// of nobody's tell: where those cannot be decoded, either, all are for another engine, this one included.
+    fn end_suspect(&mut self, share: &Share, reason: &str) {
+        let id = u32::try_from(share.slot).unwrap_or(u32::MAX);
+        self.kv.clear(id);
+        self.kv.set_in_use(id, false);
+        let probed = self.decode_probe(share.tokens, share.rows.max(1));
+        let Some(sequence) = self.release(share.slot) else { return };
         let error = match &probed {
             _ if self.shutting_down() => RequestError::ShuttingDown,
             Ok(()) => RequestError::Internal(format!("decoding failed: {reason}")),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{Scheduler, Share};
 use crate::backend::{Backend, Token};
 use crate::draft::{Ask, reason};
+use crate::lookup::DraftCost;
 use crate::plan::Need;
 use crate::sequence::{GuessSource, Sequence};
 
@@ -29,9 +30,15 @@ impl<B: Backend> Scheduler<B> {
         self.stats.drafted_for(took);
     }
 
+    /// What it takes that a sequence's guesses are computed apart from the rows of others.
+    fn apart_ms(&self, rows: u32) -> f64 {
+        if self.limits.unified || rows < 2 { 0.0 } else { self.budget.cost().fixed_ms }
+    }
+
     /// Guesses from repetitions; of the rows that there are for guesses, what is left.
     fn look_up(&mut self, rows: u32, mut room: u32) -> u32 {
         let Some(most) = self.lookup_tokens else { return room };
+        let own = DraftCost { each_ms: 0.0, first_ms: self.apart_ms(rows) };
         let (before, from) = self.slots.split_at_mut(self.guesses_first);
         for sequence in from.iter_mut().chain(before).flatten() {
             let most = most.min(room).min(sequence.left().saturating_sub(1));
@@ -39,7 +46,7 @@ impl<B: Backend> Scheduler<B> {
             let mut guessed = index.propose(most as usize);
             if !guessed.is_empty() {
                 let available = u32::try_from(guessed.len()).unwrap_or(u32::MAX);
-                let worth = sequence.lookup.drafts(available, rows, self.budget.cost(), 0.0);
+                let worth = sequence.lookup.drafts(available, rows, self.budget.cost(), own);
                 guessed.truncate(worth as usize);
                 room -= worth.min(room);
             }
@@ -51,17 +58,18 @@ impl<B: Backend> Scheduler<B> {
 
     /// Has the draft model guess for those that have no guesses.
     fn draft_ahead(&mut self, rows: u32, mut room: u32) {
+        let first_ms = self.apart_ms(rows);
         let Some(draft) = &mut self.draft else { return };
         let cost = self.budget.cost();
         let is_open = |s: &Sequence| s.need() == Need::Decode { drafts: 0 };
         let open = self.slots.iter().flatten().filter(|s| is_open(s)).count();
-        let token_ms = draft.token_ms(u32::try_from(open).unwrap_or(u32::MAX));
+        let each_ms = draft.token_ms(u32::try_from(open).unwrap_or(u32::MAX));
         let mut wants = Vec::new();
         let slots = self.slots.len();
         for slot in (self.guesses_first..slots).chain(0..self.guesses_first) {
             let Some(sequence) = self.slots[slot].as_mut().filter(|s| is_open(s)) else { continue };
             let available = draft.room(sequence.len()).min(room).min(sequence.left().saturating_sub(1));
-            let wanted = sequence.draft.drafts(available, rows, cost, token_ms);
+            let wanted = sequence.draft.drafts(available, rows, cost, DraftCost { each_ms, first_ms });
             if wanted > 0 {
                 room -= wanted.min(room);
                 wants.push((slot, wanted));

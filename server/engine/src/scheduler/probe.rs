@@ -134,7 +134,7 @@ impl<B: Backend> Scheduler<B> {
         let done = match decoded {
             Ok(()) if self.kv.logits(row).is_some() => Ok(()),
             Ok(()) => Err(String::from("the backend gave no logits")),
-            Err(BackendError::NoKvCells) => Err(String::from("the KV cache is full although no request uses it")),
+            Err(BackendError::NoKvCells) => Err(String::from("the KV cache is full although there should be room")),
             Err(BackendError::Failed(reason)) => Err(reason),
         };
         match done {

@@ -44,7 +44,25 @@ fn the_more_requests_wait_the_more_of_a_step_is_for_prompts() {
     // Rows take 40 ms, and so does what a prompt is computed in by itself besides its tokens: 2.1 times 40 is a step's
     // target, and more where more ask than there are streams.
     let tokens = [0, 2, 8, 11].map(budget);
-    assert_eq!(tokens, [MIN_DEAR_PREFILL_TOKENS, MIN_DEAR_PREFILL_TOKENS, 8, 12]);
+    assert_eq!(tokens, [MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS, 8, 12]);
+}
+
+#[test]
+fn prompts_that_are_computed_apart_each_take_their_part_of_a_step() {
+    // Four rows take 50 ms, and a step may take 105 with prompts: 10 go to each of those.
+    let cost = StepCost { fixed_ms: 10.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 1.0, per_kilocell_ms: 0.0 };
+    let budget = |prompts: &[usize]| {
+        let mut h = Harness::new(8, 1_100, 64, 64);
+        let _streams = h.streams(4);
+        let _asking: Vec<Submitted> =
+            (5..).zip(prompts).map(|(i, &n)| h.submit(vec![i; n], greedy(1)).unwrap()).collect();
+        h.step_at_cost(cost);
+        h.stats.snapshot().prefill_budget_tokens
+    };
+    assert_eq!(budget(&[1_000]), 45);
+    assert_eq!(budget(&[1_000, 900]), 45, "the second has no room beside the first");
+    assert_eq!(budget(&[30, 900]), 35);
+    assert_eq!(budget(&[12, 12, 12, 900]), 15);
 }
 
 #[test]
