@@ -10,6 +10,7 @@
 //! engine must be replaced ([`failure`]). A cache that is full ends nobody: leftovers go, then a sequence gives way and comes back later.
 
 mod admission;
+mod cost;
 mod failure;
 mod gaps;
 mod guess;
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Vocabulary};
-use crate::budget::{Demand, MIN_PREFILL_TOKENS, PRODUCTS_LOOK, StepBudget, StepWork, kilocells};
+use crate::budget::{Demand, MIN_PREFILL_TOKENS, StepBudget};
 use crate::burst::{Asking, Bursts, only_reader};
 use crate::cache::{Fingerprint, PrefixCache};
 use crate::draft::Draft;
@@ -261,21 +262,9 @@ impl<B: Backend> Scheduler<B> {
             }
         };
         let decoded = Instant::now();
-        let (mut prompt_tokens, mut decode_rows) = (0, 0);
-        // Behind how many others the rows of the longest stream stand, and prompts in all.
-        let (mut longest, mut behind) = (0, 0_u32);
+        let work = self.work(&shares);
         for share in &shares {
             if let Some(sequence) = &mut self.slots[share.slot] {
-                match sequence.need() {
-                    Need::Prefill { .. } => {
-                        prompt_tokens += share.tokens;
-                        behind = behind.saturating_add(sequence.decoded);
-                    }
-                    Need::Decode { .. } => {
-                        decode_rows += share.tokens;
-                        longest = longest.max(sequence.decoded);
-                    }
-                }
                 sequence.decoded += share.tokens;
                 // What was not granted was not checked.
                 sequence.drafts.truncate(share.rows.saturating_sub(1) as usize);
@@ -291,13 +280,13 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
         }
-        self.prompt_steps += u64::from(prompt_tokens > 0);
+        self.prompt_steps += u64::from(work.prefill_tokens > 0);
         let generated_tokens = self.sample(&shares);
         // Who hears of an end finds the slot free.
         self.publish();
         self.output.post(&mut self.events);
         self.stats.step_done(&StepRecord {
-            prompt_tokens: prompt_tokens.into(),
+            prompt_tokens: work.prefill_tokens.into(),
             generated_tokens,
             batch_tokens: self.batch.len() as u64,
             padding_tokens: padding(shares.iter().map(|share| share.tokens.into())),
@@ -307,63 +296,8 @@ impl<B: Backend> Scheduler<B> {
             after: decoded.elapsed(),
         });
         // Admission is not among what rows and tokens cost: it may have restored a sequence's state.
-        let of_tokens: f64 = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
-        let of_parts = self.part_looks() * (kilocells(longest) + kilocells(behind));
-        let batch: Vec<(usize, u32)> = shares.iter().map(|share| (share.slot, share.tokens)).collect();
-        let parts = if self.limits.unified { 1 } else { split_parts(&batch).len() };
-        let work = StepWork {
-            decode_rows,
-            prefill_tokens: prompt_tokens,
-            kilocells: of_tokens + of_parts,
-            further_parts: u32::try_from(parts.saturating_sub(1)).unwrap_or(u32::MAX),
-        };
         self.budget.observe(work, called.elapsed());
         StepOutcome::Decoded
-    }
-
-    /// How many tokens more look at the cells of what is computed together, see [`PRODUCTS_LOOK`].
-    fn part_looks(&self) -> f64 {
-        if self.limits.flash_attention { 0.0 } else { PRODUCTS_LOOK }
-    }
-
-    /// What a step is wanted for. All who have no stream yet count as prompts, whether or not they read now: the more wait,
-    /// the more of a step is theirs.
-    fn demand(&self, asking: &[Asking], needs: impl Iterator<Item = Need>) -> Demand {
-        let mut demand = Demand::default();
-        let (mut unread, mut longest) = (Vec::new(), 0.0);
-        for (asking, need) in asking.iter().zip(needs) {
-            let kilocells = kilocells(asking.read);
-            match need {
-                Need::Decode { .. } => {
-                    demand.decode_rows += 1;
-                    demand.row_kilocells += kilocells;
-                    longest = f64::max(longest, kilocells);
-                }
-                Need::Prefill { remaining: 0, .. } => {}
-                Need::Prefill { remaining, .. } => {
-                    unread.push(remaining);
-                    demand.token_kilocells += kilocells;
-                }
-            }
-        }
-        demand.row_kilocells += self.part_looks() * longest;
-        demand.token_kilocells /= f64::from(u32::try_from(unread.len().max(1)).unwrap_or(u32::MAX));
-        demand.prompts =
-            u32::try_from(asking.len() + self.waiting.len()).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
-        if !self.limits.unified && !unread.is_empty() {
-            // One prompt after the other is read, those first of which least is left, so many as a step has room for.
-            let part_kilocells = self.part_looks() * demand.token_kilocells;
-            (demand.prompt_parts, demand.part_kilocells) = (1, part_kilocells);
-            unread.sort_unstable();
-            let mut room = self.budget.prefill_tokens(&demand);
-            for &tokens in &unread[..unread.len() - 1] {
-                let Some(left) = room.checked_sub(tokens).filter(|&left| left > 0) else { break };
-                room = left;
-                demand.prompt_parts += 1;
-                demand.part_kilocells += part_kilocells;
-            }
-        }
-        demand
     }
 
     /// Slots that may be in use while memory is as short as it is.
