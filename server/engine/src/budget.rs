@@ -3,8 +3,9 @@
 //! A step's time is taken as `fixed + per_decode_row * rows + per_prefill_token * tokens + per_kilocell * kilocells`, the
 //! last being thousands of cells that its tokens look at: a token of a prompt behind 3,000 others may take twice as long
 //! as one at its beginning. What llama.cpp computes apart ([`StepWork::further_parts`]) has a fixed part of its own: were
-//! that taken for the tokens', few of them would seem so dear beside streams that a prompt would never get more. Flow: after each step [`StepBudget::observe`] → before the next
-//! [`StepBudget::prefill_tokens`], so many that the step ends near its target.
+//! that taken for the tokens', few of them would seem so dear beside streams that a prompt would never get more. Flow:
+//! after each step [`StepBudget::observe`] → before the next [`StepBudget::prefill_tokens`], so many that the step ends
+//! near its target.
 //!
 //! The costs are corrected by ratios: what a step took, over what was expected, is shared out to the costs by
 //! their part in the step, and each is multiplied. Least squares (or a Kalman filter) would be exact where the model
@@ -46,7 +47,7 @@ pub(crate) const MOST_STEP_FACTOR: f64 = 2.8;
 /// Cells make few tokens dear where they are so much of what those cost besides.
 pub(crate) const DEAR_CELLS: f64 = 0.5;
 /// Where attention is computed as matrix products, what is computed together costs besides as if so many more tokens looked
-/// at its cells (Qwen2.5-0.5B's shape in Q4_0 on two cores with AVX-512: 4, 8, 16 and 32 tokens of a prompt take 36, 50, 83 and
+/// at its cells (Qwen2.5-0.5B's shape in Q4_0 on two cores of Zen 5: 4, 8, 16 and 32 tokens of a prompt take 36, 50, 83 and
 /// 161 ms behind 3,072 others, and 18, 27, 34 and 62 at its beginning).
 pub(crate) const PRODUCTS_LOOK: f64 = 2.0;
 /// Before anything is measured: some CPU, in ms.

@@ -7,7 +7,8 @@
 //!
 //! When a batch fails, each sequence in it is decoded by itself, and ends its request if it fails alone. Where a token of
 //! nobody's fails as well, or several batches in a row, the backend is broken: the scheduler then fails everything, and its
-//! engine must be replaced ([`failure`]). A cache that is full ends nobody: leftovers go, then a sequence gives way and comes back later.
+//! engine must be replaced ([`failure`]). A cache that is full ends nobody: leftovers go, then a sequence gives way and
+//! comes back later.
 
 mod admission;
 mod cost;
