@@ -118,6 +118,7 @@ pub fn all(quick: bool) -> Vec<Load> {
         intruder(quick),
         front(quick),
         decode("decode-1", "decode rate at batch 1", 1, quick),
+        decode_odd(quick),
         decode("decode-8", "decode rate at batch 8", 8, quick),
         decode_q8(quick),
         decode("decode-32", "decode rate at batch 32", 32, quick),
@@ -323,6 +324,11 @@ fn decode(name: &'static str, title: &'static str, batch: u32, quick: bool) -> L
         with_peer: false,
         watches_memory: false,
     }
+}
+
+/// As many streams as leave three rows over of a group of four, with a slot to spare.
+fn decode_odd(quick: bool) -> Load {
+    Load { ctx_size: 256 * 8, parallel: 8, ..decode("decode-7", "decode rate of 7 streams with 8 slots", 7, quick) }
 }
 
 fn decode_q8(quick: bool) -> Load {

@@ -11,12 +11,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::{process::Command, time::timeout};
 
-use crate::{loads::Load, prompts::MODEL_NAME, server::Setup};
+use crate::{drive::Drive, loads::Load, prompts::MODEL_NAME, server::Setup};
 
 /// Longest time that llama-batched-bench may take.
 const BATCHED_BENCH_LIMIT: Duration = Duration::from_secs(1800);
@@ -177,7 +177,7 @@ pub async fn version(folder: &Path) -> Result<String> {
 /// What of a line of llama-batched-bench is looked at.
 #[derive(Deserialize)]
 struct BatchedBenchLine {
-    pl: u32,
+    pl: usize,
     speed_tg: f64,
 }
 
@@ -193,21 +193,24 @@ pub async fn batched_bench(
     threads: usize,
 ) -> Result<f64> {
     let program: PathBuf = folder.join("llama-batched-bench");
+    let Drive::Closed { streams: batch, .. } = load.drive else {
+        bail!("{}: a batch is of streams that go on", load.name)
+    };
     let run = Command::new(&program)
         .args(["--model", &model.display().to_string(), "--ctx-size", &load.ctx_size.to_string()])
         .args(["--threads", &threads.to_string(), "-npp", &prompt_tokens.to_string(), "-ntg", &tokens.to_string()])
-        .args(["-npl", &load.parallel.to_string(), "--output-format", "jsonl"])
+        .args(["-npl", &batch.to_string(), "--output-format", "jsonl"])
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
     let output = timeout(BATCHED_BENCH_LIMIT, run).await.context("llama-batched-bench takes too long")??;
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "llama-batched-bench failed with {}\n{text}", output.status);
-    parse_batched_bench(&text, load.parallel)
-        .with_context(|| format!("llama-batched-bench said nothing about a batch of {}\n{text}", load.parallel))
+    parse_batched_bench(&text, batch)
+        .with_context(|| format!("llama-batched-bench said nothing about a batch of {batch}\n{text}"))
 }
 
-fn parse_batched_bench(text: &str, batch: u32) -> Option<f64> {
+fn parse_batched_bench(text: &str, batch: usize) -> Option<f64> {
     // Its log goes to the same place and may put a prefix before a line.
     text.lines()
         .filter_map(|line| serde_json::from_str::<BatchedBenchLine>(&line[line.find('{')?..]).ok())

@@ -287,6 +287,8 @@ pub struct EngineStats {
     pub evictions_total: u64,
     /// Times that a sequence was moved beside the others, to be computed with them.
     pub moves_total: u64,
+    /// Rows of nobody's, computed to make those of streams whole groups, which takes less.
+    pub filler_rows_total: u64,
     /// Times that prompts which came at once were read together, to begin together.
     pub bursts_total: u64,
     /// Sequences that gave their slot away, to go on later.

@@ -13,6 +13,7 @@
 mod admission;
 mod cost;
 mod failure;
+mod fill;
 mod gaps;
 mod guess;
 mod pressure;
@@ -42,6 +43,7 @@ use crate::stats::{Stats, StepRecord};
 use admission::Waiter;
 #[cfg(test)]
 pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
+use fill::WorthFilling;
 
 /// An idle engine waits for a further request, before it reads those that it has, by so much of the time that reading takes,
 const PATIENCE: f64 = 0.005;
@@ -132,6 +134,9 @@ pub(crate) struct Scheduler<B> {
     slots: Vec<Option<Sequence>>,
     waiting: Queue<Waiter>,
     batch: Vec<BatchEntry>,
+    /// Those of the batch that are nobody's.
+    fillers: Vec<BatchEntry>,
+    worth_filling: WorthFilling,
     consecutive_failures: u32,
     /// Those of a batch that failed, each of which is decoded by itself.
     suspects: VecDeque<Suspect>,
@@ -170,6 +175,8 @@ impl<B: Backend> Scheduler<B> {
             slots: (0..limits.sequences).map(|_| None).collect(),
             waiting: Queue::default(),
             batch: Vec::new(),
+            fillers: Vec::new(),
+            worth_filling: WorthFilling::default(),
             consecutive_failures: 0,
             suspects: VecDeque::new(),
             guesses_first: 0,
@@ -257,12 +264,14 @@ impl<B: Backend> Scheduler<B> {
                 Ok(()) => break (shares, called),
                 Err(BackendError::NoKvCells) if self.give_way(started) => {}
                 Err(error) => {
+                    self.rewind_fillers();
                     self.decode_failed(error, &shares);
                     return StepOutcome::Failed;
                 }
             }
         };
         let decoded = Instant::now();
+        self.take_out_fillers();
         let work = self.work(&shares);
         for share in &shares {
             if let Some(sequence) = &mut self.slots[share.slot] {
@@ -289,7 +298,7 @@ impl<B: Backend> Scheduler<B> {
         self.stats.step_done(&StepRecord {
             prompt_tokens: work.prefill_tokens.into(),
             generated_tokens,
-            batch_tokens: self.batch.len() as u64,
+            batch_tokens: (self.batch.len() - self.fillers.len()) as u64,
             padding_tokens: padding(shares.iter().map(|share| share.tokens.into())),
             batch_rows: shares.iter().map(|share| u64::from(share.rows)).sum(),
             before: called - started,
@@ -345,9 +354,18 @@ impl<B: Backend> Scheduler<B> {
             if self.limits.unified { vec![batch.iter().map(|(_, tokens)| tokens).sum()] } else { split_parts(&batch) }
         };
         let grants = plan_in_groups(&needs, bounds, parts);
+        let granted =
+            || needs.iter().zip(&grants).zip(&active).map(|((need, &tokens), &(slot, _))| (need, slot, tokens));
+        let streams = granted().filter(|(need, _, tokens)| generates(need) && *tokens > 0);
+        let streams: Vec<(usize, u32)> = streams.map(|(_, slot, tokens)| (slot, tokens)).collect();
+        let of_prompts = granted().filter(|(need, ..)| !generates(need)).map(|(_, _, tokens)| tokens).sum();
+        let fillers = self.fillers(&streams, of_prompts);
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());
         for at in order() {
+            if at == ahead {
+                self.batch.extend(&fillers.before);
+            }
             let ((slot, sequence), tokens) = (active[at], grants[at]);
             let (mut row, mut rows) = (0, 0);
             for (token, position, output) in sequence.next_tokens(tokens) {
@@ -362,7 +380,11 @@ impl<B: Backend> Scheduler<B> {
             if tokens > 0 {
                 shares.push(Share { slot, tokens, row, rows });
             }
+            if at + 1 == behind {
+                self.batch.extend(&fillers.behind);
+            }
         }
+        self.fillers = [fillers.before, fillers.behind].concat();
         shares
     }
 
@@ -504,6 +526,19 @@ impl<B: Backend> Scheduler<B> {
 }
 
 #[cfg(test)]
+impl<B: Backend> Scheduler<B> {
+    /// Whose each slot is, by their tickets; 0: nobody's.
+    pub(crate) fn tickets(&self) -> Vec<u64> {
+        self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
+    }
+
+    /// The state of what a sequence holds.
+    pub(crate) fn saved(&mut self, sequence: u32) -> Vec<Vec<u8>> {
+        if self.kv.len(sequence) == 0 { Vec::new() } else { self.kv.save(sequence, 0).unwrap_or_default() }
+    }
+}
+
+#[cfg(test)]
 impl Scheduler<crate::backend::scripted::ScriptedBackend> {
     pub(crate) fn backend(&mut self) -> &mut crate::backend::scripted::ScriptedBackend {
         self.kv.backend()
@@ -511,6 +546,10 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
 
     pub(crate) fn draft(&mut self) -> Option<&mut Draft<crate::backend::scripted::ScriptedBackend>> {
         self.draft.as_mut()
+    }
+
+    pub(crate) fn draft_is(&mut self, draft: Option<Draft<crate::backend::scripted::ScriptedBackend>>) {
+        self.draft = draft.filter(|_| self.limits.reusable);
     }
 
     pub(crate) fn cost_is(&mut self, cost: crate::budget::StepCost) {
@@ -536,11 +575,6 @@ impl Scheduler<crate::backend::scripted::ScriptedBackend> {
         }
         assert_eq!(self.kv.backend().cells(), self.kv.used_cells());
         assert!(self.kv.used_cells() <= self.limits.total_cells);
-    }
-
-    /// Whose each slot is, by their tickets; 0: nobody's.
-    pub(crate) fn tickets(&self) -> Vec<u64> {
-        self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
     }
 
     pub(crate) fn drop_leftovers(&mut self) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, VOCAB, reference};
-use crate::backend::{Backend, BackendLimits, Token};
+use crate::backend::{Backend, BackendLimits, Token, Vocabulary};
 use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
 use crate::draft::Draft;
@@ -27,6 +27,7 @@ use crate::stats::Stats;
 
 mod bursts;
 mod failures;
+mod fill;
 mod gaps;
 mod guesses;
 mod ladder;
@@ -47,8 +48,9 @@ const CPU: StepCost =
 const SMALL: StepCost =
     StepCost { fixed_ms: 2.0, per_decode_row_ms: 0.5, per_prefill_token_ms: 0.5, per_kilocell_ms: 0.0 };
 
-struct Harness {
-    scheduler: Scheduler<ScriptedBackend>,
+struct Harness<B = ScriptedBackend> {
+    scheduler: Scheduler<B>,
+    vocabulary: Arc<dyn Vocabulary>,
     stats: Arc<Stats>,
     tickets: u64,
     limit: u32,
@@ -100,7 +102,7 @@ impl Setup {
             total_cells: u64::from(sequences) * u64::from(positions),
             unified: false,
             flash_attention: true,
-            group_rows: 1,
+            group_rows: 4,
             reusable: true,
         };
         Self {
@@ -139,10 +141,30 @@ impl Harness {
 
     fn of(setup: &Setup) -> Self {
         let backend = ScriptedBackend::with_limits(setup.limits);
+        let mut harness = Self::with(backend, Arc::new(ScriptedVocabulary), setup);
+        harness.scheduler.draft_is(setup.draft());
+        harness.scheduler.fills(true);
+        harness
+    }
+
+    /// Nothing is held by anyone.
+    fn assert_empty(&mut self) {
+        assert!(!self.scheduler.has_work());
+        self.scheduler.assert_books();
+        self.scheduler.drop_leftovers();
+        assert_eq!(self.scheduler.backend().cells(), 0);
+        let stats = self.stats.snapshot();
+        assert_eq!((stats.slots_active, stats.queued, stats.kv_used_cells), (0, 0, 0));
+        assert_eq!(self.stats.in_flight.load(Relaxed), 0);
+    }
+}
+
+impl<B: Backend> Harness<B> {
+    fn with(backend: B, vocabulary: Arc<dyn Vocabulary>, setup: &Setup) -> Self {
         let stats = Arc::new(Stats::new(setup.parallel, backend.limits().total_cells, Arc::default()));
         let scheduler = Scheduler::new(SchedulerParts {
             backend,
-            vocabulary: Arc::new(ScriptedVocabulary),
+            vocabulary: vocabulary.clone(),
             stats: stats.clone(),
             output: Output::Inline(TextStage::default()),
             pool: SamplePool::new(0).unwrap(),
@@ -155,10 +177,11 @@ impl Harness {
             }),
             ttl: None,
             lookup_tokens: setup.lookup_tokens,
-            draft: setup.draft(),
+            draft: None,
             max_saved_bytes: setup.max_saved_bytes,
         });
-        Self { scheduler, stats, tickets: 0, limit: setup.parallel + setup.max_queue, waited: Duration::ZERO }
+        let limit = setup.parallel + setup.max_queue;
+        Self { scheduler, vocabulary, stats, tickets: 0, limit, waited: Duration::ZERO }
     }
 
     fn submit(&mut self, prompt: Vec<Token>, params: GenerationParams) -> Option<Submitted> {
@@ -187,7 +210,7 @@ impl Harness {
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at, fetched) = (now, now, None);
         let blocks = chain(fingerprint(), &prompt);
-        let setup = sampler::compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
+        let setup = sampler::compile(self.vocabulary.as_ref(), &Grammars::default(), &params).unwrap();
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
         let repeats = Indexer::default().index(&prompt);
         let request = Request {
@@ -211,17 +234,6 @@ impl Harness {
         while self.scheduler.has_work() {
             self.scheduler.step();
         }
-    }
-
-    /// Nothing is held by anyone.
-    fn assert_empty(&mut self) {
-        assert!(!self.scheduler.has_work());
-        self.scheduler.assert_books();
-        self.scheduler.drop_leftovers();
-        assert_eq!(self.scheduler.backend().cells(), 0);
-        let stats = self.stats.snapshot();
-        assert_eq!((stats.slots_active, stats.queued, stats.kv_used_cells), (0, 0, 0));
-        assert_eq!(self.stats.in_flight.load(Relaxed), 0);
     }
 }
 

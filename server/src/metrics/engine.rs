@@ -85,6 +85,12 @@ const COUNTERS: &[Family] = &[
         figures: &[("", |w| w.engine.moves_total as f64)],
     },
     Family {
+        name: "engine_filler_rows",
+        help: "Rows of nobody's, computed to make those of streams whole groups, which takes less",
+        label: "",
+        figures: &[("", |w| w.engine.filler_rows_total as f64)],
+    },
+    Family {
         name: "engine_preemptions",
         help: "Sequences that gave their slot away, to go on later",
         label: "",

@@ -25,6 +25,8 @@ pub(crate) enum Fault {
     None,
     NoKvCells,
     Fail,
+    /// After the batch was computed.
+    FailLate,
     Panic,
 }
 
@@ -114,6 +116,11 @@ impl ScriptedBackend {
         self.copies_fail = true;
     }
 
+    /// Holds these without a word, as after a batch that failed.
+    fn leave(&mut self, batch: &[BatchEntry]) {
+        batch.iter().for_each(|e| self.held[e.sequence as usize].push((e.token, Arc::new(()))));
+    }
+
     /// Cells that hold a token, each counted once.
     pub(crate) fn cells(&self) -> u64 {
         let cells: HashSet<*const ()> = self.held.iter().flatten().map(|(_, cell)| Arc::as_ptr(cell)).collect();
@@ -158,12 +165,16 @@ impl Backend for ScriptedBackend {
             Fault::None => {}
             Fault::NoKvCells => return Err(BackendError::NoKvCells),
             Fault::Fail => return Err(BackendError::Failed(String::from("scripted"))),
+            Fault::FailLate => {
+                self.leave(batch);
+                return Err(BackendError::Failed(String::from("scripted")));
+            }
             Fault::Panic => panic!("scripted"),
         }
         let poison = *self.control.poison.lock().unwrap();
         if batch.iter().any(|entry| entry.position == 0 && Some(entry.token) == poison) {
             // Half of it was computed.
-            batch[..batch.len() / 2].iter().for_each(|e| self.held[e.sequence as usize].push((e.token, Arc::new(()))));
+            self.leave(&batch[..batch.len() / 2]);
             return Err(BackendError::Failed(String::from("poison")));
         }
         let last_position = *self.control.last_position.lock().unwrap();

@@ -26,6 +26,7 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
         }
+        work.decode_rows += u32::try_from(self.fillers.len()).unwrap_or(u32::MAX);
         let of_tokens: f64 = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
         work.kilocells = of_tokens + self.part_looks() * (kilocells(longest) + kilocells(behind));
         let batch: Vec<(usize, u32)> = shares.iter().map(|share| (share.slot, share.tokens)).collect();

@@ -8,8 +8,8 @@ use crate::budget::{CellSteps, StepWork, kilocells};
 use crate::error::ProbeError;
 use crate::stats::StepRecord;
 
-/// The token decoded by a probe and by the warm-up; every vocabulary has it, and its text is never looked at.
-const PROBE_TOKEN: Token = 0;
+/// The token decoded by a probe, by the warm-up, and where rows are filled up; every vocabulary has it, and its text is never looked at.
+pub(super) const PROBE_TOKEN: Token = 0;
 /// Rows with logits of one of the batches of the warm-up: as many as tell a row's cost from a step's.
 const WARM_UP_ROWS: u32 = 16;
 /// Tokens that are read for that, in full batches: llama.cpp looks at 256 cells at least, so that fewer tell nothing.
@@ -35,6 +35,7 @@ impl<B: Backend> Scheduler<B> {
             steps.push((work, least_time(|| self.decode_probe(tokens, tokens))?));
         }
         self.budget.calibrate(&steps, cells);
+        self.measure_groups()?;
         self.draft.as_mut().map_or(Ok(()), |draft| draft.warm_up().map_err(|e| format!("the draft model: {e}")))
     }
 
@@ -152,7 +153,7 @@ fn attended(held: u32, tokens: u32) -> f64 {
 }
 
 /// What a probe takes, the shortest of some: who shares the machine makes it longer, and never shorter.
-fn least_time(mut probe: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {
+pub(super) fn least_time(mut probe: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {
     let began = Instant::now();
     let mut least = Duration::MAX;
     for time in 0..WARM_UP_TIMES {

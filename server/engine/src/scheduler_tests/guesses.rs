@@ -40,7 +40,8 @@ fn guesses_save_steps_and_change_nothing() {
 
 /// One answer of 400 tokens with guesses of a draft model, on machines that cost so much.
 fn with_draft(draft_wrong_every: Option<usize>, draft_cost: StepCost) -> (EngineStats, String) {
-    let setup = Setup { draft_wrong_every, ..Setup::unified(2, 2, 4_000, 64) };
+    let mut setup = Setup { draft_wrong_every, ..Setup::unified(2, 2, 4_000, 64) };
+    setup.limits.group_rows = 1;
     let mut h = Harness::of(&setup);
     let request = h.submit(vec![5; 20], GenerationParams { ignore_eos: true, ..greedy(400) }).unwrap();
     while h.scheduler.has_work() {
