@@ -25,6 +25,7 @@ mod gpu;
 mod grammar;
 mod layout;
 mod logs;
+mod mapped;
 mod model;
 mod rerank;
 mod shim;

@@ -10,7 +10,7 @@ use llama_cpp_sys_2 as sys;
 
 use crate::error::{ModelError, TokenizeError};
 use crate::gpu::{self, GpuSplit};
-use crate::{backend, logs, shim};
+use crate::{backend, logs, mapped, shim};
 
 /// A token id.
 pub type Token = i32;
@@ -46,8 +46,18 @@ unsafe impl Sync for Model {}
 impl Drop for Model {
     fn drop(&mut self) {
         // SAFETY: `ptr` is owned, and contexts and templates hold an Arc, so none of them is left.
-        unsafe { sys::llama_model_free(self.ptr.as_ptr()) };
+        unsafe { free(self.ptr) };
     }
+}
+
+/// Frees a model.
+///
+/// # Safety
+/// It is owned, and not used again.
+unsafe fn free(model: NonNull<sys::llama_model>) {
+    let _unmaps = mapped::may_unmap();
+    // SAFETY: as the caller says.
+    unsafe { sys::llama_model_free(model.as_ptr()) };
 }
 
 /// What the progress callback of one load shares with it.
@@ -90,9 +100,11 @@ impl Model {
         raw.progress_callback = Some(on_progress);
         raw.progress_callback_user_data = (&raw mut state).cast();
         logs::clear_recent_errors();
+        let may_unmap = mapped::may_unmap();
         // SAFETY: the path is NUL-terminated; `raw`, `state` and `offload`, into which `raw` points, outlive the call; the
         // devices end with null; and the shim catches exceptions.
         let ptr = unsafe { shim::gantry_model_load(c_path.as_ptr(), &raw const raw) };
+        drop(may_unmap);
         let Some(ptr) = NonNull::new(ptr) else {
             return Err(if state.aborted {
                 ModelError::Aborted
@@ -100,7 +112,10 @@ impl Model {
                 ModelError::Refused(logs::take_recent_errors())
             });
         };
-        Self::from_raw(ptr).map(Arc::new)
+        let model = Self::from_raw(ptr).map(Arc::new)?;
+        let bytes = mapped::let_go(path);
+        tracing::debug!(bytes, "let go of the pages of the model's file");
+        Ok(model)
     }
 
     fn from_raw(ptr: NonNull<sys::llama_model>) -> Result<Self, ModelError> {
@@ -108,7 +123,7 @@ impl Model {
         let vocab = unsafe { sys::llama_model_get_vocab(ptr.as_ptr()) };
         let Some(vocab) = NonNull::new(vocab.cast_mut()) else {
             // SAFETY: owned and not used again.
-            unsafe { sys::llama_model_free(ptr.as_ptr()) };
+            unsafe { free(ptr) };
             return Err(ModelError::NotGenerative("it has no vocabulary"));
         };
         // SAFETY: a valid vocabulary.

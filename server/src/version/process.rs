@@ -20,6 +20,8 @@ use tokio::time::timeout;
 
 use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_TAIL_LINES};
 
+/// glibc's name for how it asks for huge pages; 1: by `madvise`.
+const HUGE_PAGES: &str = "glibc.malloc.hugetlb";
 /// Lines of the log that are quoted when a worker dies.
 const QUOTED_LINES: usize = 3;
 
@@ -72,6 +74,7 @@ impl Process {
         let mut child = command
             // On an abort llama.cpp would start a debugger for a backtrace, and wait for it.
             .env("GGML_NO_BACKTRACE", "1")
+            .env("GLIBC_TUNABLES", with_huge_pages(std::env::var("GLIBC_TUNABLES").ok()))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -114,6 +117,17 @@ impl Process {
         if let Err(error) = self.child.wait().await {
             tracing::warn!(%error, "cannot wait for a killed worker");
         }
+    }
+}
+
+/// The C library's settings, `given` or none, with which a worker's weights and KV cells lie on huge pages where the system
+/// leaves it to programs to ask for them (`madvise`): each token reads all weights, and with pages of 4 KiB a good part
+/// of the time goes to finding them. What the user says of it stands.
+fn with_huge_pages(given: Option<String>) -> String {
+    match given {
+        Some(given) if given.contains(HUGE_PAGES) => given,
+        Some(given) if !given.is_empty() => format!("{given}:{HUGE_PAGES}=1"),
+        _ => format!("{HUGE_PAGES}=1"),
     }
 }
 
@@ -186,6 +200,15 @@ fn describe(status: ExitStatus, log: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_user_set_of_the_c_library_stands() {
+        let with = |given: Option<&str>| with_huge_pages(given.map(String::from));
+        assert_eq!(with(None), "glibc.malloc.hugetlb=1");
+        assert_eq!(with(Some("")), "glibc.malloc.hugetlb=1");
+        assert_eq!(with(Some("glibc.malloc.arena_max=2")), "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1");
+        assert_eq!(with(Some("glibc.malloc.hugetlb=0")), "glibc.malloc.hugetlb=0");
+    }
 
     #[test]
     fn a_death_is_described_with_its_last_words() {
