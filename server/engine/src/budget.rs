@@ -178,6 +178,9 @@ pub(crate) struct StepBudget {
     steps: u32,
     /// Steps in which another outlier is believed.
     suspicious_steps: u32,
+    /// What the last step was said to be.
+    #[cfg(test)]
+    pub(crate) observed: StepWork,
 }
 
 impl StepBudget {
@@ -189,6 +192,8 @@ impl StepBudget {
             cost: FIRST_GUESS,
             steps: 0,
             suspicious_steps: 0,
+            #[cfg(test)]
+            observed: StepWork::default(),
         }
     }
 
@@ -209,6 +214,10 @@ impl StepBudget {
 
     /// Learns from a step.
     pub(crate) fn observe(&mut self, work: StepWork, took: Duration) {
+        #[cfg(test)]
+        {
+            self.observed = work;
+        }
         if work.decode_rows == 0 && work.prefill_tokens == 0 {
             return;
         }

@@ -532,6 +532,11 @@ impl<B: Backend> Scheduler<B> {
         self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
     }
 
+    /// What the budget was told that the last step was.
+    pub(crate) fn observed(&self) -> crate::budget::StepWork {
+        self.budget.observed
+    }
+
     /// The state of what a sequence holds.
     pub(crate) fn saved(&mut self, sequence: u32) -> Vec<Vec<u8>> {
         if self.kv.len(sequence) == 0 { Vec::new() } else { self.kv.save(sequence, 0).unwrap_or_default() }

@@ -37,6 +37,8 @@ mod reuse;
 mod shares;
 
 const DRAFT_TOKENS: u32 = 6;
+/// More than any load here takes.
+const MOST_STEPS: u32 = 100_000;
 
 type Events = Arc<Mutex<Vec<GenerationEvent>>>;
 
@@ -231,9 +233,13 @@ impl<B: Backend> Harness<B> {
     }
 
     fn run(&mut self) {
-        while self.scheduler.has_work() {
+        for _ in 0..MOST_STEPS {
+            if !self.scheduler.has_work() {
+                return;
+            }
             self.scheduler.step();
         }
+        panic!("there is work after {MOST_STEPS} steps");
     }
 }
 

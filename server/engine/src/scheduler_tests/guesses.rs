@@ -75,6 +75,33 @@ fn guesses_of_a_draft_model_save_steps_and_change_nothing() {
 }
 
 #[test]
+fn one_guess_is_not_worth_a_pass_over_the_weights() {
+    // Beside the rows of others it is one in a split cache, and one more row in a pool.
+    let guessed = |unified: bool, streams: Token| {
+        let lookup_tokens = Some(1);
+        let mut setup = Setup { lookup_tokens, reuse: true, ..Setup::split(2, 400, 64, 64) };
+        if unified {
+            setup = Setup { lookup_tokens, ..Setup::unified(2, 2, 800, 64) };
+            setup.limits.positions = 400;
+        }
+        setup.limits.group_rows = 1;
+        let mut h = Harness::of(&setup);
+        h.scheduler.backend().repeat_after(1);
+        let params = GenerationParams { ignore_eos: true, ..greedy(200) };
+        let _requests: Vec<Submitted> =
+            (5..).take(streams as usize).map(|i| h.submit(vec![i; 20], params.clone()).unwrap()).collect();
+        // Until one is left alone.
+        while h.stats.snapshot().requests_finished_total == 0 {
+            h.scheduler.cost_is(CPU);
+            h.scheduler.step();
+        }
+        h.stats.snapshot().lookup_tokens_total
+    };
+    assert!(guessed(true, 2) > 50 && guessed(true, 1) > 50 && guessed(false, 1) > 50);
+    assert_eq!(guessed(false, 2), 0);
+}
+
+#[test]
 fn a_draft_model_that_is_wrong_or_slow_turns_itself_off() {
     let (plain, expected) = with_draft(None, SMALL);
     let (wrong, text) = with_draft(Some(1), SMALL);

@@ -2,6 +2,7 @@
 //! in the scheduler as a whole.
 
 use super::*;
+use crate::budget::PRODUCTS_LOOK;
 
 /// One of whose steps a prompt's token is a quarter, and a row next to nothing: no bursts.
 const DEAR_TOKENS: StepCost =
@@ -45,6 +46,38 @@ fn the_more_requests_wait_the_more_of_a_step_is_for_prompts() {
     // target, and more where more ask than there are streams.
     let tokens = [0, 2, 8, 11].map(budget);
     assert_eq!(tokens, [MIN_PREFILL_TOKENS, MIN_PREFILL_TOKENS, 8, 12]);
+}
+
+#[test]
+fn the_budget_is_told_what_a_step_was() {
+    let steps = [(false, true), (false, false), (true, true), (true, false)].map(|(unified, flash_attention)| {
+        let mut setup = Setup::split(6, 1_100, 64, 64);
+        if unified {
+            setup = Setup::unified(6, 2, 6_600, 64);
+            setup.limits.positions = 1_100;
+        }
+        setup.limits.flash_attention = flash_attention;
+        let mut h = Harness::of(&setup);
+        let _streams = h.streams(4);
+        let _asks = h.submit(vec![5; 1_000], greedy(1)).unwrap();
+        h.step_at_cost(SMALL);
+        h.step_at_cost(SMALL);
+        let observed = h.scheduler.observed();
+        assert_eq!(observed.decode_rows, 4, "{observed:?}");
+        let held = (0..setup.limits.sequences).map(|id| h.scheduler.backend().tokens(id).len()).max();
+        (observed, held.and_then(|held| u32::try_from(held).ok()).unwrap())
+    });
+    for ((observed, held), (further_parts, looks)) in
+        steps.into_iter().zip([(1, 0.0), (1, PRODUCTS_LOOK), (0, 0.0), (0, PRODUCTS_LOOK)])
+    {
+        // Four streams of a token and two steps each, and a prompt's part behind what was read of it before.
+        let (rows_at, before) = (2, held - observed.prefill_tokens);
+        let of_prompt: u32 = (before..held).sum();
+        let alone = f64::from(4 * rows_at + of_prompt) / 1e3;
+        let looked_at = looks * f64::from(rows_at + before) / 1e3;
+        assert_eq!(observed.further_parts, further_parts);
+        assert!((observed.kilocells - alone - looked_at).abs() < 1e-9, "{observed:?}, {alone} and {looked_at}");
+    }
 }
 
 #[test]
