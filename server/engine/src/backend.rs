@@ -74,7 +74,7 @@ pub(crate) struct Chunk<'a> {
 pub(crate) trait Backend: Send {
     fn limits(&self) -> BackendLimits;
     /// Decodes a batch, whose entries stand in the order of their sequences; the last of these may come first, and the
-    /// first last.
+    /// first last. In a pool those of one sequence may come last wherever it lies.
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError>;
     /// The logits after the entry at `index` of the last batch.
     fn logits(&mut self, index: usize) -> Option<&[f32]>;

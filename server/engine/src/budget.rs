@@ -118,7 +118,7 @@ pub(crate) fn kilocells(cells: u32) -> f64 {
 /// What a step has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StepWork {
-    /// Tokens of sequences that generate, guessed ones included.
+    /// Tokens of sequences that generate, guessed ones and those of nobody's included.
     pub(crate) decode_rows: u32,
     pub(crate) prefill_tokens: u32,
     /// Cells that each token looks at, over all of them, and each part besides ([`PRODUCTS_LOOK`]), in thousands.
@@ -150,6 +150,8 @@ pub(crate) struct CellSteps {
 pub(crate) struct Demand {
     /// Sequences that generate.
     pub(crate) decode_rows: u32,
+    /// Rows of nobody's beside theirs.
+    pub(crate) filler_rows: u32,
     /// Requests that have no stream yet, whether or not they read now.
     pub(crate) prompts: u32,
     /// Cells that the rows look at together, their part included, in thousands.
@@ -160,11 +162,14 @@ pub(crate) struct Demand {
     pub(crate) prompt_parts: u32,
     /// Cells that those look at whatever their tokens, in thousands.
     pub(crate) part_kilocells: f64,
+    /// Tokens that are computed in them; with more there would be a further part.
+    pub(crate) most_tokens: Option<u32>,
 }
 
 impl Demand {
     fn rows(&self) -> StepWork {
-        StepWork { decode_rows: self.decode_rows, kilocells: self.row_kilocells, ..StepWork::default() }
+        let decode_rows = self.decode_rows + self.filler_rows;
+        StepWork { decode_rows, kilocells: self.row_kilocells, ..StepWork::default() }
     }
 }
 
@@ -253,7 +258,7 @@ impl StepBudget {
             && cells_ms > DEAR_CELLS * few * self.cost.per_prefill_token_ms;
         let least = if is_dear { MIN_DEAR_PREFILL_TOKENS } else { MIN_PREFILL_TOKENS };
         // In range: clamped between 0 and a u32.
-        (tokens as u32).max(least.min(self.max_prefill_tokens))
+        (tokens as u32).min(demand.most_tokens.unwrap_or(u32::MAX)).max(least.min(self.max_prefill_tokens))
     }
 
     /// Tokens that a step may have for prompts which it reads to their end, `nearly_read` in all: with many streams a

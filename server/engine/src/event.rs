@@ -305,11 +305,11 @@ pub struct EngineStats {
     pub prefill_budget_tokens: u32,
     /// How long the last step might take; without sequences that generate, nobody waits for it to be short.
     pub step_target_ms: f64,
-    /// Tokens in the batches of all steps, guesses included: by `steps`, how full batches are.
+    /// Tokens in the batches of all steps, guesses included, those of nobody's not: by `steps`, how full batches are.
     pub batch_tokens_total: u64,
     /// What padding each sequence's tokens to the most of any in their step would add; none is computed.
     pub padding_tokens_total: u64,
-    /// Rows of logits in the batches of all steps.
+    /// Rows of logits in the batches of all steps, those of nobody's not.
     pub batch_rows_total: u64,
     /// Time that an idle engine waited for more requests before it read the first.
     pub gather_ms_total: f64,

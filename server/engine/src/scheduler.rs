@@ -1,8 +1,8 @@
 //! Continuous batching: which request holds which slot, and what each step decodes.
 //!
 //! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → close the gaps between
-//! streams ([`gaps`]) → plan (one token for each sequence that generates, then prompts within the budget) → make room
-//! ([`pressure`]) → decode one batch → sample each row → post the tokens to the text thread. One owner, no threads of its
+//! streams ([`gaps`]) → plan (one token for each sequence that generates, rows of nobody's where a whole group takes less
+//! ([`fill`]), then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each row → post the tokens to the text thread. One owner, no threads of its
 //! own, no clock but for figures and deadlines: tests run it step by step on a scripted backend.
 //!
 //! When a batch fails, each sequence in it is decoded by itself, and ends its request if it fails alone. Where a token of
@@ -43,7 +43,7 @@ use crate::stats::{Stats, StepRecord};
 use admission::Waiter;
 #[cfg(test)]
 pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
-use fill::WorthFilling;
+use fill::{Fillers, WorthFilling};
 
 /// An idle engine waits for a further request, before it reads those that it has, by so much of the time that reading takes,
 const PATIENCE: f64 = 0.005;
@@ -135,7 +135,7 @@ pub(crate) struct Scheduler<B> {
     waiting: Queue<Waiter>,
     batch: Vec<BatchEntry>,
     /// Those of the batch that are nobody's.
-    fillers: Vec<BatchEntry>,
+    fillers: Fillers,
     worth_filling: WorthFilling,
     consecutive_failures: u32,
     /// Those of a batch that failed, each of which is decoded by itself.
@@ -175,7 +175,7 @@ impl<B: Backend> Scheduler<B> {
             slots: (0..limits.sequences).map(|_| None).collect(),
             waiting: Queue::default(),
             batch: Vec::new(),
-            fillers: Vec::new(),
+            fillers: Fillers::default(),
             worth_filling: WorthFilling::default(),
             consecutive_failures: 0,
             suspects: VecDeque::new(),
@@ -249,8 +249,9 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn decode_batch(&mut self, started: Instant) -> StepOutcome {
+        let mut fills = true;
         let (shares, called) = loop {
-            let shares = self.plan(started);
+            let shares = self.plan(started, fills);
             if self.batch.is_empty() {
                 return StepOutcome::Idle;
             }
@@ -262,6 +263,7 @@ impl<B: Backend> Scheduler<B> {
             let called = Instant::now();
             match self.kv.decode(&self.batch) {
                 Ok(()) => break (shares, called),
+                Err(BackendError::NoKvCells) if self.fillers.rows() > 0 => fills = false,
                 Err(BackendError::NoKvCells) if self.give_way(started) => {}
                 Err(error) => {
                     self.rewind_fillers();
@@ -298,7 +300,7 @@ impl<B: Backend> Scheduler<B> {
         self.stats.step_done(&StepRecord {
             prompt_tokens: work.prefill_tokens.into(),
             generated_tokens,
-            batch_tokens: (self.batch.len() - self.fillers.len()) as u64,
+            batch_tokens: self.batch.len() as u64 - u64::from(self.fillers.rows()),
             padding_tokens: padding(shares.iter().map(|share| share.tokens.into())),
             batch_rows: shares.iter().map(|share| u64::from(share.rows)).sum(),
             before: called - started,
@@ -315,8 +317,9 @@ impl<B: Backend> Scheduler<B> {
         self.stats.level().batch_limit(self.parallel) as usize
     }
 
-    /// Fills the batch, in the order of the sequences but for prompts around those that generate.
-    fn plan(&mut self, now: Instant) -> Vec<Share> {
+    /// Fills the batch, in the order of the sequences but for prompts around those that generate. `fills`: with rows of
+    /// nobody's where that takes less.
+    fn plan(&mut self, now: Instant, fills: bool) -> Vec<Share> {
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
         let mut asking: Vec<Asking> = active.iter().map(|(_, sequence)| sequence.asking()).collect();
@@ -359,7 +362,7 @@ impl<B: Backend> Scheduler<B> {
         let streams = granted().filter(|(need, _, tokens)| generates(need) && *tokens > 0);
         let streams: Vec<(usize, u32)> = streams.map(|(_, slot, tokens)| (slot, tokens)).collect();
         let of_prompts = granted().filter(|(need, ..)| !generates(need)).map(|(_, _, tokens)| tokens).sum();
-        let fillers = self.fillers(&streams, of_prompts);
+        let fillers = if fills { self.fillers(&streams, of_prompts) } else { Fillers::default() };
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());
         for at in order() {
@@ -384,7 +387,7 @@ impl<B: Backend> Scheduler<B> {
                 self.batch.extend(&fillers.behind);
             }
         }
-        self.fillers = [fillers.before, fillers.behind].concat();
+        self.fillers = fillers;
         shares
     }
 

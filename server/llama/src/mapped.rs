@@ -3,7 +3,7 @@
 //! llama.cpp maps a file and reads it whole. Weights that it puts in another order for the processor, or sends to a GPU, are
 //! copies: the file's own pages stay in the process beside them, and the model takes its memory twice, as far as anyone
 //! can tell who looks at the process. Here they are let go of after a load. Those that are computed with come back at the next
-//! access, from the system's cache of the file.
+//! access, from the system's cache of the file, or from the disk where the cache was needed for something else.
 
 use std::ffi::c_void;
 use std::path::Path;
@@ -17,22 +17,25 @@ const MAPS: &str = "/proc/self/maps";
 /// Written by who relies on it that no file is unmapped.
 static UNMAPPING: RwLock<()> = RwLock::new(());
 
-/// To be held by who may unmap a model's file: a load that fails does, and the end of a model.
+/// To be held by who may unmap a model's file: a load does with parts that it has no use for, and where it fails with all,
+/// and so does the end of a model.
 pub(crate) fn may_unmap() -> RwLockReadGuard<'static, ()> {
     UNMAPPING.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the pages of a file that is mapped to be read, and shared, out of the process. How many bytes were mapped.
+/// Takes the pages of a file that is mapped to be read, and shared, out of the process, once no model is being loaded. How
+/// many bytes were mapped.
 pub(crate) fn let_go(file: &Path) -> usize {
     let _nobody_unmaps = UNMAPPING.write().unwrap_or_else(PoisonError::into_inner);
     let (Ok(file), Ok(maps)) = (file.canonicalize(), std::fs::read_to_string(MAPS)) else { return 0 };
-    let let_go = |(from, to): (usize, usize)| {
+    let without = |(from, to): (usize, usize)| {
         let address = std::ptr::without_provenance_mut::<c_void>(from);
-        // SAFETY: this is a model's file, mapped to be read and shared with it, and stays so meanwhile, since nobody unmaps
-        // one. Nothing was written there that could be lost; who reads it finds the file's bytes again.
+        // SAFETY: this is a model's file, mapped to be read and shared with it, and stays so meanwhile: who unmaps one does so
+        // through a [`Model`](crate::Model), which waits for this. Nothing was written there that could be lost; who reads
+        // it finds the file's bytes again.
         if unsafe { shim::gantry_let_go_of_file(address, to - from) } { to - from } else { 0 }
     };
-    maps.lines().filter_map(|line| mapped(line, &file)).map(let_go).sum()
+    maps.lines().filter_map(|line| mapped(line, &file)).map(without).sum()
 }
 
 /// The addresses of a line of [`MAPS`] that is of this file, mapped so.

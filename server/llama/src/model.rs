@@ -77,7 +77,8 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
 }
 
 impl Model {
-    /// Loads a GGUF file. `progress` hears fractions from 0 to 1 and aborts the load by answering false (or by a panic).
+    /// Loads a GGUF file. `progress` hears fractions from 0 to 1 and aborts the load by answering false (or by a panic); it
+    /// must not load or drop a model itself. Returns once no other load of this process is going on.
     ///
     /// # Errors
     /// The reason llama.cpp gave, that the model cannot generate text, or that what is asked of GPUs cannot be had.
@@ -204,6 +205,14 @@ impl Model {
         };
         let value = buffer.get(..usize::try_from(len).ok()?)?;
         String::from_utf8(value.to_vec()).ok()
+    }
+
+    /// Whether each of its tokens chooses among experts.
+    #[must_use]
+    pub fn has_experts(&self) -> bool {
+        let architecture = self.metadata(c"general.architecture").unwrap_or_default();
+        let key = CString::new(format!("{architecture}.expert_count")).unwrap_or_default();
+        self.metadata(&key).and_then(|experts| experts.parse::<u32>().ok()).is_some_and(|experts| experts > 0)
     }
 
     /// Whether it keeps a running state beside or instead of what each token left, which cannot be cut.

@@ -87,6 +87,7 @@ fn a_loaded_file_is_in_memory_only_as_far_as_it_is_read() {
 fn the_model_says_what_it_is() {
     let model = model();
     assert_eq!((model.vocab_size(), model.n_ctx_train(), model.parameters()), (2048, 2048, 557_696));
+    assert!(!model.has_experts());
     assert!(model.description().contains("llama"), "{}", model.description());
     assert!(model.size_bytes() > 500_000 && model.has_chat_template());
     assert_eq!(model.bos(), Some(0));

@@ -115,7 +115,7 @@ const COUNTERS: &[Family] = &[
     },
     Family {
         name: "engine_batch_tokens",
-        help: "Tokens in the batches of all steps, guesses included",
+        help: "Tokens in the batches of all steps, guesses included, those of nobody's not",
         label: "",
         figures: &[("", |w| w.engine.batch_tokens_total as f64)],
     },
@@ -133,7 +133,7 @@ const COUNTERS: &[Family] = &[
     },
     Family {
         name: "engine_batch_rows",
-        help: "Rows of logits in the batches of all steps",
+        help: "Rows of logits in the batches of all steps, those of nobody's not",
         label: "",
         figures: &[("", |w| w.engine.batch_rows_total as f64)],
     },

@@ -120,9 +120,9 @@ impl Process {
     }
 }
 
-/// The C library's settings, `given` or none, with which a worker's weights and KV cells lie on huge pages where the system
-/// leaves it to programs to ask for them (`madvise`): each token reads all weights, and with pages of 4 KiB a good part
-/// of the time goes to finding them. What the user says of it stands.
+/// The C library's settings, `given` or none, with which what a worker allocates lies on huge pages where the system leaves it
+/// to programs to ask for them (`madvise`): weights that were repacked for the processor, and KV cells. Each token reads all
+/// of them, and with pages of 4 KiB some of the time goes to finding them. What the user says of it stands.
 fn with_huge_pages(given: Option<String>) -> String {
     match given {
         Some(given) if given.contains(HUGE_PAGES) => given,

@@ -172,6 +172,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         kv_cells: context.n_ctx().into(),
         ..info(config, opened, positions)
     };
+    let has_experts = model.has_experts();
     let vocabulary = LlamaVocabulary::new(model, template);
     let reusable = context.sliceable();
     let fingerprint = reusable.then(|| {
@@ -186,7 +187,8 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         })
     });
     let flash_attention = plan.flash_attention;
-    let group_rows = if gpu { 1 } else { GROUP_TOKENS };
+    // Rows that choose their experts are multiplied with each expert's weights by themselves.
+    let group_rows = if gpu || has_experts { 1 } else { GROUP_TOKENS };
     let cores = opened.cores.clone();
     cores.iter().for_each(|cores| cores.share());
     let batch = Batch::new();

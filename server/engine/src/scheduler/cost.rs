@@ -2,7 +2,7 @@
 //! look at, and how many parts llama.cpp computes them in.
 
 use super::{Scheduler, Share};
-use crate::backend::Backend;
+use crate::backend::{Backend, BatchEntry};
 use crate::budget::{Demand, PRODUCTS_LOOK, StepWork, kilocells};
 use crate::burst::Asking;
 use crate::plan::{Need, split_parts};
@@ -26,8 +26,12 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
         }
-        work.decode_rows += u32::try_from(self.fillers.len()).unwrap_or(u32::MAX);
-        let of_tokens: f64 = self.batch.iter().map(|entry| kilocells(entry.position)).sum();
+        // Those of nobody's look at cells of others.
+        work.decode_rows += self.fillers.rows();
+        let looks =
+            |entries: &mut dyn Iterator<Item = &BatchEntry>| entries.map(|entry| kilocells(entry.position)).sum();
+        let (all, of_nobody): (f64, f64) = (looks(&mut self.batch.iter()), looks(&mut self.fillers.entries()));
+        let of_tokens = all - of_nobody + self.fillers.kilocells;
         work.kilocells = of_tokens + self.part_looks() * (kilocells(longest) + kilocells(behind));
         let batch: Vec<(usize, u32)> = shares.iter().map(|share| (share.slot, share.tokens)).collect();
         let parts = if self.limits.unified { 1 } else { split_parts(&batch).len() };
@@ -45,7 +49,8 @@ impl<B: Backend> Scheduler<B> {
     pub(super) fn demand(&self, asking: &[Asking], needs: impl Iterator<Item = Need>) -> Demand {
         let mut demand = Demand::default();
         let (mut unread, mut longest) = (Vec::new(), 0.0);
-        for (asking, need) in asking.iter().zip(needs) {
+        let slots = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some()).map(|(slot, _)| slot);
+        for ((asking, need), slot) in asking.iter().zip(needs).zip(slots) {
             let kilocells = kilocells(asking.read);
             match need {
                 Need::Decode { .. } => {
@@ -55,28 +60,52 @@ impl<B: Backend> Scheduler<B> {
                 }
                 Need::Prefill { remaining: 0, .. } => {}
                 Need::Prefill { remaining, .. } => {
-                    unread.push(remaining);
+                    unread.push((remaining, slot));
                     demand.token_kilocells += kilocells;
                 }
             }
         }
         demand.row_kilocells += self.part_looks() * longest;
+        demand.filler_rows = self.expected_fillers(demand.decode_rows, !unread.is_empty());
         demand.token_kilocells /= f64::from(u32::try_from(unread.len().max(1)).unwrap_or(u32::MAX));
         demand.prompts =
             u32::try_from(asking.len() + self.waiting.len()).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
         if !self.limits.unified && !unread.is_empty() {
-            // One prompt after the other is read, those first of which least is left, so many as a step has room for.
-            let part_kilocells = self.part_looks() * demand.token_kilocells;
-            (demand.prompt_parts, demand.part_kilocells) = (1, part_kilocells);
-            unread.sort_unstable();
-            let mut room = self.budget.prefill_tokens(&demand);
-            for &tokens in &unread[..unread.len() - 1] {
-                let Some(left) = room.checked_sub(tokens).filter(|&left| left > 0) else { break };
-                room = left;
-                demand.prompt_parts += 1;
-                demand.part_kilocells += part_kilocells;
-            }
+            self.count_parts(&mut demand, unread);
         }
         demand
+    }
+
+    /// Counts in how many parts a step computes the prompts that it has room for, the shortest of these first, given the
+    /// tokens that are left of each and its slot. Of neighbours as many tokens of each are computed together.
+    fn count_parts(&self, demand: &mut Demand, mut unread: Vec<(u32, usize)>) {
+        unread.sort_unstable();
+        let part_kilocells = self.part_looks() * demand.token_kilocells;
+        let in_parts_of = |read: &[(usize, u32)], demand: &Demand| {
+            let mut batch = read.to_vec();
+            batch.sort_unstable();
+            let prompt_parts = u32::try_from(split_parts(&batch).len().max(1)).unwrap_or(u32::MAX);
+            Demand { prompt_parts, part_kilocells: part_kilocells * f64::from(prompt_parts), ..*demand }
+        };
+        let (mut read, mut total) = (Vec::new(), 0);
+        for (remaining, slot) in unread {
+            read.push((slot, remaining));
+            let with = in_parts_of(&read, demand);
+            let room = self.budget.prefill_tokens(&with);
+            if total + remaining <= room || read.len() == 1 {
+                total += remaining.min(room);
+                *demand = with;
+                continue;
+            }
+            read.pop();
+            if room > total {
+                read.push((slot, room - total));
+                *demand = in_parts_of(&read, demand);
+            } else {
+                // There is room for more tokens, but not for the part that they would be.
+                demand.most_tokens = Some(total);
+            }
+            return;
+        }
     }
 }

@@ -2,152 +2,222 @@
 //!
 //! The matrix products of a CPU take rows by so many ([`BackendLimits::group_rows`](crate::backend::BackendLimits)), and
 //! each that is left over is a pass over the weights by itself: on two cores of Zen 5 seven rows of a model of 0.5B take
-//! 55 ms and eight take 38. Which numbers of rows are dearer than a whole group is measured at the start, since it is not
-//! so on each processor. There, tokens that no request asked for are decoded behind what idle sequences hold, and taken out
-//! again after the step: what is left over in them stays as it was. Of a split cache they must lie beside the streams, and
-//! must not have more cells looked at than those.
+//! 55 ms and eight take 38. Which numbers of rows are dearer than a whole group, and by how much, is measured at the start,
+//! since it is not so on each processor. There, tokens that no request asked for are decoded behind what idle sequences
+//! hold, and taken out again after the step: what is left over in them stays as it was. Of a split cache they must lie
+//! beside the streams.
+//!
+//! What is gained is the same behind long sequences, and what a row takes is not: it looks at cells, too. A row is
+//! computed for nobody only where it is thought to gain more than that.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Scheduler;
-use super::probe::{PROBE_TOKEN, least_time};
+use super::probe::{PROBE_TOKEN, WARM_UP_TIMES};
 use crate::backend::{Backend, BatchEntry};
+use crate::budget::kilocells;
 
-/// A whole group is worth it where it takes at least so much less, as a part of what the rows alone take.
-const LEAST_GAIN: f64 = 0.03;
+/// A whole group is worth it where it takes at least so much less, as a part of what the rows alone take: measured a few
+/// times, they differ by some per cent without a reason.
+const LEAST_GAIN: f64 = 0.08;
+/// Groups that are measured: with more rows it is as in the second.
+const MEASURED_GROUPS: u32 = 2;
+/// All of them are measured once more only before so long.
+const MEASURING_TIME: Duration = Duration::from_millis(1_500);
 /// llama.cpp looks at the cells of a sequence by so many, and of a split cache at as many of each as of the longest.
 const CELLS_TOGETHER: u32 = 256;
+/// Cells cost a row so many times what the budget takes them to cost, which it learns from prompts: their tokens look at
+/// the same cells together (six rows behind 1,000 others took 12 ms more than at the beginning on two cores of Zen 5, 2 ms
+/// each, where a prompt's token took 1).
+const ROW_LOOKS: f64 = 2.0;
 
-/// The numbers of rows for which a whole group takes less.
+/// By how many ms each number of rows takes longer than the whole group that it is a part of; 0 where that is not worth it.
 #[derive(Default)]
 pub(super) struct WorthFilling {
-    /// By rows, up to the second whole group; with more it is as in the second.
-    worth: Vec<bool>,
+    gains_ms: Vec<f64>,
 }
 
 impl WorthFilling {
     /// From what so many rows take, from none on.
     fn new(group: u32, took: &[Duration]) -> Self {
-        let is_worth = |(rows, alone): (usize, &Duration)| {
-            let whole = took.get(rows.next_multiple_of(group as usize)).copied().unwrap_or(Duration::MAX);
+        let gain_ms = |(rows, alone): (usize, &Duration)| {
+            let whole = took.get(rows.next_multiple_of(group as usize))?;
+            let gain = alone.as_secs_f64() - whole.as_secs_f64();
             // One stream alone waits for the weights, and not for what others compute.
-            rows > 1 && whole.as_secs_f64() < alone.as_secs_f64() * (1.0 - LEAST_GAIN)
+            (rows > 1 && gain > alone.as_secs_f64() * LEAST_GAIN).then_some(gain * 1e3)
         };
-        Self { worth: took.iter().enumerate().map(is_worth).collect() }
+        Self { gains_ms: took.iter().enumerate().map(|row| gain_ms(row).unwrap_or(0.0)).collect() }
     }
 
-    /// How many rows more these should be.
-    fn more(&self, rows: u32, group: u32) -> u32 {
+    /// How many rows more these should be, and the ms that are gained by it.
+    fn more(&self, rows: u32, group: u32) -> Option<(u32, f64)> {
         let left_over = rows % group;
-        let as_if = if rows > group { group + left_over } else { rows };
-        let is_worth = left_over > 0 && self.worth.get(as_if as usize) == Some(&true);
-        if is_worth { group - left_over } else { 0 }
+        let measured = if rows > group { group + left_over } else { rows };
+        let gain_ms = self.gains_ms.get(measured as usize).copied().filter(|&gain_ms| gain_ms > 0.0)?;
+        (left_over > 0).then(|| (group - left_over, gain_ms))
     }
 }
 
-/// What a step has of it: before the streams and behind them.
+/// What a step has of it.
 #[derive(Default)]
 pub(super) struct Fillers {
+    /// Before the streams.
     pub(super) before: Vec<BatchEntry>,
+    /// Behind them.
     pub(super) behind: Vec<BatchEntry>,
+    /// Cells that all of them look at, in thousands.
+    pub(super) kilocells: f64,
+}
+
+impl Fillers {
+    pub(super) fn rows(&self) -> u32 {
+        u32::try_from(self.before.len() + self.behind.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn entries(&self) -> impl Iterator<Item = &BatchEntry> {
+        self.before.iter().chain(&self.behind)
+    }
 }
 
 impl<B: Backend> Scheduler<B> {
     /// Measures which numbers of rows are worth filling.
-    pub(super) fn measure_groups(&mut self) -> Result<(), String> {
+    pub(crate) fn measure_groups(&mut self) -> Result<(), String> {
         let (group, limits) = (self.limits.group_rows, self.limits);
-        let rooms = [2 * group, limits.sequences, limits.outputs, limits.batch_tokens, limits.positions];
+        let rooms = [MEASURED_GROUPS * group, limits.sequences, limits.outputs, limits.batch_tokens, limits.positions];
         let most = rooms.into_iter().min().unwrap_or(0).min(self.parallel.next_multiple_of(group));
         if group < 2 || self.parallel < 2 || most < group || !limits.reusable {
             return Ok(());
         }
-        let mut took = vec![Duration::ZERO];
-        for rows in 1..=most {
-            took.push(least_time(|| self.decode_probe(rows, rows))?);
+        let began = Instant::now();
+        let mut took = vec![Duration::MAX; most as usize + 1];
+        // Round by round: what slows the machine down for a moment then slows down all of them.
+        for round in 0..WARM_UP_TIMES {
+            for (rows, took) in (0..).zip(&mut took).skip(2) {
+                if round > 0 && began.elapsed() > MEASURING_TIME {
+                    break;
+                }
+                let started = Instant::now();
+                self.decode_probe(rows, rows)?;
+                *took = started.elapsed().min(*took);
+            }
         }
         self.worth_filling = WorthFilling::new(group, &took);
-        tracing::debug!(worth = ?self.worth_filling.worth, ?took, "numbers of rows that are worth filling to a whole group");
+        let gains_ms = &self.worth_filling.gains_ms;
+        tracing::debug!(?gains_ms, took = ?&took[2..], "what is gained by filling so many rows to a whole group");
         Ok(())
     }
 
     /// Tokens of nobody's for a step in which these slots, in their order, have so many tokens each, and prompts so many.
     pub(super) fn fillers(&self, streams: &[(usize, u32)], prompt_tokens: u32) -> Fillers {
-        let mut fillers = Fillers::default();
         let rows: u32 = streams.iter().map(|&(_, tokens)| tokens).sum();
-        let more = if rows > 0 { self.worth_filling.more(rows, self.limits.group_rows) } else { 0 };
-        let tokens = rows.saturating_add(prompt_tokens).saturating_add(more);
-        if more == 0 || tokens > self.limits.batch_tokens || !self.suspects.is_empty() {
-            return fillers;
+        let fillers =
+            if self.limits.unified { self.fillers_of_pool(rows, prompt_tokens) } else { self.fillers_beside(streams) };
+        let Some((fillers, gain_ms)) = fillers else { return Fillers::default() };
+        let all = rows.saturating_add(fillers.rows());
+        let is_room = all <= self.limits.outputs && all.saturating_add(prompt_tokens) <= self.limits.batch_tokens;
+        let looks_ms = ROW_LOOKS * fillers.kilocells * self.budget.cost().per_kilocell_ms;
+        if is_room && self.suspects.is_empty() && looks_ms < gain_ms { fillers } else { Fillers::default() }
+    }
+
+    /// How many rows of nobody's there may be beside so many streams, where it is not known yet where they would lie.
+    pub(super) fn expected_fillers(&self, streams: u32, reads: bool) -> u32 {
+        let idle = self.limits.sequences.saturating_sub(streams);
+        let more = self.worth_filling.more(streams, self.limits.group_rows).map_or(0, |(more, _)| more);
+        if self.limits.unified && (reads || idle == 0) || !self.limits.unified && idle < more { 0 } else { more }
+    }
+
+    /// In a pool all that is computed is computed together. Beside prompts it is their tokens that come in whole groups.
+    fn fillers_of_pool(&self, rows: u32, prompt_tokens: u32) -> Option<(Fillers, f64)> {
+        let (more, gain_ms) = self.worth_filling.more(rows, self.limits.group_rows)?;
+        // Nothing is dropped for the sake of this.
+        if prompt_tokens > 0 || self.kv.free_cells() < (rows + more).into() {
+            return None;
         }
-        let entry = |sequence, position| BatchEntry { token: PROBE_TOKEN, position, sequence, output: true };
-        if self.limits.unified {
-            // With prompts it is their tokens that come in whole groups. Nothing is dropped for the sake of this.
-            let outputs = rows + more <= self.limits.outputs;
-            if prompt_tokens > 0 || !outputs || self.kv.free_cells() < tokens.into() {
-                return fillers;
-            }
-            let idle = self.idle().find(|&id| self.kv.len(id) + more <= self.limits.positions);
-            let entries = idle.map(|id| (self.kv.len(id)..).map(move |at| entry(id, at)));
-            fillers.behind = entries.into_iter().flatten().take(more as usize).collect();
-            return fillers;
+        let idle = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_none()).map(|(slot, _)| slot);
+        let shortest = idle.min_by_key(|&slot| self.held(slot))?;
+        let held = self.held(shortest);
+        if held + more > self.limits.positions {
+            return None;
         }
-        let (Some(&(first, _)), Some(&(last, _))) = (streams.first(), streams.last()) else { return fillers };
-        let side_by_side = last - first + 1 == rows as usize && streams.len() == rows as usize;
-        let cells = |id: usize| self.held(id).saturating_add(1).next_multiple_of(CELLS_TOGETHER);
-        let looked_at = streams.iter().map(|&(slot, _)| cells(slot)).max().unwrap_or(0);
-        let of_use = |id: usize| {
-            self.slots.get(id).is_some_and(Option::is_none)
-                && self.held(id) < self.limits.positions
-                && cells(id) <= looked_at
+        let behind: Vec<BatchEntry> = (held..held + more).map(|position| filler(shortest, position)).collect();
+        let kilocells = behind.iter().map(|entry| kilocells(entry.position)).sum();
+        Some((Fillers { behind, kilocells, ..Fillers::default() }, gain_ms))
+    }
+
+    /// Of a split cache the first tokens of neighbours are computed together, and guesses after those apart.
+    fn fillers_beside(&self, streams: &[(usize, u32)]) -> Option<(Fillers, f64)> {
+        let (&(first, _), &(last, _)) = (streams.first()?, streams.last()?);
+        let side_by_side = last - first + 1 == streams.len();
+        // With more of each, those of nobody's would take one of them into a part of its own.
+        if !side_by_side || streams.iter().all(|&(_, tokens)| tokens > 1) {
+            return None;
+        }
+        let rows = u32::try_from(streams.len()).unwrap_or(u32::MAX);
+        let (more, gain_ms) = self.worth_filling.more(rows, self.limits.group_rows)?;
+        let cells = |slot: usize| self.held(slot).saturating_add(1).next_multiple_of(CELLS_TOGETHER);
+        let longest = streams.iter().map(|&(slot, _)| cells(slot)).max().unwrap_or(0);
+        let is_of_use = |slot: &usize| {
+            let is_idle = self.slots.get(*slot).is_some_and(Option::is_none);
+            // All look at as many cells as the longest of them.
+            is_idle && self.held(*slot) < self.limits.positions && cells(*slot) <= longest
         };
-        let behind: Vec<usize> = (last + 1..).take_while(|&id| of_use(id)).take(more as usize).collect();
-        let mut before: Vec<usize> =
-            (0..first).rev().take_while(|&id| of_use(id)).take(more as usize - behind.len()).collect();
+        let entries =
+            |slots: Vec<usize>| slots.into_iter().map(|slot| filler(slot, self.held(slot))).collect::<Vec<_>>();
+        let behind: Vec<usize> = (last + 1..).take_while(is_of_use).take(more as usize).collect();
+        let missing = more as usize - behind.len();
+        let mut before: Vec<usize> = (0..first).rev().take_while(is_of_use).take(missing).collect();
         before.reverse();
-        if side_by_side && before.len() + behind.len() == more as usize {
-            let entries = |ids: Vec<usize>| {
-                let ids = ids.into_iter().filter_map(|id| u32::try_from(id).ok());
-                ids.map(|id| entry(id, self.kv.len(id))).collect()
-            };
-            (fillers.before, fillers.behind) = (entries(before), entries(behind));
+        if before.len() < missing {
+            return None;
         }
-        fillers
+        let looks_at = |&slot: &usize| if self.limits.flash_attention { self.held(slot) } else { longest };
+        let kilocells = before.iter().chain(&behind).map(|slot| kilocells(looks_at(slot))).sum();
+        Some((Fillers { before: entries(before), behind: entries(behind), kilocells }, gain_ms))
     }
 
     /// Takes them out of the cache again.
     pub(super) fn take_out_fillers(&mut self) {
-        self.stats.filler_rows.fetch_add(self.fillers.len() as u64, Relaxed);
-        for at in 0..self.fillers.len() {
-            // The first of a sequence takes all of them out.
-            self.kv.truncate(self.fillers[at].sequence, self.fillers[at].position);
+        self.stats.filler_rows.fetch_add(self.fillers.rows().into(), Relaxed);
+        // Where a sequence has several, the first takes all of them out.
+        for entry in self.fillers.entries() {
+            self.kv.truncate(entry.sequence, entry.position);
         }
     }
 
     /// Takes out what a batch that failed may have left of them.
     pub(super) fn rewind_fillers(&mut self) {
-        for BatchEntry { sequence, .. } in std::mem::take(&mut self.fillers) {
-            if !self.kv.rewind(sequence) {
-                self.kv.clear(sequence);
+        for BatchEntry { sequence, .. } in std::mem::take(&mut self.fillers).entries() {
+            if !self.kv.rewind(*sequence) {
+                self.kv.clear(*sequence);
             }
         }
-    }
-
-    fn idle(&self) -> impl Iterator<Item = u32> {
-        let ids = (0_u32..).zip(&self.slots);
-        ids.filter(|(_, slot)| slot.is_none()).map(|(id, _)| id)
     }
 
     fn held(&self, slot: usize) -> u32 {
         self.kv.len(u32::try_from(slot).unwrap_or(u32::MAX))
     }
 
-    /// Has two rows and more be worth it, or none, whatever was measured.
+    /// Has two rows and more be worth it, whatever that takes, or none, whatever was measured.
     #[cfg(test)]
     pub(crate) fn fills(&mut self, fills: bool) {
-        let worth = (0..=2 * self.limits.group_rows).map(|rows| fills && rows > 1).collect();
-        self.worth_filling = WorthFilling { worth };
+        let gain_ms = |rows| if fills && rows > 1 { f64::INFINITY } else { 0.0 };
+        let gains_ms = (0..=MEASURED_GROUPS * self.limits.group_rows).map(gain_ms).collect();
+        self.worth_filling = WorthFilling { gains_ms };
     }
+
+    /// Has rows be worth so many ms.
+    #[cfg(test)]
+    pub(crate) fn filling_gains(&mut self, gain_ms: f64) {
+        self.worth_filling.gains_ms.iter_mut().skip(2).for_each(|gain| *gain = gain_ms);
+    }
+}
+
+fn filler(slot: usize, position: u32) -> BatchEntry {
+    // A slot's index is its sequence id, below the u32 it came from.
+    let sequence = u32::try_from(slot).unwrap_or(u32::MAX);
+    // With logits: those are a product, too.
+    BatchEntry { token: PROBE_TOKEN, position, sequence, output: true }
 }
 
 #[cfg(test)]
@@ -158,20 +228,27 @@ mod tests {
     fn more(took_ms: &[u64], rows: std::ops::RangeInclusive<u32>) -> Vec<u32> {
         let took: Vec<Duration> = [0].iter().chain(took_ms).copied().map(Duration::from_millis).collect();
         let worth = WorthFilling::new(4, &took);
-        rows.map(|rows| worth.more(rows, 4)).collect()
+        rows.map(|rows| worth.more(rows, 4).map_or(0, |(more, _)| more)).collect()
     }
 
     #[test]
     fn rows_become_a_whole_group_where_that_takes_less() {
         // As measured with Zen 5, and with AVX2.
         let zen5 = [12, 23, 32, 28, 41, 48, 55, 38];
-        assert_eq!(more(&zen5, 1..=8), [0, 0, 1, 0, 3, 2, 1, 0]);
-        assert_eq!(more(&zen5, 13..=17), [3, 2, 1, 0, 3]);
+        assert_eq!(more(&zen5, 1..=8), [0, 0, 1, 0, 0, 2, 1, 0]);
+        assert_eq!(more(&zen5, 13..=17), [0, 2, 1, 0, 0]);
         let avx2 = [24, 36, 55, 48, 75, 85, 94, 91];
-        assert_eq!(more(&avx2, 1..=8), [0, 0, 1, 0, 0, 0, 1, 0]);
-        // With four sequences nobody has more than four.
-        assert_eq!(more(&zen5[..4], 1..=4), [0, 0, 1, 0]);
+        assert_eq!(more(&avx2, 1..=8), [0, 0, 1, 0, 0, 0, 0, 0]);
+        // Where a whole group was not measured.
+        assert_eq!(more(&zen5[..4], 1..=7), [0, 0, 1, 0, 0, 0, 0]);
         assert_eq!(more(&zen5[..6], 3..=6), [1, 0, 0, 0]);
         assert_eq!(more(&[], 1..=3), [0, 0, 0]);
+    }
+
+    #[test]
+    fn the_gain_is_what_the_rows_alone_take_longer() {
+        let took = [0, 12, 23, 32, 28].map(Duration::from_millis);
+        let (more, gain_ms) = WorthFilling::new(4, &took).more(3, 4).unwrap_or_default();
+        assert_eq!((more, gain_ms.round()), (1, 4.0));
     }
 }

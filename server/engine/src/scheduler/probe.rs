@@ -17,7 +17,7 @@ const WARM_UP_DEPTH: u32 = 512;
 /// Tokens of the batch that is decoded behind those and in their place, which tells what it costs to look at them.
 const WARM_UP_BEHIND: u32 = 16;
 /// How often such a small batch is decoded,
-const WARM_UP_TIMES: u32 = 3;
+pub(super) const WARM_UP_TIMES: u32 = 3;
 /// unless they have taken so long already.
 const WARM_UP_TIME: Duration = Duration::from_millis(500);
 
@@ -153,7 +153,7 @@ fn attended(held: u32, tokens: u32) -> f64 {
 }
 
 /// What a probe takes, the shortest of some: who shares the machine makes it longer, and never shorter.
-pub(super) fn least_time(mut probe: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {
+fn least_time(mut probe: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {
     let began = Instant::now();
     let mut least = Duration::MAX;
     for time in 0..WARM_UP_TIMES {

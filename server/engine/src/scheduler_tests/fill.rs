@@ -43,10 +43,179 @@ fn rows_come_in_whole_groups_where_there_are_idle_sequences() {
     let unified = Setup::unified(6, 1, 600, 64);
     let (_, stats) = parts(&unified, 6);
     assert!(stats.filler_rows_total >= 2 * 10, "{stats:?}");
-    // Nothing leaves a pool for it.
-    let mut tight = Setup::unified(3, 1, 3 * 28, 64);
-    tight.limits.positions = 28;
-    assert_eq!(parts(&tight, 3).1.preemptions_total, 0);
+}
+
+#[test]
+fn nothing_leaves_a_pool_for_it() {
+    // Cells for the streams and what one request left, and for no row more.
+    let mut setup = Setup::unified(3, 1, 3 * 28 + 9, 64);
+    setup.limits.positions = 28;
+    let mut h = Harness::of(&setup);
+    let left_over = h.submit(vec![4; 8], stays(2)).unwrap();
+    h.run();
+    let requests: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; 8], stays(21)).unwrap()).collect();
+    let mut filled = Vec::new();
+    while h.scheduler.has_work() {
+        let before = h.stats.snapshot().filler_rows_total;
+        h.scheduler.step();
+        h.scheduler.assert_books();
+        filled.push(h.stats.snapshot().filler_rows_total - before);
+    }
+    let stats = h.stats.snapshot();
+    assert_eq!((stats.evictions_total, stats.preemptions_total), (0, 0), "{stats:?}");
+    // The last one, whose rows take the last cells, is not filled.
+    assert!(filled.contains(&1) && filled.ends_with(&[0]), "{filled:?}");
+    requests.iter().chain([&left_over]).for_each(|request| request.check(28));
+    h.assert_empty();
+}
+
+#[test]
+fn a_batch_that_finds_no_cells_is_tried_without_them_first() {
+    let mut h = Harness::of(&Setup::unified(3, 1, 400, 64));
+    let left_over = h.submit(vec![4; 8], stays(2)).unwrap();
+    h.run();
+    let requests: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; 8], stays(20)).unwrap()).collect();
+    h.scheduler.step();
+    h.scheduler.step();
+    let before = h.stats.snapshot().filler_rows_total;
+    h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::NoKvCells);
+    assert_eq!(h.scheduler.step(), StepOutcome::Decoded);
+    let stats = h.stats.snapshot();
+    assert_eq!((stats.filler_rows_total, stats.evictions_total, stats.preemptions_total), (before, 0, 0));
+    h.scheduler.step();
+    assert_eq!(h.stats.snapshot().filler_rows_total, before + 1);
+    h.run();
+    requests.iter().chain([&left_over]).for_each(|request| request.check(400));
+    h.assert_empty();
+}
+
+#[test]
+fn they_lie_before_the_streams_where_there_is_no_room_behind_and_beside_a_prompt_that_is_read() {
+    // Streams in the places 1 to 3 of four, and then one more prompt, which gets the place that was filled.
+    let setup = Setup { reuse: true, ..Setup::split(5, 200, 20, 64) };
+    let mut h = Harness::of(&setup);
+    let mut requests: Vec<Submitted> =
+        [4, 60, 60, 60, 60].into_iter().zip(1..).map(|(n, i)| h.submit(vec![i; 4], stays(n)).unwrap()).collect();
+    requests[4].signals.cancelled.store(true, Relaxed);
+    requests[4].was_cancelled = true;
+    while h.stats.snapshot().requests_finished_total < 2 {
+        h.scheduler.step();
+    }
+    requests.push(h.submit(vec![6; 90], stays(4)).unwrap());
+    h.scheduler.step();
+    h.scheduler.assert_books();
+    let tickets = h.scheduler.tickets();
+    let stats = h.stats.snapshot();
+    let parts = h.scheduler.backend().parts.clone();
+    assert_eq!(tickets.iter().filter(|&&ticket| (2..5).contains(&ticket)).count(), 3, "{tickets:?}");
+    assert!(parts.contains(&4), "{tickets:?}: {parts:?}");
+    assert_eq!((parts.len(), h.scheduler.observed().decode_rows), (2, 4), "{stats:?}");
+    while h.scheduler.has_work() {
+        h.scheduler.step();
+        h.scheduler.assert_books();
+    }
+    requests.iter().for_each(|request| request.check(200));
+    h.assert_empty();
+}
+
+#[test]
+fn a_stream_that_guesses_does_not_keep_the_others_from_it() {
+    let mut h = Harness::of(&Setup { lookup_tokens: Some(8), reuse: true, ..Setup::split(4, 400, 64, 64) });
+    h.scheduler.backend().repeat_after(1);
+    // Its text runs in a circle, and theirs does not.
+    let _repeats = h.submit(vec![5; 20], stays(300)).unwrap();
+    let random = |seed| GenerationParams { temperature: 2.0, seed: Some(seed), ..stays(300) };
+    let _others = [7, 8].map(|i| h.submit(vec![i], random(u64::from(i.unsigned_abs()))).unwrap());
+    let mut parts = Vec::new();
+    while h.stats.snapshot().requests_finished_total == 0 {
+        h.scheduler.cost_is(CPU);
+        let before = h.stats.snapshot();
+        h.scheduler.step();
+        h.scheduler.assert_books();
+        let after = h.stats.snapshot();
+        if after.lookup_tokens_total > before.lookup_tokens_total {
+            let fillers = after.filler_rows_total - before.filler_rows_total;
+            parts.push((fillers, h.scheduler.backend().parts.clone()));
+        }
+    }
+    // Its guesses are computed apart, behind a group that has its first token.
+    assert!(parts.iter().any(|(fillers, parts)| *fillers == 1 && parts.len() == 2 && parts[0] == 4), "{parts:?}");
+    h.run();
+    h.assert_empty();
+}
+
+#[test]
+fn a_row_that_looks_at_more_than_it_gains_is_not_computed() {
+    let dear_cells = StepCost { per_kilocell_ms: 10.0, ..CPU };
+    let filled = |unified: bool, flash_attention: bool, held: usize| {
+        let mut setup = Setup { reuse: true, ..Setup::split(4, 2_000, 8_000, 64) };
+        if unified {
+            setup = Setup::unified(3, 1, 8_000, 8_000);
+            setup.limits.positions = 2_000;
+        }
+        setup.limits.flash_attention = flash_attention;
+        let mut h = Harness::of(&setup);
+        // A row may take 9 ms, and one behind 450 cells does.
+        h.scheduler.filling_gains(9.0);
+        let requests: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; held], stays(20)).unwrap()).collect();
+        while h.scheduler.has_work() {
+            h.scheduler.cost_is(dear_cells);
+            h.scheduler.step();
+        }
+        requests.iter().for_each(|request| request.check(2_000));
+        let filled = h.stats.snapshot().filler_rows_total;
+        h.assert_empty();
+        filled > 0
+    };
+    // With products each looks at as many cells as the longest, 256 and 512 here, and else at its own.
+    assert!(filled(false, false, 200) && !filled(false, false, 300));
+    assert!(filled(false, true, 300) && filled(true, true, 300) && filled(true, true, 1_500));
+}
+
+#[test]
+fn of_a_pool_the_shortest_of_the_idle_sequences_is_taken() {
+    let mut setup = Setup::unified(3, 2, 8_000, 8_000);
+    setup.limits.positions = 2_000;
+    let mut h = Harness::of(&setup);
+    h.scheduler.filling_gains(9.0);
+    // Behind the long one, which is in the first place, a row would take more than is gained.
+    let long: Vec<Submitted> =
+        [900, 40, 40].into_iter().zip(4..).map(|(n, i)| h.submit(vec![i; n], stays(1)).unwrap()).collect();
+    h.run();
+    let short: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; 20], stays(20)).unwrap()).collect();
+    while h.scheduler.has_work() {
+        h.scheduler.cost_is(StepCost { per_kilocell_ms: 10.0, ..CPU });
+        h.scheduler.step();
+        h.scheduler.assert_books();
+    }
+    assert!(h.stats.snapshot().filler_rows_total >= 15);
+    long.iter().chain(&short).for_each(|request| request.check(2_000));
+    h.assert_empty();
+}
+
+#[test]
+fn the_warm_up_measures_no_more_than_there_can_be_and_leaves_nothing() {
+    let probes = |parallel: u32, sequences: u32, outputs: u32, group_rows: u32, reusable: bool| {
+        let mut setup = Setup::split(sequences, 64, 64, 4);
+        setup.parallel = parallel;
+        setup.limits = BackendLimits { outputs, group_rows, reusable, ..setup.limits };
+        let mut h = Harness::of(&setup);
+        h.scheduler.measure_groups().unwrap();
+        h.assert_empty();
+        (h.scheduler.backend().decodes, h.scheduler.backend().decoded_tokens)
+    };
+    // Three rounds of 2 to 8 rows, and of 2 to 4.
+    assert_eq!(probes(8, 8, 64, 4, true), (3 * 7, 3 * 35));
+    for (parallel, sequences, outputs) in [(4, 8, 64), (3, 5, 64), (8, 8, 4), (4, 4, 64)] {
+        let (decodes, tokens) = probes(parallel, sequences, outputs, 4, true);
+        let most = 8.min(sequences).min(outputs).min(parallel.next_multiple_of(4));
+        assert_eq!((decodes, tokens), ((3 * (most - 1)).into(), (3 * (most * (most + 1) / 2 - 1)).into()));
+    }
+    for (parallel, sequences, outputs, group_rows, reusable) in
+        [(1, 8, 64, 4, true), (3, 3, 64, 4, true), (8, 8, 3, 4, true), (8, 8, 64, 1, true), (8, 8, 64, 4, false)]
+    {
+        assert_eq!(probes(parallel, sequences, outputs, group_rows, reusable), (0, 0));
+    }
 }
 
 #[test]
@@ -111,6 +280,8 @@ fn a_batch_that_fails_leaves_nothing_of_them() {
         while h.stats.snapshot().generated_tokens_total < 4 * 2 + 3 * 5 {
             h.scheduler.step();
         }
+        assert!(h.stats.snapshot().filler_rows_total > 0);
+        // The next batch has one of nobody's, too, and is computed before it fails.
         h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::FailLate);
         assert_eq!(h.scheduler.step(), StepOutcome::Failed);
         h.scheduler.assert_books();
@@ -120,47 +291,41 @@ fn a_batch_that_fails_leaves_nothing_of_them() {
     }
 }
 
-/// Llama.cpp itself: what lies in an idle sequence is the same to the byte after rows of nobody's were computed behind it,
-/// and the answers beside them are the answers without.
+/// Llama.cpp itself: what lies in an idle sequence is the same to the byte after rows of nobody's were computed behind it.
 #[test]
 fn a_real_cache_is_as_it_was() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../e2e/models/demo-v2.q8_0.gguf");
     for kv_layout in [KvLayout::Split, KvLayout::Unified] {
         let config = EngineConfig { parallel: 4, ctx_size: 1024, kv_layout, ..EngineConfig::new(path) };
         let opened = open(&config, &mut |_| true).unwrap();
-        let answers = [false, true].map(|fills| {
-            let loaded = generator(&config, &opened).unwrap();
-            let vocabulary = Arc::new(loaded.vocabulary);
-            let setup = Setup { reuse: true, ..Setup::split(4, 256, 64, 64) };
-            let mut h = Harness::with(loaded.backend, vocabulary.clone(), &setup);
-            h.scheduler.fills(fills);
-            let ask = |h: &mut Harness<_>, question: &str, tokens| {
-                let prompt = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
-                h.submit(vocabulary.tokenize(&prompt).unwrap(), stays(tokens)).unwrap()
-            };
-            let questions = ["What is the capital of France?", "What is two plus two?", "What colour is the sky?"];
-            // Four leftovers, of which three give way.
-            let left_over = ["Who are you?"; 4].map(|question| ask(&mut h, question, 6));
-            h.run();
-            let streams = questions.map(|question| ask(&mut h, question, 24));
-            while h.scheduler.tickets().iter().filter(|&&ticket| ticket > 0).count() < 3 {
-                h.scheduler.step();
-            }
-            let idle: Vec<u32> =
-                (0..).zip(h.scheduler.tickets()).filter(|&(_, ticket)| ticket == 0).map(|(id, _)| id).collect();
-            let before: Vec<_> = idle.iter().map(|&id| h.scheduler.saved(id)).collect();
-            let steps = h.stats.snapshot().steps;
-            while h.stats.snapshot().steps < steps + 15 {
-                h.scheduler.step();
-            }
-            let after: Vec<_> = idle.iter().map(|&id| h.scheduler.saved(id)).collect();
-            assert!(before.iter().any(|chunks| !chunks.is_empty()));
-            assert_eq!(before, after);
-            h.run();
-            assert_eq!(h.stats.snapshot().filler_rows_total > 0, fills);
-            let answers: Vec<String> = left_over.iter().chain(&streams).map(Submitted::text).collect();
-            answers
-        });
-        assert_eq!(answers[0], answers[1]);
+        let loaded = generator(&config, &opened).unwrap();
+        let vocabulary = Arc::new(loaded.vocabulary);
+        let setup = Setup { reuse: true, ..Setup::split(4, 256, 64, 64) };
+        let mut h = Harness::with(loaded.backend, vocabulary.clone(), &setup);
+        h.scheduler.fills(true);
+        let ask = |h: &mut Harness<_>, question: &str, tokens| {
+            let prompt = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
+            h.submit(vocabulary.tokenize(&prompt).unwrap(), stays(tokens)).unwrap()
+        };
+        let _left_over = ["Who are you?"; 4].map(|question| ask(&mut h, question, 6));
+        h.run();
+        let questions = ["What is the capital of France?", "What is two plus two?", "What colour is the sky?"];
+        let streams = questions.map(|question| ask(&mut h, question, 24));
+        while h.scheduler.tickets().iter().filter(|&&ticket| ticket > 0).count() < 3 {
+            h.scheduler.step();
+        }
+        let idle: Vec<u32> =
+            (0..).zip(h.scheduler.tickets()).filter(|&(_, ticket)| ticket == 0).map(|(id, _)| id).collect();
+        let saved = |h: &mut Harness<_>| idle.iter().map(|&id| h.scheduler.saved(id)).collect::<Vec<_>>();
+        let before = saved(&mut h);
+        assert!(before.iter().any(|chunks| !chunks.is_empty()));
+        let (steps, filled) = (h.stats.snapshot().steps, h.stats.snapshot().filler_rows_total);
+        while h.stats.snapshot().steps < steps + 15 {
+            h.scheduler.step();
+        }
+        assert!(h.stats.snapshot().filler_rows_total >= filled + 10);
+        assert_eq!(before, saved(&mut h));
+        h.run();
+        assert!(streams.iter().all(|request| !request.text().is_empty()));
     }
 }

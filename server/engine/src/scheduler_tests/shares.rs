@@ -95,7 +95,9 @@ fn prompts_that_are_computed_apart_each_take_their_part_of_a_step() {
     assert_eq!(budget(&[1_000]), 45);
     assert_eq!(budget(&[1_000, 900]), 45, "the second has no room beside the first");
     assert_eq!(budget(&[30, 900]), 35);
-    assert_eq!(budget(&[12, 12, 12, 900]), 15);
+    // Twelve tokens of each of three are one part, for a second there is no room. Six, nine and ten are three.
+    assert_eq!(budget(&[12, 12, 12, 900]), 36);
+    assert_eq!(budget(&[6, 9, 12, 900]), 25);
 }
 
 #[test]
