@@ -160,9 +160,9 @@ pub(crate) struct Demand {
     pub(crate) token_kilocells: f64,
     /// Parts that prompts are computed in by themselves, beside the rows.
     pub(crate) prompt_parts: u32,
-    /// Cells that those look at whatever their tokens, in thousands.
+    /// Cells that their prompts look at whatever their tokens, in thousands.
     pub(crate) part_kilocells: f64,
-    /// Tokens that are computed in them; with more there would be a further part.
+    /// Tokens that are computed in them, where one more would be a further part that there is no room for.
     pub(crate) most_tokens: Option<u32>,
 }
 
@@ -258,7 +258,7 @@ impl StepBudget {
             && cells_ms > DEAR_CELLS * few * self.cost.per_prefill_token_ms;
         let least = if is_dear { MIN_DEAR_PREFILL_TOKENS } else { MIN_PREFILL_TOKENS };
         // In range: clamped between 0 and a u32.
-        (tokens as u32).min(demand.most_tokens.unwrap_or(u32::MAX)).max(least.min(self.max_prefill_tokens))
+        (tokens as u32).max(least.min(self.max_prefill_tokens)).min(demand.most_tokens.unwrap_or(u32::MAX))
     }
 
     /// Tokens that a step may have for prompts which it reads to their end, `nearly_read` in all: with many streams a

@@ -19,6 +19,7 @@
 
 use std::cmp::Reverse;
 
+use crate::budget::MIN_PREFILL_TOKENS;
 use crate::params::Priority;
 
 /// In one of so many turns the oldest prompt goes first.
@@ -101,14 +102,22 @@ pub(crate) fn plan_in_groups(needs: &[Need], bounds: Bounds, parts: impl Fn(&[u3
         return whole;
     }
     let with = |prefill_tokens| plan_step(needs, Bounds { prefill_tokens, ..bounds });
+    // Nor is a prompt cut short that has room, so that its answer begins.
+    let ends_as_many = |grants: &[u32]| {
+        let ends = |at: usize| whole[at] > 0 && whole[at] == unread(&needs[at]);
+        (0..needs.len()).all(|at| !ends(at) || grants[at] == whole[at])
+    };
     let odd_parts = |grants: &[u32]| parts(grants).iter().filter(|&tokens| tokens % GROUP_TOKENS != 0).count();
     let tiles = |grants: &[u32]| parts(grants).iter().filter(|&tokens| tokens % TILE_TOKENS == 0).count();
-    let (odd, full) = (odd_parts(&whole), tiles(&whole));
+    let (odd, full, passes) = (odd_parts(&whole), tiles(&whole), parts(&whole).len());
     let mut more = (1..=GROUP_TOKENS).map(|more| with(bounds.prefill_tokens.saturating_add(more)));
-    if let Some(grants) = more.find(|grants| tiles(grants) > full && odd_parts(grants) <= odd) {
+    let fills_a_tile =
+        |grants: &Vec<u32>| tiles(grants) > full && odd_parts(grants) <= odd && parts(grants).len() <= passes;
+    if let Some(grants) = more.find(fills_a_tile) {
         return grants;
     }
     let fewer = (1..GROUP_TOKENS.min(bounds.prefill_tokens)).map(|less| with(bounds.prefill_tokens - less));
+    let fewer: Vec<Vec<u32>> = fewer.filter(|grants| ends_as_many(grants)).collect();
     // Of equals the first, which reads the most.
     std::iter::once(whole).chain(fewer).min_by_key(|grants| odd_parts(grants)).unwrap_or_default()
 }
@@ -137,13 +146,23 @@ pub(crate) fn split_parts(batch: &[(usize, u32)]) -> Vec<u32> {
     parts
 }
 
-/// Gives the prompts up to `budget` tokens; how many it gave.
-fn share_among_prompts(readers: &mut [Reader], budget: u32, turn: u64, grants: &mut [u32]) -> u32 {
-    readers.sort_unstable_by_key(|reader| (Reverse(reader.priority), reader.remaining, reader.age));
-    if turn.is_multiple_of(OLDEST_TURN) {
-        let oldest = readers.iter().enumerate().min_by_key(|(_, reader)| reader.age).map_or(0, |(at, _)| at);
+/// Puts prompts, which come in the order of their slots, in the order in which they are read, given of each its priority, the
+/// tokens that are left, and its age. Of equals the older goes first, but of those that are nearly read neighbours, since these
+/// are computed together, and to read few tokens by themselves takes longer than the tokens do.
+pub(crate) fn sort_readers<T>(readers: &mut [T], turn: u64, of: impl Fn(&T) -> (Priority, u32, u64)) {
+    readers.sort_by_key(|reader| {
+        let (priority, remaining, age) = of(reader);
+        (Reverse(priority), remaining, if remaining > MIN_PREFILL_TOKENS { age } else { 0 })
+    });
+    if turn.is_multiple_of(OLDEST_TURN) && !readers.is_empty() {
+        let oldest = readers.iter().enumerate().min_by_key(|(_, reader)| of(reader).2).map_or(0, |(at, _)| at);
         readers[..=oldest].rotate_right(1);
     }
+}
+
+/// Gives the prompts up to `budget` tokens; how many it gave.
+fn share_among_prompts(readers: &mut [Reader], budget: u32, turn: u64, grants: &mut [u32]) -> u32 {
+    sort_readers(readers, turn, |reader| (reader.priority, reader.remaining, reader.age));
     let mut left = budget;
     for reader in readers {
         grants[reader.at] = reader.remaining.min(left);

@@ -34,8 +34,9 @@ fn decoding_comes_first_and_prompts_share_the_rest() {
         (&[p(1000, 1), p(3, 2)], 64, 64, &[61, 3]),
         (&[p(1000, 1), p(500, 2)], 64, 64, &[0, 64]),
         (&[p(1000, 1), p(500, 2), p(20, 3)], 64, 64, &[0, 44, 20]),
-        // Of equals the older.
+        // Of equals the older, and of those nearly read neighbours.
         (&[p(10, 3), p(10, 1), p(10, 2)], 2, 2, &[0, 2, 0]),
+        (&[p(3, 3), p(3, 1), p(3, 2), p(3, 4)], 64, 6, &[3, 3, 0, 0]),
         (&[p(2, 1)], 64, 64, &[2]),
         (&[p(5, 1), DECODE], 1, 8, &[0, 1]),
     ];

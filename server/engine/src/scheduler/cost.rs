@@ -5,7 +5,8 @@ use super::{Scheduler, Share};
 use crate::backend::{Backend, BatchEntry};
 use crate::budget::{Demand, PRODUCTS_LOOK, StepWork, kilocells};
 use crate::burst::Asking;
-use crate::plan::{Need, split_parts};
+use crate::params::Priority;
+use crate::plan::{Need, sort_readers, split_parts};
 
 impl<B: Backend> Scheduler<B> {
     /// What a batch is, before its sequences have it.
@@ -59,48 +60,55 @@ impl<B: Backend> Scheduler<B> {
                     longest = f64::max(longest, kilocells);
                 }
                 Need::Prefill { remaining: 0, .. } => {}
-                Need::Prefill { remaining, .. } => {
-                    unread.push((remaining, slot));
+                Need::Prefill { remaining, age, priority } => {
+                    unread.push(Unread { slot, remaining, age, priority });
                     demand.token_kilocells += kilocells;
                 }
             }
         }
         demand.row_kilocells += self.part_looks() * longest;
-        demand.filler_rows = self.expected_fillers(demand.decode_rows, !unread.is_empty());
+        demand.filler_rows = self.expected_fillers(&demand, asking.len(), longest, !unread.is_empty());
         demand.token_kilocells /= f64::from(u32::try_from(unread.len().max(1)).unwrap_or(u32::MAX));
         demand.prompts =
             u32::try_from(asking.len() + self.waiting.len()).unwrap_or(u32::MAX).saturating_sub(demand.decode_rows);
-        if !self.limits.unified && !unread.is_empty() {
+        // Where nobody generates there is room for all that a step may have.
+        if !self.limits.unified && demand.decode_rows > 0 {
             self.count_parts(&mut demand, unread);
         }
         demand
     }
 
-    /// Counts in how many parts a step computes the prompts that it has room for, the shortest of these first, given the
-    /// tokens that are left of each and its slot. Of neighbours as many tokens of each are computed together.
-    fn count_parts(&self, demand: &mut Demand, mut unread: Vec<(u32, usize)>) {
-        unread.sort_unstable();
+    /// Counts in how many parts a step computes the prompts that it has room for, in the order in which they are read. Of
+    /// neighbours as many tokens of each are computed together.
+    fn count_parts(&self, demand: &mut Demand, mut unread: Vec<Unread>) {
+        sort_readers(&mut unread, self.prompt_steps, |prompt| (prompt.priority, prompt.remaining, prompt.age));
         let part_kilocells = self.part_looks() * demand.token_kilocells;
         let in_parts_of = |read: &[(usize, u32)], demand: &Demand| {
             let mut batch = read.to_vec();
             batch.sort_unstable();
-            let prompt_parts = u32::try_from(split_parts(&batch).len().max(1)).unwrap_or(u32::MAX);
-            Demand { prompt_parts, part_kilocells: part_kilocells * f64::from(prompt_parts), ..*demand }
+            let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+            let part_kilocells = part_kilocells * f64::from(count(read.len()));
+            Demand { prompt_parts: count(split_parts(&batch).len()), part_kilocells, ..*demand }
         };
         let (mut read, mut total) = (Vec::new(), 0);
-        for (remaining, slot) in unread {
+        for Unread { slot, remaining, .. } in unread {
             read.push((slot, remaining));
             let with = in_parts_of(&read, demand);
             let room = self.budget.prefill_tokens(&with);
             if total + remaining <= room || read.len() == 1 {
                 total += remaining.min(room);
                 *demand = with;
+                if total == room {
+                    return;
+                }
                 continue;
             }
+            // A beginning of it.
             read.pop();
-            if room > total {
-                read.push((slot, room - total));
-                *demand = in_parts_of(&read, demand);
+            read.push((slot, room.saturating_sub(total)));
+            let with = in_parts_of(&read, demand);
+            if room > total && self.budget.prefill_tokens(&with) > total {
+                *demand = with;
             } else {
                 // There is room for more tokens, but not for the part that they would be.
                 demand.most_tokens = Some(total);
@@ -108,4 +116,12 @@ impl<B: Backend> Scheduler<B> {
             return;
         }
     }
+}
+
+/// A prompt that is read.
+struct Unread {
+    slot: usize,
+    remaining: u32,
+    age: u64,
+    priority: Priority,
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::Scheduler;
 use super::probe::{PROBE_TOKEN, WARM_UP_TIMES};
 use crate::backend::{Backend, BatchEntry};
-use crate::budget::kilocells;
+use crate::budget::{Demand, StepWork, kilocells};
 
 /// A whole group is worth it where it takes at least so much less, as a part of what the rows alone take: measured a few
 /// times, they differ by some per cent without a reason.
@@ -36,18 +36,20 @@ const ROW_LOOKS: f64 = 2.0;
 #[derive(Default)]
 pub(super) struct WorthFilling {
     gains_ms: Vec<f64>,
+    /// What a group was thought to take at that time.
+    group_ms: f64,
 }
 
 impl WorthFilling {
     /// From what so many rows take, from none on.
-    fn new(group: u32, took: &[Duration]) -> Self {
+    fn new(group: u32, took: &[Duration], group_ms: f64) -> Self {
         let gain_ms = |(rows, alone): (usize, &Duration)| {
             let whole = took.get(rows.next_multiple_of(group as usize))?;
             let gain = alone.as_secs_f64() - whole.as_secs_f64();
             // One stream alone waits for the weights, and not for what others compute.
             (rows > 1 && gain > alone.as_secs_f64() * LEAST_GAIN).then_some(gain * 1e3)
         };
-        Self { gains_ms: took.iter().enumerate().map(|row| gain_ms(row).unwrap_or(0.0)).collect() }
+        Self { gains_ms: took.iter().enumerate().map(|row| gain_ms(row).unwrap_or(0.0)).collect(), group_ms }
     }
 
     /// How many rows more these should be, and the ms that are gained by it.
@@ -102,7 +104,7 @@ impl<B: Backend> Scheduler<B> {
                 *took = started.elapsed().min(*took);
             }
         }
-        self.worth_filling = WorthFilling::new(group, &took);
+        self.worth_filling = WorthFilling::new(group, &took, self.group_ms());
         let gains_ms = &self.worth_filling.gains_ms;
         tracing::debug!(?gains_ms, took = ?&took[2..], "what is gained by filling so many rows to a whole group");
         Ok(())
@@ -116,20 +118,44 @@ impl<B: Backend> Scheduler<B> {
         let Some((fillers, gain_ms)) = fillers else { return Fillers::default() };
         let all = rows.saturating_add(fillers.rows());
         let is_room = all <= self.limits.outputs && all.saturating_add(prompt_tokens) <= self.limits.batch_tokens;
-        let looks_ms = ROW_LOOKS * fillers.kilocells * self.budget.cost().per_kilocell_ms;
-        if is_room && self.suspects.is_empty() && looks_ms < gain_ms { fillers } else { Fillers::default() }
+        if is_room && self.suspects.is_empty() && self.looks_ms(fillers.kilocells) < gain_ms {
+            fillers
+        } else {
+            Fillers::default()
+        }
     }
 
-    /// How many rows of nobody's there may be beside so many streams, where it is not known yet where they would lie.
-    pub(super) fn expected_fillers(&self, streams: u32, reads: bool) -> u32 {
-        let idle = self.limits.sequences.saturating_sub(streams);
-        let more = self.worth_filling.more(streams, self.limits.group_rows).map_or(0, |(more, _)| more);
-        if self.limits.unified && (reads || idle == 0) || !self.limits.unified && idle < more { 0 } else { more }
+    /// How many rows of nobody's there will be beside the streams of a step in which so many requests have a slot, where it is
+    /// not known yet where the rows would lie. `longest`: thousands of cells of the longest stream.
+    pub(super) fn expected_fillers(&self, demand: &Demand, active: usize, longest: f64, reads: bool) -> u32 {
+        let Some((more, gain_ms)) = self.worth(demand.decode_rows) else { return 0 };
+        let idle = self.slots.len() - active;
+        let (is_room, looked_at) = match self.limits.unified {
+            true => (!reads && idle > 0, 0.0),
+            false => (idle >= more as usize, if self.limits.flash_attention { 0.0 } else { longest }),
+        };
+        if is_room && self.looks_ms(looked_at * f64::from(more)) < gain_ms { more } else { 0 }
+    }
+
+    /// How many rows more so many should be, and the ms that are gained by it, at the speed that the machine has now.
+    fn worth(&self, rows: u32) -> Option<(u32, f64)> {
+        let (more, gain_ms) = self.worth_filling.more(rows, self.limits.group_rows)?;
+        Some((more, gain_ms * self.group_ms() / self.worth_filling.group_ms))
+    }
+
+    /// What a group is thought to take.
+    fn group_ms(&self) -> f64 {
+        self.budget.cost().step_ms(StepWork::rows(self.limits.group_rows))
+    }
+
+    /// What it takes rows to look at so many thousands of cells.
+    fn looks_ms(&self, kilocells: f64) -> f64 {
+        ROW_LOOKS * kilocells * self.budget.cost().per_kilocell_ms
     }
 
     /// In a pool all that is computed is computed together. Beside prompts it is their tokens that come in whole groups.
     fn fillers_of_pool(&self, rows: u32, prompt_tokens: u32) -> Option<(Fillers, f64)> {
-        let (more, gain_ms) = self.worth_filling.more(rows, self.limits.group_rows)?;
+        let (more, gain_ms) = self.worth(rows)?;
         // Nothing is dropped for the sake of this.
         if prompt_tokens > 0 || self.kv.free_cells() < (rows + more).into() {
             return None;
@@ -154,7 +180,7 @@ impl<B: Backend> Scheduler<B> {
             return None;
         }
         let rows = u32::try_from(streams.len()).unwrap_or(u32::MAX);
-        let (more, gain_ms) = self.worth_filling.more(rows, self.limits.group_rows)?;
+        let (more, gain_ms) = self.worth(rows)?;
         let cells = |slot: usize| self.held(slot).saturating_add(1).next_multiple_of(CELLS_TOGETHER);
         let longest = streams.iter().map(|&(slot, _)| cells(slot)).max().unwrap_or(0);
         let is_of_use = |slot: &usize| {
@@ -203,12 +229,13 @@ impl<B: Backend> Scheduler<B> {
     pub(crate) fn fills(&mut self, fills: bool) {
         let gain_ms = |rows| if fills && rows > 1 { f64::INFINITY } else { 0.0 };
         let gains_ms = (0..=MEASURED_GROUPS * self.limits.group_rows).map(gain_ms).collect();
-        self.worth_filling = WorthFilling { gains_ms };
+        self.worth_filling = WorthFilling { gains_ms, group_ms: self.group_ms() };
     }
 
-    /// Has rows be worth so many ms.
+    /// Has rows be worth so many ms, where steps cost what they are thought to now.
     #[cfg(test)]
     pub(crate) fn filling_gains(&mut self, gain_ms: f64) {
+        self.worth_filling.group_ms = self.group_ms();
         self.worth_filling.gains_ms.iter_mut().skip(2).for_each(|gain| *gain = gain_ms);
     }
 }
@@ -227,7 +254,7 @@ mod tests {
     /// How many rows more so many become where one takes so many ms, two so many, and so on.
     fn more(took_ms: &[u64], rows: std::ops::RangeInclusive<u32>) -> Vec<u32> {
         let took: Vec<Duration> = [0].iter().chain(took_ms).copied().map(Duration::from_millis).collect();
-        let worth = WorthFilling::new(4, &took);
+        let worth = WorthFilling::new(4, &took, 1.0);
         rows.map(|rows| worth.more(rows, 4).map_or(0, |(more, _)| more)).collect()
     }
 
@@ -248,7 +275,7 @@ mod tests {
     #[test]
     fn the_gain_is_what_the_rows_alone_take_longer() {
         let took = [0, 12, 23, 32, 28].map(Duration::from_millis);
-        let (more, gain_ms) = WorthFilling::new(4, &took).more(3, 4).unwrap_or_default();
+        let (more, gain_ms) = WorthFilling::new(4, &took, 1.0).more(3, 4).unwrap_or_default();
         assert_eq!((more, gain_ms.round()), (1, 4.0));
     }
 }

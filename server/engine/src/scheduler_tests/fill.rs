@@ -156,6 +156,7 @@ fn a_row_that_looks_at_more_than_it_gains_is_not_computed() {
         setup.limits.flash_attention = flash_attention;
         let mut h = Harness::of(&setup);
         // A row may take 9 ms, and one behind 450 cells does.
+        h.scheduler.cost_is(dear_cells);
         h.scheduler.filling_gains(9.0);
         let requests: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; held], stays(20)).unwrap()).collect();
         while h.scheduler.has_work() {
@@ -174,23 +175,28 @@ fn a_row_that_looks_at_more_than_it_gains_is_not_computed() {
 
 #[test]
 fn of_a_pool_the_shortest_of_the_idle_sequences_is_taken() {
-    let mut setup = Setup::unified(3, 2, 8_000, 8_000);
-    setup.limits.positions = 2_000;
-    let mut h = Harness::of(&setup);
-    h.scheduler.filling_gains(9.0);
-    // Behind the long one, which is in the first place, a row would take more than is gained.
-    let long: Vec<Submitted> =
-        [900, 40, 40].into_iter().zip(4..).map(|(n, i)| h.submit(vec![i; n], stays(1)).unwrap()).collect();
-    h.run();
-    let short: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; 20], stays(20)).unwrap()).collect();
-    while h.scheduler.has_work() {
-        h.scheduler.cost_is(StepCost { per_kilocell_ms: 10.0, ..CPU });
-        h.scheduler.step();
-        h.scheduler.assert_books();
+    let dear_cells = StepCost { per_kilocell_ms: 10.0, ..CPU };
+    for (short, fills) in [(Some(40), true), (None, false)] {
+        let mut setup = Setup::unified(3, if short.is_some() { 2 } else { 1 }, 8_000, 8_000);
+        setup.limits.positions = 2_000;
+        let mut h = Harness::of(&setup);
+        h.scheduler.cost_is(dear_cells);
+        h.scheduler.filling_gains(9.0);
+        // Behind the long one, which is in the first place and stays, a row would take more than is gained.
+        let left_over = [Some(900), short].into_iter().flatten().zip(4..);
+        let left_over: Vec<Submitted> = left_over.map(|(n, i)| h.submit(vec![i; n], stays(1)).unwrap()).collect();
+        h.run();
+        let streams: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; 20], stays(20)).unwrap()).collect();
+        while h.scheduler.has_work() {
+            h.scheduler.cost_is(dear_cells);
+            h.scheduler.step();
+            h.scheduler.assert_books();
+        }
+        assert_eq!(h.scheduler.backend().tokens(0).len(), 900);
+        assert_eq!(h.stats.snapshot().filler_rows_total >= 15, fills);
+        left_over.iter().chain(&streams).for_each(|request| request.check(2_000));
+        h.assert_empty();
     }
-    assert!(h.stats.snapshot().filler_rows_total >= 15);
-    long.iter().chain(&short).for_each(|request| request.check(2_000));
-    h.assert_empty();
 }
 
 #[test]

@@ -98,6 +98,19 @@ fn prompts_that_are_computed_apart_each_take_their_part_of_a_step() {
     // Twelve tokens of each of three are one part, for a second there is no room. Six, nine and ten are three.
     assert_eq!(budget(&[12, 12, 12, 900]), 36);
     assert_eq!(budget(&[6, 9, 12, 900]), 25);
+    assert_eq!(budget(&[38, 900]), 38);
+}
+
+#[test]
+fn a_prompt_that_there_is_room_for_is_not_cut_short_for_a_whole_group() {
+    let cost = StepCost { fixed_ms: 10.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 1.0, per_kilocell_ms: 0.0 };
+    let mut h = Harness::new(8, 1_100, 64, 64);
+    let _streams = h.streams(4);
+    let short = h.submit(vec![5; 38], greedy(1)).unwrap();
+    let _long = h.submit(vec![6; 900], greedy(1)).unwrap();
+    h.step_at_cost(cost);
+    assert_eq!(h.stats.snapshot().requests_finished_total, 1);
+    short.check(1_100);
 }
 
 #[test]
