@@ -18,6 +18,8 @@ mod gaps;
 mod guess;
 mod pressure;
 mod probe;
+#[cfg(test)]
+mod testing;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -525,73 +527,6 @@ impl<B: Backend> Scheduler<B> {
             self.stats.prefix_cache_bytes.store(cache.bytes, Relaxed);
             self.stats.prefix_cache_disk_bytes.store(cache.disk.map_or(0, |disk| disk.bytes), Relaxed);
         }
-    }
-}
-
-#[cfg(test)]
-impl<B: Backend> Scheduler<B> {
-    /// Whose each slot is, by their tickets; 0: nobody's.
-    pub(crate) fn tickets(&self) -> Vec<u64> {
-        self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
-    }
-
-    /// What the budget was told that the last step was.
-    pub(crate) fn observed(&self) -> crate::budget::StepWork {
-        self.budget.observed
-    }
-
-    /// The state of what a sequence holds.
-    pub(crate) fn saved(&mut self, sequence: u32) -> Vec<Vec<u8>> {
-        if self.kv.len(sequence) == 0 { Vec::new() } else { self.kv.save(sequence, 0).unwrap_or_default() }
-    }
-}
-
-#[cfg(test)]
-impl Scheduler<crate::backend::scripted::ScriptedBackend> {
-    pub(crate) fn backend(&mut self) -> &mut crate::backend::scripted::ScriptedBackend {
-        self.kv.backend()
-    }
-
-    pub(crate) fn draft(&mut self) -> Option<&mut Draft<crate::backend::scripted::ScriptedBackend>> {
-        self.draft.as_mut()
-    }
-
-    pub(crate) fn draft_is(&mut self, draft: Option<Draft<crate::backend::scripted::ScriptedBackend>>) {
-        self.draft = draft.filter(|_| self.limits.reusable);
-    }
-
-    pub(crate) fn cost_is(&mut self, cost: crate::budget::StepCost) {
-        self.budget.cost_is(cost);
-    }
-
-    pub(crate) fn likely_answer_is(&mut self, tokens: u32) {
-        self.likely_answer = tokens;
-    }
-
-    /// The books say what the backend holds, and each slot what its sequence does.
-    pub(crate) fn assert_books(&mut self) {
-        for id in 0..self.limits.sequences {
-            assert_eq!(self.kv.backend().tokens(id), self.kv.tokens(id), "sequence {id}");
-            let slot = &self.slots[id as usize];
-            assert_eq!(self.kv.in_use(id), slot.is_some());
-            if let Some(sequence) = slot {
-                assert_eq!(self.kv.tokens(id), &sequence.tokens[..sequence.decoded as usize]);
-            }
-        }
-        if let Some(draft) = &self.draft {
-            draft.assert_books();
-        }
-        assert_eq!(self.kv.backend().cells(), self.kv.used_cells());
-        assert!(self.kv.used_cells() <= self.limits.total_cells);
-    }
-
-    pub(crate) fn drop_leftovers(&mut self) {
-        for id in 0..self.limits.sequences {
-            if !self.kv.in_use(id) {
-                self.kv.clear(id);
-            }
-        }
-        self.publish();
     }
 }
 

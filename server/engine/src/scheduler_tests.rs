@@ -145,7 +145,7 @@ impl Harness {
         let backend = ScriptedBackend::with_limits(setup.limits);
         let mut harness = Self::with(backend, Arc::new(ScriptedVocabulary), setup);
         harness.scheduler.draft_is(setup.draft());
-        harness.scheduler.fills(true);
+        harness.scheduler.fills();
         harness
     }
 

@@ -22,7 +22,7 @@ use crate::budget::{Demand, StepWork, kilocells};
 /// times, they differ by some per cent without a reason.
 const LEAST_GAIN: f64 = 0.08;
 /// Groups that are measured: with more rows it is as in the second.
-const MEASURED_GROUPS: u32 = 2;
+pub(super) const MEASURED_GROUPS: u32 = 2;
 /// All of them are measured once more only before so long.
 const MEASURING_TIME: Duration = Duration::from_millis(1_500);
 /// llama.cpp looks at the cells of a sequence by so many, and of a split cache at as many of each as of the longest.
@@ -35,9 +35,9 @@ const ROW_LOOKS: f64 = 2.0;
 /// By how many ms each number of rows takes longer than the whole group that it is a part of; 0 where that is not worth it.
 #[derive(Default)]
 pub(super) struct WorthFilling {
-    gains_ms: Vec<f64>,
+    pub(super) gains_ms: Vec<f64>,
     /// What a group was thought to take at that time.
-    group_ms: f64,
+    pub(super) group_ms: f64,
 }
 
 impl WorthFilling {
@@ -144,7 +144,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// What a group is thought to take.
-    fn group_ms(&self) -> f64 {
+    pub(super) fn group_ms(&self) -> f64 {
         self.budget.cost().step_ms(StepWork::rows(self.limits.group_rows))
     }
 
@@ -222,21 +222,6 @@ impl<B: Backend> Scheduler<B> {
 
     fn held(&self, slot: usize) -> u32 {
         self.kv.len(u32::try_from(slot).unwrap_or(u32::MAX))
-    }
-
-    /// Has two rows and more be worth it, whatever that takes, or none, whatever was measured.
-    #[cfg(test)]
-    pub(crate) fn fills(&mut self, fills: bool) {
-        let gain_ms = |rows| if fills && rows > 1 { f64::INFINITY } else { 0.0 };
-        let gains_ms = (0..=MEASURED_GROUPS * self.limits.group_rows).map(gain_ms).collect();
-        self.worth_filling = WorthFilling { gains_ms, group_ms: self.group_ms() };
-    }
-
-    /// Has rows be worth so many ms, where steps cost what they are thought to now.
-    #[cfg(test)]
-    pub(crate) fn filling_gains(&mut self, gain_ms: f64) {
-        self.worth_filling.group_ms = self.group_ms();
-        self.worth_filling.gains_ms.iter_mut().skip(2).for_each(|gain| *gain = gain_ms);
     }
 }
 

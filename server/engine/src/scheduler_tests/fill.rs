@@ -308,7 +308,7 @@ fn a_real_cache_is_as_it_was() {
         let vocabulary = Arc::new(loaded.vocabulary);
         let setup = Setup { reuse: true, ..Setup::split(4, 256, 64, 64) };
         let mut h = Harness::with(loaded.backend, vocabulary.clone(), &setup);
-        h.scheduler.fills(true);
+        h.scheduler.fills();
         let ask = |h: &mut Harness<_>, question: &str, tokens| {
             let prompt = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
             h.submit(vocabulary.tokenize(&prompt).unwrap(), stays(tokens)).unwrap()

@@ -1,0 +1,86 @@
+//! What tests see of a scheduler, and set in it.
+
+use super::Scheduler;
+use super::fill::{MEASURED_GROUPS, WorthFilling};
+use crate::backend::Backend;
+use crate::backend::scripted::ScriptedBackend;
+use crate::budget::{StepCost, StepWork};
+use crate::draft::Draft;
+
+impl<B: Backend> Scheduler<B> {
+    /// Has it be worth filling two rows and more, whatever that takes.
+    pub(crate) fn fills(&mut self) {
+        let gain_ms = |rows| if rows > 1 { f64::INFINITY } else { 0.0 };
+        let gains_ms = (0..=MEASURED_GROUPS * self.limits.group_rows).map(gain_ms).collect();
+        self.worth_filling = WorthFilling { gains_ms, group_ms: self.group_ms() };
+    }
+
+    /// Has rows be worth so many ms, where steps cost what they are thought to now.
+    pub(crate) fn filling_gains(&mut self, gain_ms: f64) {
+        self.worth_filling.group_ms = self.group_ms();
+        self.worth_filling.gains_ms.iter_mut().skip(2).for_each(|gain| *gain = gain_ms);
+    }
+
+    /// Whose each slot is, by their tickets; 0: nobody's.
+    pub(crate) fn tickets(&self) -> Vec<u64> {
+        self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
+    }
+
+    /// What the budget was told that the last step was.
+    pub(crate) fn observed(&self) -> StepWork {
+        self.budget.observed
+    }
+
+    /// The state of what a sequence holds.
+    pub(crate) fn saved(&mut self, sequence: u32) -> Vec<Vec<u8>> {
+        if self.kv.len(sequence) == 0 { Vec::new() } else { self.kv.save(sequence, 0).unwrap_or_default() }
+    }
+}
+
+impl Scheduler<ScriptedBackend> {
+    pub(crate) fn backend(&mut self) -> &mut ScriptedBackend {
+        self.kv.backend()
+    }
+
+    pub(crate) fn draft(&mut self) -> Option<&mut Draft<ScriptedBackend>> {
+        self.draft.as_mut()
+    }
+
+    pub(crate) fn draft_is(&mut self, draft: Option<Draft<ScriptedBackend>>) {
+        self.draft = draft.filter(|_| self.limits.reusable);
+    }
+
+    pub(crate) fn cost_is(&mut self, cost: StepCost) {
+        self.budget.cost_is(cost);
+    }
+
+    pub(crate) fn likely_answer_is(&mut self, tokens: u32) {
+        self.likely_answer = tokens;
+    }
+
+    /// The books say what the backend holds, and each slot what its sequence does.
+    pub(crate) fn assert_books(&mut self) {
+        for id in 0..self.limits.sequences {
+            assert_eq!(self.kv.backend().tokens(id), self.kv.tokens(id), "sequence {id}");
+            let slot = &self.slots[id as usize];
+            assert_eq!(self.kv.in_use(id), slot.is_some());
+            if let Some(sequence) = slot {
+                assert_eq!(self.kv.tokens(id), &sequence.tokens[..sequence.decoded as usize]);
+            }
+        }
+        if let Some(draft) = &self.draft {
+            draft.assert_books();
+        }
+        assert_eq!(self.kv.backend().cells(), self.kv.used_cells());
+        assert!(self.kv.used_cells() <= self.limits.total_cells);
+    }
+
+    pub(crate) fn drop_leftovers(&mut self) {
+        for id in 0..self.limits.sequences {
+            if !self.kv.in_use(id) {
+                self.kv.clear(id);
+            }
+        }
+        self.publish();
+    }
+}
