@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,9 +22,6 @@ use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_TAIL_LI
 
 /// glibc's name for how it asks for huge pages; 1: by `madvise`.
 const HUGE_PAGES: &str = "glibc.malloc.hugetlb";
-/// For models from so many bytes on. Smaller ones lose by it: what a worker allocates for a moment is cleared 2 MiB at a time,
-/// too (64 streams of chats of one of 4 MB: 194 to 205 requests/s with it, 215 to 235 without).
-const HUGE_PAGES_FROM_BYTES: u64 = 64 << 20;
 /// Lines of the log that are quoted when a worker dies.
 const QUOTED_LINES: usize = 3;
 
@@ -65,10 +62,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a worker for a model's file and returns our end of its socket.
-    pub(super) fn spawn(config: &WorkerConfig, model: &Path) -> io::Result<(Self, UnixStream)> {
-        // Whether it is there is for the worker to say.
-        let huge = std::fs::metadata(model).is_ok_and(|file| file.len() >= HUGE_PAGES_FROM_BYTES);
+    /// Starts a worker and returns our end of its socket.
+    pub(super) fn spawn(config: &WorkerConfig) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let mut command = Command::new(&config.program);
@@ -79,7 +74,7 @@ impl Process {
         let mut child = command
             // On an abort llama.cpp would start a debugger for a backtrace, and wait for it.
             .env("GGML_NO_BACKTRACE", "1")
-            .envs(huge.then(|| ("GLIBC_TUNABLES", with_huge_pages(std::env::var("GLIBC_TUNABLES").ok()))))
+            .env("GLIBC_TUNABLES", with_huge_pages(std::env::var("GLIBC_TUNABLES").ok()))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -123,7 +123,7 @@ impl Supervisor {
 
     /// One worker from start to end, and the requests that it still had. `Err` is a death that was not asked for.
     async fn worker_life(&mut self, workers: &WorkerConfig) -> (Result<(), LoadError>, Requests) {
-        let (process, socket) = match Process::spawn(workers, &self.shared.spec.model_path) {
+        let (process, socket) = match Process::spawn(workers) {
             Ok(started) => started,
             Err(error) => return (Err(LoadError::Spawn(error.to_string())), Requests::new()),
         };
