@@ -2,8 +2,9 @@
 //!
 //! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → close the gaps between
 //! streams ([`gaps`]) → plan (one token for each sequence that generates, rows of nobody's where a whole group takes less
-//! ([`fill`]), then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each row → post the tokens to the text thread. One owner, no threads of its
-//! own, no clock but for figures and deadlines: tests run it step by step on a scripted backend.
+//! ([`fill`]), then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each row → post the
+//! tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines: tests run it step by
+//! step on a scripted backend.
 //!
 //! When a batch fails, each sequence in it is decoded by itself, and ends its request if it fails alone. Where a token of
 //! nobody's fails as well, or several batches in a row, the backend is broken: the scheduler then fails everything, and its

@@ -9,6 +9,13 @@ fn stays(tokens: u32) -> GenerationParams {
     GenerationParams { ignore_eos: true, ..greedy(tokens) }
 }
 
+/// Four sequences of 64 tokens, of which three requests leave one idle.
+fn three_and_one_idle(unified: bool) -> Setup {
+    let mut setup = if unified { Setup::unified(3, 1, 400, 64) } else { Setup::split(4, 64, 64, 64) };
+    setup.limits.positions = 64;
+    Setup { reuse: true, ..setup }
+}
+
 /// Streams that all generate, and what llama.cpp computes together in the last of some steps.
 fn parts(setup: &Setup, streams: u32) -> (Vec<u32>, EngineStats) {
     let mut h = Harness::of(setup);
@@ -227,11 +234,7 @@ fn the_warm_up_measures_no_more_than_there_can_be_and_leaves_nothing() {
 #[test]
 fn what_is_left_over_in_an_idle_sequence_stays_there() {
     for unified in [false, true] {
-        let mut setup = Setup { reuse: true, ..Setup::split(4, 64, 64, 64) };
-        if unified {
-            setup = Setup::unified(3, 1, 400, 64);
-            setup.limits.positions = 64;
-        }
+        let setup = three_and_one_idle(unified);
         let mut h = Harness::of(&setup);
         let first: Vec<Submitted> = (1..4).map(|i| h.submit(vec![i; 20], stays(4)).unwrap()).collect();
         let last = h.submit(vec![4; 20], stays(4)).unwrap();
@@ -274,11 +277,7 @@ fn no_sequence_is_used_that_has_more_cells_looked_at() {
 #[test]
 fn a_batch_that_fails_leaves_nothing_of_them() {
     for unified in [false, true] {
-        let mut setup = Setup { reuse: true, ..Setup::split(4, 64, 64, 64) };
-        if unified {
-            setup = Setup::unified(3, 1, 400, 64);
-            setup.limits.positions = 64;
-        }
+        let setup = three_and_one_idle(unified);
         let mut h = Harness::of(&setup);
         let left_over: Vec<Submitted> = (1..5).map(|i| h.submit(vec![i; 20], stays(2)).unwrap()).collect();
         h.run();
