@@ -167,7 +167,7 @@ impl Request {
     /// The message that gives it to a worker. Of the time that it may wait, what is left.
     pub(super) fn message(&mut self, now: Instant) -> ToWorker {
         self.attempts += 1;
-        let waited_ms = millis(now.saturating_duration_since(self.submitted));
+        let waited_ms = self.waited_ms(now);
         let left = |limit_ms: u64| limit_ms.saturating_sub(waited_ms).max(1);
         match &mut self.asked {
             Asked::Text { request, .. } => {
@@ -211,8 +211,21 @@ impl Request {
             Asked::Text { request, .. } => request.params.queue_timeout_ms?,
             Asked::Pooled { request, .. } => request.timeout_ms?,
         };
-        let waited_ms = millis(now.saturating_duration_since(self.submitted));
+        let waited_ms = self.waited_ms(now);
         (waited_ms >= limit_ms).then_some(RequestError::DeadlineExceeded { waited_ms, limit_ms })
+    }
+
+    fn waited_ms(&self, now: Instant) -> u64 {
+        millis(now.saturating_duration_since(self.submitted))
+    }
+
+    /// A worker's error as the client is told it: a worker counts the time from when it got the request, of a limit that
+    /// is what was left then.
+    fn restated(&self, error: RequestError, now: Instant) -> RequestError {
+        match error {
+            RequestError::DeadlineExceeded { .. } => self.overdue(now).unwrap_or(error),
+            error => error,
+        }
     }
 
     /// The last event of a request that will not be answered.
@@ -225,7 +238,11 @@ impl Request {
     }
 
     /// Takes what a worker says of a pooled request, and answers when all of it is there.
-    pub(super) fn pass_pooled(&mut self, event: PooledEvent) {
+    pub(super) fn pass_pooled(&mut self, event: PooledEvent, now: Instant) {
+        let event = match event {
+            PooledEvent::Failed(error) => PooledEvent::Failed(self.restated(error, now)),
+            event => event,
+        };
         let Asked::Pooled { vectors, reply, .. } = &mut self.asked else { return };
         let answer = match event {
             PooledEvent::Vector { index, vector } => {
@@ -246,7 +263,11 @@ impl Request {
     }
 
     /// Passes an event on. `Stop` means that the request should be cancelled.
-    pub(super) fn pass(&mut self, event: GenerationEvent) -> Flow {
+    pub(super) fn pass(&mut self, event: GenerationEvent, now: Instant) -> Flow {
+        let event = match event {
+            GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
+            event => event,
+        };
         let Asked::Text { request, events: listening } = &mut self.asked else { return Flow::Go };
         let Some(events) = listening else { return Flow::Go };
         let terminal = event.is_terminal();

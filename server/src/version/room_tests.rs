@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures::FutureExt;
-use gantry_engine::{AGEING_STEP, GenerationParams, Priority, Prompt, RequestError};
+use gantry_engine::{AGEING_STEP, GenerationEvent, GenerationParams, Priority, Prompt, RequestError};
 
 use super::*;
 use crate::version::admission::Admission;
@@ -176,6 +176,20 @@ fn waiting_ends_with_the_request_s_own_limit_with_ours_or_with_its_client() {
     let error = patient_client.collect().now_or_never().unwrap().unwrap_err();
     assert!(matches!(error, GenerationError::WorkerDied(_)), "{error}");
     assert_eq!(stage.admission.in_flight(), 0);
+}
+
+#[test]
+fn a_worker_s_limit_is_told_as_the_client_gave_it() {
+    let stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let (mut request, client) = stage.request(0, 0, Some(50));
+    // It got there three milliseconds late.
+    let of_the_worker = RequestError::DeadlineExceeded { waited_ms: 47, limit_ms: 47 };
+    request.pass(GenerationEvent::Failed(of_the_worker), Instant::now() + Duration::from_millis(51));
+    let error = client.collect().now_or_never().unwrap().unwrap_err();
+    assert!(
+        matches!(error, GenerationError::Request(RequestError::DeadlineExceeded { limit_ms: 50, waited_ms: 50.. })),
+        "{error}"
+    );
 }
 
 #[tokio::test]

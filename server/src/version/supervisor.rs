@@ -501,7 +501,7 @@ impl<'a> Session<'a> {
             self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
         }
         let terminal = event.is_terminal();
-        if request.pass(event).is_stop() {
+        if request.pass(event, now).is_stop() {
             self.tell(ToWorker::Cancel { id });
         }
         if terminal {
@@ -516,7 +516,7 @@ impl<'a> Session<'a> {
             self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
         }
         let terminal = event.is_terminal();
-        request.pass_pooled(event);
+        request.pass_pooled(event, now);
         if terminal {
             self.serve(id, now);
         }
