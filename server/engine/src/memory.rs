@@ -1,13 +1,11 @@
 //! How much of the memory that it may use this process uses, where what the kernel can take back does not count.
 //!
-//! A model is mapped from its file. Its pages are taken back and read again as need be, so they are no reason to refuse
-//! anyone, although they are most of what a plain look at the process shows. What counts is memory that only a killed
-//! process gives back: heap, KV cache, copied weights.
+//! What counts is memory that only a killed process gives back: weights, KV cache, heap. Pages of files, a model's that is
+//! being read among them, are taken back and read again as need be, so they are no reason to refuse anyone.
 //!
 //! The limit is the configured one; else that of the cgroup (v2), over the process's own group and those above it;
 //! else the machine's memory. Against a cgroup's limit its own usage counts, with all processes in it:
-//! `memory.current` less the file pages (`inactive_file` and `active_file`: the pages of a mapped model in use are
-//! active). Against the others, this process: `RssAnon` and `RssShmem`.
+//! `memory.current` less the file pages (`inactive_file` and `active_file`). Against the others, this process: `RssAnon` and `RssShmem`.
 //!
 //! Reading opens one file of proc, or three for each limited cgroup, for which the kernel gathers figures: up to 0.2
 //! ms a file. Not for the thread that decodes, and a few times a second is enough. Absent: cgroup v1 (set a limit

@@ -42,14 +42,14 @@ impl Drop for Root {
 }
 
 #[test]
-fn a_mapped_model_does_not_count_for_the_process() {
+fn pages_of_files_do_not_count_for_the_process() {
     assert_eq!(parse_process_used(STATUS_TEXT), Some((204_800 + 1024) * 1024));
     assert_eq!(parse_process_used("VmRSS:\t 1 kB\nRssAnon:\t 1 kB\n"), None);
     assert_eq!(parse_kib("MemTotal: 18014398509481984 kB", "MemTotal:"), None);
 }
 
 #[test]
-fn a_mapped_model_does_not_count_for_the_cgroup() {
+fn pages_of_files_do_not_count_for_the_cgroup() {
     assert_eq!(parse_cgroup_file(STAT_TEXT), Some(699_000_000));
     assert_eq!(parse_cgroup_file("inactive_file 5\nactive_file_of_the_future 7\n"), None);
     assert_eq!(parse_cgroup_max("1073741824\n"), Some(1 << 30));

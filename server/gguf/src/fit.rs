@@ -24,7 +24,7 @@
 //!
 //! Conservative on purpose: a sliding window is counted as full attention, and a hybrid model's recurrent layers as
 //! attention where the header does not tell them apart. Absent: buffers of requests, what the kernel keeps of the
-//! memory-mapped file beside weights that were repacked for the CPU, which it gives back under pressure, and weights of the
+//! file that was read, which it gives back under pressure, and weights of the
 //! CPU's layers that llama.cpp copies to a GPU for a large batch.
 
 use serde::{Deserialize, Serialize};

@@ -10,8 +10,6 @@
 #include <malloc.h>
 #endif
 
-#include <sys/mman.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -101,8 +99,6 @@ void gantry_return_free_memory(void) {
     malloc_trim(0);
 #endif
 }
-
-bool gantry_let_go_of_file(void * address, size_t bytes) { return madvise(address, bytes, MADV_DONTNEED) == 0; }
 
 gantry_chat_template * gantry_chat_template_new(const llama_model * model, gantry_text * reason) {
     gantry_chat_template * made = nullptr;

@@ -33,9 +33,6 @@ void gantry_return_large_blocks(int bytes);
 // another C library.
 void gantry_return_free_memory(void);
 
-// Takes pages of a mapped file out of the process; what is read again comes back from the file. False where the system refuses.
-bool gantry_let_go_of_file(void * address, size_t bytes);
-
 // Returns null and fills `reason` when the template cannot be parsed.
 struct gantry_chat_template * gantry_chat_template_new(const struct llama_model * model, struct gantry_text * reason);
 void gantry_chat_template_free(struct gantry_chat_template * tmpl);

@@ -50,6 +50,7 @@ pub enum SplitMode {
 #[derive(Debug)]
 pub(crate) struct Offload {
     pub(crate) n_gpu_layers: i32,
+    pub(crate) load_mode: sys::llama_load_mode,
     /// Ends with null. `None`: those that llama.cpp takes by itself.
     pub(crate) devices: Option<Vec<sys::ggml_backend_dev_t>>,
     pub(crate) split_mode: sys::llama_split_mode,
@@ -117,6 +118,8 @@ impl Offload {
     fn none() -> Self {
         Self {
             n_gpu_layers: 0,
+            // Into memory of the process: on huge pages, and whatever becomes of the file.
+            load_mode: sys::LLAMA_LOAD_MODE_NONE,
             devices: Some(vec![std::ptr::null_mut()]),
             split_mode: sys::LLAMA_SPLIT_MODE_LAYER,
             tensor_split: None,
@@ -134,6 +137,8 @@ impl Offload {
             parts
         });
         Self {
+            // From the mapped file, where the devices can.
+            load_mode: sys::LLAMA_LOAD_MODE_AUTO,
             // Negative: all.
             n_gpu_layers: layers.map_or(-1, |n| i32::try_from(n).unwrap_or(i32::MAX)),
             devices: devices.map(|all| all.iter().map(|one| one.raw).chain([std::ptr::null_mut()]).collect()),

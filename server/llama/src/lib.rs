@@ -25,7 +25,6 @@ mod gpu;
 mod grammar;
 mod layout;
 mod logs;
-mod mapped;
 mod model;
 mod rerank;
 mod shim;

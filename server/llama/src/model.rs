@@ -10,7 +10,7 @@ use llama_cpp_sys_2 as sys;
 
 use crate::error::{ModelError, TokenizeError};
 use crate::gpu::{self, GpuSplit};
-use crate::{backend, logs, mapped, shim};
+use crate::{backend, logs, shim};
 
 /// A token id.
 pub type Token = i32;
@@ -46,18 +46,8 @@ unsafe impl Sync for Model {}
 impl Drop for Model {
     fn drop(&mut self) {
         // SAFETY: `ptr` is owned, and contexts and templates hold an Arc, so none of them is left.
-        unsafe { free(self.ptr) };
+        unsafe { sys::llama_model_free(self.ptr.as_ptr()) };
     }
-}
-
-/// Frees a model.
-///
-/// # Safety
-/// It is owned, and not used again.
-unsafe fn free(model: NonNull<sys::llama_model>) {
-    let _unmaps = mapped::may_unmap();
-    // SAFETY: as the caller says.
-    unsafe { sys::llama_model_free(model.as_ptr()) };
 }
 
 /// What the progress callback of one load shares with it.
@@ -77,8 +67,7 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
 }
 
 impl Model {
-    /// Loads a GGUF file. `progress` hears fractions from 0 to 1 and aborts the load by answering false (or by a panic); it
-    /// must not load or drop a model itself. Returns once no other load of this process is going on.
+    /// Loads a GGUF file. `progress` hears fractions from 0 to 1 and aborts the load by answering false (or by a panic).
     ///
     /// # Errors
     /// The reason llama.cpp gave, that the model cannot generate text, or that what is asked of GPUs cannot be had.
@@ -95,17 +84,16 @@ impl Model {
         let mut raw = unsafe { sys::llama_model_default_params() };
         raw.n_gpu_layers = offload.n_gpu_layers;
         raw.devices = offload.devices.as_mut().map_or(std::ptr::null_mut(), |devices| devices.as_mut_ptr());
+        raw.load_mode = offload.load_mode;
         raw.split_mode = offload.split_mode;
         raw.main_gpu = offload.main_gpu;
         raw.tensor_split = offload.tensor_split.as_ref().map_or(std::ptr::null(), |parts| parts.as_ptr());
         raw.progress_callback = Some(on_progress);
         raw.progress_callback_user_data = (&raw mut state).cast();
         logs::clear_recent_errors();
-        let may_unmap = mapped::may_unmap();
         // SAFETY: the path is NUL-terminated; `raw`, `state` and `offload`, into which `raw` points, outlive the call; the
         // devices end with null; and the shim catches exceptions.
         let ptr = unsafe { shim::gantry_model_load(c_path.as_ptr(), &raw const raw) };
-        drop(may_unmap);
         let Some(ptr) = NonNull::new(ptr) else {
             return Err(if state.aborted {
                 ModelError::Aborted
@@ -113,10 +101,7 @@ impl Model {
                 ModelError::Refused(logs::take_recent_errors())
             });
         };
-        let model = Self::from_raw(ptr).map(Arc::new)?;
-        let bytes = mapped::let_go(path);
-        tracing::debug!(bytes, "let go of the pages of the model's file");
-        Ok(model)
+        Self::from_raw(ptr).map(Arc::new)
     }
 
     fn from_raw(ptr: NonNull<sys::llama_model>) -> Result<Self, ModelError> {
@@ -124,7 +109,7 @@ impl Model {
         let vocab = unsafe { sys::llama_model_get_vocab(ptr.as_ptr()) };
         let Some(vocab) = NonNull::new(vocab.cast_mut()) else {
             // SAFETY: owned and not used again.
-            unsafe { free(ptr) };
+            unsafe { sys::llama_model_free(ptr.as_ptr()) };
             return Err(ModelError::NotGenerative("it has no vocabulary"));
         };
         // SAFETY: a valid vocabulary.

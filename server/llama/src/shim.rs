@@ -1,6 +1,6 @@
 //! Declarations of `shim/shim.h`, `shim/grammar.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 
 use llama_cpp_sys_2 as sys;
 
@@ -26,7 +26,6 @@ unsafe extern "C" {
     pub(crate) fn gantry_common_log_off();
     pub(crate) fn gantry_return_large_blocks(bytes: c_int);
     pub(crate) fn gantry_return_free_memory();
-    pub(crate) fn gantry_let_go_of_file(address: *mut c_void, bytes: usize) -> bool;
     pub(crate) fn gantry_chat_template_new(
         model: *const sys::llama_model,
         reason: *mut RawText,

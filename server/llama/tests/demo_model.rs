@@ -48,39 +48,17 @@ fn run(context: &mut Context, sequence: u32, tokens: &[Token]) -> Vec<f32> {
     context.logits(tokens.len() - 1).unwrap().to_vec()
 }
 
-/// How many KiB of a file are mapped in this process, and how many of them are in memory.
-fn mapped_kib(file: &Path) -> (u64, u64) {
-    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let kib = |line: &str| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
-    let (mut is_file, mut sum) = (false, (0, 0));
-    for line in maps.lines() {
-        match line.split(' ').next().unwrap() {
-            range if range.contains('-') => is_file = line.ends_with(file.to_str().unwrap()),
-            "Size:" if is_file => sum.0 += kib(line),
-            "Rss:" if is_file => sum.1 += kib(line),
-            _ => {}
-        }
-    }
-    sum
-}
-
 #[test]
-fn a_loaded_file_is_in_memory_only_as_far_as_it_is_read() {
+fn a_loaded_model_does_not_need_its_file() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().canonicalize().unwrap().join("a model.gguf");
+    let file = dir.path().join("model.gguf");
     std::fs::copy(path(), &file).unwrap();
     let loaded = load(&file).unwrap();
-    let (mapped, in_memory) = mapped_kib(&file);
-    assert!(mapped * 1024 >= loaded.size_bytes(), "{mapped} KiB");
-    assert_eq!(in_memory, 0);
+    // Who reads a page of a mapped file behind its end is killed.
+    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(0).unwrap();
     let mut context = Context::new(&loaded, &params()).unwrap();
     let tokens: Vec<Token> = (1..20).collect();
-    let again = run(&mut context, 0, &tokens);
-    assert!(mapped_kib(&file).1 > 0);
-    assert_eq!(again, run(&mut self::context(&params()), 0, &tokens));
-    drop(context);
-    drop(loaded);
-    assert_eq!(mapped_kib(&file), (0, 0));
+    assert_eq!(run(&mut context, 0, &tokens), run(&mut self::context(&params()), 0, &tokens));
 }
 
 #[test]

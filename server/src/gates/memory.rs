@@ -1,7 +1,7 @@
 //! The memory gate: what a model will take, from its header, against what the pod has left, from its cgroup.
 //!
 //! What is left under a limit is the limit less what cannot be reclaimed: page cache that nobody has mapped is as good as
-//! free, mapped pages are the weights that another version computes with. The limits of all enclosing cgroups count,
+//! free, mapped pages are code, or what another version computes with on a GPU. The limits of all enclosing cgroups count,
 //! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. The memory of GPUs, which no file tells,
 //! is held against a limit where one is set ([`fit_gpu`]); without one, a model too large for it fails at the Load gate.
 
@@ -101,8 +101,7 @@ fn fields(text: &str, separator: char) -> HashMap<String, u64> {
 
 /// Bytes of main memory that a model is predicted to take. `gpu`: whether the pod has one.
 ///
-/// The weights count for each worker. Those that stay mapped are shared, and those that llama.cpp repacks are not; which
-/// they are depends on the processor.
+/// The weights count for each worker: each reads them into memory of its own.
 #[must_use]
 pub fn predict(summary: &Summary, runtime: &RuntimeSettings, gpu: bool) -> u64 {
     in_all_workers(summary, runtime, gpu, |estimate| estimate.host_bytes)

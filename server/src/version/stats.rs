@@ -1,8 +1,7 @@
 //! A version's figures: sums over its workers, and each worker's own.
 //!
-//! The workers map one file, so its pages are in RAM once however many processes read them: a version's memory is what
-//! the workers have for themselves, added up, and the mapped pages of the one that has most of them. (Weights that
-//! llama.cpp repacks for the processor are a worker's own and count for each.)
+//! A mapped file's pages are in RAM once however many processes read them: a version's memory is what the workers have
+//! for themselves, their weights among it, added up, and the mapped pages of the one that has most of them.
 
 use std::sync::atomic::Ordering;
 
