@@ -6,8 +6,8 @@
 //! Order: higher priority first, and within one priority always by ticket, the order of submission. Each
 //! [`AGEING_STEP`] of waiting lifts a request one level, to [`Priority::High`] at most, where the ticket decides. So
 //! nothing starves: once a request has waited for two of them, only those submitted before it can go first, and those
-//! only become fewer. (The scheduler may let others with less to read go first, a bounded number of them.) With its slot it keeps the level that it got it at ([`Waiting::standing`]), or those it had waited
-//! for would take it back at once.
+//! only become fewer. (The scheduler may let others with less to read go first, a bounded number of them.) With its slot
+//! it keeps the level that it got it at ([`Waiting::standing`]), or those it had waited for would take it back at once.
 //!
 //! Absent: threads and clocks (time is handed in), a limit on the length (submission's permits have it).
 

@@ -145,6 +145,8 @@ pub(crate) struct Scheduler<B> {
     suspects: VecDeque<Suspect>,
     /// The slot that may guess first in this step: where not all can, they take turns.
     guesses_first: usize,
+    /// See [`admission::MOST_ADMITTING`].
+    most_admitting: Duration,
     /// Steps that read prompts.
     prompt_steps: u64,
     maintained: Instant,
@@ -183,6 +185,7 @@ impl<B: Backend> Scheduler<B> {
             consecutive_failures: 0,
             suspects: VecDeque::new(),
             guesses_first: 0,
+            most_admitting: admission::MOST_ADMITTING,
             prompt_steps: 0,
             maintained: Instant::now(),
         }

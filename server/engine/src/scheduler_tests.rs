@@ -146,6 +146,8 @@ impl Harness {
         let mut harness = Self::with(backend, Arc::new(ScriptedVocabulary), setup);
         harness.scheduler.draft_is(setup.draft());
         harness.scheduler.fills();
+        // By the clock: which step somebody is let in depends on nothing else in these tests.
+        harness.scheduler.admits_for(Duration::MAX);
         harness
     }
 
@@ -331,6 +333,17 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
     assert_eq!(long.events.lock().unwrap().len(), 1, "the long prompt is still being read");
     h.run();
     long.check(10_000);
+}
+
+#[test]
+fn what_padding_would_add_is_counted() {
+    let mut h = Harness::new(3, 100, 64, 8);
+    let prompts = [10, 4, 7].map(|tokens| h.submit(vec![5; tokens], greedy(1)).unwrap());
+    h.scheduler.step();
+    assert_eq!(h.stats.snapshot().padding_tokens_total, 6 + 3);
+    h.run();
+    prompts.iter().for_each(|request| request.check(100));
+    h.assert_empty();
 }
 
 #[test]

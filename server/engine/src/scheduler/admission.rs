@@ -23,6 +23,9 @@ use crate::queue::Waiting;
 use crate::request::{Request, too_late};
 use crate::sequence::{GuessSource, Sequence};
 
+/// Beside streams, so long admissions may take in one step: states are copied there, of which a second is soon gone with a
+/// large model. One is always let in; who has not been waits for the next step.
+pub(super) const MOST_ADMITTING: Duration = Duration::from_millis(50);
 /// Waiting requests that one step looks at.
 const MAX_CANDIDATES: usize = 256;
 /// Tokens that a shared beginning must be longer than what is there already for waiting to pay.
@@ -128,6 +131,8 @@ impl<B: Backend> Scheduler<B> {
     /// Gives free slots to those that wait. Who is of high priority does not wait for a slot or for cells that someone of
     /// low priority has.
     pub(super) fn admit(&mut self, now: Instant) {
+        let began = Instant::now();
+        let streams = self.slots.iter().flatten().any(|sequence| sequence.decoded >= sequence.prompt_len);
         loop {
             let is_full = self.slots.iter().flatten().count() >= self.slots_allowed();
             let may_take = self.slots.iter().flatten().any(|sequence| sequence.standing == Priority::Low);
@@ -148,6 +153,9 @@ impl<B: Backend> Scheduler<B> {
             match waiting.value {
                 Waiter::New(request) => self.start(request, standing, now),
                 Waiter::Preempted(sequence, saved) => self.resume(sequence, saved, standing, now),
+            }
+            if streams && began.elapsed() >= self.most_admitting {
+                return;
             }
         }
     }

@@ -1,5 +1,7 @@
 //! What tests see of a scheduler, and set in it.
 
+use std::time::Duration;
+
 use super::Scheduler;
 use super::fill::{MEASURED_GROUPS, WorthFilling};
 use crate::backend::Backend;
@@ -19,6 +21,11 @@ impl<B: Backend> Scheduler<B> {
     pub(crate) fn filling_gains(&mut self, gain_ms: f64) {
         self.worth_filling.group_ms = self.group_ms();
         self.worth_filling.gains_ms.iter_mut().skip(2).for_each(|gain| *gain = gain_ms);
+    }
+
+    /// How long admissions beside streams may take.
+    pub(crate) fn admits_for(&mut self, most: Duration) {
+        self.most_admitting = most;
     }
 
     /// Whose each slot is, by their tickets; 0: nobody's.

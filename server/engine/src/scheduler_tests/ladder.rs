@@ -25,6 +25,23 @@ fn half_of_the_slots_are_given_while_batches_are_reduced() {
 }
 
 #[test]
+fn half_as_much_of_a_prompt_is_read_in_a_step_while_batches_are_reduced() {
+    let mut h = Harness::of(&Setup::split(1, 400, 64, 64));
+    let request = h.submit(vec![5; 300], greedy(2)).unwrap();
+    let read = |h: &mut Harness<_>| {
+        let before = h.scheduler.backend().decoded_tokens;
+        h.scheduler.step();
+        h.scheduler.backend().decoded_tokens - before
+    };
+    assert_eq!(read(&mut h), 64);
+    h.stats.pressure.set_level(DegradationLevel::ReducedBatch);
+    assert_eq!(read(&mut h), 32);
+    h.run();
+    request.check(400);
+    h.assert_empty();
+}
+
+#[test]
 fn what_main_memory_keeps_goes_when_memory_is_short() {
     let mut h = Harness::of(&Setup { reuse: true, ram_bytes: 1 << 20, ..Setup::split(1, 400, 64, 64) });
     for i in 1..=3 {

@@ -132,3 +132,28 @@ fn what_left_the_kv_cache_comes_back_from_main_memory() {
         h.assert_empty();
     }
 }
+
+#[test]
+fn streams_do_not_wait_for_all_copies_at_once() {
+    for streams in [true, false] {
+        let mut h = Harness::of(&Setup { reuse: true, ram_bytes: 1 << 20, ..Setup::split(4, 400, 64, 64) });
+        h.scheduler.admits_for(Duration::ZERO);
+        let long = || GenerationParams { ignore_eos: true, ..greedy(30) };
+        let stream = h.submit(vec![9; 10], long()).unwrap();
+        h.scheduler.step();
+        if !streams {
+            stream.signals.cancelled.store(true, Relaxed);
+            h.scheduler.step();
+        }
+        let others: Vec<_> = (1..=3).map(|i| h.submit(vec![i; 100], long()).unwrap()).collect();
+        let mut admitted = Vec::new();
+        for _ in 0..3 {
+            h.scheduler.step();
+            admitted.push(h.scheduler.tickets().iter().filter(|&&ticket| ticket > 1).count());
+        }
+        assert_eq!(admitted, if streams { [1, 2, 3] } else { [3, 3, 3] });
+        h.run();
+        others.iter().for_each(|request| request.check(400));
+        h.assert_empty();
+    }
+}
