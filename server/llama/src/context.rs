@@ -138,6 +138,12 @@ impl Context {
         &self.model
     }
 
+    /// Whether attention is computed in one pass. Not for an architecture that cannot, whatever was asked for.
+    #[must_use]
+    pub fn flash_attention(&self) -> bool {
+        self.flash_attention
+    }
+
     /// KV cells in total.
     #[must_use]
     pub fn n_ctx(&self) -> u32 {

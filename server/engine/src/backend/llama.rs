@@ -41,7 +41,6 @@ pub(crate) struct LlamaBackend {
     batch: Batch,
     positions: u32,
     unified: bool,
-    flash_attention: bool,
     group_rows: u32,
     reusable: bool,
     cores: Option<Arc<Cores>>,
@@ -181,18 +180,17 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
             model_digest: &opened.digest,
             type_k: &cache_type,
             type_v: &cache_type,
-            flash_attention: if plan.flash_attention { "on" } else { "off" },
+            flash_attention: if context.flash_attention() { "on" } else { "off" },
             layout: "slices",
             payload_format: &context.state_fingerprint(),
         })
     });
-    let flash_attention = plan.flash_attention;
     // Rows that choose their experts are multiplied with each expert's weights by themselves.
     let group_rows = if gpu || has_experts { 1 } else { GROUP_TOKENS };
     let cores = opened.cores.clone();
     cores.iter().for_each(|cores| cores.share());
     let batch = Batch::new();
-    let backend = LlamaBackend { context, batch, positions, unified, flash_attention, group_rows, reusable, cores };
+    let backend = LlamaBackend { context, batch, positions, unified, group_rows, reusable, cores };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
@@ -237,10 +235,9 @@ fn guesser(
     let trained = if model.n_ctx_train() == 0 { u32::MAX } else { model.n_ctx_train() };
     let positions = context.n_ctx_per_sequence().min(share).min(backend.positions).min(trained);
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
-    let (unified, flash_attention) = (params.kv_unified, params.flash_attention);
-    let (group_rows, cores) = (backend.group_rows, backend.cores.clone());
+    let (unified, group_rows, cores) = (params.kv_unified, backend.group_rows, backend.cores.clone());
     let (batch, reusable) = (Batch::new(), true);
-    let small = LlamaBackend { context, batch, positions, unified, flash_attention, group_rows, reusable, cores };
+    let small = LlamaBackend { context, batch, positions, unified, group_rows, reusable, cores };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -410,7 +407,7 @@ impl Backend for LlamaBackend {
             batch_tokens: self.context.n_batch(),
             outputs: self.context.outputs(),
             unified: self.unified,
-            flash_attention: self.flash_attention,
+            flash_attention: self.context.flash_attention(),
             group_rows: self.group_rows,
             reusable: self.reusable,
             total_cells: u64::from(self.context.n_ctx()),
