@@ -73,6 +73,12 @@ const COUNTERS: &[Family] = &[
         ],
     },
     Family {
+        name: "engine_draft_seconds",
+        help: "Time in the draft model",
+        label: "",
+        figures: &[("", |w| w.engine.draft_ms_total / 1e3)],
+    },
+    Family {
         name: "engine_bursts",
         help: "Times that prompts which came at once were read together, to begin together",
         label: "",

@@ -75,9 +75,8 @@ async fn where_the_time_went_is_told_and_counted() {
     };
     for stage in ["tokenize", "queue", "prefill", "decode"] {
         let (answers, sum) = seconds(stage).await;
-        assert!((answers - 3.0).abs() < 0.1 && sum >= 0.0, "{stage}: {answers} {sum}");
+        assert!((answers - 3.0).abs() < 0.1 && sum > 0.0, "{stage}: {answers} {sum}");
     }
-    assert!(seconds("prefill").await.1 > 0.0 && seconds("decode").await.1 > 0.0);
 }
 
 #[tokio::test]
