@@ -2,7 +2,8 @@
 //!
 //! The engine loads on a thread of its own while this one reports progress. Then messages are applied as they come,
 //! none of which blocks, and everything that requests emit goes out in batches: one frame holds what has gathered
-//! while the last one was written, a step's tokens at least. The process ends when its socket closes or on SIGTERM.
+//! while the last one was written, a step's tokens at least. The process ends when its socket closes. SIGTERM it leaves
+//! to the front: sent to all processes of a service, it would cut the streams that the front lets end.
 //! Absent: admission, versions, HTTP; the front has them.
 
 use std::collections::HashMap;
@@ -175,7 +176,7 @@ impl Worker {
                 _ = beat.tick() => {
                     self.outbox.control.send(FromWorker::Heartbeat(Box::new(heartbeat(Some(&self.host))))).await?;
                 }
-                _ = terminate.recv() => break,
+                _ = terminate.recv() => tracing::warn!("SIGTERM is for the front, which ends its workers"),
             }
         }
         self.stop().await;
@@ -198,7 +199,7 @@ impl Worker {
                     }
                 });
                 let submitted = match &self.host.engine {
-                    Some(engine) => engine.submit(prompt, params, sink).map(Handle::Generation),
+                    Some(engine) => engine.submit(Arc::unwrap_or_clone(prompt), params, sink).map(Handle::Generation),
                     None => Err(not_loaded_for("prompt")),
                 };
                 self.keep(id, submitted).await?;

@@ -98,9 +98,11 @@ impl Process {
             Ok(status) => status,
             Err(_) => {
                 tracing::warn!("the worker did not end in {WORKER_EXIT_LIMIT:?} and is killed");
-                // The process may end by itself in between, which is as good.
-                let _ = self.child.start_kill();
-                self.child.wait().await
+                let tail = Arc::clone(&self.tail);
+                return match self.kill().await {
+                    Some(status) => describe(status, &tail.lines()),
+                    None => String::from("it was killed and is not gone yet"),
+                };
             }
         };
         // The pipe closes with the process, unless a grandchild holds it.
@@ -111,12 +113,20 @@ impl Process {
         }
     }
 
-    /// Kills the process and waits until it is gone.
-    pub(super) async fn kill(mut self) {
+    /// Kills the process and waits until it is gone, but not for ever: one that waits for a device or a file system that
+    /// does not answer goes when that does, and whoever is served by it does not wait for that.
+    pub(super) async fn kill(mut self) -> Option<ExitStatus> {
+        // The process may end by itself in between, which is as good.
         let _ = self.child.start_kill();
-        if let Err(error) = self.child.wait().await {
-            tracing::warn!(%error, "cannot wait for a killed worker");
+        match timeout(WORKER_EXIT_LIMIT, self.child.wait()).await {
+            Ok(Ok(status)) => return Some(status),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot wait for a killed worker"),
+            Err(_) => {
+                tracing::error!(pid = self.child.id(), "a killed worker is not gone after {WORKER_EXIT_LIMIT:?}");
+                tokio::spawn(async move { self.child.wait().await });
+            }
         }
+        None
     }
 }
 
