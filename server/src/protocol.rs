@@ -6,13 +6,15 @@
 //! closed socket means that the other side is gone; there is no goodbye. Both ends are one binary, so there is no
 //! version negotiation.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, Stream, StreamExt};
 use gantry_engine::{
     EngineConfig, EngineStats, GenerationEvent, GenerationParams, ModelInfo, PooledEvent, PooledStats, PooledWork,
     Priority, ProbeError, Prompt,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
@@ -30,8 +32,9 @@ pub enum ToWorker {
     Submit {
         /// Chosen by the front.
         id: RequestId,
-        /// From what.
-        prompt: Prompt,
+        /// From what; the front keeps it until there is text, and sends it for each of several answers.
+        #[serde(with = "shared")]
+        prompt: Arc<Prompt>,
         /// How; already validated.
         params: GenerationParams,
     },
@@ -89,6 +92,19 @@ pub enum FromWorker {
     Probed(Result<(), ProbeError>),
     /// Sent once per [`HEARTBEAT_PERIOD`](crate::limits::HEARTBEAT_PERIOD), loading or not.
     Heartbeat(Box<Heartbeat>),
+}
+
+/// What is shared is sent as what it is.
+mod shared {
+    use super::{Arc, Deserialize, Deserializer, Prompt, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(prompt: &Prompt, serializer: S) -> Result<S::Ok, S::Error> {
+        prompt.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Prompt>, D::Error> {
+        Prompt::deserialize(deserializer).map(Arc::new)
+    }
 }
 
 /// A worker's figures.
@@ -163,7 +179,7 @@ mod tests {
         let submit = (any::<u64>(), ".{0,200}", any::<Option<u32>>(), any::<Option<u64>>()).prop_map(
             |(id, text, max_tokens, seed)| ToWorker::Submit {
                 id,
-                prompt: Prompt::Text(text),
+                prompt: Arc::new(Prompt::Text(text)),
                 params: GenerationParams { max_tokens, seed, ..GenerationParams::default() },
             },
         );

@@ -1,6 +1,8 @@
 //! Both shapes of an answer, whole and streamed, from events of the engine that are made up.
 #![allow(clippy::unwrap_used)]
 
+use std::time::Instant;
+
 use super::*;
 use gantry_engine::{ItlHistogram, Timings as EngineTimings, TokenChance as EngineChance, Usage as EngineUsage};
 use proptest::prelude::*;
@@ -35,6 +37,7 @@ fn gathered(pieces: &[&str]) -> Gathered {
         reason: EngineReason::Length,
         usage: USAGE,
         timings: TIMINGS,
+        at: Instant::now(),
     }
 }
 

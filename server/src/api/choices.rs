@@ -5,6 +5,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use futures::{Stream, StreamExt};
 use gantry_engine::{FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
@@ -30,6 +31,8 @@ pub(super) struct Gathered {
     pub(super) reason: FinishReason,
     pub(super) usage: Usage,
     pub(super) timings: Timings,
+    /// When it was whole.
+    pub(super) at: Instant,
 }
 
 impl<G: Stream<Item = Item> + Unpin> Choices<G> {
@@ -59,7 +62,7 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
                 }
                 GenerationEvent::Finished { reason, usage, timings } => {
                     let (text, logprobs) = (std::mem::take(text), std::mem::take(logprobs));
-                    *slot = Some(Gathered { text, logprobs, reason, usage, timings });
+                    *slot = Some(Gathered { text, logprobs, reason, usage, timings, at: Instant::now() });
                 }
                 GenerationEvent::Failed(error) => return Err(error.into()),
             }

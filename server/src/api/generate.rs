@@ -31,6 +31,7 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
     let valid = ValidChatRequest::parse(&body)?;
+    drop(body);
     let prompt = Prompt::Chat { messages_json: valid.messages_json() };
     answer(&app, Asked { shape: Shape::Chat, prompt, common: valid.common, origin, share }).await
 }
@@ -39,6 +40,7 @@ pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) ->
     let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
     let ValidCompletionRequest { prompt, common } = ValidCompletionRequest::parse(&body)?;
+    drop(body);
     answer(&app, Asked { shape: Shape::Text, prompt: Prompt::Text(prompt), common, origin, share }).await
 }
 
@@ -69,7 +71,7 @@ impl Origin {
 async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
     let Asked { shape, prompt, common, origin, share } = asked;
     let names = Names { prompt: shape.prompt_param(), format: common.format.param() };
-    let request = GenerateRequest { prompt, params: params(&common, origin.scheduling) };
+    let request = GenerateRequest { prompt: Arc::new(prompt), params: params(&common, origin.scheduling) };
     let (version, choices) = submit(app, request, &common, names).await?;
     let priority = priority_of(&common, origin.scheduling);
     let observed = Observed::new(app, shape.route(), &version, origin, Some(priority), choices.total(), share);
@@ -136,7 +138,7 @@ async fn whole(
 ) -> Response {
     match choices.collect_all().await {
         Ok(whole) => {
-            observed.first_token_after(&whole);
+            observed.first_tokens_of(&whole);
             whole.iter().for_each(|choice| observed.timed(&choice.timings));
             observed.answered(sum_of(whole.iter().map(|choice| choice.usage)));
             match envelope.whole(whole) {
@@ -216,12 +218,13 @@ impl Observed {
         self.latencies.first_token(took);
     }
 
-    /// All text came at once, and the engine says when the first of it was there.
-    fn first_token_after(&mut self, choices: &[Gathered]) {
-        let wait = |t: &gantry_engine::Timings| t.tokenize_ms + t.queue_ms + t.prefill_ms;
-        let waits = choices.iter().map(|choice| wait(&choice.timings));
-        let milliseconds = waits.fold(f64::INFINITY, f64::min).max(0.0);
-        if let Ok(took) = Duration::try_from_secs_f64(milliseconds / 1e3) {
+    /// All text came at once, and the engine says how long before its end the first of it was there.
+    fn first_tokens_of(&mut self, choices: &[Gathered]) {
+        let first = |choice: &Gathered| {
+            let decoding = Duration::try_from_secs_f64(choice.timings.decode_ms / 1e3).unwrap_or_default();
+            choice.at.saturating_duration_since(self.origin.arrival).saturating_sub(decoding)
+        };
+        if let Some(took) = choices.iter().map(first).min() {
             self.first(took);
         }
     }

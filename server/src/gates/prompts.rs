@@ -123,8 +123,10 @@ pub async fn ask(version: &Arc<Version>, prompts: &[GoldenPrompt]) -> Vec<Answer
 }
 
 async fn ask_one(version: Arc<Version>, prompt: GoldenPrompt) -> Answer {
-    let request =
-        GenerateRequest { prompt: prompt.prompt.clone(), params: GenerationParams::greedy(prompt.max_tokens) };
+    let request = GenerateRequest {
+        prompt: Arc::new(prompt.prompt.clone()),
+        params: GenerationParams::greedy(prompt.max_tokens),
+    };
     let answer = async {
         let generation = version.submit(request).await.map_err(|error| error.to_string())?;
         generation.collect().await.map_err(|error| error.to_string())

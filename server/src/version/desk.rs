@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gantry_engine::RequestError;
+use gantry_engine::{DegradationLevel, Priority, RequestError};
 use tokio::sync::{Notify, mpsc};
 
 use super::dispatch::{Demand, DispatchStrategy, Dispatcher, Refusal};
@@ -72,6 +72,16 @@ impl Desk {
     pub(super) fn set_healthy(&self, worker: usize, healthy: bool) {
         self.dispatcher().set_healthy(worker, healthy);
         self.wake();
+    }
+
+    /// A worker is cut down so far for want of memory.
+    pub(super) fn set_level(&self, worker: usize, level: DegradationLevel) {
+        self.dispatcher().set_level(worker, level);
+    }
+
+    /// Whether a worker takes a request of this priority.
+    pub(super) fn admits(&self, priority: Priority) -> bool {
+        self.dispatcher().admits(priority)
     }
 
     /// A worker is no more: it gets nothing, and what it had read is lost.

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use gantry_engine::{DegradationLevel, Priority};
 use serde::{Deserialize, Serialize};
 
 use super::prefix::PrefixIndex;
@@ -57,6 +58,8 @@ pub(super) struct Demand {
     pub(super) cells: u64,
     /// Names of its prompt's prefixes, the shortest first: see [`prefix::keys`](super::prefix::keys).
     pub(super) prefixes: Vec<u64>,
+    /// Whether a worker that is short of memory takes it.
+    pub(super) priority: Priority,
 }
 
 /// Why no worker was picked.
@@ -81,6 +84,8 @@ struct Load {
     /// Sum of the needs of the requests in flight.
     needed_cells: u64,
     total_cells: u64,
+    /// How far it is cut down for want of memory, which each worker is by itself.
+    level: DegradationLevel,
 }
 
 impl Load {
@@ -129,8 +134,21 @@ impl Dispatcher {
         }
     }
 
+    /// Says how far a worker is cut down.
+    pub(super) fn set_level(&mut self, worker: usize, level: DegradationLevel) {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.level = level;
+        }
+    }
+
+    /// Whether a healthy worker takes a request of this priority.
+    pub(super) fn admits(&self, priority: Priority) -> bool {
+        self.workers.iter().any(|load| load.healthy && load.level.admits(priority))
+    }
+
     /// A worker was lost, and what it had read with it.
     pub(super) fn forget(&mut self, worker: usize) {
+        self.set_level(worker, DegradationLevel::Normal);
         self.prefixes.forget(worker);
     }
 
@@ -147,8 +165,8 @@ impl Dispatcher {
     /// Picks a worker and counts the request as its own.
     pub(super) fn choose(&mut self, demand: &Demand) -> Result<usize, Refusal> {
         let chosen = match self.strategy {
-            DispatchStrategy::RoundRobin => self.first_by_key(|_| 0),
-            DispatchStrategy::LeastLoaded => self.least_loaded(),
+            DispatchStrategy::RoundRobin => self.first_by_key(demand, |_| 0),
+            DispatchStrategy::LeastLoaded => self.least_loaded(demand),
             DispatchStrategy::MemoryAware => return self.with_memory(demand).map(|worker| self.take(worker, demand)),
             DispatchStrategy::PrefixAware => self.with_prefix(demand),
         };
@@ -173,20 +191,22 @@ impl Dispatcher {
         worker
     }
 
-    /// The healthy worker with the smallest key; among equals the next in turn.
-    fn first_by_key<K: Ord>(&self, key: impl Fn(&Load) -> K) -> Option<usize> {
+    /// The healthy worker with the smallest key; among equals the next in turn. One that would refuse it for want of
+    /// memory comes last: it says so to the client where nobody else is there.
+    fn first_by_key<K: Ord>(&self, demand: &Demand, key: impl Fn(&Load) -> K) -> Option<usize> {
         let n = self.workers.len();
         let turn = (1..=n).map(|step| (self.last + step) % n);
+        let key = |load: &Load| (!load.level.admits(demand.priority), key(load));
         turn.filter(|&worker| self.workers[worker].healthy).min_by_key(|&worker| key(&self.workers[worker]))
     }
 
-    fn least_loaded(&self) -> Option<usize> {
-        self.first_by_key(|load| load.in_flight)
+    fn least_loaded(&self, demand: &Demand) -> Option<usize> {
+        self.first_by_key(demand, |load| load.in_flight)
     }
 
     fn with_memory(&self, demand: &Demand) -> Result<usize, Refusal> {
         let limit = self.workers.iter().map(|load| load.total_cells).max().unwrap_or(0);
-        let most_free = self.first_by_key(|load| std::cmp::Reverse(load.free_cells()));
+        let most_free = self.first_by_key(demand, |load| std::cmp::Reverse(load.free_cells()));
         match most_free {
             Some(worker) if self.workers[worker].free_cells() >= demand.cells => Ok(worker),
             // Before the first worker said how much it has, nothing is known to be too large.
@@ -197,8 +217,11 @@ impl Dispatcher {
     }
 
     fn with_prefix(&self, demand: &Demand) -> Option<usize> {
-        let idlest = self.least_loaded()?;
-        let reader = self.prefixes.reader(&demand.prefixes, |worker| self.is_healthy(worker));
+        let idlest = self.least_loaded(demand)?;
+        let takes = |worker: usize| {
+            self.workers.get(worker).is_some_and(|load| load.healthy && load.level.admits(demand.priority))
+        };
+        let reader = self.prefixes.reader(&demand.prefixes, takes);
         let near = |worker: usize| self.in_flight(worker) <= self.in_flight(idlest).saturating_add(PREFIX_LOAD_MARGIN);
         Some(reader.filter(|&worker| near(worker)).unwrap_or(idlest))
     }

@@ -84,7 +84,7 @@ impl Pair {
         let n = self.healthy.len();
         match one {
             Move::Choose { cells, prefixes } => {
-                let demand = Demand { cells, prefixes };
+                let demand = Demand { cells, prefixes, ..Demand::default() };
                 let chosen = self.real.choose(&demand);
                 check(self, &demand, chosen)?;
                 if let Ok(worker) = chosen {
@@ -203,7 +203,7 @@ proptest! {
         // With nothing in flight each of the workers is as good as the other: all healthy ones get some of the next.
         let mut chosen = Vec::new();
         for _ in 0..workers {
-            chosen.push(pair.real.choose(&Demand { cells: 1, prefixes: Vec::new() }).unwrap());
+            chosen.push(pair.real.choose(&Demand { cells: 1, ..Demand::default() }).unwrap());
         }
         prop_assert!(chosen.contains(&back), "{:?} lacks {}", chosen, back);
     }
@@ -255,6 +255,29 @@ fn equals_take_turns() {
     let first: Vec<_> = (0..6).map(|_| pair.real.choose(&demand).unwrap()).collect();
     assert_eq!(first, [0, 1, 2, 0, 1, 2]);
     assert_eq!(Dispatcher::new(DispatchStrategy::LeastLoaded, 0).choose(&demand), Err(Refusal::NoWorker));
+}
+
+#[test]
+fn one_that_is_short_of_memory_gets_only_what_it_admits_or_nobody_else_does() {
+    for strategy in DispatchStrategy::ALL {
+        let mut pair = Pair::new(strategy, 2, 100);
+        let demand =
+            |priority| Demand { cells: 1, prefixes: vec![if priority == Priority::High { 8 } else { 7 }], priority };
+        // It has read the prompt, has the fewest requests and the most cells.
+        assert_eq!(pair.real.choose(&demand(Priority::Normal)), Ok(0));
+        pair.real.release(0, 1);
+        pair.real.set_level(0, DegradationLevel::HighPriorityOnly);
+        for _ in 0..3 {
+            assert_eq!(pair.real.choose(&demand(Priority::Normal)), Ok(1), "{strategy}");
+        }
+        let of_high: Vec<_> = (0..2).map(|_| pair.real.choose(&demand(Priority::High)).unwrap()).collect();
+        assert!(of_high.contains(&0), "{strategy}");
+        pair.real.set_level(1, DegradationLevel::Emergency);
+        assert!(pair.real.admits(Priority::High) && !pair.real.admits(Priority::Normal));
+        assert!(pair.real.choose(&demand(Priority::Normal)).is_ok(), "who tells the client that there is no memory");
+        pair.real.forget(1);
+        assert!(pair.real.admits(Priority::Normal), "another process begins anew");
+    }
 }
 
 #[test]

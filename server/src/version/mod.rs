@@ -301,14 +301,15 @@ impl Version {
 
     /// What the strategy wants to know of a request.
     fn demand(&self, request: &GenerateRequest) -> Demand {
+        let priority = request.params.priority;
         match self.shared.scheduling.load().dispatch {
-            DispatchStrategy::RoundRobin | DispatchStrategy::LeastLoaded => Demand::default(),
+            DispatchStrategy::RoundRobin | DispatchStrategy::LeastLoaded => Demand { priority, ..Demand::default() },
             DispatchStrategy::MemoryAware => {
                 let model = self.shared.model.borrow();
                 let cells_per_sequence = model.as_ref().map_or(0, |model| u64::from(model.n_ctx_per_sequence));
-                Demand { cells: request.cells(cells_per_sequence), prefixes: Vec::new() }
+                Demand { cells: request.cells(cells_per_sequence), prefixes: Vec::new(), priority }
             }
-            DispatchStrategy::PrefixAware => Demand { cells: 0, prefixes: prefix::keys(&request.prompt) },
+            DispatchStrategy::PrefixAware => Demand { cells: 0, prefixes: prefix::keys(&request.prompt), priority },
         }
     }
 

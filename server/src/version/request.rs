@@ -23,8 +23,8 @@ use crate::protocol::{RequestId, ToWorker};
 /// Text that a request asks of a version.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// From what to generate.
-    pub prompt: Prompt,
+    /// From what to generate; shared by several answers.
+    pub prompt: Arc<Prompt>,
     /// How.
     pub params: GenerationParams,
 }
@@ -63,7 +63,7 @@ impl GenerateRequest {
     /// The KV cells that it will need where a sequence can have `cells_per_sequence`: an estimate for text, since only
     /// the worker has the tokeniser, and at least what it must need for tokens.
     pub(super) fn cells(&self, cells_per_sequence: u64) -> u64 {
-        let (prompt, least) = match &self.prompt {
+        let (prompt, least) = match &*self.prompt {
             Prompt::Text(text) | Prompt::Chat { messages_json: text } => (text.len() / BYTES_PER_TOKEN_ESTIMATE, 1),
             Prompt::Tokens(tokens) => (tokens.len(), tokens.len() as u64 + 1),
         };
@@ -117,8 +117,10 @@ impl Request {
 
     /// One for vectors, which takes no KV cell of the engine's.
     pub(super) fn pooled(id: RequestId, request: PoolRequest, reply: PooledReply, place: Place) -> Box<Self> {
+        let priority = request.priority;
         let asked = Asked::Pooled { request, vectors: Vec::new(), reply: Some(reply) };
-        Self::of(id, asked, Demand::default(), place)
+        let demand = Demand { priority, ..Demand::default() };
+        Self::of(id, asked, demand, place)
     }
 
     fn of(id: RequestId, asked: Asked, demand: Demand, place: Place) -> Box<Self> {
@@ -173,7 +175,7 @@ impl Request {
             Asked::Text { request, .. } => {
                 let mut params = request.params.clone();
                 params.queue_timeout_ms = params.queue_timeout_ms.map(left);
-                ToWorker::Submit { id: self.id, prompt: request.prompt.clone(), params }
+                ToWorker::Submit { id: self.id, prompt: Arc::clone(&request.prompt), params }
             }
             Asked::Pooled { request, vectors, .. } => {
                 // What a worker that died had given counts no more.
@@ -215,6 +217,22 @@ impl Request {
         (waited_ms >= limit_ms).then_some(RequestError::DeadlineExceeded { waited_ms, limit_ms })
     }
 
+    /// Tells who waits that its time is over, where that is so and it cannot have had its first token. `worker_is_silent`: what
+    /// it said last may not be what is. True: the worker is to give it up.
+    pub(super) fn expire(&mut self, now: Instant, worker_is_silent: bool) -> bool {
+        let waits = match &self.asked {
+            Asked::Text { .. } => !self.told_text && (worker_is_silent || !self.told_started),
+            Asked::Pooled { .. } => true,
+        };
+        match self.overdue(now) {
+            Some(error) if waits && !self.is_abandoned() => {
+                self.tell_end(error.into());
+                true
+            }
+            _ => false,
+        }
+    }
+
     fn waited_ms(&self, now: Instant) -> u64 {
         millis(now.saturating_duration_since(self.submitted))
     }
@@ -230,6 +248,10 @@ impl Request {
 
     /// The last event of a request that will not be answered.
     pub(super) fn fail(mut self: Box<Self>, error: GenerationError) {
+        self.tell_end(error);
+    }
+
+    fn tell_end(&mut self, error: GenerationError) {
         // An error means that the client has gone; in a stream's channel the last place is kept free for this.
         match &mut self.asked {
             Asked::Text { events, .. } => drop(events.take().map(|events| events.try_send(Err(error)))),
@@ -278,7 +300,7 @@ impl Request {
             GenerationEvent::Delta { .. } if !self.told_text => {
                 self.told_text = true;
                 // Never needed again, and it may be large.
-                request.prompt = Prompt::Text(String::new());
+                request.prompt = Arc::new(Prompt::Text(String::new()));
             }
             _ => {}
         }
@@ -296,6 +318,17 @@ impl Request {
     }
 }
 
+#[cfg(test)]
+impl Request {
+    /// It waits for so many ms at most.
+    pub(super) fn waits_for(&mut self, ms: u64) {
+        match &mut self.asked {
+            Asked::Text { request, .. } => request.params.queue_timeout_ms = Some(ms),
+            Asked::Pooled { request, .. } => request.timeout_ms = Some(ms),
+        }
+    }
+}
+
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -308,7 +341,7 @@ mod tests {
     fn the_need_is_the_prompt_and_the_answer_within_a_sequence() {
         let cells = |prompt: Prompt, max_tokens| {
             let params = GenerationParams { max_tokens, ..GenerationParams::default() };
-            GenerateRequest { prompt, params }.cells(1000)
+            GenerateRequest { prompt: Arc::new(prompt), params }.cells(1000)
         };
         let text = || Prompt::Text("x".repeat(100 * BYTES_PER_TOKEN_ESTIMATE));
         assert_eq!(cells(text(), Some(20)), 120);

@@ -7,6 +7,7 @@ use futures::FutureExt;
 use gantry_engine::{AGEING_STEP, GenerationEvent, GenerationParams, Priority, Prompt, RequestError};
 
 use super::*;
+use crate::protocol::ToWorker;
 use crate::version::admission::Admission;
 use crate::version::desk::send_to_room;
 use crate::version::dispatch::{Demand, DispatchStrategy};
@@ -46,8 +47,8 @@ impl Stage {
 
     fn request_with(&self, id: RequestId, cells: u64, params: GenerationParams) -> (Box<Request>, Generation) {
         let (events, receiver) = mpsc::channel(8);
-        let asked = GenerateRequest { prompt: Prompt::Text(String::new()), params };
-        let demand = Demand { cells, prefixes: Vec::new() };
+        let asked = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params };
+        let demand = Demand { cells, ..Demand::default() };
         let request = Request::new(id, asked, demand, events, self.admission.enter().ok().unwrap());
         let client = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
         (request, client)
@@ -182,7 +183,9 @@ fn waiting_ends_with_the_request_s_own_limit_with_ours_or_with_its_client() {
 fn a_worker_s_limit_is_told_as_the_client_gave_it() {
     let stage = stage(DispatchStrategy::LeastLoaded, 1);
     let (mut request, client) = stage.request(0, 0, Some(50));
-    // It got there three milliseconds late.
+    let sent = request.message(Instant::now() + Duration::from_millis(3));
+    let ToWorker::Submit { params, .. } = sent else { panic!("{sent:?}") };
+    assert!(matches!(params.queue_timeout_ms, Some(1..=47)), "{:?}", params.queue_timeout_ms);
     let of_the_worker = RequestError::DeadlineExceeded { waited_ms: 47, limit_ms: 47 };
     request.pass(GenerationEvent::Failed(of_the_worker), Instant::now() + Duration::from_millis(51));
     let error = client.collect().now_or_never().unwrap().unwrap_err();
@@ -197,7 +200,7 @@ async fn the_room_ends_with_the_version_and_nothing_is_left_in_it() {
     let Stage { lanes, inboxes: _inboxes, room, admission, health, ended } = stage(DispatchStrategy::LeastLoaded, 1);
     let running = tokio::spawn(room.run());
     let (events, receiver) = mpsc::channel(8);
-    let asked = GenerateRequest { prompt: Prompt::Text(String::new()), params: GenerationParams::default() };
+    let asked = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params: GenerationParams::default() };
     let request = Request::new(0, asked, Demand::default(), events, admission.enter().ok().unwrap());
     let client = Generation::new(0, receiver, Arc::clone(&lanes), request.worker());
     lanes.submit(request);

@@ -469,6 +469,7 @@ impl<'a> Session<'a> {
                 if beat.pooled.computing == 0 || beat.pooled.steps != self.pooled_steps.0 {
                     self.pooled_steps = (beat.pooled.steps, now);
                 }
+                self.supervisor.shared.desk.set_level(self.supervisor.worker, beat.engine.degradation);
                 self.supervisor.figures().heartbeat.send_replace(*beat);
             }
         }
@@ -552,8 +553,14 @@ impl<'a> Session<'a> {
                 }
                 .into(),
             ),
-            pressure @ EngineRefusal::MemoryPressure { .. } => {
-                request.fail(RequestError::Overloaded(pressure.to_string()).into());
+            pressure @ EngineRefusal::MemoryPressure { level } => {
+                let desk = &self.supervisor.shared.desk;
+                desk.set_level(self.supervisor.worker, level);
+                if desk.admits(request.demand.priority) && request.may_run_again() {
+                    self.supervisor.pass_on(request, "it is short of memory");
+                } else {
+                    request.fail(RequestError::Overloaded(pressure.to_string()).into());
+                }
             }
             // Admission is stricter than the engine's own limit, so this is our own fault.
             fault @ (EngineRefusal::QueueFull { .. } | EngineRefusal::Broken(_)) => {
@@ -600,6 +607,12 @@ impl<'a> Session<'a> {
         if !self.late && now.duration_since(self.heard) > HEARTBEAT_LATE {
             self.late = true;
             self.judge();
+        }
+        // The worker says so itself between two steps, and has the time of a tick for it.
+        let (late, due) = (self.late, now.checked_sub(SUPERVISOR_TICK).unwrap_or(now));
+        let expired = self.requests.values_mut().filter_map(|request| request.expire(due, late).then_some(request.id));
+        for id in expired.collect::<Vec<_>>() {
+            self.tell(ToWorker::Cancel { id });
         }
         let hung = |since: Instant, limit: Duration, what: &str| {
             (now.duration_since(since) > limit).then(|| End::Hung(format!("{what} for {limit:?}, so it was killed")))

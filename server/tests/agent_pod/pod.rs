@@ -127,7 +127,7 @@ impl Pod {
         let version = self.router.active().expect("something answers");
         let messages = json!([{"role": "user", "content": "Which version are you?"}]).to_string();
         let request = GenerateRequest {
-            prompt: gantry_engine::Prompt::Chat { messages_json: messages },
+            prompt: gantry_engine::Prompt::Chat { messages_json: messages }.into(),
             params: gantry_engine::GenerationParams::greedy(32),
         };
         version.submit(request).await.unwrap().collect().await.unwrap().text
@@ -277,7 +277,7 @@ async fn an_edit_of_the_queue_holds_without_a_reload() {
     let submit = async || {
         let params = gantry_engine::GenerationParams { ignore_eos: true, ..Default::default() };
         let prompt = gantry_engine::Prompt::Text("Once".to_owned());
-        version.submit(GenerateRequest { prompt, params }).await
+        version.submit(GenerateRequest { prompt: prompt.into(), params }).await
     };
     let edit = async |max_queue: usize, timeout: &str| {
         let scheduling = json!({"maxQueue": max_queue, "queueTimeout": timeout});

@@ -71,7 +71,7 @@ const ENDLESS: u32 = 16_000;
 
 fn long(tokens: u32) -> GenerateRequest {
     let params = GenerationParams { ignore_eos: true, seed: Some(1), ..GenerationParams::greedy(tokens) };
-    GenerateRequest { prompt: Prompt::Text("Once".to_owned()), params }
+    GenerateRequest { prompt: Prompt::Text("Once".to_owned()).into(), params }
 }
 
 /// Waits until nothing of any request is left: a client has its last event a moment before its place is free.

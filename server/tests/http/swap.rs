@@ -101,7 +101,7 @@ async fn a_version_that_is_retired_takes_nothing_and_drops_what_is_late() {
     spec.runtime.ctx_size = 1 << 16;
     let version = Version::load(spec, &workers(), watch::Sender::new(0.0)).await.unwrap();
     let request = || GenerateRequest {
-        prompt: gantry_engine::Prompt::Text("Once".to_owned()),
+        prompt: gantry_engine::Prompt::Text("Once".to_owned()).into(),
         params: gantry_engine::GenerationParams { ignore_eos: true, ..Default::default() },
     };
     let late: Vec<_> = futures::future::join_all((0..8).map(|_| version.submit(request()))).await;

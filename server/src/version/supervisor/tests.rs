@@ -3,7 +3,8 @@
 
 use futures::FutureExt;
 use gantry_engine::{
-    EmbedInput, FinishReason, GenerationParams, ModelInfo, PooledWork, Priority, Prompt, Timings, Usage,
+    DegradationLevel, EmbedInput, FinishReason, GenerationParams, ModelInfo, PooledWork, Priority, Prompt, Timings,
+    Usage,
 };
 use proptest::prelude::*;
 use tokio::sync::watch;
@@ -52,15 +53,20 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn shared() -> Arc<Shared> {
+    shared_of(None)
+}
+
+/// A version with so many workers.
+fn shared_of(workers: Option<u32>) -> Arc<Shared> {
     let scheduling = Scheduling { max_queue: QUEUE, ..Scheduling::default() };
     let spec = VersionSpec {
         name: "v".to_owned(),
         digest: String::new(),
         model_path: "model.gguf".into(),
         served_name: "m".to_owned(),
-        runtime: RuntimeSettings { parallel: PARALLEL, scheduling, ..RuntimeSettings::default() },
+        runtime: RuntimeSettings { parallel: PARALLEL, workers, scheduling, ..RuntimeSettings::default() },
     };
-    let shares = spec.runtime.shares(processors(), 0).unwrap();
+    let shares = spec.runtime.shares(processors().max(workers.unwrap_or(1)), 0).unwrap();
     Shared::new(spec, shares, watch::Sender::new(0.0))
 }
 
@@ -78,7 +84,7 @@ fn supervisor(shared: &Arc<Shared>) -> (Supervisor, Arc<Lanes>, mpsc::UnboundedR
 fn request(shared: &Shared, lanes: &Arc<Lanes>, id: RequestId, backlog: usize) -> Option<(Box<Request>, Generation)> {
     let place = shared.admission.enter().ok()?;
     let (events, receiver) = mpsc::channel(backlog);
-    let asked = GenerateRequest { prompt: Prompt::Text("p".to_owned()), params: GenerationParams::default() };
+    let asked = GenerateRequest { prompt: Arc::new(Prompt::Text("p".to_owned())), params: GenerationParams::default() };
     let mut request = Request::new(id, asked, Demand::default(), events, place);
     request.assign(shared.desk.lease(&request.demand).ok()?);
     let generation = Generation::new(id, receiver, Arc::clone(lanes), request.worker());
@@ -352,6 +358,77 @@ fn what_a_broken_engine_gave_up_is_for_another_worker() {
     assert_eq!(waiting.try_recv().unwrap().id, 1);
     let last: Vec<Option<Item>> = clients.into_iter().map(|client| seen(client).pop()).collect();
     assert_eq!(last, [Some(Ok(finished())), None]);
+}
+
+#[test]
+fn what_a_worker_without_memory_refuses_is_for_another_if_one_has_some() {
+    let shared = shared_of(Some(2));
+    let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
+    let (outbox, _sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    shared.desk.set_healthy(1, true);
+    let level = DegradationLevel::Emergency;
+    let mut refused = |id| {
+        let (request, client) = request(&shared, &lanes, id, 8).unwrap();
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        let error = EngineRefusal::MemoryPressure { level };
+        session.apply(Event::Frame(Some(Ok(FromWorker::Refused { id, error }))), now);
+        client
+    };
+    let client = refused(0);
+    assert_eq!(waiting.try_recv().unwrap().id, 0);
+    assert_eq!(shared.desk.lease(&Demand::default()).ok().unwrap().worker(), 1, "who refuses gets nothing else");
+    drop(client);
+    shared.desk.set_level(1, level);
+    let client = refused(1);
+    assert!(waiting.try_recv().is_err());
+    let told = seen(client).pop().unwrap().unwrap_err();
+    assert!(matches!(told, GenerationError::Request(RequestError::Overloaded(_))), "{told}");
+}
+
+#[test]
+fn time_goes_by_for_those_who_wait_whatever_their_worker_says() {
+    let shared = shared();
+    let (mut supervisor, lanes, _waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let mut clients = Vec::new();
+    for id in 0..3 {
+        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        request.waits_for(50);
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        clients.push(client);
+    }
+    let says = |event| Event::Frame(Some(Ok(FromWorker::Events(vec![event]))));
+    let started = || GenerationEvent::Started { prompt_tokens: 1 };
+    session.apply(says((1, started())), now);
+    session.apply(says((2, started())), now);
+    let delta = GenerationEvent::Delta { text: "x".to_owned(), tokens: 1, logprobs: Vec::new() };
+    session.apply(says((2, delta)), now);
+    let cancelled = |sent: &mut mpsc::UnboundedReceiver<ToWorker>| -> Vec<RequestId> {
+        let told = std::iter::from_fn(|| sent.try_recv().ok());
+        told.filter_map(|told| if let ToWorker::Cancel { id } = told { Some(id) } else { None }).collect()
+    };
+    // The worker has a moment to say so itself.
+    session.apply(Event::Tick, now + Duration::from_millis(60));
+    assert!(cancelled(&mut sent).is_empty());
+    session.apply(Event::Tick, now + Duration::from_millis(60) + SUPERVISOR_TICK);
+    assert_eq!(cancelled(&mut sent), [0], "the second one may have a token that is not text yet");
+    session.apply(Event::Tick, now + HEARTBEAT_LATE + SUPERVISOR_TICK);
+    assert_eq!(cancelled(&mut sent), [1], "of a silent worker nothing is to be expected");
+    assert_eq!(shared.admission.in_flight(), 3, "the worker still has them");
+    for (client, is_late) in clients.into_iter().zip([true, true, false]) {
+        let last = seen(client).pop().unwrap();
+        let is_told = matches!(
+            last,
+            Err(GenerationError::Request(RequestError::DeadlineExceeded { limit_ms: 50, waited_ms: 50.. }))
+        );
+        assert_eq!(is_told, is_late, "{last:?}");
+    }
 }
 
 #[test]
