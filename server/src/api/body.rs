@@ -60,22 +60,30 @@ fn units(bytes: usize) -> u32 {
 
 /// Reads a JSON body whole.
 pub(super) async fn read(budget: &BodyBudget, request: Request) -> Result<(Bytes, Share), Failure> {
-    let (parts, body) = request.into_parts();
-    check_media_type(&parts.headers)?;
+    let (parts, mut body) = request.into_parts();
+    let refuse = |body: Body, failure: Failure| {
+        discard(body);
+        Err(failure)
+    };
+    if let Err(failure) = check_media_type(&parts.headers) {
+        return refuse(body, failure);
+    }
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|bytes| bytes > MAX_BODY_BYTES as u64) {
-        discard(body);
-        return Err(too_large());
+        return refuse(body, too_large());
     }
     let declared = declared.and_then(|bytes| usize::try_from(bytes).ok());
-    let mut share = budget.take(declared.unwrap_or(MAX_BODY_BYTES), BODY_BUDGET_WAIT).await?;
-    match timeout(BODY_READ_LIMIT, Limited::new(body, MAX_BODY_BYTES).collect()).await {
+    let mut share = match budget.take(declared.unwrap_or(MAX_BODY_BYTES), BODY_BUDGET_WAIT).await {
+        Ok(share) => share,
+        Err(failure) => return refuse(body, failure),
+    };
+    match timeout(BODY_READ_LIMIT, Limited::new(&mut body, MAX_BODY_BYTES).collect()).await {
         Ok(Ok(whole)) => {
             let bytes = whole.to_bytes();
             share.shrink(bytes.len());
             Ok((bytes, share))
         }
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => refuse(body, too_large()),
         Ok(Err(error)) => {
             let message = format!("The body ended early: {error}.");
             Err(ApiError::invalid(None, ErrorCode::InvalidJson, message).into())

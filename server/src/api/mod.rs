@@ -41,6 +41,8 @@ pub struct App {
     metrics: Arc<Metrics>,
     draining: AtomicBool,
     bodies: BodyBudget,
+    /// What answers with vectors take, which must not have small bodies wait behind large answers.
+    answers: BodyBudget,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
 }
@@ -50,7 +52,14 @@ impl App {
     #[must_use]
     pub fn new(router: Arc<Router>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
         let metrics = Metrics::new(Arc::clone(&router));
-        Arc::new(Self { router, metrics, draining: AtomicBool::new(false), bodies: BodyBudget::new(), loading })
+        Arc::new(Self {
+            router,
+            metrics,
+            draining: AtomicBool::new(false),
+            bodies: BodyBudget::new(),
+            answers: BodyBudget::new(),
+            loading,
+        })
     }
 
     /// The metrics, for those who count outside of requests.

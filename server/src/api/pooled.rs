@@ -39,7 +39,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let numbers = count.saturating_mul(width as usize);
     // Half of the budget is the most, so that the longest answer of the widest model can be given.
     let answer = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER).min(BODY_BUDGET_BYTES / 2);
-    let answer_share = app.bodies.take(answer, BODY_BUDGET_WAIT).await?;
+    let answer_share = app.answers.take(answer, BODY_BUDGET_WAIT).await?;
     let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Embeddings, &version, origin, Some(priority), 0, share);
     let encoding = valid.encoding;

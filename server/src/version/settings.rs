@@ -197,6 +197,14 @@ impl RuntimeSettings {
             );
             return refuse("workers", message);
         }
+        if workers > 1 && self.engine.kv_layout == KvLayout::Unified && !self.parallel.is_multiple_of(workers) {
+            let message = format!(
+                "{} is not the same number for each of {workers} workers: in one pool of cells (kv_layout) how long a \
+                 request may be would depend on who gets it",
+                self.parallel
+            );
+            return refuse("parallel", message);
+        }
         self.scheduling.check()
     }
 }
