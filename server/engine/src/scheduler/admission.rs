@@ -165,7 +165,7 @@ impl<B: Backend> Scheduler<B> {
         // One whose state was saved goes on from there.
         let is_saved = |waiter: &Waiter| matches!(waiter, Waiter::Preempted(_, saved) if saved.bytes() > 0);
         let candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
-        let mut ready = candidates.filter(|w| is_saved(&w.value) || !self.should_follow(w.value.tokens()));
+        let mut ready = candidates.filter(|w| is_saved(&w.value) || !self.should_follow(w, now));
         let first = ready.next()?;
         let overtaking = if may_overtake { self.overtaking(first, ready, now) } else { None };
         let next = overtaking.unwrap_or(first);
@@ -204,18 +204,28 @@ impl<B: Backend> Scheduler<B> {
         Some(tokens.len() - here.max(below))
     }
 
-    /// Whether a prompt that is being read will soon give this one more than is there for it now.
-    fn should_follow(&self, tokens: &[Token]) -> bool {
+    /// Whether a prompt that is being read will soon give this one more than is there for it now. One that is read after
+    /// others, which this one would go before, will not: one of a lower standing, or a longer one among several.
+    fn should_follow(&self, waiting: &Waiting<Waiter>, now: Instant) -> bool {
         if !self.reuse_prefixes {
             return false;
         }
+        let tokens = waiting.value.tokens();
         let limit = last_to_reuse(tokens);
-        let being_read = self.slots.iter().flatten().filter(|s| s.decoded < s.prompt_len);
-        let soon = being_read.map(|s| common(&tokens[..limit as usize], &s.tokens[..s.prompt_len as usize])).max();
+        let being_read = || self.slots.iter().flatten().filter(|s| s.decoded < s.prompt_len);
+        let oldest = being_read().map(|s| s.ticket).min();
+        let alone = being_read().count() == 1;
+        let standing = waiting.standing(now);
+        let is_soon = |s: &&Sequence| {
+            let unread = (s.prompt_len - s.decoded) as usize;
+            s.standing >= standing && (alone || oldest == Some(s.ticket) || unread <= tokens.len())
+        };
+        let shared = |s: &Sequence| common(&tokens[..limit as usize], &s.tokens[..s.prompt_len as usize]);
+        let soon = being_read().filter(is_soon).map(shared).max();
         let Some(soon) = soon.filter(|&soon| soon >= MIN_TOKENS_TO_WAIT_FOR) else { return false };
         let (left_over, in_use) = self.kv.longest(tokens, limit);
-        let now = left_over.max_by_len(in_use).map_or(0, |m| m.len);
-        soon >= now + MIN_TOKENS_TO_WAIT_FOR
+        let here = left_over.max_by_len(in_use).map_or(0, |m| m.len);
+        soon >= here + MIN_TOKENS_TO_WAIT_FOR
     }
 
     /// How many of its kind will get a slot as soon as they can copy the beginning of the one prompt that is read; 0 where
@@ -227,7 +237,7 @@ impl<B: Backend> Scheduler<B> {
         if !is_worth_it(1 + most, used - 1, self.budget.cost()) {
             return 0;
         }
-        let follows = |w: &&Waiting<Waiter>| w.priority == sequence.priority() && self.should_follow(w.value.tokens());
+        let follows = |w: &&Waiting<Waiter>| w.priority == sequence.priority() && self.should_follow(w, now);
         u32::try_from(self.waiting.iter(now).take(most).filter(follows).count()).unwrap_or(u32::MAX)
     }
 

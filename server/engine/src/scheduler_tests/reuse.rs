@@ -157,3 +157,30 @@ fn streams_do_not_wait_for_all_copies_at_once() {
         h.assert_empty();
     }
 }
+
+/// Whether a request that begins as one which is being read does, and is as urgent as `priority`, gets the free slot beside
+/// that one, which has so many tokens of its own, and another one that is being read.
+fn begins_beside_the_one_it_could_copy(own: usize, other: usize, priority: Priority) -> bool {
+    let mut h = Harness::of(&Setup { reuse: true, ..Setup::split(3, 1200, 16, 64) });
+    if other > 0 {
+        h.submit(vec![9; other], greedy(2)).unwrap();
+    }
+    h.submit([vec![5; 200], vec![6; own]].concat(), greedy(2)).unwrap();
+    h.scheduler.step();
+    let with = GenerationParams { priority, ..greedy(2) };
+    let request = h.submit([vec![5; 200], vec![7; 20]].concat(), with).unwrap();
+    h.scheduler.step();
+    let begins = !request.events.lock().unwrap().is_empty();
+    h.run();
+    request.check(1200);
+    h.assert_empty();
+    begins
+}
+
+#[test]
+fn nobody_waits_for_a_prompt_that_is_read_after_others() {
+    assert!(!begins_beside_the_one_it_could_copy(10, 400, Priority::Normal), "it is read before the other one");
+    assert!(!begins_beside_the_one_it_could_copy(900, 0, Priority::Normal), "nothing else is read");
+    assert!(begins_beside_the_one_it_could_copy(900, 400, Priority::Normal), "the other one goes before it");
+    assert!(begins_beside_the_one_it_could_copy(10, 400, Priority::High), "it is less urgent");
+}
