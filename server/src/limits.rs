@@ -91,6 +91,8 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long a client may take to send a request's head, and a connection be idle. Common clients drop idle connections
 /// after 90 s; the server waits longer, so that it does not close one on which a request is already coming.
 pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(120);
+/// How long a client may take none of what is sent to it, or be gone without a word, before its connection is closed.
+pub const CLIENT_STALL_LIMIT: Duration = Duration::from_secs(120);
 /// How long a client may take to send a request's body.
 pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
 /// Memory that all request bodies together may take, from their first byte to the end of their requests.

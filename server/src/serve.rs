@@ -13,6 +13,7 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,7 +22,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, App};
-use crate::limits::{ACCEPT_RETRY, HEADER_READ_LIMIT, LISTEN_BACKLOG, MAX_CONNECTIONS, UNREADY_BEFORE_CLOSE};
+use crate::limits::{
+    ACCEPT_RETRY, CLIENT_STALL_LIMIT, HEADER_READ_LIMIT, LISTEN_BACKLOG, MAX_CONNECTIONS, UNREADY_BEFORE_CLOSE,
+};
 
 /// Opens the port; 0 lets the system choose one.
 ///
@@ -143,9 +146,8 @@ async fn connection(
     app: Arc<App>,
 ) {
     let _counted = app.metrics().connection();
-    // Each token is a small write that must not wait for the last one's acknowledgement.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    if let Err(error) = prepare(&stream) {
+        tracing::debug!(%error, "cannot set a connection's options");
     }
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_READ_LIMIT);
@@ -160,5 +162,32 @@ async fn connection(
     if let Err(error) = served {
         // A client that left, or spoke no HTTP.
         tracing::debug!(%error, "a connection ended with an error");
+    }
+}
+
+/// Each token is a small write that must not wait for the last one's acknowledgement. And who takes nothing, or has gone
+/// without a word, must not keep its place, its answer and its share of memory.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_user_timeout(Some(CLIENT_STALL_LIMIT))?;
+    socket
+        .set_tcp_keepalive(&TcpKeepalive::new().with_time(CLIENT_STALL_LIMIT / 2).with_interval(CLIENT_STALL_LIMIT / 4))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_end_with_their_clients() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        prepare(&stream).unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(stream.nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(CLIENT_STALL_LIMIT));
     }
 }

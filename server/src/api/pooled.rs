@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
 use gantry_openai::{ApiError, EmbeddingInput, EmbeddingList, Priority, ValidEmbeddingsRequest, ValidRerankRequest};
 
@@ -45,9 +46,8 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let encoding = valid.encoding;
     let write = move |model: String, output: PooledOutput| {
         let list = EmbeddingList::new(model, output.vectors, encoding, output.prompt_tokens);
-        let body = serde_json::to_vec(&list);
-        drop(answer_share);
-        body
+        let body = serde_json::to_vec(&list)?;
+        Ok(Bytes::from_owner(Held { body, _share: answer_share }))
     };
     Ok(answer_with(pooled, &version, observed, names, write).await)
 }
@@ -65,9 +65,21 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let write = move |model: String, output: PooledOutput| {
         let score = |vector: &Vec<f32>| vector.first().copied().unwrap_or(f32::NAN);
         let scores: Vec<f32> = output.vectors.iter().map(score).collect();
-        serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens))
+        serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens)).map(Bytes::from)
     };
     Ok(answer_with(pooled, &version, observed, names, write).await)
+}
+
+/// An answer and its share of the budget, which it keeps until the client has it.
+struct Held {
+    body: Vec<u8>,
+    _share: body::Share,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
 }
 
 /// What is asked of a version. Only the header says who goes first: these bodies have no such field.
@@ -108,7 +120,7 @@ async fn answer_with(
     version: &Version,
     mut observed: Observed,
     names: Names,
-    write: impl FnOnce(String, PooledOutput) -> Result<Vec<u8>, serde_json::Error> + Send + 'static,
+    write: impl FnOnce(String, PooledOutput) -> Result<Bytes, serde_json::Error> + Send + 'static,
 ) -> Response {
     let result = match pooled.output().await {
         Ok(output) => {
