@@ -224,6 +224,20 @@ fn the_directory_stays_within_its_limit() {
     assert_eq!((f.disk().write_drops, f.disk().entries), (1, 0));
 }
 
+#[test]
+fn a_file_dated_to_come_goes_when_room_is_needed() {
+    let dir = written(&[1]);
+    let file = file_of(dir.path(), "model", &[1]);
+    File::open(&file).unwrap().set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
+    // Room for any one of the two.
+    let limit = disk_bytes(&[1]).max(disk_bytes(&[2]));
+    let mut f = Fixture::on_disk("model", RAM, dir.path(), limit);
+    f.insert(&[2], 0, Instant::now()).unwrap();
+    f.flush();
+    assert_eq!((f.disk().evictions, f.disk().entries, f.disk().writes), (1, 1, 1));
+    assert!(!file.exists());
+}
+
 /// A flush to a disk tier smaller than memory keeps what was used last, with what it hangs on.
 #[test]
 fn a_flush_keeps_the_most_recently_used() {

@@ -174,7 +174,8 @@ impl Writer<'_> {
         let shared = self.shared;
         let path = shared.path(key);
         let changed = fs::symlink_metadata(&path).and_then(|metadata| metadata.modified()).ok();
-        if let Some(changed) = changed.map(|changed| changed.min(SystemTime::now()))
+        // A time to come is no access: cut to the present, it would be a later one at each look, and the file never go.
+        if let Some(changed) = changed.filter(|changed| *changed <= SystemTime::now())
             && changed > info.accessed
         {
             shared.index().touch(key, changed);
