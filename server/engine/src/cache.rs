@@ -42,7 +42,7 @@ use thiserror::Error;
 
 use self::disk::DiskTier;
 use self::limits::MAX_PAYLOAD_BYTES;
-use self::tree::{Block, NodeId, Tree};
+use self::tree::{NodeId, Tree};
 use crate::params::PrefixCacheConfig;
 
 pub(crate) use self::disk::DiskStats;
@@ -200,7 +200,7 @@ impl PrefixCache {
         fetched: Option<Fetched>,
         now: Instant,
     ) -> Hit {
-        self.begin(now);
+        let now = self.begin(now);
         let max_blocks = usable_blocks(chain, tokens);
         if max_blocks == 0 {
             return Hit::default();
@@ -212,9 +212,9 @@ impl PrefixCache {
         }
         if let Some(fetched) = fetched.filter(|fetched| fetched.first_block <= ram_blocks) {
             let payloads = fetched.payloads[..].iter().skip(ram_blocks - fetched.first_block).cloned();
-            self.take_in(chain, tokens, payloads.take(max_blocks - ram_blocks), &mut path, now);
+            self.take_in(chain, tokens, payloads.take(max_blocks - ram_blocks), &mut path, now, now);
         }
-        self.tree.touch(&path);
+        self.tree.touch(&path, now);
         let Some(&deepest) = path.last() else {
             self.stats.misses += 1;
             return Hit::default();
@@ -235,6 +235,7 @@ impl PrefixCache {
         tokens: &[i32],
         payloads: impl Iterator<Item = Payload>,
         path: &mut Vec<NodeId>,
+        accessed: Instant,
         now: Instant,
     ) {
         for payload in payloads {
@@ -242,8 +243,8 @@ impl PrefixCache {
             if !self.make_room(payload.len() as u64, now) {
                 return;
             }
-            let added = self.tree.add_pinned(path.last().copied(), hash, block_tokens(tokens, block), payload);
-            let Some(id) = added else { return };
+            let (parent, tokens) = (path.last().copied(), block_tokens(tokens, block));
+            let Some(id) = self.tree.add_pinned(parent, hash, tokens, payload, accessed) else { return };
             path.push(id);
             if let Some(disk) = &self.disk {
                 disk.came_in(hash);
@@ -259,16 +260,18 @@ impl PrefixCache {
     }
 
     /// Takes the payloads of the blocks `first_block..` of `tokens`. Those that are there stay as they are; the first
-    /// one without room ends it. All of them, and those before, count as accessed.
+    /// one without room ends it. All of them, and those before, count as accessed when they were last `used`.
     pub(crate) fn insert(
         &mut self,
         chain: &[BlockHash],
         tokens: &[i32],
         first_block: usize,
         payloads: Vec<Vec<u8>>,
+        used: Instant,
         now: Instant,
     ) -> Result<Inserted, InsertError> {
-        self.begin(now);
+        let now = self.begin(now);
+        let used = used.min(now);
         let blocks = chain.len().min(tokens.len() / BLOCK_TOKENS);
         let end = first_block.saturating_add(payloads.len());
         if end > blocks {
@@ -288,9 +291,9 @@ impl PrefixCache {
         if let Some(&deepest) = path.last() {
             self.tree.pin(deepest);
         }
-        self.tree.touch(&path);
+        self.tree.touch(&path, used);
         let payloads = payloads.into_iter().skip(known - first_block).map(Payload::new);
-        self.take_in(chain, tokens, payloads, &mut path, now);
+        self.take_in(chain, tokens, payloads, &mut path, used, now);
         if let Some(&deepest) = path.last() {
             self.tree.unpin(deepest);
         }
@@ -304,14 +307,12 @@ impl PrefixCache {
     pub(crate) fn expire(&mut self, now: Instant) -> usize {
         let now = self.begin(now);
         let Some(ttl) = self.ttl else { return 0 };
-        let mut expired = 0;
-        while self.tree.oldest_access().is_some_and(|accessed| now.duration_since(accessed) > ttl)
-            && self.drop_oldest().is_some()
-        {
-            expired += 1;
+        let expired = self.tree.pop_expired(|accessed| now.duration_since(accessed) > ttl);
+        if let Some(disk) = &self.disk {
+            expired.iter().for_each(|block| disk.left(&block.hash));
         }
-        self.stats.expirations += expired as u64;
-        expired
+        self.stats.expirations += expired.len() as u64;
+        expired.len()
     }
 
     /// Evicts until at most `bytes` are in memory, or only blocks in use. Returns the bytes that are left.
@@ -366,20 +367,13 @@ impl PrefixCache {
         self.tree.bytes() + needed <= self.limit_bytes
     }
 
-    /// Takes the block touched longest ago out of memory.
-    fn drop_oldest(&mut self) -> Option<Block> {
-        let block = self.tree.pop_oldest()?;
-        if let Some(disk) = &self.disk {
-            disk.left(&block.hash);
-        }
-        Some(block)
-    }
-
+    /// Takes the blocks touched longest ago out of memory.
     fn evict(&mut self, bytes: u64, now: Instant) {
         while self.tree.bytes() > bytes {
-            let Some(block) = self.drop_oldest() else { return };
+            let Some(block) = self.tree.pop_oldest() else { return };
             self.stats.evictions += 1;
             if let Some(disk) = &self.disk {
+                disk.left(&block.hash);
                 disk.offer(block, now);
             }
         }

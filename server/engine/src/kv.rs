@@ -95,6 +95,11 @@ impl<B: Backend> Kv<B> {
         }
     }
 
+    /// When a leftover was last of use; `None`: its sequence never was.
+    pub(crate) fn used_time(&self, sequence: u32) -> Option<Instant> {
+        self.held.get(sequence as usize)?.used_time
+    }
+
     /// Notes that a leftover was of use.
     pub(crate) fn touch(&mut self, sequence: u32) {
         self.clock += 1;

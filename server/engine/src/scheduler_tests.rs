@@ -31,6 +31,7 @@ mod fill;
 mod gaps;
 mod guesses;
 mod ladder;
+mod leftovers;
 mod preemption;
 mod properties;
 mod reuse;

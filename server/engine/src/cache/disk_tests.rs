@@ -327,7 +327,7 @@ fn one_prompt_reads_no_more_than_its_share() {
     let mut f = Fixture::on_disk("model", 1 << 30, dir.path(), 1 << 30);
     let names = chain(f.fingerprint, &tokens);
     let rows = (0..5).map(|i| vec![i; PAYLOAD]).collect();
-    f.cache.insert(&names, &tokens, 0, rows, Instant::now()).unwrap();
+    f.cache.insert(&names, &tokens, 0, rows, Instant::now(), Instant::now()).unwrap();
     f.flush();
     drop(f);
     let mut f = Fixture::on_disk("model", 1 << 30, dir.path(), 1 << 30);
@@ -350,7 +350,8 @@ fn what_waiting_prompts_hold_is_bounded_and_given_back() {
     let tokens = prompt(&prefix);
     let mut f = Fixture::on_disk("model", 1 << 30, dir.path(), 1 << 30);
     let names = chain(f.fingerprint, &tokens);
-    f.cache.insert(&names, &tokens, 0, vec![vec![0; PAYLOAD], vec![1; PAYLOAD]], Instant::now()).unwrap();
+    let rows = vec![vec![0; PAYLOAD], vec![1; PAYLOAD]];
+    f.cache.insert(&names, &tokens, 0, rows, Instant::now(), Instant::now()).unwrap();
     f.flush();
     drop(f);
     let f = Fixture::on_disk("model", 1 << 30, dir.path(), 1 << 30);
@@ -392,7 +393,7 @@ fn the_queue_of_writes_is_bounded() {
     let tokens = prompt(&[1]);
     let names = chain(f.fingerprint, &tokens);
     let large = vec![0; usize::try_from(WRITE_QUEUE_BYTES).unwrap() + 1];
-    f.cache.insert(&names, &tokens, 0, vec![large], Instant::now()).unwrap();
+    f.cache.insert(&names, &tokens, 0, vec![large], Instant::now(), Instant::now()).unwrap();
     assert_eq!(f.cache.evict_to(0, Instant::now()), 0);
     f.flush();
     assert_eq!((f.disk().write_drops, f.disk().writes), (1, 0));

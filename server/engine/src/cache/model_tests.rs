@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::testing::*;
 use super::*;
 
-/// A map from each prefix that is held to the number of the call and the time that touched it last.
+/// A map from each prefix that is held to the number of the call that touched it last and the time of its last access.
 struct Model {
     held: BTreeMap<Vec<u8>, (usize, Duration)>,
     pinned: Vec<Vec<u8>>,
@@ -29,16 +29,25 @@ impl Model {
         self.pinned.iter().any(|pinned| pinned.starts_with(prefix))
     }
 
-    /// The prefix that may go and was touched longest ago.
-    fn oldest(&self) -> Option<(Vec<u8>, Duration)> {
+    /// The prefixes that may go, with what is known of them.
+    fn free(&self) -> impl Iterator<Item = (&Vec<u8>, &(usize, Duration))> {
         let is_leaf = |prefix: &Vec<u8>| !self.held.keys().any(|p| p.len() > prefix.len() && p.starts_with(prefix));
-        let free = self.held.iter().filter(|(prefix, _)| is_leaf(prefix) && !self.is_pinned(prefix));
-        free.min_by_key(|(_, (call, _))| *call).map(|(prefix, (_, time))| (prefix.clone(), *time))
+        self.held.iter().filter(move |(prefix, _)| is_leaf(prefix) && !self.is_pinned(prefix))
+    }
+
+    /// The prefix that may go and was touched longest ago.
+    fn oldest(&self) -> Option<Vec<u8>> {
+        self.free().min_by_key(|(_, (call, _))| *call).map(|(prefix, _)| prefix.clone())
+    }
+
+    /// One that may go and was accessed before that.
+    fn accessed_before(&self, time: Duration) -> Option<Vec<u8>> {
+        self.free().find(|(_, (_, accessed))| *accessed < time).map(|(prefix, _)| prefix.clone())
     }
 
     fn evict_to(&mut self, bytes: u64) {
         while self.bytes() > bytes {
-            let Some((prefix, _)) = self.oldest() else { return };
+            let Some(prefix) = self.oldest() else { return };
             self.held.remove(&prefix);
             self.evictions += 1;
         }
@@ -47,7 +56,7 @@ impl Model {
     fn touch(&mut self, prefix: &[u8], call: usize, time: Duration) {
         for len in 1..=prefix.len() {
             if let Some(touched) = self.held.get_mut(&prefix[..len]) {
-                *touched = (call, time);
+                *touched = (call, touched.1.max(time));
             }
         }
     }
@@ -83,6 +92,7 @@ enum Action {
     Insert {
         prefix: Vec<u8>,
         first: usize,
+        ago: u64,
     },
     Lookup {
         prefix: Vec<u8>,
@@ -102,7 +112,8 @@ fn prefix() -> impl Strategy<Value = Vec<u8>> {
 
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        8 => (prefix(), 0_usize..4).prop_map(|(prefix, first)| Action::Insert { first: first % prefix.len(), prefix }),
+        8 => (prefix(), 0_usize..4, prop_oneof![Just(0_u64), 0_u64..150])
+            .prop_map(|(prefix, first, ago)| Action::Insert { first: first % prefix.len(), prefix, ago }),
         8 => (prefix(), any::<bool>()).prop_map(|(prefix, hold)| Action::Lookup { prefix, hold }),
         4 => any::<prop::sample::Index>().prop_map(Action::Release),
         2 => (0_u64..60).prop_map(Action::Wait),
@@ -133,9 +144,10 @@ proptest! {
                 latest = latest.max(now);
             }
             match action {
-                Action::Insert { prefix, first } => {
-                    let inserted = f.insert(&prefix, first, start + now);
-                    prop_assert_eq!(inserted, model.insert(&prefix, first, call, latest));
+                Action::Insert { prefix, first, ago } => {
+                    let used = now.saturating_sub(Duration::from_millis(ago));
+                    let inserted = f.insert_used(&prefix, first, start + used, start + now);
+                    prop_assert_eq!(inserted, model.insert(&prefix, first, call, used));
                 }
                 Action::Lookup { prefix, hold } => {
                     let found = model.found(&prefix);
@@ -161,8 +173,8 @@ proptest! {
                 Action::WaitBack(ms) => now = now.saturating_sub(Duration::from_millis(ms)),
                 Action::Expire => {
                     let mut expired = 0;
-                    let ttl = Duration::from_millis(TTL_MS);
-                    while let Some((prefix, accessed)) = model.oldest() && latest - accessed > ttl {
+                    let limit = latest.saturating_sub(Duration::from_millis(TTL_MS));
+                    while let Some(prefix) = model.accessed_before(limit) {
                         model.held.remove(&prefix);
                         expired += 1;
                     }
@@ -207,7 +219,7 @@ proptest! {
         let names = chain(fingerprint, &first);
         let rows_of = |block: &[i32]| block.iter().map(|token| *token as u8).collect();
         let rows: Vec<Vec<u8>> = first.chunks_exact(BLOCK_TOKENS).map(rows_of).collect();
-        let inserted = cache.insert(&names, &first, 0, rows.clone(), now).unwrap();
+        let inserted = cache.insert(&names, &first, 0, rows.clone(), now, now).unwrap();
         prop_assert_eq!(inserted, Inserted { added: first.len() / BLOCK_TOKENS, known: 0, dropped: 0 });
         let second = [first.as_slice(), more.as_slice()].concat();
         let hit = cache.lookup(&chain(fingerprint, &second), &second, None, now);
@@ -298,14 +310,32 @@ fn one_token_is_left_to_decode() {
 }
 
 #[test]
+fn what_comes_in_lives_from_its_last_use_on() {
+    let mut f = Fixture::in_ram(1 << 20, Some(TTL_MS));
+    let ms = Duration::from_millis;
+    let start = Instant::now();
+    f.insert_used(&[1], 0, start, start + ms(90)).unwrap();
+    f.insert(&[2], 0, start + ms(90)).unwrap();
+    // That it is known already makes it no younger than it was used.
+    f.insert_used(&[2, 3], 1, start + ms(50), start + ms(95)).unwrap();
+    assert_eq!(f.cache.expire(start + ms(100)), 0);
+    assert_eq!(f.cache.expire(start + ms(101)), 1);
+    assert_eq!((f.holds(&[1]), f.holds(&[2, 3])), (false, true));
+    assert_eq!(f.cache.expire(start + ms(151)), 1);
+    assert_eq!((f.holds(&[2]), f.holds(&[2, 3])), (true, false));
+    assert_eq!(f.cache.expire(start + ms(191)), 1);
+}
+
+#[test]
 fn what_does_not_belong_is_refused() {
     let mut f = Fixture::in_ram(1 << 20, None);
     let now = Instant::now();
     assert_eq!(f.insert(&[1, 2], 1, now), Err(InsertError::Orphan { missing: 0 }));
     let tokens = blocks(&[1, 2]);
     let names = chain(f.fingerprint, &tokens);
-    let mut insert =
-        |names: &[BlockHash], tokens: &[i32], first| f.cache.insert(names, tokens, first, vec![vec![0; 8]; 2], now);
+    let mut insert = |names: &[BlockHash], tokens: &[i32], first| {
+        f.cache.insert(names, tokens, first, vec![vec![0; 8]; 2], now, now)
+    };
     assert_eq!(insert(&names, &tokens, 1), Err(InsertError::PastTheEnd { end: 3, blocks: 2 }));
     assert_eq!(insert(&names, &tokens, usize::MAX), Err(InsertError::PastTheEnd { end: usize::MAX, blocks: 2 }));
     assert_eq!(insert(&names, &tokens[..2 * BLOCK_TOKENS - 1], 0), Err(InsertError::PastTheEnd { end: 2, blocks: 1 }));
@@ -313,7 +343,7 @@ fn what_does_not_belong_is_refused() {
     assert_eq!(insert(&other_model, &tokens, 0), Err(InsertError::ChainMismatch { block: 0 }));
     let other_tokens = chain(f.fingerprint, &blocks(&[1, 3]));
     assert_eq!(
-        f.cache.insert(&other_tokens, &tokens, 0, vec![vec![0; 8]; 2], now),
+        f.cache.insert(&other_tokens, &tokens, 0, vec![vec![0; 8]; 2], now, now),
         Err(InsertError::ChainMismatch { block: 1 })
     );
     assert_eq!(f.cache.stats().nodes, 0);
@@ -327,15 +357,15 @@ fn what_does_not_belong_is_refused() {
 #[test]
 fn a_collision_is_a_miss() {
     let mut tree = Tree::new(BlockHash([0; 32]));
-    tree.begin(Instant::now());
+    let now = tree.begin(Instant::now());
     let (one, two) = (BlockHash([1; 32]), BlockHash([2; 32]));
-    let first = tree.add_pinned(None, one, &blocks(&[1]), Payload::new(vec![1])).unwrap();
-    tree.add_pinned(Some(first), two, &blocks(&[2]), Payload::new(vec![2])).unwrap();
+    let first = tree.add_pinned(None, one, &blocks(&[1]), Payload::new(vec![1]), now).unwrap();
+    tree.add_pinned(Some(first), two, &blocks(&[2]), Payload::new(vec![2]), now).unwrap();
     assert_eq!(tree.walk(&[one, two], &blocks(&[1, 2]), 9).len(), 2);
     assert_eq!(tree.walk(&[one, two], &blocks(&[1, 3]), 9).len(), 1);
     assert_eq!(tree.walk(&[one], &blocks(&[3]), 9).len(), 0);
     assert_eq!(tree.walk(&[two], &blocks(&[2]), 9).len(), 0, "its parent is another");
-    assert_eq!(tree.add_pinned(None, one, &blocks(&[3]), Payload::new(vec![3])), None);
+    assert_eq!(tree.add_pinned(None, one, &blocks(&[3]), Payload::new(vec![3]), now), None);
     tree.check();
 }
 

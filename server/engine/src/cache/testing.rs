@@ -86,9 +86,20 @@ impl Fixture {
     }
 
     pub(super) fn insert(&mut self, prefix: &[u8], first: usize, now: Instant) -> Result<Inserted, InsertError> {
+        self.insert_used(prefix, first, now, now)
+    }
+
+    /// The same of what was last used at a time before.
+    pub(super) fn insert_used(
+        &mut self,
+        prefix: &[u8],
+        first: usize,
+        used: Instant,
+        now: Instant,
+    ) -> Result<Inserted, InsertError> {
         let tokens = blocks(prefix);
         let names = chain(self.fingerprint, &tokens);
-        let inserted = self.cache.insert(&names, &tokens, first, payloads(prefix, first), now);
+        let inserted = self.cache.insert(&names, &tokens, first, payloads(prefix, first), used, now);
         self.cache.tree.check();
         inserted
     }

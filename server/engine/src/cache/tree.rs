@@ -3,7 +3,8 @@
 //! A node's children are not listed: a block is found by its name, and a parent only counts them. Only a leaf that
 //! nobody holds may go, so the nodes in `leaves` are exactly those, and the first of them is the one touched longest
 //! ago. A path is touched as a whole, hence no parent is older than its child, and dropping leaves in that order is
-//! dropping nodes in that order.
+//! dropping nodes in that order. What comes in was used before that: its last access is no later than its touch, and
+//! says when it has become too old.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
@@ -149,14 +150,14 @@ impl Tree {
         self.by_hash.contains_key(hash)
     }
 
-    /// Makes these nodes, a path from its first block, the youngest.
-    pub(super) fn touch(&mut self, path: &[NodeId]) {
-        let (tick, now) = (self.tick, self.now);
+    /// Makes these nodes, a path from its first block, the last that go, and notes an access to them.
+    pub(super) fn touch(&mut self, path: &[NodeId], accessed: Instant) {
+        let tick = self.tick;
         for &id in path {
             let Some(node) = self.node_mut(id) else { continue };
             let old = (node.tick, id);
             node.tick = tick;
-            node.block.accessed = now.unwrap_or(node.block.accessed);
+            node.block.accessed = node.block.accessed.max(accessed);
             if node.listed {
                 self.leaves.remove(&old);
                 self.leaves.insert((tick, id));
@@ -197,6 +198,7 @@ impl Tree {
         hash: BlockHash,
         tokens: &[i32],
         payload: Payload,
+        accessed: Instant,
     ) -> Option<NodeId> {
         if self.contains(&hash) {
             return None;
@@ -215,7 +217,6 @@ impl Tree {
             }
         };
         let bytes = node_bytes(payload.len());
-        let accessed = self.now.unwrap_or_else(Instant::now);
         let block = Block { hash, parent: parent_hash, tokens: tokens.into(), payload, depth, accessed };
         self.nodes[id as usize] = Some(Node { block, parent, children: 0, pins: 1, tick: self.tick, listed: false });
         self.by_hash.insert(hash, id);
@@ -244,16 +245,31 @@ impl Tree {
         }
     }
 
-    /// When the node that would go next was last touched.
-    pub(super) fn oldest_access(&self) -> Option<Instant> {
-        let &(_, id) = self.leaves.first()?;
-        self.node(id).map(|node| node.block.accessed)
-    }
-
     /// Takes out the node touched longest ago among those that may go.
     pub(super) fn pop_oldest(&mut self) -> Option<Block> {
-        let (_, id) = self.leaves.pop_first()?;
+        let &(_, id) = self.leaves.first()?;
+        self.take_out(id)
+    }
+
+    /// Takes out those nodes that may go and were last accessed too long ago, each before its parent.
+    pub(super) fn pop_expired(&mut self, is_expired: impl Fn(Instant) -> bool) -> Vec<Block> {
+        let may_go = |node: &Node| node.listed && is_expired(node.block.accessed);
+        let leaves = self.leaves.iter().map(|&(_, id)| id);
+        let mut expired: Vec<NodeId> = leaves.filter(|&id| self.node(id).is_some_and(may_go)).collect();
+        let mut popped = Vec::new();
+        while let Some(id) = expired.pop() {
+            let parent = self.node(id).map_or(ROOT, |node| node.parent);
+            popped.extend(self.take_out(id));
+            // A leaf now, if that was its last child.
+            expired.extend(self.node(parent).is_some_and(may_go).then_some(parent));
+        }
+        popped
+    }
+
+    /// Takes out a node that may go.
+    fn take_out(&mut self, id: NodeId) -> Option<Block> {
         let node = self.nodes.get_mut(id as usize)?.take()?;
+        self.leaves.remove(&(node.tick, id));
         self.free.push(id);
         self.by_hash.remove(&node.block.hash);
         self.bytes -= node_bytes(node.block.payload.len());
@@ -264,10 +280,10 @@ impl Tree {
         Some(node.block)
     }
 
-    /// All blocks, the youngest first, each after its parent.
+    /// All blocks, the last accessed first, each after its parent.
     pub(super) fn blocks_by_age(&self) -> Vec<Block> {
         let mut nodes: Vec<&Node> = self.nodes.iter().flatten().collect();
-        nodes.sort_by_key(|node| (std::cmp::Reverse(node.tick), node.block.depth));
+        nodes.sort_by_key(|node| (std::cmp::Reverse((node.block.accessed, node.tick)), node.block.depth));
         nodes.into_iter().map(|node| node.block.clone()).collect()
     }
 
@@ -293,7 +309,8 @@ impl Tree {
             let children: Vec<_> = live.iter().filter(|(_, n)| n.parent == *id).collect();
             assert_eq!(children.len(), node.children as usize);
             assert!(children.iter().map(|(_, n)| n.pins).sum::<u32>() <= node.pins);
-            assert!(children.iter().all(|(_, n)| n.tick <= node.tick && n.block.parent == node.block.hash));
+            assert!(children.iter().all(|(_, n)| n.tick <= node.tick && n.block.accessed <= node.block.accessed));
+            assert!(children.iter().all(|(_, n)| n.block.parent == node.block.hash));
             assert!(node.parent == ROOT || self.node(node.parent).is_some(), "an orphan");
             assert_eq!(node.listed, node.children == 0 && node.pins == 0);
             assert_eq!(self.leaves.contains(&(node.tick, *id)), node.listed);

@@ -76,10 +76,11 @@ impl<B: Backend> Scheduler<B> {
         if known == full {
             return;
         }
+        let used = self.kv.used_time(sequence).unwrap_or(now);
         let saved = self.kv.save(sequence, u32::try_from(known).unwrap_or(u32::MAX));
         let inserted = saved.map(|mut chunks| {
             chunks.truncate((full - known) / block);
-            cache.insert(&names, &tokens, known / block, chunks, now)
+            cache.insert(&names, &tokens, known / block, chunks, used, now)
         });
         match inserted {
             Ok(Ok(_)) => {}

@@ -7,6 +7,7 @@ use super::fill::{MEASURED_GROUPS, WorthFilling};
 use crate::backend::Backend;
 use crate::backend::scripted::ScriptedBackend;
 use crate::budget::{StepCost, StepWork};
+use crate::cache::{Fingerprint, PrefixCache};
 use crate::draft::Draft;
 
 impl<B: Backend> Scheduler<B> {
@@ -36,6 +37,11 @@ impl<B: Backend> Scheduler<B> {
     /// What the budget was told that the last step was.
     pub(crate) fn observed(&self) -> StepWork {
         self.budget.observed
+    }
+
+    /// Has it keep below the KV cache what this cache takes.
+    pub(crate) fn cache_is(&mut self, cache: PrefixCache, fingerprint: Fingerprint) {
+        (self.cache, self.fingerprint) = (Some(cache), Some(fingerprint));
     }
 
     /// The state of what a sequence holds.
