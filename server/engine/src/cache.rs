@@ -164,6 +164,8 @@ pub(crate) struct PrefixCache {
     limit_bytes: u64,
     ttl: Option<Duration>,
     disk: Option<DiskTier>,
+    /// What comes in displaces nothing that was accessed later.
+    spares_younger: bool,
     /// Nodes that hits gave back, at most one for each hit that lived since the last call.
     releases: Receiver<NodeId>,
     released: Sender<NodeId>,
@@ -183,7 +185,18 @@ impl PrefixCache {
         };
         let (released, releases) = crossbeam_channel::unbounded();
         let (root, stats) = (fingerprint.root(), CacheStats::default());
-        Ok(Self { root, tree: Tree::new(root), limit_bytes, ttl, disk, releases, released, stats })
+        let (tree, spares_younger) = (Tree::new(root), false);
+        Ok(Self { root, tree, limit_bytes, ttl, disk, spares_younger, releases, released, stats })
+    }
+
+    pub(crate) fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// From here on what comes in displaces nothing that was accessed later: it comes in the order of its last use, the
+    /// last first, and nothing of it will be used again here.
+    pub(crate) fn spare_younger(&mut self) {
+        self.spares_younger = true;
     }
 
     /// What reads the disk ahead for this cache; `None` without a disk tier.
@@ -240,7 +253,7 @@ impl PrefixCache {
     ) {
         for payload in payloads {
             let (block, hash) = (path.len(), chain[path.len()]);
-            if !self.make_room(payload.len() as u64, now) {
+            if !self.make_room(payload.len() as u64, accessed, now) {
                 return;
             }
             let (parent, tokens) = (path.last().copied(), block_tokens(tokens, block));
@@ -318,7 +331,7 @@ impl PrefixCache {
     /// Evicts until at most `bytes` are in memory, or only blocks in use. Returns the bytes that are left.
     pub(crate) fn evict_to(&mut self, bytes: u64, now: Instant) -> u64 {
         self.begin(now);
-        self.evict(bytes, now);
+        self.evict(bytes, None, now);
         self.tree.bytes()
     }
 
@@ -357,19 +370,21 @@ impl PrefixCache {
         })
     }
 
-    /// Evicts as much as a block needs; nothing when that would not help.
-    fn make_room(&mut self, payload_bytes: u64, now: Instant) -> bool {
+    /// Evicts as much as a block needs that was accessed then; nothing when that would not help.
+    fn make_room(&mut self, payload_bytes: u64, accessed: Instant, now: Instant) -> bool {
         if !self.may_fit(payload_bytes) {
             return false;
         }
         let needed = node_bytes(usize::try_from(payload_bytes).unwrap_or(usize::MAX));
-        self.evict(self.limit_bytes.saturating_sub(needed), now);
+        let last = self.spares_younger.then_some(accessed);
+        self.evict(self.limit_bytes.saturating_sub(needed), last, now);
         self.tree.bytes() + needed <= self.limit_bytes
     }
 
-    /// Takes the blocks touched longest ago out of memory.
-    fn evict(&mut self, bytes: u64, now: Instant) {
-        while self.tree.bytes() > bytes {
+    /// Takes the blocks touched longest ago out of memory, up to the first that was accessed after `last`.
+    fn evict(&mut self, bytes: u64, last: Option<Instant>, now: Instant) {
+        let is_spared = |accessed: Option<Instant>| last.is_some_and(|last| accessed > Some(last));
+        while self.tree.bytes() > bytes && !is_spared(self.tree.oldest_access()) {
             let Some(block) = self.tree.pop_oldest() else { return };
             self.stats.evictions += 1;
             if let Some(disk) = &self.disk {

@@ -121,7 +121,7 @@ impl<B: Backend> Kv<B> {
             let used = self.held[*s as usize].used_time;
             used.is_none_or(|used| now.saturating_duration_since(used) > ttl)
         };
-        self.ids().filter(|&s| !self.in_use(s) && self.len(s) > 0).filter(old).collect()
+        self.leftovers().filter(old).collect()
     }
 
     /// The lowest sequence that is not in use and empty.
@@ -136,8 +136,16 @@ impl<B: Backend> Kv<B> {
 
     /// The same, but for one that is to be spared.
     pub(crate) fn coldest_but(&self, spared: Option<u32>) -> Option<u32> {
-        let left_over = |s: &u32| !self.in_use(*s) && self.len(*s) > 0 && Some(*s) != spared;
-        self.ids().filter(left_over).min_by_key(|&s| self.held[s as usize].used_at)
+        self.leftovers().filter(|&s| Some(s) != spared).min_by_key(|&s| self.held[s as usize].used_at)
+    }
+
+    /// The leftover that was used last.
+    pub(crate) fn hottest(&self) -> Option<u32> {
+        self.leftovers().max_by_key(|&s| self.held[s as usize].used_at)
+    }
+
+    fn leftovers(&self) -> impl Iterator<Item = u32> + use<'_, B> {
+        self.ids().filter(|&s| !self.in_use(s) && self.len(s) > 0)
     }
 
     /// The leftover and the sequence in use that share the longest beginning with a prompt, at most `limit` of it.

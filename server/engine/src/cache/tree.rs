@@ -245,6 +245,12 @@ impl Tree {
         }
     }
 
+    /// When the node that would go next was last accessed.
+    pub(super) fn oldest_access(&self) -> Option<Instant> {
+        let &(_, id) = self.leaves.first()?;
+        self.node(id).map(|node| node.block.accessed)
+    }
+
     /// Takes out the node touched longest ago among those that may go.
     pub(super) fn pop_oldest(&mut self) -> Option<Block> {
         let &(_, id) = self.leaves.first()?;

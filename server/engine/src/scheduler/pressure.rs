@@ -12,6 +12,9 @@ use crate::kv::chunks_of;
 use crate::params::Priority;
 use crate::sequence::Sequence;
 
+/// The part of the time at the end in which leftovers are saved, as a divisor: in the rest they are written.
+const FLUSH_SAVING_DIVISOR: u32 = 2;
+
 /// What was saved of a sequence that gave way: nothing, or a chunk for each block of the tokens that it had decoded.
 #[derive(Default)]
 pub(super) struct Saved {
@@ -158,12 +161,15 @@ impl<B: Backend> Scheduler<B> {
         self.publish();
     }
 
-    /// At the end: what is left over goes to disk, as far as there is time.
+    /// At the end: what is left over goes to disk, as far as there is time, and what was used last before the rest.
     pub(crate) fn flush(&mut self, now: Instant, deadline: Instant) {
-        for sequence in 0..self.limits.sequences {
-            if !self.kv.in_use(sequence) {
-                self.evict(sequence, now);
-            }
+        let Some(cache) = self.cache.as_mut().filter(|cache| cache.has_disk()) else { return };
+        cache.spare_younger();
+        let until = now + deadline.saturating_duration_since(now) / FLUSH_SAVING_DIVISOR;
+        while Instant::now() < until
+            && let Some(hottest) = self.kv.hottest()
+        {
+            self.evict(hottest, now);
         }
         if let Some(cache) = &mut self.cache
             && !cache.flush(now, deadline)

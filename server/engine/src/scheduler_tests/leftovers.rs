@@ -1,6 +1,41 @@
 //! What becomes of a leftover on its way out of the KV cache: what is copied, how long it lives, what reaches the disk.
 
+use std::path::Path;
+
 use super::*;
+use crate::params::DiskCacheConfig;
+
+/// More than a flush takes here.
+const LONG: Duration = Duration::from_secs(60);
+
+fn on_disk(dir: &Path, ram_bytes: u64) -> PrefixCache {
+    let disk = Some(DiskCacheConfig { dir: dir.into(), max_bytes: 1 << 20 });
+    PrefixCache::new(&PrefixCacheConfig { ram_bytes, disk, ..PrefixCacheConfig::default() }, fingerprint()).unwrap()
+}
+
+/// Tokens of a prompt of the kind that the tests here use which a directory has.
+fn written(dir: &Path, token: Token) -> usize {
+    let (cache, prompt) = (on_disk(dir, 1 << 20), vec![token; 100]);
+    let names = chain(fingerprint(), &prompt);
+    let fetched = cache.reader().unwrap().fetch(&names, &prompt);
+    cache.covered(&names, &prompt, fetched.as_ref())
+}
+
+impl Harness {
+    /// Has prompts of 100 tokens of one kind each read and left over, one after the other.
+    fn leave(&mut self, prompts: &[Token]) {
+        for &token in prompts {
+            let request = self.submit(vec![token; 100], greedy(1)).unwrap();
+            self.run();
+            request.check(1_600);
+        }
+    }
+
+    /// Tokens that the sequences hold.
+    fn held(&mut self) -> u64 {
+        self.scheduler.backend().cells()
+    }
+}
 
 #[test]
 fn leaving_the_kv_cache_makes_a_prompt_no_younger() {
@@ -24,4 +59,35 @@ fn leaving_the_kv_cache_makes_a_prompt_no_younger() {
     assert!(h.stats.snapshot().prefix_cache_bytes > 0);
     h.scheduler.maintain(after(61));
     assert_eq!(h.stats.snapshot().prefix_cache_bytes, 0);
+}
+
+#[test]
+fn what_was_used_last_is_written_first_at_the_end() {
+    // Main memory has room for two of the three, each of six blocks.
+    for (ram_bytes, kept) in [(1 << 20, [96, 96, 96]), (8_000, [96, 0, 96])] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut h = Harness::of(&Setup::unified(1, 3, 1_600, 64));
+        h.scheduler.cache_is(on_disk(dir.path(), ram_bytes), fingerprint());
+        h.leave(&[1, 2, 3, 1]);
+        let now = Instant::now();
+        h.scheduler.flush(now, now + LONG);
+        assert_eq!(h.held(), 0);
+        drop(h);
+        assert_eq!([1, 2, 3].map(|token| written(dir.path(), token)), kept, "{ram_bytes} bytes of main memory");
+    }
+}
+
+#[test]
+fn without_time_or_a_disk_nothing_is_saved_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = Instant::now();
+    let memory = PrefixCache::new(&PrefixCacheConfig::default(), fingerprint()).unwrap();
+    for (cache, deadline) in [(memory, now + LONG), (on_disk(dir.path(), 1 << 20), now)] {
+        let mut h = Harness::of(&Setup::unified(1, 3, 1_600, 64));
+        h.scheduler.cache_is(cache, fingerprint());
+        h.leave(&[1, 2]);
+        h.scheduler.flush(now, deadline);
+        assert_eq!(h.held(), 200);
+    }
+    assert_eq!(written(dir.path(), 1), 0);
 }
