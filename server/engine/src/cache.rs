@@ -272,6 +272,16 @@ impl PrefixCache {
         fetched.map_or(in_memory, |fetched| fetched.blocks_after(in_memory).min(max_blocks)) * BLOCK_TOKENS
     }
 
+    /// Tokens in full blocks that are in memory, the last of the prompt included. Holds nothing, and is no access.
+    pub(crate) fn in_memory(&self, chain: &[BlockHash], tokens: &[i32]) -> usize {
+        self.tree.walk(chain, tokens, chain.len()).len() * BLOCK_TOKENS
+    }
+
+    /// The most tokens of one prompt that memory could hold, with payloads of this length.
+    pub(crate) fn most_tokens(&self, payload_len: usize) -> u64 {
+        self.limit_bytes / node_bytes(payload_len) * BLOCK_TOKENS as u64
+    }
+
     /// Takes the payloads of the blocks `first_block..` of `tokens`. Those that are there stay as they are; the first
     /// one without room ends it. All of them, and those before, count as accessed when they were last `used`.
     pub(crate) fn insert(

@@ -38,13 +38,16 @@ pub(crate) struct Kv<B> {
     used: u64,
     clock: u64,
     now: Instant,
+    /// Bytes of a full block's state, as the last that was saved had; 0: none was.
+    block_bytes: usize,
 }
 
 impl<B: Backend> Kv<B> {
     pub(crate) fn new(backend: B) -> Self {
         let limits = backend.limits();
         let held = (0..limits.sequences).map(|_| Held::default()).collect();
-        Self { backend, limits, held, shares: Vec::new(), free: Vec::new(), used: 0, clock: 0, now: Instant::now() }
+        let (shares, free, now) = (Vec::new(), Vec::new(), Instant::now());
+        Self { backend, limits, held, shares, free, used: 0, clock: 0, now, block_bytes: 0 }
     }
 
     pub(crate) fn limits(&self) -> BackendLimits {
@@ -233,7 +236,21 @@ impl<B: Backend> Kv<B> {
     }
 
     pub(crate) fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
-        self.backend.save(sequence, from)
+        let saved = self.backend.save(sequence, from)?;
+        if self.len(sequence) >= from + BLOCK_TOKENS {
+            self.block_bytes = saved.first().map_or(self.block_bytes, Vec::len);
+        }
+        Ok(saved)
+    }
+
+    /// Bytes of a full block's state; 0 as long as none was saved.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Bytes that the state of a sequence takes at least, as far as is known.
+    pub(crate) fn least_state_bytes(&self, sequence: u32) -> u64 {
+        u64::from(self.len(sequence) / BLOCK_TOKENS) * self.block_bytes as u64
     }
 
     /// Fills an empty sequence; on failure that is empty still.

@@ -51,6 +51,8 @@ pub(crate) struct ScriptedBackend {
     pub(crate) control: Control,
     pub(crate) decodes: u64,
     pub(crate) decoded_tokens: u64,
+    /// Tokens whose state was asked for: a state is fetched as a whole, whatever is wanted of it.
+    pub(crate) fetched_tokens: u64,
     /// What llama.cpp would compute together of the last batch.
     pub(crate) parts: Vec<u32>,
     /// Logits follow from the last so many tokens alone, so that answers run in circles; 0: from all of them.
@@ -85,6 +87,7 @@ impl ScriptedBackend {
             control: Control::default(),
             decodes: 0,
             decoded_tokens: 0,
+            fetched_tokens: 0,
             parts: Vec::new(),
             memory: 0,
             wrong_every: 0,
@@ -234,7 +237,9 @@ impl Backend for ScriptedBackend {
 
     fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
         assert!(self.limits.reusable && from.is_multiple_of(BLOCK_TOKENS));
-        let tokens = &self.tokens(sequence)[from as usize..];
+        let held = self.tokens(sequence);
+        self.fetched_tokens += held.len() as u64;
+        let tokens = &held[from as usize..];
         let bytes = |block: &[Token]| block.iter().flat_map(|token| token.to_le_bytes()).collect();
         Ok(tokens.chunks(BLOCK_TOKENS as usize).map(bytes).collect())
     }

@@ -57,10 +57,15 @@ impl<B: Backend> Scheduler<B> {
 
     /// Drops what is left over in a sequence, after it was saved to the next tier.
     pub(super) fn evict(&mut self, sequence: u32, now: Instant) {
-        self.keep_tail(sequence, 0, now);
         if self.kv.len(sequence) > 0 {
             self.stats.evictions.fetch_add(1, Relaxed);
         }
+        // A state is copied as a whole before any of it is taken: what memory cannot hold goes first.
+        if let Some(cache) = &self.cache {
+            let most = cache.most_tokens(self.kv.block_bytes());
+            self.kv.truncate(sequence, u32::try_from(most).unwrap_or(u32::MAX));
+        }
+        self.keep_tail(sequence, 0, now);
         self.kv.clear(sequence);
     }
 
@@ -74,8 +79,8 @@ impl<B: Backend> Scheduler<B> {
             return;
         }
         let names = chain(fingerprint, &tokens);
-        // What is there already, and what its tokens say is not worth a copy.
-        let known = cache.covered(&names, &tokens, None).min(full);
+        // What is there already is not worth a copy.
+        let known = cache.in_memory(&names, &tokens);
         if known == full {
             return;
         }
@@ -135,7 +140,11 @@ impl<B: Backend> Scheduler<B> {
         if !self.limits.reusable || sequence.decoded == 0 {
             return Saved::default();
         }
-        let limit = self.max_saved_bytes;
+        let room = self.max_saved_bytes.saturating_sub(self.saved_bytes(now));
+        // A state that finds no room is not copied first.
+        if room == 0 || self.kv.least_state_bytes(id) > room {
+            return Saved::default();
+        }
         let saved = match self.kv.save(id, 0) {
             Ok(chunks) => Saved { chunks, tokens: sequence.decoded },
             Err(error) => {
@@ -143,7 +152,7 @@ impl<B: Backend> Scheduler<B> {
                 return Saved::default();
             }
         };
-        if self.saved_bytes(now) + saved.bytes() > limit { Saved::default() } else { saved }
+        if saved.bytes() > room { Saved::default() } else { saved }
     }
 
     /// What is due from time to time, whether there is work or not.
