@@ -72,6 +72,10 @@ impl<B: Backend> Scheduler<B> {
     /// Saves to the next tier what a sequence holds and is about to lose: what is past its first `len` tokens.
     pub(super) fn keep_tail(&mut self, sequence: u32, len: u32, now: Instant) {
         let (Some(cache), Some(fingerprint)) = (&mut self.cache, self.fingerprint) else { return };
+        // Memory is being emptied: what comes in is of use only where it goes on to disk.
+        if self.stats.level().evicts_cache() && !cache.has_disk() {
+            return;
+        }
         let block = BLOCK_TOKENS as usize;
         let tokens = self.kv.tokens(sequence).to_vec();
         let full = tokens.len() / block * block;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::ladder::DegradationLevel;
 use crate::params::DiskCacheConfig;
 
 /// More than a flush takes here.
@@ -105,6 +106,24 @@ fn a_leftover_of_whole_blocks_that_are_in_main_memory_is_not_fetched_again() {
     assert_eq!(h.stats.snapshot().cache_ram_hits_total, 3);
     assert_eq!(h.fetched(), 2 * 96);
     h.assert_empty();
+}
+
+#[test]
+fn while_memory_is_short_leftovers_are_kept_for_a_disk_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = PrefixCache::new(&PrefixCacheConfig::default(), fingerprint()).unwrap();
+    for (cache, fetched) in [(memory, 0), (on_disk(dir.path(), 1 << 20), 100)] {
+        let mut h = Harness::of(&Setup { reuse: true, ..Setup::split(1, 400, 64, 64) });
+        h.scheduler.cache_is(cache, fingerprint());
+        h.stats.pressure.set_level(DegradationLevel::EvictCache);
+        h.leave(100, &[1, 2]);
+        assert_eq!(h.fetched(), fetched);
+        let now = Instant::now();
+        h.scheduler.maintain(now);
+        assert_eq!(h.stats.snapshot().prefix_cache_bytes, 0);
+        h.scheduler.flush(now, now + LONG);
+    }
+    assert_eq!(written(dir.path(), 1), 96);
 }
 
 #[test]
