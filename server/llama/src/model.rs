@@ -195,9 +195,24 @@ impl Model {
     /// Whether each of its tokens chooses among experts.
     #[must_use]
     pub fn has_experts(&self) -> bool {
-        let architecture = self.metadata(c"general.architecture").unwrap_or_default();
-        let key = CString::new(format!("{architecture}.expert_count")).unwrap_or_default();
-        self.metadata(&key).and_then(|experts| experts.parse::<u32>().ok()).is_some_and(|experts| experts > 0)
+        let experts = self.metadata_of_architecture("expert_count");
+        experts.and_then(|experts| experts.parse::<u32>().ok()).is_some_and(|experts| experts > 0)
+    }
+
+    /// The length of context past which llama.cpp rotates keys by other factors, from the first position on; `None`
+    /// where the file tells of none.
+    pub(crate) fn original_context(&self) -> Option<u32> {
+        match self.metadata_of_architecture("rope.scaling.original_context_length") {
+            Some(tokens) => tokens.parse().ok(),
+            // llama.cpp takes the trained length then.
+            None => (self.metadata_of_architecture("rope.scaling.type")? == "longrope").then(|| self.n_ctx_train()),
+        }
+    }
+
+    /// A value that the file gives under its architecture's name.
+    fn metadata_of_architecture(&self, key: &str) -> Option<String> {
+        let architecture = self.metadata(c"general.architecture")?;
+        self.metadata(&CString::new(format!("{architecture}.{key}")).ok()?)
     }
 
     /// Whether it keeps a running state beside or instead of what each token left, which cannot be cut.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{context, load, model, params, run, tokens};
+use common::{context, gguf, load, load_written, model, params, run, tokens};
 use gantry_llama::{Batch, ChunkFault, Context, ContextParams, DecodeError, KvType, StateError};
 use proptest::prelude::*;
 
@@ -43,6 +43,31 @@ fn restored_chunks_give_bitwise_the_same_logits_in_any_layout() {
             assert_eq!(target.save(2, 32, BLOCK).unwrap(), chunks[2..]);
         }
     }
+}
+
+#[test]
+fn chunks_of_a_short_context_are_foreign_to_a_long_one_whose_keys_are_rotated_otherwise() {
+    // One sequence of so many tokens, and two of half as many.
+    for (original, short, long) in [(Some(256), 256, [512, 768]), (None, 1_024, [1_280, 1_536])] {
+        let model = load_written(&gguf::long_rope(original));
+        let context = |n_ctx, sequences| {
+            Context::new(&model, &ContextParams { n_ctx, n_batch: 64, sequences, ..ContextParams::default() }).unwrap()
+        };
+        let prompt: Vec<_> = (10..50).collect();
+        let [mut short, mut shares] = [context(short, 1), context(2 * short, 2)];
+        let [mut long, mut longer] = long.map(|n_ctx| context(n_ctx, 1));
+        let logits = run(&mut short, 0, &prompt);
+        assert_eq!(shares.state_fingerprint(), short.state_fingerprint());
+        assert_eq!(longer.state_fingerprint(), long.state_fingerprint());
+        assert_ne!(long.state_fingerprint(), short.state_fingerprint());
+        assert_ne!(run(&mut long, 0, &prompt), logits);
+        let chunks = short.save(0, 0, BLOCK).unwrap();
+        assert_eq!(shares.restore(1, &pieces(&chunks, 40)), Ok(40));
+        let foreign = StateError::Chunk { index: 0, fault: ChunkFault::Fingerprint };
+        assert_eq!(longer.restore(0, &pieces(&chunks, 40)), Err(foreign));
+    }
+    // Where there is one kind of rotation, it is not named.
+    assert!(!context(&params()).state_fingerprint().contains("rope"));
 }
 
 #[test]

@@ -40,8 +40,9 @@ impl Context {
     }
 
     /// Changes with whatever makes chunks incompatible: llama.cpp's version, types of the cache, flash attention, layers
-    /// and their rows. The number of sequences, of cells and their split do not matter to chunks of [`Context::save`],
-    /// but do to [`Context::save_whole`]. As [`Context::sliceable`], it may decode.
+    /// and their rows, and for a model that rotates keys otherwise in a long context, whether a sequence's share of the
+    /// cells is one. Beyond that, the number of sequences, of cells and their split do not matter to chunks of
+    /// [`Context::save`], but do to [`Context::save_whole`]. As [`Context::sliceable`], it may decode.
     pub fn state_fingerprint(&mut self) -> String {
         self.knowledge().fingerprint.clone()
     }
@@ -248,11 +249,14 @@ impl Context {
 
     fn describe(&self, layout: Option<Layout>) -> Knowledge {
         let rows = layout.as_ref().map_or_else(|| String::from("opaque"), Layout::describe);
+        // SAFETY: the context is alive; this reads a field.
+        let n_ctx_seq = unsafe { sys::llama_n_ctx_seq(self.ptr.as_ptr()) };
         let fingerprint = format!(
-            "llama-cpp-sys-2 {}; {:?}; flash attention {}; {rows}",
+            "llama-cpp-sys-2 {}; {:?}; flash attention {}; {rows}{}",
             env!("GANTRY_LLAMA_CPP_VERSION"),
             self.kv_type,
-            if self.flash_attention { "on" } else { "off" }
+            if self.flash_attention { "on" } else { "off" },
+            rope(self.model.original_context(), n_ctx_seq)
         );
         let whole = format!("{fingerprint}; streams {}", self.streams());
         Knowledge {
@@ -300,5 +304,15 @@ impl Context {
         let decoded = self.decode(&mut batch);
         self.outputs.clear();
         decoded.ok()
+    }
+}
+
+/// Names the factors by which keys were rotated before they were kept, where llama.cpp chooses them by the size of the
+/// context.
+fn rope(original_context: Option<u32>, n_ctx_seq: u32) -> &'static str {
+    match original_context {
+        None => "",
+        Some(original) if n_ctx_seq > original => "; rope long",
+        Some(_) => "; rope short",
     }
 }

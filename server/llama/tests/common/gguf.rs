@@ -221,3 +221,42 @@ pub fn sliding_window() -> Gguf {
     }
     gguf
 }
+
+/// A model that was trained for 1,024 tokens, and rotates keys by other factors where a context is longer than an
+/// original one; without that, longer than the trained one.
+pub fn long_rope(original_context: Option<u32>) -> Gguf {
+    let (n_embd, ffn, rope) = (32, 64, 16);
+    let mut gguf = Gguf::new("phi3");
+    for (key, value) in [
+        ("context_length", 1_024),
+        ("embedding_length", 32),
+        ("block_count", 1),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 2),
+        ("rope.dimension_count", 16),
+    ] {
+        gguf.number(&format!("phi3.{key}"), value);
+    }
+    gguf.float("phi3.attention.layer_norm_rms_epsilon", 1e-5);
+    gguf.string("phi3.rope.scaling.type", "longrope");
+    if let Some(tokens) = original_context {
+        gguf.number("phi3.rope.scaling.original_context_length", tokens);
+    }
+    gguf.tensor("token_embd.weight", &[n_embd, 259], -1.0, 1.0);
+    gguf.tensor("output_norm.weight", &[n_embd], 0.9, 1.1);
+    gguf.tensor("rope_factors_short.weight", &[rope / 2], 1.0, 1.1);
+    gguf.tensor("rope_factors_long.weight", &[rope / 2], 2.0, 4.0);
+    for name in ["attn_norm", "ffn_norm"] {
+        gguf.tensor(&format!("blk.0.{name}.weight"), &[n_embd], 0.9, 1.1);
+    }
+    for (name, shape) in [
+        ("attn_qkv", [n_embd, 3 * n_embd]),
+        ("attn_output", [n_embd, n_embd]),
+        ("ffn_up", [n_embd, 2 * ffn]),
+        ("ffn_down", [ffn, n_embd]),
+    ] {
+        gguf.tensor(&format!("blk.0.{name}.weight"), &shape, -0.5, 0.5);
+    }
+    gguf
+}
