@@ -8,6 +8,7 @@
 //!
 //! A [`Grammar`] is the state of one sequence; `clone` continues it in another. Absent: lazy grammars and triggers.
 
+mod json;
 mod machine;
 mod pattern;
 mod rules;
@@ -15,6 +16,8 @@ mod scan;
 mod schema;
 mod texts;
 
+#[cfg(test)]
+mod schema_tests;
 #[cfg(test)]
 mod tests;
 

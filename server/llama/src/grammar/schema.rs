@@ -1,16 +1,16 @@
 //! From a JSON schema to GBNF, by llama.cpp's converter, with what that converter would crash on, hang on or quietly
 //! ignore found before.
 //!
-//! The schema is read in the order it is written in (so are the answer's keys), walked as the converter will walk it
-//! under a limit of nodes, depth and work, its patterns rewritten ([`pattern`]), and only then converted. Keywords that
-//! a grammar cannot enforce are refused rather than ignored, so an answer that ends is valid. `oneOf` is read as
-//! `anyOf`, and objects whose `properties` are listed have no others unless `additionalProperties` says so.
+//! The schema is read in the order it is written in (so are the answer's keys) and walked under a limit of nodes, depth
+//! and work. The walk writes a schema anew, and only that one is converted: nothing reaches the converter that was not
+//! checked, every node says its type, patterns are rewritten ([`pattern`]), and the parts of `allOf` are one object or
+//! one enum. Keywords that a grammar cannot enforce are refused rather than ignored, so an answer that ends is valid.
+//! `oneOf` is read as `anyOf`, objects whose `properties` are listed have no others unless `additionalProperties` says
+//! so, and all properties of the parts of `allOf` are required.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Write as _};
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-
+use super::json::{Json, array_of, object_of, quoted};
 use super::scan::{MAX_GRAMMAR_TEXT_BYTES, MAX_REPETITIONS, MAX_RULE_NAME_BYTES};
 use super::{GrammarError, pattern};
 use crate::shim;
@@ -27,6 +27,8 @@ pub const MAX_SCHEMA_PROPERTIES: usize = 128;
 pub const MAX_SCHEMA_NAME_BYTES: usize = 256;
 /// The largest bound of an integer, either way: what a JSON number holds exactly.
 pub const MAX_SCHEMA_INTEGER: u64 = 1 << 53;
+/// The longest name that the converter gives the rule of a reference, in bytes.
+const DEFINITION_BYTES: usize = "ref-defs-8192".len();
 /// What the conversion may cost, in steps of about 10 ns.
 const MAX_SCHEMA_WORK: usize = 50_000_000;
 
@@ -74,109 +76,10 @@ const SHAPE: &[&str] = &[
 const BOUNDS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 const TYPES: &[&str] = &["null", "boolean", "number", "integer", "string", "array", "object"];
 
-/// JSON whose objects keep their order.
-#[derive(Debug, PartialEq)]
-enum Json {
-    Null,
-    Bool(bool),
-    Number(serde_json::Number),
-    String(String),
-    Array(Vec<Json>),
-    Object(Vec<(String, Json)>),
-}
+/// A schema that was checked: its keywords, and what they are in JSON.
+type Checked = Vec<(&'static str, String)>;
 
-impl Json {
-    fn get(&self, key: &str) -> Option<&Self> {
-        match self {
-            Self::Object(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, value)| value),
-            _ => None,
-        }
-    }
-
-    fn as_str(&self) -> Option<&str> {
-        if let Self::String(text) = self { Some(text) } else { None }
-    }
-
-    fn as_array(&self) -> Option<&[Self]> {
-        if let Self::Array(items) = self { Some(items) } else { None }
-    }
-
-    fn write(&self, replaced: &HashMap<*const Self, String>, out: &mut String) {
-        let quoted = |text: &str| serde_json::Value::from(text).to_string();
-        match self {
-            Self::Null => *out += "null",
-            Self::Bool(value) => *out += if *value { "true" } else { "false" },
-            Self::Number(number) => {
-                let _ = write!(out, "{number}");
-            }
-            Self::String(text) => *out += &quoted(replaced.get(&std::ptr::from_ref(self)).unwrap_or(text)),
-            Self::Array(items) => {
-                for (i, item) in items.iter().enumerate() {
-                    out.push(if i == 0 { '[' } else { ',' });
-                    item.write(replaced, out);
-                }
-                *out += if items.is_empty() { "[]" } else { "]" };
-            }
-            Self::Object(entries) => {
-                for (i, (key, value)) in entries.iter().enumerate() {
-                    out.push(if i == 0 { '{' } else { ',' });
-                    *out += &quoted(key);
-                    out.push(':');
-                    value.write(replaced, out);
-                }
-                *out += if entries.is_empty() { "{}" } else { "}" };
-            }
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Json {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct JsonVisitor;
-        impl<'de> Visitor<'de> for JsonVisitor {
-            type Value = Json;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("JSON")
-            }
-            fn visit_unit<E>(self) -> Result<Json, E> {
-                Ok(Json::Null)
-            }
-            fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
-                Ok(Json::Bool(value))
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
-                Ok(Json::Number(value.into()))
-            }
-            fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
-                Ok(Json::Number(value.into()))
-            }
-            fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
-                Ok(serde_json::Number::from_f64(value).map_or(Json::Null, Json::Number))
-            }
-            fn visit_str<E>(self, value: &str) -> Result<Json, E> {
-                Ok(Json::String(value.to_owned()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Json, A::Error> {
-                let mut items = Vec::new();
-                while let Some(item) = access.next_element()? {
-                    items.push(item);
-                }
-                Ok(Json::Array(items))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Json, A::Error> {
-                let (mut entries, mut keys) = (Vec::new(), HashSet::new());
-                while let Some((key, value)) = access.next_entry::<String, Json>()? {
-                    if !keys.insert(key.clone()) {
-                        return Err(serde::de::Error::custom(format!("the key '{key}' stands twice in one object")));
-                    }
-                    entries.push((key, value));
-                }
-                Ok(Json::Object(entries))
-            }
-        }
-        deserializer.deserialize_any(JsonVisitor)
-    }
-}
+type Property = (String, Json);
 
 /// Turns a schema into GBNF.
 pub(super) fn to_gbnf(json: &str) -> Result<String, GrammarError> {
@@ -189,11 +92,11 @@ pub(super) fn to_gbnf(json: &str) -> Result<String, GrammarError> {
         column: e.column(),
         message: format!("not JSON: {e}"),
     })?;
-    let mut check =
-        Check { root: &root, nodes: 0, work: 0, seen: HashSet::new(), names: HashMap::new(), replaced: HashMap::new() };
-    check.node(&root, &Place { path: String::from("#"), name_bytes: 0, depth: 0 })?;
-    let mut checked = String::new();
-    root.write(&check.replaced, &mut checked);
+    let mut check = Check { root: &root, nodes: 0, work: 0, references: HashMap::new(), definitions: Vec::new() };
+    let mut checked = check.node(&root, &Place { path: String::from("#"), name_bytes: 0, depth: 0 })?;
+    let definitions = check.definitions.into_iter().enumerate();
+    checked.push(("$defs", object_of(definitions.map(|(number, checked)| (number.to_string(), object_of(checked))))));
+    let checked = object_of(checked);
     // SAFETY: the text has the length given, and the callee catches exceptions; what it recurses on was bounded above.
     let gbnf = unsafe { shim::gantry_schema_to_gbnf(checked.as_ptr().cast(), checked.len()) };
     let gbnf = gbnf.into_result().map_err(|reason| {
@@ -239,12 +142,10 @@ struct Check<'a> {
     root: &'a Json,
     nodes: usize,
     work: usize,
-    /// References that were followed.
-    seen: HashSet<&'a str>,
-    /// What each reference's rule is called.
-    names: HashMap<String, &'a str>,
-    /// Patterns that stand for others.
-    replaced: HashMap<*const Json, String>,
+    /// References that were followed, and the numbers of their definitions.
+    references: HashMap<&'a str, usize>,
+    /// What they refer to.
+    definitions: Vec<Checked>,
 }
 
 impl<'a> Check<'a> {
@@ -256,7 +157,8 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    fn node(&mut self, node: &'a Json, place: &Place) -> Result<(), GrammarError> {
+    /// Counts a node; answers the keyword that it combines others by, if it has one.
+    fn enter(&mut self, node: &'a Json, place: &Place) -> Result<Option<&'a str>, GrammarError> {
         self.nodes += 1;
         if self.nodes > MAX_SCHEMA_NODES {
             return Err(GrammarError::TooLarge { what: "nodes of JSON schema", limit: MAX_SCHEMA_NODES });
@@ -271,46 +173,70 @@ impl<'a> Check<'a> {
         let Json::Object(entries) = node else {
             return Err(place.fail("a schema must be an object"));
         };
+        // Keywords are looked for one by one.
+        self.spend(20 * entries.len())?;
         if let Some((key, _)) = entries.iter().find(|(key, _)| NOT_ENFORCED.contains(&key.as_str())) {
             return Err(place.fail(format!("'{key}' cannot be enforced; leave it out")));
         }
-        let combining: Vec<&str> = entries
+        let mut combining = entries
             .iter()
             .map(|(key, _)| key.as_str())
-            .filter(|key| ["$ref", "anyOf", "oneOf", "allOf", "const", "enum"].contains(key))
-            .collect();
-        if let Some(first) = combining.first() {
-            if let Some(second) = combining.get(1) {
-                return Err(place.fail(format!("'{second}' beside '{first}' cannot be enforced")));
-            }
-            if let Some((key, _)) = entries.iter().find(|(key, _)| SHAPE.contains(&key.as_str())) {
-                return Err(place.fail(format!("'{key}' beside '{first}' cannot be enforced")));
-            }
-            return self.combined(first, node, place);
+            .filter(|key| ["$ref", "anyOf", "oneOf", "allOf", "const", "enum"].contains(key));
+        let Some(first) = combining.next() else { return Ok(None) };
+        if let Some(second) = combining.next() {
+            return Err(place.fail(format!("'{second}' beside '{first}' cannot be enforced")));
         }
-        match node.get("type") {
-            None if node.get("properties").is_some() || node.get("additionalProperties").is_some() => {
-                self.object(node, place)
+        if let Some((key, _)) = entries.iter().find(|(key, _)| SHAPE.contains(&key.as_str())) {
+            return Err(place.fail(format!("'{key}' beside '{first}' cannot be enforced")));
+        }
+        Ok(Some(first))
+    }
+
+    fn node(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
+        let value = |key| node.get(key).unwrap_or(&Json::Null);
+        match self.enter(node, place)? {
+            None => {}
+            Some("$ref") => return self.reference(node, place),
+            Some("allOf") => return self.all_of(node, place),
+            Some("const") => return Ok(vec![("const", self.literal(value("const"))?)]),
+            Some("enum") => return Ok(vec![("enum", self.literals(values(node, place)?)?)]),
+            Some(key) => return Ok(vec![("anyOf", self.schemas(value(key), &place.below(key, 0))?)]),
+        }
+        match *types(node, place)? {
+            [] => self.untyped(node, place),
+            [name] => self.typed(name, node, place),
+            ref names => {
+                let place = place.below("type", 2);
+                let alternatives = names.iter().map(|name| {
+                    self.nodes += 1;
+                    Ok(object_of(self.typed(name, node, &place)?))
+                });
+                Ok(vec![("anyOf", array_of(&alternatives.collect::<Result<Vec<_>, GrammarError>>()?))])
             }
-            None if node.get("items").is_some() || node.get("prefixItems").is_some() => self.array(node, place),
-            None if ["pattern", "minLength", "maxLength"].iter().any(|key| node.get(key).is_some()) => {
-                self.string(node, place)
-            }
-            None => match entries.iter().find(|(key, _)| SHAPE.contains(&key.as_str())) {
-                Some((key, _)) => Err(place.fail(format!("'{key}' needs a 'type'"))),
-                None => Ok(()),
-            },
-            Some(Json::String(name)) => self.typed(name, node, place),
-            Some(Json::Array(names)) if !names.is_empty() => names.iter().try_for_each(|name| {
-                let name = name.as_str().ok_or_else(|| place.fail("'type' must be a string or strings"))?;
-                self.nodes += 1;
-                self.typed(name, node, &place.below("type", 2))
-            }),
-            Some(_) => Err(place.fail("'type' must be a string or strings")),
         }
     }
 
-    fn typed(&mut self, name: &str, node: &'a Json, place: &Place) -> Result<(), GrammarError> {
+    /// A node without a type: its keywords say which it has, if any.
+    fn untyped(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
+        let has = |keys: &[&str]| keys.iter().any(|key| node.get(key).is_some());
+        // As true it constrains nothing.
+        let others = node.get("additionalProperties").is_some_and(|others| *others != Json::Bool(true));
+        if others || has(&["properties"]) {
+            return self.object(node, place);
+        }
+        if has(&["items", "prefixItems"]) {
+            return self.array(node, place);
+        }
+        if has(&["pattern", "minLength", "maxLength"]) {
+            return self.string(node, place);
+        }
+        match SHAPE.iter().find(|&&key| key != "additionalProperties" && node.get(key).is_some()) {
+            Some(key) => Err(place.fail(format!("'{key}' needs a 'type'"))),
+            None => Ok(format(node, place)?.into_iter().collect()),
+        }
+    }
+
+    fn typed(&mut self, name: &str, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
         match name {
             "object" => self.object(node, place),
             "array" => self.array(node, place),
@@ -318,55 +244,92 @@ impl<'a> Check<'a> {
             "integer" => integer(node, place),
             "number" => match BOUNDS.iter().find(|key| node.get(key).is_some()) {
                 Some(key) => Err(place.fail(format!("'{key}' cannot be enforced on a number, only on an integer"))),
-                None => Ok(()),
+                None => Ok(vec![("type", quoted(name))]),
             },
-            _ if TYPES.contains(&name) => Ok(()),
-            _ => Err(place.fail(format!("there is no type '{name}'"))),
+            _ => Ok(vec![("type", quoted(name))]),
         }
     }
 
-    fn combined(&mut self, key: &str, node: &'a Json, place: &Place) -> Result<(), GrammarError> {
-        let value = node.get(key).unwrap_or(&Json::Null);
-        match key {
-            "$ref" => self.reference(value, place),
-            "anyOf" | "oneOf" => self.alternatives(value, &place.below(key, 0)),
-            "allOf" => {
-                self.alternatives(value, &place.below(key, 0))?;
-                let place = place.below(key, 0);
-                value.as_array().unwrap_or_default().iter().try_for_each(|part| self.part(part, &place))
-            }
-            "enum" if value.as_array().is_none_or(<[Json]>::is_empty) => {
-                Err(place.fail("'enum' must be an array of values"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn alternatives(&mut self, value: &'a Json, place: &Place) -> Result<(), GrammarError> {
+    /// An array of schemas.
+    fn schemas(&mut self, value: &'a Json, place: &Place) -> Result<String, GrammarError> {
         let items = value.as_array().filter(|items| !items.is_empty());
         let items = items.ok_or_else(|| place.fail("must be an array of schemas"))?;
-        items.iter().enumerate().try_for_each(|(i, item)| self.node(item, &place.below(&i.to_string(), 5)))
+        self.items(items, place, 5)
     }
 
-    /// A part of `allOf`, which the converter writes out in place, references included.
-    fn part(&mut self, mut part: &'a Json, place: &Place) -> Result<(), GrammarError> {
+    fn items(&mut self, items: &'a [Json], place: &Place, name_bytes: usize) -> Result<String, GrammarError> {
+        let checked = items.iter().enumerate().map(|(i, item)| {
+            let checked = self.node(item, &place.below(&i.to_string(), name_bytes))?;
+            Ok(object_of(checked))
+        });
+        Ok(array_of(&checked.collect::<Result<Vec<_>, GrammarError>>()?))
+    }
+
+    /// A value that the answer may have as it is.
+    fn literal(&mut self, value: &Json) -> Result<String, GrammarError> {
+        let mut text = String::new();
+        value.write(&mut text);
+        // The converter reads objects in time that is quadratic in their keys, and searches the text character by
+        // character.
+        self.spend(10 * text.len() + value.lookups())?;
+        Ok(text)
+    }
+
+    fn literals<'b>(&mut self, values: impl IntoIterator<Item = &'b Json>) -> Result<String, GrammarError> {
+        let literals = values.into_iter().map(|value| self.literal(value));
+        Ok(array_of(&literals.collect::<Result<Vec<_>, GrammarError>>()?))
+    }
+
+    /// What all parts ask for: one object, or the values that all enums have.
+    fn all_of(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
+        let parts = node.get("allOf").and_then(Json::as_array).filter(|parts| !parts.is_empty());
+        let parts = parts.ok_or_else(|| place.fail("'allOf' must be an array of schemas"))?;
+        let (mut objects, mut enums) = (Vec::new(), Vec::new());
+        for (i, part) in parts.iter().enumerate() {
+            let place = place.below(&format!("allOf/{i}"), 0);
+            let part = self.part(part, &place)?;
+            if part.get("enum").is_some() {
+                enums.push(values(part, &place)?);
+            } else if part.get("properties").is_some() && matches!(*types(part, &place)?, [] | ["object"]) {
+                objects.push((part, place));
+            } else {
+                return Err(place.fail("the parts of 'allOf' must be objects with 'properties', or enums"));
+            }
+        }
+        if let Some((first, others)) = enums.split_first() {
+            if !objects.is_empty() {
+                return Err(place.fail("'allOf' of objects and enums cannot be enforced"));
+            }
+            self.spend(others.iter().map(|other| first.len() * other.len()).sum())?;
+            let common: Vec<&Json> =
+                first.iter().filter(|value| others.iter().all(|other| other.contains(value))).collect();
+            if common.is_empty() {
+                return Err(place.fail("no value is in all enums of 'allOf'"));
+            }
+            return Ok(vec![("enum", self.literals(common)?)]);
+        }
+        let mut properties = Vec::new();
+        for (part, place) in &objects {
+            for (name, property) in self.listed(part, place)?.0 {
+                let checked = self.node(property, &place.below(&format!("properties/{name}"), name.len()))?;
+                properties.push((name, object_of(checked)));
+            }
+        }
+        let required: Vec<String> = properties.iter().map(|(name, _)| quoted(name)).collect();
+        let properties = object_of(properties);
+        Ok(vec![("type", quoted("object")), ("properties", properties), ("required", array_of(&required))])
+    }
+
+    /// A part of `allOf`, after its references.
+    fn part(&mut self, mut part: &'a Json, place: &Place) -> Result<&'a Json, GrammarError> {
         for _ in 0..MAX_SCHEMA_DEPTH {
-            let Some(reference) = part.get("$ref").and_then(Json::as_str) else { break };
-            part = self.resolve(reference, place)?;
+            match self.enter(part, place)? {
+                Some("$ref") => part = self.resolve(reference(part, place)?, place)?,
+                None | Some("enum") => return Ok(part),
+                Some(key) => return Err(place.fail(format!("'{key}' inside 'allOf' cannot be enforced"))),
+            }
         }
-        if let Some(alternatives) = part.get("anyOf").or_else(|| part.get("oneOf")).and_then(Json::as_array) {
-            return alternatives.iter().try_for_each(|part| self.part(part, &place.below("anyOf", 0)));
-        }
-        if part.get("enum").is_some() {
-            return Ok(());
-        }
-        let Some(Json::Object(properties)) = part.get("properties") else {
-            return Err(place.fail("the parts of 'allOf' must be objects with 'properties', or enums"));
-        };
-        for (name, property) in properties {
-            self.node(property, &place.below(name, name.len()))?;
-        }
-        Ok(())
+        Err(GrammarError::TooLarge { what: "references that only refer to another", limit: MAX_SCHEMA_DEPTH })
     }
 
     fn resolve(&self, reference: &str, place: &Place) -> Result<&'a Json, GrammarError> {
@@ -382,30 +345,25 @@ impl<'a> Check<'a> {
         })
     }
 
-    fn reference(&mut self, value: &'a Json, place: &Place) -> Result<(), GrammarError> {
-        let reference = value.as_str().ok_or_else(|| place.fail("'$ref' must be a string"))?;
-        if reference.len() > MAX_SCHEMA_NAME_BYTES {
-            return Err(place.fail(format!("a reference has at most {MAX_SCHEMA_NAME_BYTES} bytes")));
-        }
-        let target = self.resolve(reference, place)?;
-        if !self.seen.insert(reference) {
-            return Ok(());
-        }
-        // The converter names a rule after the reference's letters and digits; what stands between them is lost.
-        let mut name = String::new();
-        for c in reference.chars() {
-            let c = if c.is_ascii_alphanumeric() { c } else { '-' };
-            if c != '-' || !name.ends_with('-') {
-                name.push(c);
+    fn reference(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
+        let reference = reference(node, place)?;
+        let number = match self.references.get(reference) {
+            Some(&number) => number,
+            None => {
+                let target = self.resolve(reference, place)?;
+                let number = self.definitions.len();
+                self.references.insert(reference, number);
+                self.definitions.push(Checked::new());
+                let (path, depth) = (reference.to_owned(), place.depth + 1);
+                self.definitions[number] = self.node(target, &Place { path, name_bytes: DEFINITION_BYTES, depth })?;
+                number
             }
-        }
-        if self.names.insert(name, reference).is_some() {
-            return Err(place.fail(format!("'{reference}' differs from another reference in punctuation only")));
-        }
-        self.node(target, &Place { path: reference.to_owned(), name_bytes: reference.len(), depth: place.depth + 1 })
+        };
+        Ok(vec![("$ref", quoted(&format!("#/$defs/{number}")))])
     }
 
-    fn object(&mut self, node: &'a Json, place: &Place) -> Result<(), GrammarError> {
+    /// The properties that an object lists, and the names of those that it requires.
+    fn listed(&mut self, node: &'a Json, place: &Place) -> Result<(&'a [Property], HashSet<&'a str>), GrammarError> {
         let properties = match node.get("properties") {
             None => &[][..],
             Some(Json::Object(properties)) => properties.as_slice(),
@@ -414,61 +372,92 @@ impl<'a> Check<'a> {
         if properties.len() > MAX_SCHEMA_PROPERTIES {
             return Err(place.fail(format!("an object has at most {MAX_SCHEMA_PROPERTIES} properties")));
         }
-        self.spend(properties.len().pow(3))?;
-        let others = node.get("additionalProperties");
-        for (name, property) in properties {
-            if name.len() > MAX_SCHEMA_NAME_BYTES {
-                return Err(place.fail(format!("the name of a property has at most {MAX_SCHEMA_NAME_BYTES} bytes")));
-            }
-            // The converter writes names into character classes as they are.
-            let in_class = others.is_some_and(|o| *o != Json::Bool(false));
-            if in_class && name.contains(|c: char| c.is_control() || "]\\^\"".contains(c)) {
-                return Err(
-                    place.fail(format!("'additionalProperties' beside a property named '{name}' cannot be enforced"))
-                );
-            }
-            self.node(property, &place.below(&format!("properties/{name}"), name.len()))?;
+        if properties.iter().any(|(name, _)| name.len() > MAX_SCHEMA_NAME_BYTES) {
+            return Err(place.fail(format!("the name of a property has at most {MAX_SCHEMA_NAME_BYTES} bytes")));
         }
-        if let Some(required) = node.get("required") {
-            let names = required.as_array().ok_or_else(|| place.fail("'required' must be an array of names"))?;
+        let mut required = HashSet::new();
+        if let Some(value) = node.get("required") {
+            let names = value.as_array().ok_or_else(|| place.fail("'required' must be an array of names"))?;
+            self.spend(names.len() * properties.len())?;
             for name in names {
                 let name = name.as_str().ok_or_else(|| place.fail("'required' must be an array of names"))?;
                 if !properties.iter().any(|(property, _)| property == name) {
                     return Err(place.fail(format!("'{name}' is required but not among 'properties'")));
                 }
+                required.insert(name);
             }
         }
-        match others {
-            None | Some(Json::Bool(_)) => Ok(()),
-            Some(schema) => self.node(schema, &place.below("additionalProperties", 0)),
-        }
+        Ok((properties, required))
     }
 
-    fn array(&mut self, node: &'a Json, place: &Place) -> Result<(), GrammarError> {
+    fn object(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
+        let (properties, required) = self.listed(node, place)?;
+        self.spend(properties.len().pow(3))?;
+        let others = node.get("additionalProperties");
+        let mut checked = vec![("type", quoted("object"))];
+        if node.get("properties").is_some() {
+            let mut written = Vec::new();
+            for (name, property) in properties {
+                // The converter writes names into character classes as they are.
+                let in_class = others.is_some_and(|others| *others != Json::Bool(false));
+                if in_class && name.contains(|c: char| c.is_control() || "]\\^\"".contains(c)) {
+                    return Err(place
+                        .fail(format!("'additionalProperties' beside a property named '{name}' cannot be enforced")));
+                }
+                let property = self.node(property, &place.below(&format!("properties/{name}"), name.len()))?;
+                written.push((name, object_of(property)));
+            }
+            let required = properties.iter().filter(|(name, _)| required.contains(name.as_str()));
+            let required: Vec<String> = required.map(|(name, _)| quoted(name)).collect();
+            checked.extend([("properties", object_of(written)), ("required", array_of(&required))]);
+        }
+        match others {
+            None => {}
+            Some(Json::Bool(others)) => checked.push(("additionalProperties", others.to_string())),
+            Some(others) => {
+                let others = self.node(others, &place.below("additionalProperties", 0))?;
+                checked.push(("additionalProperties", object_of(others)));
+            }
+        }
+        Ok(checked)
+    }
+
+    fn array(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
         let (min, max) = counts(node, "minItems", "maxItems", place)?;
         let (items, prefix) = (node.get("items"), node.get("prefixItems"));
         if items.is_some() && prefix.is_some() {
             return Err(place.fail("'items' beside 'prefixItems' cannot be enforced"));
         }
+        let mut checked = vec![("type", quoted("array"))];
         match items.or(prefix) {
-            None => Ok(()),
+            None => {}
             Some(Json::Array(items)) => {
                 let n = items.len() as u64;
                 if n < min.unwrap_or(0) || n > max.unwrap_or(n) {
                     return Err(place.fail("as many items as there are schemas for them are not allowed"));
                 }
-                items.iter().enumerate().try_for_each(|(i, item)| self.node(item, &place.below(&i.to_string(), 12)))
+                checked.push(("items", self.items(items, place, 12)?));
+                return Ok(checked);
             }
-            Some(item) => self.node(item, &place.below("items", 5)),
+            Some(item) => {
+                let item = self.node(item, &place.below("items", 5))?;
+                checked.push(("items", object_of(item)));
+            }
         }
+        checked.extend(min.map(|min| ("minItems", min.to_string())));
+        checked.extend(max.map(|max| ("maxItems", max.to_string())));
+        Ok(checked)
     }
 
-    fn string(&mut self, node: &'a Json, place: &Place) -> Result<(), GrammarError> {
+    fn string(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
         let (min, max) = counts(node, "minLength", "maxLength", place)?;
-        if node.get("format").is_some_and(|format| format.as_str().is_none()) {
-            return Err(place.fail("'format' must be a string"));
-        }
-        let Some(value) = node.get("pattern") else { return Ok(()) };
+        let mut checked = vec![("type", quoted("string"))];
+        checked.extend(format(node, place)?);
+        let Some(value) = node.get("pattern") else {
+            checked.extend(min.map(|min| ("minLength", min.to_string())));
+            checked.extend(max.map(|max| ("maxLength", max.to_string())));
+            return Ok(checked);
+        };
         if min.is_some() || max.is_some() {
             return Err(place.fail("'minLength' and 'maxLength' cannot be enforced beside 'pattern'"));
         }
@@ -476,8 +465,51 @@ impl<'a> Check<'a> {
         let rewritten = pattern::rewrite(text).map_err(|reason| place.fail(format!("'pattern': {reason}")))?;
         // The converter copies its rules for each pattern.
         self.spend(10 * rewritten.len() + 20 * self.nodes)?;
-        self.replaced.insert(std::ptr::from_ref(value), rewritten);
-        Ok(())
+        checked.push(("pattern", quoted(&rewritten)));
+        Ok(checked)
+    }
+}
+
+/// The types that a schema names.
+fn types<'a>(node: &'a Json, place: &Place) -> Result<Vec<&'a str>, GrammarError> {
+    let names = match node.get("type") {
+        None => &[][..],
+        Some(Json::Array(names)) if !names.is_empty() => names.as_slice(),
+        Some(name) => std::slice::from_ref(name),
+    };
+    let mut types = Vec::new();
+    for name in names {
+        let name = name.as_str().ok_or_else(|| place.fail("'type' must be a string or strings"))?;
+        if !TYPES.contains(&name) {
+            return Err(place.fail(format!("there is no type '{name}'")));
+        }
+        if types.contains(&name) {
+            return Err(place.fail(format!("the type '{name}' stands there twice")));
+        }
+        types.push(name);
+    }
+    Ok(types)
+}
+
+/// The values of an `enum`.
+fn values<'a>(node: &'a Json, place: &Place) -> Result<&'a [Json], GrammarError> {
+    let values = node.get("enum").and_then(Json::as_array).filter(|values| !values.is_empty());
+    values.ok_or_else(|| place.fail("'enum' must be an array of values"))
+}
+
+fn reference<'a>(node: &'a Json, place: &Place) -> Result<&'a str, GrammarError> {
+    let reference = node.get("$ref").and_then(Json::as_str).ok_or_else(|| place.fail("'$ref' must be a string"))?;
+    if reference.len() > MAX_SCHEMA_NAME_BYTES {
+        return Err(place.fail(format!("a reference has at most {MAX_SCHEMA_NAME_BYTES} bytes")));
+    }
+    Ok(reference)
+}
+
+fn format(node: &Json, place: &Place) -> Result<Option<(&'static str, String)>, GrammarError> {
+    match node.get("format") {
+        None => Ok(None),
+        Some(Json::String(format)) => Ok(Some(("format", quoted(format)))),
+        Some(_) => Err(place.fail("'format' must be a string")),
     }
 }
 
@@ -498,7 +530,7 @@ fn counts(node: &Json, min: &str, max: &str, place: &Place) -> Result<(Option<u6
     Ok((least, most))
 }
 
-fn integer(node: &Json, place: &Place) -> Result<(), GrammarError> {
+fn integer(node: &Json, place: &Place) -> Result<Checked, GrammarError> {
     let limit = MAX_SCHEMA_INTEGER as f64;
     let bound = |key: &str| match node.get(key) {
         None => Ok(None),
@@ -513,10 +545,13 @@ fn integer(node: &Json, place: &Place) -> Result<(), GrammarError> {
             return Err(place.fail(format!("'{key}' beside '{exclusive}' cannot be enforced")));
         }
     }
-    let low = bound("minimum")?.map(f64::ceil).or(bound("exclusiveMinimum")?.map(|n| n.floor() + 1.0));
-    let high = bound("maximum")?.map(f64::floor).or(bound("exclusiveMaximum")?.map(|n| n.ceil() - 1.0));
+    let low = bound("minimum")?.map(|n| n.ceil() as i64).or(bound("exclusiveMinimum")?.map(|n| n.floor() as i64 + 1));
+    let high = bound("maximum")?.map(|n| n.floor() as i64).or(bound("exclusiveMaximum")?.map(|n| n.ceil() as i64 - 1));
     if low.zip(high).is_some_and(|(low, high)| low > high) {
         return Err(place.fail("no integer is within these bounds"));
     }
-    Ok(())
+    let mut checked = vec![("type", quoted("integer"))];
+    checked.extend(low.map(|low| ("minimum", low.to_string())));
+    checked.extend(high.map(|high| ("maximum", high.to_string())));
+    Ok(checked)
 }

@@ -1,4 +1,4 @@
-//! Grammars against llama.cpp's own matcher, hostile ones, and schemas whose answers are validated.
+//! Grammars against llama.cpp's own matcher, and hostile ones.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use llama_cpp_sys_2 as sys;
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::model::{Model, ModelParams};
 
-fn model() -> &'static Arc<Model> {
+pub(super) fn model() -> &'static Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     MODEL.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models/demo-draft.q8_0.gguf");
@@ -20,16 +20,16 @@ fn model() -> &'static Arc<Model> {
     })
 }
 
-fn texts() -> &'static Arc<TokenTexts> {
+pub(super) fn texts() -> &'static Arc<TokenTexts> {
     static TEXTS: OnceLock<Arc<TokenTexts>> = OnceLock::new();
     TEXTS.get_or_init(|| Arc::new(TokenTexts::of(model())))
 }
 
 /// A generator of numbers that needs no state but this.
-struct Draws(u64);
+pub(super) struct Draws(pub(super) u64);
 
 impl Draws {
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n.max(1)
     }
@@ -69,7 +69,7 @@ impl Drop for Reference {
     }
 }
 
-fn allowed(grammar: &mut Grammar) -> Vec<bool> {
+pub(super) fn allowed(grammar: &mut Grammar) -> Vec<bool> {
     let mut out = Vec::new();
     grammar.apply(&vec![0.0; texts().len()], &mut out).unwrap();
     out.iter().map(|&logit| logit == 0.0).collect()
@@ -186,7 +186,7 @@ proptest! {
     }
 }
 
-fn quickly<T>(what: &str, f: impl FnOnce() -> T) -> T {
+pub(super) fn quickly<T>(what: &str, f: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let out = f();
     assert!(start.elapsed() < Duration::from_secs(5), "{what} took {:?}", start.elapsed());
@@ -284,188 +284,4 @@ fn end_tokens_are_allowed_exactly_when_the_text_is_complete() {
         assert!(!grammar.allows(token).unwrap());
         assert!(grammar.accept(token).is_err());
     }
-}
-
-/// A text that follows the grammar: random tokens, short ones preferred once it is long.
-fn write(grammar: &mut Grammar, seed: u64) -> Option<String> {
-    let mut draws = Draws(seed);
-    let mut bytes = Vec::new();
-    for step in 0..600 {
-        let allowed = allowed(grammar);
-        let tokens: Vec<Token> = (0..).zip(&allowed).filter(|(_, a)| **a).map(|(t, _)| t).collect();
-        assert!(!tokens.is_empty(), "a dead end after {:?}", String::from_utf8_lossy(&bytes));
-        if grammar.is_complete() && (step > 20 || draws.below(3) == 0) || tokens.iter().all(|&t| texts().is_end(t)) {
-            return Some(String::from_utf8(bytes).unwrap());
-        }
-        let closing =
-            |t: &&Token| matches!(texts().text(**t), [b'"' | b'}' | b']' | b',' | b':' | b'0'..=b'9' | b'{' | b'[']);
-        let short: Vec<Token> = tokens.iter().filter(closing).copied().collect();
-        let from = if step > 30 && !short.is_empty() { &short } else { &tokens };
-        // Brackets that open go last in the alphabet of what closes.
-        let from: Vec<Token> =
-            match from.iter().copied().filter(|&t| !matches!(texts().text(t), b"{" | b"[")).collect::<Vec<_>>() {
-                v if step > 30 && !v.is_empty() => v,
-                _ => from.clone(),
-            };
-        let token = from[draws.below(from.len())];
-        if texts().is_end(token) {
-            continue;
-        }
-        grammar.accept(token).unwrap();
-        bytes.extend_from_slice(texts().text(token));
-    }
-    None
-}
-
-fn check(schema: &Value, value: &Value) -> bool {
-    if let Some(options) = schema["anyOf"].as_array() {
-        return options.iter().any(|option| check(option, value));
-    }
-    if let Some(options) = schema["enum"].as_array() {
-        return options.contains(value);
-    }
-    let count = |key: &str, default| schema[key].as_u64().unwrap_or(default) as usize;
-    match schema["type"].as_str() {
-        Some("object") => {
-            let required = schema["required"].as_array().cloned().unwrap_or_default();
-            value.as_object().is_some_and(|object| {
-                required.iter().all(|name| object.contains_key(name.as_str().unwrap()))
-                    && object.iter().all(|(key, value)| match &schema["properties"][key] {
-                        Value::Null => schema["properties"].is_null() || schema["additionalProperties"].is_object(),
-                        schema => check(schema, value),
-                    })
-            })
-        }
-        Some("array") => value.as_array().is_some_and(|items| {
-            (count("minItems", 0)..=count("maxItems", 1000)).contains(&items.len())
-                && items.iter().all(|item| check(&schema["items"], item))
-        }),
-        Some("string") => value
-            .as_str()
-            .is_some_and(|s| (count("minLength", 0)..=count("maxLength", 1_000_000)).contains(&s.chars().count())),
-        // As numbers, because -0 is one.
-        Some("integer") => value.as_f64().is_some_and(|n| {
-            let within =
-                schema["minimum"].as_f64().unwrap_or(f64::MIN)..=schema["maximum"].as_f64().unwrap_or(f64::MAX);
-            n.fract() == 0.0 && within.contains(&n)
-        }),
-        Some("number") => value.is_number(),
-        Some("boolean") => value.is_boolean(),
-        Some("null") => value.is_null(),
-        _ => true,
-    }
-}
-
-#[test]
-fn what_follows_a_schema_parses_and_is_valid() {
-    let schemas = [
-        json!({}),
-        json!({"type": "object"}),
-        json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer",
-            "minimum": 0, "maximum": 120}, "tags": {"type": "array", "items": {"enum": ["a", "b", 3, null]}, "minItems": 1,
-            "maxItems": 3}}, "required": ["name", "tags"], "additionalProperties": false}),
-        json!({"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "boolean"}, {"type": "number"}]}, "maxItems": 4}),
-        json!({"type": "object", "properties": {"x": {"type": "integer", "minimum": -13, "maximum": 7}, "-y": {"type": "boolean"}},
-            "additionalProperties": {"type": "null"}}),
-        json!({"type": "string", "minLength": 2, "maxLength": 5}),
-        json!({"type": "integer", "minimum": 98, "maximum": 10234}),
-        json!({"type": "integer", "minimum": -70}),
-        json!({"type": "integer", "maximum": 42}),
-    ];
-    for schema in &schemas {
-        let mut written = 0;
-        for seed in 0..40 {
-            let mut grammar = Grammar::json_schema(texts(), &schema.to_string()).unwrap();
-            if let Some(text) = write(&mut grammar, seed) {
-                let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}\n{schema}"));
-                assert!(check(schema, &value), "{text}\n{schema}");
-                written += 1;
-            }
-        }
-        assert!(written >= 20, "only {written} answers ended\n{schema}");
-    }
-}
-
-#[test]
-fn what_follows_a_pattern_is_a_json_string_that_matches() {
-    let digits = |s: &str| s.chars().all(|c| c.is_ascii_digit());
-    type Check<'a> = &'a dyn Fn(&str) -> bool;
-    let cases: &[(&str, Check)] = &[
-        ("^\\d{4}-\\d{2}$", &|s| s.len() == 7 && digits(&s[..4]) && &s[4..5] == "-" && digits(&s[5..])),
-        ("^.{0,9}$", &|s| s.chars().count() <= 9),
-        ("^[^a]{1,9}$", &|s| !s.contains('a') && !s.is_empty()),
-        ("^(\"|\\\\)[ -~]{0,5}$", &|s| s.starts_with(['"', '\\'])),
-        ("^a\\.+b$", &|s| s.starts_with("a.") && s.ends_with(".b")),
-        ("^\\$\\n$", &|s| s == "$\n"),
-        ("^(ab|c)+?$", &|s| s.replace("ab", "").replace('c', "").is_empty() && !s.is_empty()),
-        ("b", &|s| s.contains('b')),
-    ];
-    for (pattern, matches) in cases {
-        let schema =
-            json!({"type": "object", "properties": {"v": {"type": "string", "pattern": pattern}}, "required": ["v"]});
-        let mut written = 0;
-        for seed in 0..40 {
-            let mut grammar = Grammar::json_schema(texts(), &schema.to_string()).unwrap();
-            if let Some(text) = write(&mut grammar, seed) {
-                let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}\n{pattern}"));
-                assert!(matches(value["v"].as_str().unwrap()), "{text}\n{pattern}");
-                written += 1;
-            }
-        }
-        assert!(written >= 10, "only {written} answers ended\n{pattern}");
-    }
-}
-
-#[test]
-fn bad_schemas_are_errors_and_end_at_once() {
-    let object = |properties: Value| json!({"type": "object", "properties": properties});
-    let wide = |n: usize, inner: Value| -> Value {
-        (0..n).map(|i| (format!("p{i}"), inner.clone())).collect::<serde_json::Map<_, _>>().into()
-    };
-    // Each definition writes out the next one twice.
-    let doubling: serde_json::Map<String, Value> = (0..40)
-        .map(|i| {
-            let next = json!({"allOf": [{"$ref": format!("#/$defs/d{}", i + 1)}]});
-            (format!("d{i}"), if i == 39 { object(json!({})) } else { object(json!({"a": next, "b": next})) })
-        })
-        .collect();
-    let cases = [
-        ("not JSON", json!(null).to_string() + "{"),
-        ("not an object", json!([]).to_string()),
-        ("twice", String::from(r#"{"type":"string","type":"object"}"#)),
-        ("deep", "[".repeat(100_000)),
-        ("deep properties", (0..60).fold(json!({}), |inner, _| object(json!({"a": inner}))).to_string()),
-        ("a loop of references", json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}).to_string()),
-        ("a loop through allOf", json!({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}).to_string()),
-        ("allOf of itself", json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": object(json!({"p": {"allOf": [{"$ref": "#/$defs/x"}]}}))}}).to_string()),
-        ("doubling", json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": doubling}).to_string()),
-        ("no such reference", json!({"$ref": "#/$defs/a"}).to_string()),
-        ("another document", json!({"$ref": "http://example.org/x"}).to_string()),
-        ("references alike", json!({"anyOf": [{"$ref": "#/$defs/a_b"}, {"$ref": "#/$defs/a-b"}], "$defs": {"a_b": {}, "a-b": {}}}).to_string()),
-        ("too many properties", object(wide(2000, json!({}))).to_string()),
-        ("too many objects", object(wide(120, object(wide(120, json!({}))))).to_string()),
-        ("a long name", object(json!({"é".repeat(40_000): {}})).to_string()),
-        ("a long repetition", json!({"type": "string", "maxLength": 1_000_000}).to_string()),
-        ("backwards", json!({"type": "array", "items": {}, "minItems": 5, "maxItems": 2}).to_string()),
-        ("nested repetition", (0..20).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner, "maxItems": 2000})).to_string()),
-        ("a huge bound", json!({"type": "integer", "minimum": i64::MAX}).to_string()),
-        ("no integer", json!({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}).to_string()),
-        ("an unknown type", json!({"type": "text"}).to_string()),
-        ("not enforced", json!({"type": "array", "uniqueItems": true}).to_string()),
-        ("a bound of a number", json!({"type": "number", "minimum": 0}).to_string()),
-        ("a bound without type", json!({"minimum": 0}).to_string()),
-        ("required, not listed", json!({"type": "object", "required": ["a"]}).to_string()),
-        ("look-ahead", json!({"type": "string", "pattern": "^(?=a)b$"}).to_string()),
-        ("bytes", json!({"enum": ["a".repeat(200_000)]}).to_string()),
-    ];
-    for (what, schema) in cases {
-        let error = quickly(what, || Grammar::json_schema(texts(), &schema)).unwrap_err();
-        assert!(!matches!(error, GrammarError::Internal(_)), "{what}: {error}");
-    }
-    // Recursion as such is fine.
-    let tree = json!({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "properties": {
-        "value": {"type": "integer"}, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}, "required": ["value"]}}});
-    quickly("a tree", || Grammar::json_schema(texts(), &tree.to_string())).unwrap();
-    quickly("optional properties", || Grammar::json_schema(texts(), &object(wide(128, json!({}))).to_string()))
-        .unwrap();
 }
