@@ -144,7 +144,7 @@ impl Grammar {
             return Ok(self.is_complete());
         }
         let (state, partial) = self.after_text(token)?;
-        Ok(self.goes_on(state, partial) || self.machine.waits_for(self.state, token))
+        Ok(self.goes_on(state, partial)? || self.machine.waits_for(self.state, token))
     }
 
     /// Goes on after a token. One that ends the generation changes nothing.
@@ -157,7 +157,7 @@ impl Grammar {
             return if self.is_complete() { Ok(()) } else { Err(GrammarError::NotAllowed(token)) };
         }
         let (mut state, mut partial) = self.after_text(token)?;
-        if !self.goes_on(state, partial) {
+        if !self.goes_on(state, partial)? {
             (state, partial) = (DEAD, Partial::default());
         }
         let by_name = self.machine.next_token(self.state, token)?;
@@ -188,10 +188,8 @@ impl Grammar {
         if self.is_complete() {
             self.texts.end_tokens().for_each(&mut allow);
         }
-        if self.machine.waits_for_token(self.state) {
-            let tokens = (0..).take(self.texts.len()).filter(|&token| !self.texts.is_end(token));
-            tokens.filter(|&token| self.machine.waits_for(self.state, token)).for_each(&mut allow);
-        }
+        let named = self.machine.named_tokens(self.state, self.texts.len());
+        named.into_iter().filter(|&token| !self.texts.is_end(token)).for_each(&mut allow);
         let texts = self.texts.clone();
         let mut walk = std::mem::take(&mut self.walk);
         walk.clear();
@@ -215,7 +213,7 @@ impl Grammar {
                 }
             }
             let (state, partial) = walk[walk.len() - 1];
-            if dead_at == usize::MAX && !texts.is_end(token) && self.goes_on(state, partial) {
+            if dead_at == usize::MAX && !texts.is_end(token) && self.goes_on(state, partial)? {
                 allow(token);
             }
         }
@@ -240,7 +238,7 @@ impl Grammar {
         text.iter().try_fold((start, self.partial), |(state, partial), &byte| self.after_byte(state, partial, byte))
     }
 
-    fn goes_on(&self, state: u32, partial: Partial) -> bool {
-        state != DEAD && (partial.is_whole() || self.machine.can_follow(state, partial))
+    fn goes_on(&mut self, state: u32, partial: Partial) -> Result<bool, GrammarError> {
+        Ok(state != DEAD && (partial.is_whole() || self.machine.can_follow(state, partial)?))
     }
 }

@@ -272,8 +272,8 @@ impl Machine {
             if stack == COMPLETE {
                 continue;
             }
-            if let (true, after) = self.matches(place, |low, high| low <= character && character <= high) {
-                let stack = self.push_unless_end(after, around);
+            if self.rules.matches(place, character, character) {
+                let stack = self.push_unless_end(place + 1, around);
                 self.expand(stack, &mut seen, &mut stacks)?;
             }
         }
@@ -324,12 +324,27 @@ impl Machine {
         }
     }
 
-    /// Whether the state waits for a token that the grammar names.
-    pub(super) fn waits_for_token(&self, state: u32) -> bool {
-        self.states[state as usize].iter().any(|&stack| {
-            stack != COMPLETE
-                && matches!(self.rules.element(self.stacks[stack as usize].0).kind, Kind::Token | Kind::TokenNot)
-        })
+    /// The tokens, of so many, that the state waits for by name. It takes one look at each stack.
+    pub(super) fn named_tokens(&self, state: u32, tokens: usize) -> Vec<Token> {
+        let (mut named, mut excluded) = (HashSet::new(), HashSet::new());
+        for &stack in self.states[state as usize].iter().filter(|&&stack| stack != COMPLETE) {
+            let element = self.rules.element(self.stacks[stack as usize].0);
+            match element.kind {
+                Kind::Token => named.insert(element.value),
+                Kind::TokenNot => excluded.insert(element.value),
+                _ => false,
+            };
+        }
+        if named.is_empty() && excluded.is_empty() {
+            return Vec::new();
+        }
+        // Of two that exclude one token each, one allows what the other does not.
+        let waits_for = |token: u32| match excluded.len() {
+            0 => named.contains(&token),
+            1 => named.contains(&token) || !excluded.contains(&token),
+            _ => true,
+        };
+        (0..).take(tokens).filter(|&token| u32::try_from(token).is_ok_and(waits_for)).collect()
     }
 
     /// Whether the state waits for this token by name.
@@ -347,37 +362,14 @@ impl Machine {
 
     /// Whether some character that begins with these bytes can follow. As in llama.cpp, not in place of a negated class
     /// that excludes one of them.
-    pub(super) fn can_follow(&self, state: u32, partial: Partial) -> bool {
+    pub(super) fn can_follow(&mut self, state: u32, partial: Partial) -> Result<bool, GrammarError> {
         let (low, high) = partial.range();
-        self.states[state as usize].iter().any(|&stack| {
-            stack != COMPLETE && self.matches(self.stacks[stack as usize].0, |l, h| l <= high && low <= h).0
-        })
-    }
-
-    /// Whether the terminal at a place has an interval for which `within` holds (or, where it is negated, none), and
-    /// the place after it. Terminals that are tokens never match.
-    fn matches(&self, place: u32, within: impl Fn(u32, u32) -> bool) -> (bool, u32) {
-        let mut at = place;
-        let first = self.rules.element(at).kind;
-        let positive = match first {
-            Kind::Char | Kind::Any => true,
-            Kind::CharNot => false,
-            _ => return (false, at),
-        };
-        let mut found = false;
-        loop {
-            let element = self.rules.element(at);
-            let upper = self.rules.element(at + 1);
-            if upper.kind == Kind::RangeUpper {
-                found |= within(element.value, upper.value);
-                at += 2;
-            } else {
-                found |= element.kind == Kind::Any || within(element.value, element.value);
-                at += 1;
-            }
-            if self.rules.element(at).kind != Kind::CharAlt {
-                return (found == positive, at);
+        for &stack in self.states[state as usize].clone().iter() {
+            self.step()?;
+            if stack != COMPLETE && self.rules.matches(self.stacks[stack as usize].0, low, high) {
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 }

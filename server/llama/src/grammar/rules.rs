@@ -7,20 +7,26 @@ use super::scan;
 use super::texts::TokenTexts;
 use crate::shim::{self, RawText};
 
-/// One element of a rule: llama.cpp's `llama_gretype`.
+/// What an element of a rule is: llama.cpp's `llama_gretype`, but for classes, which are one element here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     End,
     Alt,
     Rule,
     Char,
-    CharNot,
-    RangeUpper,
-    CharAlt,
+    /// The value is the class's number, as for the next.
+    Class,
+    NotClass,
     Any,
     Token,
     TokenNot,
 }
+
+/// In llama.cpp's numbers: what a class begins with, what goes on with it, and what makes a range of the one before.
+const CHAR: u32 = 3;
+const CHAR_NOT: u32 = 4;
+const RANGE_UPPER: u32 = 5;
+const CHAR_ALT: u32 = 6;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Element {
@@ -33,31 +39,18 @@ impl Element {
     pub(super) fn ends(self) -> bool {
         matches!(self.kind, Kind::End | Kind::Alt)
     }
-
-    fn from_words(kind: u32, value: u32) -> Option<Self> {
-        let kind = match kind {
-            0 => Kind::End,
-            1 => Kind::Alt,
-            2 => Kind::Rule,
-            3 => Kind::Char,
-            4 => Kind::CharNot,
-            5 => Kind::RangeUpper,
-            6 => Kind::CharAlt,
-            7 => Kind::Any,
-            8 => Kind::Token,
-            9 => Kind::TokenNot,
-            _ => return None,
-        };
-        Some(Self { kind, value })
-    }
 }
 
 /// All rules, one after the other.
 #[derive(Debug)]
 pub(super) struct Rules {
-    pub(super) elements: Vec<Element>,
-    /// Where each rule starts.
-    pub(super) starts: Vec<u32>,
+    elements: Vec<Element>,
+    /// Where each alternative starts.
+    alternatives: Vec<u32>,
+    /// For each rule its first alternative, and at last how many there are.
+    firsts: Vec<u32>,
+    /// For each class its characters: ranges in order and apart from each other, so that one is found quickly.
+    classes: Vec<Vec<(u32, u32)>>,
     pub(super) root: u32,
 }
 
@@ -91,19 +84,70 @@ impl Rules {
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut words = bytes.chunks_exact(4).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
         let root = words.next()?;
-        let (mut elements, mut starts) = (Vec::with_capacity(bytes.len() / 8), Vec::new());
-        let mut ended = true;
-        while let Some(kind) = words.next() {
-            if ended {
-                starts.push(u32::try_from(elements.len()).ok()?);
+        let mut words = std::iter::from_fn(|| words.next().zip(words.next())).peekable();
+        let mut rules =
+            Self { elements: Vec::new(), alternatives: Vec::new(), firsts: Vec::new(), classes: Vec::new(), root };
+        let mut before = Kind::End;
+        while let Some((kind, value)) = words.next() {
+            if before == Kind::End {
+                rules.firsts.push(u32::try_from(rules.alternatives.len()).ok()?);
             }
-            let element = Element::from_words(kind, words.next()?)?;
-            ended = element.kind == Kind::End;
-            elements.push(element);
+            if matches!(before, Kind::End | Kind::Alt) {
+                rules.alternatives.push(u32::try_from(rules.elements.len()).ok()?);
+            }
+            let element = match kind {
+                0 => Element { kind: Kind::End, value },
+                1 => Element { kind: Kind::Alt, value },
+                2 => Element { kind: Kind::Rule, value },
+                CHAR | CHAR_NOT => {
+                    let upper = |words: &mut std::iter::Peekable<_>, lower| {
+                        words.next_if(|&(kind, _): &(u32, u32)| kind == RANGE_UPPER).map_or(lower, |(_, upper)| upper)
+                    };
+                    let mut ranges = vec![(value, upper(&mut words, value))];
+                    while let Some((_, value)) = words.next_if(|&(kind, _)| kind == CHAR_ALT) {
+                        ranges.push((value, upper(&mut words, value)));
+                    }
+                    rules.class(kind == CHAR, ranges)?
+                }
+                7 => Element { kind: Kind::Any, value },
+                8 => Element { kind: Kind::Token, value },
+                9 => Element { kind: Kind::TokenNot, value },
+                _ => return None,
+            };
+            before = element.kind;
+            rules.elements.push(element);
         }
-        let n = u32::try_from(starts.len()).ok()?;
-        let known = elements.iter().all(|e| e.kind != Kind::Rule || e.value < n);
-        (ended && known && root < n).then_some(Self { elements, starts, root })
+        let n = u32::try_from(rules.firsts.len()).ok()?;
+        rules.firsts.push(u32::try_from(rules.alternatives.len()).ok()?);
+        let known = rules.elements.iter().all(|e| e.kind != Kind::Rule || e.value < n);
+        (before == Kind::End && known && root < n).then_some(rules)
+    }
+
+    /// The element for a class, or one character.
+    fn class(&mut self, positive: bool, mut ranges: Vec<(u32, u32)>) -> Option<Element> {
+        if let (true, &[(low, high)]) = (positive, ranges.as_slice())
+            && low == high
+        {
+            return Some(Element { kind: Kind::Char, value: low });
+        }
+        // A range that runs backwards has no characters.
+        ranges.retain(|(low, high)| low <= high);
+        ranges.sort_unstable();
+        let mut apart: Vec<(u32, u32)> = Vec::new();
+        for (low, high) in ranges {
+            match apart.last_mut() {
+                Some((_, last)) if low <= last.saturating_add(1) => *last = high.max(*last),
+                _ => apart.push((low, high)),
+            }
+        }
+        let value = u32::try_from(self.classes.len()).ok()?;
+        self.classes.push(apart);
+        Some(Element { kind: if positive { Kind::Class } else { Kind::NotClass }, value })
+    }
+
+    /// How many rules there are.
+    fn len(&self) -> usize {
+        self.firsts.len() - 1
     }
 
     pub(super) fn element(&self, at: u32) -> Element {
@@ -112,26 +156,36 @@ impl Rules {
 
     /// The first elements of a rule's alternatives.
     pub(super) fn alternatives(&self, rule: u32) -> impl Iterator<Item = u32> + '_ {
-        let mut next = self.starts.get(rule as usize).copied();
-        std::iter::from_fn(move || {
-            let at = next?;
-            let mut end = at;
-            while !self.element(end).ends() {
-                end += 1;
-            }
-            next = (self.element(end).kind == Kind::Alt).then_some(end + 1);
-            Some(at)
-        })
+        let (first, end) = (self.firsts[rule as usize], self.firsts[rule as usize + 1]);
+        self.alternatives[first as usize..end as usize].iter().copied()
+    }
+
+    /// Whether the terminal at a place stands for a character from `low` to `high`. A negated class does not if it
+    /// excludes any of them, as in llama.cpp; terminals that are tokens never do.
+    pub(super) fn matches(&self, at: u32, low: u32, high: u32) -> bool {
+        let element = self.element(at);
+        let in_class = || {
+            let ranges = &self.classes[element.value as usize];
+            let next = ranges.partition_point(|&(_, last)| last < low);
+            ranges.get(next).is_some_and(|&(first, _)| first <= high)
+        };
+        match element.kind {
+            Kind::Char => low <= element.value && element.value <= high,
+            Kind::Class => in_class(),
+            Kind::NotClass => !in_class(),
+            Kind::Any => true,
+            Kind::End | Kind::Alt | Kind::Rule | Kind::Token | Kind::TokenNot => false,
+        }
     }
 
     /// Which rules match the empty text.
     fn nullable(&self) -> Vec<bool> {
-        let mut nullable = vec![false; self.starts.len()];
+        let mut nullable = vec![false; self.len()];
         // Alternatives of references only: how many of them are not yet known to be nullable, and whose they are.
         let mut waiting: Vec<(u32, usize)> = Vec::new();
-        let mut waits_for: Vec<Vec<usize>> = vec![Vec::new(); self.starts.len()];
+        let mut waits_for: Vec<Vec<usize>> = vec![Vec::new(); self.len()];
         let mut found: Vec<usize> = Vec::new();
-        for rule in 0..self.starts.len() as u32 {
+        for rule in 0..self.len() as u32 {
             for at in self.alternatives(rule) {
                 let sequence = || self.elements[at as usize..].iter().take_while(|e| !e.ends());
                 if !sequence().all(|e| e.kind == Kind::Rule) {
@@ -164,7 +218,7 @@ impl Rules {
     /// with itself and ends there, as in `(a*)*`, does no harm.
     fn check_left_recursion(&self, names: &str) -> Result<(), GrammarError> {
         let nullable = self.nullable();
-        let n = self.starts.len();
+        let n = self.len();
         // For each rule those it may begin with, and whether more follows them.
         let begins_with: Vec<Vec<(u32, bool)>> = (0..n)
             .map(|rule| {

@@ -266,6 +266,67 @@ fn grammars_that_would_hang_or_eat_memory_are_refused() {
 }
 
 #[test]
+fn long_classes_and_many_named_tokens_take_no_longer() {
+    let alternatives = |n: usize, f: &dyn Fn(usize) -> String| (1..=n).map(f).collect::<Vec<_>>().join("|");
+    let class = |characters: String| {
+        let root = alternatives(4000, &|i| format!("c \"{i}\""));
+        format!("root ::= {root}\nc ::= [^{characters}]")
+    };
+    // Characters that are not next to each other.
+    let apart: String = (0..15_000).filter_map(|i| char::from_u32(0x4e00 + 2 * i)).collect();
+    // As many tokens as large vocabularies have.
+    let many = Arc::new(TokenTexts::new((0..150_000).map(|i| format!("{i} ").into_bytes()), &[]));
+    for (what, text) in [
+        ("a long class", class("!".repeat(30_000))),
+        ("a class of many ranges", class(apart)),
+        ("named tokens", format!("root ::= ({})+", alternatives(4000, &|i| format!("<[{i}]>")))),
+        ("excluded tokens", format!("root ::= ({})+", alternatives(4000, &|i| format!("!<[{i}]>")))),
+    ] {
+        let grammar = quickly(what, || Grammar::gbnf(&many, &text)).unwrap();
+        quickly(what, || {
+            for _ in 0..32 {
+                grammar.clone().apply(&vec![0.0; many.len()], &mut Vec::new()).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_class_is_its_ranges_in_whatever_order() {
+    let token = |text: &str| model().tokenize(text, false, false).unwrap()[0];
+    for (class, inside, outside) in [
+        ("[x-za-cb-e!]", "abdexz!", "fw\"A"),
+        ("[z-ax]", "x", "azb"),
+        ("[^d-fa-ea]", "gx!", "abcdef"),
+        ("[^z-a]", "az", ""),
+    ] {
+        let mut grammar = Grammar::gbnf(texts(), &format!("root ::= {class}")).unwrap();
+        for (text, expected) in [(inside, true), (outside, false)] {
+            for c in text.chars() {
+                assert_eq!(grammar.allows(token(&c.to_string())).unwrap(), expected, "{c} of {class}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_are_waited_for_by_name_or_because_they_are_not_excluded() {
+    for (text, waits_for) in [
+        ("root ::= <[7]> | <[9]>", &(|t| t == 7 || t == 9) as &dyn Fn(Token) -> bool),
+        ("root ::= !<[7]>", &|t| t != 7),
+        ("root ::= !<[7]> | <[7]>", &|_| true),
+        ("root ::= !<[7]> | !<[9]>", &|_| true),
+        ("root ::= !<[7]> | <[9]>", &|t| t != 7),
+    ] {
+        let mut grammar = Grammar::gbnf(texts(), text).unwrap();
+        for (token, allowed) in (0..).zip(allowed(&mut grammar)) {
+            assert_eq!(allowed, waits_for(token) && !texts().is_end(token), "{token} of {text}");
+            assert_eq!(grammar.allows(token).unwrap(), allowed, "{token} of {text}");
+        }
+    }
+}
+
+#[test]
 fn end_tokens_are_allowed_exactly_when_the_text_is_complete() {
     let mut grammar = Grammar::gbnf(texts(), "root ::= \"a\" \"b\"?").unwrap();
     let end = texts().end_tokens().next().unwrap();
