@@ -547,11 +547,15 @@ fn integer(node: &Json, place: &Place) -> Result<Checked, GrammarError> {
     }
     let low = bound("minimum")?.map(|n| n.ceil() as i64).or(bound("exclusiveMinimum")?.map(|n| n.floor() as i64 + 1));
     let high = bound("maximum")?.map(|n| n.floor() as i64).or(bound("exclusiveMaximum")?.map(|n| n.ceil() as i64 - 1));
-    if low.zip(high).is_some_and(|(low, high)| low > high) {
+    const WIDEST: i64 = MAX_SCHEMA_INTEGER as i64;
+    if low.unwrap_or(-WIDEST) > high.unwrap_or(WIDEST) {
         return Err(place.fail("no integer is within these bounds"));
     }
     let mut checked = vec![("type", quoted("integer"))];
-    checked.extend(low.map(|low| ("minimum", low.to_string())));
-    checked.extend(high.map(|high| ("maximum", high.to_string())));
+    if low.is_some() || high.is_some() {
+        // Of one bound alone the converter makes ranges that are wrong and numbers that begin with zero.
+        let (low, high) = (low.unwrap_or(-WIDEST), high.unwrap_or(WIDEST));
+        checked.extend([("minimum", low.to_string()), ("maximum", high.to_string())]);
+    }
     Ok(checked)
 }

@@ -177,6 +177,41 @@ fn without_a_type_the_keywords_decide() {
     }
 }
 
+/// Whether a text follows the grammar to an end, character by character.
+fn follows(grammar: &Grammar, text: &str) -> bool {
+    let mut grammar = grammar.clone();
+    let mut bytes = [0; 4];
+    text.chars().all(|c| {
+        let tokens = texts().tokenize(c.encode_utf8(&mut bytes));
+        tokens.into_iter().all(|token| grammar.accept(token).is_ok())
+    }) && grammar.is_complete()
+}
+
+#[test]
+fn an_integer_with_one_bound_is_within_it() {
+    let largest = MAX_SCHEMA_INTEGER as i64;
+    let mut numbers: Vec<i64> = (-120..=120).chain([largest, -largest]).collect();
+    for around in [100, 190, 200, 900, 1000, 1005, 1100, 1900, 2000, 2005, 9999, 10_000, 123_456, 1 << 40] {
+        numbers.extend((around - 11..=around + 11).chain(-around - 11..=-around + 11));
+    }
+    for bound in [-2000, -1000, -70, -25, -5, -1, 0, 1, 9, 10, 42, 100, 1000, 1005, 2000] {
+        for (keyword, within) in [
+            ("minimum", &(|n| n >= bound) as &dyn Fn(i64) -> bool),
+            ("exclusiveMinimum", &|n| n > bound),
+            ("maximum", &|n| n <= bound),
+            ("exclusiveMaximum", &|n| n < bound),
+        ] {
+            let schema = json!({"type": "integer", keyword: bound}).to_string();
+            let grammar = Grammar::json_schema(texts(), &schema).unwrap();
+            for &n in &numbers {
+                assert_eq!(follows(&grammar, &n.to_string()), within(n), "{n} of {schema}");
+                let padded = if n < 0 { format!("-0{}", -n) } else { format!("0{n}") };
+                assert!(!follows(&grammar, &padded), "{padded} of {schema}");
+            }
+        }
+    }
+}
+
 #[test]
 fn references_that_differ_in_punctuation_only_are_two() {
     let schema = json!({"type": "array", "items": [{"$ref": "#/$defs/a_b"}, {"$ref": "#/$defs/a-b"}],
@@ -221,6 +256,7 @@ fn bad_schemas_are_errors_and_end_at_once() {
         ("nested repetition", (0..20).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner, "maxItems": 2000})).to_string()),
         ("a huge bound", json!({"type": "integer", "minimum": i64::MAX}).to_string()),
         ("no integer", json!({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}).to_string()),
+        ("no integer that large", json!({"type": "integer", "exclusiveMinimum": MAX_SCHEMA_INTEGER}).to_string()),
         ("an unknown type", json!({"type": "text"}).to_string()),
         ("not enforced", json!({"type": "array", "uniqueItems": true}).to_string()),
         ("a bound of a number", json!({"type": "number", "minimum": 0}).to_string()),
