@@ -112,7 +112,11 @@ pub(super) fn to_gbnf(json: &str) -> Result<String, GrammarError> {
     // Two things that JSON allows and its parsers refuse: a lone surrogate, and a number past what a double can hold.
     Ok(gbnf
         .replace(r#""u" [0-9a-fA-F]{4}"#, r#""u" ([0-9a-cA-CefEF] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2})"#)
-        .replace("([eE] [-+]? integral-part)?", "([eE] [-+]? [0-9] [0-9]?)?"))
+        .replace("([eE] [-+]? integral-part)?", "([eE] [-+]? [0-9] [0-9]?)?")
+        // And what keys other than those listed may not have in them, where the converter leaves out the quotation mark
+        // alone. Literals escape theirs, so this is a class; that of a string's characters has it all already.
+        .replace(r#"[^""#, r#"[^"\\\x7F\x00-\x1F"#)
+        .replace(r"\x00-\x1F\\\x7F\x00-\x1F", r"\x00-\x1F"))
 }
 
 /// Where the walk is.
@@ -400,7 +404,7 @@ impl<'a> Check<'a> {
             for (name, property) in properties {
                 // The converter writes names into character classes as they are.
                 let in_class = others.is_some_and(|others| *others != Json::Bool(false));
-                if in_class && name.contains(|c: char| c.is_control() || "]\\^\"".contains(c)) {
+                if in_class && (name.is_empty() || name.contains(|c: char| c.is_control() || "]\\^\"".contains(c))) {
                     return Err(place
                         .fail(format!("'additionalProperties' beside a property named '{name}' cannot be enforced")));
                 }

@@ -213,6 +213,42 @@ fn an_integer_with_one_bound_is_within_it() {
 }
 
 #[test]
+fn keys_beside_those_listed_are_json_and_are_others() {
+    let key = |grammar: &Grammar, key: &str, value: &str| follows(grammar, &format!("{{\"{key}\":{value}}}"));
+    let other_keys = |names: &[&str]| {
+        let properties: serde_json::Map<String, Value> =
+            names.iter().map(|&name| (name.to_owned(), json!({"type": "integer"}))).collect();
+        let schema = json!({"type": "object", "properties": properties, "additionalProperties": {"type": "null"}});
+        Grammar::json_schema(texts(), &schema.to_string()).unwrap()
+    };
+    let grammar = other_keys(&["name"]);
+    for good in ["", "a", "nb", "named", "nam3\\n", "é", "-", "x y", "a\\u006eame"] {
+        assert!(key(&grammar, good, "null"), "{good}");
+    }
+    assert!(key(&grammar, "name", "1") && !key(&grammar, "name", "null"));
+    for bad in
+        ["\\", "n\\", "na\\", "\\\"", "\n", "n\n", "nam\u{1}", "n\u{7f}", "\\u006eame", "n\\u0061me", "nam\\u0065"]
+    {
+        assert!(!key(&grammar, bad, "null"), "{bad:?}");
+        assert!(!follows(&grammar, &format!("{{\"{bad}:null}}")), "{bad:?}, not closed");
+    }
+    // Characters that mean something in a class.
+    let grammar = other_keys(&["-y", "a-z", "[x"]);
+    for good in ["x", "b", "5", "-x", "a-y", "[y"] {
+        assert!(key(&grammar, good, "null"), "{good}");
+    }
+    for listed in ["-y", "a-z", "[x"] {
+        assert!(key(&grammar, listed, "1") && !key(&grammar, listed, "null"), "{listed}");
+    }
+    for literal in ["[^", "[^\"", "[^a]"] {
+        let grammar = Grammar::json_schema(texts(), &json!({"const": literal}).to_string()).unwrap();
+        assert!(follows(&grammar, &json!(literal).to_string()), "{literal}");
+    }
+    let empty = json!({"properties": {"": {}}, "additionalProperties": {"type": "null"}}).to_string();
+    assert!(Grammar::json_schema(texts(), &empty).is_err());
+}
+
+#[test]
 fn references_that_differ_in_punctuation_only_are_two() {
     let schema = json!({"type": "array", "items": [{"$ref": "#/$defs/a_b"}, {"$ref": "#/$defs/a-b"}],
         "$defs": {"a_b": {"const": 1}, "a-b": {"const": 2}}});
