@@ -288,13 +288,15 @@ impl<'a> Check<'a> {
     fn all_of(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
         let parts = node.get("allOf").and_then(Json::as_array).filter(|parts| !parts.is_empty());
         let parts = parts.ok_or_else(|| place.fail("'allOf' must be an array of schemas"))?;
+        let types = types(node, place)?;
+        let other_type = || place.fail("this 'type' beside 'allOf' cannot be enforced");
         let (mut objects, mut enums) = (Vec::new(), Vec::new());
         for (i, part) in parts.iter().enumerate() {
             let place = place.below(&format!("allOf/{i}"), 0);
             let part = self.part(part, &place)?;
             if part.get("enum").is_some() {
                 enums.push(values(part, &place)?);
-            } else if part.get("properties").is_some() && matches!(*types(part, &place)?, [] | ["object"]) {
+            } else if part.get("properties").is_some() && matches!(*self::types(part, &place)?, [] | ["object"]) {
                 objects.push((part, place));
             } else {
                 return Err(place.fail("the parts of 'allOf' must be objects with 'properties', or enums"));
@@ -310,11 +312,24 @@ impl<'a> Check<'a> {
             if common.is_empty() {
                 return Err(place.fail("no value is in all enums of 'allOf'"));
             }
+            if !types.is_empty() && (types != ["string"] || common.iter().any(|value| value.as_str().is_none())) {
+                return Err(other_type());
+            }
             return Ok(vec![("enum", self.literals(common)?)]);
         }
-        let mut properties = Vec::new();
+        if !matches!(*types, [] | ["object"]) {
+            return Err(other_type());
+        }
+        let (mut properties, mut names) = (Vec::new(), HashSet::new());
         for (part, place) in &objects {
+            let others = part.get("additionalProperties");
+            if objects.len() > 1 && others.is_some_and(|others| *others != Json::Bool(true)) {
+                return Err(place.fail("'additionalProperties' beside other parts of 'allOf' cannot be enforced"));
+            }
             for (name, property) in self.listed(part, place)?.0 {
+                if !names.insert(name) {
+                    return Err(place.fail(format!("'{name}' in two parts of 'allOf' cannot be enforced")));
+                }
                 let checked = self.node(property, &place.below(&format!("properties/{name}"), name.len()))?;
                 properties.push((name, object_of(checked)));
             }

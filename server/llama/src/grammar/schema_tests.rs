@@ -249,6 +249,52 @@ fn keys_beside_those_listed_are_json_and_are_others() {
 }
 
 #[test]
+fn all_of_is_enforced_or_refused_with_its_place() {
+    let object = |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}});
+    let with = |mut schema: Value, key: &str, value: Value| {
+        schema[key] = value;
+        schema
+    };
+    let definitions = json!({"either": {"anyOf": [object("a"), object("b")]}});
+    let closed = with(object("a"), "additionalProperties", json!(false));
+    for (schema, place, reason) in [
+        (json!({"type": "integer", "allOf": [object("a")]}), "#", "'type'"),
+        (json!({"type": "string", "allOf": [object("a")]}), "#", "'type'"),
+        (json!({"type": ["object", "null"], "allOf": [object("a")]}), "#", "'type'"),
+        (json!({"type": "array", "allOf": [{"enum": ["a"]}]}), "#", "'type'"),
+        (json!({"type": "string", "allOf": [{"enum": ["a", 1]}]}), "#", "'type'"),
+        (json!({"allOf": [object("c"), {"anyOf": [object("a"), object("b")]}]}), "#/allOf/1", "'anyOf'"),
+        (json!({"allOf": [object("c"), {"oneOf": [object("a")]}]}), "#/allOf/1", "'oneOf'"),
+        (json!({"allOf": [{"$ref": "#/$defs/either"}, object("c")], "$defs": definitions}), "#/allOf/0", "'anyOf'"),
+        (json!({"type": "array", "items": {"allOf": [{"allOf": [object("a")]}]}}), "#/items/allOf/0", "'allOf'"),
+        (json!({"allOf": [with(object("a"), "type", json!("array"))]}), "#/allOf/0", "must be objects"),
+        (
+            json!({"allOf": [with(object("a"), "type", json!(["object"])), object("a")]}),
+            "#/allOf/1",
+            "'a' in two parts",
+        ),
+        (json!({"allOf": [object("b"), closed]}), "#/allOf/1", "'additionalProperties'"),
+        (json!({"allOf": [object("a"), {"enum": [1]}]}), "#", "objects and enums"),
+        (json!({"allOf": [{"enum": [1, 1]}, {"enum": [2]}]}), "#", "no value"),
+    ] {
+        match Grammar::json_schema(texts(), &schema.to_string()) {
+            Err(GrammarError::Schema { path, message }) => {
+                assert!(path == place && message.contains(reason), "{schema}: {path}: {message}");
+            }
+            other => panic!("{schema}: {:?}", other.err()),
+        }
+    }
+    for (schema, good, bad) in [
+        (json!({"type": "object", "allOf": [object("a"), object("b")]}), r#"{"a":1,"b":2}"#, r#"{"a":1}"#),
+        (json!({"allOf": [closed]}), r#"{"a":1}"#, r#"{"a":1,"b":2}"#),
+        (json!({"type": "string", "allOf": [{"enum": ["a", "b"]}]}), r#""a""#, r#""c""#),
+    ] {
+        let grammar = Grammar::json_schema(texts(), &schema.to_string()).unwrap();
+        assert!(follows(&grammar, good) && !follows(&grammar, bad), "{schema}");
+    }
+}
+
+#[test]
 fn references_that_differ_in_punctuation_only_are_two() {
     let schema = json!({"type": "array", "items": [{"$ref": "#/$defs/a_b"}, {"$ref": "#/$defs/a-b"}],
         "$defs": {"a_b": {"const": 1}, "a-b": {"const": 2}}});
