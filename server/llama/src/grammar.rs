@@ -168,7 +168,8 @@ impl Grammar {
             return Err(GrammarError::NotAllowed(token));
         }
         self.partial = partial;
-        self.state = self.machine.tidy(state);
+        self.state = state;
+        self.machine.tidy(std::iter::once(&mut self.state));
         Ok(())
     }
 
@@ -202,6 +203,9 @@ impl Grammar {
             }
             dead_at = usize::MAX;
             walk.truncate(shared + 1);
+            let states = walk.iter_mut().map(|(state, _)| state).chain(std::iter::once(&mut self.state));
+            let steps = self.machine.tidy(states);
+            self.machine.spend(steps)?;
             let text = texts.text(token);
             for &byte in &text[walk.len() - 1..] {
                 let (state, partial) = walk[walk.len() - 1];
@@ -218,7 +222,7 @@ impl Grammar {
             }
         }
         self.walk = walk;
-        self.state = self.machine.tidy(self.state);
+        self.machine.tidy(std::iter::once(&mut self.state));
         Ok(())
     }
 

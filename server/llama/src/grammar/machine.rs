@@ -17,9 +17,11 @@ use crate::model::Token;
 pub const MAX_STACKS: usize = 4096;
 /// The most steps of one operation: it takes well under a second.
 pub const MAX_STEPS: u64 = 4_000_000;
-/// States and stacks that are remembered; past that all but the current ones are forgotten between two operations.
+/// States, stacks and steps to characters outside ASCII that are remembered; past that all but the current states are
+/// forgotten between two tokens.
 const REMEMBERED_STATES: usize = 2048;
 const REMEMBERED_STACKS: usize = 1 << 17;
+pub(super) const REMEMBERED_OTHERS: usize = 1 << 17;
 
 const UNKNOWN: u32 = u32::MAX;
 /// The state without stacks: no text leads to it.
@@ -160,37 +162,74 @@ impl Machine {
 
     /// A machine that knows only this state, and the state's number in it.
     pub(super) fn forked(&self, state: u32) -> (Self, u32) {
-        let mut fork = Self::empty(self.rules.clone());
-        let mut stacks: Vec<u32> = self.states[state as usize]
-            .iter()
-            .map(|&stack| {
-                let (mut places, mut at) = (Vec::new(), stack);
-                while at != COMPLETE {
-                    let (place, around) = self.stacks[at as usize];
-                    places.push(place);
-                    at = around;
-                }
-                places.iter().rev().fold(COMPLETE, |around, &place| fork.push(place, around))
-            })
-            .collect();
-        stacks.sort_unstable();
-        let state = fork.intern_state(stacks);
-        (fork, state)
+        let (fork, states) = self.forked_all(&[state]);
+        (fork, states[0])
     }
 
-    /// Forgets what is not needed from here on, where that is much; answers the state's number after that.
-    pub(super) fn tidy(&mut self, state: u32) -> u32 {
-        if self.states.len() <= REMEMBERED_STATES && self.stacks.len() <= REMEMBERED_STACKS {
-            return state;
+    /// The same for several states.
+    fn forked_all(&self, states: &[u32]) -> (Self, Vec<u32>) {
+        let mut fork = Self::empty(self.rules.clone());
+        // Stacks share what is around them, so each is copied once.
+        let mut numbers: IntMap<u32, u32> = IntMap::default();
+        numbers.insert(COMPLETE, COMPLETE);
+        let mut places = Vec::new();
+        let mut copy = |state: &u32| {
+            let mut stacks = Vec::new();
+            for &stack in self.states[*state as usize].iter() {
+                let mut at = stack;
+                let mut copied = loop {
+                    if let Some(&copied) = numbers.get(&at) {
+                        break copied;
+                    }
+                    let (place, around) = self.stacks[at as usize];
+                    places.push((at, place));
+                    at = around;
+                };
+                while let Some((at, place)) = places.pop() {
+                    copied = fork.push(place, copied);
+                    numbers.insert(at, copied);
+                }
+                stacks.push(copied);
+            }
+            stacks.sort_unstable();
+            fork.intern_state(stacks)
+        };
+        let states = states.iter().map(&mut copy).collect();
+        fork.steps_left = self.steps_left;
+        (fork, states)
+    }
+
+    /// Forgets what is not needed from these states on, where that is much, and renumbers them. Answers the steps that
+    /// it took.
+    pub(super) fn tidy<'a>(&mut self, states: impl Iterator<Item = &'a mut u32>) -> u64 {
+        if self.states.len() <= REMEMBERED_STATES
+            && self.stacks.len() <= REMEMBERED_STACKS
+            && self.others.len() <= REMEMBERED_OTHERS
+        {
+            return 0;
         }
-        let (fork, state) = self.forked(state);
+        let states: Vec<&mut u32> = states.collect();
+        let (fork, numbers) = self.forked_all(&states.iter().map(|state| **state).collect::<Vec<_>>());
         *self = fork;
-        state
+        for (state, number) in states.into_iter().zip(numbers) {
+            *state = number;
+        }
+        self.stacks.len() as u64
+    }
+
+    /// What is remembered: states, stacks, and steps to characters outside ASCII.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> [usize; 3] {
+        [self.states.len(), self.stacks.len(), self.others.len()]
+    }
+
+    pub(super) fn spend(&mut self, steps: u64) -> Result<(), GrammarError> {
+        self.steps_left = self.steps_left.checked_sub(steps).ok_or(GrammarError::TooComplex)?;
+        Ok(())
     }
 
     fn step(&mut self) -> Result<(), GrammarError> {
-        self.steps_left = self.steps_left.checked_sub(1).ok_or(GrammarError::TooComplex)?;
-        Ok(())
+        self.spend(1)
     }
 
     fn push(&mut self, place: u32, around: u32) -> u32 {
@@ -241,7 +280,7 @@ impl Machine {
         stacks.sort_unstable();
         stacks.dedup();
         // Each state may hold as many stacks as there may be: count them.
-        self.steps_left = self.steps_left.checked_sub(stacks.len() as u64).ok_or(GrammarError::TooComplex)?;
+        self.spend(stacks.len() as u64)?;
         Ok(self.intern_state(stacks))
     }
 

@@ -292,6 +292,50 @@ fn long_classes_and_many_named_tokens_take_no_longer() {
 }
 
 #[test]
+fn what_is_remembered_of_a_text_is_bounded() {
+    // Each character leads to a state of its own, and each state looks at all characters of the vocabulary.
+    let characters = 0x4e00..0x4e00 + 20_000;
+    let pieces = characters.filter_map(char::from_u32).map(|c| c.to_string().into_bytes());
+    let texts = Arc::new(TokenTexts::new(pieces, &[]));
+    let mut grammar = Grammar::gbnf(&texts, "root ::= .{0,100}").unwrap();
+    let mut out = Vec::new();
+    for token in 0..20 {
+        grammar.apply(&vec![0.0; texts.len()], &mut out).unwrap();
+        assert!(out.iter().all(|&logit| logit == 0.0), "{token}");
+        grammar.accept(token).unwrap();
+        let [_, _, others] = grammar.machine.remembered();
+        assert!(others <= machine::REMEMBERED_OTHERS, "{others} after {token}");
+    }
+}
+
+#[test]
+fn a_vocabulary_that_leads_to_more_states_than_are_remembered_is_followed() {
+    // Three letters that the text has to give back from the last to the first: each prefix is a state.
+    let letters = || b'a'..=b'z';
+    let triples = letters().flat_map(|a| letters().flat_map(move |b| letters().map(move |c| vec![a, b, c])));
+    let pieces: Vec<Vec<u8>> = triples.chain([b"A".to_vec(), b"abB".to_vec(), b"abA".to_vec()]).collect();
+    let texts = Arc::new(TokenTexts::new(pieces.iter().cloned(), &[]));
+    let rules: Vec<String> =
+        letters().map(char::from).map(|c| format!("\"{c}\" root \"{}\"", c.to_ascii_uppercase())).collect();
+    let mut grammar = Grammar::gbnf(&texts, &format!("root ::= ({})?", rules.join("|"))).unwrap();
+    let mut out = Vec::new();
+    for last in ["", "abc", "zya", "xxb"] {
+        if let Some(token) = pieces.iter().position(|piece| piece == last.as_bytes()) {
+            grammar.accept(token as Token).unwrap();
+        }
+        grammar.apply(&vec![0.0; texts.len()], &mut out).unwrap();
+        for (piece, logit) in pieces.iter().zip(&out) {
+            let allowed = match piece.as_slice() {
+                b"A" => last.ends_with('a'),
+                b"abA" => false,
+                _ => true,
+            };
+            assert_eq!(*logit == 0.0, allowed, "{:?} after {last}", String::from_utf8_lossy(piece));
+        }
+    }
+}
+
+#[test]
 fn a_class_is_its_ranges_in_whatever_order() {
     let token = |text: &str| model().tokenize(text, false, false).unwrap()[0];
     for (class, inside, outside) in [
