@@ -6,7 +6,8 @@
 //! checked, every node says its type, patterns are rewritten ([`pattern`]), and the parts of `allOf` are one object or
 //! one enum. Keywords that a grammar cannot enforce are refused rather than ignored, so an answer that ends is valid.
 //! `oneOf` is read as `anyOf`, objects whose `properties` are listed have no others unless `additionalProperties` says
-//! so, and all properties of the parts of `allOf` are required.
+//! so, and all properties of the parts of `allOf` are required. A `type` beside `$ref`, `anyOf`, `enum` or `const` is
+//! taken to agree with it, and lengths beside a `format` are left to the format.
 
 use std::collections::{HashMap, HashSet};
 
