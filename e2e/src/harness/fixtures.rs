@@ -23,11 +23,11 @@ use super::{
     Cluster, e2e_image,
     namespace::TestNamespace,
     say,
-    wait::{Check, await_object},
+    wait::{Check, await_object, poll},
 };
 use crate::{
     faults::Fault,
-    load::http_client,
+    load::{http_client, http_client_builder},
     models::{DemoModel, golden_prompts, sha256_hex},
 };
 
@@ -37,6 +37,8 @@ const STORE: &str = "model-store";
 const STORE_PORT: u16 = 8080;
 /// Longest time in which a pod of the fixtures must be ready.
 const POD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often the store is asked whether it can be reached.
+const STORE_PERIOD: Duration = Duration::from_millis(100);
 /// Name of the ConfigMap with golden prompts.
 pub const PROMPTS: &str = "golden-prompts";
 /// Golden prompts in it.
@@ -159,10 +161,15 @@ impl ModelStore {
     /// # Errors
     /// When the store does not answer.
     pub async fn requests_of(&self, model: &ModelSource) -> Result<u64> {
-        let response = http_client()?.get(format!("{}/requests", self.address)).send().await?.error_for_status()?;
-        let counts: BTreeMap<String, u64> = serde_json::from_slice(&response.bytes().await?)?;
+        let counts = counted_requests(&http_client()?, &self.address).await?;
         Ok(counts.get(&format!("/{}", model.path)).copied().unwrap_or_default())
     }
+}
+
+/// How often each address of the store was asked for, as it counts them.
+async fn counted_requests(client: &reqwest::Client, address: &str) -> Result<BTreeMap<String, u64>> {
+    let response = client.get(format!("{address}/requests")).send().await?.error_for_status()?;
+    Ok(serde_json::from_slice(&response.bytes().await?)?)
 }
 
 async fn ensure_store(cluster: &Cluster) -> Result<String> {
@@ -186,8 +193,16 @@ async fn ensure_store(cluster: &Cluster) -> Result<String> {
     let service = apply(&services, STORE, &service).await?;
     await_pod_ready(&pods, &name).await?;
     let address = cluster_ip(&service).context("the model store has no ClusterIP")?;
-    say(format_args!("the model store answers at {address}:{STORE_PORT}"));
-    Ok(format!("http://{address}:{STORE_PORT}"))
+    let address = format!("http://{address}:{STORE_PORT}");
+    // Before kube-proxy knows the address, a connection leads out of the machine, and a pod takes for the store's answer
+    // what somebody says there. Each look is a connection of its own, and only the store counts requests.
+    let client = http_client_builder().pool_max_idle_per_host(0).build()?;
+    poll("the model store answers by its Service", POD_TIMEOUT, STORE_PERIOD, async || {
+        counted_requests(&client, &address).await.map(|_| Check::Done(()))
+    })
+    .await?;
+    say(format_args!("the model store answers at {address}"));
+    Ok(address)
 }
 
 /// Address of a Service, which kube-proxy makes reachable from the node too.
