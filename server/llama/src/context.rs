@@ -49,7 +49,7 @@ pub struct Context {
     /// What was asked for last, and the most.
     threads: (u32, u32),
     /// Used by llama.cpp while it computes.
-    _threads: Option<threads::ThreadPool>,
+    pool: Option<Arc<threads::ThreadPool>>,
     /// Declared last: the context goes first, in `drop`.
     model: Arc<Model>,
 }
@@ -117,9 +117,12 @@ impl Context {
             scratch: Vec::new(),
             _abort: params.abort.clone(),
             threads: (params.threads, params.threads),
-            _threads: threads::ThreadPool::attach(ptr, params.threads),
+            pool: threads::ThreadPool::new(params.threads).map(Arc::new),
             model: model.clone(),
         };
+        if let Some(pool) = &context.pool {
+            pool.attach(ptr);
+        }
         if context.memory.is_null() && params.pooling.is_none() {
             return Err(ContextError::Stateless);
         }
@@ -191,9 +194,11 @@ impl Context {
         self.outputs.clear();
         logs::clear_recent_errors();
         let raw = batch.as_raw();
+        let turn = self.pool.as_ref().map(|pool| pool.turn());
         // SAFETY: the batch is valid for this context (checked above: sizes, tokens, sequences, positions), `raw`'s
         // vectors are borrowed for the call, and the shim catches exceptions.
         let code = unsafe { shim::gantry_decode(self.ptr.as_ptr(), &raw const raw) };
+        drop(turn);
         match code {
             0 => {
                 self.outputs.extend_from_slice(batch.outputs());
@@ -203,6 +208,15 @@ impl Context {
             ABORTED => Err(DecodeError::Aborted),
             shim::THROWN => Err(DecodeError::Failed { code, reason: String::from("llama.cpp threw an exception") }),
             code => Err(DecodeError::Failed { code, reason: logs::take_recent_errors() }),
+        }
+    }
+
+    /// Has this context compute with the threads of another one instead of its own, where it may use as many: the two then
+    /// take turns. Threads of a context that has just computed spin for a while, which slows down those of the next.
+    pub fn share_threads(&mut self, other: &Self) {
+        if let Some(pool) = other.pool.as_ref().filter(|_| self.threads.1 <= other.threads.1) {
+            pool.attach(self.ptr);
+            self.pool = Some(pool.clone());
         }
     }
 

@@ -232,9 +232,9 @@ impl Layout {
         text
     }
 
-    /// The state whose positions from 0 on hold the rows of these chunks (their number of tokens, their rows as
+    /// The state whose positions from `first` on hold the rows of these chunks (their number of tokens, their rows as
     /// [`Parsed::cut`] gives them), as llama.cpp would have written it. The caller has checked the lengths.
-    pub(crate) fn compose(&self, place: Place, chunks: &[(u32, &[u8])], out: &mut Vec<u8>) {
+    pub(crate) fn compose(&self, place: Place, first: u32, chunks: &[(u32, &[u8])], out: &mut Vec<u8>) {
         let cells: u32 = chunks.iter().map(|chunk| chunk.0).sum();
         out.clear();
         out.reserve_exact(
@@ -250,7 +250,7 @@ impl Layout {
             word([0; 4]);
         }
         word(cells.to_ne_bytes());
-        for position in 0..cells {
+        for position in first..first + cells {
             word(position.to_ne_bytes());
             word(1_u32.to_ne_bytes());
             word(place.sequence.to_ne_bytes());
@@ -307,7 +307,7 @@ mod tests {
     fn state(tokens: u32, v_transposed: bool) -> (Vec<u8>, Vec<u8>) {
         let rows: Vec<u8> = (0..tokens * 16).map(|i| (i * 7 % 251) as u8).collect();
         let mut state = Vec::new();
-        layout(v_transposed).compose(PLACE, &[(tokens, &rows)], &mut state);
+        layout(v_transposed).compose(PLACE, 0, &[(tokens, &rows)], &mut state);
         (state, rows)
     }
 
@@ -324,7 +324,7 @@ mod tests {
             let (mut head, mut rest, mut whole) = (Vec::new(), Vec::new(), Vec::new());
             parsed.cut(&state, &order, 0..2, &mut head);
             parsed.cut(&state, &order, 2..5, &mut rest);
-            layout.compose(PLACE, &[(2, &head), (3, &rest)], &mut whole);
+            layout.compose(PLACE, 0, &[(2, &head), (3, &rest)], &mut whole);
             assert_eq!(whole, state);
         }
         assert_eq!(layout(false).describe(), "layers 2 rot 0/64 rows 1:4x2 8:2x1 8:6x1");
@@ -345,7 +345,7 @@ mod tests {
         let (one, two) = (b"k1a1b1c1", b"k2a2b2c2");
         let place = Place { streams: 1, stream: 0, sequence: 0 };
         let mut state = Vec::new();
-        layout.compose(place, &[(1, one), (1, two)], &mut state);
+        layout.compose(place, 0, &[(1, one), (1, two)], &mut state);
         assert!(state.ends_with(b"a1a2b1b2c1c2"));
         let parsed = parse(&state, place).unwrap();
         let mut second = Vec::new();

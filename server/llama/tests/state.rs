@@ -127,6 +127,79 @@ fn a_part_that_is_shared_with_other_sequences_is_saved_and_restored() {
 }
 
 #[test]
+fn what_one_context_read_goes_on_in_another_behind_what_is_shared_there() {
+    let mut pool = context(&ContextParams { kv_unified: true, ..params() });
+    let mut beside = context(&ContextParams { sequences: 1, ..params() });
+    assert_eq!(pool.state_fingerprint(), beside.state_fingerprint());
+    run(&mut pool, 0, &tokens(1, 40));
+    pool.copy(0, 1, Some(24)).unwrap();
+    let shared = pool.save(1, 0, 24).unwrap();
+    assert_eq!(beside.restore(0, &[(24, &shared[0])]), Ok(24));
+    run(&mut beside, 0, &tokens(7, 31));
+    let rest = beside.save(0, 24, 31).unwrap();
+    assert_eq!(pool.restore_behind(1, &[(31, &rest[0])], 3), Ok(55));
+    assert_eq!((pool.sequence_len(0), pool.sequence_len(1), pool.sequence_len(3)), (40, 55, 0));
+    assert_eq!(run(&mut pool, 1, &[50]), run(&mut beside, 0, &[50]));
+    // As many cells are enough: what is shared takes none.
+    pool.remove(1, 24).unwrap();
+    let most = pool.n_ctx() - 40 - 31;
+    run(&mut pool, 2, &tokens(2, most));
+    assert_eq!(pool.restore_behind(1, &[(31, &rest[0])], 3), Ok(55));
+    pool.remove(2, 0).unwrap();
+    // The other one is as it was.
+    pool.remove(1, 0).unwrap();
+    let mut alone = context(&params());
+    run(&mut alone, 0, &tokens(1, 40));
+    let (a, b) = (run(&mut pool, 0, &[9]), run(&mut alone, 0, &[9]));
+    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 0.05));
+}
+
+#[test]
+fn what_does_not_go_behind_a_sequence_leaves_it_as_it_was() {
+    let mut pool = context(&ContextParams { kv_unified: true, ..params() });
+    run(&mut pool, 0, &tokens(1, 40));
+    let chunks = pool.save(0, 0, 24).unwrap();
+    pool.copy(0, 1, Some(24)).unwrap();
+    // One that belongs elsewhere, one that is damaged, and a way by somebody else.
+    let fault = |fault| Err(StateError::Chunk { index: 0, fault });
+    assert_eq!(pool.restore_behind(1, &[(24, &chunks[0])], 3), fault(ChunkFault::Tokens));
+    assert_eq!(pool.restore_behind(1, &[(16, &chunks[1][..40])], 3), fault(ChunkFault::Damaged));
+    assert_eq!(pool.restore_behind(1, &[(16, &chunks[1])], 0), Err(StateError::Occupied { sequence: 0, held: 40 }));
+    let most = pool.n_ctx() - 40;
+    run(&mut pool, 2, &tokens(2, most));
+    assert!(matches!(pool.restore_behind(1, &[(16, &chunks[1])], 3), Err(StateError::Refused(_))));
+    assert_eq!((0..4).map(|s| pool.sequence_len(s)).collect::<Vec<_>>(), [40, 24, most, 0]);
+    pool.remove(2, 0).unwrap();
+    assert_eq!(pool.restore_behind(1, &[(16, &chunks[1])], 3), Ok(40));
+    let (a, b) = (run(&mut pool, 1, &[50]), run(&mut pool, 0, &[50]));
+    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 0.05));
+    let mut split = context(&params());
+    run(&mut split, 1, &tokens(1, 24));
+    assert_eq!(split.restore_behind(1, &[(16, &chunks[1])], 3), Err(StateError::NotSliceable));
+}
+
+#[test]
+fn contexts_that_share_threads_compute_in_turn_what_each_does_alone() {
+    let threads = ContextParams { threads: 2, ..params() };
+    let (mut first, mut second) = (context(&threads), context(&threads));
+    second.share_threads(&first);
+    let mut alone = context(&threads);
+    let want: Vec<_> = (0..6).map(|i| run(&mut alone, 0, &tokens(i, 8))).collect();
+    // At once, from two threads.
+    std::thread::scope(|scope| {
+        for context in [&mut first, &mut second] {
+            let want = &want;
+            scope.spawn(move || {
+                (0..6).zip(want).for_each(|(i, want)| assert_eq!(&run(context, 0, &tokens(i, 8)), want))
+            });
+        }
+    });
+    // The threads outlive who made them.
+    drop(first);
+    assert_eq!(run(&mut second, 1, &tokens(0, 8)), want[0]);
+}
+
+#[test]
 fn damaged_foreign_and_misplaced_chunks_are_refused_and_the_sequence_stays_empty() {
     let mut context = context(&params());
     assert!(context.sliceable());
@@ -156,7 +229,7 @@ fn damaged_foreign_and_misplaced_chunks_are_refused_and_the_sequence_stays_empty
     }
     assert_eq!(context.restore(0, &[(16, a)]), Err(StateError::Occupied { sequence: 0, held: 40 }));
     assert!(matches!(context.restore(4, &[(16, a)]), Err(StateError::Sequence(_))));
-    for (from, block) in [(0, 0), (8, 16), (48, 16)] {
+    for (from, block) in [(0, 0), (48, 16)] {
         assert_eq!(context.save(0, from, block), Err(StateError::Range { from, block, held: 40 }));
     }
     assert_eq!(context.restore(1, &[(16, a), (16, b), (8, c)]), Ok(40));

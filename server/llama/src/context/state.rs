@@ -48,14 +48,14 @@ impl Context {
     }
 
     /// The state of a sequence's tokens from position `from` on, in chunks of `block` tokens; the last one holds what is
-    /// left, if any is. `from` is a multiple of `block`.
+    /// left, if any is.
     ///
     /// # Errors
     /// When there is no such range, or the state cannot be sliced.
     pub fn save(&mut self, sequence: u32, from: u32, block: u32) -> Result<Vec<Vec<u8>>, StateError> {
         let place = self.place(sequence)?;
         let held = self.next_position(sequence);
-        if block == 0 || from > held || !from.is_multiple_of(block) {
+        if block == 0 || from > held {
             return Err(StateError::Range { from, block, held });
         }
         let fingerprint = self.knowledge().rows_hash;
@@ -97,10 +97,37 @@ impl Context {
     /// empty then.
     pub fn restore(&mut self, sequence: u32, chunks: &[(u32, &[u8])]) -> Result<u32, StateError> {
         let place = self.vacant(sequence)?;
+        self.put_chunks(place, 0, chunks)
+    }
+
+    /// As [`Context::restore`], behind what a sequence of a unified cache holds already, whose cells it goes on sharing with
+    /// others. `spare` is an empty sequence, and is so afterwards.
+    ///
+    /// # Errors
+    /// As [`Context::restore`]; the sequence holds what it did then.
+    pub fn restore_behind(&mut self, sequence: u32, chunks: &[(u32, &[u8])], spare: u32) -> Result<u32, StateError> {
+        let (id, held) = (self.checked(sequence)?, self.next_position(sequence));
+        if held == 0 {
+            return self.restore(sequence, chunks);
+        }
+        if !self.kv_unified {
+            return Err(StateError::NotSliceable);
+        }
+        let place = self.vacant(spare)?;
+        let holds = self.put_chunks(place, held, chunks)?;
+        // SAFETY: both ids are in range and differ, since one is empty and the other is not; the cache is unified. They
+        // have no position in common.
+        unsafe { sys::llama_memory_seq_cp(self.memory, place.sequence, id, -1, -1) };
+        self.remove(spare, 0)?;
+        Ok(holds)
+    }
+
+    /// Makes a sequence that is empty hold consecutive chunks from position `first` on; answers the position behind them.
+    fn put_chunks(&mut self, place: Place, first: u32, chunks: &[(u32, &[u8])]) -> Result<u32, StateError> {
         let fingerprint = self.knowledge().rows_hash;
         let Some(layout) = self.knowledge().layout.clone() else { return Err(StateError::NotSliceable) };
         let mut opened = Vec::with_capacity(chunks.len());
-        let mut position = 0_u32;
+        let mut position = first;
         for (index, &(tokens, bytes)) in chunks.iter().enumerate() {
             let refuse = |fault| StateError::Chunk { index, fault };
             let (head, rows) = chunk::open(bytes, Kind::Rows, fingerprint).map_err(refuse)?;
@@ -113,13 +140,12 @@ impl Context {
             position = self.room(u64::from(position) + u64::from(tokens))?;
             opened.push((tokens, rows));
         }
-        if position == 0 {
-            return Ok(0);
+        if position > first {
+            self.with_scratch(|context, state| {
+                layout.compose(place, first, &opened, state);
+                context.put(place.sequence, position, state)
+            })?;
         }
-        self.with_scratch(|context, state| {
-            layout.compose(place, &opened, state);
-            context.put(sequence, place.sequence, position, state)
-        })?;
         Ok(position)
     }
 
@@ -148,7 +174,7 @@ impl Context {
             chunk::open(state, Kind::Whole, fingerprint).map_err(|fault| StateError::Chunk { index: 0, fault })?;
         self.room(u64::from(head.tokens))?;
         if head.tokens > 0 {
-            self.put(sequence, place.sequence, head.tokens, blob)?;
+            self.put(place.sequence, head.tokens, blob)?;
         }
         Ok(head.tokens)
     }
@@ -158,7 +184,7 @@ impl Context {
         let id = self.checked(to)?;
         self.with_scratch(|context, state| {
             context.fetch(from, 0, state)?;
-            context.put(to, id, held, state)
+            context.put(id, held, state)
         })?;
         if len < held && !self.remove(to, len)? {
             self.remove(to, 0)?;
@@ -221,7 +247,8 @@ impl Context {
     }
 
     /// Gives a sequence a state that was checked; whatever fails leaves it empty.
-    fn put(&mut self, sequence: u32, id: i32, tokens: u32, state: &[u8]) -> Result<(), StateError> {
+    fn put(&mut self, id: i32, tokens: u32, state: &[u8]) -> Result<(), StateError> {
+        let sequence = u32::try_from(id).unwrap_or(u32::MAX);
         logs::clear_recent_errors();
         // SAFETY: the context is alive, the id in range, and the bytes are a state that a context of this layout wrote.
         let read = unsafe { sys::llama_state_seq_set_data_ext(self.ptr.as_ptr(), state.as_ptr(), state.len(), id, 0) };
@@ -286,7 +313,7 @@ impl Context {
             let mut rows = Vec::new();
             parsed.cut(&state, &order, 0..parsed.cells(), &mut rows);
             let mut again = Vec::with_capacity(state.len());
-            parsed.layout.compose(place, &[(u32::try_from(parsed.cells()).ok()?, &rows)], &mut again);
+            parsed.layout.compose(place, 0, &[(u32::try_from(parsed.cells()).ok()?, &rows)], &mut again);
             // Cells may stand in another order than their positions; composed, they are in order.
             let in_order = order.iter().zip(0..).all(|(&cell, position)| cell == position);
             (again.len() == state.len() && (!in_order || again == state)).then_some(parsed.layout)

@@ -1,7 +1,8 @@
-//! Threads that live as long as their context. Without them ggml makes and joins its threads for every graph.
+//! Threads that live as long as the contexts which use them. Without them ggml makes and joins its threads for every graph.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use llama_cpp_sys_2 as sys;
 
@@ -18,22 +19,26 @@ type Free = unsafe extern "C" fn(*mut sys::ggml_threadpool);
 pub(super) struct ThreadPool {
     ptr: NonNull<sys::ggml_threadpool>,
     free: Free,
+    /// Held by who computes.
+    turn: Mutex<()>,
 }
 
-// SAFETY: owned by one context; its functions are bound to no thread.
+// SAFETY: its functions are bound to no thread.
 unsafe impl Send for ThreadPool {}
+// SAFETY: it computes one graph at a time, which is what `turn` is for.
+unsafe impl Sync for ThreadPool {}
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        // SAFETY: owned, and the context that used it is gone: `Context` frees it before its fields.
+        // SAFETY: owned, and the contexts that used it are gone: `Context` frees its own before its fields.
         unsafe { (self.free)(self.ptr.as_ptr()) };
     }
 }
 
 impl ThreadPool {
-    /// Starts the threads and gives them to the context. `None` where there is nothing to keep (one thread computes by
+    /// Starts the threads. `None` where there is nothing to keep (one thread computes by
     /// itself) or the CPU backend has no pools: ggml then makes its threads as it needs them.
-    pub(super) fn attach(context: NonNull<sys::llama_context>, threads: u32) -> Option<Self> {
+    pub(super) fn new(threads: u32) -> Option<Self> {
         if threads < 2 {
             return None;
         }
@@ -55,9 +60,19 @@ impl ThreadPool {
         params.poll = POLL;
         // SAFETY: `params` outlives the call.
         let ptr = NonNull::new(unsafe { new(&raw mut params) })?;
-        // SAFETY: both are alive, and the pool outlives the context. The pool has as many threads as the context.
-        unsafe { sys::llama_attach_threadpool(context.as_ptr(), ptr.as_ptr(), std::ptr::null_mut()) };
-        Some(Self { ptr, free })
+        Some(Self { ptr, free, turn: Mutex::new(()) })
+    }
+
+    /// Gives them to a context, which keeps this as long as it lives, uses no more threads than there are, and computes in
+    /// its turn.
+    pub(super) fn attach(&self, context: NonNull<sys::llama_context>) {
+        // SAFETY: both are alive, and the pool outlives the context.
+        unsafe { sys::llama_attach_threadpool(context.as_ptr(), self.ptr.as_ptr(), std::ptr::null_mut()) };
+    }
+
+    /// Waits until nobody else computes with them.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
