@@ -34,6 +34,8 @@ pub(crate) struct BackendLimits {
     pub(crate) total_cells: u64,
     /// Whether all sequences draw from one pool of cells and copies share them; otherwise each has its own.
     pub(crate) unified: bool,
+    /// Tokens that the prompt may have which is read beside a pool, see [`Backend::stage`]; `None`: all are read in it.
+    pub(crate) stage: Option<u32>,
     /// Whether attention is computed in one pass; otherwise as matrix products.
     pub(crate) flash_attention: bool,
     /// Rows that cost little more than one of them, where they are computed together: what is left over of whole groups is
@@ -89,6 +91,13 @@ pub(crate) trait Backend: Send {
     fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError>;
     /// Makes a sequence, which is empty, hold these chunks, the first of which begins at token 0.
     fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError>;
+    /// The sequence whose prompt is read beside the pool: a part of its own in each batch, which may be read faster so.
+    fn staged(&self) -> Option<u32>;
+    /// Has the prompt of a sequence be read on there, where nobody's is. It goes into the pool with its first logits, or as
+    /// soon as it is copied or saved. On failure it is read in the pool.
+    fn stage(&mut self, sequence: u32) -> Result<(), BackendError>;
+    /// Puts into the pool what has been read there. On failure it is there still.
+    fn land(&mut self) -> Result<(), BackendError>;
 }
 
 /// What a pooled backend allows.

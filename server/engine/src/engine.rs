@@ -136,6 +136,7 @@ impl Engine {
         let stats = Arc::new(Stats::new(config.parallel, limits.total_cells, pressure.clone()));
         stats.kv_unified.store(limits.unified, Relaxed);
         stats.flash_attention.store(limits.flash_attention, Relaxed);
+        stats.stage_positions.store(limits.stage.unwrap_or(0), Relaxed);
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
         let mut monitor = Monitor::new(config.memory_limit_bytes);
         let prefix_cache = monitor.sized(&config.prefix_cache);

@@ -279,6 +279,10 @@ pub struct EngineStats {
     pub kv_unified: bool,
     /// Whether attention is computed in one pass, without a matrix of scores; otherwise as matrix products.
     pub flash_attention: bool,
+    /// Tokens that a prompt may have which is read beside the pool; 0: all are read where they stay.
+    pub stage_positions: u32,
+    /// Prompts that were read beside the pool.
+    pub staged_prompts_total: u64,
     /// Memory that counts against the limit below; 0 where it is not watched.
     pub memory_used_bytes: u64,
     /// Memory that may be used.

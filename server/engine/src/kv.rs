@@ -172,6 +172,26 @@ impl<B: Backend> Kv<B> {
         (left_over, in_use)
     }
 
+    /// The sequence whose prompt is read beside the pool.
+    pub(crate) fn staged(&self) -> Option<u32> {
+        self.backend.staged()
+    }
+
+    /// Has the prompt of a sequence be read on beside the pool, where nobody's is.
+    pub(crate) fn stage(&mut self, sequence: u32) {
+        if let Err(error) = self.backend.stage(sequence) {
+            tracing::warn!(sequence, ?error, "a prompt is not read beside the KV cache");
+        }
+    }
+
+    /// Puts into the pool what has been read beside it. False: that was not possible, and it is lost.
+    pub(crate) fn land(&mut self) -> bool {
+        let (Some(sequence), Err(error)) = (self.backend.staged(), self.backend.land()) else { return true };
+        tracing::warn!(sequence, ?error, "a prompt that was read did not get into the KV cache: it is read again");
+        self.clear(sequence);
+        false
+    }
+
     /// Decodes a batch. After [`BackendError::Failed`] the caller rewinds or clears the sequences in it.
     pub(crate) fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {
         self.backend.decode(batch)?;

@@ -21,6 +21,12 @@ pub const MATRIX_ATTENTION_MIN_CELLS: u32 = 768;
 pub const MATRIX_ATTENTION_MAX_CELLS: u32 = 4096;
 /// Tokens of a step then, or as many as there are sequences: what bounds the memory for their scores.
 pub const MATRIX_ATTENTION_BATCH: u32 = 128;
+/// The cells of a pool that was chosen by hand, for each one beside it in which prompts are read.
+pub const STAGE_DIVISOR: u32 = 4;
+/// With fewer there is nothing to gain.
+pub const STAGE_MIN_CELLS: u32 = 768;
+/// Tokens that are computed together there: more gain little, and take memory.
+pub const STAGE_BATCH_TOKENS: u32 = 128;
 /// Sequences, beside those that run, that a unified cache has for what ended requests left.
 pub const LEFTOVER_SEQUENCES: u32 = 64;
 
@@ -60,6 +66,8 @@ pub struct KvPlan {
     pub flash_attention: bool,
     /// The most tokens of a step; `None`: as the configuration has it.
     pub batch_tokens: Option<u32>,
+    /// Cells of a second cache beside a pool, in which one prompt at a time is read; `None`: there is none.
+    pub stage_cells: Option<u32>,
 }
 
 impl KvLayout {
@@ -81,10 +89,16 @@ impl KvLayout {
             Self::Split => false,
             Self::Unified => true,
         };
+        let stage_cells = match self {
+            Self::Unified => Some((n_ctx / STAGE_DIVISOR).next_multiple_of(CELLS_MULTIPLE)),
+            Self::Auto | Self::Split => None,
+        };
+        let stage_cells = stage_cells.filter(|&cells| cells >= STAGE_MIN_CELLS);
         KvPlan {
             pool_sequences: unified.then(|| parallel.saturating_add(LEFTOVER_SEQUENCES).min(MAX_PARALLEL)),
             flash_attention: unified || !products,
             batch_tokens: (!unified && products).then(|| MATRIX_ATTENTION_BATCH.max(parallel)),
+            stage_cells: stage_cells.filter(|_| !gpu && parallel > 1),
         }
     }
 }
@@ -97,9 +111,9 @@ mod tests {
     fn attention_is_computed_as_products_on_a_cpu_with_sequences_of_some_length() {
         let plan =
             |layout: KvLayout, share: u32, parallel| layout.plan(share * parallel, parallel, CacheType::F16, false);
-        let pool = |sequences| KvPlan { pool_sequences: Some(sequences), flash_attention: true, batch_tokens: None };
-        let split = KvPlan { pool_sequences: None, flash_attention: true, batch_tokens: None };
-        let products = |tokens| KvPlan { pool_sequences: None, flash_attention: false, batch_tokens: Some(tokens) };
+        let split = KvPlan { pool_sequences: None, flash_attention: true, batch_tokens: None, stage_cells: None };
+        let pool = |sequences| KvPlan { pool_sequences: Some(sequences), ..split };
+        let products = |tokens| KvPlan { flash_attention: false, batch_tokens: Some(tokens), ..split };
         for (share, parallel, want) in [
             (512, 8, pool(72)),
             (512, 17, split),
@@ -113,9 +127,23 @@ mod tests {
         }
         assert_eq!(plan(KvLayout::Split, 512, 8), split);
         assert_eq!(plan(KvLayout::Split, 1024, 8), products(128));
-        assert_eq!(plan(KvLayout::Unified, 1024, 8), pool(72));
+        assert_eq!(plan(KvLayout::Unified, 256, 8), pool(72));
         // Not where a GPU computes, and not with a cache that needs flash attention.
         assert_eq!(KvLayout::Auto.plan(8192, 8, CacheType::F16, true), pool(72));
         assert_eq!(KvLayout::Auto.plan(8192, 8, CacheType::Q8_0, false), pool(72));
+    }
+
+    #[test]
+    fn prompts_are_read_beside_a_pool_that_was_chosen_by_hand_where_a_cpu_computes() {
+        let cells = |n_ctx, parallel, gpu| KvLayout::Unified.plan(n_ctx, parallel, CacheType::Q8_0, gpu).stage_cells;
+        assert_eq!(cells(6144, 24, false), Some(1536));
+        assert_eq!(cells(4 * STAGE_MIN_CELLS, 24, false), Some(STAGE_MIN_CELLS));
+        // A share of it that is no multiple of what llama.cpp has of cells.
+        assert_eq!(cells(5000, 2, false), Some(1280));
+        assert_eq!(cells(2048, 24, false), None);
+        assert_eq!((cells(6144, 1, false), cells(6144, 24, true)), (None, None));
+        for layout in [KvLayout::Auto, KvLayout::Split] {
+            assert_eq!(layout.plan(32_768, 4, CacheType::F16, false).stage_cells, None, "{layout:?}");
+        }
     }
 }

@@ -33,6 +33,12 @@ pub(crate) const GROUP_TOKENS: u32 = 4;
 /// cores with AVX-512: 8 tokens of a prompt take 44 ms, 12 take 61, 16 take 65, 20 take 82).
 pub(crate) const TILE_TOKENS: u32 = 4 * GROUP_TOKENS;
 
+/// Flash attention on a CPU takes so many tokens of a pool together (`GGML_FA_TILE_Q`), and fewer one by one: behind a thousand
+/// others 32 tokens take 115 ms and 64 take 152 (Zen 5).
+pub(crate) const ATTENTION_TILE_TOKENS: u32 = 64;
+/// So many of them, in eighths, become a whole tile where there is more to read: they would take as long alone.
+const NEARLY_A_TILE: u32 = 5;
+
 /// What a slot needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -120,6 +126,21 @@ pub(crate) fn plan_in_groups(needs: &[Need], bounds: Bounds, parts: impl Fn(&[u3
     let fewer: Vec<Vec<u32>> = fewer.filter(|grants| ends_as_many(grants)).collect();
     // Of equals the first, which reads the most.
     std::iter::once(whole).chain(fewer).min_by_key(|grants| odd_parts(grants)).unwrap_or_default()
+}
+
+/// As [`plan_in_groups`], with more tokens for prompts where what is computed together is nearly a tile of so many; 0: there is
+/// no such tile.
+pub(crate) fn plan_in_tiles(needs: &[Need], bounds: Bounds, tile: u32, parts: impl Fn(&[u32]) -> Vec<u32>) -> Vec<u32> {
+    let grants = plan_in_groups(needs, bounds, &parts);
+    let nearly = tile * NEARLY_A_TILE / 8..tile;
+    let Some(missing) = parts(&grants).into_iter().filter(|part| nearly.contains(part)).map(|part| tile - part).max()
+    else {
+        return grants;
+    };
+    let prefill_tokens = bounds.prefill_tokens.saturating_add(missing);
+    let more = plan_in_groups(needs, Bounds { prefill_tokens, ..bounds }, &parts);
+    let whole = |grants: &[u32]| parts(grants).iter().filter(|&&part| part >= tile).count();
+    if whole(&more) > whole(&grants) { more } else { grants }
 }
 
 /// How llama.cpp cuts a batch of a split cache into parts that it computes together (`llama_batch_allocr::split_equal`):

@@ -253,3 +253,25 @@ fn short_prompts_pass_a_long_one_which_still_moves() {
     }
     assert_eq!(steps, 141);
 }
+
+#[test]
+fn what_is_nearly_a_tile_becomes_one_where_there_is_more_to_read() {
+    let together = |grants: &[u32]| vec![grants.iter().sum()];
+    let bounds = |prefill_tokens| Bounds { batch_tokens: 512, prefill_tokens, turn: 1 };
+    let prompt = |remaining, age| Need::Prefill { remaining, age, priority: Priority::Normal };
+    let planned = |remaining, prefill_tokens, tile| {
+        let mut needs = vec![Need::Decode { drafts: 0 }; 8];
+        needs.push(prompt(remaining, 1));
+        plan_in_tiles(&needs, bounds(prefill_tokens), tile, together).iter().sum::<u32>()
+    };
+    assert_eq!([32, 40, 52, 56, 60].map(|tokens| planned(300, tokens, 64)), [64, 64, 64, 64, 68]);
+    // Too few for it, or nothing more to read, or no such tile.
+    assert_eq!((planned(300, 28, 64), planned(40, 40, 64), planned(300, 40, 0)), (36, 48, 48));
+    // Of two parts the one that is nearly a tile, for which the shorter prompt has the tokens.
+    let needs = [prompt(300, 1), prompt(200, 2)];
+    let apart = |grants: &[u32]| grants.to_vec();
+    assert_eq!(plan_in_tiles(&needs, bounds(48), 64, apart), [0, 64]);
+    // Nobody's row is taken for it.
+    let streams = vec![Need::Decode { drafts: 0 }; 50];
+    assert_eq!(plan_in_tiles(&streams, bounds(8), 64, together), vec![1; 50]);
+}

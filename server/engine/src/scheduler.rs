@@ -19,6 +19,7 @@ mod gaps;
 mod guess;
 mod pressure;
 mod probe;
+mod stage;
 #[cfg(test)]
 mod testing;
 
@@ -36,7 +37,7 @@ use crate::error::RequestError;
 use crate::event::FinishReason;
 use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
-use crate::plan::{Bounds, Need, plan_in_groups, split_parts};
+use crate::plan::{ATTENTION_TILE_TOKENS, Bounds, Need, plan_in_tiles};
 use crate::queue::Queue;
 use crate::request::{Request, too_late};
 use crate::sample_pool::{SampleDone, SampleJob, SamplePool, SampledRows};
@@ -47,6 +48,9 @@ use admission::Waiter;
 #[cfg(test)]
 pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
 use fill::{Fillers, WorthFilling};
+#[cfg(test)]
+pub(crate) use stage::LEAST_STAGED_TOKENS;
+use stage::share_stage;
 
 /// An idle engine waits for a further request, before it reads those that it has, by so much of the time that reading takes,
 const PATIENCE: f64 = 0.005;
@@ -149,6 +153,10 @@ pub(crate) struct Scheduler<B> {
     most_admitting: Duration,
     /// Steps that read prompts.
     prompt_steps: u64,
+    /// Whose prompt the step reads beside a pool,
+    staged: Option<u32>,
+    /// and how many were before.
+    staged_prompts: u64,
     maintained: Instant,
 }
 
@@ -187,6 +195,8 @@ impl<B: Backend> Scheduler<B> {
             guesses_first: 0,
             most_admitting: admission::MOST_ADMITTING,
             prompt_steps: 0,
+            staged: None,
+            staged_prompts: 0,
             maintained: Instant::now(),
         }
     }
@@ -326,6 +336,7 @@ impl<B: Backend> Scheduler<B> {
     /// Fills the batch, in the order of the sequences but for prompts around those that generate. `fills`: with rows of
     /// nobody's where that takes less.
     fn plan(&mut self, now: Instant, fills: bool) -> Vec<Share> {
+        self.land_what_is_read();
         let active: Vec<(usize, &Sequence)> =
             self.slots.iter().enumerate().filter_map(|(i, slot)| slot.as_ref().map(|s| (i, s))).collect();
         let mut asking: Vec<Asking> = active.iter().map(|(_, sequence)| sequence.asking()).collect();
@@ -342,6 +353,11 @@ impl<B: Backend> Scheduler<B> {
             let alone = |asking: &Asking| if asking.ticket == suspect.ticket { asking.need } else { asking.up_to(0) };
             needs = asking.iter().map(alone).collect();
         }
+        if let Some(cells) = self.limits.stage {
+            share_stage(&mut self.kv, cells, &mut self.staged_prompts, &active, &mut needs);
+        }
+        self.staged = self.kv.staged();
+        self.stats.staged_prompts.store(self.staged_prompts, Relaxed);
         self.stats.bursts.store(self.bursts.begun(), Relaxed);
         let demand = self.demand(&asking, needs.iter().copied());
         let nearly_read = needs.iter().map(|need| match need {
@@ -358,16 +374,15 @@ impl<B: Backend> Scheduler<B> {
         let ahead = needs.iter().position(generates).unwrap_or(0);
         let behind = needs.iter().rposition(generates).map_or(0, |last| last + 1);
         let order = || (behind..needs.len()).chain(ahead..behind).chain(0..ahead);
-        let parts = |grants: &[u32]| {
-            let batch: Vec<(usize, u32)> = order().map(|at| (active[at].0, grants[at])).collect();
-            if self.limits.unified { vec![batch.iter().map(|(_, tokens)| tokens).sum()] } else { split_parts(&batch) }
-        };
-        let grants = plan_in_groups(&needs, bounds, parts);
+        let parts = |grants: &[u32]| self.parts(&order().map(|at| (active[at].0, grants[at])).collect::<Vec<_>>());
+        let tile = if self.computes_in_tiles() { ATTENTION_TILE_TOKENS } else { 0 };
+        let grants = plan_in_tiles(&needs, bounds, tile, parts);
         let granted =
             || needs.iter().zip(&grants).zip(&active).map(|((need, &tokens), &(slot, _))| (need, slot, tokens));
         let streams = granted().filter(|(need, _, tokens)| generates(need) && *tokens > 0);
         let streams: Vec<(usize, u32)> = streams.map(|(_, slot, tokens)| (slot, tokens)).collect();
-        let of_prompts = granted().filter(|(need, ..)| !generates(need)).map(|(_, _, tokens)| tokens).sum();
+        let in_pool = |need: &Need, slot: usize| !generates(need) && !self.is_staged(slot);
+        let of_prompts = granted().filter(|&(need, slot, _)| in_pool(need, slot)).map(|(_, _, tokens)| tokens).sum();
         let fillers = if fills { self.fillers(&streams, of_prompts) } else { Fillers::default() };
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());

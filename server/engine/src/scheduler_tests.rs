@@ -36,6 +36,7 @@ mod preemption;
 mod properties;
 mod reuse;
 mod shares;
+mod stage;
 
 const DRAFT_TOKENS: u32 = 6;
 /// More than any load here takes.
@@ -104,6 +105,7 @@ impl Setup {
             outputs: sequences + prefill,
             total_cells: u64::from(sequences) * u64::from(positions),
             unified: false,
+            stage: None,
             flash_attention: true,
             group_rows: 4,
             reusable: true,

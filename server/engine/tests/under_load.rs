@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use gantry_engine::{
     Engine, EngineConfig, EngineStats, FinishReason, GenerationEvent, GenerationParams, KvLayout,
-    MATRIX_ATTENTION_MIN_CELLS, PrefixCacheConfig, Priority, Prompt, RequestHandle, TokenLogprob, Usage,
+    MATRIX_ATTENTION_MIN_CELLS, PrefixCacheConfig, Priority, Prompt, RequestHandle, STAGE_DIVISOR, STAGE_MIN_CELLS,
+    TokenLogprob, Usage,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -16,11 +17,15 @@ use rand::{Rng, SeedableRng};
 /// Longer than the whole test; reached only when something hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 const REQUESTS: usize = 200;
+/// Sentences before the questions.
+const PREAMBLE: usize = 20;
 /// How long what ended requests left is kept; long enough for others to find it.
 const LEFTOVERS_LIVE_MS: u64 = 2_000;
 /// The kernels compute a row a little differently in another batch, so that two tokens that are almost equally likely
 /// may change places: in so many answers that the model ends by itself, of which it is sure,
 const MAX_DIVERGED: usize = REQUESTS / 100;
+/// in so many of those with long prompts, which the model was not trained for (without the second cache 1 to 4 did),
+const MAX_LONG_DIVERGED: usize = REQUESTS / 25;
 /// and in so many that must go on past that end, where it is not.
 const MAX_ENDLESS_DIVERGED: usize = REQUESTS / 10;
 /// And nowhere but at a token that the model preferred by less than this, in nats, to the next.
@@ -32,15 +37,16 @@ fn model(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models").join(name)
 }
 
-/// Questions of the demo models, some after a long common beginning, some of them asked to go on to the end.
-fn requests(rng: &mut StdRng) -> Vec<(String, GenerationParams)> {
+/// Questions of the demo models, some after a common beginning that is so many sentences long, some of them asked to go on to
+/// the end.
+fn requests(rng: &mut StdRng, preamble: usize) -> Vec<(String, GenerationParams)> {
     let text = std::fs::read_to_string(model("eval.jsonl")).unwrap();
     let questions: Vec<Vec<serde_json::Value>> = text
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["messages"].as_array().unwrap().clone())
         .collect();
     let preambles: Vec<String> =
-        (0..4).map(|i| format!("You are assistant number {i}. {}", "Answer shortly. ".repeat(20))).collect();
+        (0..4).map(|i| format!("You are assistant number {i}. {}", "Answer shortly. ".repeat(preamble))).collect();
     let priorities = [Priority::Low, Priority::Normal, Priority::High];
     (0..REQUESTS)
         .map(|_| {
@@ -110,15 +116,27 @@ struct Running {
 /// Ten sequences over cells for about three of the long ones.
 #[test]
 fn answers_under_load_in_one_pool_are_the_answers_alone() {
-    let stats = load(&EngineConfig { parallel: 10, ctx_size: 1024, kv_layout: KvLayout::Unified, ..config() });
+    let pool = EngineConfig { parallel: 10, ctx_size: 1024, kv_layout: KvLayout::Unified, ..config() };
+    let stats = load(&pool, PREAMBLE);
     assert!(stats.kv_unified && stats.flash_attention && stats.evictions_total > 0, "{stats:?}");
+    assert_eq!((stats.stage_positions, stats.staged_prompts_total), (0, 0));
+}
+
+/// As many over cells for about six of those that are long enough to be read beside the pool.
+#[test]
+fn answers_whose_prompts_are_read_beside_the_pool_are_the_answers_alone() {
+    let ctx_size = STAGE_MIN_CELLS * STAGE_DIVISOR;
+    let pool = EngineConfig { parallel: 10, ctx_size, kv_layout: KvLayout::Unified, ..config() };
+    let stats = load(&pool, 4 * PREAMBLE);
+    assert!(stats.stage_positions == STAGE_MIN_CELLS && stats.staged_prompts_total > 4, "{stats:?}");
 }
 
 /// Three sequences with cells of their own, so that those of low priority give way, and attention without the kernel that
 /// a pool has.
 #[test]
 fn answers_under_load_in_a_split_cache_are_the_answers_alone() {
-    let stats = load(&EngineConfig { parallel: 3, ctx_size: 3 * MATRIX_ATTENTION_MIN_CELLS, ..config() });
+    let split = EngineConfig { parallel: 3, ctx_size: 3 * MATRIX_ATTENTION_MIN_CELLS, ..config() };
+    let stats = load(&split, PREAMBLE);
     assert!(!stats.kv_unified && !stats.flash_attention && stats.cached_ram_tokens_total > 0, "{stats:?}");
 }
 
@@ -128,9 +146,10 @@ fn config() -> EngineConfig {
     EngineConfig { max_queue: REQUESTS, prefill_tokens_per_step: 64, prefix_cache, ..EngineConfig::new(model) }
 }
 
-fn load(config: &EngineConfig) -> EngineStats {
+fn load(config: &EngineConfig, preamble: usize) -> EngineStats {
+    let most_diverged = if preamble > PREAMBLE { MAX_LONG_DIVERGED } else { MAX_DIVERGED };
     let mut rng = StdRng::seed_from_u64(20);
-    let requests = requests(&mut rng);
+    let requests = requests(&mut rng, preamble);
     let alone = EngineConfig { parallel: 1, ctx_size: 1024, ..config.clone() };
     let mut alone = Engine::load(alone, |_| true).map(Some).unwrap();
     let chat = |json: &str| Prompt::Chat { messages_json: json.to_owned() };
@@ -193,7 +212,7 @@ fn load(config: &EngineConfig) -> EngineStats {
     }
     let stats = engine.stats();
     println!("{complete} complete; differ: {diverged}, past their end {endless_diverged}, {parted} seen; {stats:?}");
-    assert!(diverged <= MAX_DIVERGED, "{diverged} of {REQUESTS} answers differ from those alone");
+    assert!(diverged <= most_diverged, "{diverged} of {REQUESTS} answers differ from those alone");
     assert!(endless_diverged <= MAX_ENDLESS_DIVERGED, "{endless_diverged} of {REQUESTS} endless answers do");
     assert!(stats.preemptions_total > 0 && stats.cached_device_tokens_total > 0, "{stats:?}");
     assert_eq!((stats.slots_active, stats.queued, stats.requests_failed_total), (0, 0, 0));

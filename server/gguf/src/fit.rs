@@ -52,6 +52,10 @@ pub struct FitInput {
     pub parallel: u32,
     /// Sequences of one pool of cells, those included that are not decoded; 0: each of `parallel` has its own cells.
     pub pool_sequences: u32,
+    /// Cells of a second cache beside such a pool, in which one prompt at a time is read; 0: there is none.
+    pub stage_cells: u32,
+    /// Tokens that are computed together there.
+    pub stage_batch: u32,
     /// Element type of the cached keys.
     pub type_k: GgmlType,
     /// Element type of the cached values.
@@ -77,6 +81,8 @@ impl Default for FitInput {
             ctx_size: 0,
             parallel: 1,
             pool_sequences: 0,
+            stage_cells: 0,
+            stage_batch: 0,
             type_k: GgmlType::F16,
             type_v: GgmlType::F16,
             n_batch: 2048,
@@ -137,7 +143,8 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     let second_embedding = if output_offloaded && summary.tied_output { summary.embedding_bytes } else { 0 };
 
     let weights_bytes = sum(&[summary.tensor_bytes, second_embedding]);
-    let kv_cache_bytes = kv_cache_bytes(summary, input, cells, parallel);
+    let (stage_cache, stage_computes) = stage_bytes(summary, input);
+    let kv_cache_bytes = sum(&[kv_cache_bytes(summary, input, cells, parallel), stage_cache]);
     // The mask has a column for each cell that a row could look at.
     let columns = if input.pool_sequences > 0 { cells } else { cells_each };
     let sequences = parallel.max(input.pool_sequences.into());
@@ -146,7 +153,7 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     let overhead_bytes = sum(&[BASE_BYTES, product(&[summary.vocabulary, VOCABULARY_BYTES_PER_TOKEN])]);
     let (pooled_there, pooled_here) = pooled_bytes(summary, input);
     let twice = |bytes: u64| if both_compute { bytes } else { 0 };
-    let compute_bytes = sum(&[step, twice(step), copied_logits]);
+    let compute_bytes = sum(&[step, twice(step), copied_logits, stage_computes]);
     let pooled_bytes = sum(&[pooled_there, twice(pooled_there), pooled_here]);
     let total_bytes = sum(&[weights_bytes, kv_cache_bytes, compute_bytes, overhead_bytes, pooled_bytes]);
 
@@ -202,6 +209,20 @@ fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64) -> u64 {
         product(&[4, outputs, summary.vocabulary]),
         product(&[4, ubatch, columns]),
     ])
+}
+
+/// The cells of the context in which prompts are read beside a pool, and what it computes with. There is none where a GPU
+/// computes.
+fn stage_bytes(summary: &Summary, input: &FitInput) -> (u64, u64) {
+    if input.stage_cells == 0 {
+        return (0, 0);
+    }
+    let cells = u64::from(input.stage_cells);
+    let own =
+        FitInput { parallel: 1, n_batch: input.stage_batch, n_ubatch: input.stage_batch, n_outputs_max: 1, ..*input };
+    let computes = compute_bytes(summary, &own, cells);
+    let copied_logits = product(&[4, summary.vocabulary]);
+    (kv_cache_bytes(summary, &own, cells, 1), sum(&[computes, copied_logits, CONTEXT_BASE_BYTES]))
 }
 
 /// The memory of a context that embeds: where it computes, and in main memory whatever computes.

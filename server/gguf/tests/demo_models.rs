@@ -54,6 +54,14 @@ fn the_cache_of_a_demo_model_is_counted_to_the_byte() {
     let (split, pool) = (estimate(header.summary(), &split), estimate(header.summary(), &pool));
     assert_eq!(pool.compute_bytes - split.compute_bytes, 4 * (2 * 64 * 2048 + 512 * (4096 - 512)));
     assert_eq!((pool.kv_cache_bytes, pool.cells), (split.kv_cache_bytes, split.cells));
+    // And with cells beside it in which prompts are read: the feed-forward of 128 tokens, their mask, two rows of logits.
+    let pool = FitInput { pool_sequences: 72, n_outputs_max: 72, ..input };
+    let staged = estimate(header.summary(), &FitInput { stage_cells: 1024, stage_batch: 128, ..pool });
+    let pool = estimate(header.summary(), &pool);
+    assert_eq!(staged.kv_cache_bytes - pool.kv_cache_bytes, 4 * 4 * 64 * 2 * 1024);
+    let computes = 4 * 128 * (4 * 256 + 3 * 768) + 4 * 128 * 1024 + 2 * 4 * 2048 + (4 << 20);
+    assert_eq!(staged.compute_bytes - pool.compute_bytes, computes);
+    assert_eq!(staged.cells, pool.cells);
 }
 
 #[test]

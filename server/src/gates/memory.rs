@@ -211,6 +211,8 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
         ctx_size: runtime.ctx_size,
         parallel: runtime.parallel,
         pool_sequences,
+        stage_cells: plan.stage_cells.filter(|_| summary.recurrent_bytes_per_sequence == 0).unwrap_or(0),
+        stage_batch: gantry_engine::STAGE_BATCH_TOKENS,
         type_k: kv,
         type_v: kv,
         n_batch,

@@ -97,6 +97,12 @@ const COUNTERS: &[Family] = &[
         figures: &[("", |w| w.engine.filler_rows_total as f64)],
     },
     Family {
+        name: "engine_staged_prompts",
+        help: "Long prompts that were read beside the pool of cells and then put into it, which takes less",
+        label: "",
+        figures: &[("", |w| w.engine.staged_prompts_total as f64)],
+    },
+    Family {
         name: "engine_preemptions",
         help: "Sequences that gave their slot away, to go on later",
         label: "",

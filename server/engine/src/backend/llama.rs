@@ -1,5 +1,7 @@
 //! The backend that computes: a llama.cpp context, and its model's vocabulary and chat template.
 
+mod stage;
+
 use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -23,6 +25,7 @@ use crate::event::{ModelInfo, PooledInfo};
 use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
 use crate::plan::GROUP_TOKENS;
+use stage::Stage;
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: u32 = 1;
@@ -39,6 +42,8 @@ const LOAD_CHECK_TEXT: &str = "Hello, world!";
 pub(crate) struct LlamaBackend {
     context: Context,
     batch: Batch,
+    /// Where prompts are read that go into the pool afterwards.
+    stage: Option<Stage>,
     positions: u32,
     unified: bool,
     group_rows: u32,
@@ -189,8 +194,12 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let group_rows = if gpu || has_experts { 1 } else { GROUP_TOKENS };
     let cores = opened.cores.clone();
     cores.iter().for_each(|cores| cores.share());
+    let stage = match plan.stage_cells.filter(|_| reusable && sequences > config.parallel) {
+        Some(cells) => Stage::new(&opened.model, &mut context, &context_params, cells).map_err(context_refused)?,
+        None => None,
+    };
     let batch = Batch::new();
-    let backend = LlamaBackend { context, batch, positions, unified, group_rows, reusable, cores };
+    let backend = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
@@ -229,6 +238,7 @@ fn guesser(
         ..model_params.clone()
     };
     let mut context = Context::new(model, &params).map_err(|e| LoadError::Context { reason: e.to_string() })?;
+    context.share_threads(&backend.context);
     if !context.sliceable() {
         return Err(refused(String::from("its state cannot be cut, so that no wrong guess could be taken back")));
     }
@@ -236,8 +246,8 @@ fn guesser(
     let positions = context.n_ctx_per_sequence().min(share).min(backend.positions).min(trained);
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
     let (unified, group_rows, cores) = (params.kv_unified, backend.group_rows, backend.cores.clone());
-    let (batch, reusable) = (Batch::new(), true);
-    let small = LlamaBackend { context, batch, positions, unified, group_rows, reusable, cores };
+    let (batch, stage, reusable) = (Batch::new(), None, true);
+    let small = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -399,14 +409,32 @@ fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
 
+impl LlamaBackend {
+    /// The sequence of the pool that a staged one goes by; the last, which nobody else hears of.
+    fn spare(&self) -> u32 {
+        self.context.sequences() - 1
+    }
+
+    /// Has the stage hold nothing of a sequence that is to be filled otherwise, or dropped.
+    fn leave_stage(&mut self, sequence: u32) {
+        self.stage.iter_mut().for_each(|stage| stage.leave(sequence));
+    }
+
+    /// Has a sequence be in the pool.
+    fn land_if(&mut self, sequence: u32) -> Result<(), BackendError> {
+        if self.staged() == Some(sequence) { self.land() } else { Ok(()) }
+    }
+}
+
 impl Backend for LlamaBackend {
     fn limits(&self) -> BackendLimits {
         BackendLimits {
-            sequences: self.context.sequences(),
+            sequences: self.context.sequences() - u32::from(self.stage.is_some()),
             positions: self.positions,
             batch_tokens: self.context.n_batch(),
             outputs: self.context.outputs(),
             unified: self.unified,
+            stage: self.stage.as_ref().map(Stage::positions),
             flash_attention: self.context.flash_attention(),
             group_rows: self.group_rows,
             reusable: self.reusable,
@@ -415,22 +443,36 @@ impl Backend for LlamaBackend {
     }
 
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {
+        let staged = self.stage.as_mut().map_or(0..0, |stage| stage.entries_of(batch));
         self.batch.clear();
-        for entry in batch {
+        for entry in batch[..staged.start].iter().chain(&batch[staged.end..]) {
             self.batch.add(entry.token, entry.position, entry.sequence, entry.output);
         }
-        let _claim = claim(self.cores.as_deref(), Work::Generation, &mut self.context);
-        self.context.decode(&mut self.batch).map_err(|e| match e {
-            DecodeError::NoKvCells => BackendError::NoKvCells,
-            e => BackendError::Failed(e.to_string()),
-        })
+        let claim = claim(self.cores.as_deref(), Work::Generation, &mut self.context);
+        // First, since it alone may find no cells, after which nothing must have been decoded.
+        if !self.batch.is_empty() {
+            self.context.decode(&mut self.batch).map_err(|e| match e {
+                DecodeError::NoKvCells => BackendError::NoKvCells,
+                e => BackendError::Failed(e.to_string()),
+            })?;
+        }
+        let Some(stage) = self.stage.as_mut().filter(|_| !staged.is_empty()) else { return Ok(()) };
+        stage.decode(batch, claim.as_ref().map(|claim| claim.threads))?;
+        drop(claim);
+        // What follows the prompt is computed with all others.
+        if batch[staged.end - 1].output { self.land() } else { Ok(()) }
     }
 
     fn logits(&mut self, index: usize) -> Option<&[f32]> {
-        self.context.logits(index)
+        let Some(stage) = &mut self.stage else { return self.context.logits(index) };
+        match stage.place(index) {
+            Ok(place) => stage.logits(place),
+            Err(place) => self.context.logits(place),
+        }
     }
 
     fn clear_sequence(&mut self, sequence: u32) {
+        self.leave_stage(sequence);
         // Dropping a whole sequence cannot fail; one that does not exist holds nothing.
         if let Err(e) = self.context.remove(sequence, 0) {
             tracing::error!(sequence, error = %e, "a sequence could not be cleared");
@@ -438,24 +480,51 @@ impl Backend for LlamaBackend {
     }
 
     fn truncate(&mut self, sequence: u32, len: u32) -> Result<(), BackendError> {
-        match self.context.remove(sequence, len) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(BackendError::Failed(String::from("the model's state cannot be cut"))),
-            Err(e) => Err(BackendError::Failed(e.to_string())),
+        if let Some(stage) = self.stage.as_mut().filter(|stage| stage.sequence() == Some(sequence)) {
+            stage.truncate(len)?;
         }
+        cut(&mut self.context, sequence, len)
     }
 
     fn copy(&mut self, from: u32, to: u32, len: u32) -> Result<(), BackendError> {
+        self.leave_stage(to);
+        self.land_if(from)?;
         self.context.copy(from, to, Some(len)).map_err(|e| BackendError::Failed(e.to_string()))
     }
 
     fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
+        self.land_if(sequence)?;
         self.context.save(sequence, from, BLOCK_TOKENS).map_err(|e| BackendError::Failed(e.to_string()))
     }
 
     fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError> {
+        self.leave_stage(sequence);
         let chunks: Vec<(u32, &[u8])> = chunks.iter().map(|chunk| (chunk.tokens, chunk.bytes)).collect();
         self.context.restore(sequence, &chunks).map(drop).map_err(|e| BackendError::Failed(e.to_string()))
+    }
+
+    fn staged(&self) -> Option<u32> {
+        self.stage.as_ref()?.sequence()
+    }
+
+    fn stage(&mut self, sequence: u32) -> Result<(), BackendError> {
+        let Some(stage) = &mut self.stage else { return Ok(()) };
+        stage.enter(&mut self.context, sequence).map_err(|e| BackendError::Failed(e.to_string()))
+    }
+
+    fn land(&mut self) -> Result<(), BackendError> {
+        let spare = self.spare();
+        let Some(stage) = &mut self.stage else { return Ok(()) };
+        stage.land(&mut self.context, spare).map_err(|e| BackendError::Failed(e.to_string()))
+    }
+}
+
+/// Drops what a sequence holds past its first `len` tokens.
+fn cut(context: &mut Context, sequence: u32, len: u32) -> Result<(), BackendError> {
+    match context.remove(sequence, len) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(BackendError::Failed(String::from("the model's state cannot be cut"))),
+        Err(e) => Err(BackendError::Failed(e.to_string())),
     }
 }
 

@@ -60,6 +60,8 @@ pub(crate) struct ScriptedBackend {
     /// After so many tokens, and each time so many more, the logits are others; 0: never.
     wrong_every: usize,
     copies_fail: bool,
+    staged: Option<u32>,
+    landing_fails: bool,
 }
 
 impl ScriptedBackend {
@@ -73,6 +75,7 @@ impl ScriptedBackend {
             outputs: batch_tokens,
             total_cells,
             unified: false,
+            stage: None,
             flash_attention: true,
             group_rows: 1,
             reusable: true,
@@ -92,6 +95,8 @@ impl ScriptedBackend {
             memory: 0,
             wrong_every: 0,
             copies_fail: false,
+            staged: None,
+            landing_fails: false,
         }
     }
 
@@ -113,6 +118,11 @@ impl ScriptedBackend {
     /// Has the model say something else after each so many tokens; 0: never.
     pub(crate) fn wrong_every(&mut self, tokens: usize) {
         self.wrong_every = tokens;
+    }
+
+    /// Has what is read beside the pool not get into it, once.
+    pub(crate) fn fail_landing(&mut self) {
+        self.landing_fails = true;
     }
 
     pub(crate) fn fail_copies(&mut self) {
@@ -187,6 +197,12 @@ impl Backend for ScriptedBackend {
         let runs = batch.chunk_by(|a, b| a.sequence == b.sequence);
         let runs = runs.map(|run| (run[0].sequence as usize, u32::try_from(run.len()).unwrap()));
         self.parts = split_parts(&runs.collect::<Vec<_>>());
+        if let Some(staged) = self.staged {
+            let most = self.limits.stage.unwrap();
+            assert!(batch.iter().all(|e| e.sequence != staged || e.position < most), "a prompt of more than {most}");
+            self.parts = vec![u32::try_from(batch.iter().filter(|e| e.sequence != staged).count()).unwrap()];
+            self.parts.push(u32::try_from(batch.len()).unwrap() - self.parts[0]);
+        }
         self.decodes += 1;
         self.decoded_tokens += batch.len() as u64;
         let rows = batch.iter().filter(|entry| entry.output).count();
@@ -204,7 +220,10 @@ impl Backend for ScriptedBackend {
             let from = if is_wrong { history.len() } else { from };
             self.rows.push(entry.output.then(|| logits_after(&history[from..])));
         }
-        Ok(())
+        match batch.iter().any(|entry| entry.output && Some(entry.sequence) == self.staged) {
+            true => self.land(),
+            false => Ok(()),
+        }
     }
 
     fn logits(&mut self, index: usize) -> Option<&[f32]> {
@@ -212,6 +231,7 @@ impl Backend for ScriptedBackend {
     }
 
     fn clear_sequence(&mut self, sequence: u32) {
+        self.staged = self.staged.filter(|&staged| staged != sequence);
         self.held[sequence as usize].clear();
     }
 
@@ -223,6 +243,9 @@ impl Backend for ScriptedBackend {
 
     fn copy(&mut self, from: u32, to: u32, len: u32) -> Result<(), BackendError> {
         assert!(self.limits.reusable && from != to && self.held[to as usize].is_empty());
+        if self.staged == Some(from) {
+            self.land()?;
+        }
         if self.copies_fail {
             return Err(BackendError::Failed(String::from("scripted")));
         }
@@ -237,6 +260,9 @@ impl Backend for ScriptedBackend {
 
     fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
         assert!(self.limits.reusable && from.is_multiple_of(BLOCK_TOKENS));
+        if self.staged == Some(sequence) {
+            self.land()?;
+        }
         let held = self.tokens(sequence);
         self.fetched_tokens += held.len() as u64;
         let tokens = &held[from as usize..];
@@ -255,6 +281,24 @@ impl Backend for ScriptedBackend {
             self.held[sequence as usize].clear();
             return Err(BackendError::NoKvCells);
         }
+        Ok(())
+    }
+
+    fn staged(&self) -> Option<u32> {
+        self.staged
+    }
+
+    fn stage(&mut self, sequence: u32) -> Result<(), BackendError> {
+        assert!(self.staged.is_none() && self.limits.stage.is_some());
+        self.staged = Some(sequence);
+        Ok(())
+    }
+
+    fn land(&mut self) -> Result<(), BackendError> {
+        if std::mem::take(&mut self.landing_fails) {
+            return Err(BackendError::Failed(String::from("scripted")));
+        }
+        self.staged = None;
         Ok(())
     }
 }

@@ -35,9 +35,25 @@ impl<B: Backend> Scheduler<B> {
         let of_tokens = all - of_nobody + self.fillers.kilocells;
         work.kilocells = of_tokens + self.part_looks() * (kilocells(longest) + kilocells(behind));
         let batch: Vec<(usize, u32)> = shares.iter().map(|share| (share.slot, share.tokens)).collect();
-        let parts = if self.limits.unified { 1 } else { split_parts(&batch).len() };
-        work.further_parts = u32::try_from(parts.saturating_sub(1)).unwrap_or(u32::MAX);
+        work.further_parts = u32::try_from(self.parts(&batch).len().saturating_sub(1)).unwrap_or(u32::MAX);
         work
+    }
+
+    /// Whether attention takes many tokens together, see [`crate::plan::ATTENTION_TILE_TOKENS`].
+    pub(super) fn computes_in_tiles(&self) -> bool {
+        self.limits.unified && self.limits.flash_attention && self.limits.group_rows > 1
+    }
+
+    /// The tokens of what is computed together each time, given those of each sequence in the batch's order.
+    pub(super) fn parts(&self, batch: &[(usize, u32)]) -> Vec<u32> {
+        if !self.limits.unified {
+            return split_parts(batch);
+        }
+        let (mut pool, mut beside) = (0, 0);
+        for &(slot, tokens) in batch {
+            *if self.is_staged(slot) { &mut beside } else { &mut pool } += tokens;
+        }
+        [pool, beside].into_iter().filter(|&tokens| tokens > 0).collect()
     }
 
     /// How many tokens more look at the cells of what is computed together, see [`PRODUCTS_LOOK`].
@@ -74,6 +90,8 @@ impl<B: Backend> Scheduler<B> {
         // Where nobody generates there is room for all that a step may have.
         if !self.limits.unified && demand.decode_rows > 0 {
             self.count_parts(&mut demand, unread);
+        } else if demand.decode_rows > 0 {
+            demand.prompt_parts = u32::from(unread.iter().any(|prompt| self.is_staged(prompt.slot)));
         }
         demand
     }

@@ -35,6 +35,8 @@ fn setup(unified: bool, sequences: u32, prefill: u32) -> Setup {
     if unified {
         setup = Setup { ram_bytes: 1 << 20, ..Setup::unified(sequences, 3, POSITIONS * 2, prefill) };
         setup.limits.positions = POSITIONS;
+        // The longer ones are read beside the pool.
+        setup.limits.stage = Some(POSITIONS - 20);
     }
     setup
 }
