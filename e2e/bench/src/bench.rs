@@ -166,9 +166,10 @@ impl Bench {
     }
 
     fn own_setup(&self, load: &Load, model: &Path) -> Setup {
+        let (ctx_size, parallel) = loads::own_size(load);
         let numbers = [
-            ("--ctx-size", u64::from(load.ctx_size)),
-            ("--parallel", u64::from(load.parallel)),
+            ("--ctx-size", u64::from(ctx_size)),
+            ("--parallel", u64::from(parallel)),
             ("--threads", self.threads as u64),
         ];
         let mut args = vec!["serve".to_owned(), "--model".to_owned(), model.display().to_string()];

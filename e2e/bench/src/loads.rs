@@ -94,6 +94,8 @@ pub struct Load {
     pub watches_memory: bool,
 }
 
+/// Sequences of a configuration that has more than its cells have room for if nothing is shared.
+pub const MANY_SLOTS: u32 = 24;
 /// Runs of each configuration in a quick run.
 const QUICK_REPEATS: usize = 1;
 
@@ -102,7 +104,18 @@ const QUICK_REPEATS: usize = 1;
 pub fn own_flags(load: &str) -> &'static [&'static str] {
     match load {
         "lookup" => &["--prompt-lookup", "31"],
+        "prefixes" => &["--kv-layout", "unified"],
         _ => &[],
+    }
+}
+
+/// Cells and sequences of ours for a load, where it does better with others of the same memory than the load has.
+#[must_use]
+pub fn own_size(load: &Load) -> (u32, u32) {
+    match load.name {
+        // A quarter of a pool's cells come on top, for the prompt that is read beside it.
+        "prefixes" => (load.ctx_size / 5 * 4, MANY_SLOTS),
+        _ => (load.ctx_size, load.parallel),
     }
 }
 

@@ -16,7 +16,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::{process::Command, time::timeout};
 
-use crate::{drive::Drive, loads::Load, prompts::MODEL_NAME, server::Setup};
+use crate::{
+    drive::Drive,
+    loads::{Load, MANY_SLOTS},
+    prompts::MODEL_NAME,
+    server::Setup,
+};
 
 /// Longest time that llama-batched-bench may take.
 const BATCHED_BENCH_LIMIT: Duration = Duration::from_secs(1800);
@@ -138,6 +143,9 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
             add(unified.greedy().passive("slots-unified-passive"));
             add(split.clone().greedy());
             add(split.greedy().passive("slots-passive"));
+            let many = MANY_SLOTS.to_string();
+            let why = "as many slots as ours has, over one KV buffer";
+            add(Candidate::new("many-slots-unified", why, &["-np", &many, "-kvu"]).greedy());
         }
         "memory" => {
             let why = "slots, and smaller buffers for computing";
