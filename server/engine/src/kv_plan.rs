@@ -90,15 +90,14 @@ impl KvLayout {
             Self::Unified => true,
         };
         let stage_cells = match self {
-            Self::Unified => Some((n_ctx / STAGE_DIVISOR).next_multiple_of(CELLS_MULTIPLE)),
+            Self::Unified => Some(n_ctx / STAGE_DIVISOR).filter(|&cells| cells >= STAGE_MIN_CELLS),
             Self::Auto | Self::Split => None,
         };
-        let stage_cells = stage_cells.filter(|&cells| cells >= STAGE_MIN_CELLS);
         KvPlan {
             pool_sequences: unified.then(|| parallel.saturating_add(LEFTOVER_SEQUENCES).min(MAX_PARALLEL)),
             flash_attention: unified || !products,
             batch_tokens: (!unified && products).then(|| MATRIX_ATTENTION_BATCH.max(parallel)),
-            stage_cells: stage_cells.filter(|_| !gpu && parallel > 1),
+            stage_cells: stage_cells.filter(|_| !gpu && parallel > 1).map(|n| n.next_multiple_of(CELLS_MULTIPLE)),
         }
     }
 }
@@ -140,7 +139,7 @@ mod tests {
         assert_eq!(cells(4 * STAGE_MIN_CELLS, 24, false), Some(STAGE_MIN_CELLS));
         // A share of it that is no multiple of what llama.cpp has of cells.
         assert_eq!(cells(5000, 2, false), Some(1280));
-        assert_eq!(cells(2048, 24, false), None);
+        assert_eq!(cells(4 * STAGE_MIN_CELLS - 1, 24, false), None);
         assert_eq!((cells(6144, 1, false), cells(6144, 24, true)), (None, None));
         for layout in [KvLayout::Auto, KvLayout::Split] {
             assert_eq!(layout.plan(32_768, 4, CacheType::F16, false).stage_cells, None, "{layout:?}");

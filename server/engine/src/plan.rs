@@ -7,7 +7,8 @@
 //!   oldest, and the prompts before it likewise, since none that comes later becomes the oldest before it. Turns and not
 //!   shares of each step, because a step that reads one prompt is cheaper than one that reads two. Steps
 //!   in which a burst makes a prompt wait ([`crate::burst`]) come on top: the oldest is in every burst, so that it waits
-//!   for at most one, and then for what that holds back at most.
+//!   for at most one, and then for what that holds back at most. So do those in which it waits for others that are read
+//!   beside a pool: at most four of them, the one that is there and three before its turn.
 //! - In the others it goes by priority, and within one to the prompt with the fewest tokens left: short prompts are not
 //!   stuck behind long ones, and of all orders this one has the least mean wait.
 //!
@@ -83,6 +84,8 @@ pub(crate) fn plan_step(needs: &[Need], bounds: Bounds) -> Vec<u32> {
                     guessers.push((at, drafts));
                 }
             }
+            // Who waits for others is nobody's oldest.
+            Need::Prefill { remaining: 0, .. } => {}
             Need::Prefill { remaining, age, priority } => readers.push(Reader { at, remaining, age, priority }),
         }
     }

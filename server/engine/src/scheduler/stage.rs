@@ -2,7 +2,7 @@
 //!
 //! Of long prompts one at a time is read there ([`Backend::stage`]), in the order in which prompts go before each other in a
 //! step, every fourth time the oldest ([`crate::plan::OLDEST_TURN`]). The others wait for it, unless they have a higher
-//! priority or far less to read: those are read in the pool meanwhile, as short ones are.
+//! priority or far less to read: those are read in the pool meanwhile, like short ones and those that are too long for it.
 
 use super::Scheduler;
 use crate::backend::Backend;
