@@ -16,6 +16,9 @@ use rand::{Rng, SeedableRng};
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Requests of the test under load.
 const REQUESTS: usize = 120;
+/// Engines in which guesses may find no use, one after the other: whether they pay is measured, and on a busy machine they may
+/// not.
+const MOST_LOADS: usize = 20;
 /// A row that is computed in another batch differs in its last digits: two tokens that are almost equally likely may
 /// change places in so many of them, half of which must go on where the model would have ended.
 const MAX_DIVERGED: usize = REQUESTS / 10;
@@ -60,17 +63,25 @@ fn answers(engine: &Engine) -> (Vec<GenerationOutput>, EngineStats) {
 #[test]
 fn answers_are_the_same_in_fewer_steps() {
     let (expected, plain) = answers(&load(config(false)));
-    let (got, drafted) = answers(&load(config(true)));
-    println!("without: {plain:?}\nwith: {drafted:?}");
-    for (got, expected) in got.iter().zip(&expected) {
-        assert_eq!((&got.text, got.reason), (&expected.text, expected.reason));
-        assert_eq!(got.usage.completion_tokens, expected.usage.completion_tokens);
-    }
     assert_eq!((plain.draft_tokens_total, plain.lookup_tokens_total), (0, 0));
-    // A guess that was right is a step less, to the last one: how many there are depends on what steps take here.
-    assert_eq!(drafted.steps + drafted.accepted_draft_tokens_total, plain.steps);
-    assert!(drafted.accepted_draft_tokens_total > 0 && drafted.draft_ms_total > 0.0, "{drafted:?}");
-    assert_eq!(drafted.lookup_tokens_total, 0);
+    let mut accepted = 0;
+    for _ in 0..MOST_LOADS {
+        let (got, drafted) = answers(&load(config(true)));
+        println!("without: {plain:?}\nwith: {drafted:?}");
+        for (got, expected) in got.iter().zip(&expected) {
+            assert_eq!((&got.text, got.reason), (&expected.text, expected.reason));
+            assert_eq!(got.usage.completion_tokens, expected.usage.completion_tokens);
+        }
+        // A guess that was right is a step less, to the last one: how many there are depends on what steps take here.
+        assert_eq!(drafted.steps + drafted.accepted_draft_tokens_total, plain.steps);
+        assert!(drafted.draft_ms_total > 0.0 || drafted.draft_tokens_total == 0, "{drafted:?}");
+        assert_eq!(drafted.lookup_tokens_total, 0);
+        accepted += drafted.accepted_draft_tokens_total;
+        if accepted > 0 {
+            return;
+        }
+    }
+    panic!("no guess was right, or none was made, in {MOST_LOADS} engines");
 }
 
 /// Repetitions and a draft model, cancels, and cells for about three of eight sequences.
