@@ -177,11 +177,13 @@ impl<B: Backend> Kv<B> {
         self.backend.staged()
     }
 
-    /// Has the prompt of a sequence be read on beside the pool, where nobody's is.
-    pub(crate) fn stage(&mut self, sequence: u32) {
-        if let Err(error) = self.backend.stage(sequence) {
-            tracing::warn!(sequence, ?error, "a prompt is not read beside the KV cache");
+    /// Has the prompt of a sequence be read on beside the pool, where nobody's is. False: that is not possible.
+    pub(crate) fn stage(&mut self, sequence: u32) -> bool {
+        let staged = self.backend.stage(sequence);
+        if let Err(error) = &staged {
+            tracing::warn!(sequence, ?error, "no more prompts are read beside the KV cache");
         }
+        staged.is_ok()
     }
 
     /// Puts into the pool what has been read beside it. False: that was not possible, and it is lost.

@@ -353,8 +353,11 @@ impl<B: Backend> Scheduler<B> {
             let alone = |asking: &Asking| if asking.ticket == suspect.ticket { asking.need } else { asking.up_to(0) };
             needs = asking.iter().map(alone).collect();
         }
-        if let Some(cells) = self.limits.stage {
-            share_stage(&mut self.kv, cells, &mut self.staged_prompts, &active, &mut needs);
+        // Who is to blame for a failure shows in the pool.
+        if let Some(cells) = self.limits.stage.filter(|_| self.suspects.is_empty())
+            && !share_stage(&mut self.kv, cells, &mut self.staged_prompts, &active, &mut needs)
+        {
+            self.limits.stage = None;
         }
         self.staged = self.kv.staged();
         self.stats.staged_prompts.store(self.staged_prompts, Relaxed);
@@ -381,9 +384,12 @@ impl<B: Backend> Scheduler<B> {
             || needs.iter().zip(&grants).zip(&active).map(|((need, &tokens), &(slot, _))| (need, slot, tokens));
         let streams = granted().filter(|(need, _, tokens)| generates(need) && *tokens > 0);
         let streams: Vec<(usize, u32)> = streams.map(|(_, slot, tokens)| (slot, tokens)).collect();
-        let in_pool = |need: &Need, slot: usize| !generates(need) && !self.is_staged(slot);
-        let of_prompts = granted().filter(|&(need, slot, _)| in_pool(need, slot)).map(|(_, _, tokens)| tokens).sum();
-        let fillers = if fills { self.fillers(&streams, of_prompts) } else { Fillers::default() };
+        let of_prompts = |staged: bool| {
+            let of = granted().filter(|&(need, slot, _)| !generates(need) && self.is_staged(slot) == staged);
+            of.map(|(_, _, tokens)| tokens).sum()
+        };
+        let fillers =
+            if fills { self.fillers(&streams, of_prompts(false), of_prompts(true)) } else { Fillers::default() };
         self.batch.clear();
         let mut shares = Vec::with_capacity(active.len());
         for at in order() {

@@ -222,7 +222,9 @@ fn stage_bytes(summary: &Summary, input: &FitInput) -> (u64, u64) {
         FitInput { parallel: 1, n_batch: input.stage_batch, n_ubatch: input.stage_batch, n_outputs_max: 1, ..*input };
     let computes = compute_bytes(summary, &own, cells);
     let copied_logits = product(&[4, summary.vocabulary]);
-    (kv_cache_bytes(summary, &own, cells, 1), sum(&[computes, copied_logits, CONTEXT_BASE_BYTES]))
+    let cache = kv_cache_bytes(summary, &own, cells, 1);
+    // A state on its way from the one to the other is there twice more.
+    (cache, sum(&[computes, copied_logits, CONTEXT_BASE_BYTES, product(&[2, cache])]))
 }
 
 /// The memory of a context that embeds: where it computes, and in main memory whatever computes.

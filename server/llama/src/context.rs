@@ -50,6 +50,8 @@ pub struct Context {
     threads: (u32, u32),
     /// Used by llama.cpp while it computes.
     pool: Option<Arc<threads::ThreadPool>>,
+    /// What it computed with before: llama.cpp pauses that when it next computes.
+    former_pools: Vec<Arc<threads::ThreadPool>>,
     /// Declared last: the context goes first, in `drop`.
     model: Arc<Model>,
 }
@@ -118,6 +120,7 @@ impl Context {
             _abort: params.abort.clone(),
             threads: (params.threads, params.threads),
             pool: threads::ThreadPool::new(params.threads).map(Arc::new),
+            former_pools: Vec::new(),
             model: model.clone(),
         };
         if let Some(pool) = &context.pool {
@@ -216,7 +219,7 @@ impl Context {
     pub fn share_threads(&mut self, other: &Self) {
         if let Some(pool) = other.pool.as_ref().filter(|_| self.threads.1 <= other.threads.1) {
             pool.attach(self.ptr);
-            self.pool = Some(pool.clone());
+            self.former_pools.extend(self.pool.replace(pool.clone()));
         }
     }
 

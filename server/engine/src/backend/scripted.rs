@@ -61,7 +61,8 @@ pub(crate) struct ScriptedBackend {
     wrong_every: usize,
     copies_fail: bool,
     staged: Option<u32>,
-    landing_fails: bool,
+    landing_fails: u32,
+    staging_fails: bool,
 }
 
 impl ScriptedBackend {
@@ -96,7 +97,8 @@ impl ScriptedBackend {
             wrong_every: 0,
             copies_fail: false,
             staged: None,
-            landing_fails: false,
+            landing_fails: 0,
+            staging_fails: false,
         }
     }
 
@@ -120,9 +122,14 @@ impl ScriptedBackend {
         self.wrong_every = tokens;
     }
 
-    /// Has what is read beside the pool not get into it, once.
-    pub(crate) fn fail_landing(&mut self) {
-        self.landing_fails = true;
+    /// Has what is read beside the pool not get into it so often.
+    pub(crate) fn fail_landing(&mut self, times: u32) {
+        self.landing_fails = times;
+    }
+
+    /// Has nothing be read beside the pool.
+    pub(crate) fn fail_staging(&mut self) {
+        self.staging_fails = true;
     }
 
     pub(crate) fn fail_copies(&mut self) {
@@ -290,12 +297,16 @@ impl Backend for ScriptedBackend {
 
     fn stage(&mut self, sequence: u32) -> Result<(), BackendError> {
         assert!(self.staged.is_none() && self.limits.stage.is_some());
+        if self.staging_fails {
+            return Err(BackendError::Failed(String::from("scripted")));
+        }
         self.staged = Some(sequence);
         Ok(())
     }
 
     fn land(&mut self) -> Result<(), BackendError> {
-        if std::mem::take(&mut self.landing_fails) {
+        if self.landing_fails > 0 {
+            self.landing_fails -= 1;
             return Err(BackendError::Failed(String::from("scripted")));
         }
         self.staged = None;

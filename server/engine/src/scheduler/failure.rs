@@ -56,6 +56,8 @@ impl<B: Backend> Scheduler<B> {
                 sequence.decoded = 0;
             }
         }
+        // Each is decoded in the pool now, be it that what is beside it fails.
+        self.land();
         self.failed_once_more(&reason);
     }
 

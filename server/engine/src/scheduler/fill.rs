@@ -110,14 +110,19 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Tokens of nobody's for a step in which these slots, in their order, have so many tokens each, and prompts so many.
-    pub(super) fn fillers(&self, streams: &[(usize, u32)], prompt_tokens: u32) -> Fillers {
+    /// Tokens of nobody's for a step in which these slots, in their order, have so many tokens each, and prompts so many, and so
+    /// many more beside a pool.
+    pub(super) fn fillers(&self, streams: &[(usize, u32)], prompt_tokens: u32, beside: u32) -> Fillers {
         let rows: u32 = streams.iter().map(|&(_, tokens)| tokens).sum();
-        let fillers =
-            if self.limits.unified { self.fillers_of_pool(rows, prompt_tokens) } else { self.fillers_beside(streams) };
+        let fillers = if self.limits.unified {
+            self.fillers_of_pool(rows, prompt_tokens, beside)
+        } else {
+            self.fillers_beside(streams)
+        };
         let Some((fillers, gain_ms)) = fillers else { return Fillers::default() };
         let all = rows.saturating_add(fillers.rows());
-        let is_room = all <= self.limits.outputs && all.saturating_add(prompt_tokens) <= self.limits.batch_tokens;
+        let tokens = all.saturating_add(prompt_tokens).saturating_add(beside);
+        let is_room = all <= self.limits.outputs && tokens <= self.limits.batch_tokens;
         if is_room && self.suspects.is_empty() && self.looks_ms(fillers.kilocells) < gain_ms {
             fillers
         } else {
@@ -154,10 +159,10 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// In a pool all that is computed is computed together. Beside prompts it is their tokens that come in whole groups.
-    fn fillers_of_pool(&self, rows: u32, prompt_tokens: u32) -> Option<(Fillers, f64)> {
+    fn fillers_of_pool(&self, rows: u32, prompt_tokens: u32, beside: u32) -> Option<(Fillers, f64)> {
         let (more, gain_ms) = self.worth(rows)?;
-        // Nothing is dropped for the sake of this.
-        if prompt_tokens > 0 || self.kv.free_cells() < (rows + more).into() {
+        // Nothing is dropped for the sake of this, nor what it stands behind for that of others.
+        if prompt_tokens > 0 || self.kv.free_cells() < u64::from(rows + more) + u64::from(beside) {
             return None;
         }
         let idle = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_none()).map(|(slot, _)| slot);

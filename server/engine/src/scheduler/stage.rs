@@ -33,13 +33,17 @@ impl<B: Backend> Scheduler<B> {
     /// Puts into the pool what has been read, was given up, or has become too long to be read on beside it.
     pub(super) fn land_what_is_read(&mut self) {
         let (Some(cells), Some(staged)) = (self.limits.stage, self.kv.staged()) else { return };
-        let slot = self.slots[staged as usize].as_mut();
         let goes_on = |sequence: &Sequence| matches!(sequence.need(), Need::Prefill { .. }) && sequence.len() <= cells;
-        if slot.as_deref().is_some_and(goes_on) {
-            return;
+        if !self.slots[staged as usize].as_ref().is_some_and(goes_on) {
+            self.land();
         }
-        if !self.kv.land()
-            && let Some(sequence) = slot
+    }
+
+    /// Puts into the pool what has been read; what does not get there is read again.
+    pub(super) fn land(&mut self) {
+        if let Some(staged) = self.kv.staged()
+            && !self.kv.land()
+            && let Some(sequence) = &mut self.slots[staged as usize]
         {
             sequence.decoded = 0;
         }
@@ -47,13 +51,14 @@ impl<B: Backend> Scheduler<B> {
 }
 
 /// Lets one of the prompts be read beside the pool if none is, and has others wait for it; `staged` counts those that were.
+/// False: that is not possible.
 pub(super) fn share_stage<B: Backend>(
     kv: &mut Kv<B>,
     cells: u32,
     staged: &mut u64,
     active: &[(usize, &Sequence)],
     needs: &mut [Need],
-) {
+) -> bool {
     let candidate = |(at, (need, (_, sequence))): (usize, (&Need, &(usize, &Sequence)))| match *need {
         Need::Prefill { remaining, age, priority } => {
             let may = remaining >= LEAST_STAGED_TOKENS && sequence.len() <= cells;
@@ -65,15 +70,18 @@ pub(super) fn share_stage<B: Backend>(
     let id = |at: usize| u32::try_from(active[at].0).unwrap_or(u32::MAX);
     if kv.staged().is_none() {
         sort_readers(&mut candidates, *staged, |c| (c.priority, c.remaining, c.age));
-        let Some(first) = candidates.first() else { return };
-        kv.stage(id(first.at));
+        let Some(first) = candidates.first() else { return true };
+        if !kv.stage(id(first.at)) {
+            return false;
+        }
         *staged += 1;
     }
-    let Some(reader) = (0..active.len()).find(|&at| Some(id(at)) == kv.staged()) else { return };
-    let Need::Prefill { remaining: left @ 1.., priority: standing, .. } = needs[reader] else { return };
+    let Some(reader) = (0..active.len()).find(|&at| Some(id(at)) == kv.staged()) else { return true };
+    let Need::Prefill { remaining: left @ 1.., priority: standing, .. } = needs[reader] else { return true };
     for Candidate { at, priority, remaining, age } in candidates {
         if at != reader && priority <= standing && remaining >= left / FAR_LESS {
             needs[at] = Need::Prefill { remaining: 0, age, priority };
         }
     }
+    true
 }

@@ -180,13 +180,45 @@ fn those_that_begin_alike_share_what_was_read_as_in_the_pool() {
 
 #[test]
 fn what_does_not_get_into_the_pool_is_read_again() {
-    let mut h = harness(4);
-    let stream = h.submit(prompt(1, 20), GenerationParams { ignore_eos: true, ..greedy(60) }).unwrap();
-    step(&mut h);
-    let long = h.submit(prompt(2, 500), params(Priority::Normal)).unwrap();
-    step(&mut h);
-    h.scheduler.backend().fail_landing();
-    h.run();
-    [&stream, &long].into_iter().for_each(|request| request.check(4000));
-    h.assert_empty();
+    // At its end, and where it is tried once more; in between, where it is copied; and nothing can be read there at all.
+    for (fails, staging_fails) in [(1, false), (2, false), (3, false), (0, true)] {
+        let mut h = harness(4);
+        let stream = h.submit(prompt(1, 20), GenerationParams { ignore_eos: true, ..greedy(60) }).unwrap();
+        step(&mut h);
+        let long = h.submit(prompt(2, 500), params(Priority::Normal)).unwrap();
+        if staging_fails {
+            h.scheduler.backend().fail_staging();
+        }
+        step(&mut h);
+        h.scheduler.backend().fail_landing(fails);
+        h.run();
+        [&stream, &long].into_iter().for_each(|request| request.check(4000));
+        assert_eq!(h.stats.snapshot().staged_prompts_total, u64::from(!staging_fails), "{fails}");
+        h.assert_empty();
+    }
+}
+
+#[test]
+fn what_is_left_over_behind_a_row_of_nobodys_is_not_dropped_for_a_prompt() {
+    for cells in (370..450).step_by(5) {
+        let mut setup = Setup::unified(4, 3, cells, PREFILL);
+        setup.limits.stage = Some(STAGE);
+        let mut h = Harness::of(&setup);
+        // A request for each sequence, so that none is empty.
+        for kind in 1..8 {
+            h.submit(prompt(kind, 12 + usize::try_from(kind).unwrap()), greedy(1)).unwrap();
+            h.run();
+        }
+        let endless = || GenerationParams { ignore_eos: true, ..greedy(40) };
+        let streams: Vec<Submitted> = (11..14).map(|kind| h.submit(prompt(kind, 8), endless()).unwrap()).collect();
+        step(&mut h);
+        let long = h.submit(prompt(2, 300), params(Priority::Normal)).unwrap();
+        while h.scheduler.has_work() {
+            h.scheduler.cost_is(CHEAP_ROWS);
+            assert_ne!(h.scheduler.step(), StepOutcome::Failed, "{cells} cells");
+            h.scheduler.assert_books();
+        }
+        streams.iter().chain([&long]).for_each(|request| request.check(cells));
+        h.assert_empty();
+    }
 }
