@@ -247,10 +247,14 @@ impl Drop for Embedder {
         // The tokenising threads end with their jobs, the embedder's with their senders and this one.
         self.jobs = None;
         self.commands = None;
+        // A sink may hold the last handle of the embedder. Then this is a thread of its own, which can wait neither for
+        // itself nor for those that wait for it: they end by themselves.
         let here = std::thread::current().id();
+        if self.threads.iter().any(|thread| thread.thread().id() == here) {
+            return;
+        }
         for thread in self.threads.drain(..) {
-            // A sink may hold the last handle of the embedder: a thread cannot wait for itself.
-            if thread.thread().id() != here && thread.join().is_err() {
+            if thread.join().is_err() {
                 tracing::error!("an embedder's thread panicked");
             }
         }

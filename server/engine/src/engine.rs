@@ -331,10 +331,16 @@ impl Drop for Engine {
         // The pool ends with its jobs, the engine's thread with the pool's senders and this one.
         self.jobs = None;
         self.commands = None;
+        let threads: Vec<JoinHandle<()>> =
+            self.pool.drain(..).chain(self.thread.take()).chain(self.text.take()).collect();
+        // A sink may hold the last handle of the engine. Then this is a thread of its own, which can wait neither for
+        // itself nor for those that wait for it: they end by themselves.
         let here = std::thread::current().id();
-        for thread in self.pool.drain(..).chain(self.thread.take()).chain(self.text.take()) {
-            // A sink may hold the last handle of the engine: a thread cannot wait for itself.
-            if thread.thread().id() != here && thread.join().is_err() {
+        if threads.iter().any(|thread| thread.thread().id() == here) {
+            return;
+        }
+        for thread in threads {
+            if thread.join().is_err() {
                 tracing::error!("an engine thread panicked");
             }
         }

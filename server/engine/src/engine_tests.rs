@@ -1,7 +1,7 @@
 //! The engine with its threads, on the scripted backend.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
@@ -211,6 +211,32 @@ fn dropping_the_engine_ends_every_request() {
         let done = matches!(event, GenerationEvent::Finished { reason: FinishReason::Length, .. });
         assert!(shut_down || done, "{event:?}");
         assert!(events.recv().is_err(), "nothing follows the last event");
+    }
+}
+
+/// On the thread of the text, and on one that prepares prompts, which the engine's waits for.
+#[test]
+fn a_sink_may_drop_the_engine() {
+    for prompt in [text("abc"), Prompt::Tokens(vec![-1])] {
+        let (engine, _) = engine(4, 64);
+        let last = Arc::new(Mutex::new(None));
+        let mut kept = last.lock().unwrap();
+        let mut all = Vec::new();
+        for i in 0..16 {
+            let (last, (sender, events)) = (last.clone(), unbounded());
+            let sink = Box::new(move |event: GenerationEvent| {
+                let engine: Option<Engine> = if i == 0 { last.lock().unwrap().take() } else { None };
+                drop(engine);
+                drop(sender.send(event));
+            });
+            let prompt = if i == 0 { prompt.clone() } else { text("abc") };
+            engine.submit(prompt, GenerationParams::greedy(100), sink).unwrap();
+            all.push(events);
+        }
+        *kept = Some(engine);
+        drop(kept);
+        all.iter().for_each(|events| drop(terminal(events)));
+        assert!(last.lock().unwrap().is_none());
     }
 }
 

@@ -35,8 +35,8 @@ pub(crate) struct Waiting<T> {
     /// The order of submission. A preempted request keeps its own, and so comes before all that were submitted later.
     pub(crate) ticket: u64,
     pub(crate) priority: Priority,
-    /// Since when it waits: its submission or its preemption, whichever was last. What it ran is not waiting, or one
-    /// that ran for long would drive out at once what it was preempted for.
+    /// Since when it waits: its submission, or for a preempted one as long before its preemption as it had waited until
+    /// then. What it ran is not waiting, or one that ran for long would drive out at once what it was preempted for.
     pub(crate) since: Instant,
     /// When it is given up. `None`: never, as for one that had its first token.
     pub(crate) deadline: Option<Instant>,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::backend::Token;
 use crate::burst::Asking;
@@ -39,6 +39,8 @@ pub(crate) struct Sequence {
     pub(crate) ticket: u64,
     /// Its priority, as raised by its waiting when it got its slot: the lowest gives way first.
     pub(crate) standing: Priority,
+    /// How long it has waited in the queue, each time together.
+    pub(crate) waited: Duration,
     pub(crate) params: GenerationParams,
     pub(crate) signals: Arc<Signals>,
     /// Away while a thread of the pool samples.

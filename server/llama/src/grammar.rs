@@ -15,6 +15,7 @@ mod rules;
 mod scan;
 mod schema;
 mod texts;
+mod types;
 
 #[cfg(test)]
 mod schema_tests;

@@ -82,8 +82,9 @@ impl<B: Backend> Scheduler<B> {
 
     pub(super) fn wait_again(&mut self, sequence: Box<Sequence>, saved: Saved, now: Instant) {
         let (ticket, priority, deadline) = (sequence.ticket, sequence.priority(), sequence.due());
+        let since = now.checked_sub(sequence.waited).unwrap_or(now);
         let value = Waiter::Preempted(sequence, saved);
-        self.waiting.push(Waiting { ticket, priority, since: now, deadline, value });
+        self.waiting.push(Waiting { ticket, priority, since, deadline, value });
     }
 
     /// Bytes of the states that were saved of those that gave way.
@@ -149,10 +150,12 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let Some(waiting) = self.waiting.pop_where(now, |waiting| waiting.ticket == ticket) else { return };
-            let standing = waiting.standing(now);
+            let (standing, waited) = (waiting.standing(now), now.saturating_duration_since(waiting.since));
             match waiting.value {
                 Waiter::New(request) => self.start(request, standing, now),
-                Waiter::Preempted(sequence, saved) => self.resume(sequence, saved, standing, now),
+                Waiter::Preempted(sequence, saved) => {
+                    self.resume(Box::new(Sequence { standing, waited, ..*sequence }), saved, now);
+                }
             }
             if streams && began.elapsed() >= self.most_admitting {
                 return;
@@ -302,6 +305,7 @@ impl<B: Backend> Scheduler<B> {
         self.slots[slot] = Some(Sequence {
             ticket,
             standing,
+            waited: now.saturating_duration_since(submitted_at),
             params,
             signals,
             sampler: Some(sampler),

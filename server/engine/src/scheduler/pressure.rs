@@ -192,8 +192,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Gives a sequence that gave way a slot again.
-    pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved, standing: Priority, now: Instant) {
-        sequence.standing = standing;
+    pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved, now: Instant) {
         if saved.tokens > 0
             && let Some(id) = self.target(None, now)
         {

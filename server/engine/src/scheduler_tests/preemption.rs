@@ -106,3 +106,25 @@ fn what_waited_until_it_was_first_keeps_its_slot() {
     assert_eq!(h.stats.snapshot().preemptions_total, 0, "it would never end while others come");
     h.assert_empty();
 }
+
+#[test]
+fn what_waited_before_it_gave_way_has_not_waited_for_nothing() {
+    let mut h = Harness::of(&Setup::unified(2, 2, 400, 16));
+    let with = |priority, tokens| GenerationParams { priority, ignore_eos: true, ..greedy(tokens) };
+    let high = h.submit(vec![9; 10], with(Priority::High, 60)).unwrap();
+    h.waited = AGEING_BOUND;
+    let low = h.submit(vec![1; 10], with(Priority::Low, 20)).unwrap();
+    h.waited = Duration::ZERO;
+    h.scheduler.step();
+    let normal = h.submit(vec![5; 10], with(Priority::Normal, 20)).unwrap();
+    h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::NoKvCells);
+    while h.scheduler.has_work() {
+        h.scheduler.step();
+        let has = |r: &Submitted, what: fn(&GenerationEvent) -> bool| r.events.lock().unwrap().iter().any(what);
+        let ended = has(&low, GenerationEvent::is_terminal);
+        assert!(ended || !has(&normal, |_| true), "a request that came later has the slot of the one that gave way");
+    }
+    [high, low, normal].iter().for_each(|r| r.check(400));
+    assert_eq!(h.stats.snapshot().preemptions_total, 1);
+    h.assert_empty();
+}

@@ -102,6 +102,40 @@ proptest! {
         h.assert_empty();
     }
 
+    /// **Feature: distributed-inference-server, Property 6: Priority Queue Ordering**
+    /// **Validates: Requirements 3.4, 3.5**
+    #[test]
+    fn nobody_gets_one_of_several_slots_before_a_higher_or_an_earlier_request(
+        waiting in prop::collection::vec((priority(), prompt(1..120)), 1..30),
+        sequences in 2_u32..6, prefill in 1_u32..200, unified in any::<bool>(),
+    ) {
+        let mut h = Harness::of(&setup(unified, sequences, prefill));
+        let params = |priority| GenerationParams { priority, ..greedy(3) };
+        // No two begin alike: who waits for what another one reads lets others go before.
+        let requests: Vec<(Priority, Submitted)> = waiting
+            .into_iter()
+            .zip(1..)
+            .map(|((priority, prompt), begins)| {
+                let prompt = [&[begins], prompt.as_slice()].concat();
+                (priority, h.submit(prompt, params(priority)).unwrap())
+            })
+            .collect();
+        let mut waiting: Vec<usize> = (0..requests.len()).collect();
+        while h.scheduler.has_work() {
+            h.scheduler.step();
+            let (started, others): (Vec<_>, Vec<_>) =
+                waiting.iter().copied().partition(|&i| !requests[i].1.events.lock().unwrap().is_empty());
+            for (&started, &other) in started.iter().flat_map(|one| others.iter().map(move |other| (one, other))) {
+                let (one, two) = (requests[started].0, requests[other].0);
+                prop_assert!(one > two || (one == two && started < other), "{} before {}", started, other);
+            }
+            waiting = others;
+        }
+        prop_assert!(waiting.is_empty());
+        requests.iter().for_each(|(_, request)| request.check(POSITIONS));
+        h.assert_empty();
+    }
+
     /// **Feature: distributed-inference-server, Property 8: Request Timeout Enforcement**
     /// **Validates: Requirements 3.3**
     #[test]

@@ -6,13 +6,14 @@
 //! checked, every node says its type, patterns are rewritten ([`pattern`]), and the parts of `allOf` are one object or
 //! one enum. Keywords that a grammar cannot enforce are refused rather than ignored, so an answer that ends is valid.
 //! `oneOf` is read as `anyOf`, objects whose `properties` are listed have no others unless `additionalProperties` says
-//! so, and all properties of the parts of `allOf` are required. A `type` beside `$ref`, `anyOf`, `enum` or `const` is
-//! taken to agree with it, and lengths beside a `format` are left to the format.
+//! so, and all properties of the parts of `allOf` are required. A `type` beside alternatives, a reference or values has
+//! to hold for them ([`types`]). Lengths beside a `format` are left to the format.
 
 use std::collections::{HashMap, HashSet};
 
 use super::json::{Json, array_of, object_of, quoted};
 use super::scan::{MAX_GRAMMAR_TEXT_BYTES, MAX_REPETITIONS, MAX_RULE_NAME_BYTES};
+use super::types::{Types, types};
 use super::{GrammarError, pattern};
 use crate::shim;
 
@@ -75,7 +76,6 @@ const SHAPE: &[&str] = &[
     "exclusiveMaximum",
 ];
 const BOUNDS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-const TYPES: &[&str] = &["null", "boolean", "number", "integer", "string", "array", "object"];
 
 /// A schema that was checked: its keywords, and what they are in JSON.
 type Checked = Vec<(&'static str, String)>;
@@ -122,7 +122,7 @@ pub(super) fn to_gbnf(json: &str) -> Result<String, GrammarError> {
 
 /// Where the walk is.
 #[derive(Clone)]
-struct Place {
+pub(super) struct Place {
     path: String,
     /// The bytes of the name that the converter gives the rule.
     name_bytes: usize,
@@ -130,7 +130,7 @@ struct Place {
 }
 
 impl Place {
-    fn fail(&self, message: impl Into<String>) -> GrammarError {
+    pub(super) fn fail(&self, message: impl Into<String>) -> GrammarError {
         GrammarError::Schema { path: self.path.chars().take(200).collect(), message: message.into() }
     }
 
@@ -199,15 +199,37 @@ impl<'a> Check<'a> {
 
     fn node(&mut self, node: &'a Json, place: &Place) -> Result<Checked, GrammarError> {
         let value = |key| node.get(key).unwrap_or(&Json::Null);
-        match self.enter(node, place)? {
+        let combining = self.enter(node, place)?;
+        let names = types(node, place)?;
+        let stated = Types::named(&names);
+        match combining {
             None => {}
-            Some("$ref") => return self.reference(node, place),
             Some("allOf") => return self.all_of(node, place),
+            Some("const") if !stated.contains(Types::of(value("const"))) => {
+                return Err(place.fail("the value of 'const' is not of the 'type' beside it"));
+            }
             Some("const") => return Ok(vec![("const", self.literal(value("const"))?)]),
-            Some("enum") => return Ok(vec![("enum", self.literals(values(node, place)?)?)]),
-            Some(key) => return Ok(vec![("anyOf", self.schemas(value(key), &place.below(key, 0))?)]),
+            Some("enum") => {
+                let values = values(node, place)?;
+                let values: Vec<&Json> = values.iter().filter(|value| stated.contains(Types::of(value))).collect();
+                if values.is_empty() {
+                    return Err(place.fail("no value of 'enum' is of the 'type' beside it"));
+                }
+                return Ok(vec![("enum", self.literals(values)?)]);
+            }
+            Some(key) => {
+                if !names.is_empty() && !stated.contains(self.possible(node, key, place, place.depth)?) {
+                    return Err(
+                        place.fail(format!("'{key}' allows more than the 'type' beside it: say it in each part"))
+                    );
+                }
+                return match key {
+                    "$ref" => self.reference(node, place),
+                    _ => Ok(vec![("anyOf", self.schemas(value(key), &place.below(key, 0))?)]),
+                };
+            }
         }
-        match *types(node, place)? {
+        match *names {
             [] => self.untyped(node, place),
             [name] => self.typed(name, node, place),
             ref names => {
@@ -219,6 +241,30 @@ impl<'a> Check<'a> {
                 Ok(vec![("anyOf", array_of(&alternatives.collect::<Result<Vec<_>, GrammarError>>()?))])
             }
         }
+    }
+
+    /// The types of what `$ref`, `anyOf` or `oneOf` of a node allow.
+    fn possible(&mut self, node: &'a Json, key: &str, place: &Place, depth: usize) -> Result<Types, GrammarError> {
+        if depth > MAX_SCHEMA_DEPTH {
+            return Err(GrammarError::TooLarge { what: "nested nodes of JSON schema", limit: MAX_SCHEMA_DEPTH });
+        }
+        let parts = match node.get(key).and_then(Json::as_array) {
+            Some(parts) => parts,
+            None if key == "$ref" => std::slice::from_ref(self.resolve(reference(node, place)?, place)?),
+            None => return Err(place.fail(format!("'{key}' must be an array of schemas"))),
+        };
+        let mut possible = Types::NONE;
+        for part in parts {
+            self.spend(200)?;
+            let stated = Types::named(&types(part, place)?);
+            let combining = ["$ref", "anyOf", "oneOf"].into_iter().find(|key| part.get(key).is_some());
+            possible |= stated
+                & match combining {
+                    Some(key) => self.possible(part, key, place, depth + 1)?,
+                    None => Types::of_schema(part),
+                };
+        }
+        Ok(possible)
     }
 
     /// A node without a type: its keywords say which it has, if any.
@@ -297,7 +343,8 @@ impl<'a> Check<'a> {
             let part = self.part(part, &place)?;
             if part.get("enum").is_some() {
                 enums.push(values(part, &place)?);
-            } else if part.get("properties").is_some() && matches!(*self::types(part, &place)?, [] | ["object"]) {
+            } else if part.get("properties").is_some() && matches!(*super::types::types(part, &place)?, [] | ["object"])
+            {
                 objects.push((part, place));
             } else {
                 return Err(place.fail("the parts of 'allOf' must be objects with 'properties', or enums"));
@@ -488,27 +535,6 @@ impl<'a> Check<'a> {
         checked.push(("pattern", quoted(&rewritten)));
         Ok(checked)
     }
-}
-
-/// The types that a schema names.
-fn types<'a>(node: &'a Json, place: &Place) -> Result<Vec<&'a str>, GrammarError> {
-    let names = match node.get("type") {
-        None => &[][..],
-        Some(Json::Array(names)) if !names.is_empty() => names.as_slice(),
-        Some(name) => std::slice::from_ref(name),
-    };
-    let mut types = Vec::new();
-    for name in names {
-        let name = name.as_str().ok_or_else(|| place.fail("'type' must be a string or strings"))?;
-        if !TYPES.contains(&name) {
-            return Err(place.fail(format!("there is no type '{name}'")));
-        }
-        if types.contains(&name) {
-            return Err(place.fail(format!("the type '{name}' stands there twice")));
-        }
-        types.push(name);
-    }
-    Ok(types)
 }
 
 /// The values of an `enum`.

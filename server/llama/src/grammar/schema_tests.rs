@@ -171,9 +171,59 @@ fn without_a_type_the_keywords_decide() {
             json!({"type": "object", "properties": {"a": {}}, "required": ["a"]}),
         ),
         (json!({"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3, 4]}]}), json!({"enum": [2, 3]})),
-        (json!({"type": "string", "const": {"type": "integer"}}), json!({"const": {"type": "integer"}})),
+        (json!({"type": "object", "const": {"type": "integer"}}), json!({"const": {"type": "integer"}})),
     ] {
         assert_eq!(gbnf(untyped.clone()), gbnf(typed), "{untyped}");
+    }
+}
+
+#[test]
+fn a_type_beside_values_alternatives_or_a_reference_holds_for_them() {
+    let definitions = json!({"text": {"type": "string"}, "any": {}, "either": {"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]}});
+    let gbnf = |mut schema: Value| {
+        schema["$defs"] = definitions.clone();
+        schema::to_gbnf(&schema.to_string())
+    };
+    for (narrowed, same) in [
+        (json!({"type": "string", "enum": ["a", 1, null, "b"]}), json!({"enum": ["a", "b"]})),
+        (json!({"type": ["integer", "null"], "enum": ["a", 1, 2.5, null]}), json!({"enum": [1, null]})),
+        (json!({"type": "number", "enum": [1, 2.5, "2"]}), json!({"enum": [1, 2.5]})),
+        (json!({"type": "number", "const": 1}), json!({"const": 1})),
+        (json!({"type": "string", "$ref": "#/$defs/text"}), json!({"$ref": "#/$defs/text"})),
+        (json!({"type": ["null", "string"], "$ref": "#/$defs/either"}), json!({"$ref": "#/$defs/either"})),
+        (
+            json!({"type": "object", "anyOf": [{"properties": {"a": {}}}, {"type": "object"}]}),
+            json!({"anyOf": [{"properties": {"a": {}}}, {"type": "object"}]}),
+        ),
+    ] {
+        assert_eq!(gbnf(narrowed.clone()).unwrap(), gbnf(same).unwrap(), "{narrowed}");
+    }
+    for wider in [
+        json!({"type": "string", "enum": [1, null]}),
+        json!({"type": "integer", "const": 2.5}),
+        json!({"type": "object", "const": "a"}),
+        json!({"type": "string", "$ref": "#/$defs/any"}),
+        json!({"type": "string", "$ref": "#/$defs/either"}),
+        json!({"type": "integer", "anyOf": [{"type": "number"}]}),
+        json!({"type": "object", "oneOf": [{"properties": {"a": {}}}, {"items": {}}]}),
+    ] {
+        let error = gbnf(wider.clone()).unwrap_err();
+        assert!(
+            matches!(&error, GrammarError::Schema { message, .. } if message.contains("'type' beside it")),
+            "{error}"
+        );
+    }
+    // Alternatives of themselves are looked into so deep and no deeper, and as often.
+    let twice = |next: &str| json!({"anyOf": [{"$ref": next}, {"$ref": next}]});
+    for (what, schema) in [
+        ("itself", json!({"type": "string", "$ref": "#/$defs/a", "$defs": {"a": twice("#/$defs/a")}})),
+        (
+            "each other",
+            json!({"type": "null", "oneOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": twice("#/$defs/b"), "b": twice("#/$defs/a")}}),
+        ),
+    ] {
+        let error = quickly(what, || schema::to_gbnf(&schema.to_string())).unwrap_err();
+        assert!(matches!(error, GrammarError::TooLarge { .. }), "{what}: {error}");
     }
 }
 
