@@ -9,9 +9,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    scalars::{AutoOr, DurationString, Percent, PositiveQuantity, Ratio, Sha256},
+    scalars::{DurationString, Percent, PositiveQuantity, Ratio, Sha256},
     status::InferenceServiceStatus,
 };
+
+pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, RuntimeSpec, SpeculativeSpec, SplitMode};
 
 /// A model that is served by a number of pods, and how it may change.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -135,143 +137,6 @@ pub struct LocalName {
     /// Name of the object.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-}
-
-/// How the engine runs a model.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = Rule::new("self.contextSize >= self.parallel * 16").message("spec.runtime.contextSize: it is shared by the parallel sequences, so give at least 16 tokens for each (contextSize >= 16 * parallel)"),
-    validation = Rule::new("type(self.threads) != int || self.threads <= 512").message("spec.runtime.threads: use auto or a whole number up to 512"),
-    validation = Rule::new("!has(self.workers) || (self.workers <= self.parallel && (type(self.threads) != int || self.threads == 0 || self.workers <= self.threads))").message("spec.runtime.workers: each worker needs a sequence and a thread of its own, so give at most as many as parallel and as threads")
-)]
-pub struct RuntimeSpec {
-    /// Tokens of context in all, shared equally by the parallel sequences.
-    #[serde(default = "default_context_size")]
-    #[x_kube(validation = Rule::new("self >= 128 && self <= 16777216").message("spec.runtime.contextSize: use a number of tokens from 128 to 16777216"))]
-    pub context_size: u32,
-    /// Sequences that are decoded at the same time.
-    #[serde(default = "default_parallel")]
-    #[x_kube(validation = Rule::new("self >= 1 && self <= 255").message("spec.runtime.parallel: use a number from 1 to 255"))]
-    pub parallel: u32,
-    /// Type of the keys and values in the KV cache.
-    #[serde(default)]
-    pub cache_type: CacheType,
-    /// Layers that run on GPUs: auto takes all where spec.resources.gpu asks for some, 0 is CPU only. A pod that finds no
-    /// GPU refuses the model.
-    #[serde(default)]
-    pub gpu_layers: AutoOr,
-    /// How they are spread over several GPUs; layer by layer, by their free memory, if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu_split: Option<GpuSplitSpec>,
-    /// Most memory of GPUs, all together, that a model takes in each pod: 20Gi. With gpuLayers: auto as many layers go there
-    /// as fit, and otherwise the memory gate refuses what does not. Needs spec.resources.gpu. All that the GPUs have if left
-    /// out.
-    // Not serialised when absent, as workers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu_memory: Option<PositiveQuantity>,
-    /// Threads of the engine on the CPU: auto follows from the CPUs of the pod.
-    #[serde(default)]
-    pub threads: AutoOr,
-    /// Processes that serve the model side by side in each pod, at most one for each processor; contextSize, parallel and
-    /// threads are those of all together. One if left out. More take more memory and are slower for a lone request, and the
-    /// death of one does not stop the model.
-    // Not serialised when absent: versions are named after what is, and one that was made before this field stays itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("self >= 1 && self <= 32").message("spec.runtime.workers: use a number from 1 to 32"))]
-    pub workers: Option<u32>,
-    /// Speculative decoding: promptLookup is carried out, a draft model is not supported yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub speculative: Option<SpeculativeSpec>,
-}
-
-fn default_context_size() -> u32 {
-    8192
-}
-
-fn default_parallel() -> u32 {
-    8
-}
-
-impl Default for RuntimeSpec {
-    fn default() -> Self {
-        Self {
-            context_size: default_context_size(),
-            parallel: default_parallel(),
-            cache_type: CacheType::default(),
-            gpu_layers: AutoOr::Auto,
-            gpu_split: None,
-            gpu_memory: None,
-            threads: AutoOr::Auto,
-            workers: None,
-            speculative: None,
-        }
-    }
-}
-
-/// How a model is spread over the GPUs of a pod.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct GpuSplitSpec {
-    /// What is split.
-    #[serde(default)]
-    pub mode: SplitMode,
-    /// How much each GPU gets, in proportion: [3, 1]. By their free memory if left out.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16))]
-    #[x_kube(validation = Rule::new("self.all(part, part <= 1000000)").message("spec.runtime.gpuSplit.tensorSplit: use whole numbers from 0 to 1000000"))]
-    pub tensor_split: Vec<u32>,
-    /// The GPU that has the whole model with mode None, counted from 0.
-    #[serde(default)]
-    #[x_kube(validation = Rule::new("self >= 0 && self <= 15").message("spec.runtime.gpuSplit.mainGpu: use a number from 0 to 15"))]
-    pub main_gpu: u32,
-}
-
-/// What is split among the GPUs of a pod.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum SplitMode {
-    /// Nothing: one GPU has the whole model.
-    None,
-    /// Layers, each with its part of the KV cache.
-    #[default]
-    Layer,
-    /// The rows of matrices.
-    Row,
-}
-
-/// Type of the KV cache's entries.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub enum CacheType {
-    /// 16-bit floating point.
-    #[default]
-    #[serde(rename = "f16")]
-    F16,
-    /// 8-bit blocks: half the memory.
-    #[serde(rename = "q8_0")]
-    Q8_0,
-    /// 4-bit blocks: a quarter of the memory.
-    #[serde(rename = "q4_0")]
-    Q4_0,
-}
-
-/// Speculative decoding: tokens are guessed cheaply and checked by the model, so the output does not change.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SpeculativeSpec {
-    /// A smaller model with the same tokenizer that guesses.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub draft: Option<SourceSpec>,
-    /// Guess from n-grams of the prompt.
-    #[serde(default)]
-    pub prompt_lookup: bool,
-    /// Most tokens guessed at a time.
-    #[serde(default = "default_max_tokens_drafted")]
-    #[x_kube(validation = Rule::new("self >= 1 && self <= 64").message("spec.runtime.speculative.maxTokens: use a number from 1 to 64"))]
-    pub max_tokens: u32,
-}
-
-fn default_max_tokens_drafted() -> u32 {
-    8
 }
 
 /// What each pod gets of its node.

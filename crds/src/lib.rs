@@ -10,6 +10,7 @@ pub mod inference_service;
 pub mod model_version;
 pub mod quantity;
 pub mod revision;
+pub mod runtime;
 pub mod scalars;
 pub mod status;
 

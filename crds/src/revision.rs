@@ -35,7 +35,10 @@ fn hash(value: &impl serde::Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{inference_service::SourceSpec, scalars::Sha256};
+    use crate::{
+        inference_service::{KvLayout, SourceSpec},
+        scalars::Sha256,
+    };
 
     fn model(uri: &str, digest: &str) -> ModelSpec {
         ModelSpec {
@@ -58,8 +61,11 @@ mod tests {
         assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "b"), &runtime));
         let other = RuntimeSpec { parallel: 4, ..runtime };
         assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
-        let other = RuntimeSpec { workers: Some(2), ..RuntimeSpec::default() };
-        assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
+        let workers = RuntimeSpec { workers: Some(2), ..RuntimeSpec::default() };
+        let layout = RuntimeSpec { kv_layout: Some(KvLayout::Unified), ..RuntimeSpec::default() };
+        for other in [workers, layout] {
+            assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
+        }
     }
 
     /// An operator that knows more settings must not take every service for changed.

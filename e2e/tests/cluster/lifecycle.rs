@@ -247,6 +247,11 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
             json!({"spec": {"runtime": {"workers": 17, "threads": "auto"}}}),
             "at most as many as parallel and as threads",
         ),
+        (
+            json!({"spec": {"runtime": {"workers": 3, "threads": "auto", "kvLayout": "Unified"}}}),
+            "make parallel a multiple of workers",
+        ),
+        (json!({"spec": {"runtime": {"kvLayout": "Pool"}}}), "supported values"),
         (json!({"spec": {"runtime": {"cacheType": "q2"}}}), "supported values"),
         (
             json!({"spec": {"runtime": {"gpuMemory": "20Gi"}}}),

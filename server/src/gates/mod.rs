@@ -312,8 +312,8 @@ fn job_settings(job: &Job, summary: &Summary) -> Result<RuntimeSettings, Refusal
 /// The settings of a version as the front takes them. `gpu`: whether the pod asks for GPUs.
 #[must_use]
 pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -> RuntimeSettings {
-    use gantry_crds::inference_service::CacheType as Spec;
-    use gantry_engine::CacheType;
+    use gantry_crds::inference_service::{CacheType as Spec, KvLayout as Layout};
+    use gantry_engine::{CacheType, KvLayout};
     // Less than a byte is no limit that anything fits into.
     let gpu_memory_bytes = spec.gpu_memory.as_ref().map(|memory| memory.bytes().unwrap_or(0));
     RuntimeSettings {
@@ -332,6 +332,11 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
         workers: spec.workers,
         scheduling,
         engine: EngineTuning {
+            kv_layout: match spec.kv_layout {
+                None => KvLayout::Auto,
+                Some(Layout::Split) => KvLayout::Split,
+                Some(Layout::Unified) => KvLayout::Unified,
+            },
             prompt_lookup: spec.speculative.as_ref().filter(|s| s.prompt_lookup).map_or(0, |s| s.max_tokens),
             ..EngineTuning::default()
         },

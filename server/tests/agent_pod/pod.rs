@@ -562,18 +562,27 @@ async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_has_as_many_workers_as_its_runtime_says() {
+async fn a_version_has_the_workers_and_the_layout_that_its_runtime_says() {
     if processors() < 2 {
         return;
     }
     let mut pod = Pod::fresh();
     let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
     let mut version = version("v2", &two, &sha_two);
-    (version["runtime"]["workers"], version["runtime"]["threads"]) = (json!(2), json!(2));
+    for (setting, value) in [
+        ("workers", json!(2)),
+        ("threads", json!(2)),
+        ("parallel", json!(4)),
+        ("contextSize", json!(2048)),
+        ("kvLayout", json!("Unified")),
+    ] {
+        version["runtime"][setting] = value;
+    }
     pod.roll_out(&version).await;
     let version = pod.router.active().unwrap();
     let stats = version.stats();
-    assert_eq!((stats.workers.len(), stats.pids().len(), stats.slots), (2, 2, 2), "{stats:?}");
+    assert_eq!((stats.workers.len(), stats.pids().len(), stats.slots), (2, 2, 4), "{stats:?}");
+    assert_eq!(version.model().unwrap().n_ctx_per_sequence, 1024, "one may have all cells of its worker");
     // On a busy machine one may be late with a heartbeat, and gets requests again with the next.
     let start = Instant::now();
     while !version.stats().workers.iter().all(|worker| worker.dispatchable) {
