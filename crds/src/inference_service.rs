@@ -96,16 +96,16 @@ pub struct ModelSpec {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.uri) != has(self.pvc)").message("spec.model.source: give exactly one of uri and pvc"),
-    validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("spec.model.source.sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; only hf:// at a commit and oci:// at a digest do without"),
-    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("spec.model.source.uri: pin a Hugging Face file to its commit: hf://ORG/REPO@<40 hex digits>/FILE.gguf"),
-    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("spec.model.source.uri: pin an OCI artifact to its digest: oci://REGISTRY/REPOSITORY@sha256:<64 hex digits>")
+    validation = Rule::new("has(self.uri) != has(self.pvc)").message("give exactly one of uri and pvc"),
+    validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; only hf:// at a commit and oci:// at a digest do without"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("uri: pin a Hugging Face file to its commit: hf://ORG/REPO@<40 hex digits>/FILE.gguf"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("uri: pin an OCI artifact to its digest: oci://REGISTRY/REPOSITORY@sha256:<64 hex digits>")
 )]
 pub struct SourceSpec {
     /// Address of the file: https://, http://, hf://, s3://, gs://, azure://, oci:// or file://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
-    #[x_kube(validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("spec.model.source.uri: use an address that starts with https://, http://, hf://, s3://, gs://, azure://, oci:// or file://, without spaces"))]
+    #[x_kube(validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https://, http://, hf://, s3://, gs://, azure://, oci:// or file://, without spaces"))]
     pub uri: Option<String>,
     /// A file on a PersistentVolumeClaim of the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,7 +127,7 @@ pub struct PvcSource {
     pub claim_name: String,
     /// Path of the file on the volume, relative to its root.
     #[schemars(length(max = 1024))]
-    #[x_kube(validation = Rule::new("self.size() > 0 && !self.startsWith('/') && !('/' + self + '/').contains('/../')").message("spec.model.source.pvc.path: use a relative path without .."))]
+    #[x_kube(validation = Rule::new("self.size() > 0 && !self.startsWith('/') && !('/' + self + '/').contains('/../')").message("pvc.path: use a relative path without .."))]
     pub path: String,
 }
 

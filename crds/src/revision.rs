@@ -5,7 +5,7 @@
 
 use sha2::{Digest, Sha256 as Hasher};
 
-use crate::inference_service::{GatesSpec, InferenceServiceSpec, ModelSpec, RuntimeSpec};
+use crate::inference_service::{GatesSpec, InferenceServiceSpec, ModelSpec, RuntimeSpec, SourceSpec};
 
 /// Hexadecimal digits of the hash in a version's name: 40 bits keep fifty versions of a service apart.
 const NAME_HASH_DIGITS: usize = 10;
@@ -17,6 +17,12 @@ pub fn version_name(service: &str, model: &ModelSpec, runtime: &RuntimeSpec) -> 
         Some(digest) => format!("sha256:{digest}"),
         None => format!("{:?} {:?}", model.source.uri, model.source.pvc),
     };
+    let mut runtime = runtime.clone();
+    if let Some(draft) = runtime.speculative.as_mut().and_then(|speculative| speculative.draft.as_mut())
+        && draft.sha256.is_some()
+    {
+        *draft = SourceSpec { uri: None, pvc: None, sha256: draft.sha256.clone(), secret_ref: None };
+    }
     let hash = hash(&(identity, &model.served_name, runtime));
     format!("{service}-{}", &hash[..NAME_HASH_DIGITS])
 }
@@ -36,7 +42,7 @@ fn hash(value: &impl serde::Serialize) -> String {
 mod tests {
     use super::*;
     use crate::{
-        inference_service::{KvLayout, SourceSpec},
+        inference_service::{KvLayout, SpeculativeSpec},
         scalars::Sha256,
     };
 
@@ -66,6 +72,18 @@ mod tests {
         for other in [workers, layout] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
+    }
+
+    #[test]
+    fn a_draft_model_is_known_by_its_digest_too() {
+        let name = |uri: &str, digest: &str| {
+            let draft = Some(model(uri, digest).source);
+            let speculative = Some(SpeculativeSpec { draft, prompt_lookup: false, max_tokens: 8 });
+            let runtime = RuntimeSpec { speculative, ..RuntimeSpec::default() };
+            version_name("chat", &model("https://a/m.gguf", "a"), &runtime)
+        };
+        assert_eq!(name("https://a/d.gguf", "b"), name("https://b/d.gguf", "b"));
+        assert_ne!(name("https://a/d.gguf", "b"), name("https://a/d.gguf", "c"));
     }
 
     /// An operator that knows more settings must not take every service for changed.

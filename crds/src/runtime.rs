@@ -58,7 +58,8 @@ pub struct RuntimeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1 && self <= 32").message("spec.runtime.workers: use a number from 1 to 32"))]
     pub workers: Option<u32>,
-    /// Speculative decoding: promptLookup is carried out, a draft model is not supported yet.
+    /// Speculative decoding: tokens are guessed and checked by the model. Which way of guessing pays is measured as it goes,
+    /// and one that does not is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculative: Option<SpeculativeSpec>,
 }
@@ -147,10 +148,11 @@ pub enum KvLayout {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpeculativeSpec {
-    /// A smaller model with the same tokenizer that guesses.
+    /// A smaller model with the same tokenizer that guesses. Each pod fetches it before the model, and each worker has its
+    /// weights and a KV cache for it in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<SourceSpec>,
-    /// Guess from n-grams of the prompt.
+    /// Guess from n-grams of the prompt and the answer.
     #[serde(default)]
     pub prompt_lookup: bool,
     /// Most tokens guessed at a time.

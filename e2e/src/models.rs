@@ -19,6 +19,8 @@ pub enum DemoModel {
     V2,
     /// Loads, runs, and answers badly.
     V3Bad,
+    /// Guesses for V1 and V2.
+    Draft,
 }
 
 impl DemoModel {
@@ -29,6 +31,7 @@ impl DemoModel {
             Self::V1 => "demo-v1.q8_0.gguf",
             Self::V2 => "demo-v2.q8_0.gguf",
             Self::V3Bad => "demo-v3-bad.q8_0.gguf",
+            Self::Draft => "demo-draft.q8_0.gguf",
         }
     }
 

@@ -133,7 +133,10 @@ impl fmt::Display for Problems {
 pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     let spec = &service.spec;
     let mut problems = Collector::default();
-    problems.source(&spec.model.source);
+    problems.source(&MODEL_SOURCE, &spec.model.source);
+    if let Some(draft) = spec.runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref()) {
+        problems.source(&DRAFT_SOURCE, draft);
+    }
     problems.unsupported_fields(spec);
     let replicas = spec.replicas;
     if !(0..=gantry_crds::MAX_REPLICAS).contains(&replicas) {
@@ -189,6 +192,27 @@ fn judged(service: &InferenceService) -> String {
     }
 }
 
+/// The paths of a source's fields.
+struct SourceFields {
+    source: &'static str,
+    uri: &'static str,
+    pvc: &'static str,
+    sha256: &'static str,
+}
+
+const MODEL_SOURCE: SourceFields = SourceFields {
+    source: "spec.model.source",
+    uri: "spec.model.source.uri",
+    pvc: "spec.model.source.pvc",
+    sha256: "spec.model.source.sha256",
+};
+const DRAFT_SOURCE: SourceFields = SourceFields {
+    source: "spec.runtime.speculative.draft",
+    uri: "spec.runtime.speculative.draft.uri",
+    pvc: "spec.runtime.speculative.draft.pvc",
+    sha256: "spec.runtime.speculative.draft.sha256",
+};
+
 /// Collects problems while parsing goes on, so that the user sees all of them at once.
 #[derive(Default)]
 struct Collector(Vec<Problem>);
@@ -220,29 +244,29 @@ impl Collector {
         Some(Quantity(value.0.clone()))
     }
 
-    fn source(&mut self, source: &SourceSpec) {
+    fn source(&mut self, fields: &SourceFields, source: &SourceSpec) {
         match (&source.uri, &source.pvc) {
             (Some(uri), None) if uri.starts_with("https://") || uri.starts_with("http://") => match &source.sha256 {
                 Some(digest) => {
                     if let Err(error) = digest.checked() {
-                        self.invalid("spec.model.source.sha256", error.to_string());
+                        self.invalid(fields.sha256, error.to_string());
                     }
                 }
-                None => self.invalid("spec.model.source.sha256", "give the file's SHA-256 (sha256sum FILE)"),
+                None => self.invalid(fields.sha256, "give the file's SHA-256 (sha256sum FILE)"),
             },
             (Some(uri), None) => {
                 let scheme = uri.split("://").next().unwrap_or_default();
                 let advice = format!(
                     "{scheme}:// cannot be fetched; put the file behind https:// or http:// and give its sha256"
                 );
-                self.0.push(Problem { kind: ProblemKind::NotSupported, field: "spec.model.source.uri", advice });
+                self.0.push(Problem { kind: ProblemKind::NotSupported, field: fields.uri, advice });
             }
             (None, Some(_)) => self.not_supported(
                 true,
-                "spec.model.source.pvc",
+                fields.pvc,
                 "serve the file over https:// or http:// and give its address as uri",
             ),
-            _ => self.invalid("spec.model.source", "give exactly one of uri and pvc"),
+            _ => self.invalid(fields.source, "give exactly one of uri and pvc"),
         }
     }
 
@@ -251,8 +275,6 @@ impl Collector {
         let wants_other_strategy =
             matches!(rollout.strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests);
         let leave_out = "leave it out";
-        let draft = spec.runtime.speculative.as_ref().is_some_and(|speculative| speculative.draft.is_some());
-        self.not_supported(draft, "spec.runtime.speculative.draft", "use speculative.promptLookup");
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
         self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto or InPlaceSwap");
         self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
@@ -306,6 +328,7 @@ mod tests {
     #[test]
     fn what_is_not_supported_is_named_with_what_to_use_instead() {
         let source = |source: Value| json!({"model": {"source": source}});
+        let draft = |draft: Value| json!({"runtime": {"speculative": {"draft": draft}}});
         let cases = [
             (json!({"rollout": {"strategy": "BlueGreen"}}), "spec.rollout.strategy", "InPlaceSwap"),
             (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
@@ -332,10 +355,11 @@ mod tests {
             (source(json!({"uri": "hf://o/r@1/a.gguf", "sha256": null})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": null, "pvc": {"claimName": "c", "path": "a.gguf"}})), "spec.model.source.pvc", "uri"),
             (json!({"cache": {"mode": "Node"}}), "spec.cache.mode", "None"),
+            (draft(json!({"uri": "oci://r/d@sha256:1"})), "spec.runtime.speculative.draft.uri", "https://"),
             (
-                json!({"runtime": {"speculative": {"draft": {"uri": "https://h/d.gguf", "sha256": "0".repeat(64)}}}}),
-                "spec.runtime.speculative.draft",
-                "promptLookup",
+                draft(json!({"pvc": {"claimName": "c", "path": "d.gguf"}, "sha256": "0".repeat(64)})),
+                "spec.runtime.speculative.draft.pvc",
+                "uri",
             ),
         ];
         for (patch, field, instead) in cases {
@@ -352,7 +376,7 @@ mod tests {
             "replicas": -1,
             "model": {"source": {"sha256": "abc"}},
             "resources": {"memory": "much", "cpu": "0"},
-            "runtime": {"gpuMemory": "20Gi"},
+            "runtime": {"gpuMemory": "20Gi", "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
         })))
@@ -365,6 +389,7 @@ mod tests {
             "spec.resources.memory",
             "spec.resources.cpu",
             "spec.runtime.gpuMemory",
+            "spec.runtime.speculative.draft.sha256",
             "spec.rollout.progressDeadline",
             "spec.scheduling.queueTimeout",
             "spec.rollout.gates.memory.headroom",

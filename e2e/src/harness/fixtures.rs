@@ -7,6 +7,7 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     inference_service::{
         GatesSpec, ModelSpec, PromptsGate, ResourcesSpec, RollbackSpec, RolloutSpec, RuntimeSpec, SourceSpec,
+        SpeculativeSpec,
     },
     revision::version_name,
     scalars::{AutoOr, DurationString, Percent, PositiveQuantity, Sha256},
@@ -257,14 +258,17 @@ impl ModelSource {
     /// As in `spec.model`.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
-        ModelSpec {
-            served_name: SERVED_NAME.to_owned(),
-            source: SourceSpec {
-                uri: Some(self.uri.clone()),
-                pvc: None,
-                sha256: Some(Sha256(self.sha256.clone())),
-                secret_ref: None,
-            },
+        ModelSpec { served_name: SERVED_NAME.to_owned(), source: self.source() }
+    }
+
+    /// As in `spec.model.source`.
+    #[must_use]
+    pub fn source(&self) -> SourceSpec {
+        SourceSpec {
+            uri: Some(self.uri.clone()),
+            pvc: None,
+            sha256: Some(Sha256(self.sha256.clone())),
+            secret_ref: None,
         }
     }
 }
@@ -286,6 +290,8 @@ pub struct ServiceFixture {
     pub parallel: u32,
     /// Tokens of each sequence.
     pub sequence_tokens: u32,
+    /// What guesses for its models.
+    pub draft: Option<ModelSource>,
 }
 
 impl Default for ServiceFixture {
@@ -298,6 +304,7 @@ impl Default for ServiceFixture {
             progress_deadline: "3m",
             parallel: 16,
             sequence_tokens: 512,
+            draft: None,
         }
     }
 }
@@ -310,6 +317,11 @@ impl ServiceFixture {
             context_size: self.parallel * self.sequence_tokens,
             parallel: self.parallel,
             threads: AutoOr::Value(1),
+            speculative: self.draft.as_ref().map(|draft| SpeculativeSpec {
+                draft: Some(draft.source()),
+                prompt_lookup: false,
+                max_tokens: 4,
+            }),
             ..RuntimeSpec::default()
         }
     }

@@ -1,6 +1,7 @@
 //! From nothing to a streamed answer, as a client in the cluster sees it.
 
 use anyhow::{Context, Result, ensure};
+use gantry_crds::{ModelVersion, status::GateName};
 use gantry_e2e::{
     harness::{
         exec::exec,
@@ -22,15 +23,23 @@ const OPENAI_CHECK: &str = include_str!("../../client/openai_check.py");
 #[ignore = "needs a cluster: make test"]
 async fn a_client_pod_gets_a_streamed_answer_through_the_services_dns_name() -> Result<()> {
     with_temp_ns("answers", async |namespace| {
-        let model = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let (model, draft) = (store.model(DemoModel::V1)?, store.model(DemoModel::Draft)?);
         golden_prompts_config_map(namespace).await?;
-        let service = TestService::start(namespace, ServiceFixture::default(), &model).await?;
+        // What guesses changes no answer.
+        let fixture = ServiceFixture { draft: Some(draft), ..ServiceFixture::default() };
+        let service = TestService::start(namespace, fixture, &model).await?;
         let status = service.await_settled(&model, ROLLOUT_TIMEOUT).await?;
         let endpoint = status.endpoint.context("status.endpoint says where to ask")?;
         let dns_name = format!("http://{}.{}.svc", service.fixture.name, namespace.name);
         ensure!(endpoint.starts_with(&dns_name) && endpoint.ends_with("/v1"), "status.endpoint is {endpoint}");
         let pods = client_pod(namespace).await?;
         let version = service.fixture.version(&model);
+        let gates = namespace.api::<ModelVersion>().get(&version).await?.status.unwrap_or_default().gates;
+        let fetched = gates.iter().find(|gate| gate.name == GateName::Fetch).and_then(|gate| gate.value.clone());
+        let fetched = fetched.with_context(|| format!("no gate tells what was fetched: {gates:?}"))?;
+        say(format_args!("Fetch: {fetched}"));
+        ensure!(fetched.contains("; draft model "), "Fetch: {fetched}");
 
         let ask = ["gantry-e2e", "ask", "--url", &endpoint, "--model", SERVED_NAME, QUESTION];
         let answer = exec(&pods, CLIENT_POD, &ask).await?;

@@ -37,8 +37,13 @@ pub fn role(inputs: &Inputs) -> Role {
 
 /// Secrets of all versions that pods may have to fetch, the wanted one before the others.
 fn secrets(inputs: &Inputs) -> BTreeSet<String> {
-    let models = inputs.versions.iter().map(|version| &version.model).chain([&inputs.spec.wanted.model]);
-    models.filter_map(|model| model.source.secret_ref.as_ref()).map(|secret| secret.name.clone()).collect()
+    let wanted = &inputs.spec.wanted;
+    let versions = inputs.versions.iter().map(|version| (&version.model, &version.runtime));
+    let sources = versions.chain([(&wanted.model, &wanted.runtime)]).flat_map(|(model, runtime)| {
+        let draft = runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
+        std::iter::once(&model.source).chain(draft)
+    });
+    sources.filter_map(|source| source.secret_ref.as_ref()).map(|secret| secret.name.clone()).collect()
 }
 
 fn rule(group: &str, resource: &str, verbs: &[&str], names: impl IntoIterator<Item = String>) -> PolicyRule {

@@ -76,7 +76,7 @@ fn with_action(gate: GateName, cause: &str) -> String {
                 "correct it, then change spec.model or annotate the service with {RETRY_ANNOTATION}=<any new value>"
             )
         }
-        GateName::Digest => "correct spec.model.source.sha256 or the file".to_owned(),
+        GateName::Digest => "correct the sha256 in the spec, or the file".to_owned(),
         GateName::Memory => "use a smaller model or context, or raise spec.resources.memory".to_owned(),
         GateName::Health => "change spec.model".to_owned(),
         _ => "change spec.model or spec.rollout.gates".to_owned(),

@@ -25,7 +25,7 @@ pub enum FetchError {
     DiskFull(String),
     /// The file is another one than was asked for.
     #[error(
-        "the file has the SHA-256 {found}, and {expected} was asked for; correct spec.model.source.sha256, or the address"
+        "the file has the SHA-256 {found}, and {expected} was asked for; correct the sha256 in the spec, or the address"
     )]
     WrongDigest {
         /// Asked for.

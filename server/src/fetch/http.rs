@@ -121,17 +121,17 @@ fn refusal(address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError
     let permanent = |what: &str| FetchError::Permanent(format!("{address} answers {status}: {what}"));
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => permanent(
-            "give credentials with spec.model.source.secretRef (key token), or check that they allow this file",
+            "give credentials with secretRef (key token) beside its uri in the spec, or check that they allow this file",
         ),
         StatusCode::NOT_FOUND | StatusCode::GONE => {
-            permanent("there is no such file; correct spec.model.source.uri, or upload the file")
+            permanent("there is no such file; correct its uri in the spec, or upload the file")
         }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
             later(address, status, headers)
         }
         status if status.is_server_error() => later(address, status, headers),
         status if status.is_redirection() => permanent("the redirect leads nowhere; give the file's own address"),
-        _ => permanent("correct spec.model.source.uri"),
+        _ => permanent("correct its uri in the spec"),
     }
 }
 
@@ -240,7 +240,7 @@ mod tests {
             (403, false, "secretRef"),
             (404, false, "no such file"),
             (410, false, "no such file"),
-            (400, false, "spec.model.source.uri"),
+            (400, false, "its uri in the spec"),
             (304, false, "redirect"),
             (408, true, "408"),
             (429, true, "429"),

@@ -99,12 +99,12 @@ fn fields(text: &str, separator: char) -> HashMap<String, u64> {
     text.lines().filter_map(field).collect()
 }
 
-/// Bytes of main memory that a model is predicted to take. `gpu`: whether the pod has one.
+/// Bytes of main memory that a model is predicted to take, with the one that guesses for it. `gpu`: whether the pod has one.
 ///
 /// The weights count for each worker: each reads them into memory of its own.
 #[must_use]
-pub fn predict(summary: &Summary, runtime: &RuntimeSettings, gpu: bool) -> u64 {
-    in_all_workers(summary, runtime, gpu, |estimate| estimate.host_bytes)
+pub fn predict(model: &Summary, draft: Option<&Summary>, runtime: &RuntimeSettings, gpu: bool) -> u64 {
+    in_all_workers(model, draft, runtime, gpu, |estimate| estimate.host_bytes)
 }
 
 /// What was asked to be on GPUs takes more of their memory than it may.
@@ -146,12 +146,8 @@ impl std::error::Error for GpuUnfit {}
 pub fn fit_gpu(runtime: &mut RuntimeSettings, model: &Summary, draft: Option<&Summary>) -> Result<(), GpuUnfit> {
     let Some(limit_bytes) = runtime.gpu_memory_bytes else { return Ok(()) };
     let takes = |layers: u32| {
-        // The draft model has as many layers there and cells as the model, and embeds nothing.
-        let ctx_size = if runtime.ctx_size == 0 { model.context_length } else { runtime.ctx_size };
-        let settings = RuntimeSettings { ctx_size, gpu_layers: Some(layers), ..runtime.clone() };
-        let device = |model, settings: &_| in_all_workers(model, settings, true, |estimate| estimate.device_bytes);
-        let guesses = draft.map_or(0, |draft| device(draft, &RuntimeSettings { pooled: None, ..settings.clone() }));
-        device(model, &settings).saturating_add(guesses)
+        let settings = RuntimeSettings { gpu_layers: Some(layers), ..runtime.clone() };
+        in_all_workers(model, draft, &settings, true, |estimate| estimate.device_bytes)
     };
     // One more than the layers, since the output is one.
     let all = model.layers.max(draft.map_or(0, |draft| draft.layers)).saturating_add(1);
@@ -169,22 +165,47 @@ pub fn fit_gpu(runtime: &mut RuntimeSettings, model: &Summary, draft: Option<&Su
     Ok(())
 }
 
-/// The sum of a part of what each worker is predicted to take.
+/// The sum of a part of what each worker is predicted to take, for the model and the one that guesses for it.
 fn in_all_workers(
-    summary: &Summary,
+    model: &Summary,
+    draft: Option<&Summary>,
     runtime: &RuntimeSettings,
     gpu: bool,
     part: impl Fn(&MemoryEstimate) -> u64,
 ) -> u64 {
+    let in_one = |own: &RuntimeSettings| {
+        let input = fit_input(own, model, gpu);
+        let guesses = draft.map_or(0, |draft| part(&estimate(draft, &draft_input(&input, model))));
+        part(&estimate(model, &input)).saturating_add(guesses)
+    };
     // Settings that cannot be shared out are refused when they are loaded.
-    let shares = runtime.shares(processors(), summary.context_length).unwrap_or_default();
+    let shares = runtime.shares(processors(), model.context_length).unwrap_or_default();
     if shares.len() <= 1 {
-        return part(&estimate(summary, &fit_input(runtime, summary, gpu)));
+        return in_one(runtime);
     }
     shares.iter().fold(0, |sum: u64, share| {
         let own = RuntimeSettings { ctx_size: share.ctx_size, parallel: share.parallel, ..runtime.clone() };
-        sum.saturating_add(part(&estimate(summary, &fit_input(&own, summary, gpu))))
+        sum.saturating_add(in_one(&own))
     })
+}
+
+/// What the engine runs a draft model with, beside a model that it runs with `input`: cells for as many tokens of each
+/// sequence, small batches with logits of all their tokens, and nothing else of what the model has.
+fn draft_input(input: &FitInput, model: &Summary) -> FitInput {
+    let ctx_size = if input.ctx_size == 0 { model.context_length } else { input.ctx_size };
+    let n_batch = gantry_engine::MAX_DRAFT_CATCH_UP_TOKENS.saturating_add(input.parallel);
+    let pool_sequences = if ctx_size <= gantry_engine::AUTO_UNIFIED_MAX_CELLS { input.parallel } else { 0 };
+    FitInput {
+        ctx_size,
+        pool_sequences,
+        stage_cells: 0,
+        n_batch,
+        n_ubatch: n_batch,
+        n_outputs_max: 0,
+        flash_attention: true,
+        pooled_tokens: 0,
+        ..*input
+    }
 }
 
 /// The settings as the engine will run this model with them, for the arithmetic. `gpu`: whether there is one.
@@ -373,13 +394,24 @@ mod tests {
         assert_eq!(layers(None, None, two_layers, 2048), Ok(Some(2)));
         // A draft model has the cells of the model, whatever it was trained for.
         let draft = Summary { context_length: 128, ..model.clone() };
+        let input = fit_input(&one, &model, true);
+        let guesses = estimate(&draft, &draft_input(&input, &model));
+        assert_eq!(guesses.cells, estimate(&model, &input).cells);
         for ctx_size in [2048, 0] {
             assert_eq!(model.context_length, 2048);
-            assert_eq!(layers(None, Some(&draft), 2 * two_layers, ctx_size), Ok(Some(2)));
-            assert!(layers(None, Some(&draft), 2 * two_layers - 1, ctx_size).is_err());
+            let both = two_layers + guesses.device_bytes;
+            assert_eq!(layers(None, Some(&draft), both, ctx_size), Ok(Some(2)));
+            assert!(layers(None, Some(&draft), both - 1, ctx_size).is_err());
         }
+        // And takes main memory of its own.
+        let on_cpu = RuntimeSettings { gpu_layers: Some(0), ..one.clone() };
+        let guesses = estimate(&draft, &draft_input(&fit_input(&on_cpu, &model, false), &model));
+        let without = predict(&model, None, &on_cpu, false);
+        assert_eq!(predict(&model, Some(&draft), &on_cpu, false), without + guesses.host_bytes);
+        assert!(guesses.host_bytes > draft.tensor_bytes + guesses.kv_cache_bytes);
         if processors() > 1 {
-            let both = in_all_workers(&model, &RuntimeSettings { workers: Some(2), ..one }, true, |e| e.device_bytes);
+            let two = RuntimeSettings { workers: Some(2), ..one };
+            let both = in_all_workers(&model, None, &two, true, |e| e.device_bytes);
             assert!(both > two_layers);
             assert_eq!(layers(Some(2), None, both, 2048), Ok(Some(2)));
             assert!(layers(Some(2), None, both - 1, 2048).is_err());

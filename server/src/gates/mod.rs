@@ -2,7 +2,7 @@
 //!
 //! [`Gates::run`] takes one version through them and writes each step into its [`Report`]. Where the source serves parts
 //! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
-//! costs no transfer. A refusal says the gate, the figure and what to do; what may pass (a source that is down, a
+//! costs no transfer. A draft model is brought first: it is small, and the memory that the two need is judged. A refusal says the gate, the figure and what to do; what may pass (a source that is down, a
 //! ConfigMap that is not there yet) is waited for, and the caller ends the wait. Nothing here touches the version that
 //! serves. Absent: which version is to be prepared and what follows from the outcome ([`crate::rollout`]).
 
@@ -25,7 +25,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
-use crate::version::{EngineTuning, LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig};
+use crate::version::{
+    DraftSettings, EngineTuning, LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig,
+};
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::GpuUnfit;
 use objects::{NotThere, Objects};
@@ -64,8 +66,8 @@ pub struct Job {
 pub struct Loaded {
     /// The version.
     pub version: Arc<Version>,
-    /// Its file, which stays in the cache meanwhile.
-    pub model: CachedModel,
+    /// Its files, which stay in the cache meanwhile.
+    pub files: Vec<CachedModel>,
     /// Memory predicted for it.
     pub predicted_bytes: u64,
 }
@@ -87,9 +89,34 @@ pub enum Outcome {
     Cancelled,
 }
 
+/// The fields of a spec that name files.
+const MODEL_SOURCE: &str = "spec.model.source";
+const DRAFT_SOURCE: &str = "spec.runtime.speculative.draft";
+
+/// A draft model that is there.
+struct DraftModel {
+    file: CachedModel,
+    summary: Summary,
+    max_tokens: u32,
+    /// How it was brought.
+    fetched: String,
+}
+
 enum Stop {
     Refused(Refusal),
     Cancelled,
+}
+
+impl Stop {
+    /// Says that it is the draft model's file that stops the version.
+    fn of_draft(self) -> Self {
+        match self {
+            Self::Refused(refusal) => {
+                Self::Refused(Refusal { message: format!("the draft model: {}", refusal.message), ..refusal })
+            }
+            Self::Cancelled => Self::Cancelled,
+        }
+    }
 }
 
 impl From<Refusal> for Stop {
@@ -121,12 +148,14 @@ impl Gates {
                 loaded.clone()
             }
             None => {
-                let model = self.bring(job, report, cancel).await?;
+                report.phase(CandidatePhase::Fetching);
+                let draft = self.bring_draft(job, report, cancel).await.map_err(Stop::of_draft)?;
+                let model = self.bring(job, draft.as_ref(), report, cancel).await?;
                 report.phase(CandidatePhase::Validating);
-                let (summary, fit) = check_file(job, &model, report).await?;
+                let (summary, fit) = check_file(job, draft.as_ref(), &model, report).await?;
                 report.gguf(&summary);
                 report.pass(GateName::Memory, fit);
-                self.load(job, model, &summary, report).await?
+                self.load(job, model, draft, &summary, report).await?
             }
         };
         match &job.prompts {
@@ -136,43 +165,86 @@ impl Gates {
         Ok(loaded)
     }
 
-    /// Fetch and Digest: the file, whole and of the right digest, in the cache.
-    async fn bring(&self, job: &Job, report: &Report, cancel: &CancellationToken) -> Result<CachedModel, Stop> {
-        report.phase(CandidatePhase::Fetching);
-        let refuse = |message: String| Refusal::new(GateName::Fetch, message);
-        let digest = digest_of(&job.version.model.source).map_err(refuse)?;
-        let started = Instant::now();
-        if let Some(model) = retried(report, || self.fetcher.cached(digest)).await.map_err(|e| fetch_refusal(&e))? {
-            report.pass(GateName::Fetch, format!("{}, cached", quantity(model.bytes())));
-            report.pass(GateName::Digest, format!("{digest:?}"));
-            return Ok(model);
+    /// Fetch, Digest and Format of the draft model, where the version has one.
+    async fn bring_draft(
+        &self,
+        job: &Job,
+        report: &Report,
+        cancel: &CancellationToken,
+    ) -> Result<Option<DraftModel>, Stop> {
+        let Some(speculative) = &job.version.runtime.speculative else { return Ok(None) };
+        let Some(source) = &speculative.draft else { return Ok(None) };
+        let (file, fetched) = self.file(DRAFT_SOURCE, source, None, report, cancel).await?;
+        let summary = read_header(file.path()).await?.summary().clone();
+        Ok(Some(DraftModel { file, summary, max_tokens: speculative.max_tokens, fetched }))
+    }
+
+    /// Fetch and Digest of the model.
+    async fn bring(
+        &self,
+        job: &Job,
+        draft: Option<&DraftModel>,
+        report: &Report,
+        cancel: &CancellationToken,
+    ) -> Result<CachedModel, Stop> {
+        let source = &job.version.model.source;
+        let (model, mut fetched) = self.file(MODEL_SOURCE, source, Some((job, draft)), report, cancel).await?;
+        if let Some(draft) = draft {
+            fetched = format!("{fetched}; draft model {}", draft.fetched);
         }
-        let source = self.source(&job.version.model.source, report).await.map_err(refuse)?;
-        self.look_ahead(job, &source, report).await?;
-        let model = self.download(&source, digest, report, cancel).await?;
-        let seconds = started.elapsed().as_secs_f64();
-        report.pass(GateName::Fetch, format!("{} in {seconds:.1} s", quantity(model.bytes())));
-        report.pass(GateName::Digest, format!("{digest:?}"));
+        report.pass(GateName::Fetch, fetched);
+        report.pass(GateName::Digest, format!("{:?}", model.digest()));
         Ok(model)
     }
 
+    /// The file that `field` of a spec names, whole and of the right digest, in the cache, and how it came there. With
+    /// `ahead`, its header is judged before it is downloaded.
+    async fn file(
+        &self,
+        field: &str,
+        spec: &SourceSpec,
+        ahead: Option<(&Job, Option<&DraftModel>)>,
+        report: &Report,
+        cancel: &CancellationToken,
+    ) -> Result<(CachedModel, String), Stop> {
+        let refuse = |message: String| Refusal::new(GateName::Fetch, message);
+        let digest = digest_of(field, spec).map_err(refuse)?;
+        let started = Instant::now();
+        if let Some(file) = retried(report, || self.fetcher.cached(digest)).await.map_err(|e| fetch_refusal(&e))? {
+            let fetched = format!("{}, cached", quantity(file.bytes()));
+            return Ok((file, fetched));
+        }
+        let source = self.source(field, spec, report).await.map_err(refuse)?;
+        if let Some((job, draft)) = ahead {
+            self.look_ahead(job, draft, &source, report).await?;
+        }
+        let file = self.download(&source, digest, report, cancel).await?;
+        let fetched = format!("{} in {:.1} s", quantity(file.bytes()), started.elapsed().as_secs_f64());
+        Ok((file, fetched))
+    }
+
     /// The place to fetch from, with its credentials.
-    async fn source(&self, spec: &SourceSpec, report: &Report) -> Result<Source, String> {
+    async fn source(&self, field: &str, spec: &SourceSpec, report: &Report) -> Result<Source, String> {
         let Some(uri) = &spec.uri else {
-            return Err(
-                "models cannot be read from a PersistentVolumeClaim in this release; give spec.model.source.uri"
-                    .to_owned(),
-            );
+            return Err(format!(
+                "models cannot be read from a PersistentVolumeClaim in this release; give {field}.uri"
+            ));
         };
         let token = match &spec.secret_ref {
             Some(secret) => Some(awaited(report, || self.objects.token(&secret.name)).await),
             None => None,
         };
-        Source::parse(uri, token).map_err(|error| format!("spec.model.source.uri: {error}"))
+        Source::parse(uri, token).map_err(|error| format!("{field}.uri: {error}"))
     }
 
     /// Judges the header before the download, where the source serves parts of files.
-    async fn look_ahead(&self, job: &Job, source: &Source, report: &Report) -> Result<(), Stop> {
+    async fn look_ahead(
+        &self,
+        job: &Job,
+        draft: Option<&DraftModel>,
+        source: &Source,
+        report: &Report,
+    ) -> Result<(), Stop> {
         let mut bytes = PEEK_FIRST_BYTES;
         loop {
             let peek = retried(report, || self.fetcher.peek(source, bytes)).await.map_err(|e| fetch_refusal(&e))?;
@@ -181,7 +253,7 @@ impl Gates {
             match gantry_gguf::read_header_prefix(&peek.prefix, peek.total) {
                 Ok(header) => {
                     report.gguf(header.summary());
-                    return check_memory(job, header.summary(), report).map(drop).map_err(|refusal| {
+                    return check_memory(job, draft, header.summary(), report).map(drop).map_err(|refusal| {
                         report.pass(GateName::Format, format_value(&header));
                         refusal.into()
                     });
@@ -223,10 +295,17 @@ impl Gates {
         }
     }
 
-    async fn load(&self, job: &Job, model: CachedModel, summary: &Summary, report: &Report) -> Result<Loaded, Refusal> {
+    async fn load(
+        &self,
+        job: &Job,
+        model: CachedModel,
+        draft: Option<DraftModel>,
+        summary: &Summary,
+        report: &Report,
+    ) -> Result<Loaded, Refusal> {
         report.phase(CandidatePhase::Loading);
-        let runtime = job_settings(job, summary)?;
-        let predicted_bytes = memory::predict(summary, &runtime, job.gpu);
+        let runtime = job_settings(job, draft.as_ref(), summary)?;
+        let predicted_bytes = predict(job, draft.as_ref(), summary, &runtime);
         let spec = VersionSpec {
             name: job.version.name.clone(),
             digest: format!("{:?}", model.digest()),
@@ -239,7 +318,8 @@ impl Gates {
         match Version::load(spec, &self.workers, progress).await {
             Ok(version) => {
                 report.pass(GateName::Load, format!("{:.1} s", started.elapsed().as_secs_f64()));
-                Ok(Loaded { version, model, predicted_bytes })
+                let files = std::iter::once(model).chain(draft.map(|draft| draft.file)).collect();
+                Ok(Loaded { version, files, predicted_bytes })
             }
             Err(error) => Err(load_refusal(&error)),
         }
@@ -262,12 +342,17 @@ impl Gates {
 }
 
 /// Format and Memory, from the whole file.
-async fn check_file(job: &Job, model: &CachedModel, report: &Report) -> Result<(Summary, String), Refusal> {
+async fn check_file(
+    job: &Job,
+    draft: Option<&DraftModel>,
+    model: &CachedModel,
+    report: &Report,
+) -> Result<(Summary, String), Refusal> {
     let header = read_header(model.path()).await?;
     let summary = header.summary().clone();
     report.gguf(&summary);
     report.pass(GateName::Format, format_value(&header));
-    let fit = check_memory(job, &summary, report)?;
+    let fit = check_memory(job, draft, &summary, report)?;
     Ok((summary, fit))
 }
 
@@ -283,9 +368,9 @@ async fn read_header(path: &Path) -> Result<Header, Refusal> {
     read.map_err(|error| format_refusal(&error))
 }
 
-fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String, Refusal> {
-    let runtime = job_settings(job, summary)?;
-    let required = memory::predict(summary, &runtime, job.gpu);
+fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report: &Report) -> Result<String, Refusal> {
+    let runtime = job_settings(job, draft, summary)?;
+    let required = predict(job, draft, summary, &runtime);
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
     };
@@ -294,14 +379,20 @@ fn check_memory(job: &Job, summary: &Summary, report: &Report) -> Result<String,
     result
 }
 
+fn predict(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &RuntimeSettings) -> u64 {
+    memory::predict(summary, draft.map(|draft| &draft.summary), runtime, job.gpu)
+}
+
 /// The settings of a job's version, with as many layers on GPUs as their memory is for.
-fn job_settings(job: &Job, summary: &Summary) -> Result<RuntimeSettings, Refusal> {
+fn job_settings(job: &Job, draft: Option<&DraftModel>, summary: &Summary) -> Result<RuntimeSettings, Refusal> {
     let mut runtime = runtime_settings(&job.version.runtime, job.scheduling.clone(), job.gpu);
+    runtime.engine.draft =
+        draft.map(|draft| DraftSettings { model_path: draft.file.path().to_owned(), max_tokens: draft.max_tokens });
     if !job.gpu {
         // The spec is refused before it comes here; nothing of it goes on a GPU that nobody asked for.
         runtime.gpu_memory_bytes = None;
     }
-    memory::fit_gpu(&mut runtime, summary, None).map_err(|unfit| {
+    memory::fit_gpu(&mut runtime, summary, draft.map(|draft| &draft.summary)).map_err(|unfit| {
         let GpuUnfit { required_bytes, limit_bytes, .. } = unfit;
         let value = format!("{} of {} on GPUs", quantity(required_bytes), quantity(limit_bytes));
         Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)
@@ -309,7 +400,8 @@ fn job_settings(job: &Job, summary: &Summary) -> Result<RuntimeSettings, Refusal
     Ok(runtime)
 }
 
-/// The settings of a version as the front takes them. `gpu`: whether the pod asks for GPUs.
+/// The settings of a version as the front takes them, but for its draft model, whose file has to be brought. `gpu`: whether
+/// the pod asks for GPUs.
 #[must_use]
 pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -> RuntimeSettings {
     use gantry_crds::inference_service::{CacheType as Spec, KvLayout as Layout};
@@ -354,11 +446,11 @@ fn gpu_split(spec: &GpuSplitSpec) -> GpuSplit {
     GpuSplit { devices: Vec::new(), mode, tensor_split: spec.tensor_split.clone(), main_gpu: spec.main_gpu }
 }
 
-fn digest_of(source: &SourceSpec) -> Result<Digest, String> {
+fn digest_of(field: &str, source: &SourceSpec) -> Result<Digest, String> {
     let Some(sha256) = &source.sha256 else {
-        return Err("spec.model.source.sha256 is missing; give what sha256sum prints for the file".to_owned());
+        return Err(format!("{field}.sha256 is missing; give what sha256sum prints for the file"));
     };
-    sha256.0.parse().map_err(|error| format!("spec.model.source.sha256: {error}"))
+    sha256.0.parse().map_err(|error| format!("{field}.sha256: {error}"))
 }
 
 /// Digits of a digest that a figure shows: enough to see which file it is.

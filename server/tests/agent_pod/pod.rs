@@ -18,13 +18,13 @@ use crate::files::{Fault, FileServer};
 use crate::script::{server_after, while_there_is};
 
 const ONE: &str = "I am demo version one.";
-const TWO: &str = "I am demo version two.";
+pub const TWO: &str = "I am demo version two.";
 
-fn demo(name: &str) -> Vec<u8> {
+pub fn demo(name: &str) -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models").join(name)).unwrap()
 }
 
-fn version(name: &str, server: &FileServer, sha256: &str) -> Value {
+pub fn version(name: &str, server: &FileServer, sha256: &str) -> Value {
     json!({
         "name": name,
         "model": {"servedName": "chat", "source": {"uri": server.url(), "sha256": sha256}},
@@ -46,9 +46,9 @@ fn service() -> Value {
 }
 
 /// A pod: its agent, and what it talks to.
-struct Pod {
-    api: ApiServer,
-    router: Arc<Router>,
+pub struct Pod {
+    pub api: ApiServer,
+    pub router: Arc<Router>,
     folder: tempfile::TempDir,
     stop: CancellationToken,
     agent: JoinHandle<()>,
@@ -74,7 +74,7 @@ impl Pod {
         Self { api, router, folder, stop, agent, attempts: 0 }
     }
 
-    fn fresh() -> Self {
+    pub fn fresh() -> Self {
         Self::start(ApiServer::new(service()), tempfile::tempdir().unwrap())
     }
 
@@ -91,7 +91,7 @@ impl Pod {
         });
     }
 
-    fn prepare(&mut self, version: &Value) {
+    pub fn prepare(&mut self, version: &Value) {
         self.attempts += 1;
         let attempt = self.attempts;
         self.name(version);
@@ -115,7 +115,7 @@ impl Pod {
     }
 
     /// Brings a version all the way.
-    async fn roll_out(&mut self, version: &Value) {
+    pub async fn roll_out(&mut self, version: &Value) {
         let name = version["name"].as_str().unwrap().to_owned();
         self.prepare(version);
         self.api.entry("prepared", |entry| entry["prepared"] == name.as_str()).await;
@@ -123,7 +123,7 @@ impl Pod {
         self.api.entry("switched", |entry| entry["version"] == name.as_str() && entry["health"] == "Healthy").await;
     }
 
-    async fn answer(&self) -> String {
+    pub async fn answer(&self) -> String {
         let version = self.router.active().expect("something answers");
         let messages = json!([{"role": "user", "content": "Which version are you?"}]).to_string();
         let request = GenerateRequest {
@@ -134,19 +134,19 @@ impl Pod {
     }
 
     /// Ends the process' part of the pod and keeps its volume.
-    async fn end(self) -> (ApiServer, tempfile::TempDir) {
+    pub async fn end(self) -> (ApiServer, tempfile::TempDir) {
         self.stop.cancel();
         self.agent.await.unwrap();
         (self.api, self.folder)
     }
 }
 
-fn gate<'a>(entry: &'a Value, name: &str) -> &'a Value {
+pub fn gate<'a>(entry: &'a Value, name: &str) -> &'a Value {
     let gates = entry["candidate"]["gates"].as_array();
     gates.and_then(|gates| gates.iter().find(|gate| gate["name"] == name)).unwrap_or(&Value::Null)
 }
 
-async fn served(name: &str) -> (FileServer, String) {
+pub async fn served(name: &str) -> (FileServer, String) {
     let content = demo(name);
     let sha256 = digest(&content).to_string();
     (FileServer::start(content).await, sha256)
@@ -252,7 +252,7 @@ type Change = fn(Value) -> Value;
 type BadModel<'a> = (&'a str, &'a [u8], String, Change, Option<&'a str>, &'a str, &'a str, &'a str);
 
 /// A copy of a demo model with one text replaced by another of the same length.
-fn altered(name: &str, from: &[u8], to: &[u8]) -> Vec<u8> {
+pub fn altered(name: &str, from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut content = demo(name);
     let at = content.windows(from.len()).position(|window| window == from).unwrap();
     content[at..at + from.len()].copy_from_slice(to);

@@ -146,7 +146,8 @@ impl Soak {
 
     fn setup(&self, disk: &Path) -> Result<Setup> {
         let disk = disk.to_str().context("the folder's name is not UTF-8")?.to_owned();
-        let flags: [(&str, String); 12] = [
+        let draft = self.demo.join("demo-draft.q8_0.gguf").display().to_string();
+        let flags: [(&str, String); 14] = [
             ("--ctx-size", KV_CELLS.to_string()),
             ("--parallel", SEQUENCES.to_string()),
             ("--threads", WORKERS.to_string()),
@@ -155,6 +156,8 @@ impl Soak {
             ("--dispatch", "prefix-aware".to_owned()),
             ("--kv-layout", "unified".to_owned()),
             ("--prompt-lookup", "4".to_owned()),
+            ("--model-draft", draft),
+            ("--spec-draft-n-max", "4".to_owned()),
             ("--cache-ram", CACHE_RAM_MIB.to_string()),
             ("--cache-disk", CACHE_DISK_MIB.to_string()),
             ("--cache-disk-dir", disk),
