@@ -2,9 +2,10 @@
 //!
 //! [`Gates::run`] takes one version through them and writes each step into its [`Report`]. Where the source serves parts
 //! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
-//! costs no transfer. A draft model is brought first: it is small, and the memory that the two need is judged. A refusal says the gate, the figure and what to do; what may pass (a source that is down, a
-//! ConfigMap that is not there yet) is waited for, and the caller ends the wait. Nothing here touches the version that
-//! serves. Absent: which version is to be prepared and what follows from the outcome ([`crate::rollout`]).
+//! costs no transfer. A draft model is brought first: it is small, and it is the memory of both that is judged. A refusal
+//! says the gate, the figure and what to do; what may pass (a source that is down, a ConfigMap that is not there yet) is
+//! waited for, and the caller ends the wait. Nothing here touches the version that serves. Absent: which version is to be
+//! prepared and what follows from the outcome ([`crate::rollout`]).
 
 pub mod limits;
 pub mod memory;
