@@ -52,8 +52,9 @@ pub struct RuntimeSpec {
     #[serde(default)]
     pub threads: AutoOr,
     /// Processes that serve the model side by side in each pod, at most one for each processor; contextSize, parallel and
-    /// threads are those of all together. One if left out. More take more memory and are slower for a lone request, and the
-    /// death of one does not stop the model.
+    /// threads are those of all together. More take more memory and are slower for a lone request, and the death of one
+    /// does not stop the model. If left out, one, or, on CPUs of several sockets, one for each of them that the threads
+    /// need, where the pod's memory is twice what these take.
     // Not serialised when absent: versions are named after what is, and one that was made before this field stays itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1 && self <= 32").message("spec.runtime.workers: use a number from 1 to 32"))]

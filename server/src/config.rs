@@ -22,7 +22,8 @@ pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ServeArgs, Va
 use self::check::Check;
 pub use self::check::Problems;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
-use crate::version::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, VersionSpec, processors};
+use crate::processors::Processors;
+use crate::version::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, VersionSpec};
 
 /// The name of the version that `serve` loads.
 pub const STANDALONE_VERSION: &str = "standalone";
@@ -213,13 +214,12 @@ impl ServeArgs {
             },
             pooled: self.pooled(&mut check),
         };
-        let no_layers = runtime.gpu_layers == Some(0) || runtime.gpu_split.devices == ["none"];
-        if runtime.gpu_memory_bytes.is_some() && no_layers {
+        if runtime.gpu_memory_bytes.is_some() && runtime.asks_for_gpus() == Some(false) {
             check.problem("--gpu-memory must be left out where no layer goes on a GPU".to_owned());
         }
         // How they go together; the worker count depends on the machine, the trained context on the file.
         if check.found_none()
-            && let Err(error) = runtime.shares(processors(), 0)
+            && let Err(error) = runtime.shares(Processors::here(), 0)
         {
             check.problem(format!("--{} {}", error.param.replace('_', "-"), error.message));
         }

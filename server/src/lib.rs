@@ -15,6 +15,7 @@ pub mod fetch;
 pub mod gates;
 pub mod limits;
 pub mod metrics;
+pub mod processors;
 pub mod protocol;
 pub mod rollout;
 pub mod routing;

@@ -16,9 +16,10 @@ use gantry_server::config::{BackendArgs, Cli, Command, HttpSettings, PodArgs, Pr
 use gantry_server::gates::memory;
 use gantry_server::gates::report::quantity;
 use gantry_server::limits::AGENT_STOP_LIMIT;
+use gantry_server::processors::Processors;
 use gantry_server::routing::{Router, Routing};
 use gantry_server::version::{RuntimeSettings, Version, VersionSpec, WorkerConfig};
-use gantry_server::{serve, telemetry, worker};
+use gantry_server::{processors, serve, telemetry, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -26,6 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 /// The exit code for settings that cannot be followed.
 const EXIT_SETTINGS: u8 = 2;
+/// Of the memory that several workers take, what must be left besides.
+const HEADROOM_RATIO: f64 = 0.05;
 /// Bodies and answers of at least so many bytes leave nothing behind in the front's memory.
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
@@ -56,9 +59,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Devices(args) => devices(&args),
         Command::Worker(args) => {
             telemetry::init()?;
+            if !args.processors.is_empty()
+                && let Err(error) = processors::keep_to(&args.processors)
+            {
+                // It is slower, not wrong: somebody has taken them away since the front looked.
+                tracing::warn!(%error, "the worker runs on any processor");
+            }
             // One thread moves frames; the engine has its own.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(worker::run(args.dir()))?;
+            runtime.block_on(worker::run(args.backends.dir()))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -96,7 +105,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
         async move {
             // Ends the server unless it is disarmed: without its model it is of no use.
             let stop = stop.drop_guard();
-            let version = Version::load(with_layers_that_fit(settings.version).await?, &workers, progress).await?;
+            let version = Version::load(settled(settings.version, &workers).await?, &workers, progress).await?;
             router.set(Routing { active: Some(version), previous: None });
             stop.disarm();
             anyhow::Ok(())
@@ -172,17 +181,30 @@ fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same, with as many layers on GPUs as the memory that it may take there is for.
-async fn with_layers_that_fit(mut version: VersionSpec) -> anyhow::Result<VersionSpec> {
-    if version.runtime.gpu_memory_bytes.is_none() {
+/// The same with what the model's header settles: as many layers on GPUs as the memory that it may take there is for, and
+/// on a CPU as many workers as its processors are good for.
+async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Result<VersionSpec> {
+    let here = Processors::here();
+    let several = version.runtime.workers_for(here) > version.runtime.worker_count() && {
+        match version.runtime.asks_for_gpus() {
+            Some(asks) => !asks,
+            // Whoever cannot tell says so again as a worker, to whom it matters.
+            None => !workers.finds_gpus().await.unwrap_or(true),
+        }
+    };
+    if version.runtime.gpu_memory_bytes.is_none() && !several {
         return Ok(version);
     }
     let fitted = tokio::task::spawn_blocking(move || {
         let draft = version.runtime.engine.draft.as_ref().map(|draft| draft.model_path.clone());
         let model = gantry_gguf::read_header(version.model_path.clone())?;
         let draft = draft.map(gantry_gguf::read_header).transpose()?;
-        let fitted = memory::fit_gpu(&mut version.runtime, model.summary(), draft.as_ref().map(Header::summary));
-        fitted.context("--gpu-memory")?;
+        let draft = draft.as_ref().map(Header::summary);
+        memory::fit_gpu(&mut version.runtime, model.summary(), draft).context("--gpu-memory")?;
+        if several {
+            let memory = memory::read();
+            memory::fit_workers(&mut version.runtime, model.summary(), draft, here, memory, HEADROOM_RATIO);
+        }
         anyhow::Ok(version)
     });
     fitted.await.context("the header's reader failed")?

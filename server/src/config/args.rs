@@ -27,7 +27,18 @@ pub enum Command {
     Devices(BackendArgs),
     /// Load and run one model for the server that started this process
     #[command(hide = true)]
-    Worker(BackendArgs),
+    Worker(WorkerArgs),
+}
+
+/// Flags of `worker`.
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// Where ggml's backends are
+    #[command(flatten)]
+    pub backends: BackendArgs,
+    /// The numbers of the processors to keep to [default: all]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub processors: Vec<u32>,
 }
 
 /// Flags of `serve`.
@@ -116,7 +127,7 @@ pub struct ServeArgs {
         allow_hyphen_values = true
     )]
     pub queue_timeout: String,
-    /// Processes that serve the model side by side; -1: 1
+    /// Processes that serve the model side by side; -1: one, or one for each socket that the threads need
     #[arg(long, env = "GANTRY_WORKERS", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
     pub workers: String,
     /// Which worker gets a request: round-robin, least-loaded, memory-aware or prefix-aware

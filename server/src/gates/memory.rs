@@ -16,7 +16,8 @@ use gantry_gguf::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
 use super::report::{Refusal, quantity};
-use crate::version::{RuntimeSettings, processors};
+use crate::processors::Processors;
+use crate::version::RuntimeSettings;
 
 /// A cgroup v1 limit from here on means that there is none (it is the largest multiple of a page).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
@@ -104,7 +105,7 @@ fn fields(text: &str, separator: char) -> HashMap<String, u64> {
 /// The weights count for each worker: each reads them into memory of its own.
 #[must_use]
 pub fn predict(model: &Summary, draft: Option<&Summary>, runtime: &RuntimeSettings, gpu: bool) -> u64 {
-    in_all_workers(model, draft, runtime, gpu, |estimate| estimate.host_bytes)
+    in_all_workers(model, draft, runtime, gpu, Processors::here(), |estimate| estimate.host_bytes)
 }
 
 /// What was asked to be on GPUs takes more of their memory than it may.
@@ -147,7 +148,7 @@ pub fn fit_gpu(runtime: &mut RuntimeSettings, model: &Summary, draft: Option<&Su
     let Some(limit_bytes) = runtime.gpu_memory_bytes else { return Ok(()) };
     let takes = |layers: u32| {
         let settings = RuntimeSettings { gpu_layers: Some(layers), ..runtime.clone() };
-        in_all_workers(model, draft, &settings, true, |estimate| estimate.device_bytes)
+        in_all_workers(model, draft, &settings, true, Processors::here(), |estimate| estimate.device_bytes)
     };
     // One more than the layers, since the output is one.
     let all = model.layers.max(draft.map_or(0, |draft| draft.layers)).saturating_add(1);
@@ -165,12 +166,40 @@ pub fn fit_gpu(runtime: &mut RuntimeSettings, model: &Summary, draft: Option<&Su
     Ok(())
 }
 
+/// Settles how many workers a model has that runs on the CPU, where their number is left open: as many as the processors
+/// are good for ([`RuntimeSettings::workers_for`]), each of which has the weights for itself, where the pod's memory is
+/// for twice what they take: the model that replaces this one is loaded beside it.
+pub fn fit_workers(
+    runtime: &mut RuntimeSettings,
+    model: &Summary,
+    draft: Option<&Summary>,
+    processors: &Processors,
+    memory: Option<PodMemory>,
+    headroom_ratio: f64,
+) {
+    let workers = runtime.workers_for(processors);
+    let (Some(memory), true) = (memory, workers > runtime.worker_count()) else { return };
+    let several = RuntimeSettings { workers: Some(workers), ..runtime.clone() };
+    let required_bytes = in_all_workers(model, draft, &several, false, processors, |estimate| estimate.host_bytes);
+    let limit_bytes = runtime.engine.memory_limit_bytes.unwrap_or(u64::MAX).min(memory.limit_bytes);
+    let fits = |bytes, limit| verdict(bytes, limit, headroom_ratio).fits;
+    if fits(required_bytes, memory.available_bytes) && fits(required_bytes.saturating_mul(2), limit_bytes) {
+        *runtime = several;
+    } else {
+        let (takes, limit) = (quantity(required_bytes), quantity(limit_bytes));
+        tracing::debug!(
+            "one worker, not {workers}: they would take {takes}, and the memory for it twice is not in {limit}"
+        );
+    }
+}
+
 /// The sum of a part of what each worker is predicted to take, for the model and the one that guesses for it.
 fn in_all_workers(
     model: &Summary,
     draft: Option<&Summary>,
     runtime: &RuntimeSettings,
     gpu: bool,
+    processors: &Processors,
     part: impl Fn(&MemoryEstimate) -> u64,
 ) -> u64 {
     let in_one = |own: &RuntimeSettings| {
@@ -179,7 +208,7 @@ fn in_all_workers(
         part(&estimate(model, &input)).saturating_add(guesses)
     };
     // Settings that cannot be shared out are refused when they are loaded.
-    let shares = runtime.shares(processors(), model.context_length).unwrap_or_default();
+    let shares = runtime.shares(processors, model.context_length).unwrap_or_default();
     if shares.len() <= 1 {
         return in_one(runtime);
     }
@@ -409,13 +438,38 @@ mod tests {
         let without = predict(&model, None, &on_cpu, false);
         assert_eq!(predict(&model, Some(&draft), &on_cpu, false), without + guesses.host_bytes);
         assert!(guesses.host_bytes > draft.tensor_bytes + guesses.kv_cache_bytes);
-        if processors() > 1 {
+        let here = Processors::here();
+        if here.count() > 1 {
             let two = RuntimeSettings { workers: Some(2), ..one };
-            let both = in_all_workers(&model, None, &two, true, |e| e.device_bytes);
+            let both = in_all_workers(&model, None, &two, true, here, |e| e.device_bytes);
             assert!(both > two_layers);
             assert_eq!(layers(Some(2), None, both, 2048), Ok(Some(2)));
             assert!(layers(Some(2), None, both - 1, 2048).is_err());
         }
+    }
+
+    #[test]
+    fn there_are_as_many_workers_as_processors_are_good_for_where_memory_holds_them_twice() {
+        let (model, machine) = (demo(), Processors::of_groups(8, vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]]));
+        let open = RuntimeSettings { ctx_size: 2048, ..RuntimeSettings::default() };
+        let settled = |runtime: &RuntimeSettings, memory| {
+            let mut runtime = runtime.clone();
+            fit_workers(&mut runtime, &model, None, &machine, memory, 0.0);
+            runtime.workers
+        };
+        let two = RuntimeSettings { workers: Some(2), ..open.clone() };
+        let takes = in_all_workers(&model, None, &two, false, &machine, |estimate| estimate.host_bytes);
+        assert!(takes > 2 * model.tensor_bytes);
+        assert_eq!(settled(&open, memory(2 * takes, takes)), Some(2));
+        assert_eq!(settled(&open, memory(2 * takes - 1, takes)), None);
+        assert_eq!(settled(&open, memory(2 * takes, takes - 1)), None);
+        assert_eq!(settled(&open, None), None);
+        let memory_limit_bytes = Some(2 * takes - 1);
+        let engine = crate::version::EngineTuning { memory_limit_bytes, ..Default::default() };
+        let limited = RuntimeSettings { engine, ..open.clone() };
+        assert_eq!(settled(&limited, memory(4 * takes, takes)), None);
+        let one = RuntimeSettings { workers: Some(1), ..open };
+        assert_eq!(settled(&one, memory(2 * takes, takes)), Some(1));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
+use crate::processors::Processors;
 use crate::version::{
     DraftSettings, EngineTuning, LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig,
 };
@@ -398,6 +399,10 @@ fn job_settings(job: &Job, draft: Option<&DraftModel>, summary: &Summary) -> Res
         let value = format!("{} of {} on GPUs", quantity(required_bytes), quantity(limit_bytes));
         Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)
     })?;
+    if !job.gpu {
+        let (draft, memory) = (draft.map(|draft| &draft.summary), memory::read());
+        memory::fit_workers(&mut runtime, summary, draft, Processors::here(), memory, job.headroom_ratio);
+    }
     Ok(runtime)
 }
 

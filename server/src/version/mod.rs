@@ -32,6 +32,8 @@ use gantry_engine::{ModelInfo, ParamError, PooledWork, Pooling};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::processors::Processors;
+
 use admission::{Place, Refusal};
 use desk::Lanes;
 use dispatch::Demand;
@@ -45,7 +47,7 @@ pub use generation::{Completion, Generation, GenerationError, Pooled};
 pub use health::WorkerHealth;
 pub use process::WorkerConfig;
 pub use request::{GenerateRequest, PoolRequest};
-pub use settings::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Share, VersionSpec, processors};
+pub use settings::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Share, VersionSpec};
 pub use stats::{VersionStats, WorkerStats};
 
 /// A version could not be loaded.
@@ -131,7 +133,7 @@ impl Version {
         progress: watch::Sender<f32>,
     ) -> Result<Arc<Version>, LoadError> {
         let trained_ctx = trained_ctx(&spec).await;
-        let shares = spec.runtime.shares(processors(), trained_ctx).map_err(LoadError::Settings)?;
+        let shares = spec.runtime.shares(Processors::here(), trained_ctx).map_err(LoadError::Settings)?;
         let shared = Shared::new(spec, shares, progress);
         let (room, waiting) = mpsc::unbounded_channel();
         let (supervisors, inboxes): (Vec<_>, Vec<_>) = shared.workers.iter().map(|_| mpsc::unbounded_channel()).unzip();

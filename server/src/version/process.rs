@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use gantry_engine::DeviceKind;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, ChildStderr, Command};
@@ -52,6 +53,30 @@ impl WorkerConfig {
     pub fn this_program() -> io::Result<Self> {
         Ok(Self::new(std::env::current_exe()?))
     }
+
+    /// Whether workers will find a GPU. A process of its own looks, since one that has looked keeps memory there.
+    ///
+    /// # Errors
+    /// The program cannot be run, or cannot tell.
+    pub async fn finds_gpus(&self) -> io::Result<bool> {
+        let told = self.command("devices").stdin(Stdio::null()).kill_on_drop(true).output().await?;
+        if !told.status.success() {
+            let log = String::from_utf8_lossy(&told.stderr);
+            return Err(io::Error::other(describe(told.status, &[log.trim().to_owned()])));
+        }
+        let names = [DeviceKind::Gpu, DeviceKind::IntegratedGpu].map(|kind| format!(": {}, ", kind.as_str()));
+        let text = String::from_utf8_lossy(&told.stdout);
+        Ok(text.lines().any(|line| names.iter().any(|name| line.contains(name))))
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg(name);
+        if let Some(dir) = &self.backend_dir {
+            command.arg("--backend-dir").arg(dir);
+        }
+        command
+    }
 }
 
 /// A running worker.
@@ -62,14 +87,14 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a worker and returns our end of its socket.
-    pub(super) fn spawn(config: &WorkerConfig) -> io::Result<(Self, UnixStream)> {
+    /// Starts a worker that keeps to these processors, to any if there are none, and returns our end of its socket.
+    pub(super) fn spawn(config: &WorkerConfig, processors: &[u32]) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        let mut command = Command::new(&config.program);
-        command.arg("worker");
-        if let Some(dir) = &config.backend_dir {
-            command.arg("--backend-dir").arg(dir);
+        let mut command = config.command("worker");
+        if !processors.is_empty() {
+            let numbers: Vec<String> = processors.iter().map(u32::to_string).collect();
+            command.arg("--processors").arg(numbers.join(","));
         }
         let mut child = command
             // On an abort llama.cpp would start a debugger for a backtrace, and wait for it.

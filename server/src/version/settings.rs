@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DispatchStrategy;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
+use crate::processors::Processors;
 
 /// What to load, under which name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +49,8 @@ pub struct RuntimeSettings {
     /// The most memory that all workers take of GPUs, all together; `None`: what there is. How many layers that is good
     /// for is settled before they are loaded ([`crate::gates::memory::fit_gpu`]).
     pub gpu_memory_bytes: Option<u64>,
-    /// Processes that serve the model side by side, at most one for each processor and each sequence; `None`: 1.
+    /// Processes that serve the model side by side, at most one for each processor and each sequence. `None`: 1, unless
+    /// more are settled before they are loaded ([`crate::gates::memory::fit_workers`]).
     pub workers: Option<u32>,
     /// How requests wait and are spread.
     pub scheduling: Scheduling,
@@ -143,6 +145,8 @@ pub struct Share {
     pub parallel: u32,
     /// Its threads; `None`: one less than the processors there are.
     pub threads: Option<u32>,
+    /// The group of processors that it keeps to ([`Processors::groups`]); `None`: any.
+    pub group: Option<usize>,
 }
 
 impl RuntimeSettings {
@@ -153,27 +157,61 @@ impl RuntimeSettings {
         self.workers.unwrap_or(1)
     }
 
-    /// Shares the totals out among the workers, on so many processors. `trained_ctx` are the tokens that the model was
+    /// Workers that the processors are good for where nobody says how many: one, but one for each group of processors
+    /// where the threads are more than one group has, so that none computes with memory that is far from it.
+    #[must_use]
+    pub fn workers_for(&self, processors: &Processors) -> u32 {
+        // One pool that was asked for is one: a request may take all of it.
+        if self.workers.is_some() || self.engine.kv_layout == KvLayout::Unified {
+            return self.worker_count();
+        }
+        let groups = processors.groups();
+        let threads = self.threads_of(1, processors.count());
+        if groups.first().is_none_or(|group| group.len() >= threads as usize) {
+            return 1;
+        }
+        let most = [MAX_WORKERS, self.parallel, threads].into_iter().min().unwrap_or(1);
+        (2..=most).take_while(|&n| n as usize <= groups.len()).find(|&n| fit_into(groups, threads, n)).unwrap_or(1)
+    }
+
+    /// Whether layers are to go on GPUs; `None`: where there is one.
+    #[must_use]
+    pub fn asks_for_gpus(&self) -> Option<bool> {
+        let devices = &self.gpu_split.devices;
+        if self.gpu_layers == Some(0) || *devices == ["none"] {
+            return Some(false);
+        }
+        (self.gpu_layers.is_some() || self.gpu_memory_bytes.is_some() || !devices.is_empty()).then_some(true)
+    }
+
+    /// Threads of so many workers together.
+    fn threads_of(&self, workers: u32, processors: u32) -> u32 {
+        self.threads.unwrap_or(processors.saturating_sub(1).max(workers)).min(processors)
+    }
+
+    /// Shares the totals out among the workers, on these processors. `trained_ctx` are the tokens that the model was
     /// trained for, 0 where unknown.
     ///
     /// # Errors
     /// Names a setting out of its range, or two that do not go together.
-    pub fn shares(&self, processors: u32, trained_ctx: u32) -> Result<Vec<Share>, ParamError> {
-        self.check(processors)?;
+    pub fn shares(&self, processors: &Processors, trained_ctx: u32) -> Result<Vec<Share>, ParamError> {
+        self.check(processors.count())?;
         let workers = self.worker_count();
         if workers == 1 {
-            let threads = self.threads.map(|threads| threads.min(processors));
-            return Ok(vec![Share { ctx_size: self.ctx_size, parallel: self.parallel, threads }]);
+            let threads = self.threads.map(|threads| threads.min(processors.count()));
+            return Ok(vec![Share { ctx_size: self.ctx_size, parallel: self.parallel, threads, group: None }]);
         }
         let cells = if self.ctx_size == 0 { trained_ctx } else { self.ctx_size };
         let cells_per_sequence = if cells == 0 { 0 } else { (cells / self.parallel).max(1) };
-        let threads = self.threads.unwrap_or((processors - 1).max(workers)).min(processors);
-        let part = |whole: u32, worker: u32| whole / workers + u32::from(worker < whole % workers);
+        let threads = self.threads_of(workers, processors.count());
+        let groups = processors.groups();
+        let keep_to_groups = groups.len() > 1 && fit_into(groups, threads, workers);
         let share = |worker: u32| {
-            let parallel = part(self.parallel, worker);
+            let parallel = part(self.parallel, workers, worker);
             // The cells of whole sequences, so that each holds as much as it would in one worker of them all.
             let ctx_size = cells_per_sequence.saturating_mul(parallel);
-            Share { ctx_size, parallel, threads: Some(part(threads, worker)) }
+            let group = keep_to_groups.then_some(worker as usize % groups.len());
+            Share { ctx_size, parallel, threads: Some(part(threads, workers, worker)), group }
         };
         Ok((0..workers).map(share).collect())
     }
@@ -241,6 +279,20 @@ impl Scheduling {
     }
 }
 
+/// A worker's part of what so many share.
+fn part(whole: u32, workers: u32, worker: u32) -> u32 {
+    whole / workers + u32::from(worker < whole % workers)
+}
+
+/// Whether each group has a processor for each thread of those workers that keep to it, who take turns.
+fn fit_into(groups: &[Vec<u32>], threads: u32, workers: u32) -> bool {
+    let taken = |group: usize| -> usize {
+        let own = (0..workers).filter(|&worker| worker as usize % groups.len() == group);
+        own.map(|worker| part(threads, workers, worker) as usize).sum()
+    };
+    groups.iter().enumerate().all(|(group, processors)| taken(group) <= processors.len())
+}
+
 fn refuse<T>(param: &str, message: String) -> Result<T, ParamError> {
     Err(ParamError { param: param.to_owned(), message })
 }
@@ -284,12 +336,6 @@ impl VersionSpec {
     }
 }
 
-/// Processors that this process may use.
-#[must_use]
-pub fn processors() -> u32 {
-    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -303,14 +349,63 @@ mod tests {
 
     #[test]
     fn two_workers_of_four_hold_as_much_as_one_of_eight() {
-        let share = |ctx_size, parallel, threads| Share { ctx_size, parallel, threads };
-        let shares = |settings: RuntimeSettings, processors| settings.shares(processors, 4096).unwrap();
+        let share = |ctx_size, parallel, threads| Share { ctx_size, parallel, threads, group: None };
+        let shares =
+            |settings: RuntimeSettings, processors| settings.shares(&Processors::alike(processors), 4096).unwrap();
         assert_eq!(shares(settings(1, 8, None, 0), 4), [share(0, 8, None)]);
         assert_eq!(shares(settings(1, 8, Some(9), 8192), 4), [share(8192, 8, Some(4))]);
         assert_eq!(shares(settings(2, 8, None, 8192), 2), [share(4096, 4, Some(1)); 2]);
         assert_eq!(shares(settings(2, 8, None, 0), 8), [share(2048, 4, Some(4)), share(2048, 4, Some(3))]);
         assert_eq!(shares(settings(2, 3, Some(2), 3000), 8), [share(2000, 2, Some(1)), share(1000, 1, Some(1))]);
         assert_eq!(RuntimeSettings::default().worker_count(), 1);
+    }
+
+    /// A machine with groups of so many processors, of which `count` may compute at once.
+    fn machine(sizes: &[u32], count: u32) -> Processors {
+        let mut next = 0;
+        let mut of_size = |size: &u32| {
+            next += size;
+            (next - size..next).collect()
+        };
+        Processors::of_groups(count, sizes.iter().map(&mut of_size).collect())
+    }
+
+    #[test]
+    fn workers_follow_from_groups_of_processors_where_nobody_says_how_many() {
+        let workers = |sizes: &[u32], count, settings: RuntimeSettings| settings.workers_for(&machine(sizes, count));
+        let open = RuntimeSettings::default;
+        // One group, whatever its size; two; as many as the threads need.
+        assert_eq!(workers(&[64], 64, open()), 1);
+        assert_eq!(workers(&[32, 32], 64, open()), 2);
+        assert_eq!(workers(&[16, 16, 16, 16], 64, open()), 4);
+        for (threads, wanted) in [(1, 1), (32, 1), (33, 2), (64, 2), (500, 2)] {
+            assert_eq!(workers(&[32, 32], 64, RuntimeSettings { threads: Some(threads), ..open() }), wanted);
+        }
+        assert_eq!(workers(&[16, 16, 16, 16], 64, RuntimeSettings { threads: Some(40), ..open() }), 3);
+        // A quota that one group is enough for.
+        assert_eq!(workers(&[32, 32], 33, open()), 1);
+        assert_eq!(workers(&[32, 32], 34, open()), 2);
+        // Groups that equal parts of the threads do not fit into.
+        assert_eq!(workers(&[10, 2], 12, open()), 1);
+        // Who has too few sequences, asks for one pool, or says how many.
+        assert_eq!(workers(&[32, 32], 64, RuntimeSettings { parallel: 1, ..open() }), 1);
+        let pool = EngineTuning { kv_layout: KvLayout::Unified, ..EngineTuning::default() };
+        assert_eq!(workers(&[32, 32], 64, RuntimeSettings { engine: pool, ..open() }), 1);
+        assert_eq!(workers(&[32, 32], 64, RuntimeSettings { workers: Some(1), ..open() }), 1);
+        assert_eq!(workers(&[64], 64, RuntimeSettings { workers: Some(3), ..open() }), 3);
+    }
+
+    #[test]
+    fn several_workers_keep_to_a_group_each_where_their_threads_fit() {
+        let groups = |sizes: &[u32], workers, threads| {
+            let shares = settings(workers, 8, threads, 8192).shares(&machine(sizes, sizes.iter().sum()), 0).unwrap();
+            shares.iter().map(|share| (share.group, share.threads)).collect::<Vec<_>>()
+        };
+        assert_eq!(groups(&[4, 4], 2, None), [(Some(0), Some(4)), (Some(1), Some(3))]);
+        assert_eq!(groups(&[4, 4], 3, Some(3)), [(Some(0), Some(1)), (Some(1), Some(1)), (Some(0), Some(1))]);
+        assert_eq!(groups(&[6, 2], 2, None), [(None, Some(4)), (None, Some(3))]);
+        assert_eq!(groups(&[4, 4], 1, None), [(None, None)]);
+        assert_eq!(groups(&[8], 2, None), [(None, Some(4)), (None, Some(3))]);
     }
 
     #[test]
@@ -323,7 +418,7 @@ mod tests {
             (settings(1, 0, None, 0), "parallel"),
             (settings(1, 8, Some(0), 0), "threads"),
         ] {
-            assert_eq!(settings.shares(2, 0).unwrap_err().param, param, "{settings:?}");
+            assert_eq!(settings.shares(&Processors::alike(2), 0).unwrap_err().param, param, "{settings:?}");
         }
         let scheduling = |max_queue, high_watermark, low_watermark| Scheduling {
             max_queue,
@@ -350,10 +445,16 @@ mod tests {
         #[test]
         fn shares_add_up_and_never_take_more_threads_than_processors(
             workers in 1_u32..9, parallel in 1_u32..=256, threads in proptest::option::of(1_u32..20),
-            ctx_size in 0_u32..100_000, processors in 1_u32..33,
+            ctx_size in 0_u32..100_000, sizes in proptest::collection::vec(1_u32..17, 1..5), quota in 1_u32..33,
         ) {
+            let processors = sizes.iter().sum::<u32>().min(quota);
+            let machine = machine(&sizes, processors);
+            let open = RuntimeSettings { workers: None, ..settings(1, parallel, threads, ctx_size) };
+            let by_itself = RuntimeSettings { workers: Some(open.workers_for(&machine)), ..open };
+            let by_itself = by_itself.shares(&machine, 4096);
+            prop_assert!(by_itself.is_ok(), "{by_itself:?}");
             let settings = settings(workers, parallel, threads, ctx_size);
-            let Ok(shares) = settings.shares(processors, 4096) else {
+            let Ok(shares) = settings.shares(&machine, 4096) else {
                 prop_assert!(workers > parallel || workers > processors || threads.is_some_and(|t| workers > t));
                 return Ok(());
             };
@@ -361,6 +462,10 @@ mod tests {
             prop_assert_eq!(shares.iter().map(|share| share.parallel).sum::<u32>(), parallel);
             let sum: u32 = shares.iter().map(|share| share.threads.unwrap_or(1)).sum();
             prop_assert!(sum <= processors.max(1));
+            for (group, own) in machine.groups().iter().enumerate() {
+                let kept = shares.iter().filter(|share| share.group == Some(group));
+                prop_assert!(kept.map(|share| share.threads.unwrap_or(1)).sum::<u32>() as usize <= own.len());
+            }
             if workers > 1 {
                 let total = if ctx_size == 0 { 4096 } else { ctx_size };
                 prop_assert!(shares.iter().map(|share| share.ctx_size).sum::<u32>() <= total.max(parallel));

@@ -28,6 +28,7 @@ use super::{LoadError, WorkerHealth};
 use crate::limits::{
     HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
 };
+use crate::processors::Processors;
 use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
 
 /// What is asked of a supervisor.
@@ -123,7 +124,8 @@ impl Supervisor {
 
     /// One worker from start to end, and the requests that it still had. `Err` is a death that was not asked for.
     async fn worker_life(&mut self, workers: &WorkerConfig) -> (Result<(), LoadError>, Requests) {
-        let (process, socket) = match Process::spawn(workers) {
+        let group = self.figures().share.group.and_then(|group| Processors::here().groups().get(group));
+        let (process, socket) = match Process::spawn(workers, group.map_or(&[], Vec::as_slice)) {
             Ok(started) => started,
             Err(error) => return (Err(LoadError::Spawn(error.to_string())), Requests::new()),
         };

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use axum::http::Method;
 use gantry_server::agent::{self, AgentConfig};
+use gantry_server::processors::Processors;
 use gantry_server::routing::Router;
-use gantry_server::version::{GenerateRequest, SubmitError, WorkerConfig, processors};
+use gantry_server::version::{GenerateRequest, SubmitError, WorkerConfig};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -563,7 +564,7 @@ async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_has_the_workers_and_the_layout_that_its_runtime_says() {
-    if processors() < 2 {
+    if Processors::here().count() < 2 {
         return;
     }
     let mut pod = Pod::fresh();

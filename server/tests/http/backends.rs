@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use gantry_engine::{BACKENDS_VERSION, BUILTIN_CPU};
+use gantry_server::version::WorkerConfig;
 use serde_json::json;
 
+use crate::script::server_after;
 use crate::server::{Server, await_condition, command, model, output};
 
 /// Names the directory of backends that were built for the tests.
@@ -150,6 +152,22 @@ async fn without_a_gpu_what_is_not_asked_for_runs_on_the_cpu() {
     let server = Server::start(&args).await;
     let answer = server.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 4})).send().await.unwrap();
     assert_eq!(answer.status(), 200);
+}
+
+#[tokio::test]
+async fn whether_workers_will_find_a_gpu_is_what_the_devices_tell() {
+    let found = async |line: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let program = server_after(folder.path(), line);
+        WorkerConfig::new(program).finds_gpus().await.map_err(|error| error.to_string())
+    };
+    let told = Command::new(env!("CARGO_BIN_EXE_gantry-server")).arg("devices").output().unwrap();
+    let has_gpu = String::from_utf8(told.stdout).unwrap().contains("gpu, ");
+    assert_eq!(found("").await, Ok(has_gpu));
+    assert_eq!(found("echo 'CUDA0: gpu, NVIDIA H200, 130 GiB of 139 GiB free'; exit").await, Ok(true));
+    assert_eq!(found("echo 'CPU: cpu, AMD EPYC, 10 GiB of 20 GiB free'; exit").await, Ok(false));
+    let error = found("echo no devices at all >&2; exit 3").await.unwrap_err();
+    assert_eq!(error, "exited with status 3; its last words: no devices at all");
 }
 
 #[test]

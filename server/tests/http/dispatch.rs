@@ -1,14 +1,16 @@
 //! Several workers of one model: as many as were asked for, each on its own, and nothing lost that could be run again.
 
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_engine::{GenerationEvent, GenerationParams, KvLayout, Prompt};
+use gantry_server::processors::Processors;
 use gantry_server::version::{
     DispatchStrategy, GenerateRequest, Generation, GenerationError, LoadError, RuntimeSettings, Scheduling,
-    SubmitError, Version, VersionSpec, WorkerConfig, WorkerHealth, processors,
+    SubmitError, Version, VersionSpec, WorkerConfig, WorkerHealth,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -62,7 +64,7 @@ async fn load(spec: VersionSpec) -> Result<Arc<Version>, LoadError> {
 
 /// Whether this machine has a processor for each of two workers, which is what they need.
 fn two_fit() -> bool {
-    processors() >= 2
+    Processors::here().count() >= 2
 }
 
 /// More tokens than can be generated between an answer's first text and the signal that kills its worker, on however
@@ -95,7 +97,7 @@ proptest! {
     #[test]
     fn as_many_workers_are_ready_as_were_asked_for(
         (workers, parallel) in prop_oneof![
-            4 => (1..=processors().min(4)).prop_flat_map(|workers| (Just(workers), workers..9)),
+            4 => (1..=Processors::here().count().min(4)).prop_flat_map(|workers| (Just(workers), workers..9)),
             1 => (1_u32..6, 1_u32..9),
         ],
         dispatch in select(&STRATEGIES[..]),
@@ -110,7 +112,7 @@ async fn workers_start(workers: u32, parallel: u32, dispatch: DispatchStrategy) 
     let mut spec = spec(workers, dispatch);
     (spec.runtime.parallel, spec.runtime.ctx_size) = (parallel, 256 * parallel);
     let loaded = load(spec).await;
-    if workers > parallel.min(processors()) {
+    if workers > parallel.min(Processors::here().count()) {
         let refused = matches!(loaded.as_ref().err(), Some(LoadError::Settings(error)) if error.param == "workers");
         prop_assert!(refused, "{:?}", loaded.err());
         return Ok(());
@@ -250,7 +252,7 @@ async fn a_load_that_fails_leaves_no_worker_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_strategy_answers_and_the_last_requests_leave_nothing() {
     for dispatch in STRATEGIES {
-        let version = load(spec(processors().min(2), dispatch)).await.unwrap();
+        let version = load(spec(Processors::here().count().min(2), dispatch)).await.unwrap();
         // More than memory-aware dispatch lets to the workers at once: the others wait in front of them.
         let answers =
             futures::future::join_all((0..12).map(|_| async { version.submit(long(900)).await.unwrap() })).await;
@@ -316,6 +318,26 @@ async fn a_server_with_a_dead_worker_goes_on_answering() {
     let now = server.workers();
     assert!(now.len() == 2 && !now.contains(&workers[0]), "{now:?}");
     assert!((server.metric("gantry_worker_restarts").await - 1.0).abs() < 0.1);
+}
+
+#[tokio::test]
+async fn a_worker_keeps_to_the_processors_that_it_is_told() {
+    let allowed = |pid: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        line.unwrap().trim().to_owned()
+    };
+    let all = allowed("self");
+    let last = all.rsplit([',', '-']).next().unwrap();
+    // What a front starts: the other end of its socket is the worker's standard input.
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+    command.args(["worker", "--processors", last]).stdin(std::process::Stdio::from(OwnedFd::from(theirs)));
+    let mut worker = command.kill_on_drop(true).spawn().unwrap();
+    let pid = worker.id().unwrap().to_string();
+    await_condition("it to keep to one", async || allowed(&pid) == last).await;
+    drop(ours);
+    assert!(tokio::time::timeout(PATIENCE, worker.wait()).await.unwrap().unwrap().success());
 }
 
 #[tokio::test]

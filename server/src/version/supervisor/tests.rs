@@ -11,10 +11,10 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::limits::REQUEST_ATTEMPTS;
+use crate::processors::Processors;
 use crate::version::desk::Lanes;
 use crate::version::dispatch::Demand;
 use crate::version::generation::Item;
-use crate::version::settings::processors;
 use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, RuntimeSettings, Scheduling, VersionSpec};
 
 const PARALLEL: u32 = 2;
@@ -66,7 +66,7 @@ fn shared_of(workers: Option<u32>) -> Arc<Shared> {
         served_name: "m".to_owned(),
         runtime: RuntimeSettings { parallel: PARALLEL, workers, scheduling, ..RuntimeSettings::default() },
     };
-    let shares = spec.runtime.shares(processors().max(workers.unwrap_or(1)), 0).unwrap();
+    let shares = spec.runtime.shares(&Processors::alike(workers.unwrap_or(1)), 0).unwrap();
     Shared::new(spec, shares, watch::Sender::new(0.0))
 }
 
