@@ -13,7 +13,7 @@ use crate::{
     status::InferenceServiceStatus,
 };
 
-pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, RuntimeSpec, SpeculativeSpec, SplitMode};
+pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, RuntimeSpec, SpeculativeSpec, SplitMode};
 
 /// A model that is served by a number of pods, and how it may change.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,7 @@ pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, RuntimeSpec, Specula
     status = "InferenceServiceStatus",
     validation = Rule::new("self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name: use at most 40 lower-case letters, digits and dashes, starting with a letter: Services and pods are named after it"),
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.gpuMemory) || (has(self.spec.resources) && has(self.spec.resources.gpu))").message("spec.runtime.gpuMemory: it is a limit for a pod with GPUs, so ask for some (spec.resources.gpu), or leave it out"),
+    validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.prefixCache) || !has(self.spec.runtime.prefixCache.disk) || !has(self.spec.cache) || !has(self.spec.cache.sizeLimit) || !isQuantity(self.spec.runtime.prefixCache.disk) || !isQuantity(self.spec.cache.sizeLimit) || quantity(self.spec.runtime.prefixCache.disk).isLessThan(quantity(self.spec.cache.sizeLimit))").message("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit, whose rest is for models, so give less"),
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicaCount", label_selector_path = ".status.selector"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "It answers, with what the spec asks for"),
     printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status", description = "It answers"),

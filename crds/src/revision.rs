@@ -42,8 +42,8 @@ fn hash(value: &impl serde::Serialize) -> String {
 mod tests {
     use super::*;
     use crate::{
-        inference_service::{KvLayout, SpeculativeSpec},
-        scalars::Sha256,
+        inference_service::{KvLayout, PrefixCacheSpec, SpeculativeSpec},
+        scalars::{PositiveQuantity, Sha256},
     };
 
     fn model(uri: &str, digest: &str) -> ModelSpec {
@@ -69,7 +69,10 @@ mod tests {
         assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         let workers = RuntimeSpec { workers: Some(2), ..RuntimeSpec::default() };
         let layout = RuntimeSpec { kv_layout: Some(KvLayout::Unified), ..RuntimeSpec::default() };
-        for other in [workers, layout] {
+        let disk = Some(PositiveQuantity::from("1Gi"));
+        let prefix_cache = Some(PrefixCacheSpec { disk, ..PrefixCacheSpec::default() });
+        let kept = RuntimeSpec { prefix_cache, ..RuntimeSpec::default() };
+        for other in [workers, layout, kept] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     inference_service::SourceSpec,
-    scalars::{AutoOr, PositiveQuantity},
+    scalars::{AutoOr, DurationString, PositiveQuantity},
 };
 
 /// How the engine runs a model.
@@ -59,6 +59,11 @@ pub struct RuntimeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1 && self <= 32").message("spec.runtime.workers: use a number from 1 to 32"))]
     pub workers: Option<u32>,
+    /// Prompts that are kept after their requests: what a request begins with and an earlier one began with is not read
+    /// again.
+    // Not serialised when absent, as workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix_cache: Option<PrefixCacheSpec>,
     /// Speculative decoding: tokens are guessed and checked by the model. Which way of guessing pays is measured as it goes,
     /// and one that does not is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -85,6 +90,7 @@ impl Default for RuntimeSpec {
             gpu_memory: None,
             threads: AutoOr::Auto,
             workers: None,
+            prefix_cache: None,
             speculative: None,
         }
     }
@@ -143,6 +149,23 @@ pub enum KvLayout {
     /// All have one pool, of which one may use as much as is free: what many prompts begin with is held once. Requests
     /// whose cells are needed by others give way, and go on later.
     Unified,
+}
+
+/// Where prompts are kept that left the KV cache, and for how long.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PrefixCacheSpec {
+    /// Most main memory of each pod, of all workers together: 4Gi. 1Gi if left out, and never more than an eighth of the
+    /// pod's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<PositiveQuantity>,
+    /// Most disk of each pod, for those that left main memory, so that they outlive the pod's processes: 20Gi. It is a part
+    /// of spec.cache.sizeLimit. None are kept there if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<PositiveQuantity>,
+    /// One that no request began with for so long is dropped, from the KV cache, too: 1h. Never for its age if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<DurationString>,
 }
 
 /// Speculative decoding: tokens are guessed cheaply and checked by the model, so the output does not change.

@@ -8,7 +8,7 @@ use std::{fmt, time::Duration};
 
 use gantry_crds::{
     InferenceService, InferenceServiceSpec,
-    inference_service::{CacheMode, ModelSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec},
+    inference_service::{CacheMode, ModelSpec, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec},
     revision::{judged_by, version_name},
     scalars::PositiveQuantity,
 };
@@ -154,6 +154,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");
     }
     problems.quantity("spec.runtime.gpuMemory", spec.runtime.gpu_memory.as_ref());
+    if let Some(prefixes) = &spec.runtime.prefix_cache {
+        problems.prefix_cache(prefixes, spec.cache.size_limit.as_ref());
+    }
     problems.parsed("spec.rollout.gates.memory.headroom", spec.rollout.gates.memory.headroom.ratio());
     if let Some(timeout) = &spec.scheduling.queue_timeout {
         problems.parsed("spec.scheduling.queueTimeout", timeout.to_std());
@@ -242,6 +245,21 @@ impl Collector {
             self.invalid(field, error.to_string());
         }
         Some(Quantity(value.0.clone()))
+    }
+
+    fn prefix_cache(&mut self, spec: &PrefixCacheSpec, limit: Option<&PositiveQuantity>) {
+        const DISK: &str = "spec.runtime.prefixCache.disk";
+        self.quantity("spec.runtime.prefixCache.memory", spec.memory.as_ref());
+        self.quantity(DISK, spec.disk.as_ref());
+        if let Some(ttl) = &spec.ttl {
+            self.parsed("spec.runtime.prefixCache.ttl", ttl.to_std());
+        }
+        let bytes = |quantity: Option<&PositiveQuantity>| quantity.and_then(PositiveQuantity::bytes);
+        if let (Some(disk), Some(limit)) = (bytes(spec.disk.as_ref()), bytes(limit))
+            && disk >= limit
+        {
+            self.invalid(DISK, "it is a part of spec.cache.sizeLimit, whose rest is for models: give less");
+        }
     }
 
     fn source(&mut self, fields: &SourceFields, source: &SourceSpec) {
@@ -376,7 +394,8 @@ mod tests {
             "replicas": -1,
             "model": {"source": {"sha256": "abc"}},
             "resources": {"memory": "much", "cpu": "0"},
-            "runtime": {"gpuMemory": "20Gi", "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
+            "cache": {"sizeLimit": "1Gi"},
+            "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
         })))
@@ -389,6 +408,9 @@ mod tests {
             "spec.resources.memory",
             "spec.resources.cpu",
             "spec.runtime.gpuMemory",
+            "spec.runtime.prefixCache.memory",
+            "spec.runtime.prefixCache.disk",
+            "spec.runtime.prefixCache.ttl",
             "spec.runtime.speculative.draft.sha256",
             "spec.rollout.progressDeadline",
             "spec.scheduling.queueTimeout",

@@ -257,6 +257,11 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
             json!({"spec": {"runtime": {"gpuMemory": "20Gi"}}}),
             "spec.runtime.gpuMemory: it is a limit for a pod with GPUs",
         ),
+        (json!({"spec": {"runtime": {"prefixCache": {"ttl": "soon"}}}}), "a duration such as 30s, 15m or 1h30m"),
+        (
+            json!({"spec": {"runtime": {"prefixCache": {"disk": "2Gi"}}, "cache": {"sizeLimit": "2048Mi"}}}),
+            "it is a part of spec.cache.sizeLimit",
+        ),
         (json!({"spec": {"resources": {"memory": "lots"}}}), "a Kubernetes quantity above zero"),
         (json!({"spec": {"resources": {"gpu": {"count": 0}}}}), "spec.resources.gpu.count: use a number from 1 to 16"),
         (json!({"spec": {"scheduling": {"maxQueue": 0}}}), "spec.scheduling.maxQueue: use a number"),

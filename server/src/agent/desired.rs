@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
-use gantry_crds::inference_service::SchedulingSpec;
+use gantry_crds::inference_service::{RuntimeSpec, SchedulingSpec};
 use gantry_crds::scalars::PositiveQuantity;
 use gantry_crds::status::RolloutStep;
 use kube::core::DynamicObject;
@@ -47,6 +47,9 @@ fn desired(service: &InferenceService) -> Desired {
         Some(rollout) => (None, Some(rollout.version.clone())),
         None => (None, status.candidate_version.clone()),
     };
+    // Of versions that run, one may be allowed more than the next one.
+    let runtimes = status.versions.iter().map(|version| &version.runtime).chain([&service.spec.runtime]);
+    let kept_prefix_bytes = runtimes.map(prefix_bytes).max().unwrap_or(0);
     Desired {
         active: status.active_version,
         candidate,
@@ -58,12 +61,19 @@ fn desired(service: &InferenceService) -> Desired {
             .into_iter()
             .map(|version| (version.name.clone(), version))
             .collect::<BTreeMap<_, _>>(),
-        settings: settings(service),
+        settings: settings(service, kept_prefix_bytes),
     }
 }
 
+/// The most bytes of prompts that a version with these settings keeps on disk.
+fn prefix_bytes(runtime: &RuntimeSpec) -> u64 {
+    runtime.prefix_cache.as_ref().and_then(|cache| cache.disk.as_ref()?.bytes()).unwrap_or(0)
+}
+
 /// The API server has checked these values; one that it would refuse today falls back to the default.
-fn settings(service: &InferenceService) -> Settings {
+///
+/// `kept_prefix_bytes` of the cache's volume are not for models.
+fn settings(service: &InferenceService, kept_prefix_bytes: u64) -> Settings {
     let spec = &service.spec;
     let fallback = Settings::default();
     let warn = |error: &dyn std::fmt::Display| tracing::warn!(%error, "a value of the spec is not usable");
@@ -78,7 +88,7 @@ fn settings(service: &InferenceService) -> Settings {
             .size_limit
             .as_ref()
             .and_then(PositiveQuantity::bytes)
-            .map(|all| all - all / CACHE_MARGIN_DIVISOR),
+            .map(|all| (all - all / CACHE_MARGIN_DIVISOR).saturating_sub(kept_prefix_bytes)),
         gpu: spec.resources.gpu.is_some(),
     }
 }
@@ -191,6 +201,22 @@ mod tests {
         assert_eq!(settings.scheduling, scheduling);
         assert_eq!(settings.cache_limit_bytes, Some(980 << 20));
         assert!(!settings.gpu);
+    }
+
+    #[test]
+    fn models_have_what_prompts_on_disk_leave_of_the_cache() {
+        let limit = |own: Value, running: Value| {
+            let source = json!({"uri": "http://h/m.gguf", "sha256": "a".repeat(64)});
+            let model = json!({"servedName": "chat", "source": source});
+            let versions = json!([{"name": "v1", "model": model, "runtime": {"prefixCache": running}}]);
+            let mut object = object(json!({"activeVersion": "v1", "versions": versions}));
+            object.data["spec"]["runtime"] = json!({"prefixCache": own});
+            read(object).unwrap().0.settings.cache_limit_bytes.unwrap() >> 20
+        };
+        assert_eq!(limit(json!({}), json!({})), 980);
+        assert_eq!(limit(json!({"disk": "100Mi"}), json!({})), 880);
+        assert_eq!(limit(json!({"disk": "100Mi"}), json!({"disk": "200Mi"})), 780);
+        assert_eq!(limit(json!({}), json!({"disk": "2Gi"})), 0);
     }
 
     #[test]

@@ -90,6 +90,12 @@ impl Cache {
         Ok(Arc::new(Self { folder, state: Mutex::default() }))
     }
 
+    /// Where prompts are kept, beside the models; it is not made here.
+    #[must_use]
+    pub fn prefixes(&self) -> PathBuf {
+        self.folder.with_file_name("prefixes")
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // Every critical section leaves the state whole, so that a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -18,8 +18,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_crds::inference_service::{GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
+use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion};
-use gantry_engine::{ALL_LAYERS, GpuSplit, SplitMode};
+use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, SplitMode};
 use gantry_gguf::{Defect, GgufError, Header, Summary};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -306,7 +307,8 @@ impl Gates {
         report: &Report,
     ) -> Result<Loaded, Refusal> {
         report.phase(CandidatePhase::Loading);
-        let runtime = job_settings(job, draft.as_ref(), summary)?;
+        let mut runtime = job_settings(job, draft.as_ref(), summary)?;
+        runtime.engine.cache_disk = self.cache_disk(&job.version.runtime);
         let predicted_bytes = predict(job, draft.as_ref(), summary, &runtime);
         let spec = VersionSpec {
             name: job.version.name.clone(),
@@ -325,6 +327,12 @@ impl Gates {
             }
             Err(error) => Err(load_refusal(&error)),
         }
+    }
+
+    /// Where prompts are kept on disk, if they are: one place for all versions, which do not take each other's.
+    fn cache_disk(&self, runtime: &RuntimeSpec) -> Option<DiskCacheConfig> {
+        let max_bytes = runtime.prefix_cache.as_ref()?.disk.as_ref()?.bytes()?;
+        Some(DiskCacheConfig { dir: self.fetcher.cache().prefixes(), max_bytes })
     }
 
     async fn ask(&self, version: &Arc<Version>, gate: &PromptsGate, report: &Report) -> Result<(), Refusal> {
@@ -406,7 +414,7 @@ fn job_settings(job: &Job, draft: Option<&DraftModel>, summary: &Summary) -> Res
     Ok(runtime)
 }
 
-/// The settings of a version as the front takes them, but for its draft model, whose file has to be brought. `gpu`: whether
+/// The settings of a version as the front takes them, but for what is files: its draft model, and prompts on disk. `gpu`: whether
 /// the pod asks for GPUs.
 #[must_use]
 pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -> RuntimeSettings {
@@ -414,6 +422,7 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
     use gantry_engine::{CacheType, KvLayout};
     // Less than a byte is no limit that anything fits into.
     let gpu_memory_bytes = spec.gpu_memory.as_ref().map(|memory| memory.bytes().unwrap_or(0));
+    let cache = spec.prefix_cache.as_ref();
     RuntimeSettings {
         ctx_size: spec.context_size,
         parallel: spec.parallel,
@@ -435,11 +444,20 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
                 Some(Layout::Split) => KvLayout::Split,
                 Some(Layout::Unified) => KvLayout::Unified,
             },
+            // Less than a byte is none.
+            cache_ram_bytes: cache.and_then(|cache| cache.memory.as_ref()).map(|memory| memory.bytes().unwrap_or(0)),
+            cache_ttl_ms: cache.and_then(|cache| cache.ttl.as_ref()).and_then(milliseconds),
             prompt_lookup: spec.speculative.as_ref().filter(|s| s.prompt_lookup).map_or(0, |s| s.max_tokens),
             ..EngineTuning::default()
         },
         pooled: None,
     }
+}
+
+/// A duration of the spec; the API server has checked it, and one that it would refuse today is left out.
+fn milliseconds(duration: &DurationString) -> Option<u64> {
+    let duration = duration.to_std().inspect_err(|error| tracing::warn!(%error, "a value of the spec is not usable"));
+    duration.ok().map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1))
 }
 
 fn gpu_split(spec: &GpuSplitSpec) -> GpuSplit {

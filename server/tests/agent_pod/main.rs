@@ -8,5 +8,6 @@ mod draft;
 mod fetch;
 mod files;
 mod pod;
+mod prefixes;
 #[path = "../http/script.rs"]
 mod script;

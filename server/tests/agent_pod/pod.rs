@@ -57,7 +57,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    fn start(api: ApiServer, folder: tempfile::TempDir) -> Self {
+    pub fn start(api: ApiServer, folder: tempfile::TempDir) -> Self {
         Self::start_with(api, folder, env!("CARGO_BIN_EXE_gantry-server"))
     }
 
