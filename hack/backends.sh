@@ -5,7 +5,7 @@
 #
 #   hack/backends.sh                          the variants of released images
 #   VARIANTS="haswell zen4" hack/backends.sh  these
-#   VARIANTS=native hack/backends.sh          the best for this machine's processor
+#   VARIANTS=native hack/backends.sh          the best for this machine's processor; beside others, too
 source "$(dirname "$0")/lib.sh"
 
 read -ra variants <<<"${VARIANTS-x64 alderlake skylakex icelake zen4 sapphirerapids}"
@@ -49,7 +49,7 @@ compile() {
 }
 
 step prerequisites prerequisites
-[[ ${variants[*]} != native ]] || variants=("$(native)")
+for at in "${!variants[@]}"; do [[ ${variants[at]} != native ]] || variants[at]=$(native); done
 step "ggml: configure" configure
 step "CPU backends: ${variants[*]}" compile
 steps_summary

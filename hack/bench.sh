@@ -17,7 +17,9 @@ venv=$bench/venv
 peer_package=llama-cpp-python==0.3.36
 peer_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 peer_programs=(llama-quantize llama-bench llama-batched-bench llama-server)
-peer_flags=(-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON) # the rest is as it comes, but for what no load needs:
+peer_flags=(-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON) # the rest is as it comes, but for what no load needs,
+# and for a header without which it does not start where there is AMX (the file says why), as ours would not:
+peer_header=$PWD/server/llama/backends/amx.h
 peer_unused=(-DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
   -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON) # the last: it may be moved
 vocabulary=$peer/vendor/llama.cpp/models/ggml-vocab-qwen2.gguf
@@ -55,7 +57,7 @@ peer_build() { # ninja goes on where it was interrupted
   $all && { note "there"; return; }
   # SOURCE_DATE_EPOCH would turn GGML_NATIVE off.
   env -u SOURCE_DATE_EPOCH cmake -S "$peer/vendor/llama.cpp" -B "$peer/build" -G Ninja \
-    "${peer_flags[@]}" "${peer_unused[@]}" >"$bench/peer-configure.log" ||
+    "${peer_flags[@]}" "${peer_unused[@]}" -DCMAKE_CXX_FLAGS="-include $peer_header" >"$bench/peer-configure.log" ||
     { tail -20 "$bench/peer-configure.log" >&2; return 1; }
   nice ninja -C "$peer/build" ${JOBS:+-j "$JOBS"} "${peer_programs[@]}" >"$bench/peer-build.log" ||
     { tail -20 "$bench/peer-build.log" >&2; return 1; }

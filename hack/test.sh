@@ -42,7 +42,7 @@ e2e_tests() { tests --test cluster -- --ignored --test-threads=1 --nocapture; }
 
 step prerequisites prerequisites
 step "binaries and tests (cargo build --release)" cargo build --release --locked --workspace --bins --tests
-step "a CPU backend as a module, for the tests and the image" env VARIANTS=haswell hack/backends.sh
+step "CPU backends as modules, for the tests and the image" env VARIANTS="haswell native" hack/backends.sh
 export GANTRY_TEST_BACKENDS=$backends # without, the tests that load it are left out
 step "tests without a cluster" tests
 step "cluster: build its binaries" "$cluster" build

@@ -20,6 +20,8 @@ pub struct Processors {
     count: u32,
     /// Their numbers, the largest group first.
     groups: Vec<Vec<u32>>,
+    /// Whether they have Advanced Matrix Extensions, for which weights are laid out in a way that takes more memory.
+    amx: bool,
 }
 
 impl Processors {
@@ -42,11 +44,12 @@ impl Processors {
     /// So many of one group.
     #[must_use]
     pub fn alike(count: u32) -> Self {
-        Self { count, groups: vec![(0..count).collect()] }
+        Self { count, groups: vec![(0..count).collect()], amx: false }
     }
 
     /// As [`Self::here`], of the processors `usable`, with `sys` under `root`.
     fn read_under(root: &Path, usable: &[u32], count: u32) -> Self {
+        let amx = fs::read_to_string(root.join("proc/cpuinfo")).is_ok_and(|text| has_amx(&text));
         let nodes = nodes(&root.join("sys/devices/system/node"));
         let node = |processor: u32| nodes.iter().position(|processors| processors.contains(&processor));
         let socket = |processor: u32| {
@@ -70,13 +73,13 @@ impl Processors {
             group.sockets.dedup();
             groups.push(group);
         }
-        Self::of_groups(count, groups.into_iter().map(|group| group.processors).collect())
+        Self { amx, ..Self::of_groups(count, groups.into_iter().map(|group| group.processors).collect()) }
     }
 
     /// Those of these groups, of which so many may compute at once.
     pub(crate) fn of_groups(count: u32, mut groups: Vec<Vec<u32>>) -> Self {
         groups.sort_by_key(|processors| (Reverse(processors.len()), processors.first().copied()));
-        Self { count, groups }
+        Self { count, groups, amx: false }
     }
 
     /// How many may compute at once.
@@ -85,11 +88,23 @@ impl Processors {
         self.count
     }
 
+    /// Whether they have AMX, which a worker computes with where it has the variant `sapphirerapids`.
+    #[must_use]
+    pub fn amx(&self) -> bool {
+        self.amx
+    }
+
     /// The numbers of those that are near to the same memory, the largest group first.
     #[must_use]
     pub fn groups(&self) -> &[Vec<u32>] {
         &self.groups
     }
+}
+
+/// Whether the kernel tells of AMX in `/proc/cpuinfo`.
+fn has_amx(cpuinfo: &str) -> bool {
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+    flags.is_some_and(|line| line.split_whitespace().any(|flag| flag == "amx_int8"))
 }
 
 /// A group as it is found, with what its processors belong to; `None` is what the machine does not tell.
@@ -199,13 +214,28 @@ mod tests {
     fn what_a_machine_does_not_tell_keeps_its_processors_together() {
         let nothing = tempfile::tempdir().unwrap();
         let told = Processors::read_under(nothing.path(), &[0, 1, 2], 2);
-        assert_eq!(told, Processors { count: 2, groups: vec![vec![0, 1, 2]] });
+        assert_eq!(told, Processors { count: 2, groups: vec![vec![0, 1, 2]], amx: false });
         let root = machine(&[(0, 0), (1, 1)]);
         fs::write(root.path().join("sys/devices/system/node/node1/cpulist"), "1-x\n").unwrap();
         assert_eq!(Processors::read_under(root.path(), &[0, 1], 2).groups, [vec![0], vec![1]]);
         fs::remove_file(root.path().join("sys/devices/system/cpu/cpu1/topology/physical_package_id")).unwrap();
         fs::remove_file(root.path().join("sys/devices/system/cpu/cpu0/topology/physical_package_id")).unwrap();
         assert_eq!(Processors::read_under(root.path(), &[0, 1], 2).groups, [vec![0, 1]]);
+    }
+
+    #[test]
+    fn amx_is_found_among_the_flags_of_a_processor() {
+        let root = machine(&[(0, 0)]);
+        fs::create_dir_all(root.path().join("proc")).unwrap();
+        for (flags, amx) in [
+            ("flags\t\t: fpu avx512_fp16 amx_bf16 amx_tile amx_int8 arch_capabilities", true),
+            ("flags\t\t: fpu avx512_bf16", false),
+            ("Features\t: fp asimd i8mm", false),
+        ] {
+            let text = format!("processor\t: 0\nmodel name\t: one with amx_int8\n{flags}\nbugs\t\t:\n");
+            fs::write(root.path().join("proc/cpuinfo"), text).unwrap();
+            assert_eq!(Processors::read_under(root.path(), &[0], 1).amx(), amx, "{flags}");
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! All sums saturate, so that absurd settings come out as "does not fit" and never as a small number. With
 //! `cells = parallel × round_up(ctx_size / parallel, 256)`, the KV cache's length in llama.cpp's split mode:
 //!
-//! - weights = all tensors (+ the embedding once more when a GPU holds the output and the two are tied)
+//! - weights = all tensors, + the embedding once more where it is the output as well and a GPU holds that, or a CPU computes
+//!   with a copy in another order; + with AMX what such copies have beside each block
 //! - KV cache = Σ over layers of kv_heads × (row(dk, type_k) + row(dv, type_v)) × cells
 //!   \+ parallel × recurrent state
 //! - compute = 4 bytes × ubatch × the wider of 4 × embedding + 3 × feed_forward and
@@ -72,6 +73,8 @@ pub struct FitInput {
     pub gpu_layers: u32,
     /// Tokens of texts that a second context embeds together; 0: there is none.
     pub pooled_tokens: u32,
+    /// Whether the CPU computes with AMX.
+    pub amx: bool,
 }
 
 impl Default for FitInput {
@@ -91,6 +94,7 @@ impl Default for FitInput {
             flash_attention: true,
             gpu_layers: 0,
             pooled_tokens: 0,
+            amx: false,
         }
     }
 }
@@ -140,9 +144,12 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     let offloaded = u64::from(input.gpu_layers.saturating_sub(1)).min(layers);
     let output_offloaded = input.gpu_layers > 0;
     let both_compute = output_offloaded && offloaded < layers;
-    let second_embedding = if output_offloaded && summary.tied_output { summary.embedding_bytes } else { 0 };
+    let copied = output_offloaded || summary.embedding_type.is_some_and(|kind| kind.is_repacked(input.amx));
+    let second_embedding = if copied && summary.tied_output { summary.embedding_bytes } else { 0 };
 
-    let weights_bytes = sum(&[summary.tensor_bytes, second_embedding]);
+    let beside_blocks =
+        if input.amx { amx_bytes(summary).div_ceil(layers).saturating_mul(layers - offloaded) } else { 0 };
+    let weights_bytes = sum(&[summary.tensor_bytes, second_embedding, beside_blocks]);
     let (stage_cache, stage_computes) = stage_bytes(summary, input);
     let kv_cache_bytes = sum(&[kv_cache_bytes(summary, input, cells, parallel), stage_cache]);
     // The mask has a column for each cell that a row could look at.
@@ -178,6 +185,13 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
         host_bytes: total_bytes.saturating_sub(device_bytes),
         cells,
     }
+}
+
+/// What the copies for AMX have beside the blocks, the one of a tied embedding included.
+fn amx_bytes(summary: &Summary) -> u64 {
+    let of = |kind: GgmlType, bytes: u64| (bytes / kind.block_bytes()).saturating_mul(kind.amx_bytes_per_block());
+    let types = summary.types.iter().map(|&(kind, bytes)| of(kind, bytes));
+    types.fold(0, u64::saturating_add)
 }
 
 fn kv_cache_bytes(summary: &Summary, input: &FitInput, cells: u64, parallel: u64) -> u64 {

@@ -108,6 +108,27 @@ impl GgmlType {
         !matches!(self, Self::Q8_1 | Self::Q8_K | Self::I8 | Self::I16 | Self::I32 | Self::I64 | Self::F64)
     }
 
+    /// Whether an x86-64 processor multiplies with a matrix of this type from a copy in another order, which rows cannot
+    /// be looked up in; `amx`: one with AMX. A type that only AVX-512 has such a copy of is taken to have one.
+    #[must_use]
+    pub fn is_repacked(self, amx: bool) -> bool {
+        match self {
+            Self::Q4_0 | Self::Q2_K | Self::Q4_K | Self::IQ4_NL | Self::MXFP4 => true,
+            Self::F16 | Self::Q4_1 | Self::Q8_0 | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => amx,
+            _ => false,
+        }
+    }
+
+    /// Bytes that the copy for AMX has for each block beside the block's own: sums, and scales that are unpacked.
+    #[must_use]
+    pub fn amx_bytes_per_block(self) -> u64 {
+        match self {
+            Self::Q8_0 | Self::Q4_K | Self::Q5_K => 4,
+            Self::IQ4_XS => 2,
+            _ => 0,
+        }
+    }
+
     /// Bytes of `elements` in whole blocks; saturates.
     #[must_use]
     pub fn row_bytes(self, elements: u64) -> u64 {

@@ -63,7 +63,9 @@ pub struct Summary {
     pub layer_bytes: u64,
     /// Bytes of the token embedding.
     pub embedding_bytes: u64,
-    /// Whether the output matrix is the embedding: a GPU then gets a copy of it.
+    /// Its element type; `None` without an embedding.
+    pub embedding_type: Option<GgmlType>,
+    /// Whether the output matrix is the embedding: a GPU then gets a copy of it, and a CPU that repacks its type another.
     pub tied_output: bool,
     /// Tensors in the file.
     pub tensors: u64,
@@ -120,6 +122,7 @@ pub(crate) fn summarise(
         tensor_bytes: layout.tensor_bytes,
         layer_bytes: sum(&|tensor| if tensor.name.starts_with("blk.") { tensor.bytes } else { 0 }),
         embedding_bytes: tensors.get("token_embd.weight").map_or(0, |tensor| tensor.bytes),
+        embedding_type: tensors.get("token_embd.weight").map(|tensor| tensor.kind),
         tied_output: tensors.get("output.weight").is_none(),
         tensors: list.len() as u64,
         types: quant::type_shares(list),

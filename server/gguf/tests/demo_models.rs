@@ -67,6 +67,25 @@ fn the_cache_of_a_demo_model_is_counted_to_the_byte() {
 }
 
 #[test]
+fn what_a_cpu_lays_out_anew_is_counted() {
+    let weights = |file: &str, amx, gpu_layers| {
+        let header = read_header(path(file)).unwrap();
+        let memory = estimate(header.summary(), &FitInput { amx, gpu_layers, ..FitInput::default() });
+        memory.weights_bytes - header.summary().tensor_bytes
+    };
+    let summary = read_header(path("demo-v2.q8_0.gguf")).unwrap().summary().clone();
+    // Tied: a copy of the embedding where rows of it cannot be looked up in what is computed with, and with AMX a sum of
+    // 4 bytes beside each block of Q8_0.
+    assert!(summary.tied_output && summary.embedding_type == Some(GgmlType::Q8_0));
+    let blocks = summary.types.iter().find(|(kind, _)| *kind == GgmlType::Q8_0).unwrap().1 / 34;
+    assert_eq!(weights("demo-v2.q8_0.gguf", false, 0), 0);
+    assert_eq!(weights("demo-v2.q8_0.gguf", true, 0), summary.embedding_bytes + 4 * blocks);
+    // Half of the layers on a GPU, and all of them.
+    assert_eq!(weights("demo-v2.q8_0.gguf", true, 3), summary.embedding_bytes + 2 * (4 * blocks).div_ceil(4));
+    assert_eq!(weights("demo-v2.q8_0.gguf", true, 99), summary.embedding_bytes);
+}
+
+#[test]
 fn a_context_that_embeds_is_counted_where_it_is_asked_for() {
     let header = read_header(path("demo-v2.q8_0.gguf")).unwrap();
     let input = FitInput { ctx_size: 4096, parallel: 8, ..FitInput::default() };

@@ -203,7 +203,7 @@ fn in_all_workers(
     part: impl Fn(&MemoryEstimate) -> u64,
 ) -> u64 {
     let in_one = |own: &RuntimeSettings| {
-        let input = fit_input(own, model, gpu);
+        let input = FitInput { amx: processors.amx(), ..fit_input(own, model, gpu) };
         let guesses = draft.map_or(0, |draft| part(&estimate(draft, &draft_input(&input, model))));
         part(&estimate(model, &input)).saturating_add(guesses)
     };
@@ -237,7 +237,8 @@ fn draft_input(input: &FitInput, model: &Summary) -> FitInput {
     }
 }
 
-/// The settings as the engine will run this model with them, for the arithmetic. `gpu`: whether there is one.
+/// The settings as the engine will run this model with them, for the arithmetic, on a CPU without AMX. `gpu`: whether there
+/// is one.
 #[must_use]
 pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> FitInput {
     let kv = match runtime.cache_type {
@@ -271,6 +272,7 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
         n_outputs_max,
         pooled_tokens: runtime.pooled.map_or(0, |pooled| pooled.batch_tokens.max(pooled.max_batch)),
         gpu_layers: if gpu { runtime.gpu_layers.unwrap_or(u32::MAX) } else { 0 },
+        amx: false,
     }
 }
 
@@ -434,7 +436,8 @@ mod tests {
         }
         // And takes main memory of its own.
         let on_cpu = RuntimeSettings { gpu_layers: Some(0), ..one.clone() };
-        let guesses = estimate(&draft, &draft_input(&fit_input(&on_cpu, &model, false), &model));
+        let input = FitInput { amx: Processors::here().amx(), ..fit_input(&on_cpu, &model, false) };
+        let guesses = estimate(&draft, &draft_input(&input, &model));
         let without = predict(&model, None, &on_cpu, false);
         assert_eq!(predict(&model, Some(&draft), &on_cpu, false), without + guesses.host_bytes);
         assert!(guesses.host_bytes > draft.tensor_bytes + guesses.kv_cache_bytes);

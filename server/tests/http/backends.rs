@@ -1,7 +1,7 @@
 //! What the server computes with: backends that are loaded at run time, and GPUs that are asked for and not there.
 //!
-//! No GPU is needed here, and none must be there. The variant that is loaded is one that was really built: `hack/test.sh`
-//! builds it and names its directory; without, that test is left out and says how.
+//! No GPU is needed here, and none must be there. The variants that are loaded were really built: `hack/test.sh` builds
+//! them and names their directory; without, those tests are left out and say how.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -35,14 +35,18 @@ fn directory(version: &str, files: &[(&str, &[u8])]) -> tempfile::TempDir {
     dir
 }
 
-fn built_variant() -> Option<Vec<u8>> {
-    let Some(dir) = std::env::var_os(DIRECTORY).map(PathBuf::from) else {
+fn built() -> Option<PathBuf> {
+    let dir = std::env::var_os(DIRECTORY).map(PathBuf::from);
+    if dir.is_none() {
         eprintln!(
-            "left out: build the variant with VARIANTS={VARIANT} hack/backends.sh, and set {DIRECTORY}=target/backends"
+            "left out: VARIANTS='{VARIANT} native' hack/backends.sh builds what it needs, {DIRECTORY}=target/backends names it"
         );
-        return None;
-    };
-    let file = dir.join(module(&format!("cpu-{VARIANT}")));
+    }
+    dir
+}
+
+fn built_variant() -> Option<Vec<u8>> {
+    let file = built()?.join(module(&format!("cpu-{VARIANT}")));
     let bytes = std::fs::read(&file);
     Some(
         bytes.unwrap_or_else(|error| {
@@ -92,6 +96,17 @@ async fn a_variant_that_was_built_is_loaded_and_gives_the_same_answers() {
     // The log comes through two pipes, after the answers perhaps.
     let told = async || loaded.log().contains(&format!("CPU backend {VARIANT}")) && loaded.log().contains(path);
     await_condition("the backend to be told in the log", told).await;
+}
+
+/// Instructions that only newer processors have are run here, where there is one: ggml's way to AMX ended the process with
+/// the first prompt (`server/llama/backends/amx.h`).
+#[tokio::test]
+async fn the_best_variant_for_this_processor_gives_the_same_answers() {
+    let Some(dir) = built() else { return };
+    let builtin = Server::start(&["--threads", "2"]).await;
+    let best = Server::start(&["--threads", "2", "--backend-dir", dir.to_str().unwrap()]).await;
+    assert!(!computes_with(&best, BUILTIN_CPU).await, "{VARIANT} at least goes before what is linked in");
+    assert_eq!(answers(&best).await, answers(&builtin).await);
 }
 
 #[tokio::test]
