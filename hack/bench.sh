@@ -102,7 +102,7 @@ run() {
   # shellcheck disable=SC2206 # several arguments
   args+=(${BENCH_ARGS:-})
   # Paths are relative, so that results do not tell where this checkout is.
-  target/release/gantry-bench run --peer-build "$peer_package, ${peer_flags[*]}" "${args[@]}"
+  target/release/gantry-bench run --peer-build "$peer_package, ${peer_flags[*]}, with ${peer_header#"$PWD/"}" "${args[@]}"
 }
 
 step prerequisites prerequisites
