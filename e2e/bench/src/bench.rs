@@ -61,6 +61,8 @@ pub struct Bench {
     pub repeats: Option<usize>,
     /// Whether the peer's configurations are tried even where the best one is known.
     pub try_again: bool,
+    /// What is in the names of the peer's configurations that are not tried, see [`Candidate::is_skipped`].
+    pub skip_peer: Vec<String>,
     /// What the peer is: what a best configuration is remembered for.
     pub peer_version: String,
     /// What we are.
@@ -89,7 +91,8 @@ impl Bench {
         // A trial is a run with the words of the first round: it is not made again.
         let mut first_runs = BTreeMap::new();
         if let Some(folder) = self.peer.as_ref().filter(|_| load.with_peer) {
-            let candidates = peer::candidates(load);
+            let mut candidates = peer::candidates(load);
+            candidates.retain(|candidate| !candidate.is_skipped(&self.skip_peer));
             let chosen = self.choose(folder, load, &model, &candidates, &mut trials, &mut first_runs).await?;
             let series = |candidate: &Candidate| Series {
                 name: candidate.name.to_owned(),
@@ -202,8 +205,10 @@ impl Bench {
         for candidate in &candidates[trials.len().min(candidates.len())..] {
             let setup = candidate.setup(folder, model, load, self.threads);
             // A configuration that does not work is not the best one.
+            let mut figures = BTreeMap::new();
             let value = match self.measure(load, &setup, 0).await {
                 Ok(run) => {
+                    figures.clone_from(&run.figures);
                     say(&format!("  trying  {:<24} {}", candidate.name, summary(load, &run)));
                     let works = run.figures.get("failed").is_none_or(|failed| *failed == 0.0);
                     let value = run.figures.get(figure).copied().filter(|_| works);
@@ -215,7 +220,7 @@ impl Bench {
                     None
                 }
             };
-            trials.push(Trial { name: candidate.name.to_owned(), figure: figure.to_owned(), value });
+            trials.push(Trial { name: candidate.name.to_owned(), figure: figure.to_owned(), value, figures });
             // Each at once: the trials of some loads take an hour, and go on where they were interrupted.
             remembered.0.insert(key.clone(), trials.clone());
             remembered.write(&self.cache.join("best.json"))?;
@@ -356,7 +361,12 @@ mod tests {
 
     #[test]
     fn the_best_trial_is_one_that_worked() {
-        let trial = |name: &str, value| Trial { name: name.to_owned(), figure: "x".to_owned(), value };
+        let trial = |name: &str, value| Trial {
+            name: name.to_owned(),
+            figure: "x".to_owned(),
+            value,
+            figures: BTreeMap::new(),
+        };
         let trials = [trial("a", Some(2.0)), trial("b", None), trial("c", Some(3.0))];
         assert_eq!(best_trial(&trials, Better::Higher), Some("c"));
         assert_eq!(best_trial(&trials, Better::Lower), Some("a"));

@@ -76,6 +76,10 @@ struct RunArgs {
     /// Try the peer's configurations even where the best one is known
     #[arg(long)]
     try_again: bool,
+    /// Do not try the peer's configurations whose names have this in them (say, passive), but for its default; may be
+    /// given several times
+    #[arg(long = "skip-peer", value_name = "WORD")]
+    skip_peer: Vec<String>,
     /// Runs of each configuration [default: the load's own]
     #[arg(long)]
     repeats: Option<usize>,
@@ -144,6 +148,11 @@ async fn run(args: RunArgs) -> Result<()> {
     if let Some(unknown) = args.loads.iter().find(|name| !names.contains(&name.as_str())) {
         bail!("there is no load {unknown}; there are {}", names.join(", "));
     }
+    for word in &args.skip_peer {
+        let known =
+            all.iter().flat_map(peer::candidates).any(|candidate| candidate.is_skipped(std::slice::from_ref(word)));
+        ensure!(known, "no configuration of the peer but its default has {word} in its name");
+    }
     ensure!(args.repeats.is_none_or(|repeats| (1..=MAX_REPEATS).contains(&repeats)), "use 1 to {MAX_REPEATS} repeats");
     let own_version = own_version(&args.server).await?;
     let cpu_backend = cpu_backend(&args.server, args.backend_dir.as_deref()).await?;
@@ -159,6 +168,7 @@ async fn run(args: RunArgs) -> Result<()> {
         quick: args.quick,
         repeats: args.repeats,
         try_again: args.try_again,
+        skip_peer: args.skip_peer,
         peer_version: peer_version.clone(),
         own_version,
     };
@@ -176,7 +186,8 @@ async fn run(args: RunArgs) -> Result<()> {
         true => args.cache.join("quick"),
         false => Path::new("docs/benchmarks").join(format!("{}-{}", jiff::Zoned::now().date(), machine::class())),
     });
-    let mut results = earlier(&folder, &conditions)?.unwrap_or_else(|| Results::new(conditions));
+    let earlier = if args.only_ours { None } else { earlier(&folder, &conditions)? };
+    let mut results = earlier.unwrap_or_else(|| Results::new(conditions));
     for load in all.iter().filter(|load| args.loads.is_empty() || args.loads.iter().any(|name| name == load.name)) {
         let result = bench.run(load).await.with_context(|| format!("the load {} could not be run", load.name))?;
         if !args.only_ours {
@@ -198,9 +209,19 @@ async fn run(args: RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// The results that new ones may stand beside: those from the same conditions.
+/// The results that new ones are to stand beside. Those from other conditions are not written over, since they may have
+/// taken hours; those of a quick run took minutes and say nothing.
 fn earlier(folder: &Path, conditions: &Conditions) -> Result<Option<Results>> {
-    Ok(Results::read(folder)?.filter(|results| results.conditions == *conditions))
+    let earlier = Results::read(folder)?;
+    if let Some(results) = earlier.as_ref().filter(|results| results.conditions != *conditions && !conditions.quick) {
+        bail!(
+            "{} has results from other conditions: name another folder with --out, or remove it\n  there: {}\n  here:  {}",
+            folder.display(),
+            serde_json::to_string(&results.conditions)?,
+            serde_json::to_string(conditions)?
+        );
+    }
+    Ok(earlier.filter(|results| results.conditions == *conditions))
 }
 
 /// Our version, and the commit that is checked out with a mark when something is changed.

@@ -1,9 +1,10 @@
 //! llama.cpp's own programs: how its server is configured for each load, and what its batched benchmark says.
 //!
 //! The server runs as it comes and with the best of the configurations below, which is found by trying each of them.
-//! What helps nowhere is not listed: `-fa` (its default is to turn it on wherever it can), `-cram` above its default (8 GiB
+//! What helps nowhere is not listed: `-fa on` (its default is to turn it on wherever it can), `-cram` above its default (8 GiB
 //! of prompts kept in RAM, more than any load needs), `--mlock`, `--numa`,
 //! `--poll` and `--prio` (they matter on machines with idle cores), more `--threads-http` (it has one for each slot).
+//! `-fa off` is tried where prompts are long.
 
 use std::{
     path::{Path, PathBuf},
@@ -58,6 +59,13 @@ impl Candidate {
         self
     }
 
+    /// With attention as matrix products: on a CPU few tokens behind a thousand others take less.
+    fn without_flash_attention(mut self, name: &'static str) -> Self {
+        self.name = name;
+        self.args.extend(["-fa".to_owned(), "off".to_owned()]);
+        self
+    }
+
     /// With nothing sampled but the best token. By default temperature 0 still goes through the whole chain.
     fn greedy(mut self) -> Self {
         let fields = json!({"samplers": ["top_k"], "top_k": 1});
@@ -65,6 +73,12 @@ impl Candidate {
             self.body.extend(fields);
         }
         self
+    }
+
+    /// Whether its name has one of these words in it. The default is never left out: aims are against it.
+    #[must_use]
+    pub fn is_skipped(&self, words: &[String]) -> bool {
+        self.name != DEFAULT && words.iter().any(|word| self.name.contains(word.as_str()))
     }
 
     /// The setup for a load.
@@ -128,11 +142,13 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
                 Candidate::new(name, why, &["-np", slots, "-b", size, "-ub", size]).greedy()
             };
             add(split.clone().greedy());
-            add(split.greedy().passive("slots-passive"));
+            add(split.clone().greedy().passive("slots-passive"));
             add(batch("batch-128", "128"));
             add(batch("batch-128", "128").passive("batch-128-passive"));
             add(batch("batch-32", "32"));
             add(batch("batch-32", "32").passive("batch-32-passive"));
+            add(split.greedy().without_flash_attention("slots-fa-off"));
+            add(batch("batch-32", "32").without_flash_attention("batch-32-fa-off"));
         }
         "prefixes" => {
             let why = "slots, and chunks of other prompts reused by shifting them";
@@ -142,7 +158,8 @@ pub fn candidates(load: &Load) -> Vec<Candidate> {
             add(unified.clone().greedy());
             add(unified.greedy().passive("slots-unified-passive"));
             add(split.clone().greedy());
-            add(split.greedy().passive("slots-passive"));
+            add(split.clone().greedy().passive("slots-passive"));
+            add(split.greedy().without_flash_attention("slots-fa-off"));
             let many = MANY_SLOTS.to_string();
             let why = "as many slots as ours has, over one KV buffer";
             add(Candidate::new("many-slots-unified", why, &["-np", &many, "-kvu"]).greedy());
@@ -228,6 +245,8 @@ fn parse_batched_bench(text: &str, batch: usize) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
     use crate::loads;
 
@@ -239,6 +258,19 @@ mod tests {
             let names: std::collections::BTreeSet<_> = candidates.iter().map(|candidate| candidate.name).collect();
             assert_eq!(names.len(), candidates.len(), "{}", load.name);
         }
+    }
+
+    #[test]
+    fn what_is_skipped_is_never_the_default() {
+        let load = loads::all(false).into_iter().find(|load| load.name == "shared-prefix").unwrap();
+        let left = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+            let left = candidates(&load).into_iter().filter(|candidate| !candidate.is_skipped(&words));
+            left.map(|candidate| candidate.name).collect::<Vec<_>>()
+        };
+        assert_eq!(left(&["passive"]), ["default", "slots-unified", "slots"]);
+        assert_eq!(left(&["passive", "unified", "default"]), ["default", "slots"]);
+        assert_eq!(left(&[]).len(), 5);
     }
 
     #[test]

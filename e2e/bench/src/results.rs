@@ -113,6 +113,9 @@ pub struct Trial {
     pub figure: String,
     /// Its value; none when the configuration did not work.
     pub value: Option<f64>,
+    /// All figures of the run: what is best by the one may be worse by another.
+    #[serde(default)]
+    pub figures: BTreeMap<String, f64>,
 }
 
 /// How an aim stands.

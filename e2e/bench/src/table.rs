@@ -26,6 +26,8 @@ pub(crate) fn label(figure: &str) -> (&str, usize) {
         "intruder_ttft_ms" => ("intruder's TTFT, ms", 0),
         "failed" => ("failed requests", 0),
         "stayers_lost" => ("answers lost of those who stay", 0),
+        "newcomer_ttft_p50_ms" => ("newcomer's TTFT p50, ms", 0),
+        "victims_itl_p99_ms" => ("victims' ITL p99, ms", 1),
         "newcomer_ttft_steps" => ("newcomer's TTFT, steps", 2),
         other => (other, 2),
     }
@@ -135,16 +137,35 @@ fn write_load(page: &mut String, load: &LoadResult) -> fmt::Result {
     if default.is_some() && best.is_none() {
         writeln!(page, "- As it comes the peer is at its best.")?;
     }
-    if !load.trials.is_empty() {
-        let trials = load.trials.iter().map(|trial| match trial.value {
-            Some(value) => format!("{} {value:.2}", trial.name),
-            None => format!("{} failed", trial.name),
-        });
-        let figure = load.trials.first().map_or("", |trial| trial.figure.as_str());
-        writeln!(page, "\nTried once each, by `{figure}`: {}.", trials.collect::<Vec<_>>().join(", "))?;
-    }
+    write_trials(page, load)?;
     if has_gaps(load) {
         writeln!(page, "\n![Times between tokens]({})", itl_file(load))?;
+    }
+    Ok(())
+}
+
+/// What each of the peer's configurations did, by all figures that the load has aims for.
+fn write_trials(page: &mut String, load: &LoadResult) -> fmt::Result {
+    let Some(first) = load.trials.first() else { return Ok(()) };
+    let mut figures = vec![first.figure.as_str()];
+    for aim in &load.aims {
+        let is_new = !figures.contains(&aim.figure.as_str());
+        if is_new && load.trials.iter().any(|trial| trial.figures.contains_key(&aim.figure)) {
+            figures.push(&aim.figure);
+        }
+    }
+    let names: Vec<&str> = figures.iter().map(|figure| label(figure).0).collect();
+    writeln!(page, "\n| Tried once each, the best by the first figure | {} |", names.join(" | "))?;
+    writeln!(page, "| --- |{}", " --- |".repeat(names.len()))?;
+    for trial in &load.trials {
+        let cells = figures.iter().map(|figure| {
+            let known = if *figure == trial.figure { trial.value } else { trial.figures.get(*figure).copied() };
+            let decimals = label(figure).1;
+            known.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
+        });
+        let cells: Vec<String> = cells.collect();
+        let failed = if trial.value.is_none() { " (failed)" } else { "" };
+        writeln!(page, "| {}{failed} | {} |", trial.name, cells.join(" | "))?;
     }
     Ok(())
 }
