@@ -68,6 +68,7 @@ fn bench(folder: &Path) -> Bench {
         quick: true,
         repeats: None,
         try_again: false,
+        skip_peer: Vec::new(),
         peer_version: "stand-in".to_owned(),
         own_version: "test".to_owned(),
     }
@@ -152,6 +153,6 @@ async fn a_short_soak_finds_nothing_wrong() {
     let file = folder.path().join("soak.json");
     report.write(&file).unwrap();
     assert!(report.failed().is_empty(), "{report}\n{}", fs::read_to_string(file).unwrap());
-    assert_eq!((report.requests, report.checks.len()), (250, 13));
+    assert_eq!((report.requests, report.checks.len()), (250, 16));
     assert!(report.faults[&Fault::Kill] > 0 && report.faults[&Fault::Pause] > 0, "{report}");
 }

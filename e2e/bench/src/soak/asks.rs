@@ -3,7 +3,7 @@
 //! The references are greedy requests of which it is known what they get alone. Most requests are one of them, in one of
 //! the ways in which it can be asked; the rest are random, wrong or too large, and are checked for their form.
 
-use std::path::Path;
+use std::{ops::RangeInclusive, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
@@ -26,6 +26,8 @@ const PREFIXES: usize = 8;
 const MAX_REFERENCES: usize = 120;
 /// The likeliest tokens that are told where a reference is asked alone: two may be ends, which are not allowed.
 const ALONE_LOGPROBS: usize = 5;
+/// Tokens that a prompt may have beside one for each of its bytes: a space before it, a beginning and an end.
+const ADDED_TOKENS: u64 = 3;
 /// The grammar of [`Wanted::Counted`].
 const GRAMMAR: &str = r#"root ::= ("yes" | "no" | "maybe") " " [0-9] [0-9]"#;
 
@@ -113,6 +115,10 @@ pub struct Request {
     pub usage: bool,
     /// How many answers.
     pub choices: usize,
+    /// The fewest and the most tokens that its prompt may have.
+    pub prompt_tokens: RangeInclusive<u64>,
+    /// The most that all its answers may have.
+    pub most_completion_tokens: u64,
     /// How many of the likeliest tokens are told, if log-probabilities are.
     pub logprobs: Option<usize>,
     /// What comes back.
@@ -284,7 +290,8 @@ impl Asks {
     }
 
     fn alone(&self, index: usize) -> Draft {
-        let mut draft = self.of_reference(index, Kind::Reference, Wanted::Alone { reference: index, stop: None });
+        let wanted = Wanted::Alone { reference: index, stop: None };
+        let mut draft = self.of_reference(index, &[], Kind::Reference, wanted);
         match draft.path {
             CHAT => draft.tell_logprobs(ALONE_LOGPROBS),
             _ => drop(draft.fields.insert("logprobs".to_owned(), json!(ALONE_LOGPROBS))),
@@ -341,18 +348,18 @@ impl Asks {
         let index = rng.random_range(0..self.references.len());
         let wanted = Wanted::Alone { reference: index, stop: None };
         match rng.random_range(0..100) {
-            0..56 => self.of_reference(index, Kind::Reference, wanted),
+            0..56 => self.of_reference(index, alone, Kind::Reference, wanted),
             56..66 => match stop_of(rng, &alone[index].text) {
                 Some(stop) => {
                     let wanted = Wanted::Alone { reference: index, stop: Some(stop.clone()) };
-                    let mut draft = self.of_reference(index, Kind::Stop, wanted);
+                    let mut draft = self.of_reference(index, alone, Kind::Stop, wanted);
                     draft.fields.insert("stop".to_owned(), json!([stop]));
                     draft
                 }
-                None => self.of_reference(index, Kind::Reference, wanted),
+                None => self.of_reference(index, alone, Kind::Reference, wanted),
             },
             66..74 => {
-                let mut draft = self.of_reference(index, Kind::Logprobs, wanted);
+                let mut draft = self.of_reference(index, alone, Kind::Logprobs, wanted);
                 let top = rng.random_range(0..4_usize);
                 if draft.path == CHAT {
                     draft.tell_logprobs(top);
@@ -363,12 +370,12 @@ impl Asks {
                 draft
             }
             74..80 => {
-                let mut draft = self.of_reference(index, Kind::Choices, wanted);
+                let mut draft = self.of_reference(index, alone, Kind::Choices, wanted);
                 draft.choices = rng.random_range(2..4);
                 draft.fields.insert("n".to_owned(), json!(draft.choices));
                 draft
             }
-            80..90 => self.sampled(rng, index),
+            80..90 => self.sampled(rng, index, alone),
             90..95 => {
                 let fields = json!({"prompt": "Is it so?", "grammar": GRAMMAR, "max_tokens": 32, "temperature": 1.2});
                 Draft::text(Kind::Grammar, fields, Wanted::Counted)
@@ -385,14 +392,17 @@ impl Asks {
         }
     }
 
-    fn of_reference(&self, index: usize, kind: Kind, wanted: Wanted) -> Draft {
+    /// `alone` is empty where a reference is asked alone, and its tokens are not known yet.
+    fn of_reference(&self, index: usize, alone: &[Alone], kind: Kind, wanted: Wanted) -> Draft {
         let Reference { path, fields, .. } = self.references[index].clone();
-        Draft { kind, path, fields, wanted, choices: 1, logprobs: None }
+        let prompt_tokens =
+            alone.get(index).map_or(1..=u64::from(SEQUENCE_TOKENS), |alone| alone.prompt_tokens..=alone.prompt_tokens);
+        Draft { kind, path, fields, wanted, choices: 1, prompt_tokens, logprobs: None }
     }
 
     /// Draws from a reference's distribution with all that can be said about drawing.
-    fn sampled(&self, rng: &mut StdRng, index: usize) -> Draft {
-        let Reference { path, mut fields, max_tokens, .. } = self.references[index].clone();
+    fn sampled(&self, rng: &mut StdRng, index: usize, alone: &[Alone]) -> Draft {
+        let max_tokens = self.references[index].max_tokens;
         let exact = rng.random_bool(0.5);
         let random = json!({
             "temperature": rng.random_range(0.2..1.8), "top_p": rng.random_range(0.5..1.0), "seed": rng.random::<u32>(),
@@ -402,11 +412,12 @@ impl Asks {
             "xtc_probability": if rng.random_bool(0.2) { 0.5 } else { 0.0 },
             "logit_bias": {"5": -100, "7": 1.5},
         });
-        fields.extend(random.as_object().cloned().unwrap_or_default());
-        let choices = if rng.random_bool(0.2) { rng.random_range(2..5) } else { 1 };
-        fields.insert("n".to_owned(), json!(choices));
         let wanted = Wanted::Tokens { tokens: max_tokens, exact };
-        Draft { kind: Kind::Sampled, path, fields, wanted, choices, logprobs: None }
+        let mut draft = self.of_reference(index, alone, Kind::Sampled, wanted);
+        draft.choices = if rng.random_bool(0.2) { rng.random_range(2..5) } else { 1 };
+        draft.fields.extend(random.as_object().cloned().unwrap_or_default());
+        draft.fields.insert("n".to_owned(), json!(draft.choices));
+        draft
     }
 }
 
@@ -417,13 +428,16 @@ struct Draft {
     fields: Map<String, Value>,
     wanted: Wanted,
     choices: usize,
+    prompt_tokens: RangeInclusive<u64>,
     logprobs: Option<usize>,
 }
 
 impl Draft {
     fn text(kind: Kind, fields: Value, wanted: Wanted) -> Self {
         let fields = fields.as_object().cloned().unwrap_or_default();
-        Self { kind, path: TEXT, fields, wanted, choices: 1, logprobs: None }
+        let prompt_bytes = fields.get("prompt").and_then(Value::as_str).map_or(0, str::len) as u64;
+        let prompt_tokens = 1..=prompt_bytes + ADDED_TOKENS;
+        Self { kind, path: TEXT, fields, wanted, choices: 1, prompt_tokens, logprobs: None }
     }
 
     /// Asks for log-probabilities in the shape of chats.
@@ -433,7 +447,8 @@ impl Draft {
     }
 
     fn build(self, streamed: bool, usage: bool) -> Request {
-        let Self { kind, path, mut fields, wanted, choices, logprobs } = self;
+        let Self { kind, path, mut fields, wanted, choices, prompt_tokens, logprobs } = self;
+        let max_tokens = fields.get("max_tokens").and_then(Value::as_u64).unwrap_or_default();
         fields.insert("model".to_owned(), json!(MODEL_NAME));
         fields.insert("stream".to_owned(), json!(streamed));
         if streamed && usage {
@@ -450,6 +465,8 @@ impl Draft {
             streamed,
             usage,
             choices,
+            prompt_tokens,
+            most_completion_tokens: max_tokens * choices as u64,
             logprobs,
             wanted,
             deadline: false,
@@ -618,6 +635,11 @@ mod tests {
                 assert!(alone[*reference].text.contains(stop), "{stop:?}");
             }
             assert!(request.streamed || request.usage, "a whole answer always tells its tokens");
+            if !matches!(request.wanted, Wanted::Error { .. }) {
+                let most = request.most_completion_tokens;
+                assert!((8..=64 * 4).contains(&most), "{:?} may have {most} tokens", request.kind);
+                assert!(*request.prompt_tokens.end() <= 12, "{:?}: {:?}", request.kind, request.prompt_tokens);
+            }
         }
         assert_eq!(kinds.len(), 10, "{kinds:?}");
         assert!(kinds[&Kind::Reference] > 800, "{kinds:?}");

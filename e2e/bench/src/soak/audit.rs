@@ -1,18 +1,19 @@
-//! Afterwards: whether everything is given back, whether all cells can still be had, and whether the counts agree.
+//! Afterwards: whether everything is given back, whether all cells can still be had, whether the caches of prompts are
+//! within their limits, and whether the counts agree.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    SEQUENCE_TOKENS, SEQUENCES, WORKERS,
+    CACHE_DISK_MIB, CACHE_RAM_MIB, SEQUENCE_TOKENS, SEQUENCES, WORKERS,
     asks::Asks,
     check::{Explanation, Tally},
     exchange::{Reply, exchange},
     faults::Faults,
     report::Check,
-    watch::{Figures, figures},
+    watch::{Figures, figures, mib},
 };
 use crate::{processes, server::Server};
 
@@ -24,6 +25,9 @@ const POLL: Duration = Duration::from_millis(50);
 const WHOLE_LIMIT: Duration = Duration::from_secs(300);
 /// Longest time for the server to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
+/// By how much each worker may overshoot the limit on disk: it writes a sixteenth of it before it looks at what the others
+/// wrote, and one that was killed leaves the file that it was writing.
+const DISK_OVERSHOOT_MIB: u32 = CACHE_DISK_MIB / 8;
 /// The only connection that is left is the one that asks.
 const OWN_CONNECTIONS: u64 = 1;
 
@@ -68,6 +72,7 @@ pub(super) async fn after(
     checks.extend(deaths(&after.figures, tally, faults));
     checks.push(counts(&before.figures, &after.figures, tally));
     checks.push(cells(asks, server).await);
+    checks.extend(caches(server, faults).await);
     checks
 }
 
@@ -115,20 +120,51 @@ fn deaths(after: &Figures, tally: &Tally, faults: &Faults) -> [Check; 2] {
     ]
 }
 
-/// The server counted what its clients were told; of those who left or did not ask it counted more.
+/// The server counted what its clients were told; of those who left or did not ask it counted as much as their requests
+/// allow, at most.
 fn counts(before: &Figures, after: &Figures, tally: &Tally) -> Check {
-    let more = tally.untold + tally.sum(|counts| counts.left);
-    let most_tokens = more * u64::from(SEQUENCE_TOKENS) * u64::from(SEQUENCES);
+    let Tally { answered, least, most, .. } = tally;
     let rows = [
-        ("answers", after.answered - before.answered, tally.answered, tally.sum(|counts| counts.left)),
-        ("prompt tokens", after.prompt_tokens - before.prompt_tokens, tally.tokens.prompt, most_tokens),
-        ("cached tokens", after.cached_tokens - before.cached_tokens, tally.tokens.cached, most_tokens),
-        ("generated tokens", after.completion_tokens - before.completion_tokens, tally.tokens.completion, most_tokens),
+        ("answers", after.answered - before.answered, *answered..=answered + tally.sum(|counts| counts.left)),
+        ("prompt tokens", after.prompt_tokens - before.prompt_tokens, least.prompt..=most.prompt),
+        ("cached tokens", after.cached_tokens - before.cached_tokens, least.cached..=most.cached),
+        ("generated tokens", after.completion_tokens - before.completion_tokens, least.completion..=most.completion),
     ];
-    let agree = |&(_, server, told, more): &(&str, u64, u64, u64)| (told..=told + more).contains(&server);
-    let detail: Vec<String> = rows.iter().map(|(what, server, told, _)| format!("{what} {server} ({told})")).collect();
-    let detail = format!("the server's and what clients were told: {}", detail.join(", "));
-    Check::new("the server's counts are its clients'", rows.iter().all(agree), detail)
+    let agree = rows.iter().all(|(_, server, clients)| clients.contains(server));
+    let told = |(what, server, clients): &(&str, u64, RangeInclusive<u64>)| {
+        format!("{what} {server} ({} to {})", clients.start(), clients.end())
+    };
+    let detail: Vec<String> = rows.iter().map(told).collect();
+    let detail = format!("the server's and what its clients' may be: {}", detail.join(", "));
+    Check::new("the server's counts are its clients'", agree, detail)
+}
+
+/// The prompts that are kept take no more memory and disk than they may. Asked when requests for all cells have just put
+/// what lay in them into memory: where nothing is there, the figure is not what it is taken for.
+async fn caches(server: &Server, faults: &Faults) -> [Check; 2] {
+    let names = ["prompts in memory are within their limit", "prompts on disk are within their limit"];
+    let now = match figures(server.address).await {
+        Ok(now) => now,
+        Err(error) => return names.map(|name| Check::new(name, false, format!("{error:#}"))),
+    };
+    let bytes = |mib: u32| u64::from(mib) << 20;
+    let (ram, files, counted) = (now.cache_ram_bytes, faults.disk_bytes(), now.cache_disk_bytes);
+    let most_ram = bytes(CACHE_RAM_MIB);
+    let most_disk = bytes(CACHE_DISK_MIB + WORKERS * DISK_OVERSHOOT_MIB);
+    let [in_memory, on_disk] = names;
+    [
+        Check::new(in_memory, (1..=most_ram).contains(&ram), format!("{} MiB of {} at most", mib(ram), mib(most_ram))),
+        Check::new(
+            on_disk,
+            files <= most_disk && counted <= most_disk * u64::from(WORKERS),
+            format!(
+                "{} MiB of {} at most; the {WORKERS} workers together count {}",
+                mib(files),
+                mib(most_disk),
+                mib(counted)
+            ),
+        ),
+    ]
 }
 
 /// Each worker gives one request all of its cells.

@@ -47,6 +47,9 @@ const REQUESTS_BETWEEN: u64 = 60;
 const MAX_WORKER_FAULTS: u64 = 120;
 /// A soak of so many requests has workers that are stopped until they are given up.
 const MIN_REQUESTS_FOR_HANGS: u64 = 2_000;
+/// In the last of so many parts of the requests no worker is lost, so that the lives that begin before it are long enough
+/// for their memory to be judged.
+const PARTS: u64 = 4;
 /// Time between two faults of files, in milliseconds.
 const BETWEEN_FILES_MS: std::ops::Range<u64> = 100..1_500;
 
@@ -132,6 +135,12 @@ impl Faults {
         self.done().deaths.len() as u64
     }
 
+    /// Bytes of the files of the disk cache.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        files_in(&self.disk).iter().filter_map(|file| fs::metadata(file).ok()).map(|metadata| metadata.len()).sum()
+    }
+
     /// Whether a worker was disturbed at some time between these.
     #[must_use]
     pub fn overlap(&self, from: Instant, to: Instant) -> bool {
@@ -156,13 +165,14 @@ impl Faults {
                 return Ok(());
             }
             let worker = rng.random_range(0..workers.len());
-            let fault = self.choose(&mut rng, number, worker);
+            let last_part = run.sent() * PARTS >= self.requests * (PARTS - 1);
+            let fault = self.choose(&mut rng, number, worker, last_part);
             self.disturb(&mut rng, fault, worker, &mut workers).await?;
         }
         Ok(())
     }
 
-    fn choose(&self, rng: &mut StdRng, number: u64, worker: usize) -> Fault {
+    fn choose(&self, rng: &mut StdRng, number: u64, worker: usize, last_part: bool) -> Fault {
         let now = Instant::now();
         let recent = |death: &&(usize, Instant)| death.0 == worker && now - death.1 < DEATHS_WINDOW;
         if self.done().deaths.iter().filter(recent).count() >= MAX_DEATHS {
@@ -171,7 +181,7 @@ impl Faults {
         match rng.random_range(0..10) {
             // The first two are one of each, however few there are.
             _ if number == 1 => Fault::Kill,
-            _ if number == 2 => Fault::Pause,
+            _ if number == 2 || last_part => Fault::Pause,
             0 if self.requests >= MIN_REQUESTS_FOR_HANGS => Fault::Hang,
             0..5 => Fault::Kill,
             _ => Fault::Pause,
@@ -294,6 +304,16 @@ mod tests {
         let excused = [(0, 9), (0, 10), (15, 16), (20, 30), (21, 49), (21, 50), (60, 70)];
         let overlaps = excused.map(|(from, to)| faults.overlap(at(from), at(to)));
         assert_eq!(overlaps, [false, true, true, true, false, true, true]);
+    }
+
+    #[test]
+    fn no_worker_is_lost_in_the_last_part() {
+        let faults = Faults::new(([127, 0, 0, 1], 1).into(), 1, PathBuf::new(), 7, 20_000);
+        let mut rng = StdRng::seed_from_u64(3);
+        let mut deaths =
+            |last_part| (3..100).filter(|number| faults.choose(&mut rng, *number, 0, last_part).is_death()).count();
+        assert!(deaths(false) > 0);
+        assert_eq!(deaths(true), 0);
     }
 
     #[test]

@@ -6,14 +6,16 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::{
-    Soak,
+    Soak, WORKERS,
     check::{Difference, Tally},
     faults::{Fault, Faults},
     watch::{GROWTH_IGNORED_BYTES, Life, MAX_GROWTH_PERCENT, MIN_SAMPLES, Watch, mib},
 };
 
-/// In a soak that takes so long, a worker's memory must have been judged.
+/// In a soak that takes so long, a worker's memory must have been judged;
 const MIN_SECONDS_FOR_WORKERS: f64 = 400.0;
+/// in one that takes so long, as many as there are: those that are there in the last quarter lived all of it.
+const MIN_SECONDS_FOR_ALL_WORKERS: f64 = 800.0;
 /// Texts that differ from those alone, as many as the table shows.
 const DIFFERENCES_TOLD: usize = 5;
 
@@ -106,11 +108,18 @@ fn flat(lives: &[Life]) -> Check {
         mib(GROWTH_IGNORED_BYTES),
         growing.concat(),
     );
-    // A long soak without a worker that was looked at for long enough shows nothing.
-    let long = lives.iter().any(|life| life.process == "front" && life.seconds > MIN_SECONDS_FOR_WORKERS);
-    let no_witness = long && !judged.iter().any(|life| life.process == "worker");
-    let rule = if no_witness { format!("{rule}; no worker is among them") } else { rule };
-    Check::new("memory is flat", growing.is_empty() && !no_witness, rule)
+    // A long soak without workers that were looked at for long enough shows nothing.
+    let took = |seconds: f64| lives.iter().any(|life| life.process == "front" && life.seconds > seconds);
+    let wanted = match took(MIN_SECONDS_FOR_WORKERS) {
+        true if took(MIN_SECONDS_FOR_ALL_WORKERS) => WORKERS as usize,
+        long => usize::from(long),
+    };
+    let workers = judged.iter().filter(|life| life.process == "worker").count();
+    let rule = match workers < wanted {
+        true => format!("{rule}; {workers} workers are among them, of {wanted} at least"),
+        false => rule,
+    };
+    Check::new("memory is flat", growing.is_empty() && workers >= wanted, rule)
 }
 
 impl fmt::Display for SoakReport {
@@ -174,5 +183,8 @@ mod tests {
         let front = |seconds| Life { process: "front".to_owned(), seconds, ..life(true, true) };
         assert!(flat(&[front(60.0), life(false, false)]).passed);
         assert!(!flat(&[front(600.0), life(false, false)]).passed, "a long soak must judge a worker");
+        assert!(flat(&[front(600.0), life(true, true)]).passed);
+        assert!(!flat(&[front(900.0), life(true, true)]).passed, "a longer one as many as there are");
+        assert!(flat(&[front(900.0), life(true, true), life(true, true)]).passed);
     }
 }

@@ -163,6 +163,10 @@ pub struct Figures {
     pub completion_tokens: u64,
     /// Requests for text that were answered.
     pub answered: u64,
+    /// Bytes of prompts in the memory of all workers.
+    pub cache_ram_bytes: u64,
+    /// Bytes of prompts on disk, as each worker knows them: what they share, as often as there are workers.
+    pub cache_disk_bytes: u64,
 }
 
 /// Asks a server for its figures.
@@ -190,6 +194,8 @@ fn read(metrics: &str) -> Figures {
         cached_tokens: sum(&["gantry_cached_tokens_total{"]),
         completion_tokens: sum(&["gantry_completion_tokens_total{"]),
         answered: sum(&["gantry_requests_total{", "completions\"", "outcome=\"ok\""]),
+        cache_ram_bytes: sum(&["gantry_engine_prefix_cache_bytes{", "tier=\"ram\""]),
+        cache_disk_bytes: sum(&["gantry_engine_prefix_cache_bytes{", "tier=\"disk\""]),
     }
 }
 
@@ -223,8 +229,12 @@ mod tests {
             gantry_worker_requests_running{worker=\"0\"} 1\ngantry_connections 4\n\
             gantry_requests_total{route=\"completions\",status=\"200\",outcome=\"ok\"} 7\n\
             gantry_requests_total{route=\"chat_completions\",status=\"200\",outcome=\"ok\"} 8\n\
-            gantry_requests_total{route=\"completions\",status=\"400\",outcome=\"refused\"} 9\n# EOF\n";
+            gantry_requests_total{route=\"completions\",status=\"400\",outcome=\"refused\"} 9\n\
+            gantry_engine_prefix_cache_bytes{worker=\"0\",tier=\"ram\"} 10\n\
+            gantry_engine_prefix_cache_bytes{worker=\"1\",tier=\"ram\"} 11\n\
+            gantry_engine_prefix_cache_bytes{worker=\"0\",tier=\"disk\"} 12\n# EOF\n";
         let figures = read(text);
         assert_eq!((figures.workers_have, figures.connections, figures.answered), (5, 4, 15));
+        assert_eq!((figures.cache_ram_bytes, figures.cache_disk_bytes), (21, 12));
     }
 }
