@@ -97,6 +97,8 @@ pub(super) struct Request {
     /// The worker that has it, for its [`Generation`](super::Generation) to cancel it there.
     worker: Arc<AtomicUsize>,
     submitted: Instant,
+    /// When the worker that has it got it.
+    given: Instant,
     /// Workers that it was given to.
     attempts: u32,
     told_started: bool,
@@ -124,6 +126,7 @@ impl Request {
     }
 
     fn of(id: RequestId, asked: Asked, demand: Demand, place: Place) -> Box<Self> {
+        let now = Instant::now();
         Box::new(Self {
             id,
             demand,
@@ -131,7 +134,8 @@ impl Request {
             started: false,
             asked,
             worker: Arc::default(),
-            submitted: Instant::now(),
+            submitted: now,
+            given: now,
             attempts: 0,
             told_started: false,
             told_text: false,
@@ -169,6 +173,7 @@ impl Request {
     /// The message that gives it to a worker. Of the time that it may wait, what is left.
     pub(super) fn message(&mut self, now: Instant) -> ToWorker {
         self.attempts += 1;
+        self.given = now;
         let waited_ms = self.waited_ms(now);
         let left = |limit_ms: u64| limit_ms.saturating_sub(waited_ms).max(1);
         match &mut self.asked {
@@ -288,6 +293,11 @@ impl Request {
     pub(super) fn pass(&mut self, event: GenerationEvent, now: Instant) -> Flow {
         let event = match event {
             GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
+            // A worker knows nothing of the time before: waiting for one with room, and with one that died.
+            GenerationEvent::Finished { reason, usage, mut timings } => {
+                timings.queue_ms += self.given.saturating_duration_since(self.submitted).as_secs_f64() * 1e3;
+                GenerationEvent::Finished { reason, usage, timings }
+            }
             event => event,
         };
         let Asked::Text { request, events: listening } = &mut self.asked else { return Flow::Go };
@@ -326,6 +336,11 @@ impl Request {
             Asked::Text { request, .. } => request.params.queue_timeout_ms = Some(ms),
             Asked::Pooled { request, .. } => request.timeout_ms = Some(ms),
         }
+    }
+
+    /// It was submitted at that time.
+    pub(super) fn came_at(&mut self, submitted: Instant) {
+        self.submitted = submitted;
     }
 }
 

@@ -1,10 +1,14 @@
 //! The waiting room with a desk and no workers: what reaches which inbox, and what fails when.
 #![allow(clippy::unwrap_used)]
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use futures::FutureExt;
-use gantry_engine::{AGEING_STEP, GenerationEvent, GenerationParams, Priority, Prompt, RequestError};
+use gantry_engine::{
+    AGEING_STEP, FinishReason, GenerationEvent, GenerationParams, Priority, Prompt, RequestError, Timings, Usage,
+};
+use proptest::prelude::*;
 
 use super::*;
 use crate::protocol::ToWorker;
@@ -117,6 +121,82 @@ fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
     assert_eq!(ids(&stage.came(0)), [2, 1, 3, 0]);
     // One of high priority that comes so much later waits for the one of low priority.
     assert!(low > high && low < high + 2 * AGEING_STEP);
+}
+
+#[test]
+fn what_it_waited_for_a_worker_is_of_its_time_in_the_queue() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let (request, client) = stage.request(0, 0, None);
+    stage.wait(request);
+    stage.lanes.desk.set_healthy(0, true);
+    stage.settle(Instant::now());
+    let mut request = stage.came(0).pop().unwrap();
+    let given = Instant::now() + Duration::from_secs(5);
+    assert!(matches!(request.message(given), ToWorker::Submit { .. }));
+    let timings = Timings { queue_ms: 250.0, ..Timings::default() };
+    let finished = GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default(), timings };
+    request.pass(finished, given + Duration::from_secs(60));
+    let told = client.collect().now_or_never().unwrap().unwrap().timings.queue_ms;
+    assert!((5_250.0..6_250.0).contains(&told), "{told}");
+}
+
+/// One who comes to the room: its priority, the ms after which it was submitted, and the cells that it takes.
+fn newcomer() -> impl Strategy<Value = (Priority, u64, u64)> {
+    let priority = prop::sample::select(vec![Priority::Low, Priority::Normal, Priority::High]);
+    // Within an ageing step, after which a lower priority may go first; and often at the same time.
+    let step = u64::try_from(AGEING_STEP.as_millis()).unwrap();
+    (priority, prop_oneof![0..step, 0_u64..4], 1..=CELLS)
+}
+
+proptest! {
+    /// **Feature: distributed-inference-server, Property 6: Priority Queue Ordering**
+    /// **Validates: Requirements 3.4, 3.5**
+    ///
+    /// In front of the workers: one has cells for a few at a time, others come while the rest waits, in any order, and
+    /// whoever went is in its place in a plain sorted list. For requests that waited less than an ageing step.
+    #[test]
+    fn a_higher_priority_goes_first_and_within_one_who_is_older(
+        rounds in proptest::collection::vec((proptest::collection::vec(newcomer(), 0..8), 0_usize..4), 1..16),
+    ) {
+        let mut stage = stage(DispatchStrategy::MemoryAware, 1);
+        stage.lanes.desk.set_healthy(0, true);
+        let start = Instant::now();
+        let mut clients = Vec::new();
+        let mut running: Vec<Request> = Vec::new();
+        let mut went: Vec<RequestId> = Vec::new();
+        let mut waiting: Vec<(Reverse<Priority>, u64, RequestId, u64)> = Vec::new();
+        // In the end nobody comes any more, all that run end, and each time one can go at least.
+        let all: usize = rounds.iter().map(|(newcomers, _)| newcomers.len()).sum();
+        let last = std::iter::repeat_n((Vec::new(), usize::MAX), all);
+        for (newcomers, ends) in rounds.into_iter().chain(last) {
+            for (priority, at, cells) in newcomers {
+                let id = clients.len() as RequestId;
+                let params = GenerationParams { priority, ..GenerationParams::default() };
+                let (mut request, client) = stage.request_with(id, cells, params);
+                request.came_at(start + Duration::from_millis(at));
+                stage.wait(request);
+                clients.push(client);
+                waiting.push((Reverse(priority), at, id, cells));
+            }
+            drop(running.drain(..ends.min(running.len())));
+            let mut free = CELLS - running.iter().map(|request| request.demand.cells).sum::<u64>();
+            waiting.sort_unstable();
+            let mut expected = Vec::new();
+            while waiting.first().is_some_and(|first| first.3 <= free) {
+                let (_, _, id, cells) = waiting.remove(0);
+                free -= cells;
+                expected.push(id);
+            }
+            stage.settle(start);
+            let came = stage.came(0);
+            prop_assert_eq!(ids(&came), expected);
+            went.extend(ids(&came));
+            running.extend(came);
+        }
+        went.sort_unstable();
+        prop_assert_eq!(went, (0..all as RequestId).collect::<Vec<_>>(), "each of them, and once");
+        prop_assert!(stage.room.waiting.is_empty());
+    }
 }
 
 #[test]

@@ -255,7 +255,8 @@ impl Scheduling {
             (high, _) => high.unwrap_or(self.max_queue),
         };
         // More than `max_queue` never wait: a mark up there is crossed by the one that fills the queue.
-        Some((high.min(self.max_queue.saturating_sub(1)), self.low_watermark.unwrap_or(high / 4 * 3)))
+        let three_quarters = high - high.div_ceil(4);
+        Some((high.min(self.max_queue.saturating_sub(1)), self.low_watermark.unwrap_or(three_quarters)))
     }
 
     /// Whether the values go together.
@@ -429,6 +430,9 @@ mod tests {
         for (scheduling, wanted) in [
             (scheduling(10, None, None), Ok(None)),
             (scheduling(10, Some(8), None), Ok(Some((8, 6)))),
+            (scheduling(10, Some(7), None), Ok(Some((7, 5)))),
+            (scheduling(10, Some(3), None), Ok(Some((3, 2)))),
+            (scheduling(10, Some(1), None), Ok(Some((1, 0)))),
             (scheduling(10, Some(0), None), Ok(Some((0, 0)))),
             (scheduling(10, None, Some(3)), Ok(Some((9, 3)))),
             (scheduling(10, Some(11), None), Err("high_watermark")),

@@ -482,21 +482,154 @@ fn vectors_come_in_their_order_and_none_is_left_from_a_life_to_the_next() {
     assert_eq!(told.last(), Some(&ToWorker::Cancel { id: 7 }));
 }
 
-/// What a worker lets be heard, and what time does.
-#[derive(Clone, Debug)]
+/// What a worker lets be heard, what is asked of it, and what time does.
+#[derive(Clone, Copy, Debug)]
 enum Sign {
     Beat,
+    /// Somebody asks whether it can decode.
+    Ask,
     Probed(bool),
+    /// So many ms.
     Wait(u64),
 }
 
-fn sign() -> impl Strategy<Value = Sign> {
-    let late = u64::try_from(HEARTBEAT_LATE.as_millis()).unwrap();
-    prop_oneof![
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap()
+}
+
+/// Of one that beats, or of one that answers probes for minutes and says nothing else.
+fn signs() -> impl Strategy<Value = Vec<Sign>> {
+    let (late, tick) = (ms(HEARTBEAT_LATE), ms(SUPERVISOR_TICK));
+    let beating = prop_oneof![
         3 => Just(Sign::Beat),
+        2 => Just(Sign::Ask),
         2 => any::<bool>().prop_map(Sign::Probed),
-        4 => (1..late * 2).prop_map(Sign::Wait),
-    ]
+        2 => (1..late * 2).prop_map(Sign::Wait),
+        // The limits are whole ticks: these meet them to the moment.
+        2 => (1..=late * 2 / tick).prop_map(move |ticks| Sign::Wait(ticks * tick)),
+    ];
+    let beatless = prop_oneof![
+        1 => Just(Sign::Ask),
+        4 => any::<bool>().prop_map(Sign::Probed),
+        4 => (1..late).prop_map(Sign::Wait),
+    ];
+    prop_oneof![4 => proptest::collection::vec(beating, 0..80), 1 => proptest::collection::vec(beatless, 250..350)]
+}
+
+/// A wait is one look at the clock after the other.
+fn in_ticks(sign: Sign) -> Vec<Sign> {
+    let Sign::Wait(whole) = sign else { return vec![sign] };
+    let tick = ms(SUPERVISOR_TICK);
+    (0..whole.div_ceil(tick)).map(|looks| Sign::Wait(tick.min(whole - looks * tick))).collect()
+}
+
+/// What is to become of a worker, by the signs and their times alone: nothing here is taken from the session.
+struct Expected {
+    heard: Instant,
+    beat: Instant,
+    /// Its last probe failed, or was not answered in time.
+    doubted: bool,
+    /// When it passed its last probe, if it did.
+    passed: Option<Instant>,
+    /// When the probe was sent that it has not answered.
+    probed: Option<Instant>,
+    /// Probes that it was sent.
+    probes: usize,
+}
+
+impl Expected {
+    /// Those who asked are told this, and its life ends for this reason, each if at all.
+    fn take(&mut self, sign: Sign, now: Instant) -> (Option<bool>, Option<&'static str>) {
+        let mut told = None;
+        match sign {
+            Sign::Beat => (self.heard, self.beat) = (now, now),
+            Sign::Ask if self.passed.is_some_and(|at| now - at < PROBE_CACHE) => told = Some(true),
+            Sign::Ask => self.probe(now),
+            Sign::Probed(passed) => {
+                (self.heard, self.doubted, self.passed, self.probed) = (now, !passed, passed.then_some(now), None);
+                told = Some(passed);
+            }
+            Sign::Wait(_) => {
+                if self.probed.is_some_and(|at| now - at > PROBE_LIMIT + SUPERVISOR_TICK) {
+                    (self.doubted, self.probed) = (true, None);
+                    told = Some(false);
+                }
+                if self.doubted {
+                    // Whoever asks or not: it is to get requests again when it can.
+                    self.probe(now);
+                }
+                if now - self.heard > HEARTBEAT_LIMIT {
+                    return (told, Some("silent"));
+                }
+                if now - self.beat > STEP_STALL_LIMIT {
+                    return (told, Some("no step"));
+                }
+            }
+        }
+        (told, None)
+    }
+
+    /// One at a time.
+    fn probe(&mut self, now: Instant) {
+        if self.probed.is_none() {
+            self.probed = Some(now);
+            self.probes += 1;
+        }
+    }
+
+    fn is_healthy(&self, now: Instant) -> bool {
+        now - self.heard <= HEARTBEAT_LATE && !self.doubted
+    }
+}
+
+/// Has a session live through the signs, and then through a silence that it must not survive.
+fn live_through(signs: Vec<Sign>) -> Result<(), TestCaseError> {
+    let shared = shared();
+    let (mut supervisor, _lanes, _waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let mut now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    // It began a moment before, which is not to count.
+    session.forgive(now);
+    let mut expected = Expected { heard: now, beat: now, doubted: false, passed: None, probed: None, probes: 0 };
+    let mut asked: Vec<oneshot::Receiver<Result<(), String>>> = Vec::new();
+    let mut probes = 0;
+    let silence = Sign::Wait(ms(HEARTBEAT_LIMIT + 2 * SUPERVISOR_TICK));
+    for sign in signs.into_iter().chain([silence]).flat_map(in_ticks) {
+        let end = match sign {
+            Sign::Beat => session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::default())))), now),
+            Sign::Probed(passed) => session.apply(Event::Frame(message(&Op::Probed(passed)).map(Ok)), now),
+            Sign::Ask => {
+                let (reply, answer) = oneshot::channel();
+                asked.push(answer);
+                session.apply(Event::Command(Some(Command::Probe(reply))), now)
+            }
+            Sign::Wait(ms) => {
+                now += Duration::from_millis(ms);
+                session.apply(Event::Tick, now)
+            }
+        };
+        let (told, ending) = expected.take(sign, now);
+        if let Some(told) = told {
+            for mut answer in asked.drain(..) {
+                prop_assert_eq!(answer.try_recv().ok().map(|answer| answer.is_ok()), Some(told), "{:?}", sign);
+            }
+        }
+        prop_assert!(asked.iter_mut().all(|answer| answer.try_recv().is_err()), "answered too early: {:?}", sign);
+        probes += std::iter::from_fn(|| sent.try_recv().ok()).filter(|message| *message == ToWorker::Probe).count();
+        prop_assert_eq!(probes, expected.probes, "{:?}", sign);
+        let ended = end.map(|end| if let End::Hung(reason) = end { reason } else { "not by us".to_owned() });
+        match (ended, ending) {
+            (None, None) => {}
+            (Some(ended), Some(ending)) if ended.contains(ending) => return Ok(()),
+            other => return Err(TestCaseError::fail(format!("the end, and the expected one: {other:?}"))),
+        }
+        let healthy = expected.is_healthy(now);
+        prop_assert_eq!(shared.desk.figures(0).0, healthy, "{:?}", sign);
+        prop_assert_eq!(shared.desk.lease(&Demand::default()).is_ok(), healthy);
+    }
+    Err(TestCaseError::fail("it was silent for longer than it may be, and lives"))
 }
 
 proptest! {
@@ -506,51 +639,13 @@ proptest! {
     /// **Feature: distributed-inference-server, Property 19: Worker Recovery Reinstatement**
     /// **Validates: Requirements 6.5**
     ///
-    /// The dispatcher's part is in its own tests; this is who tells it. A worker gets requests exactly while it was heard
-    /// of within [`HEARTBEAT_LATE`], as of the last look at the clock, and passed its last probe.
+    /// The dispatcher's part is in its own tests; this is who tells it. A worker gets requests exactly while it was
+    /// heard of within [`HEARTBEAT_LATE`] and neither failed its last probe nor left one without an answer for longer
+    /// than [`PROBE_LIMIT`] and a tick. It ends when it was silent for longer than [`HEARTBEAT_LIMIT`], or showed no
+    /// step for longer than [`STEP_STALL_LIMIT`], and at no other time.
     #[test]
-    fn a_worker_gets_requests_while_it_is_heard_of_and_passes_its_probes(
-        signs in proptest::collection::vec(sign(), 0..80),
-    ) {
-        let shared = shared();
-        let (mut supervisor, _lanes, _waiting) = supervisor(&shared);
-        let (outbox, _sent) = mpsc::unbounded_channel();
-        let mut session = Session::new(&mut supervisor, outbox);
-        let mut now = Instant::now();
-        session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
-        let (mut heard, mut beat, mut doubted, mut late) = (now, now, false, false);
-        for sign in signs {
-            let (frame, wait) = match sign {
-                Sign::Beat => {
-                    beat = now;
-                    (Some(FromWorker::Heartbeat(Box::default())), 0)
-                }
-                Sign::Probed(passed) => {
-                    doubted = !passed;
-                    (message(&Op::Probed(passed)), 0)
-                }
-                Sign::Wait(ms) => (None, ms),
-            };
-            if let Some(frame) = frame {
-                prop_assert!(session.apply(Event::Frame(Some(Ok(frame))), now).is_none());
-                (heard, late) = (now, false);
-            }
-            let end = now + Duration::from_millis(wait);
-            while now < end {
-                now = end.min(now + SUPERVISOR_TICK);
-                if session.apply(Event::Tick, now).is_some() {
-                    prop_assert!(now - heard > HEARTBEAT_LIMIT || now - beat > STEP_STALL_LIMIT, "{:?}", now - heard);
-                    return Ok(());
-                }
-                late = now - heard > HEARTBEAT_LATE;
-                // A probe that nobody answers is one that failed.
-                doubted |= session.doubted;
-                prop_assert_eq!(shared.desk.figures(0).0, !late && !doubted);
-            }
-            prop_assert_eq!(shared.desk.figures(0).0, !late && !doubted, "{:?}", sign);
-            let chosen = shared.desk.lease(&Demand::default()).map(|lease| lease.worker());
-            prop_assert_eq!(chosen.is_ok(), !late && !doubted);
-        }
+    fn a_worker_gets_requests_while_it_is_heard_of_and_passes_its_probes(signs in signs()) {
+        live_through(signs)?;
     }
 }
 
