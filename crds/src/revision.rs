@@ -72,7 +72,8 @@ mod tests {
         let disk = Some(PositiveQuantity::from("1Gi"));
         let prefix_cache = Some(PrefixCacheSpec { disk, ..PrefixCacheSpec::default() });
         let kept = RuntimeSpec { prefix_cache, ..RuntimeSpec::default() };
-        for other in [workers, layout, kept] {
+        let steps = RuntimeSpec { step_ms_target: Some(50), ..RuntimeSpec::default() };
+        for other in [workers, layout, kept, steps] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
     }

@@ -59,6 +59,13 @@ pub struct RuntimeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1 && self <= 32").message("spec.runtime.workers: use a number from 1 to 32"))]
     pub workers: Option<u32>,
+    /// How long a step may take while requests generate, in milliseconds: the less, the more evenly their tokens come, and
+    /// the longer a new request waits for its first. If left out, 2.1 times as long as their tokens alone take, and at most
+    /// 250.
+    // Not serialised when absent, as workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 60000").message("spec.runtime.stepMsTarget: use a number of milliseconds from 1 to 60000"))]
+    pub step_ms_target: Option<u32>,
     /// Prompts that are kept after their requests: what a request begins with and an earlier one began with is not read
     /// again.
     // Not serialised when absent, as workers.
@@ -90,6 +97,7 @@ impl Default for RuntimeSpec {
             gpu_memory: None,
             threads: AutoOr::Auto,
             workers: None,
+            step_ms_target: None,
             prefix_cache: None,
             speculative: None,
         }
@@ -156,7 +164,7 @@ pub enum KvLayout {
 #[serde(rename_all = "camelCase")]
 pub struct PrefixCacheSpec {
     /// Most main memory of each pod, of all workers together: 4Gi. 1Gi if left out, and never more than an eighth of the
-    /// pod's memory.
+    /// pod's memory. As much again may be taken by sequences that gave their slot away and wait to go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<PositiveQuantity>,
     /// Most disk of each pod, for those that left main memory, so that they outlive the pod's processes: 20Gi. It is a part

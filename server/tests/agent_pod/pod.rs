@@ -576,6 +576,7 @@ async fn a_version_has_the_workers_and_the_layout_that_its_runtime_says() {
         ("parallel", json!(4)),
         ("contextSize", json!(2048)),
         ("kvLayout", json!("Unified")),
+        ("stepMsTarget", json!(77)),
     ] {
         version["runtime"][setting] = value;
     }
@@ -591,6 +592,12 @@ async fn a_version_has_the_workers_and_the_layout_that_its_runtime_says() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(pod.answer().await, TWO);
+    // Who answered says so with a heartbeat.
+    let has_the_target = |ms: f64| (ms - 77.0).abs() < 1e-6;
+    while !version.stats().workers.iter().any(|worker| has_the_target(worker.engine.step_target_ms)) {
+        assert!(start.elapsed() < PATIENCE, "{:?}", version.stats());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     pod.end().await;
 }
 
