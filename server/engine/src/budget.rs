@@ -37,6 +37,12 @@ pub(crate) const TO_END_FACTOR: f64 = 2.0;
 pub(crate) const AUTO_STEP_MIN_MS: f64 = 20.0;
 /// The most that such a target is: above it, a stream visibly stalls. Prompts that are nearly read do not count.
 pub(crate) const AUTO_STEP_MAX_MS: f64 = 250.0;
+/// The most that a step may take in which nobody generates, in ms, as far as is known: who cancels waits for its end, and so
+/// does who asks whether a token can be decoded.
+pub(crate) const MOST_READING_MS: f64 = 2_000.0;
+/// Such a step reads whole multiples of so many tokens, and once as many whatever they take: each step is a pass over the
+/// weights.
+pub(crate) const LEAST_READING_TOKENS: u32 = 64;
 /// Prompts get so many tokens in a step even where the target has no room for them, so that they go on.
 pub(crate) const MIN_PREFILL_TOKENS: u32 = 8;
 /// And only so many where a step with those would take [`MOST_STEP_FACTOR`] times what its rows take, because of the cells
@@ -244,10 +250,13 @@ impl StepBudget {
         self.correct(work, expected_ms, correction);
     }
 
-    /// Tokens for prompts; where nobody generates, the most there is.
+    /// Tokens for prompts; where nobody generates, as many as take [`MOST_READING_MS`].
     pub(crate) fn prefill_tokens(&self, demand: &Demand) -> u32 {
         if demand.decode_rows == 0 {
-            return self.max_prefill_tokens;
+            let tokens = (MOST_READING_MS - self.cost.fixed_ms) / self.token_ms(demand);
+            // In range: clamped between 0 and a u32.
+            let whole = tokens.clamp(0.0, f64::from(u32::MAX)) as u32 / LEAST_READING_TOKENS * LEAST_READING_TOKENS;
+            return whole.max(LEAST_READING_TOKENS).min(self.max_prefill_tokens);
         }
         let rows_ms = self.cost.step_ms(demand.rows());
         let (before_ms, token_ms) = (rows_ms + self.part_ms(demand), self.token_ms(demand));

@@ -417,6 +417,19 @@ fn what_it_takes_to_read_a_prompt_counts_what_stands_before_it() {
     assert!((in_one - (3_000.0 * 3.6 + 4_500.0 * 1.5)).abs() < 1e-6, "{in_one}");
 }
 
+#[test]
+fn a_step_without_streams_is_short_on_a_slow_machine_too() {
+    let tokens = |cost| {
+        let mut budget = StepBudget::new(None, 512);
+        budget.cost_is(cost);
+        budget.prefill_tokens(&demand(0, 1))
+    };
+    assert_eq!([GPU, SLOW_CPU, BIG_ON_CPU].map(tokens), [512, 320, LEAST_READING_TOKENS]);
+    let mut small = StepBudget::new(None, 32);
+    small.cost_is(BIG_ON_CPU);
+    assert_eq!(small.prefill_tokens(&demand(0, 1)), 32);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 

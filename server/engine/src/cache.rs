@@ -364,6 +364,13 @@ impl PrefixCache {
         }
     }
 
+    /// The books of what is in memory are right, and it is within its limit.
+    #[cfg(test)]
+    pub(crate) fn check(&self) {
+        self.tree.check();
+        assert!(self.tree.bytes() <= self.limit_bytes, "{} of {} bytes", self.tree.bytes(), self.limit_bytes);
+    }
+
     /// Takes up what hits gave back.
     fn begin(&mut self, now: Instant) -> Instant {
         for id in self.releases.try_iter() {

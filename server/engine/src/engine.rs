@@ -30,11 +30,9 @@ use crate::prepare::{Job, Preparer};
 use crate::queue::Watermarks;
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
-use crate::scheduler::{GATHERING_MS, MAINTENANCE_PERIOD, Scheduler, SchedulerParts, StepOutcome};
+use crate::scheduler::{GATHERING_MS, MAINTENANCE_PERIOD, PROBE_FRESH, Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
-/// A step that ended so recently proves that tokens can be decoded now.
-const PROBE_FRESH: Duration = Duration::from_secs(1);
 /// Probes and other commands that may wait beside the requests.
 const MAX_CONTROL_COMMANDS: usize = 64;
 
@@ -134,6 +132,14 @@ impl Engine {
     ) -> Result<Self, LoadError> {
         let limits = backend.limits();
         let stats = Arc::new(Stats::new(config.parallel, limits.total_cells, pressure.clone()));
+        stats.reuses_prefixes.store(limits.reusable && config.prefix_cache.enabled, Relaxed);
+        if !limits.reusable && (config.prefix_cache.enabled || config.speculation.prompt_lookup) {
+            tracing::warn!(
+                model = %config.model_path.display(),
+                "this model's state cannot be cut by tokens (a sliding window, or a recurrent state): each prompt is read \
+                 whole, nothing is kept in main memory or on disk, and nothing is guessed"
+            );
+        }
         stats.kv_unified.store(limits.unified, Relaxed);
         stats.flash_attention.store(limits.flash_attention, Relaxed);
         stats.stage_positions.store(limits.stage.unwrap_or(0), Relaxed);
@@ -365,6 +371,8 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
         while let Some(current) = command {
             match current {
                 Command::Run(request) => scheduler.enqueue(request),
+                // It was asked during a step, whose end shows it: the next one may take as long again.
+                Command::Probe(reply) if scheduler.has_just_decoded() => tell(&reply, Ok(())),
                 Command::Probe(reply) => probes.push(reply),
                 Command::Shutdown => {}
             }
@@ -449,10 +457,12 @@ fn answer_probes<B: Backend>(
         StepOutcome::Failed | StepOutcome::Idle => guarded(scheduler, "a probe", Scheduler::probe)
             .unwrap_or_else(|| Err(ProbeError::Broken(String::from("a probe panicked; see the log")))),
     };
-    for reply in probes.drain(..) {
-        // A probe that timed out does not listen any more.
-        let _ = reply.send(verdict.clone());
-    }
+    probes.drain(..).for_each(|reply| tell(&reply, verdict.clone()));
+}
+
+fn tell(probe: &Sender<Result<(), ProbeError>>, verdict: Result<(), ProbeError>) {
+    // One that timed out does not listen any more.
+    let _ = probe.send(verdict);
 }
 
 /// Puts a question to a thread and waits for its answer.

@@ -23,7 +23,7 @@ pub enum GenerationEvent {
     },
     /// More text: whole characters, never part of a stop string.
     Delta {
-        /// The text; not empty.
+        /// The text; empty only where tokens without any have probabilities.
         text: String,
         /// Tokens generated since the last delta.
         tokens: u32,
@@ -98,7 +98,7 @@ pub struct Usage {
 pub struct Timings {
     /// From submission to the prompt's tokens: waiting for the pool, templating, tokenising.
     pub tokenize_ms: f64,
-    /// From the prompt's tokens to a slot.
+    /// From the prompt's tokens to a slot; a server adds what came before its worker had the request.
     pub queue_ms: f64,
     /// From the slot to the first token.
     pub prefill_ms: f64,
@@ -275,6 +275,11 @@ pub struct EngineStats {
     pub prefix_cache_disk_bytes: u64,
     /// How far the service is cut down because memory is short.
     pub degradation: DegradationLevel,
+    /// States of sequences that gave their slot away, as they were a second ago or less.
+    pub preempted_bytes: u64,
+    /// Whether what was computed of a sequence can be cut, so that it serves others: where not, as with a sliding window or
+    /// a recurrent state, there is no prefix cache and nothing is guessed.
+    pub reuses_prefixes: bool,
     /// Whether the KV cells are one pool, or each sequence has its own.
     pub kv_unified: bool,
     /// Whether attention is computed in one pass, without a matrix of scores; otherwise as matrix products.

@@ -64,11 +64,12 @@ impl<B: Backend> Kv<B> {
         self.limits.total_cells.saturating_sub(self.used)
     }
 
-    /// Cells that only sequences in use hold: what is left when every leftover is dropped.
-    pub(crate) fn cells_in_use(&self) -> u64 {
+    /// Cells that sequences in use hold which `stay`: what is left when every leftover is dropped, and every other sequence.
+    pub(crate) fn cells_in_use(&self, stays: impl Fn(usize) -> bool) -> u64 {
         let mut seen = vec![false; self.shares.len()];
         let mut count = 0;
-        for &cell in self.held.iter().filter(|h| h.in_use).flat_map(|h| &h.cells) {
+        let held = self.held.iter().enumerate().filter(|&(sequence, held)| held.in_use && stays(sequence));
+        for &cell in held.flat_map(|(_, held)| &held.cells) {
             if !std::mem::replace(&mut seen[cell as usize], true) {
                 count += 1;
             }
@@ -357,3 +358,7 @@ pub(crate) fn chunks_of<'s>(tokens: &[Token], saved: &'s [Vec<u8>]) -> Vec<Chunk
 pub(crate) fn common(a: &[Token], b: &[Token]) -> u32 {
     u32::try_from(a.iter().zip(b).take_while(|(x, y)| x == y).count()).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+#[path = "kv_tests.rs"]
+mod tests;

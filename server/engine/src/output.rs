@@ -20,6 +20,10 @@ use crate::request::Emitter;
 use crate::sampler::Logprobs;
 use crate::text::{StopFilter, Utf8Stream};
 
+/// Probabilities of so many tokens are sent without a text, or a model that gives tokens without any would have an event grow
+/// past what fits in a message.
+const MOST_UNSENT_LOGPROBS: usize = 32;
+
 /// What the threads tell each other about one request.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
@@ -205,18 +209,18 @@ impl RequestText {
         }
         self.generated += 1;
         self.unsent += 1;
-        let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
-        self.unsent_logprobs.extend(logprobs);
         if self.vocabulary.end_tokens().contains(&token) {
             return false;
         }
+        let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
+        self.unsent_logprobs.extend(logprobs);
         self.piece.clear();
         self.vocabulary.piece(token, &mut self.piece);
         let mut whole = String::new();
         self.utf8.push(&self.piece, &mut whole);
         self.stopped = self.stops.push(&whole, &mut self.text);
         if !self.stopped {
-            self.send();
+            self.send(MOST_UNSENT_LOGPROBS);
         }
         self.stopped
     }
@@ -243,7 +247,11 @@ impl RequestText {
                 self.stops.finish(&mut self.text);
             }
         }
-        self.send();
+        if self.stopped {
+            // Of what a stop string took away.
+            self.unsent_logprobs.clear();
+        }
+        self.send(1);
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.generated,
@@ -259,8 +267,9 @@ impl RequestText {
         self.emitter.failed(error);
     }
 
-    fn send(&mut self) {
-        if !self.text.is_empty() {
+    /// Sends what there is, if it has text or the probabilities of `most` tokens.
+    fn send(&mut self, most: usize) {
+        if !self.text.is_empty() || self.unsent_logprobs.len() >= most {
             let logprobs = std::mem::take(&mut self.unsent_logprobs);
             self.emitter.delta(std::mem::take(&mut self.text), std::mem::take(&mut self.unsent), logprobs);
         }

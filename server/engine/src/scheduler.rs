@@ -48,6 +48,7 @@ use admission::Waiter;
 #[cfg(test)]
 pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
 use fill::{Fillers, WorthFilling};
+pub(crate) use probe::PROBE_FRESH;
 #[cfg(test)]
 pub(crate) use stage::LEAST_STAGED_TOKENS;
 use stage::share_stage;

@@ -58,8 +58,11 @@ struct Harness<B = ScriptedBackend> {
     stats: Arc<Stats>,
     tickets: u64,
     limit: u32,
+    ram_bytes: u64,
     /// How long ago what is submitted was.
     waited: Duration,
+    /// When it is submitted, where that is not now.
+    now: Option<Instant>,
 }
 
 struct Submitted {
@@ -154,15 +157,18 @@ impl Harness {
         harness
     }
 
-    /// Nothing is held by anyone.
+    /// Nothing is held by anyone: no slot, no KV cell, and no byte of main memory. What that keeps for later is within
+    /// its limit, and may go.
     fn assert_empty(&mut self) {
         assert!(!self.scheduler.has_work());
         self.scheduler.assert_books();
+        assert_eq!(self.scheduler.bytes_in_use(), (0, 0));
         self.scheduler.drop_leftovers();
         assert_eq!(self.scheduler.backend().cells(), 0);
         let stats = self.stats.snapshot();
         assert_eq!((stats.slots_active, stats.queued, stats.kv_used_cells), (0, 0, 0));
         assert_eq!(self.stats.in_flight.load(Relaxed), 0);
+        assert!(stats.prefix_cache_bytes <= self.ram_bytes, "{} of {}", stats.prefix_cache_bytes, self.ram_bytes);
     }
 }
 
@@ -188,7 +194,8 @@ impl<B: Backend> Harness<B> {
             max_saved_bytes: setup.max_saved_bytes,
         });
         let limit = setup.parallel + setup.max_queue;
-        Self { scheduler, vocabulary, stats, tickets: 0, limit, waited: Duration::ZERO }
+        let ram_bytes = setup.ram_bytes;
+        Self { scheduler, vocabulary, stats, tickets: 0, limit, ram_bytes, waited: Duration::ZERO, now: None }
     }
 
     fn submit(&mut self, prompt: Vec<Token>, params: GenerationParams) -> Option<Submitted> {
@@ -213,7 +220,7 @@ impl<B: Backend> Harness<B> {
         emitter: Emitter,
         signals: Arc<Signals>,
     ) {
-        let now = Instant::now().checked_sub(self.waited).unwrap();
+        let now = self.now.unwrap_or_else(Instant::now).checked_sub(self.waited).unwrap();
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at, fetched) = (now, now, None);
         let blocks = chain(fingerprint(), &prompt);

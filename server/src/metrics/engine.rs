@@ -220,6 +220,18 @@ const GAUGES: &[Family] = &[
         ],
     },
     Family {
+        name: "engine_preempted_bytes",
+        help: "States of sequences that gave their slot away, in main memory",
+        label: "",
+        figures: &[("", |w| w.engine.preempted_bytes as f64)],
+    },
+    Family {
+        name: "engine_reuses_prefixes",
+        help: "1 where prompts are kept for others, 0 where the model's state cannot be cut or that is turned off",
+        label: "",
+        figures: &[("", |w| f64::from(u8::from(w.engine.reuses_prefixes)))],
+    },
+    Family {
         name: "engine_kv_unified",
         help: "1 where the KV cells are one pool, 0 where each sequence has its own",
         label: "",

@@ -12,17 +12,17 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 
 use super::CacheError;
 use super::entry::encoded_bytes;
 use super::index::{EntryInfo, EntryKey, Index};
 use super::key::{BlockHash, Fingerprint};
-use super::limits::{START_SCAN_MS, WRITE_QUEUE_BLOCKS, WRITE_QUEUE_BYTES};
+use super::limits::{DISK_PATIENCE_MS, START_SCAN_MS, WRITE_QUEUE_BLOCKS, WRITE_QUEUE_BYTES};
 use super::reader::DiskReader;
 use super::scan::{Stop, scan_model};
 use super::tree::Block;
@@ -64,6 +64,9 @@ pub(super) struct Counters {
     pub(super) corrupt: AtomicU64,
     pub(super) evictions: AtomicU64,
     pub(super) expirations: AtomicU64,
+    /// Files and their bytes, as they were last counted.
+    entries: AtomicU64,
+    bytes: AtomicU64,
 }
 
 /// What the engine's thread and the writer's have in common.
@@ -78,6 +81,8 @@ pub(super) struct Shared {
     pub(super) stop: AtomicBool,
     /// Bytes of blocks that were read and are not in memory's books yet.
     pub(super) fetched_bytes: AtomicU64,
+    /// Full while one of those that prepare prompts reads a file.
+    turn: (Sender<()>, Receiver<()>),
     index: Mutex<Index>,
     in_memory: Mutex<HashSet<BlockHash>>,
 }
@@ -105,6 +110,13 @@ impl Shared {
         EntryKey { fingerprint: self.own, block }
     }
 
+    /// Waits until nobody else reads. `None`: that took too long, so that the disk stands still; were all who prepare prompts
+    /// to wait for it, no request would be served any more, not even one of which the disk has nothing.
+    pub(super) fn turn(&self) -> Option<Turn<'_>> {
+        self.turn.0.send_timeout((), Duration::from_millis(DISK_PATIENCE_MS)).ok()?;
+        Some(Turn(&self.turn.1))
+    }
+
     /// Takes note that a file is gone. The writer may have put a new one there meanwhile, which it enters after that: what
     /// is not there while the index is held is entered later. Without the look, a file that nobody counts would stay.
     pub(super) fn forget_if_gone(&self, key: &EntryKey, path: &Path) {
@@ -116,6 +128,16 @@ impl Shared {
 
     pub(super) fn is_expired(&self, info: &EntryInfo) -> bool {
         self.ttl.is_some_and(|ttl| SystemTime::now().duration_since(info.accessed).is_ok_and(|age| age > ttl))
+    }
+}
+
+/// Held by the one that reads.
+pub(super) struct Turn<'a>(&'a Receiver<()>);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Its own.
+        let _ = self.0.try_recv();
     }
 }
 
@@ -139,6 +161,7 @@ impl DiskTier {
             queued_bytes: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             fetched_bytes: AtomicU64::new(0),
+            turn: crossbeam_channel::bounded(1),
             index: Mutex::default(),
             in_memory: Mutex::default(),
         };
@@ -181,7 +204,8 @@ impl DiskTier {
             return;
         }
         shared.queued_bytes.fetch_add(bytes, Relaxed);
-        let accessed = access_time(now.saturating_duration_since(block.accessed), block.depth as usize);
+        let age = now.saturating_duration_since(block.accessed);
+        let accessed = access_time(SystemTime::now(), age, block.depth as usize);
         let job = Job::Write { block, accessed };
         if self.jobs.as_ref().is_none_or(|jobs| jobs.try_send(job).is_err()) {
             shared.queued_bytes.fetch_sub(bytes, Relaxed);
@@ -193,7 +217,7 @@ impl DiskTier {
     /// `deadline`. True when all that fit were written in time.
     pub(super) fn flush(&self, blocks: Vec<Block>, now: Instant, deadline: Instant) -> bool {
         let Some(jobs) = &self.jobs else { return false };
-        let mut total = 0;
+        let (mut total, time) = (0, SystemTime::now());
         for block in blocks {
             if Instant::now() >= deadline {
                 return false;
@@ -202,7 +226,7 @@ impl DiskTier {
             if total > self.shared.max_bytes {
                 break;
             }
-            let accessed = access_time(now.saturating_duration_since(block.accessed), block.depth as usize);
+            let accessed = access_time(time, now.saturating_duration_since(block.accessed), block.depth as usize);
             self.shared.queued_bytes.fetch_add(block.payload.len() as u64, Relaxed);
             let bytes = block.payload.len() as u64;
             if jobs.send_deadline(Job::Write { block, accessed }, deadline).is_err() {
@@ -216,10 +240,17 @@ impl DiskTier {
 
     pub(super) fn stats(&self) -> DiskStats {
         let counters = &self.shared.counters;
-        let (entries, bytes) = {
-            let index = self.shared.index();
-            (index.len() as u64, index.bytes())
+        // The engine's thread asks, and somebody may wait for the disk with the index: then as it was.
+        let index = match self.shared.index.try_lock() {
+            Ok(index) => Some(index),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         };
+        if let Some(index) = index {
+            counters.entries.store(index.len() as u64, Relaxed);
+            counters.bytes.store(index.bytes(), Relaxed);
+        }
+        let (entries, bytes) = (counters.entries.load(Relaxed), counters.bytes.load(Relaxed));
         DiskStats {
             entries,
             bytes,
@@ -249,10 +280,10 @@ impl Drop for DiskTier {
     }
 }
 
-/// When a block was last used, as a time of the file system.
-pub(super) fn access_time(age: Duration, depth: usize) -> SystemTime {
+/// When a block was last used, as a time of the file system. `now` is the same for all blocks of a prompt, whatever handling
+/// them takes: what lies behind another one is the older.
+pub(super) fn access_time(now: SystemTime, age: Duration, depth: usize) -> SystemTime {
     let back = age.saturating_add(DEPTH_STEP.saturating_mul(u32::try_from(depth).unwrap_or(u32::MAX)));
-    let now = SystemTime::now();
     now.checked_sub(back).unwrap_or(now)
 }
 

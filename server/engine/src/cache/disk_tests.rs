@@ -238,6 +238,29 @@ fn a_file_dated_to_come_goes_when_room_is_needed() {
     assert!(!file.exists());
 }
 
+/// A block is of no use without those before it, so that they must not go first.
+#[test]
+fn no_block_on_disk_is_older_than_one_behind_it() {
+    let prefix = [1, 2, 3, 4, 5, 6];
+    let dir = written(&prefix);
+    let accessed = |len: usize| {
+        let file = file_of(dir.path(), "model", &prefix[..len]);
+        fs::metadata(file).unwrap().modified().unwrap()
+    };
+    let assert_order = |when: &str| {
+        let times: Vec<SystemTime> = (1..=prefix.len()).map(accessed).collect();
+        assert!(times.windows(2).all(|pair| pair[0] >= pair[1]), "{when}: {times:?}");
+    };
+    assert_order("written by a flush");
+    assert_eq!(open(&dir).found(&prefix), prefix.len());
+    assert_order("read");
+    let mut f = open(&dir);
+    f.insert(&prefix, 0, Instant::now()).unwrap();
+    f.cache.evict_to(0, Instant::now());
+    f.flush();
+    assert_order("evicted from memory");
+}
+
 /// A flush to a disk tier smaller than memory keeps what was used last, with what it hangs on.
 #[test]
 fn a_flush_keeps_the_most_recently_used() {
@@ -526,4 +549,77 @@ proptest! {
             prop_assert!(f.disk().bytes <= max_bytes);
         }
     }
+
+    /// **Feature: distributed-inference-server, Property 10: LRU Cache Eviction**
+    /// **Validates: Requirements 4.2**
+    #[test]
+    fn the_files_accessed_longest_ago_leave_first(
+        ages in prop::collection::btree_set(10_u64..100_000, 2..12)
+            .prop_map(|ages| ages.into_iter().collect::<Vec<u64>>())
+            .prop_shuffle(),
+        reads in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
+        keep_percent in 0_u64..=100,
+    ) {
+        const NEW: u8 = 200;
+        let dir = tempfile::tempdir().unwrap();
+        let file = |letter: u8| file_of(dir.path(), "model", &[letter]);
+        let size = |letter: u8| disk_bytes(&[letter]);
+        let letters: Vec<u8> = (1..).take(ages.len()).collect();
+        let mut f = open(&dir);
+        for &letter in &letters {
+            f.insert(&[letter], 0, Instant::now()).unwrap();
+        }
+        f.flush();
+        drop(f);
+        // A plain list of them, the one that was accessed longest ago first.
+        let mut kept: Vec<(u64, u8)> = ages.iter().copied().zip(letters.iter().copied()).collect();
+        kept.sort_unstable();
+        kept.reverse();
+        kept.iter().for_each(|&(age, letter)| set_age(&file(letter), Duration::from_secs(age)));
+        let mut kept: Vec<u8> = kept.into_iter().map(|(_, letter)| letter).collect();
+        for read in &reads {
+            // Each time from disk, since memory is a new one.
+            let letter = *read.get(&letters);
+            prop_assert_eq!(open(&dir).found(&[letter]), 1);
+            kept.retain(|&other| other != letter);
+            kept.push(letter);
+        }
+        let bytes = |letters: &[u8]| letters.iter().map(|&letter| size(letter)).sum::<u64>();
+        let limit = bytes(&letters) * keep_percent / 100;
+        let mut gone = 0;
+        let mut f = Fixture::on_disk("model", RAM, dir.path(), limit);
+        // First what is too much, and then as much as another one needs.
+        for needed in [0, size(NEW)] {
+            if needed > 0 {
+                f.insert(&[NEW], 0, Instant::now()).unwrap();
+            }
+            f.flush();
+            if needed <= limit {
+                while bytes(&kept) + needed > limit {
+                    kept.remove(0);
+                    gone += 1;
+                }
+                kept.extend((needed > 0).then_some(NEW));
+            }
+            for &letter in letters.iter().chain([&NEW]) {
+                prop_assert_eq!(file(letter).exists(), kept.contains(&letter), "block {} of {:?}", letter, kept);
+            }
+            prop_assert_eq!(f.disk().evictions, gone);
+        }
+    }
+}
+
+#[test]
+fn who_finds_the_disk_standing_still_goes_on_without_it() {
+    let dir = written(&[1, 2]);
+    let f = open(&dir);
+    assert_eq!(f.disk().entries, 2);
+    let reader = f.cache.reader().unwrap();
+    let reading = reader.shared.turn().unwrap();
+    assert!(f.fetch(&prompt(&[1, 2, 3])).is_none());
+    drop(reading);
+    assert!(f.fetch(&prompt(&[1, 2, 3])).is_some());
+    // Nor does the engine's thread wait for who looks at the disk with the index.
+    let _index = reader.shared.index();
+    assert_eq!(f.disk().entries, 2);
 }

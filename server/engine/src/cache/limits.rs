@@ -13,6 +13,9 @@ pub const MAX_PAYLOAD_BYTES: usize = 128 << 20;
 /// The most bytes that are read from disk for one prompt before it reaches the engine's thread: some 45 ms of computing
 /// with SHA instructions, beside the disk's own time. What lies beyond is a miss this time.
 pub const DISK_READ_BYTES_PER_PROMPT: u64 = 32 << 20;
+/// The most milliseconds that one who prepares a prompt waits for another's reading of a file; past that the disk stands
+/// still, and what is there is a miss.
+pub const DISK_PATIENCE_MS: u64 = 2_000;
 /// Bytes that blocks read from disk may hold in all while their prompts wait for a slot; they are counted nowhere else.
 /// Nothing is read for a prompt that finds no room here.
 pub const FETCHED_BYTES: u64 = 128 << 20;

@@ -68,6 +68,7 @@ impl DiskReader {
         };
         let mut fetched = Fetched { first_block, payloads: Vec::new(), bytes: 0, shared: Arc::clone(&self.shared) };
         let mut left = self.max_bytes.min(DISK_READ_BYTES_PER_PROMPT);
+        let now = SystemTime::now();
         for (i, &name) in names.iter().enumerate().take(blocks).skip(first_block) {
             let Some(bytes) = self.entry_bytes(name).filter(|&bytes| bytes <= left) else { break };
             if !fetched.reserve(bytes, self.max_bytes.min(FETCHED_BYTES)) {
@@ -75,7 +76,8 @@ impl DiskReader {
             }
             left -= bytes;
             let parent = i.checked_sub(1).map_or(self.shared.own.root(), |above| names[above]);
-            let Some(payload) = self.read(name, parent, block_tokens(tokens, i), i, bytes) else { break };
+            let accessed = access_time(now, Duration::ZERO, i);
+            let Some(payload) = self.read(name, parent, block_tokens(tokens, i), accessed, bytes) else { break };
             fetched.payloads.push(payload);
         }
         (!fetched.payloads.is_empty()).then_some(fetched)
@@ -94,14 +96,17 @@ impl DiskReader {
         block: BlockHash,
         parent: BlockHash,
         tokens: &[i32],
-        depth: usize,
+        accessed: SystemTime,
         max_bytes: u64,
     ) -> Option<Payload> {
         let shared = &*self.shared;
         let key = shared.key(block);
         let path = shared.path(&key);
-        let accessed = access_time(Duration::ZERO, depth);
-        let bytes = match read_entry(&path, max_bytes, accessed) {
+        let read = {
+            let _turn = shared.turn()?;
+            read_entry(&path, max_bytes, accessed)
+        };
+        let bytes = match read {
             Ok(bytes) => bytes,
             Err(err) if err.kind() == io::ErrorKind::InvalidData => return self.discard(&key, &path, &err.to_string()),
             Err(err) if err.kind() == io::ErrorKind::NotFound => {

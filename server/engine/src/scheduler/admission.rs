@@ -53,8 +53,10 @@ pub(super) enum Waiter {
 struct Candidate {
     ticket: u64,
     priority: Priority,
-    /// Whether there are cells for it.
+    /// Whether there are cells for it,
     fits: bool,
+    /// and whether there would be if all of low standing gave way.
+    may_fit: bool,
 }
 
 impl Waiter {
@@ -141,8 +143,9 @@ impl<B: Backend> Scheduler<B> {
             if is_full && !may_take {
                 return;
             }
-            let Some(Candidate { ticket, priority, fits }) = self.next_waiter(!is_full, now) else { return };
-            if (is_full || !fits) && !(priority == Priority::High && self.preempt(Priority::Low, now)) {
+            let Some(Candidate { ticket, priority, fits, may_fit }) = self.next_waiter(!is_full, now) else { return };
+            // Nobody gives way in vain.
+            if (is_full || !fits) && !(priority == Priority::High && may_fit && self.preempt(Priority::Low, now)) {
                 return;
             }
             if !fits {
@@ -172,7 +175,9 @@ impl<B: Backend> Scheduler<B> {
         let first = ready.next()?;
         let overtaking = if may_overtake { self.overtaking(first, ready, now) } else { None };
         let next = overtaking.unwrap_or(first);
-        Some(Candidate { ticket: next.ticket, priority: next.priority, fits: self.fits(&next.value) })
+        let fits = self.fits(&next.value, |_| true);
+        let may_fit = fits || self.fits(&next.value, |beside| beside.standing > Priority::Low);
+        Some(Candidate { ticket: next.ticket, priority: next.priority, fits, may_fit })
     }
 
     /// Who goes before the first of those that are ready, a long prompt: who has least to read.
@@ -244,9 +249,11 @@ impl<B: Backend> Scheduler<B> {
         u32::try_from(self.waiting.iter(now).take(most).filter(follows).count()).unwrap_or(u32::MAX)
     }
 
-    /// Whether there are cells for what a waiter will likely use. One that finds nobody else is always let in.
-    fn fits(&self, waiter: &Waiter) -> bool {
-        if !self.limits.unified || self.slots.iter().all(Option::is_none) {
+    /// Whether there are cells for what a waiter will likely use `beside` those who have a slot. One that finds nobody else
+    /// is always let in.
+    fn fits(&self, waiter: &Waiter, beside: impl Fn(&Sequence) -> bool) -> bool {
+        let stays = |slot: usize| self.slots.get(slot).and_then(Option::as_ref).is_some_and(&beside);
+        if !self.limits.unified || !(0..self.slots.len()).any(stays) {
             return true;
         }
         let tokens = waiter.tokens();
@@ -264,8 +271,9 @@ impl<B: Backend> Scheduler<B> {
         };
         let likely = answer.min(u64::from(self.likely_answer));
         // What those that have a slot have yet to read is as good as used.
-        let unread: u64 = self.slots.iter().flatten().map(|s| u64::from(s.len() - s.decoded)).sum();
-        self.kv.cells_in_use() + unread + (prompt - shared) + likely <= self.limits.total_cells
+        let staying = self.slots.iter().flatten().filter(|s| beside(s));
+        let unread: u64 = staying.map(|s| u64::from(s.len() - s.decoded)).sum();
+        self.kv.cells_in_use(stays) + unread + (prompt - shared) + likely <= self.limits.total_cells
     }
 
     /// Gives a request its slot.

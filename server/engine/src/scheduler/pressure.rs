@@ -171,6 +171,7 @@ impl<B: Backend> Scheduler<B> {
         for sequence in self.kv.expired(now, self.ttl) {
             self.kv.clear(sequence);
         }
+        self.stats.preempted_bytes.store(self.saved_bytes(now), Relaxed);
         self.publish();
     }
 

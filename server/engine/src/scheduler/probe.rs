@@ -8,6 +8,8 @@ use crate::budget::{CellSteps, StepWork, kilocells};
 use crate::error::ProbeError;
 use crate::stats::StepRecord;
 
+/// A step that ended within so much time shows that a token can be decoded now.
+pub(crate) const PROBE_FRESH: Duration = Duration::from_secs(1);
 /// The token decoded by a probe, by the warm-up, and where rows are filled up; every vocabulary has it, and its text is never looked at.
 pub(super) const PROBE_TOKEN: Token = 0;
 /// Rows with logits of one of the batches of the warm-up: as many as tell a row's cost from a step's.
@@ -37,6 +39,11 @@ impl<B: Backend> Scheduler<B> {
         self.budget.calibrate(&steps, cells);
         self.measure_groups()?;
         self.draft.as_mut().map_or(Ok(()), |draft| draft.warm_up().map_err(|e| format!("the draft model: {e}")))
+    }
+
+    /// Whether a step ended within the last [`PROBE_FRESH`].
+    pub(crate) fn has_just_decoded(&self) -> bool {
+        self.stats.broken.get().is_none() && self.stats.last_step_age().is_some_and(|age| age < PROBE_FRESH)
     }
 
     /// Decodes one token on a free sequence. Only when there is no work. As with batches, several failures in a row mean

@@ -1,8 +1,9 @@
 //! What tests see of a scheduler, and set in it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Scheduler;
+use super::admission::Waiter;
 use super::fill::{MEASURED_GROUPS, WorthFilling};
 use crate::backend::Backend;
 use crate::backend::scripted::ScriptedBackend;
@@ -32,6 +33,29 @@ impl<B: Backend> Scheduler<B> {
     /// Whose each slot is, by their tickets; 0: nobody's.
     pub(crate) fn tickets(&self) -> Vec<u64> {
         self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
+    }
+
+    /// Tokens that a request has generated, be it in a slot or waiting; `None`: it is over.
+    pub(crate) fn generated(&self, ticket: u64, now: Instant) -> Option<u32> {
+        let in_slot = self.slots.iter().flatten().find(|sequence| sequence.ticket == ticket);
+        in_slot.map(|sequence| sequence.generated()).or_else(|| {
+            self.waiting.iter(now).find(|waiting| waiting.ticket == ticket).map(|waiting| match &waiting.value {
+                Waiter::New(_) => 0,
+                Waiter::Preempted(sequence, _) => sequence.generated(),
+            })
+        })
+    }
+
+    /// Bytes of main memory that are in somebody's use: the states of those that gave way, and blocks that nothing may
+    /// take out.
+    pub(crate) fn bytes_in_use(&mut self) -> (u64, u64) {
+        let now = Instant::now();
+        let pinned = self.cache.as_mut().map_or(0, |cache| {
+            // Evicts nothing: what was given back is taken note of in the next call.
+            cache.evict_to(u64::MAX, now);
+            cache.stats().pinned_bytes
+        });
+        (self.saved_bytes(now), pinned)
     }
 
     /// What the budget was told that the last step was.
@@ -71,7 +95,7 @@ impl Scheduler<ScriptedBackend> {
         self.likely_answer = tokens;
     }
 
-    /// The books say what the backend holds, and each slot what its sequence does.
+    /// The books say what the backend holds, and each slot what its sequence does; main memory keeps its limits.
     pub(crate) fn assert_books(&mut self) {
         for id in 0..self.limits.sequences {
             assert_eq!(self.kv.backend().tokens(id), self.kv.tokens(id), "sequence {id}");
@@ -86,6 +110,10 @@ impl Scheduler<ScriptedBackend> {
         }
         assert_eq!(self.kv.backend().cells(), self.kv.used_cells());
         assert!(self.kv.used_cells() <= self.limits.total_cells);
+        if let Some(cache) = &self.cache {
+            cache.check();
+        }
+        assert!(self.saved_bytes(Instant::now()) <= self.max_saved_bytes);
     }
 
     pub(crate) fn drop_leftovers(&mut self) {

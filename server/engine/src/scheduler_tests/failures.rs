@@ -114,3 +114,36 @@ fn a_sink_that_panics_ends_its_own_request() {
     other.check(64);
     h.assert_empty();
 }
+
+#[test]
+fn a_step_that_has_just_ended_shows_that_a_token_can_be_decoded() {
+    let mut h = Harness::new(1, 64, 16, 4);
+    let request = h.submit(vec![3; 4], GenerationParams { ignore_eos: true, ..greedy(20) }).unwrap();
+    assert!(!h.scheduler.has_just_decoded());
+    h.scheduler.step();
+    assert!(h.scheduler.has_just_decoded());
+    h.scheduler.break_down(String::from("it is"));
+    assert!(!h.scheduler.has_just_decoded());
+    assert!(matches!(request.error(), RequestError::Broken(_)));
+}
+
+#[test]
+fn each_token_but_the_end_has_its_probabilities() {
+    let mut h = Harness::new(1, 400, 16, 4);
+    let mut ends = [0, 0];
+    for token in 3..23 {
+        let params = GenerationParams { logprobs: Some(1), ..greedy(20) };
+        let request = h.submit(vec![token; 4], params).unwrap();
+        h.run();
+        let told = |event: &GenerationEvent| match event {
+            GenerationEvent::Delta { logprobs, .. } => logprobs.len(),
+            _ => 0,
+        };
+        let told: usize = request.events.lock().unwrap().iter().map(told).sum();
+        let GenerationEvent::Finished { reason, usage, .. } = request.last() else { panic!("{:?}", request.last()) };
+        let has_end = usize::from(reason == FinishReason::Stop);
+        assert_eq!(told + has_end, usage.completion_tokens as usize, "{reason:?}");
+        ends[has_end] += 1;
+    }
+    assert!(ends.iter().all(|&times| times > 0), "{ends:?}");
+}

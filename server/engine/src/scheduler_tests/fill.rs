@@ -153,7 +153,7 @@ fn a_stream_that_guesses_does_not_keep_the_others_from_it() {
 
 #[test]
 fn a_row_that_looks_at_more_than_it_gains_is_not_computed() {
-    let dear_cells = StepCost { per_kilocell_ms: 10.0, ..CPU };
+    let dear_cells = StepCost { per_prefill_token_ms: 0.1, per_kilocell_ms: 10.0, ..CPU };
     let filled = |unified: bool, flash_attention: bool, held: usize| {
         let mut setup = Setup { reuse: true, ..Setup::split(4, 2_000, 8_000, 64) };
         if unified {

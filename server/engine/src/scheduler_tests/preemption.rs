@@ -93,6 +93,23 @@ fn a_high_request_takes_the_only_slot_and_the_cells_of_a_low_one() {
 }
 
 #[test]
+fn nobody_gives_way_to_one_for_whom_that_is_not_enough() {
+    let mut h = Harness::of(&Setup::unified(5, 5, 200, 16));
+    let with = |priority, tokens| GenerationParams { priority, ignore_eos: true, ..greedy(tokens) };
+    let normal = h.submit(vec![1; 100], with(Priority::Normal, 20)).unwrap();
+    let low = [2, 3].map(|token| h.submit(vec![token; 20], with(Priority::Low, 15)).unwrap());
+    while low.iter().any(|r| r.events.lock().unwrap().len() < 2) {
+        h.scheduler.step();
+    }
+    // It has room once all three have ended.
+    let high = h.submit(vec![9; 95], with(Priority::High, 10)).unwrap();
+    h.run();
+    low.iter().chain([&normal, &high]).for_each(|r| r.check(200));
+    assert_eq!(h.stats.snapshot().preemptions_total, 0);
+    h.assert_empty();
+}
+
+#[test]
 fn what_waited_until_it_was_first_keeps_its_slot() {
     let mut h = Harness::of(&Setup::unified(1, 1, 400, 16));
     let with = |priority| GenerationParams { priority, ignore_eos: true, ..greedy(20) };

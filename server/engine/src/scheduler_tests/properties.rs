@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::backend::BLOCK_TOKENS;
-use crate::backend::scripted::logits_after;
+use crate::kv::common;
 use crate::scheduler::{MAINTENANCE_PERIOD, MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
 
 /// Positions of a sequence.
@@ -41,17 +41,55 @@ fn setup(unified: bool, sequences: u32, prefill: u32) -> Setup {
     setup
 }
 
-/// What the model says next, the first of equals.
-fn first_token_after(history: &[Token]) -> Token {
-    let logits = logits_after(history);
-    let best = logits.iter().copied().fold(f32::MIN, f32::max);
-    logits.iter().position(|&logit| logit >= best).and_then(|at| Token::try_from(at).ok()).unwrap()
-}
-
 fn cached_tokens(request: &Submitted) -> u32 {
     match request.last() {
         GenerationEvent::Finished { usage, .. } => usage.cached_tokens,
         event => panic!("{event:?}"),
+    }
+}
+
+/// None, one that is soon over, or one that never is.
+fn limit_ms() -> impl Strategy<Value = Option<u64>> {
+    prop_oneof![1 => Just(None::<u64>), 6 => (0_u64..80).prop_map(Some), 1 => Just(Some(3_600_000))]
+}
+
+/// A request that came at a time that a test chose.
+struct Timed {
+    ticket: u64,
+    since: Instant,
+    request: Submitted,
+}
+
+impl Timed {
+    fn is_over(&self) -> bool {
+        self.request.events.lock().unwrap().iter().any(GenerationEvent::is_terminal)
+    }
+
+    /// Its refusal, if it was refused for its time.
+    fn refusal(&self) -> Option<(u64, u64)> {
+        match self.request.events.lock().unwrap().last() {
+            Some(&GenerationEvent::Failed(RequestError::DeadlineExceeded { waited_ms, limit_ms })) => {
+                Some((waited_ms, limit_ms))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// One step at this time, in which those are refused that should have had a token by then, wherever they wait for it,
+/// and nobody else.
+fn step_in_time(h: &mut Harness, requests: &[Timed], now: Instant) {
+    let refusal = |timed: &Timed| {
+        let limit_ms = timed.request.params.queue_timeout_ms?;
+        let waited = now - timed.since;
+        let is_due = waited >= Duration::from_millis(limit_ms) && h.scheduler.generated(timed.ticket, now) == Some(0);
+        is_due.then(|| (u64::try_from(waited.as_millis()).unwrap(), limit_ms))
+    };
+    let live = requests.iter().filter(|timed| !timed.is_over());
+    let expected: Vec<(&Timed, Option<(u64, u64)>)> = live.map(|timed| (timed, refusal(timed))).collect();
+    h.scheduler.step_at(now);
+    for (timed, expected) in expected {
+        assert_eq!(timed.refusal(), expected, "request {}: {:?}", timed.ticket, timed.request.events);
     }
 }
 
@@ -140,32 +178,40 @@ proptest! {
     /// **Validates: Requirements 3.3**
     #[test]
     fn those_whose_time_is_over_are_refused_and_nobody_else(
-        requests in prop::collection::vec((prompt(1..60), 0_u8..3, priority()), 1..30),
-        sequences in 1_u32..5, prefill in 1_u32..40, unified in any::<bool>(), steps in 0_u8..6,
+        // Each with the steps after it, and how many ms after the one before each of those is.
+        requests in prop::collection::vec(
+            (short_or_long(), limit_ms(), priority(), prop::collection::vec(0_u64..15, 0..5)), 1..20,
+        ),
+        rest in prop::collection::vec(1_u64..15, 1..20),
+        sequences in 1_u32..5, prefill in 1_u32..60, unified in any::<bool>(),
     ) {
         let mut h = Harness::of(&setup(unified, sequences, prefill));
-        let submitted: Vec<(bool, Submitted)> = requests
-            .into_iter()
-            .map(|(prompt, time, priority)| {
-                let queue_timeout_ms = [Some(0), Some(3_600_000), None][usize::from(time)];
-                let params = GenerationParams { queue_timeout_ms, priority, ..greedy(5) };
-                let request = h.submit(prompt, params).unwrap();
-                for _ in 0..steps {
-                    h.scheduler.step();
-                }
-                (time == 0, request)
-            })
-            .collect();
-        h.run();
-        for (is_late, request) in &submitted {
-            match is_late {
-                true => {
-                    let is_told = matches!(request.error(), RequestError::DeadlineExceeded { limit_ms: 0, .. });
-                    prop_assert!(is_told, "{:?}", request.error());
-                }
-                false => request.check(POSITIONS),
+        let mut now = Instant::now();
+        let mut timed: Vec<Timed> = Vec::new();
+        for (prompt, queue_timeout_ms, priority, steps) in requests {
+            h.now = Some(now);
+            let params = GenerationParams { queue_timeout_ms, priority, ..greedy(5) };
+            let request = h.submit(prompt, params).unwrap();
+            timed.push(Timed { ticket: h.tickets, since: now, request });
+            for ms in steps {
+                now += Duration::from_millis(ms);
+                step_in_time(&mut h, &timed, now);
             }
+        }
+        for ms in rest.into_iter().cycle().take(MOST_STEPS as usize) {
+            if !h.scheduler.has_work() {
+                break;
+            }
+            now += Duration::from_millis(ms);
+            step_in_time(&mut h, &timed, now);
+        }
+        for Timed { request, .. } in &timed {
             prop_assert_eq!(request.events.lock().unwrap().iter().filter(|e| e.is_terminal()).count(), 1);
+            match request.last() {
+                // Nothing of an answer was sent before.
+                GenerationEvent::Failed(RequestError::DeadlineExceeded { .. }) => prop_assert_eq!(request.text(), ""),
+                _ => request.check(POSITIONS),
+            }
         }
         h.assert_empty();
     }
@@ -175,21 +221,50 @@ proptest! {
     #[test]
     fn a_prompt_that_begins_as_an_earlier_one_is_read_from_there_on(
         first in prompt(40..200), more in prompt(0..60), between in prop::collection::vec(prompt(20..200), 0..6),
-        sequences in 2_u32..5, prefill in 1_u32..80, unified in any::<bool>(),
+        sequences in 2_u32..5, prefill in 1_u32..80, (unified, ram) in any::<(bool, bool)>(), beside in 0_u32..4,
     ) {
-        let mut h = Harness::of(&setup(unified, sequences, prefill));
+        let mut setup = setup(unified, sequences, prefill);
+        if ram {
+            setup.ram_bytes = 1 << 20;
+        }
+        let has_ram = setup.ram_bytes > 0;
+        let ids = setup.limits.sequences;
+        let mut h = Harness::of(&setup);
         let params = || GenerationParams { ignore_eos: true, ..greedy(2) };
+        // What every other prompt begins with, and the first one does not.
+        let apart = 1 + first[0] % POISON;
+        // In a split cache the first one finds the lowest sequences taken, by some that end after it.
+        let beside = if unified { 0 } else { beside.min(sequences - 1) };
+        let endless = GenerationParams { ignore_eos: true, ..greedy(380) };
+        let mut beside: Vec<Submitted> =
+            (0..beside).map(|_| h.submit(vec![apart; 4], endless.clone()).unwrap()).collect();
+        if !beside.is_empty() {
+            h.scheduler.step();
+        }
         let one = h.submit(first.clone(), params()).unwrap();
+        while !one.events.lock().unwrap().iter().any(GenerationEvent::is_terminal) {
+            h.scheduler.step();
+        }
+        for other in &mut beside {
+            other.was_cancelled = true;
+            other.signals.cancelled.store(true, Relaxed);
+        }
         h.run();
         one.check(POSITIONS);
+        beside.iter().for_each(|other| other.check(POSITIONS));
+        let left_in = (0..ids).find(|&id| h.scheduler.backend().tokens(id).starts_with(&first));
+        prop_assert!(left_in.is_some());
         let others = between.len();
         for other in between {
-            let other = h.submit(other, params()).unwrap();
+            let other = h.submit([&[apart], other.as_slice()].concat(), params()).unwrap();
             h.run();
             other.check(POSITIONS);
         }
-        let (read_before, before) = (h.scheduler.backend().decoded_tokens, h.stats.snapshot());
         let longer = [first.as_slice(), &more].concat();
+        // As much as any sequence holds of it: the answer to the first may be as it goes on.
+        let usable = &longer[..longer.len() - 1];
+        let here = (0..ids).map(|id| u64::from(common(usable, &h.scheduler.backend().tokens(id)))).max().unwrap();
+        let (read_before, before) = (h.scheduler.backend().decoded_tokens, h.stats.snapshot());
         let two = h.submit(longer.clone(), params()).unwrap();
         h.run();
         two.check(POSITIONS);
@@ -202,15 +277,60 @@ proptest! {
             stats.cached_device_tokens_total + stats.cached_ram_tokens_total + stats.cached_disk_tokens_total
         };
         prop_assert_eq!(by_tier(&after) - by_tier(&before), cached);
-        // Where main memory takes what the cache drops, whole blocks of the earlier prompt are there in any case.
-        let shared = first.len().min(longer.len() - 1);
-        let block = BLOCK_TOKENS as usize;
-        if unified {
-            prop_assert!(cached >= (shared / block * block) as u64, "{} of {}", cached, shared);
-        } else if others == 0 {
-            // It may go on as the first one's answer did.
-            let goes_on = more.len() > 1 && first_token_after(&first) == more[0];
-            prop_assert_eq!(cached, shared as u64 + u64::from(goes_on));
+        prop_assert!(cached >= here, "{} of {}", cached, here);
+        let shared = first.len().min(longer.len() - 1) as u64;
+        // One at a time, each takes the lowest sequence of a split cache: what is left over in a higher one stays.
+        if others == 0 || (!unified && left_in > Some(0)) {
+            prop_assert!(cached >= shared, "{} of {}", cached, shared);
+        }
+        if has_ram {
+            // Main memory takes what the cache drops: whole blocks of the earlier prompt are there in any case.
+            let block = u64::from(BLOCK_TOKENS);
+            prop_assert!(cached >= shared / block * block, "{} of {}", cached, shared);
+        } else {
+            prop_assert_eq!(cached, here);
+        }
+        h.assert_empty();
+    }
+
+    /// **Feature: distributed-inference-server, Property 10: LRU Cache Eviction**
+    /// **Validates: Requirements 4.2**
+    #[test]
+    fn what_was_left_over_longest_ago_leaves_the_kv_cache_first(
+        uses in prop::collection::vec((1..8_i32, 1_usize..100), 1..40), leftovers in 1_u32..6, prefill in 1_u32..80,
+    ) {
+        // One request at a time, and nothing below the KV cache.
+        let mut h = Harness::of(&Setup::unified(1, leftovers, 400, prefill));
+        // Conversations, with the tokens of each that are there; the one that was used longest ago first.
+        let mut held: Vec<(Token, usize)> = Vec::new();
+        for (token, more) in uses {
+            let before = held.iter().find(|(other, _)| *other == token).map_or(0, |(_, len)| *len);
+            let len = before + more;
+            if len > 300 {
+                continue;
+            }
+            let request = h.submit(vec![token; len], greedy(1)).unwrap();
+            h.run();
+            request.check(400);
+            prop_assert_eq!(cached_tokens(&request) as usize, before);
+            // A new one needs a sequence, and each token a cell.
+            if before == 0 && held.len() > leftovers as usize {
+                held.remove(0);
+            }
+            held.retain(|(other, _)| *other != token);
+            held.push((token, len));
+            while held.iter().map(|(_, len)| len).sum::<usize>() > 400 {
+                held.remove(0);
+            }
+            let of_sequence = |id| {
+                let tokens = h.scheduler.backend().tokens(id);
+                Some((*tokens.first()?, tokens.len()))
+            };
+            let mut there: Vec<(Token, usize)> = (0..=leftovers).filter_map(of_sequence).collect();
+            let mut expected = held.clone();
+            there.sort_unstable();
+            expected.sort_unstable();
+            prop_assert_eq!(there, expected);
         }
         h.assert_empty();
     }
