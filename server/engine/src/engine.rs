@@ -288,7 +288,7 @@ impl Engine {
     }
 
     /// Shows that a token can be decoded now, and says how long it took to know. A step that ended within the last
-    /// second counts; otherwise the next step does, and an idle engine decodes one token for it. Blocks.
+    /// second counts, or the one that is being computed; an idle engine decodes one token for it. Blocks.
     ///
     /// # Errors
     /// When no token was decoded within `timeout`, or the engine is broken.

@@ -247,11 +247,9 @@ impl RequestText {
                 self.stops.finish(&mut self.text);
             }
         }
-        if self.stopped {
-            // Of what a stop string took away.
-            self.unsent_logprobs.clear();
-        }
-        self.send(1);
+        // Tokens are told without a text only where no stop string took it away, or might have.
+        let is_whole = !self.stopped && reason != FinishReason::Cancelled;
+        self.send(if is_whole { 1 } else { usize::MAX });
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.generated,
