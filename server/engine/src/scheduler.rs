@@ -311,9 +311,6 @@ impl<B: Backend> Scheduler<B> {
         }
         self.prompt_steps += u64::from(work.prefill_tokens > 0);
         let generated_tokens = self.sample(&shares);
-        // Who hears of an end finds the slot free.
-        self.publish();
-        self.output.post(&mut self.events);
         self.stats.step_done(&StepRecord {
             prompt_tokens: work.prefill_tokens.into(),
             generated_tokens,
@@ -322,8 +319,11 @@ impl<B: Backend> Scheduler<B> {
             batch_rows: shares.iter().map(|share| u64::from(share.rows)).sum(),
             before: called - started,
             decode: decoded - called,
-            after: decoded.elapsed(),
         });
+        // Who hears of an end finds the slot free, and the step counted.
+        self.publish();
+        self.output.post(&mut self.events);
+        self.stats.posted_after(decoded.elapsed());
         // Admission is not among what rows and tokens cost: it may have restored a sequence's state.
         self.budget.observe(work, called.elapsed());
         StepOutcome::Decoded

@@ -47,8 +47,6 @@ pub(crate) struct StepRecord {
     pub(crate) before: Duration,
     /// In llama.cpp.
     pub(crate) decode: Duration,
-    /// Sampling and posting.
-    pub(crate) after: Duration,
 }
 
 /// What a tier of the prefix cache gave.
@@ -188,15 +186,19 @@ impl Stats {
         self.batch_tokens.fetch_add(step.batch_tokens, Relaxed);
         self.padding_tokens.fetch_add(step.padding_tokens, Relaxed);
         self.batch_rows.fetch_add(step.batch_rows, Relaxed);
-        let took = step.before + step.decode + step.after;
-        self.last_step_us.store(micros(took), Relaxed);
+        self.last_step_us.store(micros(step.before + step.decode), Relaxed);
         self.before_us.fetch_add(micros(step.before), Relaxed);
         self.decode_us.fetch_add(micros(step.decode), Relaxed);
-        self.after_us.fetch_add(micros(step.after), Relaxed);
         self.steps.fetch_add(1, Relaxed);
         let now = self.started.elapsed();
         self.last_step_at_us.store(micros(now) + 1, Relaxed);
         self.count_rate(now.as_secs(), step.generated_tokens);
+    }
+
+    /// Records what came after the last step's decoding: sampling and posting. Only the engine thread calls it.
+    pub(crate) fn posted_after(&self, after: Duration) {
+        self.last_step_us.fetch_add(micros(after), Relaxed);
+        self.after_us.fetch_add(micros(after), Relaxed);
     }
 
     /// Notes what a step may take. Only the engine thread calls it.
