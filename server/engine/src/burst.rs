@@ -29,7 +29,7 @@ use crate::plan::{GROUP_TOKENS, Need};
 
 /// The most that a burst may take to read, in ms, but for [`FEW`] more: its first prompt waits that long where it might
 /// have waited a step.
-pub(crate) const BURST_MS: f64 = 10_000.0;
+pub(crate) const BURST_MS: f64 = 15_000.0;
 /// A burst has so many prompts that their rows cost at least so many times what a step costs without any,
 const ROWS_WORTH_A_BURST: f64 = 1.25;
 /// and at least so many: fewer win little by it, and each waits for the others.
