@@ -26,7 +26,7 @@ use crate::params::{
     EngineConfig, GenerationParams, MAX_PARALLEL, MAX_POOLED_BATCH, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS,
     MAX_PREFILL_TOKENS_PER_STEP, MAX_QUEUE, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_THREADS, Prompt,
 };
-use crate::prepare::{Job, Preparer};
+use crate::prepare::{Job, Jobs, Preparer};
 use crate::queue::Watermarks;
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
@@ -61,7 +61,7 @@ pub struct Engine {
     max_in_flight: u32,
     tickets: AtomicU64,
     /// Taken at shutdown, in this order.
-    jobs: Option<Sender<Box<Job>>>,
+    jobs: Option<Jobs>,
     commands: Option<Sender<Command>>,
     pool: Vec<JoinHandle<()>>,
     thread: Option<JoinHandle<()>>,
@@ -177,9 +177,8 @@ impl Engine {
         });
         scheduler.warm_up().map_err(LoadError::WarmUp)?;
         monitor.warmed_up();
-        // Every request in flight fits each of these channels, so that sending one never blocks.
+        // Every request in flight fits the channel, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;
-        let (jobs, job_receiver) = bounded(max_in_flight);
         let (commands, command_receiver) = bounded(max_in_flight + MAX_CONTROL_COMMANDS);
         let mut engine = Self {
             stats,
@@ -191,7 +190,7 @@ impl Engine {
             abort: None,
             max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
             tickets: AtomicU64::new(0),
-            jobs: Some(jobs),
+            jobs: None,
             commands: Some(commands.clone()),
             pool: Vec::new(),
             thread: None,
@@ -210,7 +209,8 @@ impl Engine {
             // The engine's thread outlives the pool; were it gone, the dropped request would tell its caller.
             let _ = commands.send(Command::Run(Box::new(request)));
         };
-        engine.pool = preparer.spawn(&job_receiver, deliver).map_err(failed)?;
+        let (jobs, pool) = preparer.spawn(deliver).map_err(failed)?;
+        (engine.jobs, engine.pool) = (Some(jobs), pool);
         let thread = std::thread::Builder::new().name(String::from("gantry-engine"));
         engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver)).map_err(failed)?);
         let text = std::thread::Builder::new().name(String::from("gantry-text"));
@@ -256,9 +256,8 @@ impl Engine {
             submitted_at,
             deadline: timeout_ms.and_then(|ms| submitted_at.checked_add(Duration::from_millis(ms))),
         });
-        // The channel holds as many jobs as there are permits, and its threads live as long as the engine.
-        jobs.try_send(job).map_err(|_| SubmitError::ShuttingDown)?;
-        Ok(RequestHandle { signals })
+        // The permits bound what waits there, and the pool's threads live as long as the engine.
+        if jobs.push(job) { Ok(RequestHandle { signals }) } else { Err(SubmitError::ShuttingDown) }
     }
 
     /// Generates and waits for the end: for programs that need no stream.

@@ -10,8 +10,8 @@
 //! | below 0.7 | `Normal` | everything |
 //! | from 0.7 | `ReducedBatch` | half as many sequences at once |
 //! | from 0.8 | `EvictCache` | and the prefix cache is emptied of what nobody uses |
-//! | from 0.9 | `HighPriorityOnly` | and only high priority is admitted |
-//! | from 0.95 | `Emergency` | nothing new is admitted; what runs goes on |
+//! | from 0.9 | `HighPriorityOnly` | and only high priority is accepted |
+//! | from 0.95 | `Emergency` | nothing new is accepted; what was before goes on |
 //!
 //! Absent: measuring ([`memory`](crate::memory)), and acting on it: the scheduler and submission ask the level.
 

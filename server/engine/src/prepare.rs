@@ -1,15 +1,16 @@
 //! From a prompt to tokens, off the engine's thread: a small pool renders chats, tokenises, names the prompt's blocks,
 //! reads what is on disk of its KV rows, and looks how often it repeats itself.
 //!
-//! The pool's queue is bounded by the permits that submission takes; what it holds counts as queued. A prompt that
+//! The pool's queue is bounded by the permits that submission takes; what it holds counts as queued, and is taken in the
+//! order in which slots are, so that nobody's long prompts are tokenised before those of a higher priority. A prompt that
 //! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 
 use crate::backend::{Token, Vocabulary};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
@@ -18,7 +19,8 @@ use crate::grammars::Grammars;
 use crate::lookup::Indexer;
 use crate::output::Signals;
 use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
-use crate::request::{Emitter, Request};
+use crate::queue::{Queue, Waiting};
+use crate::request::{Emitter, Request, too_late};
 use crate::sampler::{self, Sampler};
 
 /// Threads that render and tokenise. Two, so that one enormous prompt does not hold up the others.
@@ -33,6 +35,37 @@ pub(crate) struct Job {
     pub(crate) signals: Arc<Signals>,
     pub(crate) submitted_at: Instant,
     pub(crate) deadline: Option<Instant>,
+}
+
+/// The pool's queue. Once it is dropped, nothing in it is prepared any more: who waits there hears that it was dropped.
+pub(crate) struct Jobs {
+    waiting: WaitingJobs,
+    /// One message for each job, whichever it is that is taken then.
+    calls: Sender<()>,
+}
+
+type WaitingJobs = Arc<Mutex<Queue<Box<Job>>>>;
+
+impl Jobs {
+    /// Never blocks. False: the pool has ended.
+    pub(crate) fn push(&self, job: Box<Job>) -> bool {
+        let Job { ticket, submitted_at, deadline, .. } = *job;
+        let priority = job.params.priority;
+        lock(&self.waiting).push(Waiting { ticket, priority, since: submitted_at, deadline, value: job });
+        self.calls.send(()).is_ok()
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        // Not while it is locked: each tells its caller.
+        let left = std::mem::take(&mut *lock(&self.waiting));
+        drop(left);
+    }
+}
+
+fn lock(waiting: &WaitingJobs) -> MutexGuard<'_, Queue<Box<Job>>> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the pool knows of the model.
@@ -52,31 +85,42 @@ pub(crate) struct Preparer {
 }
 
 impl Preparer {
-    /// Starts the pool. Its threads end when every sender of `jobs` is dropped; `deliver` gets each request that is
-    /// ready.
+    /// Starts the pool, whose threads end when its queue is dropped. `deliver` gets each request that is ready.
     pub(crate) fn spawn(
         &self,
-        jobs: &Receiver<Box<Job>>,
         deliver: impl Fn(Request) + Send + Clone + 'static,
-    ) -> std::io::Result<Vec<JoinHandle<()>>> {
-        (0..PREPARE_THREADS)
-            .map(|i| {
-                let (this, jobs, deliver) = (self.clone(), jobs.clone(), deliver.clone());
-                std::thread::Builder::new().name(format!("gantry-prepare-{i}")).spawn(move || {
-                    for job in jobs {
-                        if let Some(request) = this.prepare(*job) {
-                            deliver(request);
-                        }
-                    }
-                })
-            })
-            .collect()
+    ) -> std::io::Result<(Jobs, Vec<JoinHandle<()>>)> {
+        let (calls, called) = crossbeam_channel::unbounded();
+        let jobs = Jobs { waiting: WaitingJobs::default(), calls };
+        let threads = (0..PREPARE_THREADS).map(|i| {
+            let (this, waiting, called, deliver) =
+                (self.clone(), jobs.waiting.clone(), called.clone(), deliver.clone());
+            std::thread::Builder::new()
+                .name(format!("gantry-prepare-{i}"))
+                .spawn(move || this.run(&waiting, &called, &deliver))
+        });
+        let threads = threads.collect::<std::io::Result<_>>()?;
+        Ok((jobs, threads))
+    }
+
+    fn run(&self, waiting: &WaitingJobs, called: &Receiver<()>, deliver: &impl Fn(Request)) {
+        for () in called {
+            let next = lock(waiting).pop(Instant::now());
+            if let Some(request) = next.and_then(|next| self.prepare(*next.value)) {
+                deliver(request);
+            }
+        }
     }
 
     fn prepare(&self, job: Job) -> Option<Request> {
         let Job { ticket, prompt, mut params, mut emitter, signals, submitted_at, deadline } = job;
         if emitter.is_cancelled() {
             emitter.cancelled(0, submitted_at);
+            return None;
+        }
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            emitter.failed(too_late(submitted_at, deadline, now));
             return None;
         }
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -171,3 +215,7 @@ fn check_length(param: &str, text: &str) -> Result<(), RequestError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "prepare_tests.rs"]
+mod tests;

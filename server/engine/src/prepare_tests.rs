@@ -1,0 +1,173 @@
+//! The pool that prepares prompts, with both of its threads held up.
+#![allow(clippy::unwrap_used)]
+
+use crossbeam_channel::unbounded;
+use gantry_llama::TokenTexts;
+
+use super::*;
+use crate::backend::RenderedChat;
+use crate::backend::scripted::ScriptedVocabulary;
+use crate::error::RequestError;
+use crate::event::GenerationEvent;
+use crate::params::Priority;
+use crate::request::Permit;
+use crate::stats::Stats;
+
+const LIMIT: u32 = 16;
+
+/// What the request with this ticket was told.
+type Told = (u64, GenerationEvent);
+
+/// Says what it is given, and waits until it may go on.
+struct Gated {
+    given: Sender<String>,
+    gate: Receiver<()>,
+}
+
+impl Vocabulary for Gated {
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
+        self.given.send(text.to_owned()).unwrap();
+        // An open gate has nobody before it.
+        let _ = self.gate.recv();
+        ScriptedVocabulary.tokenize(text)
+    }
+
+    fn size(&self) -> u32 {
+        ScriptedVocabulary.size()
+    }
+
+    fn longest_token(&self) -> usize {
+        ScriptedVocabulary.longest_token()
+    }
+
+    fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
+        ScriptedVocabulary.pair(query, document)
+    }
+
+    fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
+        ScriptedVocabulary.render(messages_json)
+    }
+
+    fn piece(&self, token: Token, out: &mut Vec<u8>) {
+        ScriptedVocabulary.piece(token, out);
+    }
+
+    fn texts(&self) -> &Arc<TokenTexts> {
+        ScriptedVocabulary.texts()
+    }
+
+    fn end_tokens(&self) -> &[Token] {
+        ScriptedVocabulary.end_tokens()
+    }
+}
+
+/// A pool whose threads are both at a prompt, until the gate lets them go on.
+struct Busy {
+    stats: Arc<Stats>,
+    jobs: Option<Jobs>,
+    threads: Vec<JoinHandle<()>>,
+    given: Receiver<String>,
+    gate: Option<Sender<()>>,
+    ready: Receiver<u64>,
+    events: (Sender<Told>, Receiver<Told>),
+    tickets: u64,
+}
+
+impl Busy {
+    fn new() -> Self {
+        let ((given_to, given), (gate, gated), (ready_to, ready)) = (unbounded(), unbounded(), unbounded());
+        let preparer = Preparer {
+            vocabulary: Arc::new(Gated { given: given_to, gate: gated }),
+            positions: 100,
+            grammars: Grammars::default(),
+            fingerprint: None,
+            disk: None,
+            indexer: None,
+        };
+        let (jobs, threads) = preparer.spawn(move |request| ready_to.send(request.ticket).unwrap()).unwrap();
+        let stats = Arc::new(Stats::new(1, 1, Arc::default()));
+        let (jobs, gate) = (Some(jobs), Some(gate));
+        let mut busy = Self { stats, jobs, threads, given, gate, ready, events: unbounded(), tickets: 0 };
+        for _ in 0..PREPARE_THREADS {
+            busy.push("first", Priority::Low, None);
+            assert_eq!(busy.given.recv().unwrap(), "first");
+        }
+        busy
+    }
+
+    fn push(&mut self, prompt: &str, priority: Priority, deadline: Option<Instant>) -> u64 {
+        self.tickets += 1;
+        let (ticket, events) = (self.tickets, self.events.0.clone());
+        let sink = Box::new(move |event| events.send((ticket, event)).unwrap());
+        let signals = Arc::new(Signals::default());
+        let permit = Permit::take(&self.stats, LIMIT).unwrap();
+        let job = Job {
+            ticket,
+            prompt: Prompt::Text(prompt.to_owned()),
+            params: GenerationParams { priority, ..GenerationParams::greedy(4) },
+            emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()),
+            signals,
+            submitted_at: Instant::now(),
+            deadline,
+        };
+        assert!(self.jobs.as_ref().unwrap().push(Box::new(job)));
+        ticket
+    }
+
+    /// Lets everyone go on, and waits for the pool's end.
+    fn end(&mut self) {
+        (self.jobs, self.gate) = (None, None);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn prompts_are_prepared_in_the_order_of_their_priorities() {
+    let mut busy = Busy::new();
+    let prompts = [
+        ("low", Priority::Low),
+        ("normal", Priority::Normal),
+        ("high", Priority::High),
+        ("high again", Priority::High),
+        ("normal again", Priority::Normal),
+    ];
+    for (prompt, priority) in prompts {
+        busy.push(prompt, priority, None);
+    }
+    let mut order = Vec::new();
+    for _ in prompts {
+        busy.gate.as_ref().unwrap().send(()).unwrap();
+        order.push(busy.given.recv().unwrap());
+    }
+    assert_eq!(order, ["high", "high again", "normal", "normal again", "low"]);
+    busy.end();
+    let mut ready: Vec<u64> = busy.ready.iter().collect();
+    ready.sort_unstable();
+    assert_eq!(ready, (1..=7).collect::<Vec<_>>(), "each is delivered, and once");
+}
+
+#[test]
+fn what_waits_when_the_pool_ends_is_not_prepared_and_told() {
+    let mut busy = Busy::new();
+    let ticket = busy.push("waits", Priority::Normal, None);
+    busy.stats.shutting_down.store(true, std::sync::atomic::Ordering::Relaxed);
+    busy.end();
+    assert!(busy.given.try_recv().is_err(), "nothing more was tokenised");
+    let told = |event| matches!(event, (of, GenerationEvent::Failed(RequestError::ShuttingDown)) if of == ticket);
+    assert!(busy.events.1.try_iter().any(told));
+}
+
+#[test]
+fn a_prompt_that_is_too_late_is_not_tokenised() {
+    let mut busy = Busy::new();
+    let ticket = busy.push("late", Priority::Normal, Some(Instant::now()));
+    busy.push("in time", Priority::Normal, None);
+    busy.gate.as_ref().unwrap().send(()).unwrap();
+    assert_eq!(busy.given.recv().unwrap(), "in time");
+    let late =
+        |event| matches!(event, (of, GenerationEvent::Failed(RequestError::DeadlineExceeded { .. })) if of == ticket);
+    assert!(busy.events.1.try_iter().any(late));
+    busy.end();
+}
