@@ -186,7 +186,7 @@ async fn run(args: RunArgs) -> Result<()> {
         true => args.cache.join("quick"),
         false => Path::new("docs/benchmarks").join(format!("{}-{}", jiff::Zoned::now().date(), machine::class())),
     });
-    let earlier = if args.only_ours { None } else { earlier(&folder, &conditions)? };
+    let earlier = if args.only_ours { None } else { Results::beside(&folder, &conditions)? };
     let mut results = earlier.unwrap_or_else(|| Results::new(conditions));
     for load in all.iter().filter(|load| args.loads.is_empty() || args.loads.iter().any(|name| name == load.name)) {
         let result = bench.run(load).await.with_context(|| format!("the load {} could not be run", load.name))?;
@@ -209,29 +209,22 @@ async fn run(args: RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// The results that new ones are to stand beside. Those from other conditions are not written over, since they may have
-/// taken hours; those of a quick run took minutes and say nothing.
-fn earlier(folder: &Path, conditions: &Conditions) -> Result<Option<Results>> {
-    let earlier = Results::read(folder)?;
-    if let Some(results) = earlier.as_ref().filter(|results| results.conditions != *conditions && !conditions.quick) {
-        bail!(
-            "{} has results from other conditions: name another folder with --out, or remove it\n  there: {}\n  here:  {}",
-            folder.display(),
-            serde_json::to_string(&results.conditions)?,
-            serde_json::to_string(conditions)?
-        );
-    }
-    Ok(earlier.filter(|results| results.conditions == *conditions))
-}
-
 /// Our version, and the commit that is checked out with a mark when something is changed.
 async fn own_version(server: &Path) -> Result<String> {
     let output = Command::new(server).arg("--version").output().await;
     let output =
         output.with_context(|| format!("cannot run {}: cargo build --release -p gantry-server", server.display()))?;
     let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    let commit = Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=10"]).output().await;
-    let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
+    let git = async |args: &[&str]| {
+        let output = Command::new("git").args(args).output().await;
+        output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+    };
+    let mut commit = git(&["describe", "--always", "--abbrev=10", "--exclude=*"]).await;
+    // The results of the loads before are written here.
+    if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/benchmarks"]).await.is_empty()
+    {
+        commit += "-dirty";
+    }
     Ok(format!("{version} {commit}").trim().to_owned())
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -206,6 +206,24 @@ impl Results {
         Ok(Some(results))
     }
 
+    /// Those in `folder` that new ones are to stand beside. Those from other conditions are not written over, since they may
+    /// have taken hours; those of a quick run took minutes and say nothing.
+    ///
+    /// # Errors
+    /// When those that are there were measured under other conditions, or cannot be read.
+    pub fn beside(folder: &Path, conditions: &Conditions) -> Result<Option<Self>> {
+        let there = Self::read(folder)?;
+        if let Some(results) = there.as_ref().filter(|results| results.conditions != *conditions && !conditions.quick) {
+            bail!(
+                "{} has results from other conditions: name another folder with --out, or remove it\n  there: {}\n  here:  {}",
+                folder.display(),
+                serde_json::to_string(&results.conditions)?,
+                serde_json::to_string(conditions)?
+            );
+        }
+        Ok(there.filter(|results| results.conditions == *conditions))
+    }
+
     /// Writes them to `folder`.
     ///
     /// # Errors
@@ -221,5 +239,41 @@ impl Results {
         self.loads.retain(|other| other.name != load.name);
         self.loads.push(load);
         self.loads.sort_by_key(|load| order.iter().position(|name| *name == load.name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn conditions(cpu: &str, quick: bool) -> Conditions {
+        Conditions {
+            cpu: cpu.to_owned(),
+            cores: 2,
+            memory_gib: 24,
+            kernel: String::from("6.18"),
+            threads: 2,
+            quick,
+            peer: String::from("b1"),
+            cpu_backend: String::from("haswell"),
+        }
+    }
+
+    #[test]
+    fn results_from_other_conditions_are_not_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = conditions("one", false);
+        assert_eq!(Results::beside(folder.path(), &here).unwrap(), None, "nothing is there yet");
+        let results = Results::new(here.clone());
+        results.write(folder.path()).unwrap();
+        assert_eq!(Results::beside(folder.path(), &here).unwrap(), Some(results));
+        let refused = Results::beside(folder.path(), &conditions("another", false)).unwrap_err().to_string();
+        for part in [&*folder.path().to_string_lossy(), "--out", "\"one\"", "\"another\""] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        let quick = conditions("another", true);
+        assert_eq!(Results::beside(folder.path(), &quick).unwrap(), None, "a quick run says nothing, and begins anew");
     }
 }
