@@ -277,3 +277,47 @@ impl RequestText {
 fn ms(from: Instant, to: Instant) -> f64 {
     to.saturating_duration_since(from).as_secs_f64() * 1e3
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::backend::scripted::ScriptedVocabulary;
+    use crate::event::GenerationEvent;
+    use crate::request::Permit;
+    use crate::stats::Stats;
+
+    #[test]
+    fn probabilities_of_tokens_without_text_are_sent_so_many_at_a_time() {
+        let stats = Arc::new(Stats::new(1, 1, Arc::default()));
+        let events: Arc<Mutex<Vec<GenerationEvent>>> = Arc::default();
+        let sink = {
+            let events = events.clone();
+            Box::new(move |event| events.lock().unwrap().push(event))
+        };
+        let (signals, permit) = (Arc::new(Signals::default()), Permit::take(&stats, 1).unwrap());
+        let emitter = Emitter::new(sink, stats, permit, signals.clone());
+        let at = Instant::now();
+        let admitted = Admitted { prompt_tokens: 1, cached_tokens: 0, tokenize_ms: 0.0, queue_ms: 0.0, at };
+        // A stop string that begins with every token, and does not come.
+        let tokens = 2 * MOST_UNSENT_LOGPROBS + 7;
+        let stops = vec!["a".repeat(tokens + 1)];
+        let mut text = RequestText::new(emitter, signals, Arc::new(ScriptedVocabulary), stops, &admitted);
+        for _ in 0..tokens {
+            assert!(!text.push(8, Some(Logprobs { chosen: -0.5, top: Vec::new() }), at));
+        }
+        text.finish(FinishReason::Length);
+        let sent: Vec<(String, u32, usize)> = std::mem::take(&mut *events.lock().unwrap())
+            .into_iter()
+            .filter_map(|event| match event {
+                GenerationEvent::Delta { text, tokens, logprobs } => Some((text, tokens, logprobs.len())),
+                _ => None,
+            })
+            .collect();
+        let most = (String::new(), MOST_UNSENT_LOGPROBS as u32, MOST_UNSENT_LOGPROBS);
+        assert_eq!(sent, [most.clone(), most, ("a".repeat(tokens), 7, 7)]);
+    }
+}
