@@ -3,10 +3,10 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 /// A CPU: each row costs half of what a step does without any, so that 4 are worth a burst, 14 are enough and 6 too few to
-/// hold others back; a prompt's token takes 10 ms, so that a burst has 1,000 of them, or 25 prompts of 40, or 33 if there
+/// hold others back; a prompt's token takes 15 ms, so that a burst has 1,000 of them, or 25 prompts of 40, or 33 if there
 /// are no more.
 const CPU: StepCost =
-    StepCost { fixed_ms: 20.0, per_decode_row_ms: 10.0, per_prefill_token_ms: 10.0, per_kilocell_ms: 0.0 };
+    StepCost { fixed_ms: 30.0, per_decode_row_ms: 15.0, per_prefill_token_ms: 15.0, per_kilocell_ms: 0.0 };
 /// A GPU: hundreds of rows cost next to nothing.
 const GPU: StepCost =
     StepCost { fixed_ms: 5.0, per_decode_row_ms: 0.02, per_prefill_token_ms: 0.02, per_kilocell_ms: 0.0 };
@@ -79,7 +79,7 @@ fn few_that_have_no_room_are_read_with_the_others() {
     // What is learnt meanwhile counts: those that have not begun to be read leave it again.
     let mut bursts = Bursts::default();
     shaped(&mut bursts, &prompts(0..33, 40), CPU, now);
-    let slower = StepCost { per_prefill_token_ms: 20.0, ..CPU };
+    let slower = StepCost { per_prefill_token_ms: 30.0, ..CPU };
     let mut asking = prompts(0..33, 40);
     asking[32] = prompt(32, 39);
     let left = shaped(&mut bursts, &asking, slower, now);
@@ -120,7 +120,7 @@ fn those_of_another_kind_wait_for_nobody() {
     let mut bursts = Bursts::default();
     shaped(&mut bursts, &prompts(0..40, 40), CPU, now);
     let mut asking = prompts(0..40, 40);
-    // In a burst of 10 s at most, and while it holds others for 20 s.
+    // In a burst of 15 s at most, and while it holds others for 30 s.
     let due = |s| Some(now + Duration::from_secs(s));
     let others = [
         Asking {
@@ -129,7 +129,7 @@ fn those_of_another_kind_wait_for_nobody() {
             ..prompt(40, 90)
         },
         prompt(51, 19),
-        Asking { due: due(28), ..prompt(52, 40) },
+        Asking { due: due(42), ..prompt(52, 40) },
         Asking { started: true, ..prompt(53, 200) },
         Asking { due: due(60), ..prompt(54, 40) },
         prompt(55, 20),
@@ -138,7 +138,7 @@ fn those_of_another_kind_wait_for_nobody() {
     let expected = [Some(90), Some(19), Some(40), Some(200), Some(0), Some(0)];
     assert_eq!(shaped(&mut bursts, &asking, CPU, now)[40..], expected);
     let streaming: Vec<Asking> = (0..25).map(stream).chain(prompts(25..40, 40)).chain(others).collect();
-    assert_eq!(shaped(&mut bursts, &streaming, CPU, now + Duration::from_secs(10))[40..], expected);
+    assert_eq!(shaped(&mut bursts, &streaming, CPU, now + Duration::from_secs(15))[40..], expected);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn no_burst_where_it_wins_nothing() {
     };
     assert!(!unchanged(&prompts(0..4, 40), CPU));
     assert!(unchanged(&prompts(0..3, 40), CPU), "three win little");
-    let faster = StepCost { fixed_ms: 48.0, ..CPU };
+    let faster = StepCost { fixed_ms: 72.0, ..CPU };
     assert!(!unchanged(&prompts(0..6, 40), faster));
     assert!(unchanged(&prompts(0..5, 40), faster), "five rows are cheap beside each other");
     assert!(unchanged(&prompts(0..64, 40), GPU), "so are hundreds on a GPU");
@@ -164,11 +164,11 @@ fn no_burst_where_it_wins_nothing() {
         |streams: u64| prompts(0..10, 40).into_iter().chain((10..10 + streams).map(stream)).collect::<Vec<_>>();
     assert!(!unchanged(&beside(2), CPU));
     assert!(unchanged(&beside(3), CPU), "streams are not held up");
-    // Ten of 40 tokens take 4 s.
+    // Eleven of 40 tokens take 6.6 s.
     let due = |s| Some(Asking { due: Some(now + Duration::from_secs(s)), ..prompt(11, 40) });
-    assert!(!unchanged(&prompts(0..10, 40).into_iter().chain(due(10)).collect::<Vec<_>>(), CPU));
+    assert!(!unchanged(&prompts(0..10, 40).into_iter().chain(due(14)).collect::<Vec<_>>(), CPU));
     assert!(
-        unchanged(&prompts(0..10, 40).into_iter().chain(due(8)).collect::<Vec<_>>(), CPU),
+        unchanged(&prompts(0..10, 40).into_iter().chain(due(12)).collect::<Vec<_>>(), CPU),
         "one of them has no time"
     );
 }
@@ -213,7 +213,7 @@ fn one_that_others_follow_begins_with_them() {
     let mut bursts = Bursts::default();
     shaped(&mut bursts, &[leading(8)], CPU, now);
     shaped(&mut bursts, &asking(40), CPU, now);
-    let late = now + Duration::from_secs(11);
+    let late = now + Duration::from_secs(16);
     let left = shaped(&mut bursts, &[vec![held], prompts(1..9, 20)].concat(), CPU, late);
     assert_eq!(left, [vec![Some(0)], vec![Some(19); 8]].concat());
 
@@ -228,8 +228,8 @@ fn one_that_others_follow_begins_with_them() {
     assert!(waits_for_nobody(&[leading(8), prompt(1, 50)], CPU), "others are read beside it");
     assert!(waits_for_nobody(&[Asking { started: true, ..leading(8) }], CPU), "one who gave way goes first");
     let due = |s| Asking { due: Some(now + Duration::from_secs(s)), ..leading(8) };
-    assert!(waits_for_nobody(&[due(20)], CPU), "it has no time");
-    assert!(!waits_for_nobody(&[due(21)], CPU));
+    assert!(waits_for_nobody(&[due(30)], CPU), "it has no time");
+    assert!(!waits_for_nobody(&[due(31)], CPU));
 }
 
 #[test]
