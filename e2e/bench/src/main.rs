@@ -219,7 +219,7 @@ async fn own_version(server: &Path) -> Result<String> {
         let output = Command::new("git").args(args).output().await;
         output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
     };
-    let mut commit = git(&["describe", "--always", "--abbrev=10", "--exclude=*"]).await;
+    let mut commit = git(&["rev-parse", "--short=10", "HEAD"]).await;
     // The results of the loads before are written here.
     if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/benchmarks"]).await.is_empty()
     {

@@ -38,9 +38,9 @@ pub enum DegradationLevel {
     ReducedBatch,
     /// And no prefix is kept that is not in use.
     EvictCache,
-    /// And only requests of high priority are admitted.
+    /// And only requests of high priority are accepted; those that wait already keep their places.
     HighPriorityOnly,
-    /// Nothing new is admitted.
+    /// Nothing new is accepted.
     Emergency,
 }
 
@@ -79,7 +79,7 @@ impl DegradationLevel {
         self >= Self::EvictCache
     }
 
-    /// Whether a new request of this priority is admitted.
+    /// Whether a new request of this priority is accepted.
     #[must_use]
     pub fn admits(self, priority: Priority) -> bool {
         match self {

@@ -346,6 +346,28 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
 }
 
 #[test]
+fn who_hears_of_an_end_finds_its_step_counted_and_its_slot_free() {
+    let setup = Setup::split(1, 100, 64, 64);
+    let mut h = Harness::of(&setup);
+    let heard: Arc<Mutex<Option<EngineStats>>> = Arc::default();
+    let sink = {
+        let (stats, heard) = (h.stats.clone(), heard.clone());
+        Box::new(move |event: GenerationEvent| {
+            if event.is_terminal() {
+                *heard.lock().unwrap() = Some(stats.snapshot());
+            }
+        })
+    };
+    let (signals, permit) = (Arc::new(Signals::default()), Permit::take(&h.stats, 1).unwrap());
+    let emitter = Emitter::new(sink, h.stats.clone(), permit, signals.clone());
+    h.enqueue(1, vec![5; 20], GenerationParams { ignore_eos: true, ..greedy(4) }, emitter, signals);
+    h.run();
+    let heard = heard.lock().unwrap().take().unwrap();
+    assert_eq!((heard.steps, heard.generated_tokens_total, heard.prompt_tokens_total), (4, 4, 20));
+    assert_eq!((heard.batch_rows_total, heard.slots_active, heard.requests_finished_total), (4, 0, 1));
+}
+
+#[test]
 fn what_padding_would_add_is_counted() {
     let mut h = Harness::new(3, 100, 64, 8);
     let prompts = [10, 4, 7].map(|tokens| h.submit(vec![5; tokens], greedy(1)).unwrap());
