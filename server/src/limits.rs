@@ -39,6 +39,9 @@ pub const PREFIX_LOAD_MARGIN: u32 = 4;
 /// How often a version's supervisors look at their deadlines.
 pub const SUPERVISOR_TICK: Duration = Duration::from_millis(200);
 
+/// How long a worker that has no requests any more keeps its share of the threads: clients come back.
+pub const COMPUTES_FOR: Duration = Duration::from_secs(1);
+
 /// How often a worker says that it lives, with its figures.
 pub const HEARTBEAT_PERIOD: Duration = Duration::from_secs(1);
 /// A worker silent for so long gets no request until it is heard of again.

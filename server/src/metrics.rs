@@ -436,6 +436,11 @@ const WORKER_FIGURES: &[WorkerFigure] = &[
     ("worker_kv_cells", "KV cells it has", |w| w.engine.kv_total_cells as f64),
     ("worker_resident_bytes", "Its memory in RAM, with the pages that it shares", |w| w.rss_bytes as f64),
     ("worker_restarts", "How often it died", |w| f64::from(w.restarts)),
+    (
+        "worker_threads",
+        "Threads that it may compute with: fewer than it was loaded for while others compute beside it",
+        |w| f64::from(w.threads),
+    ),
 ];
 
 #[cfg(test)]

@@ -56,6 +56,8 @@ pub enum ToWorker {
     },
     /// Say whether a token can be decoded now.
     Probe,
+    /// Compute with no more threads than these from the next computation on; at any time.
+    Threads(u32),
 }
 
 /// From a worker.

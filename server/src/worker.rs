@@ -17,7 +17,7 @@ use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
 use gantry_engine::{
     EngineConfig, GenerationEvent, LoadError, ModelHost, ParamError, PooledEvent, PooledHandle, ProbeError,
-    RequestHandle, SubmitError,
+    RequestHandle, SubmitError, ThreadLimit,
 };
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
@@ -51,14 +51,21 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
 
     let Some(first) = incoming.next().await else { return Ok(()) };
     let ToWorker::Load(config) = first? else { return Err(anyhow!("the front did not begin with a model to load")) };
-    let worker = tokio::select! {
-        worker = load(backend_dir, config, Outbox { control, events, pooled }) => worker?,
-        // Nothing comes before the model is ready, but for the end.
-        other = incoming.next() => {
-            let Some(message) = other else { return Ok(()) };
-            // Not the message itself: it may be somebody's prompt.
-            message?;
-            return Err(anyhow!("the front spoke before the model was ready"));
+    let limit = Arc::<ThreadLimit>::default();
+    let load = load(backend_dir, config, Arc::clone(&limit), Outbox { control, events, pooled });
+    tokio::pin!(load);
+    let worker = loop {
+        tokio::select! {
+            worker = &mut load => break worker?,
+            // Little comes before the model is ready, and the end.
+            message = incoming.next() => match message {
+                None => return Ok(()),
+                Some(message) => match message? {
+                    ToWorker::Threads(threads) => limit.set(threads),
+                    // Not the message itself: it may be somebody's prompt.
+                    _ => return Err(anyhow!("the front spoke before the model was ready")),
+                },
+            },
         }
     };
     let Some(worker) = worker else { return Ok(()) };
@@ -66,16 +73,22 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
 }
 
 /// Loads the engine; `None` when it cannot be loaded and the front has been told.
-async fn load(backend_dir: Option<PathBuf>, config: EngineConfig, outbox: Outbox) -> anyhow::Result<Option<Worker>> {
+async fn load(
+    backend_dir: Option<PathBuf>,
+    config: EngineConfig,
+    limit: Arc<ThreadLimit>,
+    outbox: Outbox,
+) -> anyhow::Result<Option<Worker>> {
     let (done, mut loaded) = oneshot::channel();
     let control = outbox.control.clone();
     let progress = control.clone();
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = StopOnDrop(Arc::clone(&stop));
+    let threads = Arc::clone(&limit);
     let mut last_percent = 0;
     std::thread::Builder::new().name("load".to_owned()).spawn(move || {
         let host = load_backends(backend_dir.as_deref()).and_then(|()| {
-            ModelHost::load(&config, move |share| {
+            ModelHost::load(&config, &threads, move |share| {
                 let percent = (share * 100.0) as u8;
                 if percent > last_percent {
                     last_percent = percent;
@@ -101,7 +114,7 @@ async fn load(backend_dir: Option<PathBuf>, config: EngineConfig, outbox: Outbox
     match host {
         Ok(host) => {
             control.send(FromWorker::Ready(host.model_info().clone())).await?;
-            Ok(Some(Worker { host: Arc::new(host), outbox, handles: HashMap::new() }))
+            Ok(Some(Worker { host: Arc::new(host), limit, outbox, handles: HashMap::new() }))
         }
         Err(error) => {
             tracing::error!(%error, "cannot load the model");
@@ -154,6 +167,7 @@ impl Handle {
 
 struct Worker {
     host: Arc<ModelHost>,
+    limit: Arc<ThreadLimit>,
     outbox: Outbox,
     handles: HashMap<RequestId, Handle>,
 }
@@ -225,6 +239,7 @@ impl Worker {
                     handle.cancel();
                 }
             }
+            ToWorker::Threads(threads) => self.limit.set(threads),
             ToWorker::Probe => {
                 let (host, control) = (Arc::clone(&self.host), self.outbox.control.clone());
                 tokio::spawn(async move {

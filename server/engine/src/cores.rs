@@ -1,17 +1,23 @@
 //! The threads that a model's two contexts share: one generates, the other embeds or scores, and both may have work at
 //! once. Threads beyond the processors cost more than they compute, since each waits for those that do not run; so a
-//! computation takes what it may have of them for as long as it lasts, and never do more compute than there are.
+//! computation takes what it may have of them for as long as it lasts, and never do more compute than there are. Where
+//! other models compute on the same processors, whoever knows of them sets a [`ThreadLimit`].
 //!
 //! The engine has all threads while no text is computed, and never waits for any: beside one that generates a batch of
 //! texts has half, and beside one that is idle all but one. A batch of texts may wait for the step that is under way.
 //!
 //! Absent: work on a GPU, which needs no threads to speak of, and threads that spin for a moment once their part is done.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An engine that computed within this time generates.
 const GENERATES_FOR: Duration = Duration::from_secs(1);
+
+/// The most threads that a model computes with from its next computation on, whatever it was configured for.
+#[derive(Debug)]
+pub struct ThreadLimit(AtomicU32);
 
 /// Who computes. Each has one thread that asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +34,13 @@ struct Threads {
     /// At least two: one for each, where there is one processor.
     all: u32,
     each: u32,
+}
+
+impl Threads {
+    /// These, of which no more than so many compute; one for each of two.
+    fn within(self, limit: u32) -> Self {
+        Self { all: self.all.min(limit).max(2), each: self.each.min(limit).max(1) }
+    }
 }
 
 /// What the two have of the threads.
@@ -47,6 +60,7 @@ struct Shares {
 #[derive(Debug)]
 pub(crate) struct Cores {
     threads: Threads,
+    limit: Arc<ThreadLimit>,
     shares: Mutex<Shares>,
     given_back: Condvar,
 }
@@ -57,6 +71,24 @@ pub(crate) struct Claim<'a> {
     cores: &'a Cores,
     work: Work,
     pub(crate) threads: u32,
+}
+
+impl ThreadLimit {
+    /// Has so many compute at most; 0 counts as 1.
+    pub fn set(&self, threads: u32) {
+        self.0.store(threads, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// No limit.
+impl Default for ThreadLimit {
+    fn default() -> Self {
+        Self(AtomicU32::new(u32::MAX))
+    }
 }
 
 impl Shares {
@@ -95,10 +127,10 @@ impl Shares {
 
 impl Cores {
     /// `all` threads, of which one computation has `each` at most.
-    pub(crate) fn new(all: u32, each: u32) -> Self {
+    pub(crate) fn new(all: u32, each: u32, limit: Arc<ThreadLimit>) -> Self {
         let each = each.max(1);
         let threads = Threads { all: all.max(each).max(2), each };
-        Self { threads, shares: Mutex::default(), given_back: Condvar::new() }
+        Self { threads, limit, shares: Mutex::default(), given_back: Condvar::new() }
     }
 
     /// There is an engine, not only an embedder.
@@ -110,7 +142,8 @@ impl Cores {
     pub(crate) fn claim(&self, work: Work) -> Claim<'_> {
         let mut shares = self.shares();
         loop {
-            if let Some(threads) = shares.take(work, self.threads, Instant::now()) {
+            let threads = self.threads.within(self.limit.get());
+            if let Some(threads) = shares.take(work, threads, Instant::now()) {
                 return Claim { cores: self, work, threads };
             }
             shares = self.given_back.wait(shares).unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +164,7 @@ impl Drop for Claim<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::sync::atomic::Ordering::SeqCst;
 
     use proptest::prelude::*;
 
@@ -175,10 +208,24 @@ mod tests {
 
     #[test]
     fn with_one_thread_each_has_one() {
-        let cores = Cores::new(1, 1);
+        let cores = Cores::new(1, 1, Arc::default());
         cores.share();
         let both = [cores.claim(Work::Pooling), cores.claim(Work::Generation)];
         assert!(both.iter().all(|claim| claim.threads == 1));
+    }
+
+    #[test]
+    fn a_limit_is_in_force_from_the_next_computation_on() {
+        let limit = Arc::<ThreadLimit>::default();
+        let cores = Cores::new(8, 7, Arc::clone(&limit));
+        cores.share();
+        let threads = |work| cores.claim(work).threads;
+        assert_eq!(threads(Work::Generation), 7);
+        limit.set(4);
+        assert_eq!(threads(Work::Generation), 4);
+        // It has just generated, so that texts have half.
+        let both = [cores.claim(Work::Pooling), cores.claim(Work::Generation)];
+        assert_eq!(both.each_ref().map(|claim| claim.threads), [2, 2]);
     }
 
     // Each of the two asks, computes and gives back, in any order.
@@ -224,7 +271,7 @@ mod tests {
     #[test]
     fn threads_that_compete_are_never_more_than_there_are() {
         const ROUNDS: u32 = 2_000;
-        let (cores, taken) = (Cores::new(3, 3), AtomicU32::new(0));
+        let (cores, taken) = (Cores::new(3, 3, Arc::default()), AtomicU32::new(0));
         cores.share();
         let compete = |work| {
             for _ in 0..ROUNDS {

@@ -107,7 +107,7 @@ impl Engine {
         mut progress: impl FnMut(f32) -> bool + Send + 'static,
     ) -> Result<Self, LoadError> {
         validate(&config).map_err(LoadError::Config)?;
-        let opened = llama::open(&config, &mut progress)?;
+        let opened = llama::open(&config, &Arc::default(), &mut progress)?;
         Self::over(llama::generator(&config, &opened)?, &config, Arc::default())
     }
 

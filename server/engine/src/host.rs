@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::llama;
+use crate::cores::ThreadLimit;
 use crate::embedder::Embedder;
 use crate::engine::{Engine, validate};
 use crate::error::{LoadError, ProbeError};
@@ -26,16 +27,18 @@ pub struct ModelHost {
 
 impl ModelHost {
     /// Loads a model for what the configuration asks of it, and computes a full batch with each. Blocks meanwhile;
-    /// `progress` hears fractions from 0 to 1 of the file and aborts by answering false.
+    /// `progress` hears fractions from 0 to 1 of the file and aborts by answering false. What is computed on a CPU keeps to
+    /// `limit`, as it is then.
     ///
     /// # Errors
     /// See [`LoadError`]; nothing is left behind.
     pub fn load(
         config: &EngineConfig,
+        limit: &Arc<ThreadLimit>,
         mut progress: impl FnMut(f32) -> bool + Send + 'static,
     ) -> Result<Self, LoadError> {
         validate(config).map_err(LoadError::Config)?;
-        let opened = llama::open(config, &mut progress)?;
+        let opened = llama::open(config, limit, &mut progress)?;
         let pressure = Arc::<Pressure>::default();
         // First, so that its memory counts as loaded to the engine, which watches what is taken after that.
         let pooler = config.pooled.as_ref().map(|pooled| llama::pooler(config, pooled, &opened)).transpose()?;

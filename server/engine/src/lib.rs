@@ -99,6 +99,7 @@ pub use gantry_llama::{
     SplitMode, default_dir as default_backend_dir, init as backends, init_from as load_backends, return_large_blocks,
 };
 
+pub use cores::ThreadLimit;
 pub use embedder::{Embedder, PooledHandle, PooledOutput};
 pub use engine::{Engine, GenerationOutput, RequestHandle};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};

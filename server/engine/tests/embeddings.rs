@@ -5,6 +5,7 @@
 mod gguf;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ fn config(path: PathBuf, pooled: PooledConfig) -> EngineConfig {
 
 fn host(pooling: Pooling) -> ModelHost {
     let pooled = PooledConfig { pooling: Some(pooling), batch_tokens: 128, max_batch: 8, ..PooledConfig::default() };
-    ModelHost::load(&config(model("demo-v2.q8_0.gguf"), pooled), |_| true).unwrap()
+    ModelHost::load(&config(model("demo-v2.q8_0.gguf"), pooled), &Arc::default(), |_| true).unwrap()
 }
 
 fn written(gguf: &gguf::Gguf) -> (tempfile::TempDir, PathBuf) {
@@ -143,7 +144,7 @@ fn it_generates_beside_and_what_is_cancelled_ends() {
 fn a_reranker_scores_pairs_and_an_encoder_needs_to_be_asked() {
     let pooled = PooledConfig { batch_tokens: 64, max_batch: 4, ..PooledConfig::default() };
     let (_folder, path) = written(&gguf::bert(4));
-    let host = ModelHost::load(&config(path, pooled), |_| true).unwrap();
+    let host = ModelHost::load(&config(path, pooled), &Arc::default(), |_| true).unwrap();
     assert!(host.engine.is_none() && host.model_info().pooled_only);
     assert_eq!(host.model_info().pooled.unwrap().pooling, Pooling::Rank);
     host.probe(PATIENCE).unwrap();
@@ -162,7 +163,9 @@ fn a_reranker_scores_pairs_and_an_encoder_needs_to_be_asked() {
     assert_eq!(together.prompt_tokens as usize, pairs);
 
     let load = |path: PathBuf, pooled: Option<PooledConfig>| {
-        ModelHost::load(&EngineConfig { pooled, ..config(path, PooledConfig::default()) }, |_| true).err().unwrap()
+        ModelHost::load(&EngineConfig { pooled, ..config(path, PooledConfig::default()) }, &Arc::default(), |_| true)
+            .err()
+            .unwrap()
     };
     let (_folder, encoder) = written(&gguf::bert(1));
     assert_eq!(load(encoder, None), LoadError::GeneratesNothing);

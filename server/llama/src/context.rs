@@ -236,6 +236,12 @@ impl Context {
         unsafe { sys::llama_set_n_threads(self.ptr.as_ptr(), threads, threads) };
     }
 
+    /// How many of its threads compute now.
+    #[must_use]
+    pub fn threads(&self) -> u32 {
+        self.threads.0
+    }
+
     /// The logits that follow the token at `index` of the last decoded batch, one for each token of the vocabulary;
     /// `None` where that batch did not ask for them.
     pub fn logits(&mut self, index: usize) -> Option<&[f32]> {

@@ -21,6 +21,7 @@ mod settings;
 mod shared;
 mod stats;
 mod supervisor;
+mod threads;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -142,7 +143,8 @@ impl Version {
         for (worker, inbox) in inboxes.into_iter().enumerate() {
             let (first, loaded) = oneshot::channel();
             firsts.push(loaded);
-            let post = Post { worker, inbox, room: room.clone(), first };
+            let seat = workers.threads.join(shared.own_threads(worker));
+            let post = Post { worker, inbox, room: room.clone(), first, seat };
             tasks.push(tokio::spawn(supervisor::run(Arc::clone(&shared), workers.clone(), post)));
         }
         let lanes = Arc::new(Lanes { desk: Arc::clone(&shared.desk), supervisors, room });

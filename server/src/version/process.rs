@@ -19,25 +19,28 @@ use tokio::process::{Child, ChildStderr, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::threads::Threads;
 use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_TAIL_LINES};
+use crate::processors::Processors;
 
 /// glibc's name for how it asks for huge pages; 1: by `madvise`.
 const HUGE_PAGES: &str = "glibc.malloc.hugetlb";
 /// Lines of the log that are quoted when a worker dies.
 const QUOTED_LINES: usize = 3;
 
-/// How workers are started.
+/// How workers are started. Those that are started with copies of one share its processors.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
     program: PathBuf,
     backend_dir: Option<PathBuf>,
+    pub(super) threads: Arc<Threads>,
 }
 
 impl WorkerConfig {
     /// Workers that run `program worker`.
     #[must_use]
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self { program: program.into(), backend_dir: None }
+        Self { program: program.into(), backend_dir: None, threads: Threads::new(Processors::here().count()) }
     }
 
     /// With the backends of this directory; without, a worker looks beside its program.

@@ -185,7 +185,7 @@ impl RuntimeSettings {
     }
 
     /// Threads of so many workers together.
-    fn threads_of(&self, workers: u32, processors: u32) -> u32 {
+    pub(super) fn threads_of(&self, workers: u32, processors: u32) -> u32 {
         self.threads.unwrap_or(processors.saturating_sub(1).max(workers)).min(processors)
     }
 

@@ -12,6 +12,7 @@ use super::admission::Admission;
 use super::desk::Desk;
 use super::settings::{Scheduling, Share};
 use super::{VersionSpec, WorkerHealth};
+use crate::processors::Processors;
 use crate::protocol::Heartbeat;
 
 /// See the module.
@@ -41,18 +42,21 @@ pub(super) struct Worker {
     /// 0: none.
     pub(super) pid: AtomicU32,
     pub(super) restarts: AtomicU32,
+    /// Those that it may compute with now.
+    pub(super) threads: AtomicU32,
     /// Bits of an `f32`: the share of the model that is read.
     loaded: AtomicU32,
 }
 
 impl Worker {
-    fn new(share: Share) -> Self {
+    fn new(share: Share, threads: u32) -> Self {
         Self {
             share,
             heartbeat: watch::Sender::new(Heartbeat::default()),
             running: AtomicU32::new(0),
             pid: AtomicU32::new(0),
             restarts: AtomicU32::new(0),
+            threads: AtomicU32::new(threads),
             loaded: AtomicU32::new(0.0_f32.to_bits()),
         }
     }
@@ -65,7 +69,13 @@ impl Shared {
             admission: Arc::new(Admission::new(scheduling, slots)),
             desk: Desk::new(scheduling.dispatch, shares.len()),
             lives: Mutex::new(vec![WorkerHealth::Loading; shares.len()]),
-            workers: shares.into_iter().map(Worker::new).collect(),
+            workers: shares
+                .into_iter()
+                .map(|share| {
+                    let threads = own_threads(&spec, &share);
+                    Worker::new(share, threads)
+                })
+                .collect(),
             scheduling: ArcSwap::from_pointee(scheduling.clone()),
             spec,
             health: watch::Sender::new(WorkerHealth::Loading),
@@ -74,6 +84,11 @@ impl Shared {
             loaded_at: OnceLock::new(),
             progress,
         })
+    }
+
+    /// Threads that a worker is loaded for.
+    pub(super) fn own_threads(&self, worker: usize) -> u32 {
+        self.workers.get(worker).map_or(1, |worker| own_threads(&self.spec, &worker.share))
     }
 
     /// Each worker's life.
@@ -130,4 +145,9 @@ impl Shared {
         self.desk.set_strategy(scheduling.dispatch);
         self.scheduling.store(Arc::new(scheduling.clone()));
     }
+}
+
+/// Threads that a worker with this share is loaded for; one that is not told how many takes those that the only one has.
+fn own_threads(spec: &VersionSpec, share: &Share) -> u32 {
+    share.threads.unwrap_or_else(|| spec.runtime.threads_of(1, Processors::here().count()))
 }

@@ -59,6 +59,8 @@ pub struct WorkerStats {
     pub running: u32,
     /// How often it died.
     pub restarts: u32,
+    /// Threads that it may compute with now: fewer than it was loaded for while others compute beside it.
+    pub threads: u32,
     /// Its engine's own, which begin anew with each process.
     pub engine: EngineStats,
     /// Its embedder's, likewise.
@@ -115,6 +117,7 @@ impl WorkerStats {
             in_flight,
             running: worker.running.load(Ordering::Relaxed),
             restarts: worker.restarts.load(Ordering::Relaxed),
+            threads: worker.threads.load(Ordering::Relaxed),
             engine: beat.engine,
             pooled: beat.pooled,
         }

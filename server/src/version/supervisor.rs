@@ -24,6 +24,7 @@ use super::process::{Process, WorkerConfig};
 use super::request::{Flow, Request};
 use super::restart::{Crashes, Verdict};
 use super::shared::{Shared, Worker};
+use super::threads::Seat;
 use super::{LoadError, WorkerHealth};
 use crate::limits::{
     HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
@@ -68,6 +69,8 @@ pub(super) struct Post {
     pub(super) room: mpsc::UnboundedSender<Box<Request>>,
     /// Learns how the first load went.
     pub(super) first: oneshot::Sender<Result<(), LoadError>>,
+    /// Says how many threads the worker has.
+    pub(super) seat: Seat,
 }
 
 /// Runs a worker to its version's end; one whose first load fails ends at once.
@@ -102,6 +105,7 @@ struct Supervisor {
     inbox: mpsc::UnboundedReceiver<Command>,
     room: mpsc::UnboundedSender<Box<Request>>,
     first: Option<oneshot::Sender<Result<(), LoadError>>>,
+    seat: Seat,
     retiring: Option<Retiring>,
     crashes: Crashes,
 }
@@ -113,8 +117,9 @@ struct Retiring {
 
 impl Supervisor {
     fn new(shared: Arc<Shared>, post: Post) -> Self {
-        let Post { worker, inbox, room, first } = post;
-        Self { shared, worker, inbox, room, first: Some(first), retiring: None, crashes: Crashes::default() }
+        let Post { worker, inbox, room, first, seat } = post;
+        let (first, crashes) = (Some(first), Crashes::default());
+        Self { shared, worker, inbox, room, first, seat, retiring: None, crashes }
     }
 
     /// This worker's figures.
@@ -135,7 +140,9 @@ impl Supervisor {
         let (end, requests) = self.talk(socket).await;
         // At once: what became of the process takes a while to find out.
         self.shared.desk.lose(self.worker);
+        self.seat.vacate();
         let figures = self.figures();
+        figures.threads.store(self.shared.own_threads(self.worker), Ordering::Relaxed);
         figures.pid.store(0, Ordering::Relaxed);
         figures.running.store(0, Ordering::Relaxed);
         figures.heartbeat.send_replace(Heartbeat::default());
@@ -276,6 +283,8 @@ impl Supervisor {
 enum Event {
     Frame(Option<Result<FromWorker, ProtocolError>>),
     Command(Option<Command>),
+    /// The worker has other threads than before.
+    Threads(u32),
     Tick,
 }
 
@@ -295,6 +304,8 @@ struct Session<'a> {
     late: bool,
     /// It failed its last probe.
     doubted: bool,
+    /// What it computes, it computes on a CPU.
+    on_cpu: bool,
     /// The engine's count of steps, and when it last moved or had no need to.
     steps: (u64, Instant),
     /// The same of the embedder.
@@ -315,6 +326,7 @@ impl<'a> Session<'a> {
             heard: now,
             late: false,
             doubted: false,
+            on_cpu: true,
             steps: (0, now),
             pooled_steps: (0, now),
             probes: Vec::new(),
@@ -334,6 +346,7 @@ impl<'a> Session<'a> {
             let event = tokio::select! {
                 frame = frames.next() => Event::Frame(frame),
                 command = self.supervisor.inbox.recv() => Event::Command(command),
+                threads = self.supervisor.seat.changed() => Event::Threads(threads),
                 _ = tick.tick() => Event::Tick,
             };
             let now = Instant::now();
@@ -344,6 +357,7 @@ impl<'a> Session<'a> {
             if let Some(end) = self.apply(event, now) {
                 return end;
             }
+            self.note_work(now);
             if self.supervisor.drained(now) {
                 return End::Stopped;
             }
@@ -374,8 +388,22 @@ impl<'a> Session<'a> {
                 self.on_command(command, now);
                 None
             }
+            Event::Threads(threads) => {
+                self.supervisor.figures().threads.store(threads, Ordering::Relaxed);
+                self.tell(ToWorker::Threads(threads));
+                None
+            }
             Event::Tick => self.on_tick(now),
         }
+    }
+
+    /// Takes a share of the threads while the worker has something to compute, and leaves it to others while it has not.
+    fn note_work(&mut self, now: Instant) {
+        let computes = match self.phase {
+            Phase::Loading { share, .. } => share >= 1.0,
+            Phase::Ready => self.on_cpu && !self.requests.is_empty(),
+        };
+        self.supervisor.seat.note(computes, now);
     }
 
     fn on_command(&mut self, command: Command, now: Instant) {
@@ -486,6 +514,7 @@ impl<'a> Session<'a> {
             devices = %devices.join(","), "worker ready"
         );
         self.phase = Phase::Ready;
+        self.on_cpu = model.backends.gpus().next().is_none() || shared.spec.runtime.gpu_layers == Some(0);
         shared.set_loaded(worker, 1.0);
         shared.desk.set_cells(worker, model.kv_cells);
         shared.model.send_replace(Some(model));
@@ -639,3 +668,5 @@ fn cannot_decode(reason: &str) -> End {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod threads_tests;

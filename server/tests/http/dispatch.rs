@@ -259,6 +259,43 @@ async fn while_the_only_worker_is_away_it_is_said_why() {
     version.retire(PATIENCE).await;
 }
 
+/// As when a candidate is validated beside the version that answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_versions_that_compute_at_once_share_the_threads() {
+    if !two_fit() {
+        return;
+    }
+    let processors = Processors::here().count();
+    let (_folder, mut spec) = unending_spec(1, DispatchStrategy::LeastLoaded);
+    spec.runtime.threads = Some(processors);
+    let workers = WorkerConfig::new(env!("CARGO_BIN_EXE_gantry-server"));
+    let load = async |name: &str| {
+        let spec = VersionSpec { name: name.to_owned(), ..spec.clone() };
+        Version::load(spec, &workers, watch::Sender::new(0.0)).await.unwrap()
+    };
+    let (old, new) = (load("old").await, load("new").await);
+    let threads = || [&old, &new].map(|version| version.stats().workers[0].threads);
+    let mut answer = old.submit(long(ENDLESS)).await.unwrap();
+    first_text(&mut answer).await;
+    await_condition("all threads for the one that computes", async || threads()[0] == processors).await;
+    let mut other = new.submit(long(ENDLESS)).await.unwrap();
+    first_text(&mut other).await;
+    let shared = async || threads().iter().sum::<u32>() == processors;
+    await_condition("the threads to be shared", shared).await;
+    assert!(threads().iter().all(|&threads| threads == processors / 2 || threads == processors.div_ceil(2)));
+    // Both go on with what they have.
+    first_text(&mut answer).await;
+    first_text(&mut other).await;
+    drop(other);
+    await_condition("all threads for the one that is left", async || threads()[0] == processors).await;
+    first_text(&mut answer).await;
+    drop(answer);
+    for version in [old, new] {
+        until_idle(&version).await;
+        version.retire(PATIENCE).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_load_that_fails_leaves_no_worker_behind() {
     if !two_fit() {

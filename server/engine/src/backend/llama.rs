@@ -1,6 +1,8 @@
 //! The backend that computes: a llama.cpp context, and its model's vocabulary and chat template.
 
 mod stage;
+#[cfg(test)]
+mod tests;
 
 use std::io::Read;
 use std::path::Path;
@@ -18,7 +20,7 @@ use super::{
     Token, Vocabulary,
 };
 use crate::cache::{Fingerprint, FingerprintParts};
-use crate::cores::{Claim, Cores, Work};
+use crate::cores::{Claim, Cores, ThreadLimit, Work};
 use crate::draft::Draft;
 use crate::error::{LoadError, RequestError};
 use crate::event::{ModelInfo, PooledInfo};
@@ -79,12 +81,16 @@ pub(crate) struct Opened {
     backends: Backends,
     /// Names the model in what is kept of it.
     digest: String,
-    /// What its contexts share, where there are two that compute on a CPU.
+    /// What its contexts compute with, where that is a CPU.
     cores: Option<Arc<Cores>>,
 }
 
 /// Loads a model, and the one that guesses for it.
-pub(crate) fn open(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<Opened, LoadError> {
+pub(crate) fn open(
+    config: &EngineConfig,
+    limit: &Arc<ThreadLimit>,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Opened, LoadError> {
     let backends = gantry_llama::init().map_err(|e| LoadError::Backend(e.to_string()))?.clone();
     let params = ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() };
     let draft_path = config.speculation.draft_model.as_deref();
@@ -108,7 +114,7 @@ pub(crate) fn open(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool)
     let on_gpu = backends.gpus().next().is_some() && config.gpu_layers != Some(0);
     // That one processor is spared is no limit: where nobody said how many threads, two contexts may use them all.
     let all = config.threads.unwrap_or_else(processors);
-    let cores = (config.pooled.is_some() && !on_gpu).then(|| Arc::new(Cores::new(all, threads(config))));
+    let cores = (!on_gpu).then(|| Arc::new(Cores::new(all, threads(config), Arc::clone(limit))));
     let digest = match &config.model_digest {
         Some(digest) => digest.clone(),
         None if names => digest_of(config, &mut |fraction| progress(loading + fraction * NAMING_SHARE))?,
@@ -356,7 +362,7 @@ impl PooledBackend for LlamaPooler {
     }
 }
 
-/// Takes the threads for a computation, where they are shared.
+/// Takes the threads for a computation, where a CPU does it.
 fn claim<'a>(cores: Option<&'a Cores>, work: Work, context: &mut Context) -> Option<Claim<'a>> {
     let claim = cores?.claim(work);
     context.set_threads(claim.threads);

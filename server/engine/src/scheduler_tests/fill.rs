@@ -302,7 +302,7 @@ fn a_real_cache_is_as_it_was() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../e2e/models/demo-v2.q8_0.gguf");
     for kv_layout in [KvLayout::Split, KvLayout::Unified] {
         let config = EngineConfig { parallel: 4, ctx_size: 1024, kv_layout, ..EngineConfig::new(path) };
-        let opened = open(&config, &mut |_| true).unwrap();
+        let opened = open(&config, &Arc::default(), &mut |_| true).unwrap();
         let loaded = generator(&config, &opened).unwrap();
         let vocabulary = Arc::new(loaded.vocabulary);
         let setup = Setup { reuse: true, ..Setup::split(4, 256, 64, 64) };

@@ -15,6 +15,7 @@ use crate::processors::Processors;
 use crate::version::desk::Lanes;
 use crate::version::dispatch::Demand;
 use crate::version::generation::Item;
+use crate::version::threads::Threads;
 use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, RuntimeSettings, Scheduling, VersionSpec};
 
 const PARALLEL: u32 = 2;
@@ -52,7 +53,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn shared() -> Arc<Shared> {
+pub(super) fn shared() -> Arc<Shared> {
     shared_of(None)
 }
 
@@ -72,16 +73,28 @@ fn shared_of(workers: Option<u32>) -> Arc<Shared> {
 
 /// The supervisor of a version's only worker, the ways to it, and what goes to the waiting room.
 fn supervisor(shared: &Arc<Shared>) -> (Supervisor, Arc<Lanes>, mpsc::UnboundedReceiver<Box<Request>>) {
+    supervisor_at(shared, Threads::new(2).join(2))
+}
+
+pub(super) fn supervisor_at(
+    shared: &Arc<Shared>,
+    seat: Seat,
+) -> (Supervisor, Arc<Lanes>, mpsc::UnboundedReceiver<Box<Request>>) {
     let (commands, inbox) = mpsc::unbounded_channel();
     let (room, waiting) = mpsc::unbounded_channel();
     let (first, _) = oneshot::channel();
-    let post = Post { worker: 0, inbox, room: room.clone(), first };
+    let post = Post { worker: 0, inbox, room: room.clone(), first, seat };
     let lanes = Lanes { desk: Arc::clone(&shared.desk), supervisors: vec![commands], room };
     (Supervisor::new(Arc::clone(shared), post), Arc::new(lanes), waiting)
 }
 
 /// A request as it comes to the worker, and its client's end.
-fn request(shared: &Shared, lanes: &Arc<Lanes>, id: RequestId, backlog: usize) -> Option<(Box<Request>, Generation)> {
+pub(super) fn request(
+    shared: &Shared,
+    lanes: &Arc<Lanes>,
+    id: RequestId,
+    backlog: usize,
+) -> Option<(Box<Request>, Generation)> {
     let place = shared.admission.enter().ok()?;
     let (events, receiver) = mpsc::channel(backlog);
     let asked = GenerateRequest { prompt: Arc::new(Prompt::Text("p".to_owned())), params: GenerationParams::default() };
@@ -91,7 +104,7 @@ fn request(shared: &Shared, lanes: &Arc<Lanes>, id: RequestId, backlog: usize) -
     Some((request, generation))
 }
 
-fn finished() -> GenerationEvent {
+pub(super) fn finished() -> GenerationEvent {
     GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default(), timings: Timings::default() }
 }
 
