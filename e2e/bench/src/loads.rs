@@ -104,7 +104,8 @@ const QUICK_REPEATS: usize = 1;
 pub fn own_flags(load: &str) -> &'static [&'static str] {
     match load {
         "lookup" => &["--prompt-lookup", "31"],
-        "prefixes" => &["--kv-layout", "unified"],
+        // Many wait for minutes there: larger parts of prompts serve more of them, for tokens that come less evenly.
+        "prefixes" => &["--kv-layout", "unified", "--step-ms-target", "700"],
         _ => &[],
     }
 }
