@@ -136,6 +136,9 @@ impl<B: Backend> Scheduler<B> {
     pub(super) fn admit(&mut self, now: Instant) {
         let began = Instant::now();
         let streams = self.slots.iter().flatten().any(|sequence| sequence.decoded >= sequence.prompt_len);
+        // Whom others gave way to. It comes next whatever it would wait for now, or those would come back, and give way
+        // again, for ever.
+        let mut awaited = None;
         loop {
             let is_full = self.slots.iter().flatten().count() >= self.slots_allowed();
             let may_take = self.slots.iter().flatten().any(|sequence| sequence.standing == Priority::Low);
@@ -143,11 +146,13 @@ impl<B: Backend> Scheduler<B> {
             if is_full && !may_take {
                 return;
             }
-            let Some(Candidate { ticket, priority, fits, may_fit }) = self.next_waiter(!is_full, now) else { return };
+            let next = self.next_waiter(!is_full, awaited, now);
+            let Some(Candidate { ticket, priority, fits, may_fit }) = next else { return };
             // Nobody gives way in vain.
             if (is_full || !fits) && !(priority == Priority::High && may_fit && self.preempt(Priority::Low, now)) {
                 return;
             }
+            awaited = (!fits).then_some(ticket);
             if !fits {
                 // It may now, or another one has to give way as well.
                 continue;
@@ -166,12 +171,16 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// The first that need not wait for what another one reads, or where one `may_overtake` who goes before it.
-    fn next_waiter(&self, may_overtake: bool, now: Instant) -> Option<Candidate> {
+    /// The first that need not wait for what another one reads, or where one `may_overtake` who goes before it; one that is
+    /// `awaited`, whatever there is.
+    fn next_waiter(&self, may_overtake: bool, awaited: Option<u64>, now: Instant) -> Option<Candidate> {
         // One whose state was saved goes on from there.
         let is_saved = |waiter: &Waiter| matches!(waiter, Waiter::Preempted(_, saved) if saved.bytes() > 0);
         let candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
-        let mut ready = candidates.filter(|w| is_saved(&w.value) || !self.should_follow(w, now));
+        let mut ready = candidates.filter(|w| match awaited {
+            Some(ticket) => w.ticket == ticket,
+            None => is_saved(&w.value) || !self.should_follow(w, now),
+        });
         let first = ready.next()?;
         let overtaking = if may_overtake { self.overtaking(first, ready, now) } else { None };
         let next = overtaking.unwrap_or(first);

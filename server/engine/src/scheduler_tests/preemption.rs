@@ -56,6 +56,25 @@ fn low_priority_gives_way_before_normal_whatever_their_age() {
     h.assert_empty();
 }
 
+/// Once the low one has given way, one prompt alone is read, which the other high one would wait for: then the low one had
+/// its slot back, and gave way again, within one step that never ended.
+#[test]
+fn who_gave_way_does_not_come_back_before_the_one_it_gave_way_to() {
+    let mut h = Harness::of(&Setup::unified(3, 2, 380, 16));
+    let with = |priority| GenerationParams { priority, ..greedy(4) };
+    let low = h.submit(vec![1; 150], with(Priority::Low)).unwrap();
+    h.scheduler.step();
+    let long = h.submit([vec![9; 100], vec![8; 60]].concat(), with(Priority::High)).unwrap();
+    h.scheduler.step();
+    let alike = h.submit(vec![9; 100], with(Priority::High)).unwrap();
+    h.scheduler.step();
+    assert_eq!(h.stats.snapshot().preemptions_total, 1);
+    assert!(!alike.events.lock().unwrap().is_empty(), "it has a slot");
+    h.run();
+    [&low, &long, &alike].into_iter().for_each(|request| request.check(380));
+    h.assert_empty();
+}
+
 #[test]
 fn a_high_request_takes_the_slot_of_a_low_one() {
     let mut h = Harness::of(&Setup::unified(2, 2, 400, 16));
