@@ -352,11 +352,11 @@ impl Drop for Engine {
     }
 }
 
-/// Threads that sample beside the engine's, which does its share: between two steps none computes.
+/// Threads that sample: as many as compute, since between two steps none does.
 fn sample_threads(threads: Option<u32>) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let all = threads.and_then(|threads| usize::try_from(threads).ok()).map_or(processors, |n| n.min(processors));
-    all.saturating_sub(1).min(MAX_SAMPLE_THREADS)
+    all.min(MAX_SAMPLE_THREADS)
 }
 
 /// The engine's thread: commands between steps, blocking only when there is nothing to do.

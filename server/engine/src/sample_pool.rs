@@ -1,8 +1,7 @@
 //! Samples rows on several threads while the engine's thread waits: the rows of a step are independent, and what a
 //! sampler does beyond looking for the largest logit takes longer than a context switch.
 //!
-//! A step's rows are copied once each, into buffers that are kept. The engine's thread takes jobs from the same queue,
-//! so that a pool of no threads works as well.
+//! A step's rows are copied once each, into buffers that are kept.
 
 use std::panic::AssertUnwindSafe;
 use std::thread::JoinHandle;
@@ -40,22 +39,22 @@ pub(crate) struct SampledRows {
 /// The threads.
 pub(crate) struct SamplePool {
     jobs: Option<Sender<SampleJob>>,
-    queue: Receiver<SampleJob>,
     done: Receiver<(SampleDone, Vec<Vec<f32>>)>,
-    report: Sender<(SampleDone, Vec<Vec<f32>>)>,
     threads: Vec<JoinHandle<()>>,
     buffers: Vec<Vec<f32>>,
 }
 
 impl SamplePool {
+    /// So many threads, at least one.
+    ///
     /// # Errors
     /// A thread could not be started.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
-        let (jobs, queue) = unbounded();
+        let (jobs, queue) = unbounded::<SampleJob>();
         let (report, done) = unbounded();
-        let mut pool = Self { jobs: Some(jobs), queue, done, report, threads: Vec::new(), buffers: Vec::new() };
-        for i in 0..threads {
-            let (queue, report) = (pool.queue.clone(), pool.report.clone());
+        let mut pool = Self { jobs: Some(jobs), done, threads: Vec::new(), buffers: Vec::new() };
+        for i in 0..threads.max(1) {
+            let (queue, report) = (queue.clone(), report.clone());
             let thread = std::thread::Builder::new().name(format!("gantry-sample-{i}")).spawn(move || {
                 for job in queue {
                     // The pool is dropped after its threads.
@@ -80,12 +79,9 @@ impl SamplePool {
         let total = jobs.len();
         for job in jobs {
             if let Some(sender) = &self.jobs {
-                // The receiver is ours.
+                // The threads end when the pool is dropped.
                 let _ = sender.send(job);
             }
-        }
-        while let Ok(job) = self.queue.try_recv() {
-            let _ = self.report.send(work(job));
         }
         let mut all = Vec::with_capacity(total);
         // Every job reports once, whatever happens to it.

@@ -180,7 +180,7 @@ impl<B: Backend> Harness<B> {
             vocabulary: vocabulary.clone(),
             stats: stats.clone(),
             output: Output::Inline(TextStage::default()),
-            pool: SamplePool::new(0).unwrap(),
+            pool: SamplePool::new(1).unwrap(),
             parallel: setup.parallel,
             budget: StepBudget::new(None, setup.prefill),
             reuse_prefixes: setup.reuse,
