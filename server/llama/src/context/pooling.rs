@@ -93,6 +93,8 @@ pub(super) unsafe extern "C" fn skip_logits(tensor: *mut sys::ggml_tensor, ask: 
         let name = CStr::from_ptr((&raw const (*tensor).name).cast());
         if ask && (*tensor).op == sys::GGML_OP_MUL_MAT && name == c"result_output" {
             (*tensor).flags &= !sys::GGML_TENSOR_FLAG_COMPUTE.cast_signed();
+            #[cfg(test)]
+            tests::note(&*tensor);
         }
     }
     false
@@ -112,5 +114,53 @@ impl Context {
         // SAFETY: llama.cpp made it as long as the model says, and it lives until the next decode, which needs `&mut
         // self` as this borrow does.
         Some(unsafe { std::slice::from_raw_parts(row, self.model.embedding_len(pooling)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::cell::Cell;
+
+    use super::super::ContextParams;
+    use super::*;
+    use crate::batch::Batch;
+    use crate::model::ModelParams;
+
+    thread_local! {
+        /// Where the logits that were left out last would have been.
+        static LEFT_OUT: Cell<Option<(*const f32, usize)>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn note(tensor: &sys::ggml_tensor) {
+        let numbers = usize::try_from(tensor.ne[0] * tensor.ne[1]).unwrap();
+        LEFT_OUT.set(Some((tensor.data.cast_const().cast(), numbers)));
+    }
+
+    #[test]
+    fn no_logits_are_computed_beside_a_vector() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../e2e/models/demo-draft.q8_0.gguf");
+        let model = Model::load(path.as_ref(), &ModelParams::default(), &mut |_| true).unwrap();
+        let params = ContextParams { n_ctx: 256, n_batch: 64, outputs: Some(8), ..ContextParams::default() };
+        let mut batch = Batch::new();
+        (0..8_u32).for_each(|i| batch.add(100 + i.cast_signed(), i, 0, true));
+
+        let mut generating = Context::new(&model, &params).unwrap();
+        generating.decode(&mut batch).unwrap();
+        assert_eq!(LEFT_OUT.get(), None, "these are wanted");
+        let logits: Vec<Vec<f32>> = (0..8).map(|i| generating.logits(i).unwrap().to_vec()).collect();
+
+        let mut pooling = Context::new(&model, &ContextParams { pooling: Some(Pooling::Mean), ..params }).unwrap();
+        pooling.decode(&mut batch).unwrap();
+        assert!(pooling.embedding(0).unwrap().iter().all(|x| x.is_finite()));
+        let (data, numbers) = LEFT_OUT.take().unwrap();
+        let vocabulary = logits[0].len();
+        assert_eq!(numbers, 8 * vocabulary);
+        // SAFETY: the graph's buffer lives as long as its context, and nothing computes in it now.
+        let there = unsafe { std::slice::from_raw_parts(data, numbers) };
+        for (there, logits) in there.chunks(vocabulary).zip(&logits) {
+            let close = there.iter().zip(logits).filter(|(a, b)| (*a - *b).abs() < 0.1).count();
+            assert!(close < logits.len() / 2, "{close} numbers are the logits");
+        }
     }
 }
