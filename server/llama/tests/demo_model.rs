@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use gantry_llama::{
     Batch, BatchError, ChatError, ChatTemplate, Context, ContextError, ContextParams, DecodeError, Model, ModelError,
@@ -48,28 +48,6 @@ fn run(context: &mut Context, sequence: u32, tokens: &[Token]) -> Vec<f32> {
     context.logits(tokens.len() - 1).unwrap().to_vec()
 }
 
-/// Bytes that llama.cpp says a context computes in.
-fn compute_bytes(params: &ContextParams) -> f64 {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
-    let subscriber = subscriber.with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, || drop(context(params)));
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    let (_, size) = text.split_once("compute buffer size = ").unwrap();
-    size.split_whitespace().next().unwrap().parse::<f64>().unwrap() * 1024.0 * 1024.0
-}
-
 #[test]
 fn a_loaded_model_does_not_need_its_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -81,15 +59,6 @@ fn a_loaded_model_does_not_need_its_file() {
     let mut context = Context::new(&loaded, &params()).unwrap();
     let tokens: Vec<Token> = (1..20).collect();
     assert_eq!(run(&mut context, 0, &tokens), run(&mut self::context(&params()), 0, &tokens));
-}
-
-#[test]
-fn memory_is_taken_for_the_rows_of_logits_that_are_asked_for() {
-    let rows = |outputs| compute_bytes(&ContextParams { n_batch: 512, outputs: Some(outputs), ..params() });
-    let row = f64::from(model().vocab_size()) * size_of::<f32>() as f64;
-    let (few, many) = (rows(4), rows(512));
-    // With few rows what comes before them is larger.
-    assert!(many - few > 256.0 * row, "4 rows: {few}, 512 rows: {many}");
 }
 
 #[test]
