@@ -77,7 +77,8 @@ const LEAST_BLAME: f64 = 0.02;
 /// Where prompts are read, the cost of cells is so many times as likely to be wrong as the others: it differs by how many
 /// tokens are computed together and by the kernel.
 const CELLS_BLAME: f64 = 100.0;
-/// And is not corrected in steps of which it is a smaller part.
+/// And is not corrected in steps of which it is a smaller part, by what it is now and by what it was in the warm-up: else
+/// it would stay where noise has brought it down to, and rows seem to cost more with each token that is read.
 const CELLS_TELL: f64 = 0.05;
 /// To look at a thousand cells costs a token at least such a part of what it costs besides, as far as the warm-up tells.
 const LEAST_CELLS: f64 = 0.05;
@@ -185,6 +186,8 @@ pub(crate) struct StepBudget {
     target_ms: Option<f64>,
     max_prefill_tokens: u32,
     cost: StepCost,
+    /// What a thousand cells cost in the warm-up.
+    warm_kilocell_ms: f64,
     /// Steps learnt from, up to [`BELIEVED_STEPS`].
     steps: u32,
     /// Steps in which another outlier is believed.
@@ -201,6 +204,7 @@ impl StepBudget {
             target_ms: target_ms.map(f64::from),
             max_prefill_tokens,
             cost: FIRST_GUESS,
+            warm_kilocell_ms: 0.0,
             steps: 0,
             suspicious_steps: 0,
             #[cfg(test)]
@@ -219,6 +223,7 @@ impl StepBudget {
             let ms = (deep.1.as_secs_f64() - near.1.as_secs_f64()) * 1e3 / (deep.0 - near.0);
             self.cost.per_kilocell_ms =
                 ms.max(LEAST_CELLS * self.cost.per_prefill_token_ms).clamp(LEAST_COST_MS, LONGEST_STEP_MS);
+            self.warm_kilocell_ms = self.cost.per_kilocell_ms;
         }
         self.steps = BELIEVED_STEPS;
     }
@@ -316,7 +321,7 @@ impl StepBudget {
         let extra = |row: f64, token: f64| (row - token).max(token * LEAST_ROW_EXTRA);
         let mut row_extra_ms = extra(*per_decode_row_ms, *per_prefill_token_ms);
         // Short sequences say nothing about cells.
-        let tells = *per_kilocell_ms * work.kilocells >= CELLS_TELL * expected_ms;
+        let tells = per_kilocell_ms.max(self.warm_kilocell_ms) * work.kilocells >= CELLS_TELL * expected_ms;
         let kilocells = if tells { work.kilocells } else { 0.0 };
         let cells_blame = if work.prefill_tokens > 0 { CELLS_BLAME } else { 1.0 };
         // Of each cost how often it is in the step, the least part of it that it is blamed for, and how likely it is wrong.
@@ -324,7 +329,7 @@ impl StepBudget {
             (fixed_ms, work.parts(), LEAST_BLAME, 1.0),
             (&mut row_extra_ms, rows, LEAST_BLAME, 1.0),
             (&mut *per_prefill_token_ms, rows + f64::from(work.prefill_tokens), LEAST_BLAME, 1.0),
-            (per_kilocell_ms, kilocells, 0.0, cells_blame),
+            (per_kilocell_ms, kilocells, self.warm_kilocell_ms * kilocells / expected_ms, cells_blame),
         ];
         let parts = costs.map(|(cost, count, least, weight)| {
             let part = if count > 0.0 { (*cost * count / expected_ms).max(least) } else { 0.0 };

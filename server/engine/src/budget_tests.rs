@@ -347,6 +347,21 @@ fn a_prompt_that_grows_long_gets_fewer_tokens_and_not_longer_steps() {
 }
 
 #[test]
+fn cells_that_seemed_to_be_free_are_found_to_cost_something() {
+    for seed in 0..20 {
+        let mut budget = StepBudget::new(None, 512);
+        let step =
+            |kilocells: f64| (kilocells, Duration::from_secs_f64((20.0 + DEEP.per_kilocell_ms * kilocells) / 1e3));
+        budget.calibrate(&[], Some(CellSteps { near: step(0.1), deep: step(8.1) }));
+        budget.cost_is(StepCost { per_kilocell_ms: 0.1, ..DEEP });
+        let over = read_beside(&mut Machine::new(DEEP, 0.05, seed), &mut budget, 4, 3_000);
+        let late = &over[over.len() / 2..];
+        let mean = late.iter().sum::<f64>() / late.len() as f64;
+        assert!(mean < 1.15, "{seed}: {mean}, {budget:?}");
+    }
+}
+
+#[test]
 fn the_least_is_half_where_a_step_would_take_too_long_with_it() {
     let mut budget = StepBudget::new(Some(1), 512);
     budget.cost_is(DEEP);
