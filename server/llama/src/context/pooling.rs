@@ -140,7 +140,8 @@ mod tests {
     #[test]
     fn no_logits_are_computed_beside_a_vector() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../e2e/models/demo-draft.q8_0.gguf");
-        let model = Model::load(path.as_ref(), &ModelParams::default(), &mut |_| true).unwrap();
+        let on_cpu = ModelParams { gpu_layers: Some(0), ..ModelParams::default() }; // else what is looked at below is not in RAM
+        let model = Model::load(path.as_ref(), &on_cpu, &mut |_| true).unwrap();
         let params = ContextParams { n_ctx: 256, n_batch: 64, outputs: Some(8), ..ContextParams::default() };
         let mut batch = Batch::new();
         (0..8_u32).for_each(|i| batch.add(100 + i.cast_signed(), i, 0, true));
