@@ -14,7 +14,7 @@ ifdef CUDA_ARCHITECTURES
 export CUDA_ARCHITECTURES
 endif
 
-.PHONY: help up down test lint generate images backends cuda fmt bench profile soak
+.PHONY: help up down test lint generate images backends cuda fmt bench profile soak restarts
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,3 +54,8 @@ profile: ## Show in which functions gantry-server spends its time under a load o
 
 soak: ## Ask one server for everything while it is disturbed, and check every answer; SOAK_REQUESTS=20000, SOAK_SEED=number
 	@hack/soak.sh
+
+restarts: export RESTARTS ?= 20
+restarts: export RESTART_REQUESTS ?= 20000
+restarts: ## Replace servers one after the other under a client with a pool of connections; RESTARTS=20, RESTART_REQUESTS=20000
+	@cargo test --release -p gantry-server --test http restarts -- --nocapture

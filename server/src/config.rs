@@ -27,6 +27,8 @@ use crate::version::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, V
 
 /// The name of the version that `serve` loads.
 pub const STANDALONE_VERSION: &str = "standalone";
+/// The port of probes and metrics in a pod, where the operator has them looked for.
+const POD_METRICS_PORT: u16 = 8081;
 /// The largest context in tokens that a flag may ask for.
 const MAX_CTX_SIZE: u32 = 1 << 26;
 /// The most main memory for prefixes that a flag may ask for, in MiB.
@@ -50,6 +52,8 @@ pub struct HttpSettings {
     pub host: String,
     /// The port; 0: any.
     pub port: u16,
+    /// The port of probes and metrics, if they have one of their own; 0: any.
+    pub metrics_port: Option<u16>,
     /// How long requests in flight may take to end.
     pub drain_timeout: Duration,
 }
@@ -76,11 +80,18 @@ impl BackendArgs {
 }
 
 impl HttpArgs {
-    fn check(&self, check: &mut Check, default_host: &str) -> HttpSettings {
+    fn check(&self, check: &mut Check, default_host: &str, default_metrics_port: Option<u16>) -> HttpSettings {
         let seconds = check.number("drain-timeout", &self.drain_timeout, 0, MAX_DRAIN_SECONDS);
+        let port = check.number("port", &self.port, 0, u16::MAX);
+        let given = check.automatic("metrics-port", &self.metrics_port, 0, u16::MAX.into());
+        let metrics_port = given.and_then(|port| u16::try_from(port).ok()).or(default_metrics_port);
+        if metrics_port.is_some_and(|metrics| metrics != 0 && metrics == port) {
+            check.problem(format!("--metrics-port must be another than --port, and both are {port}"));
+        }
         HttpSettings {
             host: self.host.clone().unwrap_or_else(|| default_host.to_owned()),
-            port: check.number("port", &self.port, 0, u16::MAX),
+            port,
+            metrics_port,
             drain_timeout: Duration::from_secs(seconds),
         }
     }
@@ -93,7 +104,7 @@ impl PodArgs {
     /// Lists every mistake.
     pub fn settings(&self) -> Result<HttpSettings, Problems> {
         let mut check = Check::default();
-        let http = self.http.check(&mut check, "0.0.0.0");
+        let http = self.http.check(&mut check, "0.0.0.0", Some(POD_METRICS_PORT));
         self.backends.check(&mut check);
         for (flag, name) in [("service", &self.service), ("namespace", &self.namespace), ("pod", &self.pod)] {
             check.name(flag, name);
@@ -156,7 +167,7 @@ impl ServeArgs {
     /// Lists every mistake.
     pub fn settings(&self) -> Result<ServeSettings, Problems> {
         let mut check = Check::default();
-        let http = self.http.check(&mut check, "127.0.0.1");
+        let http = self.http.check(&mut check, "127.0.0.1", None);
         self.backends.check(&mut check);
         let keys = check.cache_type("cache-type-k", &self.cache_type_k);
         let values = self.cache_type_v.as_ref().map(|text| check.cache_type("cache-type-v", text));

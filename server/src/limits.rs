@@ -58,6 +58,15 @@ pub const WORKER_EXIT_LIMIT: Duration = Duration::from_secs(5);
 pub const WORKER_LOG_TAIL_LINES: usize = 20;
 /// Bytes of one line of a worker's log that are kept.
 pub const WORKER_LOG_LINE_BYTES: usize = 4096;
+/// Bytes of one line of a worker's log that are passed on in one piece.
+pub const WORKER_LOG_PIECE_BYTES: usize = 64 * 1024;
+/// Log that may wait for standard error to be read, and as much again while it is written; past that, lines are lost and
+/// counted.
+pub const LOG_BACKLOG_BYTES: usize = 1024 * 1024;
+/// How long the end of a process waits for its log to be written.
+pub const LOG_FLUSH_LIMIT: Duration = Duration::from_secs(1);
+/// The wait before standard error is tried again, where it would block and was made not to.
+pub const LOG_RETRY: Duration = Duration::from_millis(10);
 
 /// The wait before the first respawn of a worker; it doubles with each crash in the window.
 pub const RESPAWN_BACKOFF_MIN: Duration = Duration::from_millis(200);
@@ -85,8 +94,17 @@ pub const SERVICE_RATE_WINDOW: Duration = Duration::from_secs(60);
 /// Submissions of one request: a version may be retired between the choice and the submission.
 pub const SUBMIT_ATTEMPTS: usize = 4;
 
-/// Connections open at once; further ones wait in the kernel's backlog.
+/// Connections open at once, where there are descriptors for as many; one more, and one on which nothing is asked closes:
+/// the one silent longest, else the one idle longest. Where something is asked on all, it waits.
 pub const MAX_CONNECTIONS: usize = 4096;
+/// The same for the port of probes and metrics.
+pub const MAX_PROBE_CONNECTIONS: usize = 64;
+/// File descriptors that connections leave for workers, model files and what else is opened.
+pub const DESCRIPTOR_RESERVE: usize = 512;
+/// How long a connection may be silent, at the least, before it makes room for another.
+pub const SHED_MIN_AGE: Duration = Duration::from_millis(100);
+/// The longest head of a request, and what is read ahead of its body.
+pub const MAX_HEAD_BYTES: usize = 32 * 1024;
 /// The kernel's backlog of connections that are not accepted yet.
 pub const LISTEN_BACKLOG: u32 = 1024;
 /// The wait after a failed accept.
@@ -98,9 +116,19 @@ pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(120);
 pub const CLIENT_STALL_LIMIT: Duration = Duration::from_secs(120);
 /// How long a client may take to send a request's body.
 pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
+/// The time in which a body must bring [`BODY_MIN_BYTES_PER_SECOND`] on average, or come to its end, time and again: a
+/// pause of less than this is nobody's fault.
+pub const BODY_RATE_WINDOW: Duration = Duration::from_secs(10);
+/// The least rate at which a body must come.
+pub const BODY_MIN_BYTES_PER_SECOND: usize = 4096;
+/// The least memory that is taken for a body, if it is not shorter; it doubles as more comes.
+pub const BODY_CHUNK_BYTES: usize = 16 * 1024;
 /// Memory that all request bodies together may take, from their first byte to the end of their requests.
 pub const BODY_BUDGET_BYTES: usize = 512 * 1024 * 1024;
-/// How long a request may wait for its share of that memory before it is refused with 503.
+/// Of that memory one client (an IPv4 address, an IPv6 network of 64 bits) may have so many times what is left free: 3
+/// gives one client alone three quarters, and always leaves something to others. One body it may have in any case.
+pub const BODY_CLIENT_FACTOR: usize = 3;
+/// How long a body, or an answer with vectors, may wait for its share of that memory before it is refused with 503.
 pub const BODY_BUDGET_WAIT: Duration = Duration::from_secs(5);
 /// Bytes of that memory that are counted for each number of an answer to `/v1/embeddings`: the number, and its text.
 pub const EMBEDDING_ANSWER_BYTES_PER_NUMBER: usize = 16;
@@ -114,6 +142,9 @@ pub const SSE_KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// After SIGTERM, how long the server goes on accepting while it already says that it is not ready, so that no client
 /// is sent to a closed port.
 pub const UNREADY_BEFORE_CLOSE: Duration = Duration::from_secs(2);
+/// Once the port is closed, how long a connection on which nothing is asked stays open since it came, or was answered
+/// last: a request may be on its way. A part of a head is no request.
+pub const DRAIN_QUIET_LIMIT: Duration = Duration::from_secs(1);
 /// The longest `x-request-id` taken over from a client.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
 /// How long the agent may take to end, once requests have.

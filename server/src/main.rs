@@ -18,8 +18,9 @@ use gantry_server::gates::report::quantity;
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::processors::Processors;
 use gantry_server::routing::{Router, Routing};
+use gantry_server::serve::{self, Ports};
 use gantry_server::version::{RuntimeSettings, Version, VersionSpec, WorkerConfig};
-use gantry_server::{processors, serve, telemetry, worker};
+use gantry_server::{descriptors, processors, telemetry, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -33,14 +34,15 @@ const HEADROOM_RATIO: f64 = 0.05;
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let code = match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
-            // Standard error is the only place left, and it may be closed.
-            let _ = writeln!(std::io::stderr(), "gantry-server: {error:#}");
+            telemetry::write_lines(format!("gantry-server: {error:#}\n").as_bytes());
             if error.is::<Problems>() { ExitCode::from(EXIT_SETTINGS) } else { ExitCode::FAILURE }
         }
-    }
+    };
+    telemetry::flush();
+    code
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -48,11 +50,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => {
             let settings = args.settings()?;
             telemetry::init()?;
+            descriptors::raise();
             block_on_front(serve_file(settings))
         }
         Command::Pod(args) => {
             let http = args.settings()?;
             telemetry::init()?;
+            descriptors::raise();
             block_on_front(serve_service(*args, http))
         }
         Command::Validate(args) => validate(&args),
@@ -93,8 +97,24 @@ async fn listen(host: &str, port: u16) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
+/// Opens both ports.
+async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
+    let requests = listen(&http.host, http.port).await?;
+    let probes = match http.metrics_port {
+        None => None,
+        Some(port) => {
+            let listener = serve::listen(&http.host, port)
+                .await
+                .with_context(|| format!("cannot listen on {}:{port}, --metrics-port", http.host))?;
+            tracing::info!(address = %listener.local_addr()?, "listening for probes and metrics");
+            Some(listener)
+        }
+    };
+    Ok(Ports { requests, probes })
+}
+
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
-    let listener = listen(&settings.http.host, settings.http.port).await?;
+    let ports = ports(&settings.http).await?;
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
@@ -111,7 +131,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
             anyhow::Ok(())
         }
     });
-    serve::run(listener, app, stop, settings.http.drain_timeout).await?;
+    serve::run(ports, app, stop, settings.http.drain_timeout).await?;
     let active = router.active();
     router.set(Routing::default());
     match active {
@@ -131,7 +151,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
 /// Serves what the agent makes active. Without its agent a pod would go on with its last model but follow no change,
 /// so it ends with it, and the kubelet starts it anew.
 async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> {
-    let listener = listen(&http.host, http.port).await?;
+    let ports = ports(&http).await?;
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir);
     let router = Router::new();
     let app = App::new(Arc::clone(&router), None);
@@ -146,7 +166,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
         }
     });
     // The agent goes on reporting while requests drain.
-    serve::run(listener, app, stop.clone(), http.drain_timeout).await?;
+    serve::run(ports, app, stop.clone(), http.drain_timeout).await?;
     // The end of the agent is all that cancels it.
     let asked_to_end = !stop.is_cancelled();
     stop_agent.cancel();

@@ -24,6 +24,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::routing::Router;
+use crate::serve::Phase;
+use crate::telemetry;
 use crate::version::{VersionStats, WorkerStats};
 
 /// The content type of `/metrics`.
@@ -122,6 +124,11 @@ struct RequestLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VersionLabel {
     version: String,
 }
@@ -151,6 +158,7 @@ pub struct Metrics {
     cached_tokens: Family<VersionLabel, Counter>,
     completion_tokens: Family<VersionLabel, Counter>,
     connections: Gauge,
+    shed: Family<PhaseLabel, Counter>,
 }
 
 /// From 0.5 ms to about 65 s.
@@ -212,6 +220,15 @@ impl Metrics {
         );
         registry.register("completion_tokens", "Tokens generated for finished requests", completion_tokens.clone());
         registry.register("connections", "Open connections", connections.clone());
+        let shed = Family::<PhaseLabel, Counter>::default();
+        for phase in [Phase::Waiting, Phase::Idle] {
+            drop(shed.get_or_create(&PhaseLabel { phase: phase.as_str() }));
+        }
+        registry.register(
+            "connections_shed",
+            "Connections closed to make room: waiting, of which no whole head had come, or idle",
+            shed.clone(),
+        );
         registry.register_collector(Box::new(RouterCollector { router }));
         Arc::new(Self {
             registry,
@@ -225,6 +242,7 @@ impl Metrics {
             cached_tokens,
             completion_tokens,
             connections,
+            shed,
         })
     }
 
@@ -280,6 +298,11 @@ impl Metrics {
         }
     }
 
+    /// Counts a connection that was closed to make room.
+    pub fn connection_shed(&self, phase: Phase) {
+        self.shed.get_or_create(&PhaseLabel { phase: phase.as_str() }).inc();
+    }
+
     /// Counts a connection as open until the guard is dropped.
     #[must_use]
     pub fn connection(self: &Arc<Self>) -> ConnectionGuard {
@@ -330,6 +353,9 @@ impl Collector for RouterCollector {
         let swaps = ConstCounter::new(self.router.swaps());
         let help = "Times that another version became active, the first one included";
         swaps.encode(encoder.encode_descriptor("version_swaps", help, None, swaps.metric_type())?)?;
+        let lost = ConstCounter::new(telemetry::lost_lines());
+        let help = "Lines of the log that were lost since nobody read it";
+        lost.encode(encoder.encode_descriptor("log_lines_lost", help, None, lost.metric_type())?)?;
         let routing = self.router.routing();
         let roles = [("active", &routing.active), ("previous", &routing.previous)];
         let resident = roles.into_iter().filter_map(|(role, version)| Some((role, version.as_ref()?)));

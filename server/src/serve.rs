@@ -1,30 +1,42 @@
 //! The HTTP server around [`crate::api`]: it accepts within a limit of connections, and ends without losing a request.
 //!
-//! The end, on SIGTERM: `/readyz` says no, while connections are still accepted for a moment, since those who route
-//! requests here learn of it a little later; then the port closes, requests in flight end within the drain timeout,
-//! and what is left is cut off. SIGINT leaves the moment out, and a second signal the waiting. Absent: loading models.
+//! Where there are as many connections as may be, one that asks for nothing makes room ([`table`]). Probes and metrics may
+//! have a listener of their own, with places of its own, so that no crowd on the other keeps a probe from being answered.
+//!
+//! The end, on SIGTERM: `/readyz` says no and every answer says `Connection: close`, while connections are still accepted
+//! for a moment, since those who route requests here learn of it a little later; then the port closes, connections on which
+//! nothing is asked close, requests in flight end within the drain timeout, and what is left is cut off. SIGINT leaves the
+//! moment out, and a second signal the waiting. Absent: loading models.
 
+mod connection;
+mod table;
+
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
+use self::connection::Connections;
+pub use self::table::Phase;
 use crate::api::{self, App};
-use crate::limits::{
-    ACCEPT_RETRY, CLIENT_STALL_LIMIT, HEADER_READ_LIMIT, LISTEN_BACKLOG, MAX_CONNECTIONS, UNREADY_BEFORE_CLOSE,
-};
+use crate::descriptors;
+use crate::limits::{ACCEPT_RETRY, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, UNREADY_BEFORE_CLOSE};
+
+/// Where the server is reached.
+pub struct Ports {
+    /// Everything is answered here.
+    pub requests: TcpListener,
+    /// Probes and metrics are answered here too, whatever goes on there.
+    pub probes: Option<TcpListener>,
+}
 
 /// Opens the port; 0 lets the system choose one.
 ///
@@ -53,17 +65,16 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
 ///
 /// # Errors
 /// Signals cannot be received.
-pub async fn run(
-    listener: TcpListener,
-    app: Arc<App>,
-    stop: CancellationToken,
-    drain_timeout: Duration,
-) -> io::Result<()> {
+pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_timeout: Duration) -> io::Result<()> {
     let mut signals = Signals::new()?;
-    let closing = CancellationToken::new();
-    let connections = TaskTracker::new();
+    // It answers until nobody is left who could ask.
+    let _probes = ports.probes.map(|listener| {
+        let port = Port::new(api::probe_routes(&app), MAX_PROBE_CONNECTIONS, &app);
+        AbortOnDropHandle::new(tokio::spawn(async move { port.accept(&listener).await }))
+    });
+    let port = Port::new(api::routes(&app), descriptors::connections(), &app).counted();
     {
-        let mut accepting = pin!(accept(listener, &app, &closing, &connections));
+        let mut accepting = pin!(port.accept(&ports.requests));
         let moment = tokio::select! {
             never = &mut accepting => match never {},
             () = stop.cancelled() => Duration::ZERO,
@@ -76,9 +87,10 @@ pub async fn run(
             () = sleep(moment) => {}
             _ = signals.next() => {}
         }
-        // Dropping it closes the port.
     }
-    closing.cancel();
+    port.take_backlog(ports.requests)?;
+    port.closing.cancel();
+    let connections = &port.tasks;
     connections.close();
     tracing::info!(connections = connections.len(), "shutting down: draining");
     tokio::select! {
@@ -110,84 +122,69 @@ impl Signals {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    app: &Arc<App>,
-    closing: &CancellationToken,
-    connections: &TaskTracker,
-) -> std::convert::Infallible {
-    let routes = api::routes(app);
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            // The semaphore is never closed.
-            std::future::pending::<()>().await;
-            continue;
-        };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let connection = connection(stream, routes.clone(), closing.clone(), place, Arc::clone(app));
-                connections.spawn(connection);
-            }
-            Err(error) => {
-                // Out of file descriptors, say, which passes as connections end.
-                tracing::warn!(%error, "cannot accept a connection");
-                sleep(ACCEPT_RETRY).await;
-            }
-        }
-    }
-}
-
-async fn connection(
-    stream: TcpStream,
+/// What is served at a listener, and its connections.
+struct Port {
     routes: axum::Router,
+    connections: Arc<Connections>,
+    tasks: TaskTracker,
     closing: CancellationToken,
-    _place: OwnedSemaphorePermit,
     app: Arc<App>,
-) {
-    let _counted = app.metrics().connection();
-    if let Err(error) = prepare(&stream) {
-        tracing::debug!(%error, "cannot set a connection's options");
-    }
-    let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(HEADER_READ_LIMIT);
-    let mut serving = pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
-    let served = tokio::select! {
-        served = &mut serving => served,
-        () = closing.cancelled() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+    counted: bool,
+}
+
+impl Port {
+    fn new(routes: axum::Router, limit: usize, app: &Arc<App>) -> Self {
+        Self {
+            routes,
+            connections: Connections::new(limit, app.metrics()),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            app: Arc::clone(app),
+            counted: false,
         }
-    };
-    if let Err(error) = served {
-        // A client that left, or spoke no HTTP.
-        tracing::debug!(%error, "a connection ended with an error");
     }
-}
 
-/// Each token is a small write that must not wait for the last one's acknowledgement. And who takes nothing, or has gone
-/// without a word, must not keep its place, its answer and its share of memory.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    socket.set_tcp_user_timeout(Some(CLIENT_STALL_LIMIT))?;
-    socket
-        .set_tcp_keepalive(&TcpKeepalive::new().with_time(CLIENT_STALL_LIMIT / 2).with_interval(CLIENT_STALL_LIMIT / 4))
-}
+    /// With its connections in the metrics.
+    fn counted(self) -> Self {
+        Self { counted: true, ..self }
+    }
 
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
+    async fn accept(&self, listener: &TcpListener) -> Infallible {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    self.connections.room().await;
+                    self.serve(stream);
+                }
+                Err(error) => {
+                    // Out of file descriptors, say: one that asks for nothing gives its own back.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    self.connections.shed();
+                    sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
+    }
 
-    #[tokio::test]
-    async fn connections_end_with_their_clients() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (stream, _) = listener.accept().await.unwrap();
-        prepare(&stream).unwrap();
-        let socket = SockRef::from(&stream);
-        assert!(stream.nodelay().unwrap() && socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(CLIENT_STALL_LIMIT));
+    /// Closes the port. Who connected before that is answered.
+    fn take_backlog(&self, listener: TcpListener) -> io::Result<()> {
+        // As a plain socket, which is asked by a call each time: the runtime may not have heard of the last ones yet.
+        let listener = listener.into_std()?;
+        for _ in 0..=LISTEN_BACKLOG {
+            let Ok((stream, _)) = listener.accept() else { break };
+            stream.set_nonblocking(true)?;
+            self.serve(TcpStream::from_std(stream)?);
+        }
+        Ok(())
+    }
+
+    fn serve(&self, stream: TcpStream) {
+        let (routes, place) = (self.routes.clone(), self.connections.open());
+        let (app, closing) = (Arc::clone(&self.app), self.closing.clone());
+        let counted = self.counted.then(|| self.app.metrics().connection());
+        self.tasks.spawn(async move {
+            let _counted = counted;
+            connection::serve(stream, routes, place, app, closing).await;
+        });
     }
 }

@@ -209,6 +209,7 @@ impl Worker {
                     }
                     if events.try_send((id, event)).is_err() {
                         tracing::error!("the front does not read its events: the worker ends");
+                        crate::telemetry::flush();
                         std::process::exit(1);
                     }
                 });

@@ -1,6 +1,8 @@
-//! Request bodies, within limits of size and time, and of memory over all of them.
+//! Request bodies, read within limits of size and time, and of memory over all of them.
+//!
+//! What has arrived is what counts: memory is taken as bytes come, twice as much each time, never ahead for what a client
+//! says it will send. A client that sends slower than [`BODY_MIN_BYTES_PER_SECOND`] is told so and loses its place.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -8,90 +10,126 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use gantry_openai::{ApiError, ErrorCode, ErrorKind};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout, timeout_at};
 
+use super::budget::{Budget, Peer, Share};
 use super::errors::Failure;
 use crate::limits::{
-    BODY_BUDGET_BYTES, BODY_BUDGET_WAIT, BODY_DISCARD_LIMIT, BODY_READ_LIMIT, MAX_BODY_BYTES, MAX_FRAME_BYTES,
+    BODY_BUDGET_WAIT, BODY_CHUNK_BYTES, BODY_DISCARD_LIMIT, BODY_MIN_BYTES_PER_SECOND, BODY_RATE_WINDOW,
+    BODY_READ_LIMIT, MAX_BODY_BYTES, MAX_FRAME_BYTES,
 };
 
-/// The budget is kept in units of this many bytes.
-const UNIT_BYTES: usize = 1024;
+// What was read must fit into a frame.
+const _: () = assert!(MAX_BODY_BYTES * 2 < MAX_FRAME_BYTES);
 
-// What was read must fit into a frame, and one body into the budget.
-const _: () = assert!(MAX_BODY_BYTES * 2 < MAX_FRAME_BYTES && MAX_BODY_BYTES * 2 < BODY_BUDGET_BYTES);
-
-/// The memory that all bodies together may take, from their first byte to the end of their requests.
-pub(super) struct BodyBudget(Arc<Semaphore>);
-
-/// A body's share of the budget, given back when dropped.
-pub(super) struct Share(OwnedSemaphorePermit);
-
-impl BodyBudget {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(BODY_BUDGET_BYTES / UNIT_BYTES)))
-    }
-
-    /// Takes a share.
-    ///
-    /// # Errors
-    /// None was free in time.
-    pub(super) async fn take(&self, bytes: usize, patience: Duration) -> Result<Share, Failure> {
-        match timeout(patience, Arc::clone(&self.0).acquire_many_owned(units(bytes))).await {
-            Ok(Ok(permit)) => Ok(Share(permit)),
-            _ => Err(Failure::overloaded()),
-        }
-    }
-}
-
-impl Share {
-    /// Gives back all but `bytes`.
-    fn shrink(&mut self, bytes: usize) {
-        let surplus = self.0.num_permits().saturating_sub(units(bytes) as usize);
-        drop(self.0.split(surplus));
-    }
-}
-
-fn units(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(UNIT_BYTES).max(1)).unwrap_or(u32::MAX)
-}
+/// Bytes that must come in each [`BODY_RATE_WINDOW`].
+const WINDOW_BYTES: usize = BODY_MIN_BYTES_PER_SECOND * BODY_RATE_WINDOW.as_secs() as usize;
 
 /// Reads a JSON body whole.
-pub(super) async fn read(budget: &BodyBudget, request: Request) -> Result<(Bytes, Share), Failure> {
+pub(super) async fn read(budget: &Budget, request: Request) -> Result<(Bytes, Share), Failure> {
     let (parts, mut body) = request.into_parts();
-    let refuse = |body: Body, failure: Failure| {
-        discard(body);
-        Err(failure)
-    };
-    if let Err(failure) = check_media_type(&parts.headers) {
-        return refuse(body, failure);
+    let share = budget.open(parts.extensions.get::<Peer>().copied().unwrap_or_default());
+    match read_within_limits(share, &parts.headers, &mut body).await {
+        Ok(read) => Ok(read),
+        Err(failure) => {
+            discard(body);
+            Err(failure)
+        }
     }
-    let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if declared.is_some_and(|bytes| bytes > MAX_BODY_BYTES as u64) {
-        return refuse(body, too_large());
-    }
-    let declared = declared.and_then(|bytes| usize::try_from(bytes).ok());
-    let mut share = match budget.take(declared.unwrap_or(MAX_BODY_BYTES), BODY_BUDGET_WAIT).await {
-        Ok(share) => share,
-        Err(failure) => return refuse(body, failure),
+}
+
+async fn read_within_limits(mut share: Share, headers: &HeaderMap, body: &mut Body) -> Result<(Bytes, Share), Failure> {
+    check_media_type(headers)?;
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    let most = match declared {
+        Some(bytes) => usize::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_BODY_BYTES).ok_or_else(too_large)?,
+        None => MAX_BODY_BYTES,
     };
-    match timeout(BODY_READ_LIMIT, Limited::new(&mut body, MAX_BODY_BYTES).collect()).await {
-        Ok(Ok(whole)) => {
-            let bytes = whole.to_bytes();
-            share.shrink(bytes.len());
-            Ok((bytes, share))
+    let mut pace = Pace::new(Instant::now());
+    let mut whole = Vec::new();
+    loop {
+        let Ok(frame) = timeout_at(pace.deadline(), body.frame()).await else {
+            pace.look(Instant::now())?;
+            continue;
+        };
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|error| {
+            ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body ended early: {error}."))
+        })?;
+        // Trailers say nothing that is asked for here.
+        let Ok(data) = frame.into_data() else { continue };
+        let needed = whole.len() + data.len();
+        if needed > most {
+            return Err(too_large());
         }
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => refuse(body, too_large()),
-        Ok(Err(error)) => {
-            let message = format!("The body ended early: {error}.");
-            Err(ApiError::invalid(None, ErrorCode::InvalidJson, message).into())
+        if let Some(capacity) = grown(whole.capacity(), needed, most) {
+            let asked = Instant::now();
+            share.grow(capacity - whole.capacity(), BODY_BUDGET_WAIT).await?;
+            // It was not the client that was slow.
+            pace.pause(asked.elapsed());
+            whole.reserve_exact(capacity - whole.len());
         }
-        Err(_) => {
-            let message = format!("The body did not arrive within {} s.", BODY_READ_LIMIT.as_secs());
-            Err(ApiError::new(408, ErrorKind::InvalidRequestError, ErrorCode::RequestTimeout, message).into())
+        whole.extend_from_slice(&data);
+        pace.arrived(data.len());
+    }
+    share.complete();
+    share.shrink(whole.len());
+    Ok((Bytes::from(whole), share))
+}
+
+/// The capacity for a body of which `needed` bytes are there and that is `most` bytes at most, where what it has is too
+/// little: twice that, so that not more than half of what is taken is empty and bytes are copied once on average.
+fn grown(capacity: usize, needed: usize, most: usize) -> Option<usize> {
+    (needed > capacity).then(|| needed.max(capacity * 2).max(BODY_CHUNK_BYTES).min(most))
+}
+
+/// How fast a body comes.
+struct Pace {
+    end: Instant,
+    window_end: Instant,
+    in_window_bytes: usize,
+}
+
+impl Pace {
+    fn new(now: Instant) -> Self {
+        Self { end: now + BODY_READ_LIMIT, window_end: now + BODY_RATE_WINDOW, in_window_bytes: 0 }
+    }
+
+    /// When to look again, if nothing comes.
+    fn deadline(&self) -> Instant {
+        self.end.min(self.window_end)
+    }
+
+    fn arrived(&mut self, bytes: usize) {
+        self.in_window_bytes += bytes;
+    }
+
+    fn pause(&mut self, time: Duration) {
+        self.end += time;
+        self.window_end += time;
+    }
+
+    /// Looks whether enough has come.
+    fn look(&mut self, now: Instant) -> Result<(), ApiError> {
+        let late = |message: String| {
+            Err(ApiError::new(408, ErrorKind::InvalidRequestError, ErrorCode::RequestTimeout, message))
+        };
+        if now >= self.end {
+            return late(format!("The body did not arrive within {} s.", BODY_READ_LIMIT.as_secs()));
         }
+        if now >= self.window_end {
+            if self.in_window_bytes < WINDOW_BYTES {
+                let (came, window) = (self.in_window_bytes, BODY_RATE_WINDOW.as_secs());
+                return late(format!(
+                    "The body arrives too slowly: {came} bytes came in {window} s, and {BODY_MIN_BYTES_PER_SECOND} \
+                     bytes a second is the least."
+                ));
+            }
+            self.window_end = now + BODY_RATE_WINDOW;
+            self.in_window_bytes = 0;
+        }
+        Ok(())
     }
 }
 
@@ -124,21 +162,5 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[tokio::test]
-    async fn bodies_share_one_budget() {
-        let budget = BodyBudget::new();
-        let mut first = budget.take(BODY_BUDGET_BYTES - UNIT_BYTES, Duration::ZERO).await.ok().unwrap();
-        let refused = budget.take(2 * UNIT_BYTES, Duration::ZERO).await.err().unwrap();
-        assert_eq!(refused.error.status, 503);
-        first.shrink(10);
-        assert_eq!(first.0.num_permits(), 1);
-        let second = budget.take(BODY_BUDGET_BYTES - UNIT_BYTES, Duration::ZERO).await;
-        assert!(second.is_ok());
-        drop((first, second));
-        assert_eq!(budget.0.available_permits(), BODY_BUDGET_BYTES / UNIT_BYTES);
-    }
-}
+#[path = "body_tests.rs"]
+mod tests;

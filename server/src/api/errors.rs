@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use gantry_engine::{ParamError, RequestError};
 use gantry_openai::{ApiError, ErrorCode, ErrorKind};
 
+use super::budget::Short;
 use super::params::Names;
 use crate::limits::RETRY_AFTER_MIN_SECONDS;
 use crate::version::{GenerationError, SubmitError};
@@ -46,8 +47,14 @@ impl Failure {
 
 impl Failure {
     /// Bodies take all the memory that they may.
-    pub(super) fn overloaded() -> Self {
-        let message = "Requests in flight hold all the memory that bodies may take; try again shortly.";
+    pub(super) fn no_room_for_body(short: Short) -> Self {
+        let message = match short {
+            Short::Everyone => "Requests in flight hold all the memory that bodies may take; try again shortly.",
+            Short::Client => {
+                "Requests from your address hold all the memory that the bodies of one client may take; try again when \
+                 some of them are answered."
+            }
+        };
         let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
         Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
     }

@@ -15,6 +15,7 @@ use gantry_engine::{Prompt, Timings};
 use gantry_openai::{ApiError, Common, ErrorCode, Priority, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
+use super::budget::Share;
 use super::choices::{Choices, Gathered, sum_of};
 use super::errors::{Failure, of_submission, unanswered};
 use super::middleware::{CountedLater, RequestIdentity};
@@ -50,7 +51,7 @@ struct Asked {
     prompt: Prompt,
     common: Common,
     origin: Origin,
-    share: body::Share,
+    share: Share,
 }
 
 /// What is known of a request before its body.
@@ -172,7 +173,7 @@ pub(super) struct Observed {
     /// When each choice's last text came.
     last_tokens: Vec<Option<Instant>>,
     /// Held as long as the request may hold its prompt.
-    _share: body::Share,
+    _share: Share,
 }
 
 impl Observed {
@@ -183,7 +184,7 @@ impl Observed {
         origin: Origin,
         priority: Option<Priority>,
         choices: usize,
-        share: body::Share,
+        share: Share,
     ) -> Self {
         Self {
             metrics: Arc::clone(&app.metrics),

@@ -7,6 +7,7 @@
 
 mod answer;
 mod body;
+mod budget;
 mod choices;
 mod errors;
 mod generate;
@@ -32,7 +33,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::routing::Router;
 use crate::version::Version;
-use body::BodyBudget;
+use budget::Budget;
+pub use budget::Peer;
 use errors::Failure;
 
 /// What all requests share.
@@ -40,9 +42,9 @@ pub struct App {
     router: Arc<Router>,
     metrics: Arc<Metrics>,
     draining: AtomicBool,
-    bodies: BodyBudget,
+    bodies: Budget,
     /// What answers with vectors take, which must not have small bodies wait behind large answers.
-    answers: BodyBudget,
+    answers: Budget,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
 }
@@ -56,8 +58,8 @@ impl App {
             router,
             metrics,
             draining: AtomicBool::new(false),
-            bodies: BodyBudget::new(),
-            answers: BodyBudget::new(),
+            bodies: Budget::new(),
+            answers: Budget::new(),
             loading,
         })
     }
@@ -75,9 +77,16 @@ impl App {
         Ok(version)
     }
 
-    /// From now on the server says that it is not ready; requests are still served.
+    /// From now on the server says that it is not ready, and that each connection ends with its answer; requests are still
+    /// served.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether the server is about to end.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
     }
 }
 
@@ -93,15 +102,25 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .route("/reranking", post(pooled::rerank))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
-        .route("/healthz", get(ready::alive))
-        .route("/readyz", get(ready::ready))
-        .route("/metrics", get(metrics))
+        .merge(probes())
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
         .with_state(Arc::clone(app))
         .layer(CatchPanicLayer::custom(errors::panicked))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))
         .layer(from_fn(middleware::request_id))
+}
+
+/// What the port of probes and metrics answers.
+pub fn probe_routes(app: &Arc<App>) -> axum::Router {
+    probes().with_state(Arc::clone(app)).layer(CatchPanicLayer::custom(errors::panicked))
+}
+
+fn probes() -> axum::Router<Arc<App>> {
+    axum::Router::new()
+        .route("/healthz", get(ready::alive))
+        .route("/readyz", get(ready::ready))
+        .route("/metrics", get(metrics))
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
 use gantry_openai::{ApiError, EmbeddingInput, EmbeddingList, Priority, ValidEmbeddingsRequest, ValidRerankRequest};
 
+use super::budget::{Peer, Share};
 use super::errors::{Failure, of_submission, unanswered};
 use super::generate::{Observed, Origin, VERSION_HEADER};
 use super::middleware::CountedLater;
@@ -23,6 +24,7 @@ use crate::version::{PoolRequest, Pooled, SubmitError, Version};
 
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let origin = Origin::read(&request)?;
+    let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
     let (body, share) = body::read(&app.bodies, request).await?;
     let mut valid = ValidEmbeddingsRequest::parse(&body)?;
     drop(body);
@@ -40,7 +42,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let numbers = count.saturating_mul(width as usize);
     // Half of the budget is the most, so that the longest answer of the widest model can be given.
     let answer = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER).min(BODY_BUDGET_BYTES / 2);
-    let answer_share = app.answers.take(answer, BODY_BUDGET_WAIT).await?;
+    let answer_share = app.answers.take(peer, answer, BODY_BUDGET_WAIT).await?;
     let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Embeddings, &version, origin, Some(priority), 0, share);
     let encoding = valid.encoding;
@@ -73,7 +75,7 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
 /// An answer and its share of the budget, which it keeps until the client has it.
 struct Held {
     body: Vec<u8>,
-    _share: body::Share,
+    _share: Share,
 }
 
 impl AsRef<[u8]> for Held {

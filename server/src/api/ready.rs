@@ -1,7 +1,6 @@
 //! `/healthz`: the process answers. `/readyz`: a token can be decoded now, or why not.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::Json;
 use axum::extract::State;
@@ -27,7 +26,7 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> (StatusCode, Json<Valu
 }
 
 async fn check(app: &App) -> Result<(), String> {
-    if app.draining.load(Ordering::Acquire) {
+    if app.is_draining() {
         return Err("the server is shutting down".to_owned());
     }
     let Some(version) = app.router.active() else { return Err(app.why_no_version()) };

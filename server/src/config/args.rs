@@ -225,6 +225,10 @@ pub struct HttpArgs {
     /// The port to listen on; 0: any free one, which is printed
     #[arg(long, env = "GANTRY_HTTP_PORT", default_value = "8080", value_name = "PORT", allow_hyphen_values = true)]
     pub port: String,
+    /// A port of its own for /healthz, /readyz and /metrics, which no crowd on the other keeps from answering; 0: any free
+    /// one, which the log tells; -1: none for serve, 8081 for pod
+    #[arg(long, env = "GANTRY_METRICS_PORT", default_value = "-1", value_name = "PORT", allow_hyphen_values = true)]
+    pub metrics_port: String,
     /// Seconds that requests in flight may take to end after SIGTERM
     #[arg(
         long,

@@ -5,7 +5,7 @@
 //! alone, which then drains. Its log passes through the front, which keeps the last lines to explain a death.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -20,8 +20,9 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::threads::Threads;
-use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_TAIL_LINES};
+use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_PIECE_BYTES, WORKER_LOG_TAIL_LINES};
 use crate::processors::Processors;
+use crate::telemetry;
 
 /// glibc's name for how it asks for huge pages; 1: by `madvise`.
 const HUGE_PAGES: &str = "glibc.malloc.hugetlb";
@@ -187,10 +188,12 @@ impl LogTail {
     }
 }
 
-/// Copies a worker's log to our own and keeps its tail.
+/// Copies a worker's log to our own, line by line, and keeps its tail. Ours never blocks, so the worker never does.
 async fn pass_log(stderr: ChildStderr, tail: Arc<LogTail>) {
     let mut reader = BufReader::new(stderr);
     let mut line = Vec::new();
+    // Whether what is in `line` goes on with one that was too long.
+    let mut goes_on = false;
     loop {
         let chunk = match reader.fill_buf().await {
             Ok([]) => break,
@@ -200,21 +203,27 @@ async fn pass_log(stderr: ChildStderr, tail: Arc<LogTail>) {
                 break;
             }
         };
-        // A log that cannot be written is no reason to stop reading: the worker would block on a full pipe.
-        let _ = io::stderr().write_all(chunk);
-        for &byte in chunk {
-            if byte == b'\n' {
-                tail.push(&line);
-                line.clear();
-            } else if line.len() < WORKER_LOG_LINE_BYTES {
-                line.push(byte);
-            }
+        let end = chunk.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+        let taken = end.unwrap_or(chunk.len());
+        line.extend_from_slice(&chunk[..taken]);
+        reader.consume(taken);
+        if end.is_some() || line.len() >= WORKER_LOG_PIECE_BYTES {
+            pass_line(&line, goes_on, &tail);
+            goes_on = end.is_none();
+            line.clear();
         }
-        let read = chunk.len();
-        reader.consume(read);
     }
     if !line.is_empty() {
-        tail.push(&line);
+        line.push(b'\n');
+        pass_line(&line, goes_on, &tail);
+    }
+}
+
+fn pass_line(line: &[u8], goes_on: bool, tail: &LogTail) {
+    telemetry::write_lines(line);
+    if !goes_on {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        tail.push(&line[..line.len().min(WORKER_LOG_LINE_BYTES)]);
     }
 }
 

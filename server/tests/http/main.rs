@@ -8,7 +8,9 @@ mod backends;
 mod bad_input;
 mod cache;
 mod choices;
+mod crowds;
 mod dispatch;
+mod drain;
 mod faults;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
@@ -16,6 +18,7 @@ mod load;
 mod memory;
 mod pooled;
 mod reference;
+mod restarts;
 mod script;
 mod server;
 mod swap;

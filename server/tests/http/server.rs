@@ -1,6 +1,7 @@
 //! A running server, and clients for it.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, Once};
@@ -70,9 +71,13 @@ impl Server {
     }
 
     fn launch_with(file: &Path, args: &[&str], folder: Option<tempfile::TempDir>) -> Self {
+        Self::launch_as(command(file), args, folder)
+    }
+
+    /// Starts what ends in `gantry-server serve` on a file.
+    pub(crate) fn launch_as(mut command: Command, args: &[&str], folder: Option<tempfile::TempDir>) -> Self {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
-        let mut command = command(file);
         if !args.contains(&"--threads") {
             command.args(["--threads", "1"]);
         }
@@ -92,6 +97,23 @@ impl Server {
         stdout.read_line(&mut line).unwrap();
         let base = line.trim().strip_prefix("listening on ").expect("the first line tells the address").to_owned();
         Self { child, base, client: reqwest::Client::new(), log, _folder: folder }
+    }
+
+    /// Where it is reached.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.base.strip_prefix("http://").unwrap().parse().unwrap()
+    }
+
+    /// Where its probes are answered, with `--metrics-port`.
+    pub(crate) async fn probes_address(&self) -> SocketAddr {
+        let told = || {
+            let log = self.log();
+            let line = log.lines().find(|line| line.contains("listening for probes and metrics"))?;
+            let line: Value = serde_json::from_str(line).unwrap();
+            line["address"].as_str().unwrap().parse().ok()
+        };
+        await_condition("the port of probes to be told", async || told().is_some()).await;
+        told().unwrap()
     }
 
     pub(crate) fn url(&self, path: &str) -> String {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gantry_server::api::App;
 use gantry_server::routing::{Router, Routing};
-use gantry_server::serve;
+use gantry_server::serve::{self, Ports};
 use gantry_server::version::{
     GenerateRequest, GenerationError, LoadError, RuntimeSettings, SubmitError, Version, VersionSpec, WorkerConfig,
     WorkerHealth,
@@ -47,7 +47,8 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     let listener = serve::listen("127.0.0.1", 0).await.unwrap();
     let url = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    let server = tokio::spawn(serve::run(listener, App::new(Arc::clone(&router), None), stop.clone(), PATIENCE));
+    let ports = Ports { requests: listener, probes: None };
+    let server = tokio::spawn(serve::run(ports, App::new(Arc::clone(&router), None), stop.clone(), PATIENCE));
 
     drop(rustls::crypto::ring::default_provider().install_default());
     let client = reqwest::Client::new();

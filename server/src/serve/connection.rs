@@ -1,0 +1,306 @@
+//! One connection: HTTP/1.1 on a socket, and what it is doing at each moment.
+//!
+//! hyper does not say whether a connection is silent, asks for something or is idle, so it is seen from outside: bytes that
+//! are read, a request that is handed on, an answer whose body has been taken, and the flush after it. By that it is known
+//! who may be made to leave, and at the end of the server who is waited for.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, HttpBody};
+use axum::http::{HeaderValue, Request, Response, header};
+use bytes::Bytes;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tower::Service;
+
+use super::table::{Id, Phase, Room, Table};
+use crate::api::{App, Peer};
+use crate::limits::{CLIENT_STALL_LIMIT, DRAIN_QUIET_LIMIT, HEADER_READ_LIMIT, MAX_HEAD_BYTES};
+use crate::metrics::Metrics;
+
+/// All connections of one listener.
+pub(super) struct Connections {
+    table: Mutex<Table>,
+    /// One has ended, or waits for a request.
+    changed: Notify,
+    metrics: Arc<Metrics>,
+}
+
+impl Connections {
+    pub(super) fn new(limit: usize, metrics: &Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self { table: Mutex::new(Table::new(limit)), changed: Notify::new(), metrics: Arc::clone(metrics) })
+    }
+
+    /// Waits until there is room for one more.
+    pub(super) async fn room(&self) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // From here on nothing that changes goes unnoticed.
+            changed.as_mut().enable();
+            let room = self.with(|table| table.make_room(Instant::now()));
+            let Room::None(wait) = room else { return self.dismiss(room) };
+            tokio::select! {
+                () = changed => {}
+                () = sleep(wait.unwrap_or(CLIENT_STALL_LIMIT)) => {}
+            }
+        }
+    }
+
+    /// Has one leave that nothing is asked on, if there is one.
+    pub(super) fn shed(&self) {
+        self.dismiss(self.with(|table| table.shed(Instant::now())));
+    }
+
+    fn dismiss(&self, room: Room) {
+        if let Room::Made(phase, leave) = room {
+            self.metrics.connection_shed(phase);
+            leave.notify_one();
+        }
+    }
+
+    pub(super) fn open(self: &Arc<Self>) -> Arc<Place> {
+        let (id, leave) = self.with(|table| table.open(Instant::now()));
+        let state = AtomicU8::new(State::Waiting as u8);
+        Arc::new(Place { connections: Arc::clone(self), id, leave, state, quiet: Notify::new() })
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.with(|table| table.len())
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
+        change(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What the connection itself knows of its phase, so that it asks for the table's lock only when that changes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Waiting,
+    Busy,
+    /// hyper has the whole answer and is sending it.
+    Ending,
+    Idle,
+}
+
+/// A connection's place among the others, given back when dropped.
+pub(super) struct Place {
+    connections: Arc<Connections>,
+    id: Id,
+    leave: Arc<Notify>,
+    state: AtomicU8,
+    /// Nothing is asked on it any more.
+    quiet: Notify,
+}
+
+impl Place {
+    fn turn(&self, from: State, to: State) {
+        if self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
+        let phase = match to {
+            State::Waiting => Phase::Waiting,
+            State::Busy => Phase::Busy,
+            State::Idle => Phase::Idle,
+            State::Ending => return,
+        };
+        self.connections.with(|table| table.turn(self.id, phase, Instant::now()));
+        if phase != Phase::Busy {
+            self.quiet.notify_one();
+            self.connections.changed.notify_waiters();
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        let state = self.state.load(Ordering::Acquire);
+        state == State::Busy as u8 || state == State::Ending as u8
+    }
+
+    /// Waits until the server closes and nothing has been asked for [`DRAIN_QUIET_LIMIT`].
+    async fn over(&self, closing: &CancellationToken) -> Phase {
+        closing.cancelled().await;
+        loop {
+            match self.connections.with(|table| table.quiet_since(self.id)) {
+                None => self.quiet.notified().await,
+                Some((phase, since)) if since.elapsed() >= DRAIN_QUIET_LIMIT => return phase,
+                Some((_, since)) => sleep_until(since + DRAIN_QUIET_LIMIT).await,
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.with(|table| table.close(self.id));
+        self.connections.changed.notify_waiters();
+    }
+}
+
+/// Serves a connection to its end.
+pub(super) async fn serve(
+    stream: TcpStream,
+    routes: axum::Router,
+    place: Arc<Place>,
+    app: Arc<App>,
+    closing: CancellationToken,
+) {
+    if let Err(error) = prepare(&stream) {
+        tracing::debug!(%error, "cannot set a connection's options");
+    }
+    let peer = stream.peer_addr().map(|address| Peer::of(address.ip())).unwrap_or_default();
+    let service = service_fn(|request: Request<Incoming>| {
+        for before in [State::Waiting, State::Idle, State::Ending] {
+            place.turn(before, State::Busy);
+        }
+        let answering = Answering(Arc::clone(&place));
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(peer);
+        let answer = routes.clone().call(request);
+        let app = Arc::clone(&app);
+        async move {
+            let mut response: Response<Body> = answer.await?;
+            if app.is_draining() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response.map(|body| Answer { body, _answering: answering }))
+        }
+    });
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_READ_LIMIT).max_buf_size(MAX_HEAD_BYTES);
+    let stream = TokioIo::new(Watched { stream, place: Arc::clone(&place) });
+    let mut serving = pin!(server.serve_connection(stream, service));
+    let mut ending = false;
+    let served = loop {
+        tokio::select! {
+            biased;
+            served = &mut serving => break served,
+            // What is asked in the moment in which it is to leave is answered.
+            () = place.leave.notified(), if !ending => {
+                if !place.is_busy() {
+                    return;
+                }
+            }
+            phase = place.over(&closing), if !ending => {
+                // A part of a head may stay one for ever.
+                if phase == Phase::Waiting {
+                    return;
+                }
+            }
+        }
+        ending = true;
+        serving.as_mut().graceful_shutdown();
+    };
+    if let Err(error) = served {
+        // A client that left, or spoke no HTTP.
+        tracing::debug!(%error, "a connection ended with an error");
+    }
+}
+
+/// Each token is a small write that must not wait for the last one's acknowledgement. And who takes nothing, or has gone
+/// without a word, must not keep its place, its answer and its share of memory.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_user_timeout(Some(CLIENT_STALL_LIMIT))?;
+    socket
+        .set_tcp_keepalive(&TcpKeepalive::new().with_time(CLIENT_STALL_LIMIT / 2).with_interval(CLIENT_STALL_LIMIT / 4))
+}
+
+/// A request that is being answered.
+struct Answering(Arc<Place>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.turn(State::Busy, State::Ending);
+    }
+}
+
+/// A body that tells when hyper has all of it.
+struct Answer {
+    body: Body,
+    _answering: Answering,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A socket whose reads and flushes tell what its connection is doing.
+struct Watched {
+    stream: TcpStream,
+    place: Arc<Place>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.place.turn(State::Idle, State::Waiting);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper flushes when nothing is left in its own buffer.
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        if flushed.is_ready() {
+            self.place.turn(State::Ending, State::Idle);
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

@@ -1,0 +1,167 @@
+#![allow(clippy::unwrap_used)]
+//! Real connections on the loopback, against the app without a model.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::api;
+use crate::limits::SHED_MIN_AGE;
+use crate::routing::Router;
+
+/// Connections of one listener, each served by a task.
+struct Served {
+    listener: TcpListener,
+    connections: Arc<Connections>,
+    app: Arc<App>,
+    closing: CancellationToken,
+}
+
+impl Served {
+    async fn new(limit: usize) -> Self {
+        let app = App::new(Router::new(), None);
+        let connections = Connections::new(limit, app.metrics());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self { listener, connections, app, closing: CancellationToken::new() }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        let client = TcpStream::connect(self.listener.local_addr().unwrap());
+        let (client, accepted) = tokio::join!(client, self.listener.accept());
+        self.connections.room().await;
+        let place = self.connections.open();
+        let (app, closing) = (Arc::clone(&self.app), self.closing.clone());
+        tokio::spawn(serve(accepted.unwrap().0, api::routes(&app), place, app, closing));
+        client.unwrap()
+    }
+
+    /// Waits until so many are in the table.
+    async fn until_open(&self, count: usize) {
+        while self.connections.len() != count {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn shed(&self) -> (u64, u64) {
+        let text = self.app.metrics().encode().unwrap();
+        let figure = |phase: &str| {
+            let start = format!("gantry_connections_shed_total{{phase=\"{phase}\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().parse().unwrap()
+        };
+        (figure("waiting"), figure("idle"))
+    }
+}
+
+const HEALTH: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+
+/// Asks, and reads the answer.
+async fn ask(stream: &mut TcpStream) -> String {
+    stream.write_all(HEALTH).await.unwrap();
+    answer(stream).await
+}
+
+/// The next answer on a connection: its end is the end of its JSON.
+async fn answer(stream: &mut TcpStream) -> String {
+    let (mut text, mut block) = (String::new(), [0; 1024]);
+    while !text.ends_with('}') {
+        let read = stream.read(&mut block).await.unwrap();
+        assert!(read > 0, "the connection ended after {text:?}");
+        text.push_str(std::str::from_utf8(&block[..read]).unwrap());
+    }
+    text
+}
+
+/// Whether the other side closes, as it should within a moment.
+async fn ends(stream: &mut TcpStream) -> bool {
+    matches!(stream.read(&mut [0; 1]).await, Ok(0) | Err(_))
+}
+
+#[tokio::test]
+async fn connections_end_with_their_clients() {
+    let served = Served::new(1).await;
+    let client = served.connect().await;
+    let socket = SockRef::from(&client);
+    prepare(&client).unwrap();
+    assert!(client.nodelay().unwrap() && socket.keepalive().unwrap());
+    assert_eq!(socket.tcp_user_timeout().unwrap(), Some(CLIENT_STALL_LIMIT));
+    drop(client);
+    served.until_open(0).await;
+}
+
+#[tokio::test]
+async fn who_has_asked_nothing_makes_room_and_who_is_answered_does_not_notice() {
+    let served = Served::new(4).await;
+    let mut idle = served.connect().await;
+    assert!(ask(&mut idle).await.contains("200 OK"));
+    // A body that is on its way is a request.
+    let mut busy = served.connect().await;
+    let head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n{\"prompt\":";
+    busy.write_all(head).await.unwrap();
+    let mut silent = served.connect().await;
+    let mut partial = served.connect().await;
+    partial.write_all(b"GET /healthz HT").await.unwrap();
+    sleep(SHED_MIN_AGE).await;
+    let mut newcomers = [served.connect().await, served.connect().await];
+    assert!(ends(&mut silent).await && ends(&mut partial).await);
+    assert_eq!(served.shed(), (2, 0));
+    for stream in &mut newcomers {
+        assert!(ask(stream).await.contains("200 OK"));
+    }
+    assert!(ask(&mut idle).await.contains("200 OK"));
+    busy.write_all(b"\"x\"}      ").await.unwrap();
+    assert!(answer(&mut busy).await.starts_with("HTTP/1.1 503"));
+}
+
+#[tokio::test]
+async fn who_is_idle_goes_when_nobody_is_silent() {
+    let served = Served::new(2).await;
+    let (mut first, mut second) = (served.connect().await, served.connect().await);
+    for stream in [&mut first, &mut second] {
+        assert!(ask(stream).await.contains("200 OK"));
+    }
+    // Asked on again, so the second has been idle for longer.
+    assert!(ask(&mut first).await.contains("200 OK"));
+    let mut newcomer = served.connect().await;
+    assert!(ends(&mut second).await);
+    assert!(ask(&mut newcomer).await.contains("200 OK"));
+    assert!(ask(&mut first).await.contains("200 OK"));
+    assert_eq!(served.shed(), (0, 1));
+}
+
+#[tokio::test]
+async fn at_the_end_the_idle_and_the_unfinished_go_and_what_is_asked_is_answered_with_close() {
+    let served = Served::new(8).await;
+    let mut idle = served.connect().await;
+    assert!(!ask(&mut idle).await.contains("connection: close"));
+    let mut reused = served.connect().await;
+    ask(&mut reused).await;
+    let mut partial = served.connect().await;
+    partial.write_all(b"GET /healthz HT").await.unwrap();
+    let mut silent = served.connect().await;
+    served.app.start_draining();
+    // The first second: all are there, and the next answer is the last.
+    assert!(ask(&mut reused).await.contains("connection: close"));
+    assert!(ends(&mut reused).await);
+    let closed = Instant::now();
+    served.closing.cancel();
+    // Who connected in the last moment has a request on its way, and that is answered.
+    let mut late = served.connect().await;
+    assert!(ask(&mut late).await.contains("connection: close"));
+    for stream in [&mut idle, &mut partial, &mut silent, &mut late] {
+        assert!(ends(stream).await);
+    }
+    served.until_open(0).await;
+    assert!(closed.elapsed() < DRAIN_QUIET_LIMIT * 5, "{:?}", closed.elapsed());
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_long_is_refused() {
+    let served = Served::new(1).await;
+    let mut client = served.connect().await;
+    let head = format!("GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: {}", "x".repeat(MAX_HEAD_BYTES));
+    client.write_all(head.as_bytes()).await.unwrap();
+    let mut text = vec![0; 64];
+    let read = client.read(&mut text).await.unwrap();
+    assert!(text[..read].starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&text[..read]));
+    served.until_open(0).await;
+}

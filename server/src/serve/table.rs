@@ -1,0 +1,237 @@
+//! The connections of one listener: what each is doing, and which one makes room when there are as many as may be.
+//!
+//! Pure: [`Table`] is told what happened and when. Who asks for something (`Busy`) is never made to leave. Of the others,
+//! those go first of which no whole head has come (`Waiting`), the one that has waited longest before the others, so that a
+//! client that has just connected gets to send its request while thousands are silent; then those between two requests
+//! (`Idle`), the one idle longest first. Absent: sockets, which are [`super::connection`]'s.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::limits::SHED_MIN_AGE;
+
+/// A connection's number.
+pub(super) type Id = u64;
+
+/// What a connection is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// It is new, or a part of a head has come.
+    Waiting,
+    /// A request's head has come and its answer has not gone out to its end.
+    Busy,
+    /// It has been answered, and nothing has come since.
+    Idle,
+}
+
+impl Phase {
+    /// The label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Busy => "busy",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+struct Entry {
+    phase: Phase,
+    since: Instant,
+    /// Tells it to leave.
+    leave: Arc<Notify>,
+}
+
+/// Whether there is room for one more.
+#[derive(Debug)]
+pub(super) enum Room {
+    /// There is.
+    Free,
+    /// There is, since this one leaves.
+    Made(Phase, Arc<Notify>),
+    /// There is none before one ends, or this time passes.
+    None(Option<Duration>),
+}
+
+/// See the module.
+pub(super) struct Table {
+    limit: usize,
+    entries: HashMap<Id, Entry>,
+    waiting: BTreeSet<(Instant, Id)>,
+    idle: BTreeSet<(Instant, Id)>,
+    next: Id,
+}
+
+impl Table {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, entries: HashMap::new(), waiting: BTreeSet::new(), idle: BTreeSet::new(), next: 0 }
+    }
+
+    pub(super) fn open(&mut self, now: Instant) -> (Id, Arc<Notify>) {
+        let (id, leave) = (self.next, Arc::new(Notify::new()));
+        self.next += 1;
+        self.entries.insert(id, Entry { phase: Phase::Waiting, since: now, leave: Arc::clone(&leave) });
+        self.waiting.insert((now, id));
+        (id, leave)
+    }
+
+    /// It has gone over to another phase. One that was told to leave is not in the table any more.
+    pub(super) fn turn(&mut self, id: Id, phase: Phase, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let (before, since) = (entry.phase, entry.since);
+        (entry.phase, entry.since) = (phase, now);
+        if let Some(quiet) = self.quiet(before) {
+            quiet.remove(&(since, id));
+        }
+        if let Some(quiet) = self.quiet(phase) {
+            quiet.insert((now, id));
+        }
+    }
+
+    pub(super) fn close(&mut self, id: Id) {
+        if let Some(entry) = self.entries.remove(&id)
+            && let Some(quiet) = self.quiet(entry.phase)
+        {
+            quiet.remove(&(entry.since, id));
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Since when nothing is asked on it, or `None` while something is.
+    pub(super) fn quiet_since(&self, id: Id) -> Option<(Phase, Instant)> {
+        let entry = self.entries.get(&id)?;
+        (entry.phase != Phase::Busy).then_some((entry.phase, entry.since))
+    }
+
+    /// Makes room for one more where that is needed and can be.
+    pub(super) fn make_room(&mut self, now: Instant) -> Room {
+        if self.entries.len() < self.limit { Room::Free } else { self.shed(now) }
+    }
+
+    /// Has the one leave that is missed least.
+    pub(super) fn shed(&mut self, now: Instant) -> Room {
+        let oldest = self.waiting.first().copied();
+        let due = oldest.filter(|(since, _)| now.saturating_duration_since(*since) >= SHED_MIN_AGE);
+        let Some((_, id)) = due.or_else(|| self.idle.first().copied()) else {
+            return Room::None(oldest.map(|(since, _)| SHED_MIN_AGE.saturating_sub(now - since)));
+        };
+        let Some(entry) = self.entries.get(&id) else { return Room::None(None) };
+        let (phase, leave) = (entry.phase, Arc::clone(&entry.leave));
+        self.close(id);
+        Room::Made(phase, leave)
+    }
+
+    fn quiet(&mut self, phase: Phase) -> Option<&mut BTreeSet<(Instant, Id)>> {
+        match phase {
+            Phase::Waiting => Some(&mut self.waiting),
+            Phase::Idle => Some(&mut self.idle),
+            Phase::Busy => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What leaves: its number, by the notification that it gets.
+    fn shed(table: &mut Table, tokens: &[(Id, Arc<Notify>)], now: Instant) -> Option<Id> {
+        match table.make_room(now) {
+            Room::Made(_, leave) => Some(tokens.iter().find(|(_, token)| Arc::ptr_eq(token, &leave)).unwrap().0),
+            Room::Free | Room::None(_) => None,
+        }
+    }
+
+    #[test]
+    fn the_silent_go_first_then_the_idle_and_nobody_who_asks() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut table = Table::new(5);
+        let tokens: Vec<_> = (0..5).map(|n| table.open(at(n))).collect();
+        table.turn(0, Phase::Busy, at(10));
+        table.turn(3, Phase::Busy, at(11));
+        table.turn(1, Phase::Busy, at(12));
+        table.turn(1, Phase::Idle, at(13));
+        table.turn(3, Phase::Idle, at(20));
+        // 2 and 4 have sent nothing, 3 was answered after 1, 0 is being answered.
+        let later = at(10_000);
+        let mut gone = Vec::new();
+        while let Some(id) = shed(&mut table, &tokens, later) {
+            gone.push(id);
+            table.limit -= 1;
+        }
+        assert_eq!(gone, [2, 4, 1, 3]);
+        assert!(matches!(table.make_room(later), Room::None(None)));
+        table.turn(0, Phase::Idle, later);
+        assert_eq!(shed(&mut table, &tokens, later), Some(0));
+    }
+
+    #[test]
+    fn one_that_has_just_come_gets_to_ask() {
+        let start = Instant::now();
+        let mut table = Table::new(2);
+        let mut tokens = vec![table.open(start), table.open(start)];
+        table.turn(0, Phase::Busy, start);
+        // The newcomer does not go for the next one, but the one that is idle.
+        let Room::None(Some(wait)) = table.make_room(start) else { panic!() };
+        assert_eq!(wait, SHED_MIN_AGE);
+        table.turn(0, Phase::Idle, start);
+        assert_eq!(shed(&mut table, &tokens, start), Some(0));
+        tokens.push(table.open(start + SHED_MIN_AGE));
+        assert_eq!(shed(&mut table, &tokens, start + SHED_MIN_AGE), Some(1));
+    }
+
+    proptest! {
+        /// Against a plain list: who leaves is never busy, and the one with the least claim.
+        #[test]
+        fn the_one_with_the_least_claim_leaves(steps in prop::collection::vec((0_u8..5, 0_usize..12, 0_u64..90), 1..200)) {
+            let mut now = Instant::now();
+            let mut table = Table::new(8);
+            let mut tokens = Vec::new();
+            let mut open: Vec<(Id, Phase, Instant)> = Vec::new();
+            for (step, pick, ms) in steps {
+                now += Duration::from_millis(ms);
+                let picked = (!open.is_empty()).then(|| pick % open.len());
+                match (step, picked) {
+                    (0, Some(at)) => table.close(open.swap_remove(at).0),
+                    (1..=3, Some(at)) => {
+                        let phase = [Phase::Waiting, Phase::Busy, Phase::Idle][usize::from(step) - 1];
+                        table.turn(open[at].0, phase, now);
+                        open[at] = (open[at].0, phase, now);
+                    }
+                    _ => {
+                        let claim = |&(id, phase, since): &(Id, Phase, Instant)| match phase {
+                            Phase::Waiting => (now - since >= SHED_MIN_AGE).then_some((0, since, id)),
+                            Phase::Idle => Some((1, since, id)),
+                            Phase::Busy => None,
+                        };
+                        let full = open.len() >= 8;
+                        let expected = open.iter().filter(|_| full).filter_map(claim).min().map(|(_, _, id)| id);
+                        prop_assert_eq!(shed(&mut table, &tokens, now), expected);
+                        open.retain(|(id, ..)| Some(*id) != expected);
+                        if open.len() < 8 {
+                            let (id, token) = table.open(now);
+                            tokens.push((id, token));
+                            open.push((id, Phase::Waiting, now));
+                        }
+                    }
+                }
+                prop_assert_eq!(table.len(), open.len());
+                let quiet = open.iter().filter(|(_, phase, _)| *phase != Phase::Busy).count();
+                prop_assert_eq!(table.waiting.len() + table.idle.len(), quiet);
+            }
+        }
+    }
+}
