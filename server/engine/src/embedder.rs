@@ -357,7 +357,8 @@ impl Preparer {
                 texts
                     .map(|(i, document)| {
                         let param = format!("documents[{i}]");
-                        self.fits(&param, self.vocabulary.pair(&query, self.checked(&param, &document)?)?)
+                        let pair = self.vocabulary.pair(&query, self.checked(&param, &document)?);
+                        self.fits(&param, pair.map_err(|error| error.of(&param))?)
                     })
                     .collect()
             }
@@ -381,10 +382,7 @@ impl Preparer {
     }
 
     fn tokenize(&self, param: &str, text: &str) -> Result<Vec<Token>, RequestError> {
-        self.vocabulary.tokenize(self.checked(param, text)?).map_err(|error| match error {
-            RequestError::InvalidRequest { code, message, .. } => RequestError::invalid(param, &code, message),
-            other => other,
-        })
+        self.vocabulary.tokenize(self.checked(param, text)?).map_err(|error| error.of(param))
     }
 
     fn fits(&self, param: &str, tokens: Vec<Token>) -> Result<Vec<Token>, RequestError> {

@@ -156,6 +156,14 @@ impl RequestError {
         Self::InvalidRequest { param: Some(param.to_owned()), code: code.to_owned(), message: message.into() }
     }
 
+    /// The same, with the field at fault named as the client named it.
+    pub(crate) fn of(self, name: &str) -> Self {
+        match self {
+            Self::InvalidRequest { code, message, .. } => Self::invalid(name, &code, message),
+            other => other,
+        }
+    }
+
     /// A short, stable word for programs.
     #[must_use]
     pub fn code(&self) -> &str {

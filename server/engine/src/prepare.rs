@@ -196,7 +196,7 @@ impl Preparer {
         check_length(param, text)?;
         // Tokenising takes many times the memory of the text, so one that cannot fit is not tokenised.
         self.check_tokens(text.len() / self.vocabulary.longest_token().max(1))?;
-        self.vocabulary.tokenize(text)
+        self.vocabulary.tokenize(text).map_err(|error| error.of(param))
     }
 
     fn check_tokens(&self, tokens: usize) -> Result<(), RequestError> {

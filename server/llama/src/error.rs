@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::limits::{MAX_RUN_CHARS, MAX_RUN_WORK};
+
 /// llama.cpp could not be initialised with the backends there are.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
@@ -257,6 +259,27 @@ pub enum TokenizeError {
         /// Its length.
         bytes: usize,
     },
+    /// A run of characters on which this model's pre-tokeniser would recurse too deep.
+    #[error(
+        "the text has a run of {chars} characters without a break, more than the {MAX_RUN_CHARS} that this model's \
+         tokeniser can take; break it, by a space or a line break"
+    )]
+    RunTooLong {
+        /// Characters of the run and of what follows it, as far as they may be matched together.
+        chars: usize,
+    },
+    /// Runs of digits or of spaces that this model's pre-tokeniser would take too long for.
+    #[error(
+        "the text has long runs of digits or spaces, for which this model's tokeniser takes quadratic time: the sum of \
+         their squared lengths is {work}, more than {MAX_RUN_WORK}; shorten or break them"
+    )]
+    RunWork {
+        /// The sum of their squared lengths.
+        work: u64,
+    },
+    /// No thread with a stack that is deep enough for this text.
+    #[error("there is no memory to tokenise this text with: {0}")]
+    NoStack(String),
     /// llama.cpp failed.
     #[error("llama.cpp cannot tokenise this text")]
     Failed,

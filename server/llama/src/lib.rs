@@ -24,10 +24,13 @@ mod error;
 mod gpu;
 mod grammar;
 mod layout;
+mod limits;
 mod logs;
 mod model;
+mod pretokenizer;
 mod rerank;
 mod shim;
+mod tokenize;
 mod vocabulary;
 
 pub use backend::{
@@ -46,5 +49,6 @@ pub use grammar::{
     MAX_REPETITIONS, MAX_RULE_NAME_BYTES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_INTEGER,
     MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES, MAX_SCHEMA_PROPERTIES, MAX_STACKS, MAX_STEPS, TokenTexts,
 };
+pub use limits::{MAX_RUN_CHARS, MAX_RUN_WORK};
 pub use model::{Model, ModelParams, Token};
 pub use vocabulary::MAX_VOCABULARY_DIFFERENCE;

@@ -10,6 +10,7 @@ use llama_cpp_sys_2 as sys;
 
 use crate::error::{ModelError, TokenizeError};
 use crate::gpu::{self, GpuSplit};
+use crate::pretokenizer::PreTokenizer;
 use crate::{backend, logs, shim};
 
 /// A token id.
@@ -35,6 +36,7 @@ pub struct Model {
     ptr: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
     vocab_size: u32,
+    pre_tokenizer: PreTokenizer,
 }
 
 // SAFETY: llama.cpp never writes to a model after it is loaded, but for n_ctx_train when a context with YaRN scaling is
@@ -115,7 +117,9 @@ impl Model {
         // SAFETY: a valid vocabulary.
         let vocab_size = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
         // From here on Drop frees the model.
-        let model = Self { ptr, vocab, vocab_size: u32::try_from(vocab_size).unwrap_or(0) };
+        let vocab_size = u32::try_from(vocab_size).unwrap_or(0);
+        let mut model = Self { ptr, vocab, vocab_size, pre_tokenizer: PreTokenizer::NONE };
+        model.pre_tokenizer = model.find_pre_tokenizer()?;
         // SAFETY: a valid model; these read flags.
         let (encoder, decoder, diffusion) = unsafe {
             (
@@ -134,6 +138,30 @@ impl Model {
             return Err(ModelError::NotGenerative("it is a diffusion model"));
         }
         Ok(model)
+    }
+
+    /// The one that llama.cpp takes: vocabularies other than those of merges have none.
+    fn find_pre_tokenizer(&self) -> Result<PreTokenizer, ModelError> {
+        // SAFETY: a valid vocabulary.
+        if unsafe { sys::llama_vocab_type(self.raw_vocab()) } != sys::LLAMA_VOCAB_TYPE_BPE {
+            return Ok(PreTokenizer::NONE);
+        }
+        let kind = self.metadata(c"tokenizer.ggml.model").unwrap_or_default();
+        let name = self.metadata(c"tokenizer.ggml.pre").unwrap_or_default();
+        // llama.cpp asserts that no space gets to its merges, and here two of them would.
+        if name == "whitespace" && kind != "whitespace" && kind != "gemma4" {
+            let reason = format!(
+                "its pre-tokeniser `whitespace` needs a tokeniser that leaves spaces out, and `{kind}` does not: convert \
+                 it again, with the pre-tokeniser of its tokeniser"
+            );
+            return Err(ModelError::Refused(reason));
+        }
+        // Here llama.cpp does not look at the name.
+        Ok(PreTokenizer::named(if kind == "gemma4" { "gemma4" } else { &name }))
+    }
+
+    pub(crate) fn pre_tokenizer(&self) -> PreTokenizer {
+        self.pre_tokenizer
     }
 
     pub(crate) fn raw(&self) -> *mut sys::llama_model {
@@ -248,43 +276,6 @@ impl Model {
     #[must_use]
     pub fn contains(&self, token: Token) -> bool {
         u32::try_from(token).is_ok_and(|t| t < self.vocab_size)
-    }
-
-    /// Turns text into tokens. `add_special`: begin with BOS (and end with EOS) where the vocabulary says so.
-    /// `parse_special`: special tokens written in the text become those tokens instead of plain text.
-    ///
-    /// # Errors
-    /// When the text is too long to count, or llama.cpp cannot tokenise it.
-    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, TokenizeError> {
-        // BOS and EOS come on top of at most one token a byte; a negative answer must stay a count.
-        const RESERVED: usize = 8;
-        let too_long = || TokenizeError::TooLong { bytes: text.len() };
-        let text_len = i32::try_from(text.len()).map_err(|_| too_long())?;
-        let mut capacity = i32::try_from(text.len() + RESERVED).map_err(|_| too_long())?;
-        let mut tokens: Vec<Token> = Vec::new();
-        // Twice at most: llama.cpp answers with the count it needs when the buffer is short.
-        for _ in 0..2 {
-            tokens.resize(usize::try_from(capacity).map_err(|_| too_long())?, 0);
-            // SAFETY: the text has `text_len` bytes, `tokens` has `capacity` elements, the shim catches exceptions.
-            let n = unsafe {
-                shim::gantry_tokenize(
-                    self.vocab.as_ptr(),
-                    text.as_ptr().cast(),
-                    text_len,
-                    tokens.as_mut_ptr(),
-                    capacity,
-                    add_special,
-                    parse_special,
-                )
-            };
-            if let Ok(n) = usize::try_from(n) {
-                tokens.truncate(n);
-                tokens.shrink_to_fit();
-                return Ok(tokens);
-            }
-            capacity = n.checked_neg().ok_or(TokenizeError::Failed)?;
-        }
-        Err(TokenizeError::Failed)
     }
 
     /// Appends the bytes of a token to `out`; they need not be whole characters. `special`: special tokens are written

@@ -21,6 +21,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Requests", "openai/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),
     ("Layout of the KV cache", "engine/src/kv_plan.rs"),
+    ("Tokenising", "llama/src/limits.rs"),
     ("Grammars", "llama/src/grammar/scan.rs"),
     ("Following a grammar", "llama/src/grammar/machine.rs"),
     ("Patterns in JSON schemas", "llama/src/grammar/pattern.rs"),

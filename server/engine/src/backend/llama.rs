@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use gantry_llama::{
     Backends, Batch, ChatError, ChatTemplate, Context, ContextError, ContextParams, DecodeError, KvType, Model,
-    ModelParams, TokenTexts,
+    ModelParams, TokenTexts, TokenizeError,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -534,6 +534,17 @@ fn cut(context: &mut Context, sequence: u32, len: u32) -> Result<(), BackendErro
     }
 }
 
+/// Why a text that came as `param` became no tokens.
+fn not_tokenised(param: &str, error: &TokenizeError) -> RequestError {
+    match error {
+        TokenizeError::RunTooLong { .. } | TokenizeError::RunWork { .. } => {
+            RequestError::invalid(param, "prompt_run_too_long", error.to_string())
+        }
+        TokenizeError::NoStack(_) => RequestError::Overloaded(error.to_string()),
+        _ => RequestError::invalid(param, "invalid_prompt", error.to_string()),
+    }
+}
+
 impl LlamaVocabulary {
     fn new(model: Arc<Model>, template: Option<ChatTemplate>) -> Self {
         let tokens = || (0..).take(model.vocab_size() as usize);
@@ -559,15 +570,11 @@ impl Vocabulary for LlamaVocabulary {
     }
 
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
-        self.model
-            .tokenize(text, true, true)
-            .map_err(|e| RequestError::invalid("prompt", "invalid_prompt", e.to_string()))
+        self.model.tokenize(text, true, true).map_err(|e| not_tokenised("prompt", &e))
     }
 
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
-        self.model
-            .rerank_tokens(query, document)
-            .map_err(|e| RequestError::invalid("documents", "invalid_prompt", e.to_string()))
+        self.model.rerank_tokens(query, document).map_err(|e| not_tokenised("documents", &e))
     }
 
     fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {

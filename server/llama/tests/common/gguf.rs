@@ -31,14 +31,38 @@ impl Gguf {
         gguf.string("tokenizer.ggml.model", "llama");
         let mut words = vec![String::from("<unk>"), String::from("<s>"), String::from("</s>")];
         words.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
-        gguf.key("tokenizer.ggml.tokens", ARRAY);
-        gguf.values.extend(STRING.to_le_bytes());
-        gguf.values.extend((words.len() as u64).to_le_bytes());
-        words.iter().for_each(|word| text(&mut gguf.values, word));
+        gguf.texts("tokenizer.ggml.tokens", &words);
         gguf.array("tokenizer.ggml.scores", F32, words.iter().map(|_| 0_f32.to_le_bytes()));
         let kind = |i: usize| [2_i32, 3, 3].get(i).copied().unwrap_or(6).to_le_bytes();
         gguf.array("tokenizer.ggml.token_type", I32, (0..words.len()).map(kind));
         gguf
+    }
+
+    /// A vocabulary of merges: the 256 bytes as GPT-2 writes them, three special tokens, and a merge that no test asks for.
+    pub fn merges(architecture: &str, pre_tokenizer: &str) -> Self {
+        let mut gguf = Self::default();
+        gguf.string("general.architecture", architecture);
+        gguf.string("tokenizer.ggml.model", if pre_tokenizer == "whitespace" { pre_tokenizer } else { "gpt2" });
+        gguf.string("tokenizer.ggml.pre", pre_tokenizer);
+        let printed = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let shifted = (0..256).filter(|byte| !printed(byte)).zip(256..).map(|(_, character)| character);
+        let bytes = (0..256).filter(printed).chain(shifted);
+        let mut words: Vec<String> = bytes.map(|character| char::from_u32(character).unwrap().to_string()).collect();
+        words.extend(["<|bos|>", "<|eos|>", "<|turn|>"].map(String::from));
+        gguf.texts("tokenizer.ggml.tokens", &words);
+        let kind = |i: usize| if i < 256 { 1_i32 } else { 3 }.to_le_bytes();
+        gguf.array("tokenizer.ggml.token_type", I32, (0..words.len()).map(kind));
+        gguf.texts("tokenizer.ggml.merges", &[String::from("q x")]);
+        gguf.number("tokenizer.ggml.bos_token_id", 256);
+        gguf.number("tokenizer.ggml.eos_token_id", 257);
+        gguf
+    }
+
+    fn texts(&mut self, key: &str, words: &[String]) {
+        self.key(key, ARRAY);
+        self.values.extend(STRING.to_le_bytes());
+        self.values.extend((words.len() as u64).to_le_bytes());
+        words.iter().for_each(|word| text(&mut self.values, word));
     }
 
     fn key(&mut self, key: &str, kind: u32) {
@@ -187,8 +211,17 @@ pub fn bert(pooling_type: u32) -> Gguf {
 
 /// A model whose even layers see a window of 32 tokens.
 pub fn sliding_window() -> Gguf {
+    sliding_window_of(Gguf::new("gemma2"))
+}
+
+/// A model with a vocabulary of merges.
+pub fn with_pre_tokenizer(name: &str) -> Gguf {
+    sliding_window_of(Gguf::merges("gemma2", name))
+}
+
+/// The same with the vocabulary that was begun with, of 259 tokens.
+pub fn sliding_window_of(mut gguf: Gguf) -> Gguf {
     let (n_embd, ffn) = (32, 64);
-    let mut gguf = Gguf::new("gemma2");
     for (key, value) in [
         ("context_length", 512),
         ("embedding_length", 32),
