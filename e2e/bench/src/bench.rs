@@ -239,7 +239,7 @@ impl Bench {
         let material = Material::read(&self.model(load)?, &self.demo.join("eval.jsonl"))?;
         let warm_up = material.ask(Prompts::Words { shared: 0, own: WARM_UP.0 }, WARM_UP_SEED, 0, WARM_UP.1)?;
         let server = Server::start(setup, &warm_up, &log).await?;
-        let before = server.cost();
+        let (before, ready_ms) = (server.cost(), server.ready_ms);
         let (done, mut finished) = watch::channel(false);
         let course = Course { server: server.address, material, body: setup.body.clone(), seed };
         let drive = async {
@@ -260,6 +260,7 @@ impl Bench {
         server.stop().await?;
         let cpu_s = after.cpu_s - before.cpu_s;
         let figures = &mut run.figures;
+        figures.insert("ready_ms".to_owned(), ready_ms);
         figures.insert("cpu_s".to_owned(), cpu_s);
         if let Some(tokens) = figures.get("tokens").copied().filter(|tokens| *tokens > 0.0) {
             figures.insert("cpu_ms_per_token".to_owned(), cpu_s * 1e3 / tokens);

@@ -124,6 +124,7 @@ pub fn own_size(load: &Load) -> (u32, u32) {
 #[must_use]
 pub fn all(quick: bool) -> Vec<Load> {
     let mut loads = vec![
+        ready(quick),
         single(quick),
         single_q8(quick),
         lookup(quick),
@@ -159,6 +160,29 @@ fn at_most(figure: &'static str, against: Against, bound: f64) -> Aim {
 /// `full`, or in a quick run `small`.
 fn size<T>(quick: bool, full: T, small: T) -> T {
     if quick { small } else { full }
+}
+
+/// How long it takes from the start of a process to the first text of an answer, and what the first prompt of some length takes,
+/// when costs have hardly been measured.
+fn ready(quick: bool) -> Load {
+    Load {
+        name: "ready",
+        title: "from the start of the process to its first text, then 1 prompt of 64 words",
+        model: Model::Shape,
+        ctx_size: 8192,
+        parallel: 8,
+        drive: Drive::Closed {
+            streams: 1,
+            requests: 1,
+            prompts: Prompts::Words { shared: 0, own: size(quick, 64, 8) },
+            max_tokens: 16,
+        },
+        chosen_by: ("ready_ms", Better::Lower),
+        aims: vec![at_most("ready_ms", Against::PeerBest, 1.2), at_most("ttft_p50_ms", Against::PeerBest, 1.2)],
+        repeats: 5,
+        with_peer: true,
+        watches_memory: false,
+    }
 }
 
 fn single(quick: bool) -> Load {

@@ -23,8 +23,10 @@ use crate::{
 
 /// Longest time until a server is ready: a model may have to come from a slow disk.
 const READY_LIMIT: Duration = Duration::from_secs(300);
-/// How often a server is asked whether it is ready, and looked at whether it is gone.
-const READY_POLL: Duration = Duration::from_millis(50);
+/// How often a server is asked whether it is ready.
+const READY_POLL: Duration = Duration::from_millis(10);
+/// How often is looked whether a killed one is gone.
+const STOP_POLL: Duration = Duration::from_millis(50);
 /// Longest time until what a killed server had started is gone too.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of the end of a log that an error shows.
@@ -53,6 +55,8 @@ pub struct Server {
     pid: u32,
     /// Where it listens.
     pub address: SocketAddr,
+    /// Milliseconds from its start to the first text of the first answer.
+    pub ready_ms: f64,
     log: PathBuf,
 }
 
@@ -64,6 +68,7 @@ impl Server {
     pub async fn start(setup: &Setup, first: &Ask, log: &Path) -> Result<Self> {
         let address = free_address()?;
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let begun = Instant::now();
         let child = Command::new(&setup.program)
             .args(&setup.args)
             .args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()])
@@ -75,14 +80,18 @@ impl Server {
             .spawn()
             .with_context(|| format!("cannot start {}", setup.program.display()))?;
         let pid = child.id().context("the server ended at once")?;
-        let mut server = Self { child, pid, address, log: log.to_owned() };
-        server.await_ready(first).await?;
+        let mut server = Self { child, pid, address, ready_ms: 0.0, log: log.to_owned() };
+        server.await_ready(first, begun).await?;
         Ok(server)
     }
 
-    async fn await_ready(&mut self, first: &Ask) -> Result<()> {
-        let begun = Instant::now();
-        while let Some(error) = client::stream(self.address, first, begun, None, &|_| {}).await.error {
+    async fn await_ready(&mut self, first: &Ask, begun: Instant) -> Result<()> {
+        loop {
+            let outcome = client::stream(self.address, first, begun, None, &|_| {}).await;
+            let Some(error) = outcome.error else {
+                self.ready_ms = outcome.events_s.first().map_or(outcome.ended_s, |&first_s| first_s) * 1e3;
+                return Ok(());
+            };
             if let Some(status) = self.child.try_wait()? {
                 bail!("the server ended with {status} before it was ready\n{}", self.log_tail());
             }
@@ -91,7 +100,6 @@ impl Server {
             }
             sleep(READY_POLL).await;
         }
-        Ok(())
     }
 
     /// Its process.
@@ -132,7 +140,7 @@ impl Server {
                 return Ok(());
             }
             ensure!(begun.elapsed() <= STOP_LIMIT, "processes of the server stay after its end: {processes:?}");
-            sleep(READY_POLL).await;
+            sleep(STOP_POLL).await;
         }
     }
 

@@ -17,6 +17,7 @@ pub(crate) fn label(figure: &str) -> (&str, usize) {
         "decode_tokens_per_s" => ("decode rate, tokens/s", 1),
         "requests_per_s" => ("requests/s", 2),
         "wall_s" => ("wall time, s", 2),
+        "ready_ms" => ("from the start to the first text, ms", 0),
         "ttft_p50_ms" => ("TTFT p50, ms", 0),
         "itl_p99_ms" => ("ITL p99, ms", 1),
         "cpu_ms_per_token" => ("CPU per token, ms", 3),

@@ -96,7 +96,7 @@ async fn loads_become_results_a_table_and_plots() {
     let all = loads::all(true);
     let names: Vec<&str> = all.iter().map(|load| load.name).collect();
     let mut results = Results::new(conditions());
-    for name in ["decode-1", "front", "intruder", "leaving"] {
+    for name in ["ready", "decode-1", "front", "intruder", "leaving"] {
         let mut load = all.iter().find(|load| load.name == name).unwrap().clone();
         // One of the three ways to load tries the peer's configurations; it is the same for all.
         load.with_peer = name == "front";
@@ -109,6 +109,10 @@ async fn loads_become_results_a_table_and_plots() {
     assert!(front.trials.len() > 2 && front.trials.iter().all(|trial| trial.value.is_some()));
     assert_eq!(front.peer_default.as_ref().unwrap().runs.len(), 1);
     assert!(front.verdicts().iter().all(|verdict| verdict.ratio.is_some()));
+    let ready = results.loads.iter().find(|load| load.name == "ready").unwrap();
+    let figures = &ready.ours.runs[0];
+    assert_eq!(figures["failed"], 0.0, "{:?}", ready.ours.errors);
+    assert!(figures["ready_ms"] > 1.0 && figures["ready_ms"] < ready.took_s * 1e3, "{figures:?}");
     let decode = results.loads.iter().find(|load| load.name == "decode-1").unwrap();
     assert_eq!(decode.batched_bench, [250.5]);
     let intruder = results.loads.iter().find(|load| load.name == "intruder").unwrap();
@@ -120,7 +124,7 @@ async fn loads_become_results_a_table_and_plots() {
 
     report::write(&results, folder).unwrap();
     let read = Results::read(folder).unwrap().unwrap();
-    assert_eq!((read.schema, read.loads.len()), (SCHEMA, 4));
+    assert_eq!((read.schema, read.loads.len()), (SCHEMA, 5));
     let table = fs::read_to_string(folder.join("table.md")).unwrap();
     assert!(
         table.contains("| demo-v2 q8_0, 64 streams, 512 chats (front-end cost) | requests/s | ≥ 1.10x best |"),
