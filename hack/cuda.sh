@@ -55,6 +55,8 @@ configure() {
     -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DCUDAToolkit_ROOT="$root" \
     -DCMAKE_CUDA_RUNTIME_LIBRARY=Shared >"$cuda/configure.log" 2>&1 ||
     { tail -20 "$cuda/configure.log" >&2; return 1; }
+  # Without graphs each kernel of a step is launched by itself: slower, and nothing would say so.
+  grep -q GGML_CUDA_USE_GRAPHS "$build/build.ninja" || die "the CUDA backend would be compiled without CUDA graphs"
 }
 
 compile() {

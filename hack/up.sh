@@ -18,6 +18,12 @@ prerequisites() {
   has jq || die "jq is missing: install it with your package manager"
 }
 
+# The image runs on this machine's processor, or on any of a cluster that is elsewhere; VARIANTS chooses others.
+cpu_backends() {
+  [[ $(uname -m) == x86_64 ]] || { note "what is linked in is all there is for $(uname -m)"; return; }
+  if is_foreign; then hack/backends.sh; else VARIANTS=${VARIANTS-native} hack/backends.sh; fi
+}
+
 apply() { # apply FILE: server-side, so that what is there already stays as it is
   sed "s#gantry.dev/e2e:dev#$(e2e_image)#" "$manifests/$1" |
     kubectl apply --server-side --field-manager=gantry-demo --namespace $demo_namespace -f - | sed 's/^/    /'
@@ -108,7 +114,10 @@ TEXT
 
 step prerequisites prerequisites
 use_kubeconfig
-if builds_images; then step "binaries (cargo build --release)" build_binaries; fi
+if builds_images; then
+  step "binaries (cargo build --release)" build_binaries
+  step "CPU backends for the server's image" cpu_backends
+fi
 if ! is_foreign; then step "cluster: build its binaries" "$cluster" build; step "cluster: start" "$cluster" up; fi
 if ! is_foreign; then
   step "images: build and load" hack/images.sh load
