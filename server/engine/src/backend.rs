@@ -8,6 +8,7 @@ pub(crate) mod llama;
 pub(crate) mod scripted;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use gantry_llama::TokenTexts;
 
@@ -75,6 +76,11 @@ pub(crate) struct Chunk<'a> {
 /// A model's state and its computation; one owner.
 pub(crate) trait Backend: Send {
     fn limits(&self) -> BackendLimits;
+    /// Ends the batch that is computed when it is raised, with [`BackendError::Failed`], and all that follow until it is
+    /// lowered. `None`: a batch cannot be ended.
+    fn interrupt(&self) -> Option<Arc<AtomicBool>>;
+    /// Bytes of main memory that computing will take, beside what is taken now, at most.
+    fn untouched_bytes(&self) -> u64;
     /// Decodes a batch, whose entries stand in the order of their sequences; the last of these may come first, and the
     /// first last. In a pool those of one sequence may come last wherever it lies.
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError>;

@@ -486,3 +486,23 @@ proptest! {
         machine.check(&budget, rows, None, "any");
     }
 }
+
+#[test]
+fn after_one_token_a_step_is_rather_short_and_the_next_is_right() {
+    // What a token takes by itself, and one of a prompt: two cores with AVX2 and with Zen 5, a large model on them, a GPU whose
+    // first token took long.
+    for (token_ms, prompt_token_ms) in [(25.0, 6.5), (12.0, 2.0), (320.0, 80.0), (250.0, 0.1)] {
+        let mut budget = StepBudget::new(None, 512);
+        let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        budget.guess(ms(token_ms));
+        assert!((budget.cost().step_ms(StepWork::rows(1)) / token_ms - 1.0).abs() < 1e-9);
+        let nobody = Demand::default();
+        let first = budget.prefill_tokens(&nobody);
+        let takes = |tokens: u32| 0.8 * token_ms + f64::from(tokens) * prompt_token_ms;
+        assert!(takes(first) <= MOST_READING_MS || first == LEAST_READING_TOKENS, "{first}: {}", takes(first));
+        let work = StepWork { prefill_tokens: first, ..StepWork::default() };
+        budget.observe(work, ms(takes(first)));
+        let second = budget.prefill_tokens(&nobody);
+        assert!(second >= first && takes(second) <= 1.1 * MOST_READING_MS || second == LEAST_READING_TOKENS);
+    }
+}

@@ -80,6 +80,11 @@ impl<B: Backend> Draft<B> {
         }
     }
 
+    /// See [`Backend::untouched_bytes`].
+    pub(crate) fn untouched_bytes(&self) -> u64 {
+        self.backend.untouched_bytes()
+    }
+
     /// Tokens that may be guessed at a time after so many.
     pub(crate) fn room(&self, len: u32) -> u32 {
         self.max_tokens.min(self.limits.positions.saturating_sub(len))
@@ -95,18 +100,17 @@ impl<B: Backend> Draft<B> {
         std::mem::take(&mut self.spent)
     }
 
-    /// Reads a token and a full batch, so that the first guesses meet warm memory and their cost is known: single tokens
-    /// until one that was held up is no longer believed.
-    pub(crate) fn warm_up(&mut self) -> Result<(), String> {
-        for tokens in [1, MAX_DRAFT_CATCH_UP_TOKENS.min(self.limits.positions), 1, 1, 1, 1, 1, 1] {
-            self.batch.clear();
-            let entry = |position| BatchEntry { token: 0, position, sequence: 0, output: position + 1 == tokens };
-            self.batch.extend((0..tokens).map(entry));
-            let decoded = self.decode(1, tokens - 1);
-            self.clear(0);
-            decoded.map_err(reason)?;
-        }
-        Ok(())
+    /// Reads so many tokens of nobody's, or as many as it has room for, and learns what they cost. Only when there is no work:
+    /// what the first seat holds is gone then.
+    pub(crate) fn measure(&mut self, tokens: u32) -> Result<(), String> {
+        let tokens = tokens.min(self.limits.positions).min(self.limits.batch_tokens);
+        self.clear(0);
+        self.batch.clear();
+        let entry = |position| BatchEntry { token: 0, position, sequence: 0, output: position + 1 == tokens };
+        self.batch.extend((0..tokens).map(entry));
+        let decoded = self.decode(1, tokens.saturating_sub(1));
+        self.clear(0);
+        decoded.map_err(reason)
     }
 
     /// Guesses for each ask, in their order: as many tokens as it wants, or fewer. `active` are the tickets of all

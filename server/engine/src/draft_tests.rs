@@ -88,7 +88,7 @@ fn tokens_that_only_one_of_them_has_are_neither_read_nor_guessed() {
 #[test]
 fn a_failure_is_told() {
     let mut draft = draft(VOCAB);
-    assert_eq!(draft.warm_up(), Ok(()));
+    assert_eq!(draft.measure(9), Ok(()));
     draft.assert_books();
     assert!(draft.take_spent() > Duration::ZERO);
     assert_eq!(draft.take_spent(), Duration::ZERO);
@@ -99,7 +99,7 @@ fn a_failure_is_told() {
         assert!(asked.is_err());
     }
     faults.lock().unwrap().push_back(Fault::Fail);
-    assert_eq!(draft.warm_up(), Err(String::from("scripted")));
+    assert_eq!(draft.measure(9), Err(String::from("scripted")));
 }
 
 /// What happens to a sequence between two steps.

@@ -5,7 +5,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use crate::draft::Draft;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::grammars::Grammars;
+use crate::interrupt::Interrupt;
 use crate::lookup::Indexer;
 use crate::monitor::{MemoryWatch, Monitor, Pressure};
 use crate::output::{Output, Signals, TextStage};
@@ -56,8 +57,8 @@ pub struct Engine {
     parallel: u32,
     watermarks: Watermarks,
     queue_timeout_ms: Option<u64>,
-    /// Raised at shutdown: a long batch is not waited for.
-    abort: Option<Arc<AtomicBool>>,
+    /// At shutdown a long batch is not waited for, and what is computed for nobody is not at any time.
+    interrupt: Arc<Interrupt>,
     max_in_flight: u32,
     tickets: AtomicU64,
     /// Taken at shutdown, in this order.
@@ -97,7 +98,7 @@ pub struct GenerationOutput {
 }
 
 impl Engine {
-    /// Loads a model, decodes one token and one full batch with it, and starts the engine's threads. Blocks meanwhile;
+    /// Loads a model, decodes one token with it, and starts the engine's threads. Blocks meanwhile;
     /// `progress` hears fractions from 0 to 1 of the file and aborts by answering false.
     ///
     /// # Errors
@@ -114,10 +115,8 @@ impl Engine {
     /// As [`Engine::load`], with a context that is there; the configuration is valid. It watches over memory, for what
     /// shares `pressure`, too.
     pub(crate) fn over(loaded: Loaded, config: &EngineConfig, pressure: Arc<Pressure>) -> Result<Self, LoadError> {
-        let Loaded { backend, draft, vocabulary, info, fingerprint, abort } = loaded;
-        let mut engine = Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, config, pressure)?;
-        engine.abort = Some(abort);
-        Ok(engine)
+        let Loaded { backend, draft, vocabulary, info, fingerprint } = loaded;
+        Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, config, pressure)
     }
 
     /// Warms a backend up and starts the threads.
@@ -130,7 +129,9 @@ impl Engine {
         config: &EngineConfig,
         pressure: Arc<Pressure>,
     ) -> Result<Self, LoadError> {
-        let limits = backend.limits();
+        let (limits, interrupt) = (backend.limits(), Arc::new(Interrupt::new(backend.interrupt())));
+        let draft_bytes = draft.as_ref().map_or(0, Draft::untouched_bytes);
+        let untouched_bytes = backend.untouched_bytes() + draft_bytes;
         let stats = Arc::new(Stats::new(config.parallel, limits.total_cells, pressure.clone()));
         stats.reuses_prefixes.store(limits.reusable && config.prefix_cache.enabled, Relaxed);
         if !limits.reusable && (config.prefix_cache.enabled || config.speculation.prompt_lookup) {
@@ -176,7 +177,7 @@ impl Engine {
             max_saved_bytes,
         });
         scheduler.warm_up().map_err(LoadError::WarmUp)?;
-        monitor.warmed_up();
+        monitor.loaded(untouched_bytes);
         // Every request in flight fits the channel, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;
         let (commands, command_receiver) = bounded(max_in_flight + MAX_CONTROL_COMMANDS);
@@ -187,7 +188,7 @@ impl Engine {
             parallel: config.parallel,
             watermarks: Watermarks::new(config.max_queue, config.high_watermark, config.low_watermark),
             queue_timeout_ms: config.queue_timeout_ms,
-            abort: None,
+            interrupt: interrupt.clone(),
             max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
             tickets: AtomicU64::new(0),
             jobs: None,
@@ -212,7 +213,7 @@ impl Engine {
         let (jobs, pool) = preparer.spawn(deliver).map_err(failed)?;
         (engine.jobs, engine.pool) = (Some(jobs), pool);
         let thread = std::thread::Builder::new().name(String::from("gantry-engine"));
-        engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver)).map_err(failed)?);
+        engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver, &interrupt)).map_err(failed)?);
         let text = std::thread::Builder::new().name(String::from("gantry-text"));
         engine.memory = Some(MemoryWatch::start(monitor, pressure).map_err(failed)?);
         engine.text = Some(text.spawn(move || TextStage::default().run(&posted)).map_err(failed)?);
@@ -244,6 +245,8 @@ impl Engine {
             return Err(full());
         }
         let permit = Permit::take(&self.stats, self.max_in_flight).ok_or_else(full)?;
+        // Before it is tokenised: the thread is to be free by then.
+        self.interrupt.give_way();
         let signals = Arc::new(Signals::default());
         let submitted_at = Instant::now();
         let timeout_ms = params.queue_timeout_ms.or(self.queue_timeout_ms);
@@ -300,6 +303,7 @@ impl Engine {
         if self.stats.last_step_age().is_some_and(|age| age < PROBE_FRESH) {
             return Ok(started.elapsed());
         }
+        self.interrupt.give_way();
         ask(commands, Command::Probe, timeout)?;
         Ok(started.elapsed())
     }
@@ -326,9 +330,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stats.shutting_down.store(true, Relaxed);
-        if let Some(abort) = &self.abort {
-            abort.store(true, Relaxed);
-        }
+        self.interrupt.end_everything();
         if let Some(commands) = &self.commands {
             // When the channel is full, the thread sees the flag after the command it is at.
             let _ = commands.try_send(Command::Shutdown);
@@ -360,9 +362,9 @@ fn sample_threads(threads: Option<u32>) -> usize {
 }
 
 /// The engine's thread: commands between steps, blocking only when there is nothing to do.
-fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
+fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>, interrupt: &Interrupt) {
     let mut probes: Vec<Sender<Result<(), ProbeError>>> = Vec::new();
-    let mut next = receive(&mut scheduler, commands);
+    let mut next = receive(&mut scheduler, commands, interrupt);
     while let Some(first) = next {
         let was_idle = !scheduler.has_work();
         let mut command = Some(first);
@@ -384,7 +386,7 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
                 scheduler.gathered_for(now.elapsed());
             }
         }
-        next = steps(&mut scheduler, commands, &mut probes);
+        next = steps(&mut scheduler, commands, interrupt, &mut probes);
     }
     scheduler.fail_all(&RequestError::ShuttingDown);
     let now = Instant::now();
@@ -395,6 +397,7 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>) {
 fn steps<B: Backend>(
     scheduler: &mut Scheduler<B>,
     commands: &Receiver<Command>,
+    interrupt: &Interrupt,
     probes: &mut Vec<Sender<Result<(), ProbeError>>>,
 ) -> Option<Command> {
     loop {
@@ -412,7 +415,7 @@ fn steps<B: Backend>(
                 Err(_) => continue,
             }
         }
-        return receive(scheduler, commands);
+        return receive(scheduler, commands, interrupt);
     }
 }
 
@@ -429,11 +432,19 @@ fn guarded<B: Backend, T>(
     done
 }
 
-/// Waits for a command, and sees to what is due meanwhile.
-fn receive<B: Backend>(scheduler: &mut Scheduler<B>, commands: &Receiver<Command>) -> Option<Command> {
+/// Waits for a command, measures meanwhile what steps cost, and sees to what is due.
+fn receive<B: Backend>(
+    scheduler: &mut Scheduler<B>,
+    commands: &Receiver<Command>,
+    interrupt: &Interrupt,
+) -> Option<Command> {
     loop {
-        match commands.recv_timeout(MAINTENANCE_PERIOD) {
+        let measures = scheduler.may_measure();
+        match commands.recv_timeout(if measures { Duration::ZERO } else { MAINTENANCE_PERIOD }) {
             Ok(command) => return Some(command),
+            Err(RecvTimeoutError::Timeout) if measures => {
+                guarded(scheduler, "measuring", |scheduler| scheduler.measure(interrupt));
+            }
             Err(RecvTimeoutError::Timeout) => {
                 guarded(scheduler, "maintenance", |scheduler| scheduler.maintain(Instant::now()));
             }

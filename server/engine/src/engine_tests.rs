@@ -24,7 +24,19 @@ fn engine(parallel: u32, max_queue: usize) -> (Engine, Control) {
     let config = EngineConfig { parallel, max_queue, prefill_tokens_per_step: 16, ..EngineConfig::new("scripted") };
     let backend = ScriptedBackend::new(parallel, POSITIONS, parallel + 16);
     let (control, info) = (backend.control.clone(), backend.info());
-    (Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config, Arc::default()).unwrap(), control)
+    let vocabulary = Arc::new(ScriptedVocabulary);
+    let engine = Engine::start(backend, None, vocabulary, info, None, &config, Arc::default()).unwrap();
+    // So that what a test does to decodes is done to those of requests.
+    until(|| !engine.stats().measures);
+    (engine, control)
+}
+
+fn until(is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
 }
 
 fn channel() -> (EventSink, Receiver<GenerationEvent>) {
@@ -192,6 +204,33 @@ fn a_probe_tells_decoding_from_hanging_and_from_broken() {
 }
 
 #[test]
+fn what_is_computed_for_nobody_ends_when_somebody_comes() {
+    // An engine of which the first batch that is measured takes until it is interrupted.
+    let hanging = || {
+        let backend = ScriptedBackend::new(2, POSITIONS, 18);
+        let (control, info) = (backend.control.clone(), backend.info());
+        // After the token that ends the load.
+        control.faults.lock().unwrap().extend([Fault::None, Fault::Hang]);
+        let config = EngineConfig { parallel: 2, prefill_tokens_per_step: 16, ..EngineConfig::new("scripted") };
+        let vocabulary = Arc::new(ScriptedVocabulary);
+        let engine = Engine::start(backend, None, vocabulary, info, None, &config, Arc::default()).unwrap();
+        until(|| control.faults.lock().unwrap().is_empty());
+        assert!(engine.stats().measures);
+        engine
+    };
+    let engine = hanging();
+    assert_eq!(engine.probe(PATIENCE).err(), None);
+    until(|| !engine.stats().measures);
+    let engine = hanging();
+    let prompt = ScriptedVocabulary.tokenize("abc").unwrap();
+    let got = engine.generate(text("abc"), GenerationParams::greedy(4)).unwrap();
+    assert_eq!(got.text, reference(&prompt, &GenerationParams::greedy(4), POSITIONS).0);
+    until(|| !engine.stats().measures);
+    // Nor does it hold up the end.
+    drop(hanging());
+}
+
+#[test]
 fn dropping_the_engine_ends_every_request() {
     let (engine, control) = engine(1, 8);
     let gate = control.gate.lock().unwrap();
@@ -257,7 +296,7 @@ fn a_cancelled_request_ends_soon_and_frees_its_slot() {
 fn an_engine_that_cannot_decode_is_not_handed_out() {
     let config = EngineConfig::new("scripted");
     let backend = ScriptedBackend::new(2, POSITIONS, 18);
-    backend.control.faults.lock().unwrap().extend([Fault::None, Fault::Fail]);
+    backend.control.faults.lock().unwrap().push_back(Fault::Fail);
     let info = backend.info();
     let started = Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config, Arc::default());
     assert_eq!(started.err(), Some(LoadError::WarmUp("scripted".into())));

@@ -277,6 +277,8 @@ pub struct EngineStats {
     pub degradation: DegradationLevel,
     /// States of sequences that gave their slot away, as they were a second ago or less.
     pub preempted_bytes: u64,
+    /// Whether it has yet to measure what the parts of a step cost, and computes for that while it is idle.
+    pub measures: bool,
     /// Whether what was computed of a sequence can be cut, so that it serves others: where not, as with a sliding window or
     /// a recurrent state, there is no prefix cache and nothing is guessed.
     pub reuses_prefixes: bool,

@@ -55,7 +55,7 @@ impl ModelHost {
             Some(_) => None,
             None => {
                 let mut monitor = Monitor::new(config.memory_limit_bytes);
-                monitor.warmed_up();
+                monitor.loaded(0);
                 let watch = MemoryWatch::start(monitor, pressure.clone());
                 Some(watch.map_err(|e| LoadError::Thread(e.to_string()))?)
             }

@@ -65,6 +65,7 @@ mod error;
 mod event;
 mod grammars;
 mod host;
+mod interrupt;
 mod kv;
 mod kv_plan;
 mod ladder;

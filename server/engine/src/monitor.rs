@@ -104,9 +104,10 @@ impl Monitor {
         Self { gauge, loaded_bytes }
     }
 
-    /// The model has decoded a full batch: the buffers that this touched first are its own and no growth.
-    pub(crate) fn warmed_up(&mut self) {
-        self.loaded_bytes = own_bytes().unwrap_or(self.loaded_bytes);
+    /// The model has decoded. What the buffers in which it computes will still take is its own and no growth: at most so
+    /// many bytes.
+    pub(crate) fn loaded(&mut self, untouched_bytes: u64) {
+        self.loaded_bytes = own_bytes().unwrap_or(self.loaded_bytes).saturating_add(untouched_bytes);
         let memory = self.gauge.as_ref().and_then(|gauge| gauge.read().ok());
         if let Some(MemoryUse { used_bytes, limit_bytes }) = memory.filter(|memory| free(*memory) == 0) {
             tracing::warn!(used_bytes, limit_bytes, "the model as loaded takes all the memory that there may be");

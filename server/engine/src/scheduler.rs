@@ -17,6 +17,7 @@ mod failure;
 mod fill;
 mod gaps;
 mod guess;
+mod measure;
 mod pressure;
 mod probe;
 mod stage;
@@ -48,6 +49,7 @@ use admission::Waiter;
 #[cfg(test)]
 pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
 use fill::{Fillers, WorthFilling};
+use measure::Measuring;
 pub(crate) use probe::PROBE_FRESH;
 #[cfg(test)]
 pub(crate) use stage::LEAST_STAGED_TOKENS;
@@ -145,6 +147,7 @@ pub(crate) struct Scheduler<B> {
     /// Those of the batch that are nobody's.
     fillers: Fillers,
     worth_filling: WorthFilling,
+    measuring: Measuring,
     consecutive_failures: u32,
     /// Those of a batch that failed, each of which is decoded by itself.
     suspects: VecDeque<Suspect>,
@@ -191,6 +194,7 @@ impl<B: Backend> Scheduler<B> {
             batch: Vec::new(),
             fillers: Fillers::default(),
             worth_filling: WorthFilling::default(),
+            measuring: Measuring::default(),
             consecutive_failures: 0,
             suspects: VecDeque::new(),
             guesses_first: 0,
@@ -231,6 +235,7 @@ impl<B: Backend> Scheduler<B> {
             request.emitter.failed(RequestError::Broken(reason.clone()));
             return;
         }
+        self.drop_what_was_read();
         self.wait(request);
     }
 

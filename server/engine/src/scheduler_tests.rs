@@ -32,6 +32,7 @@ mod gaps;
 mod guesses;
 mod ladder;
 mod leftovers;
+mod measure;
 mod preemption;
 mod properties;
 mod reuse;

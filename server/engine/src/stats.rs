@@ -91,6 +91,7 @@ pub(crate) struct Stats {
     /// Shared with what else serves the model.
     pub(crate) pressure: Arc<Pressure>,
     pub(crate) preempted_bytes: AtomicU64,
+    pub(crate) measures: AtomicBool,
     pub(crate) reuses_prefixes: AtomicBool,
     pub(crate) kv_unified: AtomicBool,
     pub(crate) flash_attention: AtomicBool,
@@ -146,6 +147,7 @@ impl Stats {
             prefix_cache_disk_bytes: AtomicU64::default(),
             pressure,
             preempted_bytes: AtomicU64::default(),
+            measures: AtomicBool::default(),
             reuses_prefixes: AtomicBool::default(),
             kv_unified: AtomicBool::default(),
             flash_attention: AtomicBool::default(),
@@ -277,6 +279,7 @@ impl Stats {
             prefix_cache_bytes: self.prefix_cache_bytes.load(Relaxed),
             prefix_cache_disk_bytes: self.prefix_cache_disk_bytes.load(Relaxed),
             preempted_bytes: self.preempted_bytes.load(Relaxed),
+            measures: self.measures.load(Relaxed),
             reuses_prefixes: self.reuses_prefixes.load(Relaxed),
             kv_unified: self.kv_unified.load(Relaxed),
             flash_attention: self.flash_attention.load(Relaxed),

@@ -3,7 +3,9 @@
 #include "chat-auto-parser.h"
 #include "chat.h"
 #include "common.h"
+#include "ggml-backend.h"
 #include "json.h"
+#include "llama-ext.h"
 #include "log.h"
 
 #ifdef __GLIBC__
@@ -179,6 +181,18 @@ llama_context * gantry_context_new(llama_model * model, const llama_context_para
         return llama_init_from_model(model, *params);
     } catch (...) {
         return nullptr;
+    }
+}
+
+uint64_t gantry_compute_bytes(const llama_context * ctx) {
+    try {
+        uint64_t bytes = 0;
+        for (const auto & [type, memory] : llama_get_memory_breakdown(ctx)) {
+            bytes += ggml_backend_buft_is_host(type) ? memory.compute : 0;
+        }
+        return bytes;
+    } catch (...) {
+        return 0;
     }
 }
 }

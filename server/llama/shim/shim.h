@@ -51,6 +51,9 @@ int32_t gantry_token_to_piece(const struct llama_vocab * vocab, llama_token toke
 struct llama_model *   gantry_model_load(const char * path, const struct llama_model_params * params);
 struct llama_context * gantry_context_new(struct llama_model * model, const struct llama_context_params * params);
 
+// Bytes of main memory that a context has set aside to compute in; 0 where llama.cpp cannot tell.
+uint64_t gantry_compute_bytes(const struct llama_context * ctx);
+
 #ifdef __cplusplus
 }
 #endif

@@ -180,6 +180,13 @@ impl Context {
         u32::try_from(self.limits.outputs).unwrap_or(u32::MAX)
     }
 
+    /// Bytes of main memory that are set aside to compute in: pages of it are taken as batches first need them.
+    #[must_use]
+    pub fn compute_bytes(&self) -> u64 {
+        // SAFETY: the context is alive; this adds up sizes.
+        unsafe { shim::gantry_compute_bytes(self.ptr.as_ptr()) }
+    }
+
     /// Computes a batch; afterwards [`Context::logits`] gives the rows it asked for, or [`Context::embedding`] the
     /// vectors of its texts. A pooling context first drops what it holds.
     ///

@@ -61,6 +61,7 @@ unsafe extern "C" {
         model: *mut sys::llama_model,
         params: *const sys::llama_context_params,
     ) -> *mut sys::llama_context;
+    pub(crate) fn gantry_compute_bytes(ctx: *const sys::llama_context) -> u64;
     pub(crate) fn gantry_grammar_parse(
         vocab: *const sys::llama_vocab,
         text: *const c_char,

@@ -25,10 +25,13 @@ impl Write for Lines {
 /// Bytes that llama.cpp says a context computes in.
 fn compute_bytes(params: &ContextParams, log: &Lines) -> f64 {
     log.0.lock().unwrap().clear();
-    drop(context(params));
+    let told = context(params).compute_bytes() as f64;
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let (_, size) = text.split_once("compute buffer size = ").expect(&text);
-    size.split_whitespace().next().unwrap().parse::<f64>().unwrap() * 1024.0 * 1024.0
+    let logged = size.split_whitespace().next().unwrap().parse::<f64>().unwrap() * 1024.0 * 1024.0;
+    // The log rounds to hundredths of a MiB.
+    assert!((told - logged).abs() < 0.01 * 1024.0 * 1024.0, "told {told}, logged {logged}");
+    told
 }
 
 #[test]

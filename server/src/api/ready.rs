@@ -46,8 +46,28 @@ impl App {
     /// Why there is no active version.
     pub(super) fn why_no_version(&self) -> String {
         match &self.loading {
-            Some(share) => format!("the model is being loaded, {:.0}% of the file read", *share.borrow() * 100.0),
+            Some(share) => of_loading(*share.borrow()),
             None => "no version is active yet".to_owned(),
         }
+    }
+}
+
+/// What is done of a load of which so much is read.
+fn of_loading(share: f32) -> String {
+    match share {
+        1.0.. => String::from("the model is being loaded: all of it is read, and its first token is decoded"),
+        share => format!("the model is being loaded: {:.0}% of it is read", (share * 100.0).floor()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_says_which_part_it_is_in() {
+        assert!(of_loading(0.0).ends_with(": 0% of it is read"));
+        assert!(of_loading(0.998).ends_with(": 99% of it is read"));
+        assert!(of_loading(1.0).ends_with("its first token is decoded"));
     }
 }

@@ -226,6 +226,12 @@ const GAUGES: &[Family] = &[
         figures: &[("", |w| w.engine.preempted_bytes as f64)],
     },
     Family {
+        name: "engine_measures",
+        help: "1 while what steps cost is yet to be measured, for which an idle engine computes, 0 afterwards",
+        label: "",
+        figures: &[("", |w| f64::from(u8::from(w.engine.measures)))],
+    },
+    Family {
         name: "engine_reuses_prefixes",
         help: "1 where prompts are kept for others, 0 where the model's state cannot be cut or that is turned off",
         label: "",

@@ -306,6 +306,8 @@ struct Session<'a> {
     doubted: bool,
     /// What it computes, it computes on a CPU.
     on_cpu: bool,
+    /// It computes without requests, to know what its steps cost.
+    measures: bool,
     /// The engine's count of steps, and when it last moved or had no need to.
     steps: (u64, Instant),
     /// The same of the embedder.
@@ -327,6 +329,7 @@ impl<'a> Session<'a> {
             late: false,
             doubted: false,
             on_cpu: true,
+            measures: false,
             steps: (0, now),
             pooled_steps: (0, now),
             probes: Vec::new(),
@@ -401,7 +404,7 @@ impl<'a> Session<'a> {
     fn note_work(&mut self, now: Instant) {
         let computes = match self.phase {
             Phase::Loading { share, .. } => share >= 1.0,
-            Phase::Ready => self.on_cpu && !self.requests.is_empty(),
+            Phase::Ready => self.on_cpu && (self.measures || !self.requests.is_empty()),
         };
         self.supervisor.seat.note(computes, now);
     }
@@ -499,6 +502,7 @@ impl<'a> Session<'a> {
                 if beat.pooled.computing == 0 || beat.pooled.steps != self.pooled_steps.0 {
                     self.pooled_steps = (beat.pooled.steps, now);
                 }
+                self.measures = beat.engine.measures;
                 self.supervisor.shared.desk.set_level(self.supervisor.worker, beat.engine.degradation);
                 self.supervisor.figures().heartbeat.send_replace(*beat);
             }

@@ -51,6 +51,8 @@ pub(crate) struct LlamaBackend {
     group_rows: u32,
     reusable: bool,
     cores: Option<Arc<Cores>>,
+    /// Ends the decode in progress when raised.
+    abort: Arc<AtomicBool>,
 }
 
 /// The vocabulary and the template of a model.
@@ -70,8 +72,6 @@ pub(crate) struct Loaded {
     pub(crate) info: ModelInfo,
     /// Names what saved state fits; `None`: state cannot be saved.
     pub(crate) fingerprint: Option<Fingerprint>,
-    /// Ends the decode in progress when raised.
-    pub(crate) abort: Arc<AtomicBool>,
 }
 
 /// A model's weights, and those of the small one that guesses for it.
@@ -205,12 +205,12 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         None => None,
     };
     let batch = Batch::new();
-    let backend = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores };
+    let backend = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores, abort };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
-    Ok(Loaded { backend, draft, vocabulary, info, fingerprint, abort })
+    Ok(Loaded { backend, draft, vocabulary, info, fingerprint })
 }
 
 /// Gives the small model a context of as many cells as the model's: a sequence for each that generates, which holds an
@@ -252,8 +252,8 @@ fn guesser(
     let positions = context.n_ctx_per_sequence().min(share).min(backend.positions).min(trained);
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
     let (unified, group_rows, cores) = (params.kv_unified, backend.group_rows, backend.cores.clone());
-    let (batch, stage, reusable) = (Batch::new(), None, true);
-    let small = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores };
+    let (batch, stage, reusable, abort) = (Batch::new(), None, true, backend.abort.clone());
+    let small = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores, abort };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -446,6 +446,14 @@ impl Backend for LlamaBackend {
             reusable: self.reusable,
             total_cells: u64::from(self.context.n_ctx()),
         }
+    }
+
+    fn interrupt(&self) -> Option<Arc<AtomicBool>> {
+        Some(self.abort.clone())
+    }
+
+    fn untouched_bytes(&self) -> u64 {
+        self.context.compute_bytes() + self.stage.as_ref().map_or(0, Stage::compute_bytes)
     }
 
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {

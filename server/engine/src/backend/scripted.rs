@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use gantry_llama::TokenTexts;
@@ -28,6 +29,8 @@ pub(crate) enum Fault {
     /// After the batch was computed.
     FailLate,
     Panic,
+    /// Takes until it is interrupted.
+    Hang,
 }
 
 /// A test's hold on a backend that an engine owns.
@@ -41,6 +44,8 @@ pub(crate) struct Control {
     pub(crate) last_position: Arc<Mutex<Option<u32>>>,
     /// While a test holds it, decodes wait.
     pub(crate) gate: Arc<Mutex<()>>,
+    /// Ends [`Fault::Hang`].
+    interrupt: Arc<AtomicBool>,
 }
 
 pub(crate) struct ScriptedBackend {
@@ -172,6 +177,14 @@ impl Backend for ScriptedBackend {
         self.limits
     }
 
+    fn interrupt(&self) -> Option<Arc<AtomicBool>> {
+        Some(self.control.interrupt.clone())
+    }
+
+    fn untouched_bytes(&self) -> u64 {
+        0
+    }
+
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {
         drop(self.control.gate.lock().unwrap());
         assert!(!batch.is_empty() && batch.len() <= self.limits.batch_tokens as usize, "batch of {}", batch.len());
@@ -190,6 +203,14 @@ impl Backend for ScriptedBackend {
                 return Err(BackendError::Failed(String::from("scripted")));
             }
             Fault::Panic => panic!("scripted"),
+            Fault::Hang => {
+                while !self.control.interrupt.load(Relaxed) {
+                    std::thread::yield_now();
+                }
+                // Half of it was computed.
+                self.leave(&batch[..batch.len() / 2]);
+                return Err(BackendError::Failed(String::from("interrupted")));
+            }
         }
         let poison = *self.control.poison.lock().unwrap();
         if batch.iter().any(|entry| entry.position == 0 && Some(entry.token) == poison) {

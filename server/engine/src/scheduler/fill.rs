@@ -2,8 +2,8 @@
 //!
 //! The matrix products of a CPU take rows by so many ([`BackendLimits::group_rows`](crate::backend::BackendLimits)), and
 //! each that is left over is a pass over the weights by itself: on two cores of Zen 5 seven rows of a model of 0.5B take
-//! 55 ms and eight take 38. Which numbers of rows are dearer than a whole group, and by how much, is measured at the start,
-//! since it is not so on each processor. There, tokens that no request asked for are decoded behind what idle sequences
+//! 55 ms and eight take 38. Which numbers of rows are dearer than a whole group, and by how much, is measured
+//! ([`super::measure`]), since it is not so on each processor. There, tokens that no request asked for are decoded behind what idle sequences
 //! hold, and taken out again after the step: what is left over in them stays as it was. Of a split cache they must lie
 //! beside the streams.
 //!
@@ -11,20 +11,16 @@
 //! computed for nobody only where it is thought to gain more than that.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Scheduler;
-use super::probe::{PROBE_TOKEN, WARM_UP_TIMES};
+use super::probe::PROBE_TOKEN;
 use crate::backend::{Backend, BatchEntry};
 use crate::budget::{Demand, StepWork, kilocells};
 
 /// A whole group is worth it where it takes at least so much less, as a part of what the rows alone take: measured a few
 /// times, they differ by some per cent without a reason.
 const LEAST_GAIN: f64 = 0.08;
-/// Groups that are measured: with more rows it is as in the second.
-pub(super) const MEASURED_GROUPS: u32 = 2;
-/// All of them are measured once more only before so long.
-const MEASURING_TIME: Duration = Duration::from_millis(1_500);
 /// llama.cpp looks at the cells of a sequence by so many, and of a split cache at as many of each as of the longest.
 const CELLS_TOGETHER: u32 = 256;
 /// Cells cost a row so many times what the budget takes them to cost, which it learns from prompts: their tokens look at
@@ -42,7 +38,7 @@ pub(super) struct WorthFilling {
 
 impl WorthFilling {
     /// From what so many rows take, from none on.
-    fn new(group: u32, took: &[Duration], group_ms: f64) -> Self {
+    pub(super) fn new(group: u32, took: &[Duration], group_ms: f64) -> Self {
         let gain_ms = |(rows, alone): (usize, &Duration)| {
             let whole = took.get(rows.next_multiple_of(group as usize))?;
             let gain = alone.as_secs_f64() - whole.as_secs_f64();
@@ -83,33 +79,6 @@ impl Fillers {
 }
 
 impl<B: Backend> Scheduler<B> {
-    /// Measures which numbers of rows are worth filling.
-    pub(crate) fn measure_groups(&mut self) -> Result<(), String> {
-        let (group, limits) = (self.limits.group_rows, self.limits);
-        let rooms = [MEASURED_GROUPS * group, limits.sequences, limits.outputs, limits.batch_tokens, limits.positions];
-        let most = rooms.into_iter().min().unwrap_or(0).min(self.parallel.next_multiple_of(group));
-        if group < 2 || self.parallel < 2 || most < group || !limits.reusable {
-            return Ok(());
-        }
-        let began = Instant::now();
-        let mut took = vec![Duration::MAX; most as usize + 1];
-        // Round by round: what slows the machine down for a moment then slows down all of them.
-        for round in 0..WARM_UP_TIMES {
-            for (rows, took) in (0..).zip(&mut took).skip(2) {
-                if round > 0 && began.elapsed() > MEASURING_TIME {
-                    break;
-                }
-                let started = Instant::now();
-                self.decode_probe(rows, rows)?;
-                *took = started.elapsed().min(*took);
-            }
-        }
-        self.worth_filling = WorthFilling::new(group, &took, self.group_ms());
-        let gains_ms = &self.worth_filling.gains_ms;
-        tracing::debug!(?gains_ms, took = ?&took[2..], "what is gained by filling so many rows to a whole group");
-        Ok(())
-    }
-
     /// Tokens of nobody's for a step in which these slots, in their order, have so many tokens each, and prompts so many, and so
     /// many more beside a pool.
     pub(super) fn fillers(&self, streams: &[(usize, u32)], prompt_tokens: u32, beside: u32) -> Fillers {

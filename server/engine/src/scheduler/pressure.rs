@@ -177,6 +177,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// At the end: what is left over goes to disk, as far as there is time, and what was used last before the rest.
     pub(crate) fn flush(&mut self, now: Instant, deadline: Instant) {
+        self.drop_what_was_read();
         let Some(cache) = self.cache.as_mut().filter(|cache| cache.has_disk()) else { return };
         cache.spare_younger();
         let until = now + deadline.saturating_duration_since(now) / FLUSH_SAVING_DIVISOR;

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::Scheduler;
 use super::admission::Waiter;
-use super::fill::{MEASURED_GROUPS, WorthFilling};
+use super::fill::WorthFilling;
+use super::measure::MEASURED_GROUPS;
 use crate::backend::Backend;
 use crate::backend::scripted::ScriptedBackend;
 use crate::budget::{StepCost, StepWork};
@@ -23,6 +24,11 @@ impl<B: Backend> Scheduler<B> {
     pub(crate) fn filling_gains(&mut self, gain_ms: f64) {
         self.worth_filling.group_ms = self.group_ms();
         self.worth_filling.gains_ms.iter_mut().skip(2).for_each(|gain| *gain = gain_ms);
+    }
+
+    /// Has all be measured anew, as at the end of a load.
+    pub(crate) fn measures_anew(&mut self) {
+        self.plan_measuring();
     }
 
     /// How long admissions beside streams may take.

@@ -207,31 +207,6 @@ fn of_a_pool_the_shortest_of_the_idle_sequences_is_taken() {
 }
 
 #[test]
-fn the_warm_up_measures_no_more_than_there_can_be_and_leaves_nothing() {
-    let probes = |parallel: u32, sequences: u32, outputs: u32, group_rows: u32, reusable: bool| {
-        let mut setup = Setup::split(sequences, 64, 64, 4);
-        setup.parallel = parallel;
-        setup.limits = BackendLimits { outputs, group_rows, reusable, ..setup.limits };
-        let mut h = Harness::of(&setup);
-        h.scheduler.measure_groups().unwrap();
-        h.assert_empty();
-        (h.scheduler.backend().decodes, h.scheduler.backend().decoded_tokens)
-    };
-    // Three rounds of 2 to 8 rows, and of 2 to 4.
-    assert_eq!(probes(8, 8, 64, 4, true), (3 * 7, 3 * 35));
-    for (parallel, sequences, outputs) in [(4, 8, 64), (3, 5, 64), (8, 8, 4), (4, 4, 64)] {
-        let (decodes, tokens) = probes(parallel, sequences, outputs, 4, true);
-        let most = 8.min(sequences).min(outputs).min(parallel.next_multiple_of(4));
-        assert_eq!((decodes, tokens), ((3 * (most - 1)).into(), (3 * (most * (most + 1) / 2 - 1)).into()));
-    }
-    for (parallel, sequences, outputs, group_rows, reusable) in
-        [(1, 8, 64, 4, true), (3, 3, 64, 4, true), (8, 8, 3, 4, true), (8, 8, 64, 1, true), (8, 8, 64, 4, false)]
-    {
-        assert_eq!(probes(parallel, sequences, outputs, group_rows, reusable), (0, 0));
-    }
-}
-
-#[test]
 fn what_is_left_over_in_an_idle_sequence_stays_there() {
     for unified in [false, true] {
         let setup = three_and_one_idle(unified);

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use futures::FutureExt;
-use gantry_engine::{Device, DeviceKind, ModelInfo};
+use gantry_engine::{Device, DeviceKind, EngineStats, ModelInfo};
 
 use super::tests::{finished, request, shared, supervisor_at};
 use super::*;
@@ -28,6 +28,14 @@ fn a_worker_has_a_share_of_the_threads_once_its_model_is_read_and_while_it_has_r
     assert_eq!(told(&mut session, frame(FromWorker::Loading(0.99)), now), None);
     assert_eq!(told(&mut session, frame(FromWorker::Loading(1.0)), now), Some(1), "it computes a first batch");
     assert_eq!(told(&mut session, frame(FromWorker::Ready(ModelInfo::default())), now), None);
+    now += COMPUTES_FOR;
+    assert_eq!(told(&mut session, Event::Tick, now), Some(2));
+    let beats = |measures| {
+        let engine = EngineStats { measures, ..EngineStats::default() };
+        frame(FromWorker::Heartbeat(Box::new(Heartbeat { engine, ..Heartbeat::default() })))
+    };
+    assert_eq!(told(&mut session, beats(true), now), Some(1), "it measures what its steps cost");
+    assert_eq!(told(&mut session, beats(false), now), None);
     now += COMPUTES_FOR;
     assert_eq!(told(&mut session, Event::Tick, now), Some(2));
     let (asked, _generation) = request(&shared, &lanes, 7, 8).unwrap();

@@ -52,6 +52,10 @@ impl Stage {
         self.context.n_ctx_per_sequence()
     }
 
+    pub(super) fn compute_bytes(&self) -> u64 {
+        self.context.compute_bytes()
+    }
+
     pub(super) fn sequence(&self) -> Option<u32> {
         self.sequence
     }
