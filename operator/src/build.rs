@@ -40,6 +40,10 @@ pub const APPLIED_ANNOTATION: &str = "gantry.dev/applied";
 pub const SERVER_PORT: i32 = 8080;
 /// Name of that port.
 pub const PORT_NAME: &str = "http";
+/// Port of probes and metrics in the pod, which the Service has too: for metrics alone.
+pub const METRICS_PORT: i32 = 8081;
+/// Name of that port. A pod that was made before it existed has none of this name, and is probed at [`PORT_NAME`].
+pub const METRICS_PORT_NAME: &str = "metrics";
 /// Port of the Service.
 pub const SERVICE_PORT: i32 = 80;
 
@@ -60,7 +64,7 @@ pub struct Children {
     pub service: Service,
     /// Keeps evictions to one pod at a time.
     pub pod_disruption_budget: PodDisruptionBudget,
-    /// Lets only the API port in.
+    /// Lets only the API and the metrics in.
     pub network_policy: NetworkPolicy,
     /// The pods.
     pub deployment: Deployment,

@@ -21,7 +21,10 @@ use k8s_openapi::{
 };
 use kube::ResourceExt;
 
-use super::{Inputs, PORT_NAME, SERVER_PORT, hash, identity_name, labels, metadata, pod_selector};
+use super::{
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, PORT_NAME, SERVER_PORT, hash, identity_name, labels, metadata,
+    pod_selector,
+};
 use crate::{
     limits::{REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
     validate::{PodSettings, RESTART_ANNOTATION},
@@ -187,13 +190,13 @@ fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Contai
                 value: Some(drain_seconds(pod).to_string()),
                 ..EnvVar::default()
             },
+            EnvVar {
+                name: "GANTRY_HTTP_METRICS_PORT".to_owned(),
+                value: Some(METRICS_PORT.to_string()),
+                ..EnvVar::default()
+            },
         ]),
-        ports: Some(vec![ContainerPort {
-            name: Some(PORT_NAME.to_owned()),
-            container_port: SERVER_PORT,
-            protocol: Some("TCP".to_owned()),
-            ..ContainerPort::default()
-        }]),
+        ports: Some(vec![port(PORT_NAME, SERVER_PORT), port(METRICS_PORT_NAME, METRICS_PORT)]),
         // The process must be up within a minute; a model that loads shows in readiness alone, however long it takes.
         startup_probe: Some(probe("/healthz", 1, 2, 60)),
         liveness_probe: Some(probe("/healthz", 10, 5, 3)),
@@ -209,6 +212,15 @@ fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Contai
         }),
         volume_mounts: Some(vec![mount("cache", CACHE_DIR), mount("tmp", "/tmp")]),
         ..Container::default()
+    }
+}
+
+fn port(name: &str, number: i32) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: number,
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
     }
 }
 
@@ -228,11 +240,12 @@ fn from_field(name: &str, path: &str) -> EnvVar {
     }
 }
 
+/// At the port where no crowd of clients keeps the server from answering.
 fn probe(path: &str, period_seconds: i32, timeout_seconds: i32, failure_threshold: i32) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
-            port: IntOrString::String(PORT_NAME.to_owned()),
+            port: IntOrString::String(METRICS_PORT_NAME.to_owned()),
             ..HTTPGetAction::default()
         }),
         period_seconds: Some(period_seconds),

@@ -1,4 +1,5 @@
-//! Pods take connections on the API port and on no other; what they may reach is the cluster's decision.
+//! Pods take connections on the API port and the one of probes and metrics, and on no other; what they may reach is the
+//! cluster's decision. Ports have names, so that the rule fits pods whose template is older than a port.
 
 use gantry_crds::InferenceService;
 use k8s_openapi::{
@@ -7,7 +8,7 @@ use k8s_openapi::{
 };
 use kube::ResourceExt;
 
-use super::{PORT_NAME, metadata, pod_selector};
+use super::{METRICS_PORT_NAME, PORT_NAME, metadata, pod_selector};
 
 /// The NetworkPolicy, named as the InferenceService.
 pub fn network_policy(owner: &InferenceService) -> NetworkPolicy {
@@ -18,14 +19,18 @@ pub fn network_policy(owner: &InferenceService) -> NetworkPolicy {
             pod_selector: Some(pod_selector(&name)),
             policy_types: Some(vec!["Ingress".to_owned()]),
             ingress: Some(vec![NetworkPolicyIngressRule {
-                ports: Some(vec![NetworkPolicyPort {
-                    port: Some(IntOrString::String(PORT_NAME.to_owned())),
-                    protocol: Some("TCP".to_owned()),
-                    ..NetworkPolicyPort::default()
-                }]),
+                ports: Some([PORT_NAME, METRICS_PORT_NAME].map(port).into()),
                 ..NetworkPolicyIngressRule::default()
             }]),
             ..NetworkPolicySpec::default()
         }),
+    }
+}
+
+fn port(name: &str) -> NetworkPolicyPort {
+    NetworkPolicyPort {
+        port: Some(IntOrString::String(name.to_owned())),
+        protocol: Some("TCP".to_owned()),
+        ..NetworkPolicyPort::default()
     }
 }

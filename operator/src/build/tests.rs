@@ -95,6 +95,60 @@ fn a_template_is_kept_until_its_inputs_change() {
 }
 
 #[test]
+fn probes_and_metrics_have_a_port_that_the_server_opens_and_the_policy_and_the_service_name() {
+    let children = built(&json!({}), "server:1", None);
+    let container = &pod(&children)["containers"][0];
+    let ports = json!([
+        {"name": "http", "containerPort": 8080, "protocol": "TCP"},
+        {"name": "metrics", "containerPort": 8081, "protocol": "TCP"},
+    ]);
+    assert_eq!(container["ports"], ports);
+    assert!(
+        container["env"].as_array().unwrap().contains(&json!({"name": "GANTRY_HTTP_METRICS_PORT", "value": "8081"}))
+    );
+    for (probe, path) in [("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
+        assert_eq!(container[probe]["httpGet"], json!({"path": path, "port": "metrics"}), "{probe}");
+    }
+    let policy = serde_json::to_value(&children.network_policy).unwrap();
+    let allowed = json!([{"port": "http", "protocol": "TCP"}, {"port": "metrics", "protocol": "TCP"}]);
+    assert_eq!(policy["spec"]["ingress"][0]["ports"], allowed);
+    let service = serde_json::to_value(&children.service).unwrap();
+    let offered = json!([
+        {"name": "http", "port": 80, "protocol": "TCP", "targetPort": "http"},
+        {"name": "metrics", "port": 8081, "protocol": "TCP", "targetPort": "metrics"},
+    ]);
+    assert_eq!(service["spec"]["ports"], offered);
+}
+
+#[test]
+fn a_template_from_before_the_port_of_metrics_is_kept_with_the_probes_that_its_server_answers() {
+    // As the release before applied it: one port, at which everything is probed.
+    let mut json = serde_json::to_value(&built(&json!({}), "server:1", None).deployment).unwrap();
+    let template = &mut json["spec"]["template"];
+    let container = &mut template["spec"]["containers"][0];
+    container["ports"].as_array_mut().unwrap().truncate(1);
+    container["env"].as_array_mut().unwrap().retain(|variable| variable["name"] != "GANTRY_HTTP_METRICS_PORT");
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        container[probe]["httpGet"]["port"] = "http".into();
+    }
+    let template = template.to_string();
+    json["metadata"]["annotations"]["gantry.dev/pod-template"] = template.into();
+    let old: Deployment = serde_json::from_value(json).unwrap();
+    let stored = StoredTemplate::of(old.annotations()).unwrap();
+
+    let upgraded = built(&json!({}), "server:2", Some(&stored));
+    assert_eq!(upgraded.deployment.spec, old.spec);
+    // What goes round it names ports that such a pod has: http, and metrics where there is one.
+    assert_eq!(upgraded.network_policy, built(&json!({}), "server:2", None).network_policy);
+    let restarted = built(&json!({"/metadata/annotations": {"gantry.dev/restart": "1"}}), "server:2", Some(&stored));
+    let container = &pod(&restarted)["containers"][0];
+    assert_eq!(
+        (&container["image"], &container["livenessProbe"]["httpGet"]["port"]),
+        (&json!("server:2"), &json!("metrics"))
+    );
+}
+
+#[test]
 fn memory_is_request_and_limit_and_a_gpu_leaves_no_room_for_a_surge() {
     let children = built(
         &json!({"/spec/resources": {"cpu": "4", "memory": "24Gi", "gpu": {"resourceName": "nvidia.com/gpu", "count": 2}}}),

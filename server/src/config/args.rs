@@ -227,7 +227,13 @@ pub struct HttpArgs {
     pub port: String,
     /// A port of its own for /healthz, /readyz and /metrics, which no crowd on the other keeps from answering; 0: any free
     /// one, which the log tells; -1: none for serve, 8081 for pod
-    #[arg(long, env = "GANTRY_METRICS_PORT", default_value = "-1", value_name = "PORT", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        env = "GANTRY_HTTP_METRICS_PORT",
+        default_value = "-1",
+        value_name = "PORT",
+        allow_hyphen_values = true
+    )]
     pub metrics_port: String,
     /// Seconds that requests in flight may take to end after SIGTERM
     #[arg(

@@ -216,8 +216,19 @@ async fn a_log_that_nobody_reads_stops_nobody() {
     let mut started = command(&model("demo-v2.q8_0.gguf"));
     started.args(["--port", "0", "--threads", "1"]).stderr(Stdio::from(writer));
     let mut child = Killed(started.spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut stdout = BufReader::new(child.0.stdout.take().unwrap());
+    let line = tokio::task::spawn_blocking(move || {
+        let mut line = String::new();
+        stdout.read_line(&mut line).map(|_| line)
+    });
+    // Killed, should it never come, or the thread would wait for it for ever.
+    let line = match tokio::time::timeout(PATIENCE, line).await {
+        Ok(line) => line.unwrap().unwrap(),
+        Err(_) => {
+            drop(child);
+            panic!("the server does not come up");
+        }
+    };
     let base = line.trim().strip_prefix("listening on ").unwrap().to_owned();
     let client = reqwest::Client::new();
     let ready = async || {
