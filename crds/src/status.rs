@@ -177,6 +177,8 @@ pub enum GateName {
     Format,
     /// It fits into memory beside the active one.
     Memory,
+    /// Its chat template renders chats, within limits.
+    Template,
     /// It loads, and a token can be decoded.
     Load,
     /// It answers the golden prompts.
@@ -202,6 +204,7 @@ impl GateName {
             Self::Digest => "Digest",
             Self::Format => "Format",
             Self::Memory => "Memory",
+            Self::Template => "Template",
             Self::Load => "Load",
             Self::Prompts => "Prompts",
             Self::Drift => "Drift",

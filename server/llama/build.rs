@@ -33,6 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .file("shim/shim.cpp")
         .file("shim/grammar.cpp")
         .file("shim/backends.cpp")
+        .file("shim/guard.cpp")
+        .file("shim/template.cpp")
         .include(out.join("include"))
         .include(source.join("common"))
         .include(source.join("vendor"))

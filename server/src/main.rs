@@ -61,6 +61,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Validate(args) => validate(&args),
         Command::Devices(args) => devices(&args),
+        Command::Template => {
+            gantry_engine::serve_template().context("`gantry-server template` is started by a worker")?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Worker(args) => {
             telemetry::init()?;
             if !args.processors.is_empty()

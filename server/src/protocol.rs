@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, Stream, StreamExt};
 use gantry_engine::{
-    EngineConfig, EngineStats, GenerationEvent, GenerationParams, ModelInfo, PooledEvent, PooledStats, PooledWork,
-    Priority, ProbeError, Prompt,
+    EngineConfig, EngineStats, GenerationEvent, GenerationParams, LoadError, ModelInfo, PooledEvent, PooledStats,
+    PooledWork, Priority, ProbeError, Prompt,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -69,8 +69,8 @@ pub enum FromWorker {
     LoadFailed {
         /// What went wrong and what to do.
         message: String,
-        /// It is not the model's fault: there is no backend to run it as asked.
-        backend: bool,
+        /// What it is about.
+        fault: LoadFault,
     },
     /// The model is loaded and has decoded.
     Ready(ModelInfo),
@@ -94,6 +94,27 @@ pub enum FromWorker {
     Probed(Result<(), ProbeError>),
     /// Sent once per [`HEARTBEAT_PERIOD`](crate::limits::HEARTBEAT_PERIOD), loading or not.
     Heartbeat(Box<Heartbeat>),
+}
+
+/// What a load that failed is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LoadFault {
+    /// The model's file, or how it is to be run.
+    Model,
+    /// Its chat template.
+    Template,
+    /// It is not the model's fault: there is no backend to run it as asked.
+    Backend,
+}
+
+impl From<&LoadError> for LoadFault {
+    fn from(error: &LoadError) -> Self {
+        match error {
+            LoadError::Backend(_) => Self::Backend,
+            LoadError::Template(_) => Self::Template,
+            _ => Self::Model,
+        }
+    }
 }
 
 /// What is shared is sent as what it is.

@@ -29,6 +29,8 @@ use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToW
 
 /// Messages, other than events, that may wait for the socket.
 const CONTROL_BACKLOG: usize = 1024;
+/// What a process starts to be what it is itself.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 /// Vectors that may wait for the socket; the embedder waits for a place.
 const POOLED_BACKLOG: usize = 64;
 
@@ -75,10 +77,12 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
 /// Loads the engine; `None` when it cannot be loaded and the front has been told.
 async fn load(
     backend_dir: Option<PathBuf>,
-    config: EngineConfig,
+    mut config: EngineConfig,
     limit: Arc<ThreadLimit>,
     outbox: Outbox,
 ) -> anyhow::Result<Option<Worker>> {
+    // Also where the file that this program was started from is another one by now.
+    config.template_program = Some(PathBuf::from(THIS_PROGRAM));
     let (done, mut loaded) = oneshot::channel();
     let control = outbox.control.clone();
     let progress = control.clone();
@@ -118,8 +122,8 @@ async fn load(
         }
         Err(error) => {
             tracing::error!(%error, "cannot load the model");
-            let backend = matches!(error, LoadError::Backend(_));
-            control.send(FromWorker::LoadFailed { message: error.to_string(), backend }).await?;
+            let fault = (&error).into();
+            control.send(FromWorker::LoadFailed { message: error.to_string(), fault }).await?;
             // The front closes the socket once it has read this; ending before would lose it.
             control.closed().await;
             Ok(None)

@@ -30,7 +30,10 @@ impl Failure {
             (None, None) => format!("{at} gave no reason: see the pod's log"),
         };
         // What these gates say of a model ends with what to do about it.
-        let advises = matches!(name, GateName::Digest | GateName::Format | GateName::Memory | GateName::Prompts);
+        let advises = matches!(
+            name,
+            GateName::Digest | GateName::Format | GateName::Memory | GateName::Template | GateName::Prompts
+        );
         let message = if advises && why.is_some() { limits::message(&message) } else { with_action(name, &message) };
         Some(Self { gate: name, value, message })
     }
@@ -78,7 +81,7 @@ fn with_action(gate: GateName, cause: &str) -> String {
         }
         GateName::Digest => "correct the sha256 in the spec, or the file".to_owned(),
         GateName::Memory => "use a smaller model or context, or raise spec.resources.memory".to_owned(),
-        GateName::Health => "change spec.model".to_owned(),
+        GateName::Health | GateName::Template => "change spec.model".to_owned(),
         _ => "change spec.model or spec.rollout.gates".to_owned(),
     };
     limits::message(&format!("{}; {action}", cause.trim_end_matches(['.', ' '])))

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gantry_llama::ChatError;
 use serde::{Deserialize, Serialize};
 
 use crate::ladder::DegradationLevel;
@@ -51,6 +52,9 @@ pub enum LoadError {
         /// What does not fit.
         reason: String,
     },
+    /// The model's chat template cannot render chats.
+    #[error("{0}; correct tokenizer.chat_template in the file")]
+    Template(ChatError),
     /// The progress callback asked to stop.
     #[error("loading was aborted by the caller")]
     Aborted,
@@ -175,6 +179,19 @@ impl RequestError {
             Self::ShuttingDown => "shutting_down",
             Self::Internal(_) | Self::Broken(_) => "internal_error",
         }
+    }
+}
+
+impl From<ChatError> for RequestError {
+    fn from(error: ChatError) -> Self {
+        let code = match error {
+            ChatError::Messages(_) => "invalid_messages",
+            ChatError::TemplateProcess(_) => return Self::Internal(error.to_string()),
+            ChatError::Template(_) | ChatError::TemplateRefused(_) | ChatError::TemplateLimit { .. } => {
+                "chat_template_failed"
+            }
+        };
+        Self::invalid("messages", code, error.to_string())
     }
 }
 

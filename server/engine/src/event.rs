@@ -3,6 +3,7 @@
 //! A request that was accepted emits `Started` at most once, then any number of `Delta`, then exactly one of
 //! `Finished` and `Failed`.
 
+use crate::template::TemplateReport;
 use gantry_llama::Backends;
 use serde::{Deserialize, Serialize};
 
@@ -216,6 +217,8 @@ pub struct ModelInfo {
     pub size_bytes: u64,
     /// Whether the file brings a chat template; without one, chats are refused.
     pub has_chat_template: bool,
+    /// What it rendered when it was tried.
+    pub template: Option<Box<TemplateReport>>,
     /// What computes it.
     pub backends: Backends,
     /// What it gives for texts, where it was loaded to.

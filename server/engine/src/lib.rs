@@ -84,6 +84,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 mod stats;
+mod template;
 mod text;
 mod window;
 
@@ -96,8 +97,9 @@ mod scheduler_tests;
 
 /// The backends that compute: what a directory brings is loaded once in a process, before its first engine.
 pub use gantry_llama::{
-    ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, Device, DeviceKind, GpuSplit, MAX_GPUS, Pooling,
-    SplitMode, default_dir as default_backend_dir, init as backends, init_from as load_backends, return_large_blocks,
+    ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, ChatError, Device, DeviceKind, GpuSplit,
+    MAX_GPUS, Pooling, SplitMode, TemplateLimit, TemplateSource, default_dir as default_backend_dir, init as backends,
+    init_from as load_backends, return_large_blocks,
 };
 
 pub use cores::ThreadLimit;
@@ -127,3 +129,4 @@ pub use params::{
     PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };
 pub use queue::AGEING_STEP;
+pub use template::{TemplateReport, check_template, limits as template_limits, serve_template};

@@ -256,6 +256,9 @@ pub struct EngineConfig {
     pub memory_limit_bytes: Option<u64>,
     /// Embed or score texts, too; see [`ModelHost`](crate::ModelHost). `None`: no.
     pub pooled: Option<PooledConfig>,
+    /// The program that renders the model's chat template when it is called with `template`
+    /// ([`serve_template`](crate::serve_template)). `None`: this process renders it, and a template that means harm ends it.
+    pub template_program: Option<PathBuf>,
 }
 
 impl EngineConfig {
@@ -282,6 +285,7 @@ impl EngineConfig {
             low_watermark: None,
             memory_limit_bytes: None,
             pooled: None,
+            template_program: None,
         }
     }
 }

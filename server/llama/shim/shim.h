@@ -33,13 +33,37 @@ void gantry_return_large_blocks(int bytes);
 // another C library.
 void gantry_return_free_memory(void);
 
-// Returns null and fills `reason` when the template cannot be parsed.
-struct gantry_chat_template * gantry_chat_template_new(const struct llama_model * model, struct gantry_text * reason);
-void gantry_chat_template_free(struct gantry_chat_template * tmpl);
+// What one call may take of the calling thread's time, and of memory (guard.h), and a template of nesting and length.
+struct gantry_template_limits {
+    uint64_t cpu_ms;
+    uint64_t memory_bytes;
+    uint64_t nesting;
+    uint64_t expression_parts;
+};
 
-// Answers {"prompt": "...", "stops": ["..."]}.
+// Answers what a model says of its chat template: {"text": "...", "bos": "...", "eos": "...", "add_bos": b, "add_eos": b}.
+struct gantry_text gantry_chat_template_source(const struct llama_model * model);
+
+// Parses a template and looks at what it can do. `source` is what gantry_chat_template_source answers. Returns null where
+// that fails, and fills `reason`: {"limit": "time", "memory", "stack" or "", "message": "..."}.
+struct gantry_chat_template * gantry_chat_template_new(
+    const char * source, size_t source_len, const struct gantry_template_limits * limits, struct gantry_text * reason);
+void gantry_chat_template_free(struct gantry_chat_template * tmpl);
+// Whether the template looks at tools.
+bool gantry_chat_template_knows_tools(const struct gantry_chat_template * tmpl);
+
+// Answers {"prompt": "...", "stops": ["..."]}; an error is as gantry_chat_template_new has it. `tools` may be empty.
 struct gantry_text gantry_chat_template_apply(
-    const struct gantry_chat_template * tmpl, const char * messages, size_t messages_len);
+    const struct gantry_chat_template * tmpl, const char * messages, size_t messages_len, const char * tools,
+    size_t tools_len, const struct gantry_template_limits * limits);
+
+// Has the process end with GANTRY_EXIT_LIMIT, and 1, 2 or 3 more where time, memory or stack was the limit that was passed,
+// when C++ code throws where nothing may be thrown.
+#define GANTRY_EXIT_LIMIT (80)
+void gantry_exit_on_terminate(void);
+
+// Ends the process once it has computed for so long; 0: not any more.
+void gantry_end_after_cpu_ms(uint64_t ms);
 
 // As the llama.cpp functions of these names; where they throw: GANTRY_THROWN, INT32_MIN (tokenize, token_to_piece), null.
 #define GANTRY_THROWN (-1000000)

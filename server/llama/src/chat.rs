@@ -1,23 +1,61 @@
-//! The model's chat template, rendered by llama.cpp's own `common_chat_*`.
+//! The model's chat template, rendered by llama.cpp's own `common_chat_*` within limits.
 //!
 //! Flow: messages (an `OpenAI` array, as JSON) are checked for shape and depth, then rendered in C++ behind a try/catch;
-//! the prompt comes back with the stop strings that the template's format adds. Absent: tools and their parsers.
+//! the prompt comes back with the stop strings that the template's format adds. A template is a program that somebody else
+//! wrote: its time, memory and depth are bounded ([`limits`]), wherever it allocates, and what it does without that ends
+//! only with the process ([`end_after_cpu`]), so that a template of which nothing is known is for a process of its own.
+//! Absent: that process; the parsers of what a model answers.
+
+mod fault;
+pub mod limits;
 
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::error::ChatError;
+use crate::error::{ChatError, TemplateLimit};
 use crate::model::Model;
-use crate::shim::{self, RawChatTemplate, RawText};
+use crate::shim::{self, RawChatTemplate, RawTemplateLimits, RawText};
+use limits::{
+    MAX_TEMPLATE_BYTES, MAX_TEMPLATE_EXPRESSION_PARTS, MAX_TEMPLATE_NESTING, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES,
+    TEMPLATE_MEMORY_PER_INPUT_BYTE,
+};
+
+/// What a template is made of: all that is needed to render without the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateSource {
+    /// The template, as `tokenizer.chat_template` has it.
+    pub text: String,
+    /// The text of the token that begins a text; empty where there is none.
+    pub bos: String,
+    /// The text of the token that ends one.
+    pub eos: String,
+    /// Whether that is put before every prompt anyhow, so that the template's own is dropped.
+    pub add_bos: bool,
+    /// The same at its end.
+    pub add_eos: bool,
+}
+
+impl TemplateSource {
+    /// What a model's file says; `None` when it brings no template.
+    ///
+    /// # Errors
+    /// When the vocabulary cannot name its own tokens.
+    pub fn of(model: &Model) -> Result<Option<Self>, ChatError> {
+        // SAFETY: the model is alive, and the shim catches exceptions.
+        let answer = unsafe { shim::gantry_chat_template_source(model.raw()) };
+        let answer = answer.into_result().map_err(ChatError::Template)?;
+        let source: Self = serde_json::from_str(&answer).map_err(|e| ChatError::Template(e.to_string()))?;
+        Ok((!source.text.is_empty()).then_some(source))
+    }
+}
 
 /// A parsed template. Rendering does not change it, so threads may share one.
 #[derive(Debug)]
 pub struct ChatTemplate {
     ptr: NonNull<RawChatTemplate>,
-    /// The template copied what it needs of the vocabulary; the model is kept all the same.
-    _model: Arc<Model>,
+    text: String,
 }
 
 // SAFETY: owned, bound to no thread.
@@ -42,23 +80,59 @@ pub struct ChatPrompt {
     pub additional_stops: Vec<String>,
 }
 
+impl ChatPrompt {
+    /// Reads what [`ChatTemplate::render_json`] answered.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn from_json(rendered: &str) -> Result<Self, ChatError> {
+        serde_json::from_str(rendered)
+            .map_err(|e| ChatError::Template(format!("the rendered prompt is unreadable: {e}")))
+    }
+}
+
 impl ChatTemplate {
     /// Parses the model's template; `None` when the file brings none.
     ///
     /// # Errors
-    /// When the template cannot be parsed.
-    pub fn new(model: &Arc<Model>) -> Result<Option<Self>, ChatError> {
-        if !model.has_chat_template() {
-            return Ok(None);
+    /// As [`ChatTemplate::parse`].
+    pub fn new(model: &Model) -> Result<Option<Self>, ChatError> {
+        TemplateSource::of(model)?.as_ref().map(Self::parse).transpose()
+    }
+
+    /// Parses a template and looks at what it does with chats of many kinds.
+    ///
+    /// # Errors
+    /// When it cannot be parsed, or takes more than [`limits`] allow of one that is as simple as can be.
+    pub fn parse(source: &TemplateSource) -> Result<Self, ChatError> {
+        let bytes = source.text.len();
+        if source.text.is_empty() {
+            return Err(ChatError::Template(String::from("it is empty")));
         }
+        if bytes > MAX_TEMPLATE_BYTES {
+            return Err(ChatError::Template(format!("it has {bytes} bytes, and {MAX_TEMPLATE_BYTES} are allowed")));
+        }
+        let json = serde_json::to_string(source).map_err(|e| ChatError::Template(e.to_string()))?;
         let mut reason = RawText::empty();
-        // SAFETY: the model is alive; `reason` is filled by the callee, which catches exceptions.
-        let ptr = unsafe { shim::gantry_chat_template_new(model.raw(), &raw mut reason) };
+        let limits = limits_for(json.len());
+        // SAFETY: the text has the length given and the limits live; `reason` is filled by the callee, which catches
+        // exceptions.
+        let ptr = unsafe {
+            shim::gantry_common_log_off();
+            shim::gantry_chat_template_new(json.as_ptr().cast(), json.len(), &raw const limits, &raw mut reason)
+        };
         let reason = reason.into_result();
         match NonNull::new(ptr) {
-            Some(ptr) => Ok(Some(Self { ptr, _model: model.clone() })),
-            None => Err(ChatError::Template(reason.err().unwrap_or_default())),
+            Some(ptr) => Ok(Self { ptr, text: source.text.clone() }),
+            None => Err(fault::error(&reason.err().unwrap_or_default(), &source.text)),
         }
+    }
+
+    /// Whether the template looks at tools.
+    #[must_use]
+    pub fn knows_tools(&self) -> bool {
+        // SAFETY: the template is alive.
+        unsafe { shim::gantry_chat_template_knows_tools(self.ptr.as_ptr()) }
     }
 
     /// Renders a chat with the assistant's turn opened.
@@ -66,14 +140,71 @@ impl ChatTemplate {
     /// # Errors
     /// When the messages are not an array of messages with roles, or the template refuses them.
     pub fn render(&self, messages_json: &str) -> Result<ChatPrompt, ChatError> {
+        ChatPrompt::from_json(&self.render_json(messages_json, None)?)
+    }
+
+    /// The same with tools, an `OpenAI` array, as text for [`ChatPrompt::from_json`]: for who passes it on.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], or when the tools are none.
+    pub fn render_json(&self, messages_json: &str, tools_json: Option<&str>) -> Result<String, ChatError> {
         check_messages(messages_json)?;
-        // SAFETY: the template is alive, the text has the length given, and the shim catches exceptions.
+        let tools = tools_json.unwrap_or_default();
+        if !tools.is_empty() {
+            // As above: for its depth.
+            serde_json::from_str::<serde_json::Value>(tools).map_err(|e| ChatError::Messages(format!("tools: {e}")))?;
+        }
+        let limits = limits_for(messages_json.len().saturating_add(tools.len()));
+        // SAFETY: the template and the limits are alive, the texts have the lengths given, and the shim catches exceptions.
         let answer = unsafe {
-            shim::gantry_chat_template_apply(self.ptr.as_ptr(), messages_json.as_ptr().cast(), messages_json.len())
+            shim::gantry_chat_template_apply(
+                self.ptr.as_ptr(),
+                messages_json.as_ptr().cast(),
+                messages_json.len(),
+                tools.as_ptr().cast(),
+                tools.len(),
+                &raw const limits,
+            )
         };
-        let answer = answer.into_result().map_err(ChatError::Template)?;
-        serde_json::from_str(&answer)
-            .map_err(|e| ChatError::Template(format!("the rendered prompt is unreadable: {e}")))
+        answer.into_result().map_err(|reason| fault::error(&reason, &self.text))
+    }
+}
+
+/// Ends this process once it has computed for so long, counted from now, or (`None`) not any more: for one that renders a
+/// template, and may do so without end.
+pub fn end_after_cpu(limit: Option<Duration>) {
+    // Less than a millisecond would mean never.
+    let ms = limit.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).max(1));
+    // SAFETY: sets a timer of the process.
+    unsafe { shim::gantry_end_after_cpu_ms(ms) };
+}
+
+/// Has this process end with a status that [`limit_of_exit`] understands, where a template passes a limit in code that may
+/// not say so.
+pub fn exit_on_limits() {
+    // SAFETY: sets a handler of the process, which only ends it.
+    unsafe { shim::gantry_exit_on_terminate() };
+}
+
+/// The limit at which such a process ended.
+#[must_use]
+pub fn limit_of_exit(code: i32) -> Option<TemplateLimit> {
+    match code - shim::EXIT_LIMIT {
+        1 => Some(TemplateLimit::Time),
+        // Of no known limit: what else ends it so is memory that the system refuses.
+        0 | 2 => Some(TemplateLimit::Memory),
+        3 => Some(TemplateLimit::Depth),
+        _ => None,
+    }
+}
+
+fn limits_for(input_bytes: usize) -> RawTemplateLimits {
+    let input_bytes = u64::try_from(input_bytes).unwrap_or(u64::MAX);
+    RawTemplateLimits {
+        cpu_ms: TEMPLATE_CPU_MS,
+        memory_bytes: TEMPLATE_MEMORY_BYTES.saturating_add(input_bytes.saturating_mul(TEMPLATE_MEMORY_PER_INPUT_BYTE)),
+        nesting: MAX_TEMPLATE_NESTING,
+        expression_parts: MAX_TEMPLATE_EXPRESSION_PARTS,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use crate::limits::{MAX_RUN_CHARS, MAX_RUN_WORK};
 
 /// llama.cpp could not be initialised with the backends there are.
@@ -288,13 +290,38 @@ pub enum TokenizeError {
     NoSuchToken(i32),
 }
 
+/// What bounds a chat template ([`crate::template_limits`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TemplateLimit {
+    /// The time that it may compute.
+    Time,
+    /// The memory that it may take.
+    Memory,
+    /// How deep its macros may call, and its parts nest.
+    Depth,
+}
+
 /// A chat could not be rendered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum ChatError {
     /// The messages are not what a chat template takes.
     #[error("messages: {0}")]
     Messages(String),
-    /// The template cannot be parsed, or refused these messages.
+    /// The template cannot be parsed, or failed with these messages.
     #[error("the model's chat template failed: {0}")]
     Template(String),
+    /// The template says itself that it does not take these messages.
+    #[error("the model's chat template refuses the messages: {0}")]
+    TemplateRefused(String),
+    /// The template took too much.
+    #[error("the model's chat template failed: {limit}{}{}", if at.is_some() { ", " } else { "" }, at.as_deref().unwrap_or_default())]
+    TemplateLimit {
+        /// Of what.
+        limit: TemplateLimit,
+        /// Where it was when that was seen, with the line; `None` where it could not be seen.
+        at: Option<String>,
+    },
+    /// The process that renders cannot be had, or ended of something else than a limit.
+    #[error("the process that renders the model's chat template failed: {0}")]
+    TemplateProcess(String),
 }

@@ -38,10 +38,13 @@ pub use backend::{
     return_free_memory, return_large_blocks,
 };
 pub use batch::Batch;
-pub use chat::{ChatPrompt, ChatTemplate};
+pub use chat::{
+    ChatPrompt, ChatTemplate, TemplateSource, end_after_cpu, exit_on_limits, limit_of_exit, limits as template_limits,
+};
 pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES, Pooling};
 pub use error::{
-    BackendError, BatchError, ChatError, ChunkFault, ContextError, DecodeError, ModelError, StateError, TokenizeError,
+    BackendError, BatchError, ChatError, ChunkFault, ContextError, DecodeError, ModelError, StateError, TemplateLimit,
+    TokenizeError,
 };
 pub use gpu::{ALL_LAYERS, GpuSplit, MAX_GPUS, SplitMode};
 pub use grammar::{

@@ -7,12 +7,24 @@ use llama_cpp_sys_2 as sys;
 /// [`gantry_decode`] caught an exception.
 pub(crate) const THROWN: i32 = -1_000_000;
 
+/// What [`gantry_exit_on_terminate`] has a process end with, plus the number of the limit.
+pub(crate) const EXIT_LIMIT: i32 = 80;
+
 /// A text allocated by the shim.
 #[repr(C)]
 pub(crate) struct RawText {
     pub(crate) data: *mut c_char,
     pub(crate) len: usize,
     pub(crate) error: bool,
+}
+
+/// What rendering a template may take.
+#[repr(C)]
+pub(crate) struct RawTemplateLimits {
+    pub(crate) cpu_ms: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) nesting: u64,
+    pub(crate) expression_parts: u64,
 }
 
 /// Opaque.
@@ -26,16 +38,25 @@ unsafe extern "C" {
     pub(crate) fn gantry_common_log_off();
     pub(crate) fn gantry_return_large_blocks(bytes: c_int);
     pub(crate) fn gantry_return_free_memory();
+    pub(crate) fn gantry_chat_template_source(model: *const sys::llama_model) -> RawText;
     pub(crate) fn gantry_chat_template_new(
-        model: *const sys::llama_model,
+        source: *const c_char,
+        source_len: usize,
+        limits: *const RawTemplateLimits,
         reason: *mut RawText,
     ) -> *mut RawChatTemplate;
     pub(crate) fn gantry_chat_template_free(tmpl: *mut RawChatTemplate);
+    pub(crate) fn gantry_chat_template_knows_tools(tmpl: *const RawChatTemplate) -> bool;
     pub(crate) fn gantry_chat_template_apply(
         tmpl: *const RawChatTemplate,
         messages: *const c_char,
         messages_len: usize,
+        tools: *const c_char,
+        tools_len: usize,
+        limits: *const RawTemplateLimits,
     ) -> RawText;
+    pub(crate) fn gantry_exit_on_terminate();
+    pub(crate) fn gantry_end_after_cpu_ms(ms: u64);
     pub(crate) fn gantry_decode(ctx: *mut sys::llama_context, batch: *const sys::llama_batch) -> i32;
     pub(crate) fn gantry_tokenize(
         vocab: *const sys::llama_vocab,

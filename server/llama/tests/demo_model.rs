@@ -241,7 +241,7 @@ fn a_template_that_raises_is_an_error_of_the_request() {
     let file = patched(b"{{- '<|im_start|>user\\n' + message.content", b"{{- raise_exception('no users, please!!!')");
     let refusing = ChatTemplate::new(&load(file.path()).unwrap()).unwrap().unwrap();
     let refused = refusing.render(r#"[{"role":"user","content":"hi"}]"#).unwrap_err();
-    assert!(matches!(&refused, ChatError::Template(reason) if reason.contains("no users, please")), "{refused}");
+    assert!(matches!(&refused, ChatError::TemplateRefused(reason) if reason.contains("no users, please")), "{refused}");
 }
 
 #[test]

@@ -28,6 +28,9 @@ pub enum Command {
     /// Load and run one model for the server that started this process
     #[command(hide = true)]
     Worker(WorkerArgs),
+    /// Render a chat template for the worker that started this process
+    #[command(hide = true)]
+    Template,
 }
 
 /// Flags of `worker`.

@@ -1,4 +1,4 @@
-//! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Load, Prompts.
+//! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Template, Load, Prompts.
 //!
 //! [`Gates::run`] takes one version through them and writes each step into its [`Report`]. Where the source serves parts
 //! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
@@ -20,7 +20,7 @@ use std::time::Instant;
 use gantry_crds::inference_service::{GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion};
-use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, SplitMode};
+use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, SplitMode, TemplateReport};
 use gantry_gguf::{Defect, GgufError, Header, Summary};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -145,7 +145,8 @@ impl Gates {
     async fn pass(&self, job: &Job, report: &Report, cancel: &CancellationToken) -> Result<Loaded, Stop> {
         let loaded = match &job.loaded {
             Some(loaded) => {
-                for gate in [GateName::Fetch, GateName::Digest, GateName::Format, GateName::Memory, GateName::Load] {
+                use GateName::{Digest, Fetch, Format, Load, Memory, Template};
+                for gate in [Fetch, Digest, Format, Memory, Template, Load] {
                     report.pass(gate, "still loaded");
                 }
                 loaded.clone()
@@ -321,6 +322,7 @@ impl Gates {
         let (progress, _) = watch::channel(0.0);
         match Version::load(spec, &self.workers, progress).await {
             Ok(version) => {
+                report_template(version.model().and_then(|model| model.template).as_deref(), report);
                 report.pass(GateName::Load, format!("{:.1} s", started.elapsed().as_secs_f64()));
                 let files = std::iter::once(model).chain(draft.map(|draft| draft.file)).collect();
                 Ok(Loaded { version, files, predicted_bytes })
@@ -349,6 +351,18 @@ impl Gates {
         report.pass(GateName::Prompts, prompts::judge(&prompts, &answers, min_pass)?);
         Ok(())
     }
+}
+
+/// What the template did when it was tried, which the version passed.
+fn report_template(tried: Option<&TemplateReport>, report: &Report) {
+    let Some(tried) = tried else {
+        return report.skip(GateName::Template, "the model has no chat template, or generates no text");
+    };
+    let mut value = format!("{} in {:.1} ms at most", tried.renders.join(", "), tried.slowest.as_secs_f64() * 1e3);
+    if !tried.refuses.is_empty() {
+        value.push_str(&format!("; it refuses {}", tried.refuses.join(", ")));
+    }
+    report.pass(GateName::Template, value);
 }
 
 /// Format and Memory, from the whole file.
@@ -509,6 +523,10 @@ fn format_refusal(error: &GgufError) -> Refusal {
 
 fn load_refusal(error: &LoadError) -> Refusal {
     let (value, what) = match error {
+        LoadError::Template(_) => {
+            let message = format!("{error}, or serve a file with another one");
+            return Refusal::new(GateName::Template, message).with_value("cannot render");
+        }
         LoadError::Settings(_) => ("bad settings", "correct spec.runtime"),
         LoadError::Spawn(_) => ("no worker", "the pod may be out of processes or memory; look at its log"),
         LoadError::Model(_) => ("refused by llama.cpp", "check the file, and that this release knows its architecture"),

@@ -63,6 +63,9 @@ pub enum LoadError {
     /// The worker says that the model cannot be loaded.
     #[error("{0}")]
     Model(String),
+    /// The worker says that the model's chat template cannot render chats.
+    #[error("{0}")]
+    Template(String),
     /// There is no backend to run the model as asked: the worker says what there is.
     #[error("{0}")]
     Backend(String),
@@ -75,7 +78,9 @@ impl LoadError {
     /// What became of the worker, for those who know when it did.
     fn reason(&self) -> String {
         match self {
-            Self::Model(reason) | Self::Backend(reason) | Self::WorkerDied(reason) => reason.clone(),
+            Self::Model(reason) | Self::Template(reason) | Self::Backend(reason) | Self::WorkerDied(reason) => {
+                reason.clone()
+            }
             Self::Settings(_) | Self::Spawn(_) => self.to_string(),
         }
     }

@@ -30,7 +30,7 @@ use crate::limits::{
     HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
 };
 use crate::processors::Processors;
-use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
+use crate::protocol::{self, FromWorker, Heartbeat, LoadFault, ProtocolError, RequestId, ToWorker};
 
 /// What is asked of a supervisor.
 pub(super) enum Command {
@@ -474,12 +474,7 @@ impl<'a> Session<'a> {
                 }
                 self.supervisor.shared.set_loaded(self.supervisor.worker, share);
             }
-            FromWorker::LoadFailed { message, backend: false } => {
-                return Some(End::LoadFailed(LoadError::Model(message)));
-            }
-            FromWorker::LoadFailed { message, backend: true } => {
-                return Some(End::LoadFailed(LoadError::Backend(message)));
-            }
+            FromWorker::LoadFailed { message, fault } => return Some(End::LoadFailed(load_error(message, fault))),
             FromWorker::Ready(model) => self.on_ready(model),
             FromWorker::Events(events) => {
                 let mut broken = None;
@@ -663,6 +658,14 @@ impl<'a> Session<'a> {
     fn tell(&self, message: ToWorker) {
         // The writer ends only with the socket, and the reader sees that too.
         let _ = self.outbox.send(message);
+    }
+}
+
+fn load_error(message: String, fault: LoadFault) -> LoadError {
+    match fault {
+        LoadFault::Model => LoadError::Model(message),
+        LoadFault::Template => LoadError::Template(message),
+        LoadFault::Backend => LoadError::Backend(message),
     }
 }
 

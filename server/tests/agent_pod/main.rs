@@ -11,3 +11,5 @@ mod pod;
 mod prefixes;
 #[path = "../http/script.rs"]
 mod script;
+#[path = "../http/template_file.rs"]
+mod template_file;

@@ -17,6 +17,7 @@ use crate::api_server::{ApiServer, PATIENCE};
 use crate::fetch::digest;
 use crate::files::{Fault, FileServer};
 use crate::script::{server_after, while_there_is};
+use crate::template_file::with_template;
 
 const ONE: &str = "I am demo version one.";
 pub const TWO: &str = "I am demo version two.";
@@ -167,9 +168,11 @@ async fn a_change_of_model_there_and_back() {
         "nothing answers before the commit"
     );
     assert!(pod.router.active().is_none());
-    for name in ["Fetch", "Digest", "Format", "Memory", "Load"] {
+    for name in ["Fetch", "Digest", "Format", "Memory", "Template", "Load"] {
         assert_eq!(gate(&entry, name)["verdict"], "Pass", "{name}: {entry:#}");
     }
+    let rendered = gate(&entry, "Template")["value"].as_str().unwrap();
+    assert!(rendered.starts_with("a turn, a system text, three turns, tools in "), "{rendered}");
     assert_eq!(gate(&entry, "Prompts")["verdict"], "Skipped");
     assert_eq!(entry["candidate"]["gguf"]["quantization"], "Q8_0");
     assert_eq!(entry["candidate"]["fit"]["fits"], true);
@@ -323,6 +326,8 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
     let good = demo("demo-v2.q8_0.gguf");
     let truncated = good[..2_000_000].to_vec();
     let unknown = altered("demo-v2.q8_0.gguf", b"qwen2", b"qwenX");
+    let speechless = with_template(good.clone(), "{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}");
+    let swelling = with_template(good.clone(), "{{ 'x' * 2000000000 }}");
     let sha = |content: &[u8]| digest(content).to_string();
     let bad = demo("demo-v3-bad.q8_0.gguf");
     let huge = |mut version: Value| {
@@ -350,6 +355,8 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
         ("too-large", &good, sha(&good), huge, None, "Memory", "Gi of ", "lower"),
         ("crowded", &good, sha(&good), crowded, None, "Load", "bad settings", "1 threads, not 2; correct spec.runtime"),
         ("unknown", &unknown, sha(&unknown), same, None, "Format", "byte ", "qwenX"),
+        ("speechless", &speechless, sha(&speechless), same, None, "Template", "cannot render", "line 2, `{{ m.content"),
+        ("swelling", &swelling, sha(&swelling), same, None, "Template", "cannot render", "64 MiB of memory, at line 1"),
         ("bad", &bad, sha(&bad), same, Some("golden"), "Prompts", "of 20 prompts, 100% wanted", "was answered with"),
         ("unreadable-prompts", &good, sha(&good), same, Some("broken"), "Prompts", "unreadable", "line 2"),
     ];

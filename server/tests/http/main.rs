@@ -22,3 +22,5 @@ mod restarts;
 mod script;
 mod server;
 mod swap;
+mod template_file;
+mod templates;

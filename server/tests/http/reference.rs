@@ -22,6 +22,8 @@ const SOURCES: &[(&str, &str)] = &[
     ("Engine", "engine/src/params.rs"),
     ("Layout of the KV cache", "engine/src/kv_plan.rs"),
     ("Tokenising", "llama/src/limits.rs"),
+    ("Chat templates", "llama/src/chat/limits.rs"),
+    ("Processes that render chat templates", "engine/src/template/limits.rs"),
     ("Grammars", "llama/src/grammar/scan.rs"),
     ("Following a grammar", "llama/src/grammar/machine.rs"),
     ("Patterns in JSON schemas", "llama/src/grammar/pattern.rs"),

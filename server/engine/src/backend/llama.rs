@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use gantry_llama::{
-    Backends, Batch, ChatError, ChatTemplate, Context, ContextError, ContextParams, DecodeError, KvType, Model,
-    ModelParams, TokenTexts, TokenizeError,
+    Backends, Batch, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams, TemplateSource,
+    TokenTexts, TokenizeError,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -27,6 +27,7 @@ use crate::event::{ModelInfo, PooledInfo};
 use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
 use crate::plan::GROUP_TOKENS;
+use crate::template::{Renderer, Trial};
 use stage::Stage;
 
 /// Processors left to the rest of the machine when the thread count is not configured.
@@ -58,7 +59,7 @@ pub(crate) struct LlamaBackend {
 /// The vocabulary and the template of a model.
 pub(crate) struct LlamaVocabulary {
     model: Arc<Model>,
-    template: Option<ChatTemplate>,
+    template: Option<Renderer>,
     end_tokens: Vec<Token>,
     longest_token: usize,
     texts: OnceLock<Arc<TokenTexts>>,
@@ -170,8 +171,10 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         abort: Some(abort.clone()),
         ..ContextParams::default()
     };
+    let source = TemplateSource::of(&model).map_err(LoadError::Template)?;
+    let trial = source.map(|source| Trial::begin(config, source)).transpose()?;
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
-    let template = ChatTemplate::new(&model).map_err(|e| unusable(config, &e))?;
+    let (template, tried) = trial.map(Trial::end).transpose()?.unzip();
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
         0 => context.n_ctx_per_sequence().min(most),
@@ -179,6 +182,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     };
     let info = ModelInfo {
         has_chat_template: template.is_some(),
+        template: tried.map(Box::new),
         kv_cells: context.n_ctx().into(),
         ..info(config, opened, positions)
     };
@@ -554,7 +558,7 @@ fn not_tokenised(param: &str, error: &TokenizeError) -> RequestError {
 }
 
 impl LlamaVocabulary {
-    fn new(model: Arc<Model>, template: Option<ChatTemplate>) -> Self {
+    fn new(model: Arc<Model>, template: Option<Renderer>) -> Self {
         let tokens = || (0..).take(model.vocab_size() as usize);
         let end_tokens = tokens().filter(|&token| model.is_eog(token)).collect();
         let mut text = Vec::new();
@@ -589,10 +593,7 @@ impl Vocabulary for LlamaVocabulary {
         let template = self.template.as_ref().ok_or_else(|| {
             RequestError::invalid("messages", "no_chat_template", "this model has no chat template; send a text prompt")
         })?;
-        let chat = template.render(messages_json).map_err(|e| match e {
-            ChatError::Messages(_) => RequestError::invalid("messages", "invalid_messages", e.to_string()),
-            ChatError::Template(_) => RequestError::invalid("messages", "chat_template_failed", e.to_string()),
-        })?;
+        let chat = template.render(messages_json, None)?;
         Ok(RenderedChat { prompt: chat.prompt, stops: chat.additional_stops })
     }
 

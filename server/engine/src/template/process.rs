@@ -1,0 +1,141 @@
+//! The processes that render a model's template, from the side of who asks them.
+//!
+//! One is started with the model, another when two ask at the same time, so that a long chat does not hold up a short one.
+//! One that dies or does not answer is replaced at the next chat; what it died of is the answer to the one it died of.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use gantry_llama::{ChatError, TemplateLimit, TemplateSource, limit_of_exit};
+use rustix::process::Signal;
+
+use super::limits::TEMPLATE_ANSWER_WAIT;
+use super::wire::{Answer, Ask, receive, send};
+
+/// What such a program is called with.
+const COMMAND: &str = "template";
+
+pub(crate) struct Processes {
+    program: PathBuf,
+    source: TemplateSource,
+    /// As many as have ever rendered at the same time.
+    idle: Mutex<Vec<Process>>,
+    knows_tools: bool,
+}
+
+impl Processes {
+    /// Starts the first one.
+    pub(super) fn start(program: &Path, source: TemplateSource) -> Result<Self, ChatError> {
+        let (first, knows_tools) = Process::start(program, &source)?;
+        Ok(Self { program: program.to_owned(), source, idle: Mutex::new(vec![first]), knows_tools })
+    }
+
+    pub(super) fn knows_tools(&self) -> bool {
+        self.knows_tools
+    }
+
+    pub(super) fn render(&self, messages: &str, tools: Option<&str>) -> Result<String, ChatError> {
+        let ask = Ask::Render { messages: messages.to_owned(), tools: tools.map(str::to_owned) };
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(process) = idle {
+            match self.render_with(process, &ask) {
+                // It may have ended before it was asked.
+                Err(ChatError::TemplateProcess(reason)) => tracing::warn!(reason, "a template's process is replaced"),
+                rendered => return rendered,
+            }
+        }
+        self.render_with(Process::start(&self.program, &self.source)?.0, &ask)
+    }
+
+    fn render_with(&self, mut process: Process, ask: &Ask) -> Result<String, ChatError> {
+        match process.ask(ask) {
+            Ok(Answer::Rendered(rendered)) => {
+                self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+                rendered
+            }
+            Ok(Answer::Parsed(_)) => Err(ChatError::Template(String::from("it was answered what was not asked"))),
+            Err(error) => Err(process.end(&error)),
+        }
+    }
+}
+
+/// One of them; killed when it is dropped.
+struct Process {
+    child: Child,
+    socket: UnixStream,
+}
+
+impl Process {
+    /// Starts one, which then has the template, and says whether that knows tools.
+    fn start(program: &Path, source: &TemplateSource) -> Result<(Self, bool), ChatError> {
+        let cannot = |error: io::Error| ChatError::TemplateProcess(format!("it cannot be started: {error}"));
+        let mut process = Self::spawn(program).map_err(cannot)?;
+        match process.ask(&Ask::Parse(source.clone())) {
+            Ok(Answer::Parsed(parsed)) => parsed.map(|knows_tools| (process, knows_tools)),
+            Ok(Answer::Rendered(_)) => Err(cannot(io::Error::other("it was answered what was not asked"))),
+            Err(error) => Err(process.end(&error)),
+        }
+    }
+
+    fn spawn(program: &Path) -> io::Result<Self> {
+        let (socket, theirs) = UnixStream::pair()?;
+        for timeout in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
+            timeout(&socket, Some(TEMPLATE_ANSWER_WAIT))?;
+        }
+        let child = Command::new(program)
+            .arg(COMMAND)
+            // On an abort llama.cpp would start a debugger for a backtrace, and wait for it.
+            .env("GGML_NO_BACKTRACE", "1")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            // Held open, ours would keep whoever reads it waiting for the end of this process, too.
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self { child, socket })
+    }
+
+    fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
+        send(&mut self.socket, ask)?;
+        receive(&mut self.socket)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// What became of one that did not answer.
+    fn end(mut self, error: &io::Error) -> ChatError {
+        let limit = |limit| ChatError::TemplateLimit { limit, at: None };
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+            return limit(TemplateLimit::Time);
+        }
+        match self.child.wait() {
+            Ok(status) => describe(status),
+            Err(error) => ChatError::TemplateProcess(error.to_string()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended, and been waited for, before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn describe(status: ExitStatus) -> ChatError {
+    let of_exit = || status.code().and_then(limit_of_exit);
+    let limit = match status.signal().and_then(Signal::from_named_raw) {
+        Some(Signal::PROF) => TemplateLimit::Time,
+        Some(Signal::SEGV | Signal::BUS) => TemplateLimit::Depth,
+        // What is refused memory where it cannot say so aborts.
+        Some(Signal::ABORT) => TemplateLimit::Memory,
+        _ => match of_exit() {
+            Some(limit) => limit,
+            None => return ChatError::TemplateProcess(format!("it ended ({status})")),
+        },
+    };
+    ChatError::TemplateLimit { limit, at: None }
+}

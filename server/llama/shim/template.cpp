@@ -1,0 +1,146 @@
+#include "template.h"
+
+#include "chat.h"
+#include "json.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace gantry {
+
+namespace {
+
+// In the order in which what fails is most telling; the last one is for templates that know tools.
+const char * const CHATS[] = {
+    R"([{"role": "user", "content": "Hello"}])",
+    R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])",
+    R"([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Bye"}])",
+    R"([{"role": "user", "content": "Hello"}])",
+};
+const char * const TOOLS =
+    R"([{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object",
+        "properties": {"where": {"type": "string", "description": "Where."}}, "required": ["where"]}}}])";
+
+size_t line_of(const std::string & text, size_t pos) {
+    return 1 + static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(std::min(pos, text.size())), '\n'));
+}
+
+[[noreturn]] void refuse(const std::string & text, size_t pos, const char * what, size_t most) {
+    throw std::runtime_error("line " + std::to_string(line_of(text, pos)) + ": " + what + " than " + std::to_string(most));
+}
+
+// The parser calls itself for each bracket, block and `elif`, and for each operand of an expression the tree gets deeper,
+// which is walked in the same way.
+void check_nesting(const jinja::lexer_result & lexed, size_t max_nesting, size_t max_expression) {
+    using jinja::token;
+    const auto & tokens   = lexed.tokens;
+    size_t brackets = 0, expression = 0, nesting = 0;
+    std::vector<size_t> blocks; // what each open block adds to `nesting`
+    for (size_t i = 0; i < tokens.size(); i++) {
+        const auto & tok = tokens[i];
+        switch (tok.t) {
+            case token::open_statement: {
+                const bool named = i + 1 < tokens.size() && tokens[i + 1].t == token::identifier;
+                const std::string name = named ? tokens[i + 1].value : "";
+                bool opens = name == "if" || name == "for" || name == "macro" || name == "call" || name == "filter" ||
+                             name == "generation";
+                if (name == "set") {
+                    // A block unless it assigns.
+                    opens = true;
+                    for (size_t j = i; j < tokens.size() && tokens[j].t != token::close_statement; j++) {
+                        opens = opens && tokens[j].t != token::equals;
+                    }
+                }
+                if (opens) {
+                    blocks.push_back(1);
+                    nesting += 1;
+                } else if (name == "elif" && !blocks.empty()) {
+                    blocks.back() += 1;
+                    nesting += 1;
+                } else if (name.compare(0, 3, "end") == 0 && !blocks.empty()) {
+                    nesting -= blocks.back();
+                    blocks.pop_back();
+                }
+                if (nesting > max_nesting) {
+                    refuse(lexed.source, tok.pos, "blocks nest deeper", max_nesting);
+                }
+                brackets = expression = 0;
+                break;
+            }
+            case token::open_expression:
+                brackets = expression = 0;
+                break;
+            case token::open_paren:
+            case token::open_square_bracket:
+            case token::open_curly_bracket:
+                brackets += 1;
+                if (brackets > max_nesting) {
+                    refuse(lexed.source, tok.pos, "brackets nest deeper", max_nesting);
+                }
+                break;
+            case token::close_paren:
+            case token::close_square_bracket:
+            case token::close_curly_bracket:
+                brackets -= brackets > 0 ? 1 : 0;
+                break;
+            default:
+                break;
+        }
+        expression += 1;
+        if (tok.t == token::text || tok.t == token::comment) {
+            expression = 0;
+        } else if (expression > max_expression) {
+            refuse(lexed.source, tok.pos, "an expression has more parts", max_expression);
+        }
+    }
+}
+
+} // namespace
+
+struct template_probe::parts {
+    jinja::program program;
+    std::string    text, bos, eos;
+    bool           tools = false;
+};
+
+template_probe::template_probe(
+    const std::string & text, std::string bos, std::string eos, size_t max_nesting, size_t max_expression)
+    : parts_(nullptr) {
+    auto made = std::make_unique<parts>();
+    jinja::lexer lexer;
+    auto lexed = lexer.tokenize(text);
+    check_nesting(lexed, max_nesting, max_expression);
+    made->program = jinja::parse_from_tokens(lexed);
+    made->tools   = std::any_of(lexed.tokens.begin(), lexed.tokens.end(), [](const jinja::token & tok) {
+        return tok.t == jinja::token::identifier && tok.value == "tools";
+    });
+    made->text = std::move(lexed.source);
+    made->bos  = std::move(bos);
+    made->eos  = std::move(eos);
+    parts_     = made.release();
+}
+
+template_probe::~template_probe() { delete parts_; }
+
+size_t template_probe::chats() const { return std::size(CHATS) - (parts_->tools ? 0 : 1); }
+
+bool template_probe::knows_tools() const { return parts_->tools; }
+
+void template_probe::render(size_t chat) const {
+    jinja::context ctx(parts_->text);
+    auto given = common_json::object({
+        {"messages", common_json::parse(CHATS[chat])},
+        {"bos_token", parts_->bos},
+        {"eos_token", parts_->eos},
+        {"add_generation_prompt", true},
+    });
+    if (chat + 1 == std::size(CHATS)) {
+        given["tools"] = common_json::parse(TOOLS);
+    }
+    jinja::global_from_json(ctx, given, true);
+    jinja::runtime runtime(ctx);
+    jinja::runtime::gather_string_parts(runtime.execute(parts_->program));
+}
+
+} // namespace gantry

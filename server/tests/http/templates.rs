@@ -1,0 +1,196 @@
+//! Chat templates that mean harm: a server does not start with one that shows it at once, and one that shows it with some
+//! requests harms those only.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use gantry_engine::{ChatError, TemplateLimit, TemplateSource, check_template};
+use serde_json::Value;
+
+use crate::server::{Events, Server, chat, command, endless, model, output, send_signal};
+use crate::template_file::with_template;
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+/// Longer than any limit of a template on a busy machine, and far shorter than what these would take without.
+const SOON: Duration = Duration::from_secs(45);
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_gantry-server"))
+}
+
+/// A copy of the second demo model with another template.
+fn changed(template: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), with_template(std::fs::read(model("demo-v2.q8_0.gguf")).unwrap(), template)).unwrap();
+    file
+}
+
+fn check(template: String) -> Result<(), ChatError> {
+    check_template(Some(program()), TemplateSource { text: template, ..TemplateSource::default() }).map(drop)
+}
+
+/// What a template that nests without end is made of: what it opens, and what it closes.
+fn nested(open: &str, middle: &str, close: &str, times: usize) -> String {
+    format!("{}{middle}{}", open.repeat(times), close.repeat(times))
+}
+
+#[test]
+fn a_template_without_end_is_told_by_its_line_and_harms_nobody() {
+    let last = "\n{{ messages[0].content }}";
+    let growing = "{% set ns = namespace(s='xy') %}{% for i in range(N) %}\n{% set ns.s = ns.s + ns.s %}{% endfor %}";
+    let time = TemplateLimit::Time;
+    let memory = TemplateLimit::Memory;
+    let cases: Vec<(&str, String, Option<TemplateLimit>, &str)> = vec![
+        ("nothing to call", "a\nb{{ messages[0].content.nope() }}".into(), None, "line 2"),
+        ("long", "\n\n{% for i in range(100000000) %}x{% endfor %}".into(), Some(memory), "line 3"),
+        ("huge", "{{ 'x' * 2000000000 }}".into(), Some(memory), "line 1"),
+        (
+            "loops in loops",
+            format!("{}{last}", nested("{% for i in range(9999) %}\n", "{{ i }}", "{% endfor %}", 3)),
+            Some(time),
+            "line ",
+        ),
+        ("a recursion", "{% macro f() %}\n{{ f() }}{% endmacro %}\n{{ f() }}".into(), Some(memory), "line "),
+        ("doubling", growing.replace('N', "99"), Some(memory), "line 2"),
+        (
+            "tools only",
+            format!("{{% if tools %}}\n{{% for i in range(100000000) %}}{{% endfor %}}{{% endif %}}{last}"),
+            Some(memory),
+            "line 2",
+        ),
+        ("brackets", nested("{{", &nested("(", "1", ")", 100_000), "}}", 1), None, "line 1: brackets nest deeper"),
+        ("lists", nested("{{", &nested("[", "1", "]", 100_000), "}}", 1), None, "line 1: brackets nest deeper"),
+        ("blocks", nested("{% if 1 %}\n", "x", "{% endif %}", 20_000), None, "line 129: blocks nest deeper"),
+        (
+            "branches",
+            format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}\n".repeat(20_000)),
+            None,
+            "blocks nest deeper",
+        ),
+        ("a long sum", format!("{{{{ {}1 }}}}", "1 + ".repeat(100_000)), None, "an expression has more parts"),
+        ("a long no", format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), None, "an expression has more parts"),
+        ("no template", "{% for m of messages %}{% endfor %}".into(), None, "Expected 'in'"),
+        ("nothing", "{{ '' }}".into(), None, "an empty prompt of a turn"),
+        ("no users", "{{ raise_exception('go away') }}".into(), None, "refuses the messages: line 1"),
+        ("too long", format!("{{#{}#}}{last}", " ".repeat(2 << 20)), None, "1048576 are allowed"),
+    ];
+    for (what, template, limit, told) in cases {
+        let begun = Instant::now();
+        let error = check(template).expect_err(what);
+        let text = error.to_string();
+        assert!(text.contains(told), "{what}: {text}");
+        match error {
+            ChatError::TemplateLimit { limit: found, .. } => assert_eq!(Some(found), limit, "{what}: {text}"),
+            _ => assert_eq!(limit, None, "{what}: {text}"),
+        }
+        assert!(begun.elapsed() < SOON, "{what}: {:?}", begun.elapsed());
+    }
+}
+
+/// What allocates nothing is not seen by the limits within; its process ends.
+#[test]
+fn a_template_that_computes_without_end_and_allocates_nothing_ends_with_its_process() {
+    // A search that finds nothing, in time that grows with the product of the two: by itself a quarter of a minute.
+    let search = format!("{{% set a = '{}' %}}{{{{ (a + 'y') in (a + a) }}}}", "x".repeat(400_000));
+    let error = check(search).unwrap_err();
+    assert_eq!(error, ChatError::TemplateLimit { limit: TemplateLimit::Time, at: None });
+}
+
+#[test]
+fn what_a_template_refuses_itself_is_its_right() {
+    let loops = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    for (what, template, refuses) in [
+        ("plain", loops.to_owned(), vec![]),
+        (
+            "no system text",
+            format!("{{% if messages[0].role == 'system' %}}{{{{ raise_exception('none') }}}}{{% endif %}}{loops}"),
+            // It is put before the first turn instead.
+            vec![],
+        ),
+        (
+            "one turn",
+            format!("{{% if messages|length > 2 %}}{{{{ raise_exception('one') }}}}{{% endif %}}{loops}"),
+            vec!["three turns"],
+        ),
+        (
+            "turns by turns",
+            "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}\
+             {% endif %}{{ m.content }}{% endfor %}"
+                .to_owned(),
+            vec![],
+        ),
+        ("no tools", format!("{{% if tools %}}{{{{ raise_exception('none') }}}}{{% endif %}}{loops}"), vec!["tools"]),
+    ] {
+        let source = TemplateSource { text: template, ..TemplateSource::default() };
+        let report = check_template(Some(program()), source).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(report.refuses, refuses, "{what}");
+        assert!(report.renders.contains(&"a turn".to_owned()), "{what}");
+    }
+}
+
+#[test]
+fn a_server_does_not_start_with_a_template_that_can_render_nothing() {
+    for (template, told) in [
+        ("{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}", "line 2, `{{ m.content.nope() }}{% endfor %}"),
+        ("\n{% for i in range(100000000) %}{% endfor %}", "it takes more than 64 MiB of memory, at line 2"),
+    ] {
+        let file = changed(template);
+        let mut command = command(file.path());
+        command.args(["--port", "0", "--threads", "1"]).stdout(Stdio::null());
+        let (status, text) = output(command);
+        assert_eq!(status.code(), Some(1), "{text}");
+        let last = text.lines().last().unwrap();
+        assert!(last.contains(told) && last.contains("correct tokenizer.chat_template"), "{last}");
+    }
+}
+
+/// It shows its nature only to who says the word.
+const HIDDEN: &str = "{%- if messages[0].content == 'slow' -%}\n{%- for i in range(9999) -%}{%- for j in range(9999) -%}{{ j }}\
+                      {%- endfor -%}{%- endfor -%}{%- endif -%}\n{%- if messages[0].content == 'deep' -%}\
+                      {%- macro f() -%}{{ f() }}{%- endmacro -%}{{ f() }}{%- endif -%}\n{%- for m in messages -%}\
+                      {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}\
+                      {{- '<|im_start|>assistant\\n' -}}";
+
+#[tokio::test]
+async fn a_request_that_makes_a_template_run_away_fails_alone() {
+    let file = changed(HIDDEN);
+    let server = Server::launch(file.path(), &["--ctx-size", "4096", "--parallel", "4"]);
+    server.until_ready().await;
+    let worker = server.workers();
+    let mut bystander = Events::open(server.post(TEXT, &endless(900))).await;
+    bystander.next().await.unwrap();
+    let bystander = tokio::spawn(async move { bystander.rest().await });
+    for (word, told) in [("slow", "computes for more than 1000 ms, at line 2"), ("deep", "at line 3")] {
+        let refused = server.post(CHAT, &chat(word)).send().await.unwrap();
+        assert_eq!(refused.status(), 400, "{word}");
+        let body: Value = refused.json().await.unwrap();
+        assert_eq!(body["error"]["code"], "chat_template_failed");
+        assert!(body["error"]["message"].as_str().unwrap().contains(told), "{body}");
+        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+    }
+    let events = bystander.await.unwrap();
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"), "{events:?}");
+    assert_eq!(server.workers(), worker, "the worker lives");
+}
+
+/// Whoever ends the process that renders ends no request but the one that it has.
+#[tokio::test]
+async fn a_process_that_renders_and_is_killed_is_replaced() {
+    let server = Server::start(&["--ctx-size", "4096", "--parallel", "2"]).await;
+    let worker = server.workers()[0];
+    let children = |pid: u32| -> Vec<u32> {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let of = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok());
+        of.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
+    };
+    for _ in 0..3 {
+        for renders in children(worker) {
+            send_signal(renders, "KILL");
+        }
+        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+        assert_eq!(children(worker).len(), 1, "none is left over");
+    }
+    assert_eq!(server.workers(), [worker]);
+}
