@@ -21,6 +21,49 @@ pub enum Fault {
     },
     /// The header lies about a tensor.
     HeaderLie(HeaderLie),
+    /// The chat template is another one.
+    Template(BadTemplate),
+    /// The header has an array of empty strings, which takes eight times as much memory as room in the file.
+    Swelling {
+        /// How many strings; a multiple of four.
+        strings: usize,
+    },
+}
+
+/// A chat template that no model may answer with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BadTemplate {
+    /// It calls what is no function.
+    Speechless,
+    /// It does not end.
+    Endless,
+}
+
+impl BadTemplate {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Speechless, Self::Endless];
+
+    /// Its name in addresses of the store.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Speechless => "speechless",
+            Self::Endless => "endless",
+        }
+    }
+
+    /// The template with that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|template| template.as_str() == name)
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Speechless => "{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}",
+            Self::Endless => "{% for i in range(9999) %}\n{% for j in range(9999) %}{{ j }}{% endfor %}{% endfor %}",
+        }
+    }
 }
 
 /// A lie about a tensor.
@@ -62,6 +105,8 @@ impl Fault {
         match self {
             Self::Truncated { bytes } => format!("fault/truncate/{bytes}/{file}"),
             Self::HeaderLie(lie) => format!("fault/header-lie/{}/{file}", lie.as_str()),
+            Self::Template(template) => format!("fault/template/{}/{file}", template.as_str()),
+            Self::Swelling { strings } => format!("fault/swelling/{strings}/{file}"),
         }
     }
 
@@ -88,9 +133,45 @@ impl Fault {
                 };
                 file[at..at + 8].copy_from_slice(&value.to_le_bytes());
             }
+            Self::Template(template) => replace_template(&mut file, template.text())?,
+            Self::Swelling { strings } => swell(&mut file, *strings)?,
         }
         Ok(file)
     }
+}
+
+/// What is left of the template that was there becomes a comment.
+fn replace_template(file: &mut [u8], template: &str) -> Result<()> {
+    const KEY: &[u8] = b"tokenizer.chat_template";
+    let key = file.windows(KEY.len()).position(|window| window == KEY).context("there is no chat template")?;
+    // The key is followed by the type of its value.
+    let mut walk = Walk { file, at: key + KEY.len() + 4 };
+    let length = usize::try_from(walk.u64()?)?;
+    let at = walk.at;
+    let padding =
+        length.checked_sub(template.len() + 4).context("the chat template is shorter than what replaces it")?;
+    let text = format!("{template}{{#{}#}}", " ".repeat(padding));
+    file.get_mut(at..at + length).context("the header ends too early")?.copy_from_slice(text.as_bytes());
+    Ok(())
+}
+
+/// Puts the array before all other values. It has a multiple of the alignment's bytes, so that tensors stay where they are
+/// to be.
+fn swell(file: &mut Vec<u8>, strings: usize) -> Result<()> {
+    const KEY: &[u8] = b"swelling";
+    const VALUES: std::ops::Range<usize> = 16..24;
+    ensure!(strings.is_multiple_of(4), "{strings} is no multiple of four");
+    let values = Walk { file, at: VALUES.start }.u64()?;
+    let mut entry = Vec::with_capacity(32 + 8 * strings);
+    entry.extend((KEY.len() as u64).to_le_bytes());
+    entry.extend(KEY);
+    entry.extend(9_u32.to_le_bytes());
+    entry.extend(8_u32.to_le_bytes());
+    entry.extend((strings as u64).to_le_bytes());
+    entry.resize(32 + 8 * strings, 0);
+    file[VALUES].copy_from_slice(&(values + 1).to_le_bytes());
+    file.splice(VALUES.end..VALUES.end, entry);
+    Ok(())
 }
 
 /// Where the header speaks of a tensor.
@@ -202,6 +283,21 @@ mod tests {
             let span = changed.last().unwrap() - changed.first().unwrap();
             assert!(span < 8 && *changed.last().unwrap() < 200_000, "{lie:?}: {changed:?}");
         }
+    }
+
+    #[test]
+    fn another_template_and_more_values_leave_the_tensors_where_they_are() {
+        let file = DemoModel::V2.bytes().unwrap();
+        let offsets = |file: &[u8]| tensors(file).unwrap().iter().map(|tensor| tensor.offset).collect::<Vec<_>>();
+        for template in BadTemplate::ALL {
+            let damaged = Fault::Template(template).apply(file.clone()).unwrap();
+            assert_eq!((damaged.len(), offsets(&damaged)), (file.len(), offsets(&file)), "{template:?}");
+            let text = template.text().as_bytes();
+            assert!(damaged.windows(text.len()).any(|window| window == text), "{template:?}");
+        }
+        let damaged = Fault::Swelling { strings: 1 << 10 }.apply(file.clone()).unwrap();
+        assert_eq!((damaged.len(), offsets(&damaged)), (file.len() + 32 + (8 << 10), offsets(&file)));
+        assert_eq!(damaged[damaged.len() - 4096..], file[file.len() - 4096..]);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! | `/FILE` | the file, with Range |
 //! | `/fault/truncate/BYTES/FILE` | its first bytes, as if that were all |
 //! | `/fault/header-lie/KIND/FILE` | the file with a lie in its header: `dimensions`, `offset` or `overlap` |
+//! | `/fault/template/KIND/FILE` | the file with a chat template that is `speechless` or `endless` |
+//! | `/fault/swelling/STRINGS/FILE` | the file with so many empty strings in its header |
 //! | `/fault/slow/BYTES_PER_S/FILE` | the file, slowly |
 //! | `/fault/cut/BYTES/FILE` | the file, but each connection breaks after so many bytes |
 //! | `/requests` | how often each address was asked for, as JSON |
@@ -37,12 +39,14 @@ use tokio_util::sync::CancellationToken;
 use tower_http::services::ServeDir;
 
 use crate::{
-    faults::{Fault, HeaderLie},
+    faults::{BadTemplate, Fault, HeaderLie},
     models::sha256_hex,
 };
 
 /// Largest file that faults are made from; they hold it in memory.
 const MAX_FAULT_FILE_BYTES: u64 = 64 << 20;
+/// Most strings that a header is made to swell with: 128 MiB of them.
+const MAX_SWELLING_STRINGS: usize = 16 << 20;
 /// Most addresses that are counted; further ones are counted together.
 const MAX_COUNTED_ADDRESSES: usize = 1024;
 /// Address under which the further ones are counted.
@@ -76,6 +80,8 @@ pub fn router(dir: PathBuf) -> Router {
     Router::new()
         .route("/fault/truncate/{bytes}/{file}", get(truncate))
         .route("/fault/header-lie/{kind}/{file}", get(header_lie))
+        .route("/fault/template/{kind}/{file}", get(template))
+        .route("/fault/swelling/{strings}/{file}", get(swelling))
         .route("/fault/slow/{bytes_per_s}/{file}", get(slow))
         .route("/fault/cut/{bytes}/{file}", get(cut))
         .fallback_service(files)
@@ -119,6 +125,27 @@ async fn header_lie(
     let lie = HeaderLie::parse(&kind)
         .ok_or_else(|| Refusal::bad(format!("no lie is called {kind}; use dimensions, offset or overlap")))?;
     serve_fault(&store, &file, &Fault::HeaderLie(lie), &headers).await
+}
+
+async fn template(
+    State(store): State<Store>,
+    Path((kind, file)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let template = BadTemplate::parse(&kind)
+        .ok_or_else(|| Refusal::bad(format!("no template is called {kind}; use speechless or endless")))?;
+    serve_fault(&store, &file, &Fault::Template(template), &headers).await
+}
+
+async fn swelling(
+    State(store): State<Store>,
+    Path((strings, file)): Path<(usize, String)>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    if strings > MAX_SWELLING_STRINGS {
+        return Err(Refusal::bad(format!("{strings} strings, and at most {MAX_SWELLING_STRINGS} are made")));
+    }
+    serve_fault(&store, &file, &Fault::Swelling { strings }, &headers).await
 }
 
 async fn serve_fault(store: &Store, file: &str, fault: &Fault, headers: &HeaderMap) -> Result<Response, Refusal> {

@@ -68,6 +68,13 @@ pub const LOG_FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// The wait before standard error is tried again, where it would block and was made not to.
 pub const LOG_RETRY: Duration = Duration::from_millis(10);
 
+/// How often the memory of a worker is looked at whose version does not answer yet.
+pub const TRIAL_PERIOD: Duration = Duration::from_millis(5);
+/// The least that such a worker may take beside what it is predicted to, in bytes, where the pod has twice that to spare.
+pub const TRIAL_HEADROOM_MIN_BYTES: u64 = 64 * 1024 * 1024;
+/// And what it may take besides where it uses GPUs, in bytes: what their driver keeps of main memory for each process.
+pub const TRIAL_GPU_BYTES: u64 = 1024 * 1024 * 1024;
+
 /// The wait before the first respawn of a worker; it doubles with each crash in the window.
 pub const RESPAWN_BACKOFF_MIN: Duration = Duration::from_millis(200);
 /// The longest wait before a respawn.

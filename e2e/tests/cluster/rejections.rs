@@ -9,7 +9,7 @@ use gantry_crds::{
 };
 use gantry_e2e::{
     answer::AnswerBook,
-    faults::{Fault, HeaderLie},
+    faults::{BadTemplate, Fault, HeaderLie},
     harness::{
         fixtures::{ModelSource, ModelStore, ServiceFixture, golden_prompts_config_map},
         namespace::with_temp_ns,
@@ -117,6 +117,12 @@ async fn bad_models_are_rejected_by_their_gates_and_the_active_one_never_notices
             ensure_rejected(&service, &v1, &lying, GateName::Format).await?;
         }
 
+        for template in BadTemplate::ALL {
+            let mute = store.damaged(DemoModel::V2, &Fault::Template(template))?;
+            let rejected = ensure_rejected(&service, &v1, &mute, GateName::Template).await?;
+            ensure!(rejected.message.contains("line 2"), "the template's line is not told: {rejected:?}");
+        }
+
         // Back to what is served: nothing to load, and the latch is gone.
         let (begun, downloads) = (Instant::now(), store.requests_of(&v1).await?);
         service.set_model(&v1).await?;
@@ -129,6 +135,32 @@ async fn bad_models_are_rejected_by_their_gates_and_the_active_one_never_notices
         say(report.summary());
         report.ensure_no_failure()?;
         ensure_history_is_limited(&service).await?;
+        service.ensure_same_pods(&pods).await
+    })
+    .await
+}
+
+/// Strings of a header that takes 256 MiB of memory, which nobody predicts: six times what is predicted for the model.
+const SWELLING_STRINGS: usize = 4 << 20;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_candidate_that_swells_dies_alone() -> Result<()> {
+    with_temp_ns("swelling", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let v1 = store.model(DemoModel::V1)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &v1).await?;
+        let pods = service.identities().await?;
+        let load = light_load(&service, &[(&v1, V1_SAYS)]).await?;
+
+        let swelling = store.damaged(DemoModel::V2, &Fault::Swelling { strings: SWELLING_STRINGS })?;
+        let rejected = ensure_rejected(&service, &v1, &swelling, GateName::Load).await?;
+        ensure!(rejected.message.contains("were predicted"), "the figures are not told: {rejected:?}");
+
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()?;
         service.ensure_same_pods(&pods).await
     })
     .await

@@ -16,8 +16,9 @@ use gantry_gguf::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
 use super::report::{Refusal, quantity};
+use crate::limits::{TRIAL_GPU_BYTES, TRIAL_HEADROOM_MIN_BYTES};
 use crate::processors::Processors;
-use crate::version::RuntimeSettings;
+use crate::version::{RuntimeSettings, Share, TrialLimit};
 
 /// A cgroup v1 limit from here on means that there is none (it is the largest multiple of a page).
 const NO_LIMIT_BYTES: u64 = 1 << 62;
@@ -106,6 +107,34 @@ fn fields(text: &str, separator: char) -> HashMap<String, u64> {
 #[must_use]
 pub fn predict(model: &Summary, draft: Option<&Summary>, runtime: &RuntimeSettings, gpu: bool) -> u64 {
     in_all_workers(model, draft, runtime, gpu, Processors::here(), |estimate| estimate.host_bytes)
+}
+
+/// What each worker of such a model may take before the model answers: what it is predicted to, and an equal part of the
+/// headroom, but no more than half of what the pod has to spare: the other half is for what is taken while it is ended.
+#[must_use]
+pub fn trial_limits(
+    model: &Summary,
+    draft: Option<&Summary>,
+    runtime: &RuntimeSettings,
+    gpu: bool,
+    memory: Option<PodMemory>,
+    headroom_ratio: f64,
+) -> Vec<TrialLimit> {
+    let each = in_each_worker(model, draft, runtime, gpu, Processors::here(), |estimate| estimate.host_bytes);
+    let driver_bytes = if gpu && runtime.gpu_layers != Some(0) { TRIAL_GPU_BYTES } else { 0 };
+    let headroom_bytes = trial_headroom(&each, memory.map(|memory| memory.available_bytes), headroom_ratio);
+    let headroom_bytes = headroom_bytes.saturating_add(driver_bytes);
+    each.into_iter().map(|predicted_bytes| TrialLimit { predicted_bytes, headroom_bytes }).collect()
+}
+
+fn trial_headroom(each: &[u64], available_bytes: Option<u64>, headroom_ratio: f64) -> u64 {
+    let predicted = each.iter().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
+    let workers = each.len().max(1) as u64;
+    // Where nobody knows what there is, a quarter more is no accident.
+    let Some(available) = available_bytes else { return (predicted / 4 / workers).max(TRIAL_HEADROOM_MIN_BYTES) };
+    let kept_free = available.saturating_sub(verdict(predicted, available, headroom_ratio).usable);
+    let spare = available.saturating_sub(predicted);
+    (kept_free / workers).max(TRIAL_HEADROOM_MIN_BYTES).min(spare / 2 / workers)
 }
 
 /// What was asked to be on GPUs takes more of their memory than it may.
@@ -202,6 +231,17 @@ fn in_all_workers(
     processors: &Processors,
     part: impl Fn(&MemoryEstimate) -> u64,
 ) -> u64 {
+    in_each_worker(model, draft, runtime, gpu, processors, part).into_iter().fold(0, u64::saturating_add)
+}
+
+fn in_each_worker(
+    model: &Summary,
+    draft: Option<&Summary>,
+    runtime: &RuntimeSettings,
+    gpu: bool,
+    processors: &Processors,
+    part: impl Fn(&MemoryEstimate) -> u64,
+) -> Vec<u64> {
     let in_one = |own: &RuntimeSettings| {
         let input = FitInput { amx: processors.amx(), ..fit_input(own, model, gpu) };
         let guesses = draft.map_or(0, |draft| part(&estimate(draft, &draft_input(&input, model))));
@@ -210,12 +250,12 @@ fn in_all_workers(
     // Settings that cannot be shared out are refused when they are loaded.
     let shares = runtime.shares(processors, model.context_length).unwrap_or_default();
     if shares.len() <= 1 {
-        return in_one(runtime);
+        return vec![in_one(runtime)];
     }
-    shares.iter().fold(0, |sum: u64, share| {
-        let own = RuntimeSettings { ctx_size: share.ctx_size, parallel: share.parallel, ..runtime.clone() };
-        sum.saturating_add(in_one(&own))
-    })
+    let own = |share: &Share| {
+        in_one(&RuntimeSettings { ctx_size: share.ctx_size, parallel: share.parallel, ..runtime.clone() })
+    };
+    shares.iter().map(own).collect()
 }
 
 /// What the engine runs a draft model with, beside a model that it runs with `input`: cells for as many tokens of each
@@ -294,6 +334,29 @@ pub(super) fn judge(required_bytes: u64, memory: PodMemory, headroom_ratio: f64)
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_trial_has_the_headroom_and_never_more_than_half_of_what_is_spare() {
+        const MIB: u64 = 1 << 20;
+        for (each, available, ratio, wanted) in [
+            // The headroom; the least; half of what is spare.
+            (&[1024][..], Some(10_240), 0.1, 1024),
+            (&[100], Some(1000), 0.01, 64),
+            (&[900], Some(1000), 0.0, 50),
+            (&[1000], Some(1000), 0.0, 0),
+            (&[1001], Some(1000), 0.0, 0),
+            // Shared out.
+            (&[1024, 1024], Some(20_480), 0.1, 1024),
+            (&[400, 400], Some(1000), 0.0, 50),
+            // Nobody knows what there is.
+            (&[4096], None, 0.5, 1024),
+            (&[40], None, 0.5, 64),
+        ] {
+            let each: Vec<u64> = each.iter().map(|mib| mib * MIB).collect();
+            let headroom = trial_headroom(&each, available.map(|mib: u64| mib * MIB), ratio);
+            assert_eq!(headroom, wanted * MIB, "{each:?} {available:?} {ratio}");
+        }
+    }
 
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();

@@ -29,7 +29,7 @@ use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
 use crate::processors::Processors;
 use crate::version::{
-    DraftSettings, EngineTuning, LoadError, RuntimeSettings, Scheduling, Version, VersionSpec, WorkerConfig,
+    DraftSettings, EngineTuning, LoadError, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
 };
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::GpuUnfit;
@@ -311,6 +311,7 @@ impl Gates {
         let mut runtime = job_settings(job, draft.as_ref(), summary)?;
         runtime.engine.cache_disk = self.cache_disk(&job.version.runtime);
         let predicted_bytes = predict(job, draft.as_ref(), summary, &runtime);
+        let trial = trial(job, draft.as_ref(), summary, &runtime);
         let spec = VersionSpec {
             name: job.version.name.clone(),
             digest: format!("{:?}", model.digest()),
@@ -320,7 +321,7 @@ impl Gates {
         };
         let started = Instant::now();
         let (progress, _) = watch::channel(0.0);
-        match Version::load(spec, &self.workers, progress).await {
+        match Version::load(spec, &self.workers.clone().on_trial(trial), progress).await {
             Ok(version) => {
                 report_template(version.model().and_then(|model| model.template).as_deref(), report);
                 report.pass(GateName::Load, format!("{:.1} s", started.elapsed().as_secs_f64()));
@@ -405,6 +406,15 @@ fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report
 
 fn predict(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &RuntimeSettings) -> u64 {
     memory::predict(summary, draft.map(|draft| &draft.summary), runtime, job.gpu)
+}
+
+/// What its workers may take until it answers.
+fn trial(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &RuntimeSettings) -> Arc<Trial> {
+    let draft = draft.map(|draft| &draft.summary);
+    let limits = memory::trial_limits(summary, draft, runtime, job.gpu, memory::read(), job.headroom_ratio);
+    let workers = limits.len().max(1) as u64;
+    let cache_bytes = runtime.engine.cache_ram_bytes.unwrap_or(gantry_engine::DEFAULT_PREFIX_CACHE_RAM_BYTES);
+    Trial::new(limits, cache_bytes / workers)
 }
 
 /// The settings of a job's version, with as many layers on GPUs as their memory is for.
@@ -531,6 +541,11 @@ fn load_refusal(error: &LoadError) -> Refusal {
         LoadError::Spawn(_) => ("no worker", "the pod may be out of processes or memory; look at its log"),
         LoadError::Model(_) => ("refused by llama.cpp", "check the file, and that this release knows its architecture"),
         LoadError::Backend(_) => ("no backend", "see docs/operations.md, Processors and GPUs"),
+        LoadError::Memory(_) => (
+            "more memory than predicted",
+            "the file may not be what its header says; where it is, lower spec.runtime.contextSize or parallel, or raise \
+             spec.resources.memory and spec.rollout.gates.memory.headroom",
+        ),
         LoadError::WorkerDied(_) => ("worker died", "check the file, spec.runtime, and the pod's memory"),
     };
     Refusal::new(GateName::Load, format!("{error}; {what}")).with_value(value)

@@ -227,7 +227,9 @@ impl Manager {
             let entry = name.as_ref().and_then(|name| self.entries.get(name));
             entry.and_then(|entry| entry.loaded.as_ref()).map(|loaded| Arc::clone(&loaded.version))
         };
-        self.router.set(Routing { active: version(&route.active), previous: version(&route.previous) });
+        let active = version(&route.active);
+        active.iter().for_each(|active| active.end_trial());
+        self.router.set(Routing { active, previous: version(&route.previous) });
         if route.active != self.route.active {
             tracing::info!(from = self.route.active, to = route.active, previous = route.previous, "switched");
         }

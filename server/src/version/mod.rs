@@ -22,6 +22,7 @@ mod shared;
 mod stats;
 mod supervisor;
 mod threads;
+mod trial;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,6 +51,7 @@ pub use process::WorkerConfig;
 pub use request::{GenerateRequest, PoolRequest};
 pub use settings::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Share, VersionSpec};
 pub use stats::{VersionStats, WorkerStats};
+pub use trial::{Trial, TrialLimit};
 
 /// A version could not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +71,9 @@ pub enum LoadError {
     /// There is no backend to run the model as asked: the worker says what there is.
     #[error("{0}")]
     Backend(String),
+    /// A worker took more memory than the model was predicted to, and was ended.
+    #[error("{0}")]
+    Memory(String),
     /// The worker died while it loaded the model.
     #[error("the worker died while it loaded the model: {0}")]
     WorkerDied(String),
@@ -78,9 +83,11 @@ impl LoadError {
     /// What became of the worker, for those who know when it did.
     fn reason(&self) -> String {
         match self {
-            Self::Model(reason) | Self::Template(reason) | Self::Backend(reason) | Self::WorkerDied(reason) => {
-                reason.clone()
-            }
+            Self::Model(reason)
+            | Self::Template(reason)
+            | Self::Backend(reason)
+            | Self::Memory(reason)
+            | Self::WorkerDied(reason) => reason.clone(),
             Self::Settings(_) | Self::Spawn(_) => self.to_string(),
         }
     }
@@ -123,6 +130,7 @@ pub struct Version {
     lanes: Arc<Lanes>,
     /// Cancelled when the waiting room has ended.
     room_ended: CancellationToken,
+    trial: Option<Arc<Trial>>,
     next_id: AtomicU64,
 }
 
@@ -165,7 +173,9 @@ impl Version {
         let room_ended = CancellationToken::new();
         tokio::spawn(Room::new(&lanes, waiting, shared.health.subscribe(), room_ended.clone()).run());
         shared.loaded_at.get_or_init(SystemTime::now);
-        Ok(Arc::new(Version { shared, lanes, room_ended, next_id: AtomicU64::new(1) }))
+        let trial = workers.trial();
+        trial.iter().for_each(|trial| trial.loaded());
+        Ok(Arc::new(Version { shared, lanes, room_ended, trial, next_id: AtomicU64::new(1) }))
     }
 
     /// What was loaded.
@@ -207,6 +217,11 @@ impl Version {
         scheduling.check()?;
         self.shared.set_scheduling(scheduling);
         Ok(())
+    }
+
+    /// The version answers from now on: the limits of its trial ([`WorkerConfig::on_trial`]) end.
+    pub fn end_trial(&self) {
+        self.trial.iter().for_each(|trial| trial.end());
     }
 
     /// The most requests that run and wait at a time.

@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::threads::Threads;
+use super::trial::Trial;
 use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_PIECE_BYTES, WORKER_LOG_TAIL_LINES};
 use crate::processors::Processors;
 use crate::telemetry;
@@ -35,19 +36,31 @@ pub struct WorkerConfig {
     program: PathBuf,
     backend_dir: Option<PathBuf>,
     pub(super) threads: Arc<Threads>,
+    trial: Option<Arc<Trial>>,
 }
 
 impl WorkerConfig {
     /// Workers that run `program worker`.
     #[must_use]
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self { program: program.into(), backend_dir: None, threads: Threads::new(Processors::here().count()) }
+        let threads = Threads::new(Processors::here().count());
+        Self { program: program.into(), backend_dir: None, threads, trial: None }
     }
 
     /// With the backends of this directory; without, a worker looks beside its program.
     #[must_use]
     pub fn with_backend_dir(self, backend_dir: Option<PathBuf>) -> Self {
         Self { backend_dir, ..self }
+    }
+
+    /// Workers that may take so much memory until [`Version::end_trial`](super::Version::end_trial).
+    #[must_use]
+    pub fn on_trial(self, trial: Arc<Trial>) -> Self {
+        Self { trial: Some(trial), ..self }
+    }
+
+    pub(super) fn trial(&self) -> Option<Arc<Trial>> {
+        self.trial.clone()
     }
 
     /// Workers that run the program that is running now.

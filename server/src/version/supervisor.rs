@@ -25,6 +25,7 @@ use super::request::{Flow, Request};
 use super::restart::{Crashes, Verdict};
 use super::shared::{Shared, Worker};
 use super::threads::Seat;
+use super::trial::Watch;
 use super::{LoadError, WorkerHealth};
 use crate::limits::{
     HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
@@ -137,7 +138,15 @@ impl Supervisor {
         let pid = process.pid().unwrap_or(0);
         self.figures().pid.store(pid, Ordering::Relaxed);
         tracing::info!(version = %self.shared.spec.name, worker = self.worker, pid, "worker started");
+        let trial = workers.trial();
+        let watch = trial.clone().map(|trial| Watch::start(trial, self.worker, pid)).transpose();
+        let watch = watch.unwrap_or_else(|error| {
+            tracing::error!(%error, "a worker's memory is not watched");
+            None
+        });
         let (end, requests) = self.talk(socket).await;
+        // Before the process is waited for: its number may be another's after that.
+        let taken_bytes = watch.and_then(Watch::end);
         // At once: what became of the process takes a while to find out.
         self.shared.desk.lose(self.worker);
         self.seat.vacate();
@@ -146,6 +155,10 @@ impl Supervisor {
         figures.pid.store(0, Ordering::Relaxed);
         figures.running.store(0, Ordering::Relaxed);
         figures.heartbeat.send_replace(Heartbeat::default());
+        if let (Some(trial), Some(taken_bytes)) = (trial, taken_bytes) {
+            process.kill().await;
+            return (Err(LoadError::Memory(trial.reason(self.worker, taken_bytes))), requests);
+        }
         let result = match end {
             End::Stopped => {
                 process.end().await;

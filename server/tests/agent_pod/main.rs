@@ -11,5 +11,6 @@ mod pod;
 mod prefixes;
 #[path = "../http/script.rs"]
 mod script;
+mod swelling;
 #[path = "../http/template_file.rs"]
 mod template_file;

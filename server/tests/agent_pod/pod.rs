@@ -19,7 +19,7 @@ use crate::files::{Fault, FileServer};
 use crate::script::{server_after, while_there_is};
 use crate::template_file::with_template;
 
-const ONE: &str = "I am demo version one.";
+pub const ONE: &str = "I am demo version one.";
 pub const TWO: &str = "I am demo version two.";
 
 pub fn demo(name: &str) -> Vec<u8> {
