@@ -7,7 +7,8 @@ use crate::base64;
 use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::{MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS};
-use crate::request::{check_model, model, parse_object};
+use crate::parameters::Place;
+use crate::request::{Priority, check_model, model, parse_object};
 use crate::response::EmbeddingUsage;
 
 /// One thing to embed.
@@ -40,6 +41,8 @@ pub struct ValidEmbeddingsRequest {
     pub encoding: EncodingFormat,
     /// The width asked for; see [`Self::check_dimensions`].
     pub dimensions: Option<u32>,
+    /// `None`: the body does not say.
+    pub priority: Option<Priority>,
 }
 
 impl ValidEmbeddingsRequest {
@@ -55,11 +58,14 @@ impl ValidEmbeddingsRequest {
             Some("base64") => EncodingFormat::Base64,
             Some(_) => return Err(wrong_value("encoding_format".to_owned(), "must be float or base64")),
         };
+        // `content` would be missed as `input` before it was refused by its name.
+        fields.refuse(Place::Embeddings)?;
         Ok(Self {
             model: model(&fields)?,
             inputs: inputs(&fields)?,
             encoding,
             dimensions: fields.integer("dimensions", 1..=u32::MAX)?,
+            priority: Priority::read(&fields)?,
         })
     }
 
@@ -76,6 +82,7 @@ impl ValidEmbeddingsRequest {
             ("input", self.inputs.iter().map(input).collect()),
             ("encoding_format", json!(if self.encoding == EncodingFormat::Float { "float" } else { "base64" })),
             ("dimensions", json!(self.dimensions)),
+            ("priority", json!(self.priority.map(Priority::as_str))),
         ] {
             object.insert(name.to_owned(), value);
         }

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ErrorCode};
+use crate::parameters::{self, Place};
 
 /// A JSON object and its place in the request.
 pub(crate) struct Fields<'a> {
@@ -53,6 +54,26 @@ impl<'a> Fields<'a> {
     /// The field's full name.
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
+    }
+
+    /// Refuses what the object has that is not done in its place.
+    pub(crate) fn refuse(&self, place: Place) -> Result<(), ApiError> {
+        parameters::refuse(place, self.object, &self.prefix)
+    }
+
+    /// What one of two names of the same thing says; both may be given when they agree.
+    pub(crate) fn one_of<T: PartialEq>(
+        &self,
+        (name, value): (&str, Option<T>),
+        (other_name, other): (&str, Option<T>),
+    ) -> Result<Option<T>, ApiError> {
+        match (value, other) {
+            (Some(value), Some(other)) if value != other => {
+                let message = format!("is another name for `{name}` and may not differ from it; give one of them");
+                Err(wrong_value(self.path(other_name), message))
+            }
+            (value, other) => Ok(value.or(other)),
+        }
     }
 
     /// The field, unless it is absent or null.

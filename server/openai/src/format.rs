@@ -26,16 +26,23 @@ pub enum Format {
 impl Format {
     pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
         let format = fields.object("response_format")?.map(|object| response_format(&object)).transpose()?;
-        let grammar = fields.string("grammar")?.filter(|grammar| !grammar.is_empty());
-        match (format.unwrap_or_default(), grammar) {
-            (format, None) => Ok(format),
-            (Self::Text, Some(grammar)) if grammar.len() <= MAX_GRAMMAR_BYTES => Ok(Self::Grammar(grammar.to_owned())),
-            (Self::Text, Some(grammar)) => {
-                let n = grammar.len();
-                let message = format_args!("must have at most {MAX_GRAMMAR_BYTES} bytes, not {n}");
-                Err(wrong_value(fields.path("grammar"), message))
+        let format = format.unwrap_or_default();
+        let schema = match fields.get("json_schema") {
+            Some(Value::Object(object)) if object.is_empty() => None,
+            _ => schema(fields, "json_schema")?,
+        };
+        let grammar = grammar(fields)?;
+        match (format, schema, grammar) {
+            (format, None, None) => Ok(format),
+            (Self::Text, Some(schema), None) => Ok(schema),
+            (Self::Text, None, Some(grammar)) => Ok(grammar),
+            (_, None, Some(_)) => {
+                Err(wrong_value(fields.path("grammar"), "may not be given together with a `response_format` of JSON"))
             }
-            _ => Err(wrong_value(fields.path("grammar"), "may not be given together with a `response_format` of JSON")),
+            (_, Some(_), _) => Err(wrong_value(
+                fields.path("json_schema"),
+                "may not be given together with a `grammar` or a `response_format` of JSON",
+            )),
         }
     }
 
@@ -69,14 +76,14 @@ fn response_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
         Some("text") => Ok(Format::Text),
         // llama-server's clients put a schema here, too.
         Some("json_object") => match fields.get("schema") {
-            Some(_) => schema(fields),
+            Some(_) => required_schema(fields),
             None => Ok(Format::JsonObject),
         },
         Some("json_schema") => match fields.object("json_schema")? {
             Some(object) => {
                 object.string("name")?;
                 object.boolean("strict")?;
-                schema(&object)
+                required_schema(&object)
             }
             None => Err(missing(fields.path("json_schema"), "an object with a `schema` is expected")),
         },
@@ -85,19 +92,34 @@ fn response_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
     }
 }
 
-fn schema(fields: &Fields<'_>) -> Result<Format, ApiError> {
-    let path = || fields.path("schema");
-    match fields.get("schema") {
-        None => Err(missing(path(), "a JSON schema is expected")),
+fn grammar(fields: &Fields<'_>) -> Result<Option<Format>, ApiError> {
+    match fields.string("grammar")? {
+        None | Some("") => Ok(None),
+        Some(grammar) if grammar.len() <= MAX_GRAMMAR_BYTES => Ok(Some(Format::Grammar(grammar.to_owned()))),
+        Some(grammar) => {
+            let n = grammar.len();
+            let message = format_args!("must have at most {MAX_GRAMMAR_BYTES} bytes, not {n}");
+            Err(wrong_value(fields.path("grammar"), message))
+        }
+    }
+}
+
+fn required_schema(fields: &Fields<'_>) -> Result<Format, ApiError> {
+    schema(fields, "schema")?.ok_or_else(|| missing(fields.path("schema"), "a JSON schema is expected"))
+}
+
+fn schema(fields: &Fields<'_>, name: &str) -> Result<Option<Format>, ApiError> {
+    match fields.get(name) {
+        None => Ok(None),
         Some(schema @ Value::Object(_)) => {
             let text = schema.to_string();
             if text.len() <= MAX_SCHEMA_BYTES {
-                return Ok(Format::JsonSchema(text));
+                return Ok(Some(Format::JsonSchema(text)));
             }
             let n = text.len();
-            Err(wrong_value(path(), format_args!("must have at most {MAX_SCHEMA_BYTES} bytes, not {n}")))
+            Err(wrong_value(fields.path(name), format_args!("must have at most {MAX_SCHEMA_BYTES} bytes, not {n}")))
         }
-        Some(other) => Err(wrong_type(path(), "a JSON schema, which is an object", other)),
+        Some(other) => Err(wrong_type(fields.path(name), "a JSON schema, which is an object", other)),
     }
 }
 

@@ -2,8 +2,7 @@
 //!
 //! Bytes become a `Valid*` request in one place each ([`request`], [`embeddings`], [`rerank`]), or an [`ApiError`] that
 //! names the parameter at fault; later code cannot fail for a request's shape. Unknown fields are ignored, since
-//! clients send extras; parameters that are known and not supported are refused when they ask for something
-//! ([`unsupported`]). What a stream sends for each token is written from a template ([`chunk`]). Absent: HTTP, models,
+//! clients send extras; of those that are known, [`parameters`] says what becomes of each. What a stream sends for each token is written from a template ([`chunk`]). Absent: HTTP, models,
 //! tokens; what only the model can judge (its template, its context, a schema) is not judged here.
 
 mod base64;
@@ -14,12 +13,13 @@ mod fields;
 mod format;
 mod limits;
 mod logprobs;
+mod messages;
+pub mod parameters;
 mod request;
 mod rerank;
 mod response;
 mod sampling;
 mod sse;
-mod unsupported;
 
 pub use chunk::{ChunkHead, ChunkTemplate};
 pub use embeddings::{
@@ -29,7 +29,8 @@ pub use error::{ApiError, ErrorCode, ErrorKind, ErrorObject, ErrorResponse};
 pub use format::Format;
 pub use limits::*;
 pub use logprobs::{ChatLogprob, ChatLogprobs, TextLogprobs, TextOffset, TokenChance, TopLogprob};
-pub use request::{Common, Message, Priority, Role, Streaming, ValidChatRequest, ValidCompletionRequest};
+pub use messages::{Message, Role, ToolCall};
+pub use request::{Common, Priority, Streaming, ValidChatRequest, ValidCompletionRequest};
 pub use rerank::{RerankDocument, RerankResponse, RerankResult, ValidRerankRequest};
 pub use response::{
     AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, EmbeddingUsage, FinishReason,

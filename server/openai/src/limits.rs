@@ -9,6 +9,10 @@ pub const MAX_MODEL_NAME_BYTES: usize = 256;
 pub const MAX_MESSAGES: usize = 4096;
 /// The most parts in one message's content.
 pub const MAX_CONTENT_PARTS: usize = 1024;
+/// The longest name or id in a message, in bytes.
+pub const MAX_NAME_BYTES: usize = 256;
+/// The most calls of tools in one message.
+pub const MAX_TOOL_CALLS: usize = 128;
 /// The most stop strings.
 pub const MAX_STOP_STRINGS: usize = 16;
 /// The longest stop string, in bytes.

@@ -7,54 +7,10 @@ use serde_json::{Map, Value, json};
 use crate::error::{ApiError, ErrorCode, ErrorKind};
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::format::{Format, chat_logprobs, text_logprobs};
-use crate::limits::{MAX_CHOICES, MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_MODEL_NAME_BYTES, MAX_TOP_LOGPROBS};
-use crate::sampling::Sampling;
-use crate::unsupported;
-
-/// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Instructions; `developer` is the newer word for it, and templates know only this one.
-    System,
-    /// The person.
-    User,
-    /// The model.
-    Assistant,
-    /// What a tool returned.
-    Tool,
-}
-
-impl Role {
-    fn parse(word: &str) -> Option<Self> {
-        match word {
-            "system" | "developer" => Some(Self::System),
-            "user" => Some(Self::User),
-            "assistant" => Some(Self::Assistant),
-            "tool" => Some(Self::Tool),
-            _ => None,
-        }
-    }
-
-    /// The word on the wire and in templates.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-}
-
-/// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Who speaks.
-    pub role: Role,
-    /// What is said; text parts are joined by line breaks, as llama-server does.
-    pub content: String,
-}
+use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_TOP_LOGPROBS};
+use crate::messages::{Message, messages};
+use crate::parameters::{self, Place};
+use crate::sampling::{COMPLETION_MAX_TOKENS, Sampling};
 
 /// Who is served first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,6 +46,21 @@ impl Priority {
             .into_iter()
             .find(|priority| priority.as_str() == word)
             .ok_or_else(|| wrong_value(param.to_owned(), "must be one of high, normal and low"))
+    }
+
+    /// What a body says: one of the words, or vLLM's number, of which lower ones are served earlier and 0 is the default.
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
+        match fields.get("priority") {
+            None => Ok(None),
+            Some(Value::String(word)) => Self::parse("priority", word).map(Some),
+            Some(Value::Number(number)) => match number.as_i64() {
+                Some(..0) => Ok(Some(Self::High)),
+                Some(0) => Ok(Some(Self::Normal)),
+                Some(_) => Ok(Some(Self::Low)),
+                None => Err(wrong_value(fields.path("priority"), "must be an integer of 64 bits where it is a number")),
+            },
+            Some(other) => Err(wrong_type(fields.path("priority"), "high, normal, low or an integer", other)),
+        }
     }
 }
 
@@ -147,8 +118,8 @@ impl Common {
             sampling: Sampling::read(fields)?,
             format: Format::read(fields)?,
             logprobs: logprobs(fields, MAX_TOP_LOGPROBS)?,
-            choices: fields.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1),
-            priority: fields.string("priority")?.map(|word| Priority::parse("priority", word)).transpose()?,
+            choices: choices(fields)?.unwrap_or(1),
+            priority: Priority::read(fields)?,
             streaming: streaming(fields)?,
             timings: fields.boolean("timings")?.unwrap_or(false),
         })
@@ -199,9 +170,6 @@ pub struct ValidCompletionRequest {
     pub common: Common,
 }
 
-/// The default of `max_tokens` on `/v1/completions`, which is `OpenAI`'s: a bare text has no natural end.
-const COMPLETION_MAX_TOKENS: u32 = 16;
-
 impl ValidChatRequest {
     /// Reads and checks a body.
     ///
@@ -212,7 +180,7 @@ impl ValidChatRequest {
         let fields = Fields::new(&object, "");
         let messages = messages(&fields)?;
         let common = Common::read(&fields, chat_logprobs)?;
-        unsupported::refuse(&object)?;
+        parameters::refuse(Place::Chat, &object, "")?;
         Ok(Self { messages, common })
     }
 
@@ -223,7 +191,7 @@ impl ValidChatRequest {
     }
 
     fn messages_value(&self) -> Value {
-        self.messages.iter().map(|m| json!({"role": m.role.as_str(), "content": m.content})).collect()
+        self.messages.iter().map(Message::to_json).collect()
     }
 
     /// The same request on the wire.
@@ -247,8 +215,11 @@ impl ValidCompletionRequest {
         let fields = Fields::new(&object, "");
         let prompt = prompt(&fields)?;
         let mut common = Common::read(&fields, text_logprobs)?;
-        common.sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
-        unsupported::refuse(&object)?;
+        // Who gives llama-server's name and gets here without a number asked for no bound.
+        if fields.get("n_predict").is_none() {
+            common.sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
+        }
+        parameters::refuse(Place::Text, &object, "")?;
         Ok(Self { prompt, common })
     }
 
@@ -331,79 +302,24 @@ fn prompt(fields: &Fields<'_>) -> Result<String, ApiError> {
     if text.is_empty() { Err(wrong_value(param(), "must not be empty")) } else { Ok(text.clone()) }
 }
 
-fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
-    let param = || "messages".to_owned();
-    let value = fields.get("messages").ok_or_else(|| missing(param(), "an array of messages is expected"))?;
-    let items = value.as_array().ok_or_else(|| wrong_type(param(), "an array of messages", value))?;
-    if items.is_empty() || items.len() > MAX_MESSAGES {
-        let n = items.len();
-        return Err(wrong_value(param(), format_args!("must have 1 to {MAX_MESSAGES} messages, not {n}")));
-    }
-    items.iter().enumerate().map(|(i, item)| message(i, item)).collect()
-}
-
-fn message(index: usize, value: &Value) -> Result<Message, ApiError> {
-    let path = format!("messages[{index}]");
-    let Value::Object(object) = value else { return Err(wrong_type(path, "an object", value)) };
-    let fields = Fields::new(object, format!("{path}."));
-    let word = fields
-        .string("role")?
-        .ok_or_else(|| missing(fields.path("role"), "system, developer, user, assistant or tool is expected"))?;
-    let role = Role::parse(word).ok_or_else(|| {
-        wrong_value(fields.path("role"), "must be one of system, developer, user, assistant and tool")
-    })?;
-    for name in ["tool_calls", "function_call", "audio", "refusal"] {
-        let asks = fields.get(name).is_some_and(|value| !value.as_array().is_some_and(Vec::is_empty));
-        if asks {
-            let param = fields.path(name);
-            let message = format!("`{param}` is not supported by this server yet; leave it out.");
-            return Err(ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::UnsupportedParameter, message));
-        }
-    }
-    Ok(Message { role, content: content(&fields)? })
-}
-
-fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
-    let expected = "a string or an array of text parts";
-    let path = fields.path("content");
-    let value = fields.get("content").ok_or_else(|| missing(path.clone(), &format!("{expected} is expected")))?;
-    match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) if parts.is_empty() || parts.len() > MAX_CONTENT_PARTS => {
-            let n = parts.len();
-            Err(wrong_value(path, format_args!("must have 1 to {MAX_CONTENT_PARTS} parts, not {n}")))
-        }
-        Value::Array(parts) => {
-            let texts: Result<Vec<&str>, ApiError> =
-                parts.iter().enumerate().map(|(i, part)| text_part(&format!("{path}[{i}]"), part)).collect();
-            Ok(texts?.join("\n"))
-        }
-        other => Err(wrong_type(path, expected, other)),
-    }
-}
-
-fn text_part<'a>(path: &str, value: &'a Value) -> Result<&'a str, ApiError> {
-    let Value::Object(object) = value else { return Err(wrong_type(path.to_owned(), "an object", value)) };
-    let fields = Fields::new(object, format!("{path}."));
-    match fields.string("type")? {
-        Some("text") => fields.string("text")?.ok_or_else(|| missing(fields.path("text"), "a string is expected")),
-        Some(_) => Err(ApiError::invalid(
-            Some(Cow::Owned(fields.path("type"))),
-            ErrorCode::UnsupportedContent,
-            format!("`{}` must be \"text\": this server takes no images, audio or files yet.", fields.path("type")),
-        )),
-        None => Err(missing(fields.path("type"), "\"text\" is expected")),
-    }
-}
-
 fn streaming(fields: &Fields<'_>) -> Result<Streaming, ApiError> {
     let enabled = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = match fields.object("stream_options")? {
         Some(_) if !enabled => {
             return Err(wrong_value("stream_options".to_owned(), "may be given only with `stream: true`"));
         }
-        Some(options) => options.boolean("include_usage")?.unwrap_or(false),
+        Some(options) => {
+            options.refuse(Place::StreamOptions)?;
+            options.boolean("include_usage")?.unwrap_or(false)
+        }
         None => false,
     };
     Ok(Streaming { enabled, include_usage })
+}
+
+/// How many answers, by either name.
+fn choices(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let openai = fields.integer("n", 1..=MAX_CHOICES)?;
+    let llama_server = fields.integer("n_cmpl", 1..=MAX_CHOICES)?;
+    fields.one_of(("n", openai), ("n_cmpl", llama_server))
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::MAX_RERANK_DOCUMENTS;
-use crate::request::{check_model, model, parse_object};
+use crate::parameters::Place;
+use crate::request::{Priority, check_model, model, parse_object};
 use crate::response::EmbeddingUsage;
 
 /// Documents to rank.
@@ -23,6 +24,8 @@ pub struct ValidRerankRequest {
     pub top_n: Option<u32>,
     /// Repeat the documents in the results.
     pub return_documents: bool,
+    /// `None`: the body does not say.
+    pub priority: Option<Priority>,
 }
 
 impl ValidRerankRequest {
@@ -38,12 +41,15 @@ impl ValidRerankRequest {
             Some("") => return Err(wrong_value("query".to_owned(), "must not be empty")),
             Some(query) => query.to_owned(),
         };
+        // `texts` would be missed as `documents` before it was refused by its name.
+        fields.refuse(Place::Rerank)?;
         Ok(Self {
             model: model(&fields)?,
             query,
             documents: documents(&fields)?,
             top_n: fields.integer("top_n", 1..=u32::MAX)?,
             return_documents: fields.boolean("return_documents")?.unwrap_or(false),
+            priority: Priority::read(&fields)?,
         })
     }
 
@@ -56,6 +62,7 @@ impl ValidRerankRequest {
             "documents": self.documents,
             "top_n": self.top_n,
             "return_documents": self.return_documents,
+            "priority": self.priority.map(Priority::as_str),
         })
     }
 

@@ -14,6 +14,9 @@ use crate::limits::{
     MAX_TOKENS_LIMIT,
 };
 
+/// The default of `max_tokens` on `/v1/completions`, which is `OpenAI`'s: a bare text has no natural end.
+pub(crate) const COMPLETION_MAX_TOKENS: u32 = 16;
+
 /// How to generate; ranges checked, defaults `OpenAI`'s or llama.cpp's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -132,6 +135,8 @@ impl Sampling {
         });
         for (name, value) in [
             ("max_tokens", json!(self.max_tokens)),
+            // Where nothing is said, texts have a bound.
+            ("n_predict", if self.max_tokens.is_none() { json!(-1) } else { Value::Null }),
             ("temperature", json!(self.temperature)),
             ("top_p", json!(self.top_p)),
             ("top_k", json!(self.top_k)),
@@ -178,23 +183,23 @@ impl Dry {
     }
 }
 
-/// The newer name goes before the older one.
+/// llama-server's name goes before the others, as there, and `OpenAI`'s newer one before its older.
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     let newer = fields.integer("max_completion_tokens", 1..=MAX_TOKENS_LIMIT)?;
     let older = fields.integer("max_tokens", 1..=MAX_TOKENS_LIMIT)?;
-    Ok(newer.or(older))
+    match fields.integer("n_predict", -1..=i64::from(MAX_TOKENS_LIMIT))? {
+        None => Ok(newer.or(older)),
+        Some(-1) => Ok(None),
+        Some(0) => Err(wrong_value(fields.path("n_predict"), "must be -1, which is no bound, or 1 and more, not 0")),
+        // The range has been looked at.
+        Some(tokens) => Ok(u32::try_from(tokens).ok()),
+    }
 }
 
 fn repeat_penalty(fields: &Fields<'_>) -> Result<Option<f32>, ApiError> {
     let llama_cpp = fields.above_zero("repeat_penalty", MAX_REPEAT_PENALTY)?;
     let vllm = fields.above_zero("repetition_penalty", MAX_REPEAT_PENALTY)?;
-    match (llama_cpp, vllm) {
-        (Some(one), Some(other)) if one != other => Err(wrong_value(
-            fields.path("repetition_penalty"),
-            "is another name for `repeat_penalty` and may not differ from it; give one of them",
-        )),
-        _ => Ok(llama_cpp.or(vllm)),
-    }
+    fields.one_of(("repeat_penalty", llama_cpp), ("repetition_penalty", vllm))
 }
 
 /// A number of tokens; -1 is all of them.

@@ -4,9 +4,9 @@
 use gantry_openai::{
     ApiError, Common, Dry, EmbeddingInput, EncodingFormat, ErrorCode, Format, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH,
     MAX_DRY_BREAKERS, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES,
-    MAX_MODEL_NAME_BYTES, MAX_RERANK_DOCUMENTS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT,
-    MAX_TOP_LOGPROBS, Message, Priority, Role, Sampling, Streaming, ValidChatRequest, ValidCompletionRequest,
-    ValidEmbeddingsRequest, ValidRerankRequest,
+    MAX_MODEL_NAME_BYTES, MAX_NAME_BYTES, MAX_RERANK_DOCUMENTS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS,
+    MAX_TOKENS_LIMIT, MAX_TOOL_CALLS, MAX_TOP_LOGPROBS, Message, Priority, Role, Sampling, Streaming, ToolCall,
+    ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -49,8 +49,8 @@ fn mistakes_in_a_chat_are_named() {
         (
             "messages",
             message(json!({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]})),
-            "messages[1].tool_calls",
-            UnsupportedParameter,
+            "messages[1].tool_calls[0].function",
+            MissingRequiredParameter,
         ),
         ("model", json!(4), "model", InvalidType),
         ("model", json!(""), "model", InvalidValue),
@@ -145,7 +145,18 @@ fn mistakes_in_a_chat_are_named() {
         ("grammar", json!(1), "grammar", InvalidType),
         ("grammar", json!("x".repeat(MAX_GRAMMAR_BYTES + 1)), "grammar", InvalidValue),
         ("priority", json!("urgent"), "priority", InvalidValue),
-        ("priority", json!(1), "priority", InvalidType),
+        ("priority", json!(0.5), "priority", InvalidValue),
+        ("priority", json!([1]), "priority", InvalidType),
+        ("n_predict", json!(0), "n_predict", InvalidValue),
+        ("n_predict", json!(-2), "n_predict", InvalidValue),
+        ("n_cmpl", json!(0), "n_cmpl", InvalidValue),
+        ("json_schema", json!("x"), "json_schema", InvalidType),
+        (
+            "stream_options",
+            json!({"include_obfuscation": true}),
+            "stream_options.include_obfuscation",
+            UnsupportedParameter,
+        ),
     ];
     for (name, value, param, code) in cases {
         let error = chat_with(name, value.clone()).expect_err(&format!("{name}: {value}"));
@@ -189,13 +200,13 @@ fn what_clients_send_is_taken() {
     let body = json!({
         "model": "m", "messages": [
             {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {"role": "tool", "tool_call_id": "x", "content": "c"},
+            {"role": "user", "content": "c"},
         ],
         "n": 1, "user": "u", "metadata": {"k": "v"}, "unknown": [1], "logit_bias": null, "tools": [], "seed": -1,
         "max_tokens": 5, "max_completion_tokens": 6, "stream": true, "stream_options": {"include_usage": true},
     });
     let request = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
-    assert_eq!(request.messages[0], Message { role: Role::System, content: "a\nb".into() });
+    assert_eq!(request.messages[0], Message::text(Role::System, "a\nb"));
     let common = request.common;
     assert_eq!(common.sampling.max_tokens, Some(6));
     assert_eq!(common.sampling.seed, Some(u64::MAX));
@@ -239,6 +250,16 @@ fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
     differs("user", json!("someone"), |_| {});
     differs("top_logprobs", json!(0), |_| {});
     differs("priority", json!("high"), |c| c.priority = Some(Priority::High));
+    differs("priority", json!(-5), |c| c.priority = Some(Priority::High));
+    differs("priority", json!(0), |c| c.priority = Some(Priority::Normal));
+    differs("priority", json!(9), |c| c.priority = Some(Priority::Low));
+    differs("n_predict", json!(9), |c| c.sampling.max_tokens = Some(9));
+    differs("n_predict", json!(-1), |_| {});
+    differs("n_cmpl", json!(2), |c| c.choices = 2);
+    differs("json_schema", json!({"type": "integer"}), |c| {
+        c.format = Format::JsonSchema(r#"{"type":"integer"}"#.into());
+    });
+    differs("json_schema", json!({}), |_| {});
     differs("grammar", json!("root ::= \"a\""), |c| c.format = Format::Grammar("root ::= \"a\"".into()));
     differs("grammar", json!(""), |_| {});
 
@@ -264,6 +285,108 @@ fn each_form_of_an_answer_is_taken() {
     });
     let error = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap_err();
     assert_eq!((error.param.as_deref(), error.code), (Some("grammar"), ErrorCode::InvalidValue));
+    for other in [json!({"grammar": "root ::= \"a\""}), json!({"response_format": {"type": "json_object"}})] {
+        let mut body = other;
+        body["messages"] = json!([{"role": "user", "content": "Hi"}]);
+        body["json_schema"] = json!({"type": "object"});
+        let error = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!((error.param.as_deref(), error.code), (Some("json_schema"), ErrorCode::InvalidValue));
+    }
+}
+
+fn messages(messages: Value) -> Result<Vec<Message>, ApiError> {
+    ValidChatRequest::parse(json!({"messages": messages}).to_string().as_bytes()).map(|request| request.messages)
+}
+
+#[test]
+fn an_assistants_turn_may_be_empty() {
+    for turn in [
+        json!({"role": "assistant", "content": null}),
+        json!({"role": "assistant", "content": []}),
+        json!({"role": "assistant"}),
+        json!({"role": "assistant", "content": "", "refusal": null, "audio": null, "function_call": null, "tool_calls": null}),
+    ] {
+        let user = json!({"role": "user", "content": "Hi"});
+        assert_eq!(messages(json!([user, turn, user])).unwrap()[1], Message::text(Role::Assistant, ""), "{turn}");
+    }
+    for role in ["system", "user", "tool"] {
+        let error = messages(json!([{"role": role, "content": null}])).unwrap_err();
+        assert!(error.param.is_some_and(|param| param.starts_with("messages[0].")), "{role}");
+    }
+}
+
+#[test]
+fn calls_and_their_answers_reach_the_template() {
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}});
+    let chat = json!([
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call("1"), call("2")]},
+        {"role": "tool", "content": "x", "tool_call_id": "2", "name": "f"},
+        {"role": "tool", "content": "y", "tool_call_id": "1"},
+    ]);
+    let body = json!({"messages": chat}).to_string();
+    let told = ValidChatRequest::parse(body.as_bytes()).unwrap().messages_json();
+    assert_eq!(serde_json::from_str::<Value>(&told).unwrap(), chat);
+    // As llama-server takes them, and as vLLM names it.
+    let turn = json!({"role": "assistant", "reasoning": "hm", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"a": 1}}}]});
+    let read = messages(json!([turn])).unwrap();
+    assert_eq!(read[0].tool_calls[0].arguments, r#"{"a":1}"#);
+    assert_eq!(read[0].reasoning.as_deref(), Some("hm"));
+}
+
+#[test]
+fn a_tools_message_answers_a_call_before_it() {
+    let call = json!({"id": "1", "function": {"name": "f", "arguments": "{}"}});
+    let user = json!({"role": "user", "content": "Hi"});
+    let asks = json!({"role": "assistant", "tool_calls": [call]});
+    let answers = |id: Value| json!({"role": "tool", "content": "x", "tool_call_id": id});
+    assert!(messages(json!([user, asks, answers(json!("1")), user])).is_ok());
+    for (chat, param) in [
+        (json!([answers(json!("1"))]), "messages[0].role"),
+        (json!([user, answers(json!("1")), asks]), "messages[1].role"),
+        (json!([asks, answers(json!("2"))]), "messages[1].tool_call_id"),
+        (json!([asks, answers(Value::Null)]), "messages[1].tool_call_id"),
+        (json!([asks, answers(json!(1))]), "messages[1].tool_call_id"),
+        (json!([{"role": "user", "content": "Hi", "tool_call_id": "1"}]), "messages[0].tool_call_id"),
+        (json!([{"role": "user", "content": "Hi", "tool_calls": [call]}]), "messages[0].tool_calls"),
+        (json!([{"role": "user", "content": "Hi", "name": "x".repeat(MAX_NAME_BYTES + 1)}]), "messages[0].name"),
+        (json!([{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}]), "messages[0].reasoning"),
+        (json!([{"role": "assistant", "tool_calls": "f"}]), "messages[0].tool_calls"),
+        (json!([{"role": "assistant", "tool_calls": vec![&call; MAX_TOOL_CALLS + 1]}]), "messages[0].tool_calls"),
+        (json!([{"role": "assistant", "tool_calls": [1]}]), "messages[0].tool_calls[0]"),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}]),
+            "messages[0].tool_calls[0].type",
+        ),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]),
+            "messages[0].tool_calls[0].id",
+        ),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]),
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"id": "1", "function": {"arguments": "{}"}}]}]),
+            "messages[0].tool_calls[0].function.name",
+        ),
+    ] {
+        let error = messages(chat.clone()).expect_err(&chat.to_string());
+        assert_eq!(error.param.as_deref(), Some(param), "{chat}");
+        is_told(&error);
+    }
+}
+
+#[test]
+fn a_text_without_a_bound_must_ask_for_it() {
+    let parse = |name: &str, value: Value| {
+        let mut body = json!({"prompt": "Hi"});
+        body[name] = value;
+        ValidCompletionRequest::parse(body.to_string().as_bytes()).unwrap().common.sampling.max_tokens
+    };
+    assert_eq!(parse("user", json!("u")), Some(16));
+    assert_eq!(parse("n_predict", json!(-1)), None);
+    assert_eq!(parse("n_predict", json!(5)), Some(5));
 }
 
 #[test]
@@ -407,7 +530,8 @@ fn any_json() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(Value::from),
         (-3_i64..40).prop_map(Value::from),
         ".{0,20}".prop_map(Value::from),
-        prop::sample::select(vec!["user", "system", "robot", "text", "auto"]).prop_map(Value::from),
+        prop::sample::select(vec!["user", "system", "assistant", "tool", "robot", "text", "auto"])
+            .prop_map(Value::from),
     ];
     leaf.prop_recursive(4, 48, 6, |inner| {
         prop_oneof![
@@ -423,6 +547,12 @@ fn field() -> impl Strategy<Value = String> {
         "messages",
         "role",
         "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "reasoning_content",
+        "json_schema",
+        "n_predict",
         "type",
         "text",
         "prompt",
@@ -548,6 +678,29 @@ fn common() -> impl Strategy<Value = Common> {
     )
 }
 
+/// A message, or an assistant's turn with the answers to its calls.
+fn turn() -> impl Strategy<Value = Vec<Message>> {
+    let role = prop::sample::select(vec![Role::System, Role::User, Role::Assistant]);
+    let text = (role, ".{0,30}", prop::option::of("[a-z]{1,5}"))
+        .prop_map(|(role, content, name)| vec![Message { name, ..Message::text(role, content) }]);
+    let calls = prop::collection::vec(("[a-z0-9]{1,8}", "[a-z]{1,5}", ".{0,20}"), 1..4);
+    let called = (".{0,30}", prop::option::of(".{1,9}"), calls).prop_map(|(content, reasoning, calls)| {
+        let answers: Vec<Message> = calls
+            .iter()
+            .map(|(id, name, answer)| Message {
+                tool_call_id: Some(id.clone()),
+                name: Some(name.clone()),
+                ..Message::text(Role::Tool, answer)
+            })
+            .collect();
+        let call = |(id, name, arguments)| ToolCall { id, name, arguments };
+        let tool_calls = calls.into_iter().map(call).collect();
+        let turn = Message { reasoning, tool_calls, ..Message::text(Role::Assistant, content) };
+        [vec![turn], answers].concat()
+    });
+    prop_oneof![2 => text, 1 => called]
+}
+
 fn streaming() -> impl Strategy<Value = Streaming> {
     prop_oneof![
         Just(Streaming::default()),
@@ -602,10 +755,10 @@ proptest! {
 
     #[test]
     fn valid_chats_survive_the_wire(
-        roles in prop::collection::vec((prop::sample::select(vec![Role::System, Role::User, Role::Assistant, Role::Tool]), ".{0,30}"), 1..6),
+        turns in prop::collection::vec(turn(), 1..6),
         common in common(),
     ) {
-        let messages = roles.into_iter().map(|(role, content)| Message { role, content }).collect();
+        let messages = turns.into_iter().flatten().collect();
         let request = ValidChatRequest { messages, common };
         prop_assert_eq!(ValidChatRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
     }
@@ -624,11 +777,12 @@ proptest! {
         let mut inputs: Vec<EmbeddingInput> = texts.iter().cloned().map(EmbeddingInput::Text).collect();
         inputs.push(EmbeddingInput::Tokens(tokens));
         let encoding = if flag { EncodingFormat::Float } else { EncodingFormat::Base64 };
-        let request = ValidEmbeddingsRequest { model: None, inputs, encoding, dimensions: number };
+        let priority = flag.then_some(Priority::High);
+        let request = ValidEmbeddingsRequest { model: None, inputs, encoding, dimensions: number, priority };
         prop_assert_eq!(ValidEmbeddingsRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
 
         let query = texts[0].clone();
-        let request = ValidRerankRequest { model: None, query, documents: texts, top_n: number, return_documents: flag };
+        let request = ValidRerankRequest { model: None, query, documents: texts, top_n: number, return_documents: flag, priority };
         prop_assert_eq!(ValidRerankRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
     }
 }

@@ -32,7 +32,7 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let inputs = std::mem::take(&mut valid.inputs);
     let count = inputs.len();
     let work = PooledWork::Embed(inputs.into_iter().map(input).collect());
-    let (request, priority) = pool_request(work, origin.scheduling);
+    let (request, priority) = pool_request(work, origin.scheduling, valid.priority);
     let version = app.check_model(|served| valid.check_model(served))?;
     let width = version.model().and_then(|model| Some(model.pooled?.width)).unwrap_or(0);
     // Where nothing is embedded at all, that is said first, at submission.
@@ -61,7 +61,7 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     drop(body);
     let names = Names { prompt: "documents", format: "documents" };
     let work = PooledWork::Rank { query: valid.query.clone(), documents: valid.documents.clone() };
-    let (request, priority) = pool_request(work, origin.scheduling);
+    let (request, priority) = pool_request(work, origin.scheduling, valid.priority);
     let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Rerank, &version, origin, Some(priority), 0, share);
     let write = move |model: String, output: PooledOutput| {
@@ -84,9 +84,9 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// What is asked of a version. Only the header says who goes first: these bodies have no such field.
-fn pool_request(work: PooledWork, scheduling: Scheduling) -> (PoolRequest, Priority) {
-    let priority = scheduling.priority.unwrap_or(Priority::Normal);
+/// What is asked of a version. Who goes first is said by the header, then by the body.
+fn pool_request(work: PooledWork, scheduling: Scheduling, body: Option<Priority>) -> (PoolRequest, Priority) {
+    let priority = scheduling.priority.or(body).unwrap_or(Priority::Normal);
     let timeout_ms = scheduling.queue_timeout_ms;
     (PoolRequest { work, priority: engine_priority(priority), timeout_ms }, priority)
 }

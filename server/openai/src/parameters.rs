@@ -1,0 +1,405 @@
+//! Every parameter that `OpenAI`, llama-server or vLLM name, and what becomes of it here: obeyed, refused by name, or
+//! accepted because it changes nothing.
+//!
+//! To ignore a parameter that asks for something would be to answer another question than the one that was asked. So
+//! what is not obeyed is refused by name, unless its value asks for what happens anyway: clients send defaults. The lists
+//! of the three references are beside the tests, which send each name of them. Absent: names that none of them knows.
+//! They are ignored, as by llama-server and vLLM, since gateways and clients add fields of their own.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+
+use crate::error::{ApiError, ErrorCode};
+
+/// Where a parameter may stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Text,
+    /// `/v1/embeddings`.
+    Embeddings,
+    /// `/v1/rerank`.
+    Rerank,
+    /// One of the `messages` of a chat.
+    Message,
+    /// A part of a message's `content`.
+    Part,
+    /// `stream_options`.
+    StreamOptions,
+}
+
+/// What becomes of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// The code that reads the request follows it.
+    Obeyed,
+    /// Refused unless the value asks for what happens anyway, which this says; then what to do instead, or nothing.
+    Refused(Neutral, &'static str),
+    /// Taken whatever it says, since no answer would differ; the reason.
+    NoEffect(&'static str),
+}
+
+/// The value that asks for what happens anyway; `null` always does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neutral {
+    /// None but to be absent.
+    Absent,
+    /// 0.
+    Zero,
+    /// 0 or a negative number.
+    NotPositive,
+    /// -1.
+    MinusOne,
+    /// 1.
+    One,
+    /// 2, the Euclidean norm.
+    Two,
+    /// False.
+    False,
+    /// True.
+    True,
+    /// An empty string, array or object.
+    Empty,
+    /// One of these words.
+    Words(&'static [&'static str]),
+    /// An array of nothing but `"text"`.
+    OnlyText,
+}
+
+/// One parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it may stand.
+    pub places: &'static [Place],
+    /// What becomes of it there.
+    pub treatment: Treatment,
+}
+
+impl Neutral {
+    fn accepts(self, value: &Value) -> bool {
+        let number = value.as_f64();
+        match self {
+            Self::Absent => false,
+            Self::Zero => number == Some(0.0),
+            Self::NotPositive => number.is_some_and(|n| n <= 0.0),
+            Self::MinusOne => number == Some(-1.0),
+            Self::One => number == Some(1.0),
+            Self::Two => number == Some(2.0),
+            Self::False => value.as_bool() == Some(false),
+            Self::True => value.as_bool() == Some(true),
+            Self::Empty => match value {
+                Value::String(text) => text.is_empty(),
+                Value::Array(items) => items.is_empty(),
+                Value::Object(fields) => fields.is_empty(),
+                _ => false,
+            },
+            Self::Words(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+            Self::OnlyText => {
+                value.as_array().is_some_and(|items| items.iter().all(|item| item.as_str() == Some("text")))
+            }
+        }
+    }
+
+    /// The value in words; empty where there is none.
+    #[must_use]
+    pub fn words(self) -> String {
+        match self {
+            Self::Absent => String::new(),
+            Self::Zero => "0".to_owned(),
+            Self::NotPositive => "0 or less".to_owned(),
+            Self::MinusOne => "-1".to_owned(),
+            Self::One => "1".to_owned(),
+            Self::Two => "2".to_owned(),
+            Self::False => "false".to_owned(),
+            Self::True => "true".to_owned(),
+            Self::Empty => "empty".to_owned(),
+            Self::Words(words) => {
+                let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
+                words.join(" or ")
+            }
+            Self::OnlyText => "[\"text\"]".to_owned(),
+        }
+    }
+}
+
+/// Refuses the first parameter in a place that asks for what is not done; `prefix` is put before its name.
+pub(crate) fn refuse(place: Place, object: &Map<String, Value>, prefix: &str) -> Result<(), ApiError> {
+    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        match find(place, name) {
+            Some(Treatment::Refused(neutral, instead)) if !neutral.accepts(value) => {
+                return Err(refused(format!("{prefix}{name}"), neutral, instead));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What becomes of a name in a place; `None` where no reference knows it.
+#[must_use]
+pub fn find(place: Place, name: &str) -> Option<Treatment> {
+    let here = |parameter: &&Parameter| parameter.name == name && parameter.places.contains(&place);
+    PARAMETERS.iter().find(here).map(|parameter| parameter.treatment)
+}
+
+fn refused(param: String, neutral: Neutral, instead: &str) -> ApiError {
+    let or = match neutral.words() {
+        words if words.is_empty() => String::new(),
+        words => format!(", or {words}"),
+    };
+    let instead = if instead.is_empty() { String::new() } else { format!(" Instead: {instead}.") };
+    let message = format!("`{param}` is not supported by this server; leave it out{or}.{instead}");
+    ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::UnsupportedParameter, message)
+}
+
+use Neutral::{Absent, Empty, False, MinusOne, NotPositive, One, OnlyText, True, Two, Words, Zero};
+use Place::{Chat, Embeddings, Message, Part, Rerank, StreamOptions, Text};
+use Treatment::{NoEffect, Obeyed, Refused};
+
+const GENERATION: &[Place] = &[Chat, Text];
+const POOLING: &[Place] = &[Embeddings, Rerank];
+const ANY: &[Place] = &[Chat, Text, Embeddings, Rerank];
+
+const fn at(places: &'static [Place], name: &'static str, treatment: Treatment) -> Parameter {
+    Parameter { name, places, treatment }
+}
+
+const NO_MEDIA: &str = "sets how images and sound are read, and those are refused where they stand";
+const WITHOUT_TOOLS: &str = "says how tools are called, and `tools` are refused";
+const WITH_MIROSTAT: &str = "belongs to `mirostat`, which is refused";
+const WITH_BUDGET: &str = "belongs to `reasoning_budget_tokens`, which is refused";
+const CACHE_HINT: &str = "prefixes are found again without hints, and answers do not depend on it";
+const GUESSES: &str = "guessed tokens change how fast an answer comes, never which";
+const NO_SHIFT: &str = "tokens are never dropped from a context: an answer ends where it is full";
+const RENDER_ONLY: &str = "belongs to endpoints that only render a prompt, which are not served";
+
+/// All of them.
+pub const PARAMETERS: &[Parameter] = &[
+    // What is generated from.
+    at(ANY, "model", Obeyed),
+    at(&[Chat], "messages", Obeyed),
+    at(&[Text], "prompt", Obeyed),
+    at(&[Text], "suffix", Refused(Empty, "")),
+    at(&[Text], "prompt_embeds", Refused(Empty, "")),
+    at(GENERATION, "echo", Refused(False, "")),
+    at(&[Chat], "add_special_tokens", Refused(False, "")),
+    at(&[Text, Embeddings], "add_special_tokens", Refused(True, "")),
+    at(ANY, "truncate_prompt_tokens", Refused(Absent, "shorten the text before it is sent")),
+    at(ANY, "truncation_side", NoEffect("belongs to `truncate_prompt_tokens`, which is refused")),
+    at(POOLING, "padding", Refused(Words(&["do_not_pad"]), "")),
+    at(&[Chat], "documents", Refused(Empty, "put them into a message")),
+    at(&[Chat, Embeddings], "chat_template", Refused(Empty, "")),
+    at(&[Chat, Embeddings], "chat_template_kwargs", Refused(Empty, "")),
+    at(&[Chat], "add_generation_prompt", Refused(True, "")),
+    at(&[Embeddings], "add_generation_prompt", Refused(False, "")),
+    at(&[Chat, Embeddings], "continue_final_message", Refused(False, "")),
+    at(GENERATION, "generation_prompt", Refused(Empty, "")),
+    at(&[Chat, Embeddings], "media_io_kwargs", NoEffect(NO_MEDIA)),
+    at(&[Chat, Embeddings, Rerank], "mm_processor_kwargs", NoEffect(NO_MEDIA)),
+    // How many answers, and how long.
+    at(GENERATION, "n", Obeyed),
+    at(GENERATION, "n_cmpl", Obeyed),
+    at(GENERATION, "best_of", Refused(One, "ask for several answers with `n`")),
+    at(GENERATION, "max_tokens", Obeyed),
+    at(GENERATION, "max_completion_tokens", Obeyed),
+    at(GENERATION, "n_predict", Obeyed),
+    at(GENERATION, "min_tokens", Refused(Zero, "")),
+    at(GENERATION, "t_max_predict_ms", Refused(NotPositive, "bound the answer with `max_tokens`")),
+    at(GENERATION, "stop", Obeyed),
+    at(GENERATION, "stop_token_ids", Refused(Empty, "name texts in `stop`")),
+    at(GENERATION, "include_stop_str_in_output", Refused(False, "")),
+    at(GENERATION, "ignore_eos", Obeyed),
+    at(GENERATION, "repetition_detection", Refused(Absent, "")),
+    at(GENERATION, "n_indent", Refused(Zero, "")),
+    at(GENERATION, "n_keep", NoEffect(NO_SHIFT)),
+    at(GENERATION, "n_discard", NoEffect(NO_SHIFT)),
+    // The choice of tokens.
+    at(GENERATION, "temperature", Obeyed),
+    at(GENERATION, "top_p", Obeyed),
+    at(GENERATION, "top_k", Obeyed),
+    at(GENERATION, "min_p", Obeyed),
+    at(GENERATION, "typical_p", Obeyed),
+    at(GENERATION, "xtc_probability", Obeyed),
+    at(GENERATION, "xtc_threshold", Obeyed),
+    at(GENERATION, "repeat_penalty", Obeyed),
+    at(GENERATION, "repetition_penalty", Obeyed),
+    at(GENERATION, "repeat_last_n", Obeyed),
+    at(GENERATION, "frequency_penalty", Obeyed),
+    at(GENERATION, "presence_penalty", Obeyed),
+    at(GENERATION, "dry_multiplier", Obeyed),
+    at(GENERATION, "dry_base", Obeyed),
+    at(GENERATION, "dry_allowed_length", Obeyed),
+    at(GENERATION, "dry_penalty_last_n", Obeyed),
+    at(GENERATION, "dry_sequence_breakers", Obeyed),
+    at(GENERATION, "logit_bias", Obeyed),
+    at(GENERATION, "seed", Obeyed),
+    at(GENERATION, "top_n_sigma", Refused(NotPositive, "")),
+    at(GENERATION, "dynatemp_range", Refused(Zero, "")),
+    at(GENERATION, "dynatemp_exponent", NoEffect("belongs to `dynatemp_range`, which is refused")),
+    at(GENERATION, "mirostat", Refused(Zero, "")),
+    at(GENERATION, "mirostat_tau", NoEffect(WITH_MIROSTAT)),
+    at(GENERATION, "mirostat_eta", NoEffect(WITH_MIROSTAT)),
+    at(GENERATION, "adaptive_target", Refused(MinusOne, "")),
+    at(GENERATION, "adaptive_decay", NoEffect("belongs to `adaptive_target`, which is refused")),
+    at(GENERATION, "min_keep", Refused(Zero, "")),
+    at(GENERATION, "samplers", Refused(Absent, "")),
+    at(GENERATION, "backend_sampling", NoEffect("says where tokens are chosen, not which")),
+    at(GENERATION, "use_beam_search", Refused(False, "")),
+    at(GENERATION, "length_penalty", NoEffect("belongs to `use_beam_search`, which is refused")),
+    at(GENERATION, "bad_words", Refused(Empty, "ban their tokens with `logit_bias`")),
+    at(GENERATION, "allowed_token_ids", Refused(Empty, "bind the answer with a `grammar`")),
+    at(GENERATION, "watermarking", Refused(False, "")),
+    at(GENERATION, "lora", Refused(Empty, "")),
+    // The form of the answer.
+    at(GENERATION, "response_format", Obeyed),
+    at(GENERATION, "json_schema", Obeyed),
+    at(GENERATION, "grammar", Obeyed),
+    at(GENERATION, "grammar_lazy", Refused(False, "")),
+    at(GENERATION, "grammar_triggers", Refused(Empty, "")),
+    at(GENERATION, "preserved_tokens", Refused(Empty, "")),
+    at(GENERATION, "structured_outputs", Refused(Empty, "use `response_format` or `grammar`")),
+    at(GENERATION, "guided_json", Refused(Empty, "use `response_format`")),
+    at(GENERATION, "guided_regex", Refused(Empty, "use `grammar`, or a `pattern` in a JSON schema")),
+    at(GENERATION, "guided_choice", Refused(Empty, "use `grammar`")),
+    at(GENERATION, "guided_grammar", Refused(Empty, "use `grammar`, which takes GBNF")),
+    at(GENERATION, "guided_decoding_backend", NoEffect("says what follows a form, not which form")),
+    at(GENERATION, "guided_whitespace_pattern", NoEffect("belongs to `guided_json`, which is refused")),
+    at(GENERATION, "skip_special_tokens", Refused(True, "")),
+    at(
+        GENERATION,
+        "spaces_between_special_tokens",
+        NoEffect("belongs to `skip_special_tokens: false`, which is refused"),
+    ),
+    at(&[Chat], "verbosity", Refused(Words(&["medium"]), "ask for a short or long answer in a message")),
+    at(&[Chat], "modalities", Refused(OnlyText, "")),
+    at(&[Chat], "audio", Refused(Absent, "")),
+    at(&[Chat], "prediction", Refused(Absent, "")),
+    at(&[Chat], "web_search_options", Refused(Absent, "")),
+    at(&[Chat], "moderation", Refused(Absent, "")),
+    // Tools.
+    at(&[Chat], "tools", Refused(Empty, "")),
+    at(&[Chat], "tool_choice", Refused(Words(&["none", "auto"]), "")),
+    at(&[Chat], "functions", Refused(Empty, "")),
+    at(&[Chat], "function_call", Refused(Words(&["none", "auto"]), "")),
+    at(&[Chat], "parallel_tool_calls", NoEffect(WITHOUT_TOOLS)),
+    at(GENERATION, "parse_tool_calls", NoEffect(WITHOUT_TOOLS)),
+    // Reasoning.
+    at(&[Chat], "reasoning_effort", Refused(Absent, "")),
+    at(GENERATION, "reasoning_format", Refused(Words(&["none"]), "")),
+    at(GENERATION, "reasoning_control", Refused(False, "")),
+    at(&[Chat], "include_reasoning", Refused(True, "")),
+    at(GENERATION, "thinking_token_budget", Refused(MinusOne, "")),
+    at(GENERATION, "reasoning_budget_tokens", Refused(MinusOne, "")),
+    at(GENERATION, "reasoning_budget_start_tag", NoEffect(WITH_BUDGET)),
+    at(GENERATION, "reasoning_budget_end_tag", NoEffect(WITH_BUDGET)),
+    at(GENERATION, "reasoning_budget_end_tags", NoEffect(WITH_BUDGET)),
+    at(GENERATION, "reasoning_budget_message", NoEffect(WITH_BUDGET)),
+    at(GENERATION, "chat_format", Refused(Absent, "")),
+    at(GENERATION, "chat_parser", Refused(Empty, "")),
+    // What is told beside the answer.
+    at(GENERATION, "stream", Obeyed),
+    at(GENERATION, "stream_options", Obeyed),
+    at(&[StreamOptions], "include_usage", Obeyed),
+    at(&[StreamOptions], "include_obfuscation", Refused(False, "")),
+    at(&[StreamOptions], "continuous_usage_stats", Refused(False, "")),
+    at(GENERATION, "stream_interval", Refused(One, "")),
+    at(GENERATION, "sse_ping_interval", Refused(Absent, "")),
+    at(GENERATION, "logprobs", Obeyed),
+    at(&[Chat], "top_logprobs", Obeyed),
+    at(GENERATION, "n_probs", Refused(Zero, "ask with `logprobs`")),
+    at(GENERATION, "post_sampling_probs", Refused(False, "")),
+    at(GENERATION, "prompt_logprobs", Refused(Absent, "")),
+    at(GENERATION, "logprob_token_ids", Refused(Empty, "")),
+    at(GENERATION, "return_tokens", Refused(False, "")),
+    at(GENERATION, "return_token_ids", Refused(False, "")),
+    at(GENERATION, "return_tokens_as_token_ids", Refused(False, "")),
+    at(&[Chat], "return_prompt_text", Refused(False, "")),
+    at(GENERATION, "return_progress", Refused(False, "")),
+    at(GENERATION, "return_token_offsets", NoEffect(RENDER_ONLY)),
+    at(GENERATION, "return_mm_kwargs", NoEffect(RENDER_ONLY)),
+    at(GENERATION, "routed_experts_prompt_start", NoEffect("belongs to data on experts, which are not told")),
+    at(GENERATION, "response_fields", Refused(Empty, "")),
+    at(GENERATION, "timings", Obeyed),
+    at(GENERATION, "timings_per_token", Refused(False, "ask for `timings`")),
+    at(GENERATION, "verbose", Refused(False, "")),
+    // Who asks, how urgently, and where it is computed.
+    at(ANY, "priority", Obeyed),
+    at(&[Chat], "service_tier", Refused(Words(&["auto", "default"]), "say `priority`")),
+    at(ANY, "user", NoEffect("names the end user")),
+    at(&[Chat], "safety_identifier", NoEffect("names the end user")),
+    at(GENERATION, "session_id", NoEffect("names the conversation")),
+    at(ANY, "request_id", Refused(Absent, "send the header `x-request-id`")),
+    at(&[Chat], "metadata", NoEffect("is kept with stored answers, and none are stored")),
+    at(&[Chat], "store", Refused(False, "")),
+    at(&[Chat], "prompt_cache_key", NoEffect(CACHE_HINT)),
+    at(&[Chat], "prompt_cache_options", NoEffect(CACHE_HINT)),
+    at(&[Chat], "prompt_cache_retention", NoEffect(CACHE_HINT)),
+    at(GENERATION, "cache_prompt", Refused(True, "")),
+    at(GENERATION, "n_cache_reuse", NoEffect(CACHE_HINT)),
+    at(GENERATION, "cache_salt", Refused(Absent, "")),
+    at(POOLING, "cache_salt", NoEffect("nothing of these texts is kept")),
+    at(GENERATION, "id_slot", Refused(MinusOne, "")),
+    at(GENERATION, "kv_transfer_params", Refused(Empty, "")),
+    at(GENERATION, "ec_transfer_params", Refused(Empty, "")),
+    at(GENERATION, "vllm_xargs", Refused(Empty, "")),
+    at(GENERATION, "speculative.n_max", NoEffect(GUESSES)),
+    at(GENERATION, "speculative.n_min", NoEffect(GUESSES)),
+    at(GENERATION, "speculative.p_min", NoEffect(GUESSES)),
+    at(GENERATION, "speculative.type", NoEffect(GUESSES)),
+    at(GENERATION, "speculative.ngram_size_n", NoEffect(GUESSES)),
+    at(GENERATION, "speculative.ngram_size_m", NoEffect(GUESSES)),
+    at(GENERATION, "speculative.ngram_m_hits", NoEffect(GUESSES)),
+    // Embeddings and rankings.
+    at(&[Embeddings], "input", Obeyed),
+    at(&[Embeddings], "content", Refused(Absent, "name it `input`")),
+    at(&[Embeddings], "messages", Refused(Absent, "send their text as `input`")),
+    at(&[Embeddings], "dimensions", Obeyed),
+    at(&[Embeddings], "encoding_format", Obeyed),
+    at(&[Embeddings], "embd_normalize", Refused(Two, "")),
+    at(&[Embeddings], "embed_dtype", Refused(Words(&["float32"]), "")),
+    at(&[Embeddings], "endianness", Refused(Words(&["native", "little"]), "")),
+    at(&[Embeddings], "use_activation", Refused(True, "")),
+    at(&[Rerank], "use_activation", Refused(False, "")),
+    at(&[Rerank], "query", Obeyed),
+    at(&[Rerank], "documents", Obeyed),
+    at(&[Rerank], "texts", Refused(Absent, "name them `documents`")),
+    at(&[Rerank], "top_n", Obeyed),
+    at(&[Rerank], "return_documents", Obeyed),
+    at(&[Rerank], "return_text", Refused(False, "ask for `return_documents`")),
+    // Messages and their parts.
+    at(&[Message], "role", Obeyed),
+    at(&[Message], "content", Obeyed),
+    at(&[Message], "name", Obeyed),
+    at(&[Message], "tool_calls", Obeyed),
+    at(&[Message], "tool_call_id", Obeyed),
+    at(&[Message], "reasoning_content", Obeyed),
+    at(&[Message], "reasoning", Obeyed),
+    at(&[Message], "function_call", Refused(Absent, "send `tool_calls`")),
+    at(&[Message], "refusal", Refused(Empty, "send it as `content`")),
+    at(&[Message], "audio", Refused(Absent, "")),
+    at(&[Message], "tools", Refused(Empty, "")),
+    at(&[Message], "task", Refused(Absent, "")),
+    at(&[Part], "type", Obeyed),
+    at(&[Part], "text", Obeyed),
+    at(&[Part], "prompt_cache_breakpoint", NoEffect(CACHE_HINT)),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_one_treatment_in_each_place() {
+        for (i, one) in PARAMETERS.iter().enumerate() {
+            for other in PARAMETERS.iter().skip(i + 1).filter(|other| other.name == one.name) {
+                let shared = one.places.iter().find(|place| other.places.contains(place));
+                assert_eq!(shared, None, "{} stands twice", one.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Each parameter that `OpenAI`'s, llama-server's or vLLM's reference names is obeyed, refused by name, or known to change
+//! nothing: none vanishes in silence. `docs/configuration.md` says which.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use gantry_openai::parameters::{Neutral, PARAMETERS, Parameter, Place, Treatment, find};
+use gantry_openai::{
+    ApiError, ErrorCode, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
+};
+use serde_json::{Map, Value, json};
+
+/// The references' lists, and the names that are this server's own.
+const LISTS: [(&str, &str); 4] = [
+    ("OpenAI", include_str!("parameters/openai.tsv")),
+    ("llama-server", include_str!("parameters/llama-server.tsv")),
+    ("vLLM", include_str!("parameters/vllm.tsv")),
+    ("Gantry", "chat\ttimings\ttrue\ntext\ttimings\ttrue\nrerank\treturn_documents\ttrue\n"),
+];
+
+/// A line of a list.
+struct Named {
+    place: Place,
+    name: &'static str,
+    /// A value that asks for something.
+    value: Value,
+    /// What must stand beside it.
+    beside: Map<String, Value>,
+}
+
+fn lists() -> impl Iterator<Item = (&'static str, Named)> {
+    LISTS.iter().flat_map(|(source, text)| {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.map(move |line| (*source, named(line).unwrap_or_else(|| panic!("{source}: {line:?}"))))
+    })
+}
+
+fn named(line: &'static str) -> Option<Named> {
+    let mut columns = line.split('\t');
+    let place = match columns.next()? {
+        "chat" => Place::Chat,
+        "text" => Place::Text,
+        "embeddings" => Place::Embeddings,
+        "rerank" => Place::Rerank,
+        "message" => Place::Message,
+        "part" => Place::Part,
+        "stream_options" => Place::StreamOptions,
+        _ => return None,
+    };
+    let name = columns.next()?;
+    let value = serde_json::from_str(columns.next()?).ok()?;
+    let beside = serde_json::from_str(columns.next().unwrap_or("{}")).ok()?;
+    Some(Named { place, name, value, beside })
+}
+
+/// What becomes of a request that has `inner` in a place, as the server would write what it understood.
+fn ask(place: Place, mut inner: Map<String, Value>) -> Result<Value, ApiError> {
+    let call = json!({"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let chat = |message: Value| json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}, message]});
+    let mut put_absent = |name: &str, value: Value| {
+        inner.entry(name).or_insert(value);
+    };
+    let body = match place {
+        Place::Chat => {
+            put_absent("messages", json!([{"role": "user", "content": "Hi"}]));
+            Value::Object(inner)
+        }
+        Place::Text => {
+            put_absent("prompt", json!("Hi"));
+            Value::Object(inner)
+        }
+        Place::Embeddings => {
+            put_absent("input", json!("Hi"));
+            Value::Object(inner)
+        }
+        Place::Rerank => {
+            put_absent("query", json!("Hi"));
+            put_absent("documents", json!(["a", "b"]));
+            Value::Object(inner)
+        }
+        Place::Message => chat(Value::Object(inner)),
+        Place::Part => chat(json!({"role": "user", "content": [inner]})),
+        Place::StreamOptions => {
+            json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true, "stream_options": inner})
+        }
+    };
+    let body = body.to_string();
+    match place {
+        Place::Text => ValidCompletionRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
+        Place::Embeddings => ValidEmbeddingsRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
+        Place::Rerank => ValidRerankRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
+        _ => ValidChatRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
+    }
+}
+
+/// How an error names a parameter in a place.
+fn path(place: Place, name: &str) -> String {
+    match place {
+        Place::Message => format!("messages[2].{name}"),
+        Place::Part => format!("messages[2].content[0].{name}"),
+        Place::StreamOptions => format!("stream_options.{name}"),
+        _ => name.to_owned(),
+    }
+}
+
+#[test]
+fn none_vanishes_in_silence() {
+    for (source, Named { place, name, value, beside }) in lists() {
+        let what = format!("{source}: {name} in {place:?}");
+        let without = ask(place, beside.clone());
+        let mut inner = beside;
+        inner.insert(name.to_owned(), value);
+        let with = ask(place, inner);
+        match find(place, name) {
+            None => panic!("{what} is not in the table"),
+            Some(Treatment::Obeyed) => {
+                assert!(with.is_ok(), "{what}: {with:?}");
+                assert_ne!(with, without, "{what} makes no difference");
+            }
+            Some(Treatment::NoEffect(_)) => assert_eq!(with.unwrap(), without.unwrap(), "{what}"),
+            Some(Treatment::Refused(..)) => {
+                let error = with.expect_err(&what);
+                assert_eq!((error.status, &error.code), (400, &ErrorCode::UnsupportedParameter), "{what}");
+                assert_eq!(error.param.as_deref(), Some(&*path(place, name)), "{what}");
+                // What the error says to do is right.
+                assert!(without.is_ok(), "{what}: {without:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_asks_for_nothing_is_taken() {
+    let neutral = |neutral: Neutral| match neutral {
+        Neutral::Absent => vec![],
+        Neutral::Zero => vec![json!(0), json!(0.0)],
+        Neutral::NotPositive => vec![json!(0), json!(-1)],
+        Neutral::MinusOne => vec![json!(-1)],
+        Neutral::One => vec![json!(1)],
+        Neutral::Two => vec![json!(2)],
+        Neutral::False => vec![json!(false)],
+        Neutral::True => vec![json!(true)],
+        Neutral::Empty => vec![json!([]), json!({}), json!("")],
+        Neutral::Words(words) => words.iter().map(|word| json!(word)).collect(),
+        Neutral::OnlyText => vec![json!(["text"])],
+    };
+    for (source, Named { place, name, beside, .. }) in lists() {
+        let Some(Treatment::Refused(asks_nothing, _)) = find(place, name) else { continue };
+        let without = ask(place, beside.clone()).unwrap();
+        for value in neutral(asks_nothing).into_iter().chain([Value::Null]) {
+            let mut inner = beside.clone();
+            inner.insert(name.to_owned(), value.clone());
+            assert_eq!(ask(place, inner).unwrap(), without, "{source}: {name}: {value}");
+        }
+    }
+}
+
+#[test]
+fn the_table_has_no_name_that_nobody_knows() {
+    for Parameter { name, places, .. } in PARAMETERS {
+        for place in *places {
+            let known = lists().any(|(_, named)| named.name == *name && named.place == *place);
+            assert!(known, "{name} in {place:?} is in no list");
+        }
+    }
+}
+
+const REFERENCE: &str = "../../docs/configuration.md";
+const BEGIN: &str = "<!-- parameters -->\n";
+const END: &str = "<!-- /parameters -->\n";
+
+#[test]
+fn the_reference_says_what_becomes_of_each() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(REFERENCE);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("the page marks where the table begins");
+    let (told, after) = rest.split_once(END).expect("the page marks where the table ends");
+    for Parameter { name, .. } in PARAMETERS.iter().filter(|parameter| parameter.treatment == Treatment::Obeyed) {
+        assert!(text.contains(&format!("`{name}`")), "docs/configuration.md does not say how {name} is obeyed");
+    }
+    let wanted = render();
+    if std::env::var_os("UPDATE_REFERENCE").is_some() {
+        std::fs::write(&file, format!("{before}{BEGIN}{wanted}{END}{after}")).unwrap();
+    } else if told != wanted {
+        let differing = wanted.lines().find(|line| !told.contains(line)).unwrap_or("something that is gone");
+        panic!("docs/configuration.md is behind the code ({differing}): run this test with UPDATE_REFERENCE=1");
+    }
+}
+
+/// The tables of what is refused and of what changes nothing.
+fn render() -> String {
+    let mut text = "\n| refused | where | taken when it is | instead |\n| --- | --- | --- | --- |\n".to_owned();
+    let place = |place: &Place| match place {
+        Place::Chat => "chats",
+        Place::Text => "texts",
+        Place::Embeddings => "embeddings",
+        Place::Rerank => "rankings",
+        Place::Message => "messages",
+        Place::Part => "parts of a message",
+        Place::StreamOptions => "`stream_options`",
+    };
+    let places = |parameter: &Parameter| parameter.places.iter().map(place).collect::<Vec<_>>().join(", ");
+    for parameter in PARAMETERS {
+        if let Treatment::Refused(neutral, instead) = parameter.treatment {
+            let (name, places, neutral) = (parameter.name, places(parameter), neutral.words());
+            writeln!(text, "| `{name}` | {places} | {neutral} | {instead} |").unwrap();
+        }
+    }
+    text += "\n| changes nothing | why |\n| --- | --- |\n";
+    let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for parameter in PARAMETERS {
+        if let Treatment::NoEffect(reason) = parameter.treatment {
+            let names = reasons.entry(reason).or_default();
+            let name = format!("`{}` ({})", parameter.name, places(parameter));
+            names.push(name);
+        }
+    }
+    for (reason, names) in reasons {
+        writeln!(text, "| {} | {reason} |", names.join(", ")).unwrap();
+    }
+    text + "\n"
+}
