@@ -27,7 +27,7 @@ use crate::{
     build::{self, Inputs, StoredTemplate},
     cleanup::{Cleanup, clean_up},
     decide::{Plan, RolloutState, World, decide},
-    events::Events,
+    events::{Events, describe},
     http::Role,
     limits::{CLEANUP_POLL, CONFLICT_RETRY, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
     metrics::{Metrics, ReconcileOutcome},
@@ -252,7 +252,8 @@ pub(crate) async fn step(
     }
     applied?;
     if let Some(transition) = &plan.transition {
-        info!(service = %ObjectRef::from_obj(service), ?transition, "rollout");
+        let (_, reason, note) = describe(transition);
+        info!(service = %ObjectRef::from_obj(service), version = transition.version(), reason, "{note}");
         context.metrics.transition(transition);
         context.events.transition(service, transition).await;
     }

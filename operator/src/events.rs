@@ -68,7 +68,7 @@ impl Events {
 }
 
 /// Type, reason and note of the Event for a transition.
-fn describe(transition: &Transition) -> (EventType, &'static str, String) {
+pub(crate) fn describe(transition: &Transition) -> (EventType, &'static str, String) {
     use EventType::{Normal, Warning};
     match transition {
         Transition::Started { version, instead_of: None } => {

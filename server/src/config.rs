@@ -6,6 +6,7 @@
 
 mod args;
 mod check;
+mod habits;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +22,7 @@ use gantry_engine::{
 pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ServeArgs, ValidateArgs};
 use self::check::Check;
 pub use self::check::Problems;
+pub use self::habits::translate;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
 use crate::version::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, VersionSpec};
@@ -174,11 +176,12 @@ impl ServeArgs {
         if values.is_some_and(|values| values != keys) {
             check.problem("--cache-type-v must be the same as --cache-type-k".to_owned());
         }
-        let stem = self.model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let model = self.model_file(&mut check);
+        let stem = model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let served_name = self.alias.clone().or(stem).unwrap_or_default();
         check.name("alias", &served_name);
-        if !self.model.is_file() {
-            check.problem(format!("--model must be a readable file, and {:?} is not", self.model));
+        if !model.is_file() {
+            check.problem(format!("--model must be a readable file, and {model:?} is not"));
         }
         if let Some(draft) = self.model_draft.as_ref().filter(|draft| !draft.is_file()) {
             check.problem(format!("--model-draft must be a readable file, and {draft:?} is not"));
@@ -240,11 +243,22 @@ impl ServeArgs {
             version: VersionSpec {
                 name: STANDALONE_VERSION.to_owned(),
                 digest: String::new(),
-                model_path: self.model.clone(),
+                model_path: model,
                 served_name,
                 runtime,
             },
         })
+    }
+
+    /// The model's file, with a flag or without.
+    fn model_file(&self, check: &mut Check) -> PathBuf {
+        match (&self.file, &self.model) {
+            (Some(file), Some(model)) if file != model => {
+                check.problem(format!("two models are named, {file:?} and with --model {model:?}: one is served"));
+                file.clone()
+            }
+            (file, model) => file.as_ref().or(model.as_ref()).cloned().unwrap_or_default(),
+        }
     }
 
     fn cache_disk(&self, check: &mut Check, cache_ram_mib: Option<u32>) -> Option<DiskCacheConfig> {

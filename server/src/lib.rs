@@ -11,6 +11,7 @@
 pub mod agent;
 pub mod api;
 pub mod config;
+pub mod console;
 pub mod descriptors;
 pub mod fetch;
 pub mod gates;

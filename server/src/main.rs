@@ -1,7 +1,7 @@
 //! `gantry-server`: the front, its workers and the check of model files, in one program.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +12,17 @@ use gantry_engine::PooledConfig;
 use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
-use gantry_server::config::{BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs};
-use gantry_server::gates::memory;
+use gantry_server::config::{
+    self, BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs,
+};
 use gantry_server::gates::report::quantity;
+use gantry_server::gates::{context, memory};
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::processors::Processors;
 use gantry_server::routing::{Router, Routing};
 use gantry_server::serve::{self, Ports};
-use gantry_server::version::{RuntimeSettings, Version, VersionSpec, WorkerConfig};
-use gantry_server::{descriptors, processors, telemetry, worker};
+use gantry_server::version::{RuntimeSettings, Version, VersionSpec, WorkerConfig, label};
+use gantry_server::{console, descriptors, processors, telemetry, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -34,7 +36,12 @@ const HEADROOM_RATIO: f64 = 0.05;
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
 fn main() -> ExitCode {
-    let code = match run(Cli::parse().command) {
+    let cli = match config::translate(std::env::args_os()).and_then(Cli::try_parse_from) {
+        Ok(cli) => cli,
+        // Its own way to say so: help is no error, and a mistake is exit code 2.
+        Err(error) => error.exit(),
+    };
+    let code = match run(cli.command) {
         Ok(code) => code,
         Err(error) => {
             telemetry::write_lines(format!("gantry-server: {error:#}\n").as_bytes());
@@ -49,6 +56,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => {
             let settings = args.settings()?;
+            console::start();
             telemetry::init()?;
             descriptors::raise();
             block_on_front(serve_file(settings))
@@ -119,6 +127,7 @@ async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
 
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
     let ports = ports(&settings.http).await?;
+    let url = format!("http://{}", ports.requests.local_addr()?);
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
@@ -129,8 +138,14 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
         async move {
             // Ends the server unless it is disarmed: without its model it is of no use.
             let stop = stop.drop_guard();
-            let version = Version::load(settled(settings.version, &workers).await?, &workers, progress).await?;
-            router.set(Routing { active: Some(version), previous: None });
+            let spec = settled(settings.version, &workers).await?;
+            let bar = tokio::spawn(console::show_loading(spec.served_name.clone(), progress.subscribe()));
+            let loaded = Version::load(spec, &workers, progress).await;
+            bar.abort();
+            console::loaded();
+            let version = loaded?;
+            router.set(Routing { active: Some(Arc::clone(&version)), previous: None });
+            tell_ready(&url, &version);
             stop.disarm();
             anyhow::Ok(())
         }
@@ -150,6 +165,22 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Says what is served and where, to logs and to people.
+fn tell_ready(url: &str, version: &Version) {
+    let Some(model) = version.model() else { return };
+    let (spec, name) = (version.spec(), label(&model));
+    tracing::info!(
+        url,
+        model = name,
+        context_tokens = model.n_ctx_per_sequence,
+        parallel = spec.runtime.parallel,
+        kv_cells = model.kv_cells,
+        "ready: {}",
+        console::context_of(spec, &model)
+    );
+    console::ready(url, spec, &model);
 }
 
 /// Serves what the agent makes active. Without its agent a pod would go on with its last model but follow no change,
@@ -205,30 +236,33 @@ fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same with what the model's header settles: as many layers on GPUs as the memory that it may take there is for, and
-/// on a CPU as many workers as its processors are good for.
+/// The same with what the model's header settles: as many layers on GPUs as the memory that it may take there is for, on
+/// a CPU as many workers as its processors are good for, and as much context for each request as memory allows.
 async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Result<VersionSpec> {
     let here = Processors::here();
-    let several = version.runtime.workers_for(here) > version.runtime.worker_count() && {
-        match version.runtime.asks_for_gpus() {
-            Some(asks) => !asks,
-            // Whoever cannot tell says so again as a worker, to whom it matters.
-            None => !workers.finds_gpus().await.unwrap_or(true),
-        }
-    };
-    if version.runtime.gpu_memory_bytes.is_none() && !several {
+    let runtime = &version.runtime;
+    let several = runtime.workers_for(here) > runtime.worker_count();
+    let open_context = context::is_open(runtime);
+    if runtime.gpu_memory_bytes.is_none() && !several && !open_context {
         return Ok(version);
     }
+    let gpu = match runtime.asks_for_gpus() {
+        Some(asks) => asks,
+        // Whoever cannot tell says so again as a worker, to whom it matters.
+        None => (several || open_context) && workers.finds_gpus().await.unwrap_or(true),
+    };
     let fitted = tokio::task::spawn_blocking(move || {
         let draft = version.runtime.engine.draft.as_ref().map(|draft| draft.model_path.clone());
-        let model = gantry_gguf::read_header(version.model_path.clone())?;
-        let draft = draft.map(gantry_gguf::read_header).transpose()?;
-        let draft = draft.as_ref().map(Header::summary);
-        memory::fit_gpu(&mut version.runtime, model.summary(), draft).context("--gpu-memory")?;
-        if several {
-            let memory = memory::read();
-            memory::fit_workers(&mut version.runtime, model.summary(), draft, here, memory, HEADROOM_RATIO);
+        let read = |path: PathBuf| gantry_gguf::read_header(&path).with_context(|| path.display().to_string());
+        let model = read(version.model_path.clone())?;
+        let draft = draft.map(read).transpose()?;
+        let (model, draft) = (model.summary(), draft.as_ref().map(Header::summary));
+        memory::fit_gpu(&mut version.runtime, model, draft).context("--gpu-memory")?;
+        let memory = memory::read();
+        if several && !gpu {
+            memory::fit_workers(&mut version.runtime, model, draft, here, memory, HEADROOM_RATIO);
         }
+        context::fit_context(&mut version.runtime, model, draft, gpu, memory, HEADROOM_RATIO);
         anyhow::Ok(version)
     });
     fitted.await.context("the header's reader failed")?
@@ -238,12 +272,13 @@ fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let header = gantry_gguf::read_header(&args.file)?;
     let title = Path::new(&args.file).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let pooled = PooledConfig { batch_tokens: args.ubatch_size, ..PooledConfig::default() };
-    let runtime = RuntimeSettings {
+    let mut runtime = RuntimeSettings {
         ctx_size: args.ctx_size,
         parallel: args.parallel,
         pooled: args.embeddings.then_some(pooled),
         ..RuntimeSettings::default()
     };
+    context::fit_context(&mut runtime, header.summary(), None, false, memory::read(), HEADROOM_RATIO);
     let input = memory::fit_input(&runtime, header.summary(), false);
     let report = gantry_gguf::Report::new(title, &header, input);
     writeln!(std::io::stdout(), "{report}").context("cannot write to stdout")?;

@@ -92,7 +92,7 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
     port.closing.cancel();
     let connections = &port.tasks;
     connections.close();
-    tracing::info!(connections = connections.len(), "shutting down: draining");
+    tracing::info!(connections = connections.len(), "shutting down: draining; a second signal cuts requests off");
     tokio::select! {
         () = connections.wait() => tracing::info!("shutting down: every request has ended"),
         () = sleep(drain_timeout) => {

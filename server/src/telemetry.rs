@@ -1,5 +1,5 @@
 //! Logs: one JSON object a line on standard error, filtered by `RUST_LOG` (default `info`). No prompt and no answer
-//! is ever logged.
+//! is ever logged. A person at a terminal gets lines in words instead ([`crate::console`]).
 //!
 //! Nobody waits for standard error: whoever reads it may have stopped, and a full pipe would stop every stream. Lines go
 //! into a buffer of [`LOG_BACKLOG_BYTES`] that a thread empties ([`Backlog`]); what finds it full is lost, counted, and
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
 
+use crate::console;
 use crate::limits::{LOG_BACKLOG_BYTES, LOG_FLUSH_LIMIT, LOG_RETRY};
 
 /// What waits to be written to this process's standard error.
@@ -46,9 +47,18 @@ pub fn init() -> anyhow::Result<()> {
         .map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
 }
 
-/// Writes lines to standard error without ever waiting for it.
+/// Writes whole lines of the log to standard error without ever waiting for it, in words where a person is there to read
+/// them.
 pub fn write_lines(lines: &[u8]) {
-    STDERR.push(lines);
+    match console::for_people(lines) {
+        Some(words) => write_text(&words),
+        None => write_text(lines),
+    }
+}
+
+/// Writes to standard error what is no record of the log, without ever waiting for it.
+pub fn write_text(text: &[u8]) {
+    STDERR.push(text);
 }
 
 /// Waits until what was logged is written, but no longer than [`LOG_FLUSH_LIMIT`].

@@ -58,11 +58,13 @@ pub(crate) struct BatchEntry {
 }
 
 /// Why something was not done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BackendError {
     /// No room in the KV cache; nothing was decoded.
+    #[error("there is no room in the KV cache")]
     NoKvCells,
     /// What the sequences concerned hold is unknown.
+    #[error("{0}")]
     Failed(String),
 }
 

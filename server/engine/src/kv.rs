@@ -182,7 +182,7 @@ impl<B: Backend> Kv<B> {
     pub(crate) fn stage(&mut self, sequence: u32) -> bool {
         let staged = self.backend.stage(sequence);
         if let Err(error) = &staged {
-            tracing::warn!(sequence, ?error, "no more prompts are read beside the KV cache");
+            tracing::warn!(sequence, %error, "no more prompts are read beside the KV cache");
         }
         staged.is_ok()
     }
@@ -190,7 +190,7 @@ impl<B: Backend> Kv<B> {
     /// Puts into the pool what has been read beside it. False: that was not possible, and it is lost.
     pub(crate) fn land(&mut self) -> bool {
         let (Some(sequence), Err(error)) = (self.backend.staged(), self.backend.land()) else { return true };
-        tracing::warn!(sequence, ?error, "a prompt that was read did not get into the KV cache: it is read again");
+        tracing::warn!(sequence, %error, "a prompt that was read did not get into the KV cache: it is read again");
         self.clear(sequence);
         false
     }

@@ -52,6 +52,9 @@ pub enum KvLayout {
     Split,
     /// One pool of cells: a sequence may use all of them, and a common prefix is held once.
     Unified,
+    /// Each sequence has its own, as many as the longest request may need, of which most use few: as the engine chooses
+    /// for what they use, whatever they may.
+    Whole,
 }
 
 /// How a context shares out its cells, and computes attention over them.
@@ -76,22 +79,23 @@ impl KvLayout {
     pub fn plan(self, n_ctx: u32, parallel: u32, cache_type: CacheType, gpu: bool) -> KvPlan {
         let share = n_ctx.div_ceil(parallel.max(1)).next_multiple_of(CELLS_MULTIPLE);
         // One sequence reads its prompts by themselves, many tokens at a time.
+        let most = if self == Self::Whole { u32::MAX } else { MATRIX_ATTENTION_MAX_CELLS };
         let products = !gpu
             && parallel > 1
             && cache_type == CacheType::F16
-            && (MATRIX_ATTENTION_MIN_CELLS..=MATRIX_ATTENTION_MAX_CELLS).contains(&share);
+            && (MATRIX_ATTENTION_MIN_CELLS..=most).contains(&share);
         let unified = match self {
             Self::Auto => {
                 !products
                     && parallel <= AUTO_UNIFIED_MAX_SEQUENCES
                     && share.saturating_mul(parallel) <= AUTO_UNIFIED_MAX_CELLS
             }
-            Self::Split => false,
+            Self::Split | Self::Whole => false,
             Self::Unified => true,
         };
         let stage_cells = match self {
             Self::Unified => Some(n_ctx / STAGE_DIVISOR).filter(|&cells| cells >= STAGE_MIN_CELLS),
-            Self::Auto | Self::Split => None,
+            Self::Auto | Self::Split | Self::Whole => None,
         };
         KvPlan {
             pool_sequences: unified.then(|| parallel.saturating_add(LEFTOVER_SEQUENCES).min(MAX_PARALLEL)),
@@ -125,6 +129,10 @@ mod tests {
             assert_eq!(plan(KvLayout::Auto, share, parallel), want, "{share} cells, {parallel}");
         }
         assert_eq!(plan(KvLayout::Split, 512, 8), split);
+        // What a step costs follows what is used of the cells.
+        assert_eq!(plan(KvLayout::Whole, 32_768, 8), products(128));
+        assert_eq!(plan(KvLayout::Whole, 512, 8), split);
+        assert_eq!(KvLayout::Whole.plan(262_144, 8, CacheType::Q8_0, false), split);
         assert_eq!(plan(KvLayout::Split, 1024, 8), products(128));
         assert_eq!(plan(KvLayout::Unified, 256, 8), pool(72));
         // Not where a GPU computes, and not with a cache that needs flash attention.

@@ -103,6 +103,8 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .merge(probes())
+        .route("/health", get(ready::health))
+        .route("/v1/health", get(ready::health))
         .fallback(unknown_url)
         .method_not_allowed_fallback(wrong_method)
         .with_state(Arc::clone(app))

@@ -1,4 +1,5 @@
-//! `/healthz`: the process answers. `/readyz`: a token can be decoded now, or why not.
+//! `/healthz`: the process answers. `/readyz`: a token can be decoded now, or why not. `/health`: the model is loaded, as
+//! llama-server says it.
 
 use std::sync::Arc;
 
@@ -12,6 +13,16 @@ use crate::version::WorkerHealth;
 
 pub(super) async fn alive() -> Json<Value> {
     Json(json!({"status": "ok"}))
+}
+
+pub(super) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
+    match app.router.active() {
+        Some(_) => (StatusCode::OK, Json(json!({"status": "ok"}))),
+        None => {
+            let error = json!({"code": 503, "message": "Loading model", "type": "unavailable_error"});
+            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"error": error})))
+        }
+    }
 }
 
 pub(super) async fn ready(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {

@@ -47,9 +47,12 @@ pub struct WorkerArgs {
 /// Flags of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
+    /// The GGUF file, as --model names it
+    #[arg(value_name = "FILE", required_unless_present = "model")]
+    pub file: Option<PathBuf>,
     /// The GGUF file
     #[arg(short, long, env = "GANTRY_MODEL", value_name = "FILE")]
-    pub model: PathBuf,
+    pub model: Option<PathBuf>,
     /// Flags about listening
     #[command(flatten)]
     pub http: HttpArgs,

@@ -344,3 +344,27 @@ fn keys_and_values_of_the_cache_have_one_type() {
     assert!(serve(&["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]).is_ok());
     assert!(serve(&["--cache-type-v", "q8_0"]).is_err());
 }
+
+#[test]
+fn a_model_is_named_by_a_flag_or_without() {
+    let (file, other) = (concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), DRAFT);
+    let settings = |line: &[&str]| {
+        let words = ["gantry-server"].iter().chain(line).map(std::ffi::OsString::from);
+        match Cli::try_parse_from(translate(words).unwrap()).unwrap().command {
+            Command::Serve(args) => args.settings(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for line in [&["serve", file][..], &["-m", file, "-np", "4"], &["serve", "--model", file], &[file, "-m", file]] {
+        assert_eq!(settings(line).unwrap().version.model_path.to_str(), Some(file), "{line:?}");
+    }
+    let problems = settings(&["serve", file, "--model", other]).unwrap_err().to_string();
+    assert!(problems.contains("two models"), "{problems}");
+    assert!(Cli::try_parse_from(["gantry-server", "serve"]).is_err());
+}
+
+#[test]
+fn a_flag_that_is_spelt_wrong_is_told_the_right_one() {
+    let error = Cli::try_parse_from(["gantry-server", "serve", "m.gguf", "--paralel", "4"]).unwrap_err().to_string();
+    assert!(error.contains("--parallel"), "{error}");
+}

@@ -22,3 +22,9 @@ pub const MAX_MESSAGE_CHARS: usize = 800;
 pub const OBJECT_RETRY_MIN: Duration = Duration::from_secs(1);
 /// The longest such wait.
 pub const OBJECT_RETRY_MAX: Duration = Duration::from_secs(15);
+/// Every sequence has cells for the whole trained context, where nobody says how many, if the model then takes no more than
+/// this part of the memory: one part in so many. A version that is to replace it fits beside it, and so does the rest of
+/// the machine.
+pub const CONTEXT_MEMORY_DIVISOR: u64 = 4;
+/// The smallest pool of cells that is chosen because no larger one fits.
+pub const MIN_POOL_TOKENS: u32 = 512;

@@ -7,6 +7,7 @@
 //! waited for, and the caller ends the wait. Nothing here touches the version that serves. Absent: which version is to be
 //! prepared and what follows from the outcome ([`crate::rollout`]).
 
+pub mod context;
 pub mod limits;
 pub mod memory;
 pub mod objects;

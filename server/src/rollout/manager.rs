@@ -127,7 +127,8 @@ impl Manager {
                     break;
                 }
                 if round == MAX_PLAN_ROUNDS {
-                    tracing::error!(?actions, "the plan does not settle; it goes on with the next event");
+                    let left = actions.len();
+                    tracing::error!(left, "the plan does not settle; it goes on with the next event");
                     break;
                 }
                 for action in actions {
@@ -171,23 +172,24 @@ impl Manager {
     /// Moves a version along the table of [`phase`](super::phase).
     fn step(&mut self, version: &str, step: Step) -> bool {
         let phase = self.entries.get(version).map(|entry| entry.phase);
+        let (from, word) = (phase.map(Phase::as_str), step.as_str());
         match next(phase, step) {
             Some(Next::Phase(to)) => {
-                tracing::info!(version, from = ?phase, ?step, ?to, "version moves");
+                tracing::info!(version, from, step = word, to = to.as_str(), "version moves");
                 if let Some(entry) = self.entries.get_mut(version) {
                     entry.phase = to;
                 }
                 true
             }
             Some(Next::Gone) => {
-                tracing::info!(version, from = ?phase, ?step, "version is gone");
+                tracing::info!(version, from, step = word, "version is gone");
                 if let Some(entry) = self.entries.remove(version) {
                     entry.report.remove();
                 }
                 true
             }
             None => {
-                tracing::error!(version, from = ?phase, ?step, "a step that must not be; it is left out");
+                tracing::error!(version, from, step = word, "a step that must not be; it is left out");
                 false
             }
         }

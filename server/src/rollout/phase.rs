@@ -19,6 +19,22 @@ pub enum Phase {
     Retiring,
 }
 
+impl Phase {
+    /// The word for it in logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Preparing => "preparing",
+            Self::Checking => "checking",
+            Self::Cancelling => "cancelling",
+            Self::Ready => "ready",
+            Self::Waiting => "waiting",
+            Self::Refused => "refused",
+            Self::Retiring => "retiring",
+        }
+    }
+}
+
 /// What happens to a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
@@ -42,6 +58,25 @@ pub enum Step {
     Retired,
     /// Nobody asks for it any more.
     Forget,
+}
+
+impl Step {
+    /// The words for it in logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare",
+            Self::Cancel => "cancel",
+            Self::Passed => "passed",
+            Self::Refused => "refused",
+            Self::NoRoom => "no room",
+            Self::Cancelled => "cancelled",
+            Self::WorkerFailed => "worker failed",
+            Self::Retire => "retire",
+            Self::Retired => "retired",
+            Self::Forget => "forget",
+        }
+    }
 }
 
 /// What a step leads to.

@@ -76,6 +76,10 @@ impl WorkerConfig {
     /// # Errors
     /// The program cannot be run, or cannot tell.
     pub async fn finds_gpus(&self) -> io::Result<bool> {
+        // What is linked in computes on the CPU alone.
+        if self.backend_dir.is_none() && gantry_engine::default_backend_dir().is_none() {
+            return Ok(false);
+        }
         let told = self.command("devices").stdin(Stdio::null()).kill_on_drop(true).output().await?;
         if !told.status.success() {
             let log = String::from_utf8_lossy(&told.stderr);

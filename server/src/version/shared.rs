@@ -140,7 +140,15 @@ impl Shared {
         if **self.scheduling.load() == *scheduling {
             return;
         }
-        tracing::info!(version = %self.spec.name, ?scheduling, "scheduling changes");
+        tracing::info!(
+            version = %self.spec.name,
+            max_queue = scheduling.max_queue,
+            high_watermark = scheduling.high_watermark,
+            low_watermark = scheduling.low_watermark,
+            queue_timeout_ms = scheduling.queue_timeout_ms,
+            dispatch = %scheduling.dispatch,
+            "scheduling changes"
+        );
         self.admission.set_limits(scheduling);
         self.desk.set_strategy(scheduling.dispatch);
         self.scheduling.store(Arc::new(scheduling.clone()));

@@ -522,7 +522,7 @@ impl<'a> Session<'a> {
         let (shared, worker) = (&self.supervisor.shared, self.supervisor.worker);
         let devices: Vec<&str> = model.backends.devices.iter().map(|device| device.name.as_str()).collect();
         tracing::info!(
-            version = %shared.spec.name, worker, model = %model.description, cpu = %model.backends.cpu,
+            version = %shared.spec.name, worker, model = %super::label(&model), cpu = %model.backends.cpu,
             devices = %devices.join(","), "worker ready"
         );
         self.phase = Phase::Ready;

@@ -16,6 +16,7 @@ mod faults;
 mod gguf;
 mod load;
 mod memory;
+mod newcomer;
 mod pooled;
 mod reference;
 mod restarts;

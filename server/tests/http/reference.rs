@@ -79,6 +79,37 @@ async fn every_metric_is_in_the_reference() {
     check(METRICS, METRICS_MARK, &render_metrics(&metrics));
 }
 
+/// Sources whose records people read.
+const LOGGED: &[&str] = &["src", "engine/src", "llama/src", "gguf/src", "openai/src", "../operator/src"];
+
+#[test]
+fn no_record_of_the_log_is_written_as_rust_writes_its_values() {
+    let mut found = Vec::new();
+    for root in LOGGED {
+        for file in sources(&path(root)) {
+            let code = std::fs::read_to_string(&file).unwrap();
+            let mut in_record = false;
+            for (number, line) in code.lines().enumerate() {
+                in_record |=
+                    ["trace!(", "debug!(", "info!(", "warn!(", "error!("].iter().any(|call| line.contains(call));
+                let by_debug = ["(?", ", ?", "= ?"].iter().any(|sigil| line.contains(sigil));
+                if in_record && (by_debug || line.trim_start().starts_with('?')) {
+                    found.push(format!("{}:{}: {}", file.display(), number + 1, line.trim()));
+                }
+                in_record &= !line.contains(';') && !line.trim_end().ends_with("),");
+            }
+        }
+    }
+    assert!(found.is_empty(), "give these words, or Display (%): {found:#?}");
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let rust = files.into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
+    folders.iter().flat_map(|folder| sources(folder)).chain(rust).collect()
+}
+
 /// Holds what follows a mark in a page to what the code says, or writes it there.
 fn check(page: &str, mark: &str, wanted: &str) {
     let text = read(page);

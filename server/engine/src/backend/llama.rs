@@ -148,7 +148,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     // share: everybody's worst case fits, and what they do not use keeps prefixes.
     let (n_ctx, most) = match config.kv_layout {
         KvLayout::Auto if pool.is_some() => (share * config.parallel, share),
-        KvLayout::Auto | KvLayout::Split => (n_ctx, share),
+        KvLayout::Auto | KvLayout::Split | KvLayout::Whole => (n_ctx, share),
         KvLayout::Unified => (n_ctx, n_ctx),
     };
     // A state that cannot be cut is of no use to anyone once its request has ended, and takes memory for each sequence.

@@ -140,7 +140,8 @@ impl DiskReader {
             Err(err) if err.kind() != io::ErrorKind::NotFound => drop(self.shared.index().remove(key)),
             _ => self.shared.forget_if_gone(key, path),
         }
-        tracing::warn!(path = %path.display(), ?removed, "a damaged cached block is a miss: {reason}");
+        let kept = removed.err().map(tracing::field::display);
+        tracing::warn!(path = %path.display(), kept, "a damaged cached block is a miss: {reason}");
         None
     }
 }

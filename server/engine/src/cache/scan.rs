@@ -94,7 +94,7 @@ fn regular_file(metadata: Metadata) -> Option<(Metadata, SystemTime)> {
 
 fn remove_abandoned(path: &Path, now: SystemTime, changed: SystemTime) {
     if now.duration_since(changed).is_ok_and(|age| age > ABANDONED_AFTER) {
-        let removed = fs::remove_file(path);
-        tracing::debug!(path = %path.display(), ?removed, "an abandoned file of the prefix cache");
+        let kept = fs::remove_file(path).err().map(tracing::field::display);
+        tracing::debug!(path = %path.display(), kept, "an abandoned file of the prefix cache");
     }
 }

@@ -43,7 +43,7 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
             if let Err(error) = moved {
-                tracing::debug!(?error, "a sequence could not be moved");
+                tracing::debug!(%error, "a sequence could not be moved");
                 return;
             }
             if began.elapsed().as_secs_f64() * 1e3 >= share_ms {

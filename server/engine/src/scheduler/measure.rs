@@ -55,6 +55,22 @@ enum Task {
     Draft(u32),
 }
 
+impl Task {
+    /// The words for it in logs.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Rows(_) => "rows",
+            Self::Near => "a prompt's beginning",
+            Self::LearnSteps => "steps",
+            Self::Read(_) => "a prompt",
+            Self::Deep => "a prompt's end",
+            Self::LearnCells => "cells",
+            Self::LearnGroups => "groups of rows",
+            Self::Draft(_) => "the draft model",
+        }
+    }
+}
+
 /// What is yet to be measured, and what was.
 #[derive(Default)]
 pub(super) struct Measuring {
@@ -114,8 +130,8 @@ impl<B: Backend> Scheduler<B> {
         }
         if self.measuring.is_done() {
             self.stats.measures.store(false, Relaxed);
-            let (spent, cost) = (self.measuring.spent, self.budget.cost());
-            tracing::debug!(?spent, ?cost, "what the parts of a step cost has been measured");
+            let spent_ms = self.measuring.spent.as_secs_f64() * 1e3;
+            tracing::debug!(spent_ms, "what the parts of a step cost has been measured");
         }
     }
 
@@ -143,7 +159,11 @@ impl<B: Backend> Scheduler<B> {
                 self.drop_what_was_read();
             }
             Err(reason) => {
-                tracing::warn!(reason, ?task, "what steps cost cannot be measured, and is learnt from steps alone");
+                tracing::warn!(
+                    reason,
+                    task = task.as_str(),
+                    "what steps cost cannot be measured, and is learnt from steps alone"
+                );
                 self.drop_what_was_read();
                 self.measuring.left.clear();
             }
@@ -272,8 +292,8 @@ impl<B: Backend> Scheduler<B> {
         };
         let took: Vec<Duration> = [Duration::MAX; 2].into_iter().chain(took).collect();
         self.worth_filling = WorthFilling::new(self.limits.group_rows, &took, self.group_ms());
-        let gains_ms = &self.worth_filling.gains_ms;
-        tracing::debug!(?gains_ms, took = ?&took[2..], "what is gained by filling so many rows to a whole group");
+        let gains_ms: Vec<String> = self.worth_filling.gains_ms.iter().map(|ms| format!("{ms:.2}")).collect();
+        tracing::debug!(gains_ms = gains_ms.join(" "), "what is gained by filling so many rows to a whole group");
     }
 
     /// The most rows of which it is found out whether they are worth filling; below 2: of none.

@@ -97,7 +97,7 @@ impl<B: Backend> Scheduler<B> {
         match inserted {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a prefix was not kept"),
-            Err(error) => tracing::warn!(?error, "a prefix could not be saved"),
+            Err(error) => tracing::warn!(%error, "a prefix could not be saved"),
         }
     }
 
@@ -152,7 +152,7 @@ impl<B: Backend> Scheduler<B> {
         let saved = match self.kv.save(id, 0) {
             Ok(chunks) => Saved { chunks, tokens: sequence.decoded },
             Err(error) => {
-                tracing::warn!(?error, "a sequence's state could not be saved; it will be computed again");
+                tracing::warn!(%error, "a sequence's state could not be saved; it will be computed again");
                 return Saved::default();
             }
         };

@@ -1,0 +1,215 @@
+//! What `serve` says to a person at a terminal: a bar while the model loads, what is served when it is ready, and the log in
+//! words. In a pod or a pipe none of this is there, and the log is JSON.
+//!
+//! The log's records are made as JSON either way, by the workers too; here each becomes a line for people on its way to
+//! standard error. Absent: what is logged ([`crate::telemetry`]).
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::sync::OnceLock;
+
+use gantry_engine::ModelInfo;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+
+use crate::version::{VersionSpec, label};
+
+/// There where standard error is a terminal and this process serves it.
+static CONSOLE: OnceLock<Console> = OnceLock::new();
+
+/// What tells of itself in people's lines without being asked for: how the server ends.
+const TOLD: &str = "gantry_server::serve";
+/// Fields of a record that are not shown as such.
+const HIDDEN: [&str; 4] = ["timestamp", "level", "target", "message"];
+
+/// A person's terminal.
+struct Console {
+    bar: ProgressBar,
+    style: Style,
+}
+
+/// How lines are written.
+#[derive(Clone, Copy)]
+struct Style {
+    colour: bool,
+    /// Whether every record is shown: somebody said what is to be logged.
+    all: bool,
+}
+
+/// Speaks to people from now on, if standard error is a terminal.
+pub fn start() {
+    if std::io::stderr().is_terminal() {
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let colour = !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        let style = Style { colour, all: is_set("RUST_LOG") };
+        CONSOLE.get_or_init(|| Console { bar: ProgressBar::hidden(), style });
+    }
+}
+
+/// Shows a bar while the model is read, of which `progress` tells the share, for ever: see [`loaded`].
+pub async fn show_loading(name: String, mut progress: watch::Receiver<f32>) {
+    let Some(Console { bar, style }) = CONSOLE.get() else { return };
+    let template = if style.colour { "{msg} {bar:32.cyan} {percent}%" } else { "{msg} {bar:32} {percent}%" };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_length(100);
+    bar.set_message(format!("loading {name}"));
+    bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+    loop {
+        bar.set_position((*progress.borrow_and_update() * 100.0).clamp(0.0, 100.0) as u64);
+        if progress.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes the bar away: the model is loaded, or will not be.
+pub fn loaded() {
+    if let Some(console) = CONSOLE.get() {
+        console.bar.finish_and_clear();
+    }
+}
+
+/// Says what is served, where, and how to end it.
+pub fn ready(url: &str, spec: &VersionSpec, model: &ModelInfo) {
+    if let Some(Console { style, .. }) = CONSOLE.get() {
+        crate::telemetry::write_text(style.ready(url, spec, model).as_bytes());
+    }
+}
+
+/// Records of the log as lines for people; `None` where nobody is there and they stay as they are.
+#[must_use]
+pub fn for_people(records: &[u8]) -> Option<Vec<u8>> {
+    let Console { bar, style } = CONSOLE.get()?;
+    let lines = records.split_inclusive(|&byte| byte == b'\n');
+    let text: String = lines.filter_map(|line| style.line(&String::from_utf8_lossy(line))).collect();
+    if text.is_empty() || bar.is_finished() || bar.is_hidden() {
+        return Some(text.into_bytes());
+    }
+    // Above the bar.
+    bar.println(text.trim_end());
+    Some(Vec::new())
+}
+
+/// How much context each request gets, and how many run at once.
+#[must_use]
+pub fn context_of(spec: &VersionSpec, model: &ModelInfo) -> String {
+    if model.pooled_only {
+        return String::from("none: it generates nothing, and embeds or ranks texts");
+    }
+    let (each, at_once) = (u64::from(model.n_ctx_per_sequence), u64::from(spec.runtime.parallel));
+    let (workers, cells) = (u64::from(spec.runtime.worker_count()), model.kv_cells);
+    let shared = if workers == 1 && cells < each.saturating_mul(at_once) {
+        format!(", who share {cells}")
+    } else {
+        String::new()
+    };
+    format!("{each} tokens for each request, {at_once} at once{shared}")
+}
+
+impl Style {
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    fn ready(self, url: &str, spec: &VersionSpec, model: &ModelInfo) -> String {
+        let rows = [
+            ("url", self.paint("36", url)),
+            ("model", format!("{} ({})", spec.served_name, label(model))),
+            ("context", context_of(spec, model)),
+            ("end", "Ctrl-C lets requests in flight end; a second one cuts them off".to_owned()),
+        ];
+        let mut text = format!("{}\n", self.paint("1;32", "ready"));
+        for (name, what) in rows {
+            // A string takes whatever is written into it.
+            let _ = writeln!(text, "  {name:<8} {what}");
+        }
+        text
+    }
+
+    /// A record as a line; `None` where it is not worth one.
+    fn line(self, record: &str) -> Option<String> {
+        let Ok(Value::Object(fields)) = serde_json::from_str::<Value>(record) else {
+            // What llama.cpp, the C++ runtime or a panic printed.
+            return Some(record.to_owned());
+        };
+        let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default();
+        let told = self.all || text("target") == TOLD;
+        let head = match text("level") {
+            "ERROR" => self.paint("1;31", "error: "),
+            "WARN" => self.paint("1;33", "warning: "),
+            "INFO" if told => String::new(),
+            _ if self.all => self.paint("2", &format!("{}: ", text("level").to_ascii_lowercase())),
+            _ => return None,
+        };
+        Some(format!("{head}{}{}\n", text("message"), self.paint("2", &others(&fields))))
+    }
+}
+
+/// The fields of a record that have no place of their own.
+fn others(fields: &Map<String, Value>) -> String {
+    let shown = fields.iter().filter(|(name, _)| !HIDDEN.contains(&name.as_str()));
+    let shown: Vec<String> = shown
+        .map(|(name, value)| match value {
+            Value::String(text) => format!("{name} {text}"),
+            other => format!("{name} {other}"),
+        })
+        .collect();
+    if shown.is_empty() { String::new() } else { format!(" ({})", shown.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::version::RuntimeSettings;
+
+    const PLAIN: Style = Style { colour: false, all: false };
+
+    #[test]
+    fn records_become_lines_for_people() {
+        let warning =
+            r#"{"timestamp":"t","level":"WARN","message":"a worker died","target":"x","worker":0,"why":"memory"}"#;
+        assert_eq!(PLAIN.line(warning).unwrap(), "warning: a worker died (why memory, worker 0)\n");
+        let colour = Style { colour: true, ..PLAIN };
+        assert_eq!(
+            colour.line(r#"{"level":"ERROR","message":"no","target":"x"}"#).unwrap(),
+            "\x1b[1;31merror: \x1b[0mno\x1b[2m\x1b[0m\n"
+        );
+        let info = r#"{"level":"INFO","message":"request ended","target":"gantry_server::api::generate"}"#;
+        assert_eq!(PLAIN.line(info), None);
+        assert_eq!(Style { all: true, ..PLAIN }.line(info).unwrap(), "request ended\n");
+        let end =
+            r#"{"level":"INFO","message":"shutting down: draining","target":"gantry_server::serve","connections":2}"#;
+        assert_eq!(PLAIN.line(end).unwrap(), "shutting down: draining (connections 2)\n");
+        assert_eq!(PLAIN.line("ggml.c:1: GGML_ASSERT(x) failed\n").unwrap(), "ggml.c:1: GGML_ASSERT(x) failed\n");
+    }
+
+    #[test]
+    fn a_person_is_told_where_and_what_is_served() {
+        let spec = VersionSpec {
+            name: "standalone".to_owned(),
+            digest: String::new(),
+            model_path: "m.gguf".into(),
+            served_name: "m".to_owned(),
+            runtime: RuntimeSettings { parallel: 4, ..RuntimeSettings::default() },
+        };
+        let model = ModelInfo {
+            description: "llama 256M Q8_0".to_owned(),
+            parameters: 134_515_008,
+            n_ctx_per_sequence: 8192,
+            kv_cells: 32_768,
+            ..ModelInfo::default()
+        };
+        let text = PLAIN.ready("http://127.0.0.1:8080", &spec, &model);
+        for part in
+            ["http://127.0.0.1:8080", "m (llama 135M Q8_0)", "8192 tokens for each request, 4 at once\n", "Ctrl-C"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+        let pool = ModelInfo { kv_cells: 8192, ..model };
+        assert_eq!(context_of(&spec, &pool), "8192 tokens for each request, 4 at once, who share 8192");
+    }
+}

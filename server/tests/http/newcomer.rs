@@ -1,0 +1,115 @@
+//! The first minutes: no flags but the model's file, llama-server's habits, and a person at a terminal.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::server::{Server, await_condition, model};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A chat whose question has so many words.
+fn long_chat(words: usize) -> Value {
+    json!({"messages": [{"role": "user", "content": "word ".repeat(words)}], "max_tokens": 2, "temperature": 0})
+}
+
+#[tokio::test]
+async fn one_request_may_use_the_trained_context_without_a_flag() {
+    let server = Server::start(&[]).await;
+    let answer = server.post(CHAT, &long_chat(600)).send().await.unwrap();
+    let (status, body): (_, Value) = (answer.status(), answer.json().await.unwrap());
+    assert_eq!(status, 200, "{body}");
+    // More than an eighth of the 2,048 that the model was trained for.
+    assert!(body["usage"]["prompt_tokens"].as_u64().unwrap() > 600, "{body}");
+    let refused: Value = server.post(CHAT, &long_chat(3000)).send().await.unwrap().json().await.unwrap();
+    assert_eq!(refused["error"]["code"], "context_length_exceeded");
+    let message = refused["error"]["message"].as_str().unwrap();
+    for part in ["2048", "--ctx-size", "spec.runtime.contextSize", "--parallel"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert!(server.log().contains("2048 tokens for each request, 8 at once"), "{}", server.log());
+}
+
+#[tokio::test]
+async fn a_pool_is_shared_where_memory_is_not_for_everybody_at_once() {
+    // With cells for everybody the model takes more than a quarter of this.
+    let server = Server::start(&["--memory-limit", "128"]).await;
+    assert_eq!(server.post(CHAT, &long_chat(600)).send().await.unwrap().status(), 200);
+    assert!(server.log().contains("2048 tokens for each request, 8 at once, who share 2048"), "{}", server.log());
+}
+
+#[tokio::test]
+async fn llama_servers_command_line_and_health_are_understood() {
+    let file = model("demo-v2.q8_0.gguf");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+    command.arg("-m").arg(&file).args(["-np", "2", "-c", "1024", "--jinja"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let server = Server::launch_as(command, &[], None);
+    let health = async || {
+        let response = server.get("/health").await;
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
+    };
+    await_condition("the model to be loaded", async || match health().await {
+        (200, body) => body == json!({"status": "ok"}),
+        (status, body) => {
+            assert_eq!((status, &body["error"]["type"]), (503, &json!("unavailable_error")));
+            false
+        }
+    })
+    .await;
+    assert!(server.log().contains("512 tokens for each request, 2 at once"), "{}", server.log());
+}
+
+#[tokio::test]
+async fn turns_that_clients_send_back_are_taken() {
+    let server = Server::start(&[]).await;
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+    let ask = async |messages: Value| {
+        let body = json!({"messages": messages, "max_tokens": 1, "temperature": 0});
+        let response = server.post(CHAT, &body).send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
+    };
+    let user = json!({"role": "user", "content": "Hello!", "name": "Ann"});
+    for turn in [json!({"role": "assistant", "content": null}), json!({"role": "assistant", "content": []})] {
+        let (status, body) = ask(json!([user, turn, user])).await;
+        assert_eq!(status, 200, "{body}");
+    }
+    let asks = json!({"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [call]});
+    let answers = json!({"role": "tool", "content": "42", "tool_call_id": "1"});
+    let (status, body) = ask(json!([user, asks, answers])).await;
+    assert_eq!(status, 200, "{body}");
+    let (status, body) = ask(json!([user, answers])).await;
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("messages[1].role")));
+}
+
+/// The server under a terminal that `script` makes.
+fn in_a_terminal(port: u16) -> std::process::Child {
+    let (program, file) = (env!("CARGO_BIN_EXE_gantry-server"), model("demo-v2.q8_0.gguf"));
+    let line = format!("{program} {} --port {port} -t 1", file.display());
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    script.env("TERM", "xterm").env_remove("RUST_LOG").env_remove("NO_COLOR");
+    script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn a_person_at_a_terminal_is_spoken_to() {
+    let mut script = in_a_terminal(0);
+    let mut keys = script.stdin.take().unwrap();
+    let mut screen = BufReader::new(script.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("Ctrl-C") {
+        assert!(screen.read_line(&mut text).unwrap() > 0, "it ended early:\n{text}");
+    }
+    let url = text.split("listening on ").nth(1).unwrap().split_whitespace().next().unwrap();
+    assert!(text.matches(url).count() >= 2, "{text}");
+    for part in ["\u{1b}[1;32mready", "demo-v2.q8_0 (llama ", "2048 tokens for each request", "loading demo-v2.q8_0"] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    assert!(!text.contains('{'), "{text}");
+    keys.write_all(b"\x03").unwrap();
+    screen.read_to_string(&mut text).unwrap();
+    assert!(text.contains("shutting down") && text.contains("a second signal"), "{text}");
+    assert!(script.wait().unwrap().success());
+}
