@@ -232,7 +232,7 @@ mod tests {
             ("{\"key\":12}", 5),
             ("天地玄黃宇宙洪荒", 8),
             ("天地\n玄黃", 3),
-            ("naïve1café", 10),
+            ("naïve1café", 6),
             // An ideographic space is within some expressions' ranges of CJK characters.
             ("天\u{3000}地", 3),
             ("!/\n/\n/\nword", 11),
