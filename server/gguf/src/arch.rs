@@ -172,10 +172,27 @@ pub(crate) fn companion(name: &str) -> Option<&'static str> {
         "clip" => "the image or audio encoder beside a model",
         "eagle3" | "dflash" | "gemma4-assistant" => "a draft head for another model",
         "wavtokenizer-dec" | "pockettts" | "qwen3tts" => "a speech model",
-        "bert" | "modern-bert" | "nomic-bert" | "nomic-bert-moe" | "neo-bert" | "jina-bert-v2" | "jina-bert-v3"
-        | "eurobert" | "gemma-embedding" | "llama-embed" | "t5encoder" => "an embedding model",
+        "t5" | "t5encoder" => "one with an encoder of its own, which this server cannot run",
+        "dream" | "llada" | "llada-moe" | "rnd1" => "a diffusion model, which this server cannot run",
         _ => return None,
     })
+}
+
+/// Whether it only gives vectors of texts: it keeps nothing between batches, and generates none.
+pub(crate) fn is_encoder(name: &str) -> bool {
+    matches!(
+        name,
+        "bert"
+            | "clef"
+            | "eurobert"
+            | "gemma-embedding"
+            | "jina-bert-v2"
+            | "jina-bert-v3"
+            | "modern-bert"
+            | "neo-bert"
+            | "nomic-bert"
+            | "nomic-bert-moe"
+    )
 }
 
 /// Whether it has no attention at all, so that it need not have attention heads.
@@ -183,9 +200,9 @@ pub(crate) fn is_recurrent(name: &str) -> bool {
     matches!(name, "mamba" | "mamba2" | "rwkv6" | "rwkv6qwen2" | "rwkv7" | "arwkv7")
 }
 
-/// Whether a layer may rightly have no `blk.N` tensors: Deci prunes whole layers, T5 names them otherwise.
+/// Whether a layer may rightly have no `blk.N` tensors: Deci prunes whole layers.
 pub(crate) fn may_lack_layers(name: &str) -> bool {
-    matches!(name, "deci" | "t5")
+    name == "deci"
 }
 
 /// Whether its tensors are those of [`crate::shapes`]: the plain decoder that most published models are.

@@ -24,6 +24,18 @@ pub enum GgufError {
         /// A lower bound of the header's length; doubling what was given reaches the end in few steps.
         at_least: u64,
     },
+    /// One of the files of which a model consists cannot be read, or is not what belongs there.
+    #[error("part {number} of {count}, {name}: {source}; all parts of a model must lie beside the first")]
+    Part {
+        /// The file's name.
+        name: String,
+        /// Which it is, from 1.
+        number: u64,
+        /// How many there are.
+        count: u64,
+        /// What is wrong with it.
+        source: Box<GgufError>,
+    },
     /// The file is not a model that can be served.
     #[error("{defect} (at byte {offset})")]
     Malformed {
@@ -40,6 +52,7 @@ impl GgufError {
     pub fn defect(&self) -> Option<&Defect> {
         match self {
             Self::Malformed { defect, .. } => Some(defect),
+            Self::Part { source, .. } => source.defect(),
             Self::Io { .. } | Self::NeedMoreBytes { .. } => None,
         }
     }
@@ -98,18 +111,42 @@ pub enum Defect {
     TooManyTensors { count: u64, limit: u64 },
     #[error("the file holds no tensors: it is a vocabulary or a first split; give the file that holds the weights")]
     NoTensors,
-    #[error("this file is one of {count} splits; join them with llama-gguf-split --merge and give the joined file")]
+    #[error(
+        "this file is one of {count} parts of a model, of which only the first can be seen here; join them with llama-gguf-split --merge and give the joined file"
+    )]
     SplitFile { count: u64 },
+    #[error("this is part {number} of a model of {count}; give the first one, whose name ends with {expected}")]
+    NotTheFirstSplit { number: u64, count: u64, expected: String },
+    #[error(
+        "this is the first of {count} parts of a model, but its name does not end with {expected}, so that the others cannot be found; rename it as its makers did"
+    )]
+    SplitName { count: u64, expected: String },
+    #[error("the file says that it is part {number} of {count}; download it again")]
+    SplitNumber { number: u64, count: u64 },
+    #[error("the model says that it has {count} parts, the limit is {limit}; check the source of the file")]
+    TooManySplits { count: u64, limit: u64 },
+    #[error("the file says that it is {found}, not part {number} of {count}; download it again")]
+    WrongSplit { found: String, number: u64, count: u64 },
+    #[error(
+        "its key \"{key}\" is not what the first part says, so that it is of another model; download the parts again"
+    )]
+    ForeignSplit { key: String },
+    #[error("the parts of the model hold {found} tensors, but the first one says {expected}; download them again")]
+    SplitTensors { found: u64, expected: u64 },
     #[error("the file says that it holds a{} {kind}, not a model; give the language model's own file", article(.kind))]
     NotAModel { kind: String },
 
     // Keys and values.
     #[error("a key's name has {length} bytes, the limit is {limit}; the file is damaged: download it again")]
     KeyTooLong { length: u64, limit: u64 },
+    #[error("the names of all keys have {length} bytes and more, the limit is {limit}; check the source of the file")]
+    KeysTooLong { length: u64, limit: u64 },
     #[error("a key has an empty name; the file is damaged: download it again")]
     EmptyKey,
     #[error("a key's name is not UTF-8; the file is damaged: download it again")]
     KeyNotUtf8,
+    #[error("key \"{key}\" has a control character in its name; the file is damaged: download it again")]
+    ControlInKey { key: String },
     #[error(
         "key \"{key}\" stands in the header twice; remove one with gguf-py's gguf_new_metadata.py or convert the model again"
     )]
@@ -136,6 +173,30 @@ pub enum Defect {
         "tokens {first} and {second} of the vocabulary have the same text, on which llama.cpp aborts; convert the model again"
     )]
     DuplicateToken { first: u32, second: u32 },
+    #[error("key \"{key}\" is {found}, but there are only {tokens} tokens; convert the model again")]
+    TokenBeyondVocabulary { key: String, found: i64, tokens: u64 },
+    #[error("token {token} has the type {found}, which llama.cpp does not define (0 to 6); convert the model again")]
+    UnknownTokenType { token: u32, found: i32 },
+    #[error("the score of token {token} is no number; convert the model again")]
+    WrongScore { token: u32 },
+    #[error(
+        "token {token} is marked as a byte, but its text is not one such as <0x0A>, on which llama.cpp aborts; convert the model again"
+    )]
+    NoByteToken { token: u32 },
+    #[error(
+        "{key} says that {what} be put around each text, but no token is that one, on which llama.cpp aborts; convert the model again"
+    )]
+    MissingToken { key: &'static str, what: &'static str },
+    #[error("merge {merge} does not name two pieces with a space between them; convert the model again")]
+    InvalidMerge { merge: u32 },
+    #[error(
+        "{unknown} of {merges} merges make no token of the vocabulary, so that text would be lost; merges and tokens are not of one model: convert it again"
+    )]
+    ForeignMerges { unknown: usize, merges: usize },
+    #[error(
+        "the character map has {found} bytes, of which its first part would take {expected}; convert the model again"
+    )]
+    InvalidCharacterMap { found: u64, expected: u64 },
     #[error("general.alignment is {found}; it must be a power of two from {min} to {max}: convert the model again")]
     InvalidAlignment { found: u64, min: u64, max: u64 },
     #[error("key \"{key}\" is missing, and llama.cpp needs it; convert the model again with a current llama.cpp")]
@@ -144,7 +205,9 @@ pub enum Defect {
     WrongKeyType { key: String, found: String, expected: &'static str },
     #[error("key \"{key}\" is {found}, but must lie from {min} to {max}; convert the model again")]
     KeyOutOfRange { key: String, found: i64, min: i64, max: i64 },
-    #[error("key \"{key}\" is {found}, but must be a number and not negative; convert the model again")]
+    #[error(
+        "key \"{key}\" is {found}, but must be a finite number, and one that cannot be negative not be; convert the model again"
+    )]
     WrongFraction { key: String, found: String },
     #[error(
         "the array of key \"{key}\" has {found} elements, but the model implies {expected}; convert the model again"
@@ -174,6 +237,8 @@ pub enum Defect {
     EmptyTensorName,
     #[error("a tensor's name is not UTF-8; the file is damaged: download it again")]
     TensorNameNotUtf8,
+    #[error("tensor \"{tensor}\" has a control character in its name; download the file again")]
+    ControlInTensorName { tensor: String },
     #[error("tensor \"{tensor}\" stands in the header twice; convert the model again")]
     DuplicateTensor { tensor: String },
     #[error("tensor \"{tensor}\" has {found} dimensions, but must have 1 to 4; download the file again")]
@@ -226,6 +291,32 @@ pub enum Defect {
     LayerBeyondModel { tensor: String, layers: u32 },
     #[error("layer {layer} of {layers} has no tensors; the file is incomplete: convert the model again")]
     MissingLayer { layer: u32, layers: u32 },
+}
+
+impl Defect {
+    /// The part of the file that it is in, for a report: `tokenizer` or `header`.
+    #[must_use]
+    pub fn part(&self) -> &'static str {
+        let of_tokenizer = match self {
+            Self::MissingKey { key }
+            | Self::WrongKeyType { key, .. }
+            | Self::WrongArrayLength { key, .. }
+            | Self::ArrayTooLong { key, .. }
+            | Self::StringTooLong { key, .. } => key.starts_with("tokenizer."),
+            Self::DuplicateToken { .. }
+            | Self::ForeignMerges { .. }
+            | Self::InvalidCharacterMap { .. }
+            | Self::InvalidMerge { .. }
+            | Self::MissingToken { .. }
+            | Self::NoByteToken { .. }
+            | Self::TokenBeyondVocabulary { .. }
+            | Self::UnknownTokenType { .. }
+            | Self::UnknownTokenizer { .. }
+            | Self::WrongScore { .. } => true,
+            _ => false,
+        };
+        if of_tokenizer { "tokenizer" } else { "header" }
+    }
 }
 
 fn article(kind: &str) -> &'static str {

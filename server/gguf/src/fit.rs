@@ -20,6 +20,8 @@
 //! all of the latter. The copy of the logits is in main memory whoever computes. Layers count as llama.cpp does: the first
 //! is the output, so that a model of 32 is all there with 33.
 //!
+//! An encoder has weights, overhead, and where texts are embedded the context for that, which then keeps no cells.
+//!
 //! Without flash attention, the latter of the two has heads × cells / parallel scores more. The constants
 //! of compute follow from the buffers that llama.cpp reports; `tests/measured.rs` holds both against each other.
 //!
@@ -155,8 +157,12 @@ pub fn estimate(summary: &Summary, input: &FitInput) -> MemoryEstimate {
     // The mask has a column for each cell that a row could look at.
     let columns = if input.pool_sequences > 0 { cells } else { cells_each };
     let sequences = parallel.max(input.pool_sequences.into());
-    let step = compute_bytes(summary, input, columns);
-    let copied_logits = product(&[4, sequences, summary.vocabulary]);
+    // An encoder has no context but the one that embeds.
+    let (step, copied_logits) = if summary.encoder {
+        (0, 0)
+    } else {
+        (compute_bytes(summary, input, columns), product(&[4, sequences, summary.vocabulary]))
+    };
     let overhead_bytes = sum(&[BASE_BYTES, product(&[summary.vocabulary, VOCABULARY_BYTES_PER_TOKEN])]);
     let (pooled_there, pooled_here) = pooled_bytes(summary, input);
     let twice = |bytes: u64| if both_compute { bytes } else { 0 };
@@ -228,7 +234,7 @@ fn compute_bytes(summary: &Summary, input: &FitInput, columns: u64) -> u64 {
 /// The cells of the context in which prompts are read beside a pool, and what it computes with. There is none where a GPU
 /// computes.
 fn stage_bytes(summary: &Summary, input: &FitInput) -> (u64, u64) {
-    if input.stage_cells == 0 {
+    if input.stage_cells == 0 || summary.encoder {
         return (0, 0);
     }
     let cells = u64::from(input.stage_cells);

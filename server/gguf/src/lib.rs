@@ -15,40 +15,50 @@
 //! # Ok::<(), gantry_gguf::GgufError>(())
 //! ```
 //!
-//! Absent: unsafe code, the tensors' data, the tokenizer's contents, and GGUF as llama.cpp's older self wrote it.
+//! The weights themselves are looked at in samples ([`sample_weights`]).
+//!
+//! Absent: unsafe code, all of the tensors' data, and GGUF as llama.cpp's older self wrote it.
 
 mod arch;
 mod bytes;
 mod error;
+mod file;
 pub mod fit;
 mod ggml;
 pub mod limits;
 mod model;
 mod quant;
 mod report;
+mod scan;
 mod shapes;
 mod source;
+mod split;
 mod summary;
 mod tensor;
 mod tokenizer;
 mod value;
+mod weights;
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
 pub use bytes::{human_bytes, human_count};
 pub use error::{Defect, GgufError};
+pub use file::open;
 pub use ggml::GgmlType;
-pub use report::Report;
+pub use report::{Check, Report, Verdict};
 pub use shapes::ShapeCoverage;
+pub use split::part_paths;
 pub use summary::Summary;
 pub use tensor::{Tensor, Tensors};
 pub use value::{Metadata, Value, ValueType};
+pub use weights::{WeightsDefect, WeightsReport, WeightsSample, sample_weights};
 
 use error::{Result, malformed};
 use limits::{MAX_KEYS, MAX_TENSORS};
+use scan::Scan;
 use source::Source;
+use tensor::Layout;
 
 /// A header in which everything was checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,6 +68,17 @@ pub struct Header {
     metadata: Metadata,
     tensors: Tensors,
     summary: Summary,
+    parts: Vec<Part>,
+    notes: Vec<String>,
+}
+
+/// One file of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Its length.
+    pub file_bytes: u64,
+    /// Byte of the file where its tensor data starts.
+    pub data_offset: u64,
 }
 
 impl Header {
@@ -90,29 +111,60 @@ impl Header {
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
+
+    /// The files of which the model consists, in order; one, unless it is split.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// What is odd and does no harm, a sentence each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
 }
 
-/// Reads and checks the header of a whole file.
+/// Reads and checks the header of a whole model: of a file, or of all files where this is the first of several.
 ///
 /// # Errors
-/// The file cannot be read, or is not a whole, well-formed model.
+/// A file cannot be read, or they are not a whole, well-formed model.
 pub fn read_header(path: impl AsRef<Path>) -> std::result::Result<Header, GgufError> {
-    let io = |source| GgufError::Io { offset: 0, source };
     let path = path.as_ref();
-    // Asked before opening: opening a pipe would wait for its other end.
-    let metadata = std::fs::metadata(path).map_err(io)?;
-    if !metadata.is_file() {
-        return Err(io(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    let (file, file_bytes) = file::open(path).map_err(|source| GgufError::Io { offset: 0, source })?;
+    let mut first = read_part(Source::new(file, file_bytes, file_bytes), Place::First)?;
+    let Some(split) = split::of(&first.metadata)? else { return finish(first, Vec::new()) };
+    let mut parts = vec![first.as_part()];
+    for (number, path) in (1..).zip(split::others(path, &split)?) {
+        let in_part = |source| GgufError::Part {
+            name: error::printable(&path.file_name().unwrap_or_default().to_string_lossy()),
+            number: number + 1,
+            count: split.count,
+            source: Box::new(source),
+        };
+        let (file, file_bytes) = file::open(&path).map_err(|source| in_part(GgufError::Io { offset: 0, source }))?;
+        let part = read_part(Source::new(file, file_bytes, file_bytes), Place::Further);
+        let joined = part.and_then(|part| {
+            split::check_part(&first.metadata, &part.metadata, number, split.count, part.keys_end)?;
+            parts.push(part.as_part());
+            first.tensors.extend(part.tensors, parts.len() - 1)?;
+            first.layout.tensor_bytes = first.layout.tensor_bytes.saturating_add(part.layout.tensor_bytes);
+            Ok(())
+        });
+        joined.map_err(in_part)?;
     }
-    let file = File::open(path).map_err(io)?;
-    let file_bytes = file.metadata().map_err(io)?.len();
-    read_header_from(file, file_bytes, file_bytes)
+    let (found, expected) = (first.tensors.list().len() as u64, split::tensors(&first.metadata, first.keys_end)?);
+    if found != expected {
+        return malformed(first.keys_end, Defect::SplitTensors { found, expected });
+    }
+    finish(first, parts)
 }
 
 /// Reads and checks a header from the first bytes of a file that has `file_bytes` in all.
 ///
 /// # Errors
-/// [`GgufError::NeedMoreBytes`] when the header is longer than `prefix`; otherwise as [`read_header`].
+/// [`GgufError::NeedMoreBytes`] when the header is longer than `prefix`; otherwise as [`read_header`], and for a part of a
+/// model, since the others are not at hand.
 pub fn read_header_prefix(prefix: &[u8], file_bytes: u64) -> std::result::Result<Header, GgufError> {
     read_header_from(prefix, prefix.len() as u64, file_bytes)
 }
@@ -122,22 +174,80 @@ pub fn read_header_prefix(prefix: &[u8], file_bytes: u64) -> std::result::Result
 /// # Errors
 /// As [`read_header_prefix`].
 pub fn read_header_from(reader: impl Read, available: u64, file_bytes: u64) -> std::result::Result<Header, GgufError> {
-    let mut source = Source::new(reader, available, file_bytes);
+    finish(read_part(Source::new(reader, available, file_bytes), Place::Alone)?, Vec::new())
+}
+
+/// Which file of a model is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The only one that is at hand.
+    Alone,
+    /// The only one, or the first of several.
+    First,
+    /// One beside the first, which has few keys of its own.
+    Further,
+}
+
+/// What one file says, before it is held against the hyperparameters.
+struct RawPart {
+    version: u32,
+    alignment: u64,
+    metadata: Metadata,
+    scan: Scan,
+    keys_end: u64,
+    tensors: Tensors,
+    table_end: u64,
+    layout: Layout,
+    file_bytes: u64,
+}
+
+impl RawPart {
+    fn as_part(&self) -> Part {
+        Part { file_bytes: self.file_bytes, data_offset: self.layout.data_offset }
+    }
+}
+
+fn read_part<R: Read>(mut source: Source<R>, place: Place) -> Result<RawPart> {
     let preamble = read_preamble(&mut source)?;
-    let metadata = value::read_metadata(&mut source, preamble.keys)?;
+    let (metadata, scan) = value::read_metadata(&mut source, preamble.keys)?;
     let keys_end = source.offset();
     let alignment = model::alignment(&metadata)?;
-    model::check_kind(&metadata)?;
-    if preamble.tensors == 0 {
+    let split = split::of(&metadata)?;
+    match (&split, place) {
+        (Some(split), Place::Alone) => return malformed(split.offset, Defect::SplitFile { count: split.count }),
+        (_, Place::Further) => {}
+        _ => model::check_kind(&metadata)?,
+    }
+    if preamble.tensors == 0 && split.is_none() {
         return malformed(keys_end, Defect::NoTensors);
     }
     let tensors = tensor::read_tensors(&mut source, preamble.tensors)?;
-    let table_end = source.offset();
+    let (table_end, file_bytes) = (source.offset(), source.file_bytes());
     let layout = tensor::check_layout(&tensors, table_end, alignment, file_bytes)?;
-    let hyperparameters = model::read_hyperparameters(&metadata, keys_end)?;
+    Ok(RawPart {
+        version: preamble.version,
+        alignment,
+        metadata,
+        scan,
+        keys_end,
+        tensors,
+        table_end,
+        layout,
+        file_bytes,
+    })
+}
+
+/// Holds what was read against each other. `parts`: none where the model is one file.
+fn finish(read: RawPart, mut parts: Vec<Part>) -> Result<Header> {
+    if parts.is_empty() {
+        parts.push(read.as_part());
+    }
+    let RawPart { version, alignment, metadata, scan, keys_end, tensors, table_end, layout, .. } = read;
+    let mut notes = Vec::new();
+    let hyperparameters = model::read_hyperparameters(&metadata, &scan, keys_end, &mut notes)?;
     let coverage = shapes::check_tensors(&tensors, &hyperparameters, table_end)?;
-    let summary = summary::summarise(&metadata, &tensors, &hyperparameters, layout, file_bytes, coverage);
-    Ok(Header { version: preamble.version, alignment, metadata, tensors, summary })
+    let summary = summary::summarise(&metadata, &tensors, &hyperparameters, layout, &parts, coverage);
+    Ok(Header { version, alignment, metadata, tensors, summary, parts, notes })
 }
 
 struct Preamble {

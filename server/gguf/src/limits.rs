@@ -11,8 +11,12 @@ pub const MAX_HEADER_BYTES: u64 = 256 * 1024 * 1024;
 pub const MAX_KEYS: u64 = 16_384;
 /// Tensors in one file. The largest published models have about 2,500.
 pub const MAX_TENSORS: u64 = 65_536;
-/// Bytes of one metadata key. The format allows 65,535; no known key passes 100.
-pub const MAX_KEY_BYTES: u64 = 1_024;
+/// Files that one model may consist of. The largest published models have about 200.
+pub const MAX_SPLITS: u64 = 1_024;
+/// Bytes of one metadata key: the most that the format allows. No known key passes 100.
+pub const MAX_KEY_BYTES: u64 = 65_535;
+/// Bytes of all metadata keys together. Those of real models come to 4 KiB.
+pub const MAX_ALL_KEY_BYTES: u64 = 16 * 1024 * 1024;
 /// Bytes of one string value: chat templates, licences, an embedded `tokenizer.json`.
 pub const MAX_STRING_BYTES: u64 = 64 * 1024 * 1024;
 /// String values up to this size are kept for the summary; of longer ones only the length is.
@@ -23,6 +27,10 @@ pub const MAX_ARRAY_ELEMENTS: u64 = 16 * 1024 * 1024;
 pub const MAX_VOCABULARY: u64 = 2 * 1024 * 1024;
 /// Bytes of one token's text.
 pub const MAX_TOKEN_BYTES: u64 = 65_536;
+/// Merges of a tokenizer. The largest known have about 500,000.
+pub const MAX_MERGES: u64 = 4 * 1024 * 1024;
+/// Bytes of one merge, which names two tokens.
+pub const MAX_MERGE_BYTES: u64 = 131_072;
 /// A tensor's name must be shorter than this (ggml's `GGML_MAX_NAME`, which counts the closing zero).
 pub const MAX_TENSOR_NAME_BYTES: u64 = 64;
 /// Dimensions of one tensor (ggml's `GGML_MAX_DIMS`).
@@ -43,6 +51,10 @@ pub const MAX_HEADS: u32 = 65_536;
 pub const MAX_WIDTH: u32 = 16 * 1024 * 1024;
 /// Context length: positions are signed 32-bit numbers in llama.cpp.
 pub const MAX_CONTEXT_LENGTH: u32 = i32::MAX as u32;
+/// Places of each tensor that are looked at for numbers that are not finite: all of it, where it has fewer.
+pub const SAMPLE_PIECES: u64 = 16;
+/// Bytes that are read at each of them; of a type with longer blocks, one block.
+pub const SAMPLE_PIECE_BYTES: u64 = 8 * 1024;
 /// Bytes of the reader's own buffer.
 pub(crate) const READ_BUFFER_BYTES: usize = 64 * 1024;
 /// Characters of a name from the file that an error message repeats.

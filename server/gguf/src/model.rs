@@ -8,6 +8,7 @@ use crate::error::{Defect, GgufError, Result, malformed, printable};
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_CONTEXT_LENGTH, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ALIGNMENT,
 };
+use crate::scan::Scan;
 use crate::tokenizer;
 use crate::value::{Entry, Metadata, Value, ValueType};
 
@@ -24,6 +25,8 @@ pub(crate) struct Hyperparameters {
     pub(crate) feed_forward: Vec<u32>,
     pub(crate) key_length: u32,
     pub(crate) value_length: u32,
+    /// Elements of a head that are rotated.
+    pub(crate) rotated: u32,
     pub(crate) experts: u32,
     pub(crate) experts_used: u32,
     pub(crate) expert_feed_forward: u32,
@@ -116,15 +119,10 @@ pub(crate) fn alignment(metadata: &Metadata) -> Result<u64> {
     Ok(found)
 }
 
-/// Refuses what is a GGUF file but not a whole model: a split, an adapter, an encoder.
+/// Refuses what is a GGUF file but not a model: an adapter, a projector.
 ///
 /// Runs before anything else is required, so that such a file is told what it is and not what it lacks.
 pub(crate) fn check_kind(metadata: &Metadata) -> Result<()> {
-    if let Some(Entry { offset, value: Value::Integer { value, .. } }) = metadata.entry("split.count")
-        && *value > 1
-    {
-        return malformed(*offset, Defect::SplitFile { count: value.unsigned_abs() });
-    }
     if let Some(Entry { offset, value: Value::Text { text: Some(kind), .. } }) = metadata.entry("general.type")
         && matches!(kind.as_str(), "adapter" | "mmproj" | "imatrix" | "vocab")
     {
@@ -134,7 +132,14 @@ pub(crate) fn check_kind(metadata: &Metadata) -> Result<()> {
 }
 
 /// Reads and checks all hyperparameters; `keys_end` is the byte after the last key.
-pub(crate) fn read_hyperparameters(metadata: &Metadata, keys_end: u64) -> Result<Hyperparameters> {
+///
+/// What is odd and does no harm goes into `notes`.
+pub(crate) fn read_hyperparameters(
+    metadata: &Metadata,
+    scan: &Scan,
+    keys_end: u64,
+    notes: &mut Vec<String>,
+) -> Result<Hyperparameters> {
     let architecture = architecture(metadata, keys_end)?;
     let keys = Keys { metadata, architecture, missing_at: keys_end };
     let layers = keys.required("block_count", 1, MAX_LAYERS)?;
@@ -143,7 +148,7 @@ pub(crate) fn read_hyperparameters(metadata: &Metadata, keys_end: u64) -> Result
     let embedding_length = keys.required("embedding_length", 1, MAX_WIDTH)?;
     let (heads, kv_heads) = heads(&keys, layers)?;
     let feed_forward = keys.per_layer("feed_forward_length", layers, MAX_WIDTH)?;
-    let (key_length, value_length) = head_lengths(&keys, embedding_length, &heads)?;
+    let (key_length, value_length, rotated) = head_lengths(&keys, embedding_length, &heads)?;
     let (experts, experts_used) = experts(&keys, layers)?;
     check_rope_scaling(&keys)?;
     check_fractions(&keys)?;
@@ -159,11 +164,12 @@ pub(crate) fn read_hyperparameters(metadata: &Metadata, keys_end: u64) -> Result
         feed_forward: feed_forward.unwrap_or_else(|| vec![0; layers as usize]),
         key_length,
         value_length,
+        rotated,
         experts,
         experts_used,
-        expert_feed_forward: keys.number("expert_feed_forward_length", 0, MAX_WIDTH)?.unwrap_or(0),
+        expert_feed_forward: largest(keys.per_layer("expert_feed_forward_length", layers, MAX_WIDTH)?),
         sliding_window: sliding_window(metadata, architecture),
-        vocabulary: tokenizer::read_vocabulary(metadata, keys_end)?,
+        vocabulary: tokenizer::read_vocabulary(metadata, scan, keys_end, notes)?,
         recurrent_elements: recurrent_elements(&keys, embedding_length)?,
     })
 }
@@ -222,10 +228,12 @@ impl Keys<'_> {
 }
 
 /// Elements of one head's key and value: stated, or the embedding shared out over the first layer's heads.
-fn head_lengths(keys: &Keys<'_>, embedding: u32, heads: &[u32]) -> Result<(u32, u32)> {
-    let key = keys.number("attention.key_length", 1, MAX_WIDTH)?;
-    let value = keys.number("attention.value_length", 1, MAX_WIDTH)?;
+fn head_lengths(keys: &Keys<'_>, embedding: u32, heads: &[u32]) -> Result<(u32, u32, u32)> {
     let first = heads.first().copied().unwrap_or(0);
+    // Without attention they mean nothing.
+    let least = u32::from(first > 0);
+    let key = keys.number("attention.key_length", least, MAX_WIDTH)?;
+    let value = keys.number("attention.value_length", least, MAX_WIDTH)?;
     // llama.cpp derives both from layer 0 and takes no head there as no attention anywhere; a hybrid model whose
     // first layer is recurrent states the lengths.
     let derived = embedding.checked_div(first).unwrap_or(0);
@@ -240,19 +248,26 @@ fn head_lengths(keys: &Keys<'_>, embedding: u32, heads: &[u32]) -> Result<(u32, 
         return keys.inconsistent("attention.key_length", what);
     }
     let rotated = keys.number("rope.dimension_count", 0, MAX_WIDTH)?;
+    let turned = rotated.unwrap_or(key);
+    if plain && (turned > key || !turned.is_multiple_of(2)) {
+        // ggml asserts that pairs of a head's elements are rotated.
+        let what = format!("{turned} rotated elements of a head that has {key}, which must be pairs of them");
+        return keys.inconsistent("rope.dimension_count", what);
+    }
     if let (Some(rotated), "llama") = (rotated, keys.architecture)
         && rotated != key
     {
         let what = format!("{rotated} rotated elements of a head that has {key}");
         return keys.inconsistent("rope.dimension_count", what);
     }
-    Ok((key, value))
+    Ok((key, value, turned))
 }
 
 /// Experts of a mixture, with the relations that llama.cpp asserts.
 fn experts(keys: &Keys<'_>, layers: u32) -> Result<(u32, u32)> {
     let experts = keys.number("expert_count", 0, MAX_EXPERTS)?.unwrap_or(0);
-    let used = expert_used(keys, layers)?;
+    // Layers may use different numbers of them; llama.cpp holds the largest against their count.
+    let used = largest(keys.per_layer("expert_used_count", layers, MAX_EXPERTS)?);
     if used > experts || (experts > 0 && used == 0) {
         return keys.inconsistent("expert_used_count", format!("{used} of {experts} experts are used"));
     }
@@ -270,10 +285,9 @@ fn experts(keys: &Keys<'_>, layers: u32) -> Result<(u32, u32)> {
     Ok((experts, used))
 }
 
-fn expert_used(keys: &Keys<'_>, layers: u32) -> Result<u32> {
-    let key = "expert_used_count";
-    let used = keys.per_layer(key, layers, MAX_EXPERTS)?;
-    Ok(used.and_then(|used| used.into_iter().max()).unwrap_or(0))
+/// The largest of the layers' numbers; 0 where there is none.
+fn largest(of_layers: Option<Vec<u32>>) -> u32 {
+    of_layers.and_then(|numbers| numbers.into_iter().max()).unwrap_or(0)
 }
 
 fn check_rope_scaling(keys: &Keys<'_>) -> Result<()> {
@@ -303,12 +317,39 @@ fn check_fractions(keys: &Keys<'_>) -> Result<()> {
     if arch::is_plain_decoder(keys.architecture) && keys.metadata.entry(&keys.full(epsilon)).is_none() {
         return keys.missing(keys.full(epsilon));
     }
-    let names = [epsilon, "attention.layer_norm_epsilon", "rope.freq_base", "rope.scaling.factor", "rope.scale_linear"];
-    for key in names.map(|name| keys.full(name)) {
+    let not_negative = [
+        epsilon,
+        "attention.group_norm_epsilon",
+        "attention.layer_norm_epsilon",
+        "rope.freq_base",
+        "rope.freq_base_swa",
+        "rope.scale_linear",
+        "rope.scaling.factor",
+    ];
+    let finite = [
+        "attention.clamp_kqv",
+        "attention.scale",
+        "attention.temperature_scale",
+        "attn_logit_softcapping",
+        "embedding_scale",
+        "expert_weights_scale",
+        "final_logit_softcapping",
+        "logit_scale",
+        "residual_scale",
+        "rope.scaling.attn_factor",
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_log_multiplier",
+        "router_logit_softcapping",
+    ];
+    let names = not_negative.map(|name| (name, 0.0)).into_iter().chain(finite.map(|name| (name, f64::MIN)));
+    for (key, least) in names.map(|(name, least)| (keys.full(name), least)) {
         match keys.metadata.entry(&key) {
             None => {}
             Some(Entry { value: Value::Float { kind: ValueType::F32, value }, .. })
-                if value.is_finite() && *value >= 0.0 => {}
+                if value.is_finite() && *value >= least => {}
             Some(Entry { offset, value: Value::Float { kind: ValueType::F32, value } }) => {
                 return malformed(*offset, Defect::WrongFraction { key, found: value.to_string() });
             }

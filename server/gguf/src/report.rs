@@ -11,12 +11,56 @@ use crate::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
 use crate::shapes::ShapeCoverage;
 use crate::summary::Summary;
 
+/// What became of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing is wrong.
+    Passed,
+    /// The file is not to be served.
+    Failed,
+    /// It was not looked at.
+    LeftOut,
+    /// It is odd and may do no harm.
+    Noted,
+}
+
+/// One thing that was looked at, or was not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What became of it.
+    pub verdict: Verdict,
+    /// The part of the file, or of what was done with it.
+    pub part: &'static str,
+    /// What was found, or why nothing was.
+    pub text: String,
+}
+
+impl Check {
+    /// A check and what became of it.
+    #[must_use]
+    pub fn new(verdict: Verdict, part: &'static str, text: impl Into<String>) -> Self {
+        Self { verdict, part, text: text.into() }
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.verdict {
+            Verdict::Passed => "ok",
+            Verdict::Failed => "FAIL",
+            Verdict::LeftOut => "--",
+            Verdict::Noted => "note",
+        };
+        write!(f, "  {verdict:<4} {:<11} {}", self.part, self.text)
+    }
+}
+
 /// Everything that is to be shown.
 #[derive(Debug, Clone)]
 pub struct Report {
     title: String,
     summary: Summary,
-    checks: Vec<(&'static str, String)>,
+    checks: Vec<Check>,
     input: FitInput,
     memory: MemoryEstimate,
     fit: Option<Fit>,
@@ -29,6 +73,19 @@ impl Report {
         let summary = header.summary().clone();
         let memory = estimate(&summary, &input);
         Self { title: title.into(), checks: checks(header), summary, input, memory, fit: None }
+    }
+
+    /// Adds what else was looked at.
+    #[must_use]
+    pub fn with_check(mut self, check: Check) -> Self {
+        self.checks.push(check);
+        self
+    }
+
+    /// Whether a check failed.
+    #[must_use]
+    pub fn failed(&self) -> Option<&Check> {
+        self.checks.iter().find(|check| check.verdict == Verdict::Failed)
     }
 
     /// Adds the verdict for `available` bytes of memory, of which `headroom_ratio` stays free.
@@ -51,7 +108,7 @@ impl Report {
     }
 }
 
-fn checks(header: &Header) -> Vec<(&'static str, String)> {
+fn checks(header: &Header) -> Vec<Check> {
     let summary = header.summary();
     let shapes = match summary.shape_coverage {
         ShapeCoverage::Full => format!("every matrix of all {} layers agrees with the hyperparameters", summary.layers),
@@ -59,20 +116,25 @@ fn checks(header: &Header) -> Vec<(&'static str, String)> {
             format!("embedding, output and all {} layers are there; the worker checks the rest at load", summary.layers)
         }
     };
-    vec![
+    let tables =
+        format!("{} tensors in order, without gap or overlap, aligned to {}", summary.tensors, header.alignment());
+    let length = match summary.parts {
+        0 | 1 => format!("the tensors end where the file does, at {} bytes", summary.file_bytes),
+        parts => format!("{parts} parts of one model, whose tensors end where they do, {} bytes", summary.file_bytes),
+    };
+    let keys = format!("{} keys, none twice, header of {}", header.metadata().len(), human_bytes(summary.header_bytes));
+    let tokens =
+        format!("{} tokens, none twice; types, scores, special tokens and merges fit them", summary.vocabulary);
+    let passed = [
         ("format", format!("GGUF version {}, little-endian", header.version())),
-        (
-            "metadata",
-            format!("{} keys, none twice, header of {}", header.metadata().len(), human_bytes(summary.header_bytes)),
-        ),
-        ("vocabulary", format!("{} tokens, none twice", summary.vocabulary)),
-        (
-            "layout",
-            format!("{} tensors in order, without gap or overlap, aligned to {}", summary.tensors, header.alignment()),
-        ),
-        ("length", format!("the tensors end where the file does, at {} bytes", summary.file_bytes)),
+        ("metadata", keys),
+        ("tokenizer", tokens),
+        ("layout", tables),
+        ("length", length),
         ("shapes", shapes),
-    ]
+    ];
+    let passed = passed.into_iter().map(|(part, text)| Check::new(Verdict::Passed, part, text));
+    passed.chain(header.notes().iter().map(|note| Check::new(Verdict::Noted, "", note))).collect()
 }
 
 impl Report {
@@ -98,7 +160,12 @@ impl Report {
             ("context", format!("{} tokens trained", s.context_length)),
             (
                 "chat template",
-                if s.chat_template { "in the file" } else { "none: only completions are possible" }.into(),
+                match (s.encoder, s.chat_template) {
+                    (true, _) => "none is needed: it is an encoder, which gives vectors of texts (--embeddings)",
+                    (false, true) => "in the file",
+                    (false, false) => "none: only completions are possible",
+                }
+                .into(),
             ),
             ("size", format!("{} file, {} tensors", human_bytes(s.file_bytes), human_bytes(s.tensor_bytes))),
         ]
@@ -111,14 +178,18 @@ impl Report {
             ("weights", human_bytes(m.weights_bytes)),
             (
                 "KV cache",
-                format!(
-                    "{} ({} cells: {sequences} x {}, {}/{})",
-                    human_bytes(m.kv_cache_bytes),
-                    m.cells,
-                    m.cells / u64::from(sequences),
-                    i.type_k,
-                    i.type_v
-                ),
+                if self.summary.encoder {
+                    String::from("none")
+                } else {
+                    format!(
+                        "{} ({} cells: {sequences} x {}, {}/{})",
+                        human_bytes(m.kv_cache_bytes),
+                        m.cells,
+                        m.cells / u64::from(sequences),
+                        i.type_k,
+                        i.type_v
+                    )
+                },
             ),
             ("compute", format!("{} (ubatch {})", human_bytes(m.compute_bytes), i.n_ubatch.min(i.n_batch))),
             ("overhead", human_bytes(m.overhead_bytes)),
@@ -144,8 +215,8 @@ impl fmt::Display for Report {
             writeln!(f, "  {name:<14} {text}")?;
         }
         writeln!(f, "\nchecks")?;
-        for (name, text) in &self.checks {
-            writeln!(f, "  ok {name:<11} {text}")?;
+        for check in &self.checks {
+            writeln!(f, "{check}")?;
         }
         writeln!(f, "\nmemory")?;
         for (name, text) in self.memory_lines() {

@@ -41,6 +41,10 @@ pub(crate) fn check_tensors(tensors: &Tensors, model: &Hyperparameters, table_en
         return Ok(ShapeCoverage::Outline);
     }
     check.required("output_norm.weight", &[embedding])?;
+    for factors in ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"] {
+        // One for each pair of elements that is rotated.
+        check.shape(factors, &[Some(u64::from(model.rotated / 2))])?;
+    }
     for layer in 0..model.layers.saturating_sub(model.next_token_layers) {
         check.layer(layer)?;
     }
@@ -158,7 +162,7 @@ impl Check<'_> {
 }
 
 /// Whether llama.cpp looks rows up in it or multiplies by it.
-fn is_matrix(name: &str) -> bool {
+pub(crate) fn is_matrix(name: &str) -> bool {
     const PARTS: [&str; 11] = [
         "attn_q",
         "attn_k",

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Part;
+use crate::arch;
 use crate::ggml::GgmlType;
 use crate::model::Hyperparameters;
 use crate::quant;
@@ -31,7 +33,7 @@ pub struct Summary {
     pub heads: u32,
     /// KV heads of the layer that has most.
     pub kv_heads: u32,
-    /// KV heads of all layers together: what the KV cache is proportional to.
+    /// KV heads of all layers together: what the KV cache is proportional to, which an encoder has none of.
     pub kv_heads_total: u64,
     /// Elements of one head's key.
     pub head_dim_k: u32,
@@ -51,11 +53,17 @@ pub struct Summary {
     pub vocabulary: u64,
     /// Bytes of recurrent state that each sequence holds, over all layers.
     pub recurrent_bytes_per_sequence: u64,
+    /// Whether it is an encoder, which gives vectors of texts and generates none.
+    #[serde(default)]
+    pub encoder: bool,
     /// Whether the file has its own chat template.
     pub chat_template: bool,
-    /// Bytes of the file.
+    /// Files of which the model consists.
+    #[serde(default)]
+    pub parts: u64,
+    /// Bytes of the file, or of all of them.
     pub file_bytes: u64,
-    /// Bytes of the header, up to the tensor data.
+    /// Bytes of the header, up to the tensor data, or of the headers of all files.
     pub header_bytes: u64,
     /// Bytes of all tensors.
     pub tensor_bytes: u64,
@@ -81,7 +89,7 @@ pub(crate) fn summarise(
     tensors: &Tensors,
     model: &Hyperparameters,
     layout: Layout,
-    file_bytes: u64,
+    parts: &[Part],
     shape_coverage: ShapeCoverage,
 ) -> Summary {
     let list = tensors.list();
@@ -106,7 +114,11 @@ pub(crate) fn summarise(
         layers: model.layers,
         heads: most(&model.heads),
         kv_heads: most(&model.kv_heads),
-        kv_heads_total: model.kv_heads.iter().map(|&heads| u64::from(heads)).sum(),
+        kv_heads_total: if arch::is_encoder(&model.architecture) {
+            0
+        } else {
+            model.kv_heads.iter().map(|&heads| u64::from(heads)).sum()
+        },
         head_dim_k: model.key_length,
         head_dim_v: model.value_length,
         embedding_length: model.embedding_length,
@@ -116,14 +128,16 @@ pub(crate) fn summarise(
         sliding_window: model.sliding_window,
         vocabulary: model.vocabulary,
         recurrent_bytes_per_sequence: model.recurrent_elements.saturating_mul(4).saturating_mul(recurrent_layers),
+        encoder: arch::is_encoder(&model.architecture),
         chat_template: matches!(metadata.get("tokenizer.chat_template"), Some(Value::Text { bytes, .. }) if *bytes > 0),
-        file_bytes,
-        header_bytes: layout.data_offset,
+        file_bytes: parts.iter().fold(0, |sum, part| sum.saturating_add(part.file_bytes)),
+        header_bytes: parts.iter().fold(0, |sum, part| sum.saturating_add(part.data_offset)),
+        parts: parts.len() as u64,
         tensor_bytes: layout.tensor_bytes,
         layer_bytes: sum(&|tensor| if tensor.name.starts_with("blk.") { tensor.bytes } else { 0 }),
         embedding_bytes: tensors.get("token_embd.weight").map_or(0, |tensor| tensor.bytes),
         embedding_type: tensors.get("token_embd.weight").map(|tensor| tensor.kind),
-        tied_output: tensors.get("output.weight").is_none(),
+        tied_output: !arch::is_encoder(&model.architecture) && tensors.get("output.weight").is_none(),
         tensors: list.len() as u64,
         types: quant::type_shares(list),
         shape_coverage,

@@ -25,8 +25,10 @@ pub struct Tensor {
     pub shape: Vec<u64>,
     /// Its element type.
     pub kind: GgmlType,
-    /// Where its data starts, counted from the start of the tensor data.
+    /// Where its data starts, counted from the start of the tensor data of its part.
     pub offset: u64,
+    /// Which file of the model has it, from 0.
+    pub part: usize,
     /// Bytes of its data, without padding.
     pub bytes: u64,
     /// Byte of the file where its entry stands.
@@ -59,6 +61,20 @@ impl Tensors {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.by_name.get(name).and_then(|&index| self.list.get(index))
+    }
+}
+
+impl Tensors {
+    /// Takes in those of a further part.
+    pub(crate) fn extend(&mut self, others: Self, part: usize) -> Result<()> {
+        for tensor in others.list {
+            let tensor = Tensor { part, ..tensor };
+            if self.by_name.insert(tensor.name.clone(), self.list.len()).is_some() {
+                return malformed(tensor.entry_offset, Defect::DuplicateTensor { tensor: printable(&tensor.name) });
+            }
+            self.list.push(tensor);
+        }
+        Ok(())
     }
 }
 
@@ -101,7 +117,7 @@ fn read_tensor<R: Read>(source: &mut Source<R>) -> Result<Tensor> {
         return malformed(at, Defect::TensorTooLarge { tensor: tensor(), shape });
     };
     let offset = source.u64(WHAT)?;
-    Ok(Tensor { name, shape, kind, offset, bytes, entry_offset })
+    Ok(Tensor { name, shape, kind, offset, part: 0, bytes, entry_offset })
 }
 
 fn read_name<R: Read>(source: &mut Source<R>) -> Result<String> {
@@ -115,7 +131,11 @@ fn read_name<R: Read>(source: &mut Source<R>) -> Result<String> {
     }
     let mut bytes = Vec::new();
     source.read_to(&mut bytes, length, WHAT)?;
-    String::from_utf8(bytes).or_else(|_| malformed(offset, Defect::TensorNameNotUtf8))
+    let name = String::from_utf8(bytes).or_else(|_| malformed(offset, Defect::TensorNameNotUtf8))?;
+    if name.chars().any(char::is_control) {
+        return malformed(offset, Defect::ControlInTensorName { tensor: printable(&name) });
+    }
+    Ok(name)
 }
 
 /// One to four dimensions whose product fits 63 bits: ggml counts elements in signed numbers.
@@ -180,11 +200,12 @@ pub(crate) fn check_layout(tensors: &Tensors, header_end: u64, alignment: u64, f
         tensor_bytes += tensor.bytes;
     }
     let whole = |end: u64| data_offset.saturating_add(end);
-    if file_bytes < whole(end) {
+    if file_bytes < whole(end) && !tensors.list().is_empty() {
         let cut = tensors.list().iter().find(|tensor| whole(tensor.offset.saturating_add(tensor.bytes)) > file_bytes);
         let tensor = cut.map(|tensor| printable(&tensor.name)).unwrap_or_default();
         return malformed(file_bytes, Defect::DataTruncated { tensor, expected: whole(end), found: file_bytes });
     }
+    // A part without tensors may end with its header.
     if file_bytes > whole(next) {
         return malformed(whole(next), Defect::TrailingBytes { expected: whole(next), found: file_bytes });
     }

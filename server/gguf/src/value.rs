@@ -1,27 +1,30 @@
 //! The key-value part of a header.
 //!
 //! Flow: [`read_metadata`] walks all keys once. Numbers, bools and short strings are kept; of long strings and arrays
-//! only the length is, except for the few per-layer arrays named in [`KEPT_ARRAYS`]. Absent: the tokenizer's contents;
-//! for the vocabulary, a hash per token lives only until duplicates are ruled out.
+//! only the length is, except for the few per-layer arrays named in [`KEPT_ARRAYS`]. Absent: the tokenizer's contents, of
+//! which [`crate::scan`] keeps what they are judged by.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
 use std::fmt;
-use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
 
 use crate::error::{Defect, Result, malformed, printable};
 use crate::limits::{
-    MAX_ARRAY_ELEMENTS, MAX_KEPT_STRING_BYTES, MAX_KEY_BYTES, MAX_LAYERS, MAX_STRING_BYTES, MAX_TOKEN_BYTES,
+    MAX_ALL_KEY_BYTES, MAX_ARRAY_ELEMENTS, MAX_KEPT_STRING_BYTES, MAX_KEY_BYTES, MAX_LAYERS, MAX_STRING_BYTES,
     MAX_VOCABULARY,
 };
+use crate::scan::{Scan, TOKENS_KEY};
 use crate::source::{Source, Utf8Check};
 
-/// Key of the vocabulary.
-pub(crate) const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
-
 /// Ends of the keys whose integer arrays are kept: one element per layer.
-const KEPT_ARRAYS: [&str; 3] = [".attention.head_count", ".attention.head_count_kv", ".feed_forward_length"];
+const KEPT_ARRAYS: [&str; 5] = [
+    ".attention.head_count",
+    ".attention.head_count_kv",
+    ".feed_forward_length",
+    ".expert_feed_forward_length",
+    ".expert_used_count",
+];
 
 /// Fewest bytes that a key with its value takes: length, one character, type, one byte.
 pub(crate) const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 1;
@@ -188,6 +191,16 @@ impl Metadata {
         self.entries.is_empty()
     }
 
+    /// A key that both have with different values, and where it stands here; the key `but` does not count.
+    pub(crate) fn difference(&self, other: &Self, but: &str) -> Option<(u64, String)> {
+        let differs = |(key, entry): &(&String, &Entry)| {
+            key.as_str() != but && other.entry(key).is_some_and(|other| other.value != entry.value)
+        };
+        // Always the same one of several.
+        let first = self.entries.iter().filter(differs).min_by_key(|(_, entry)| entry.offset)?;
+        Some((first.1.offset, printable(first.0)))
+    }
+
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key)
     }
@@ -203,12 +216,18 @@ impl Metadata {
 }
 
 /// Reads `count` keys and values.
-pub(crate) fn read_metadata<R: Read>(source: &mut Source<R>, count: u64) -> Result<Metadata> {
-    let mut metadata = Metadata::default();
+pub(crate) fn read_metadata<R: Read>(source: &mut Source<R>, count: u64) -> Result<(Metadata, Scan)> {
+    let (mut metadata, mut scan) = (Metadata::default(), Scan::default());
+    let mut key_bytes = 0;
     for _ in 0..count {
         let offset = source.offset();
         let key = read_key(source)?;
-        let value = read_value(source, &key)?;
+        // The header's limit keeps the sum far below overflow.
+        key_bytes += key.len() as u64;
+        if key_bytes > MAX_ALL_KEY_BYTES {
+            return malformed(offset, Defect::KeysTooLong { length: key_bytes, limit: MAX_ALL_KEY_BYTES });
+        }
+        let value = read_value(source, &key, &mut scan)?;
         match metadata.entries.entry(key) {
             MapEntry::Occupied(taken) => {
                 return malformed(offset, Defect::DuplicateKey { key: printable(taken.key()) });
@@ -216,7 +235,7 @@ pub(crate) fn read_metadata<R: Read>(source: &mut Source<R>, count: u64) -> Resu
             MapEntry::Vacant(free) => free.insert(Entry { offset, value }),
         };
     }
-    Ok(metadata)
+    Ok((metadata, scan))
 }
 
 fn read_key<R: Read>(source: &mut Source<R>) -> Result<String> {
@@ -230,10 +249,14 @@ fn read_key<R: Read>(source: &mut Source<R>) -> Result<String> {
     }
     let mut bytes = Vec::new();
     source.read_to(&mut bytes, length, "a key")?;
-    String::from_utf8(bytes).or_else(|_| malformed(offset, Defect::KeyNotUtf8))
+    let key = String::from_utf8(bytes).or_else(|_| malformed(offset, Defect::KeyNotUtf8))?;
+    if key.chars().any(char::is_control) {
+        return malformed(offset, Defect::ControlInKey { key: printable(&key) });
+    }
+    Ok(key)
 }
 
-fn read_value<R: Read>(source: &mut Source<R>, key: &str) -> Result<Value> {
+fn read_value<R: Read>(source: &mut Source<R>, key: &str, scan: &mut Scan) -> Result<Value> {
     let offset = source.offset();
     let id = source.u32("a value's type")?;
     let Some(kind) = ValueType::from_id(id) else {
@@ -241,7 +264,7 @@ fn read_value<R: Read>(source: &mut Source<R>, key: &str) -> Result<Value> {
     };
     match kind {
         ValueType::String => read_text(source, key),
-        ValueType::Array => read_array(source, key),
+        ValueType::Array => read_array(source, key, scan),
         ValueType::Bool => match source.bytes::<1>("a bool")? {
             [0] => Ok(Value::Bool(false)),
             [1] => Ok(Value::Bool(true)),
@@ -285,7 +308,7 @@ fn read_text<R: Read>(source: &mut Source<R>, key: &str) -> Result<Value> {
     if check.finish() { Ok(Value::Text { bytes: length, text: None }) } else { malformed(offset, not_utf8()) }
 }
 
-fn read_array<R: Read>(source: &mut Source<R>, key: &str) -> Result<Value> {
+fn read_array<R: Read>(source: &mut Source<R>, key: &str, scan: &mut Scan) -> Result<Value> {
     let offset = source.offset();
     let id = source.u32("an array's type")?;
     let element = match ValueType::from_id(id) {
@@ -300,8 +323,10 @@ fn read_array<R: Read>(source: &mut Source<R>, key: &str) -> Result<Value> {
     }
     source.require(length.saturating_mul(element.min_bytes()), "an array")?;
     let mut kept = None;
+    if scan.array(source, key, element, length)? {
+        return Ok(Value::Array { element, length, kept });
+    }
     match element {
-        ValueType::String if key == TOKENS_KEY => read_tokens(source, length)?,
         ValueType::String => skip_strings(source, key, length)?,
         ValueType::F32 | ValueType::F64 | ValueType::Bool => {
             source.skip(length.saturating_mul(element.min_bytes()), "an array")?;
@@ -329,35 +354,4 @@ fn skip_strings<R: Read>(source: &mut Source<R>, key: &str, count: u64) -> Resul
         source.skip(length, "an array of strings")?;
     }
     Ok(())
-}
-
-/// Walks the vocabulary and refuses two tokens of the same text, on which llama.cpp asserts.
-///
-/// Sixteen bytes per token are held meanwhile. Two different texts with one 64-bit hash would be refused wrongly:
-/// with a million tokens the odds are about one in 40 million.
-fn read_tokens<R: Read>(source: &mut Source<R>, count: u64) -> Result<()> {
-    let offset = source.offset();
-    let mut hashes: Vec<(u64, u32)> = Vec::new();
-    let mut token = Vec::new();
-    for index in 0..u32::try_from(count).unwrap_or(u32::MAX) {
-        let at = source.offset();
-        let length = source.u64("the vocabulary")?;
-        if length > MAX_TOKEN_BYTES {
-            return malformed(at, Defect::StringTooLong { key: TOKENS_KEY.into(), length, limit: MAX_TOKEN_BYTES });
-        }
-        source.read_to(&mut token, length, "the vocabulary")?;
-        let mut hasher = DefaultHasher::new();
-        if token.is_empty() {
-            // llama.cpp gives an empty token this text.
-            hasher.write(format!("[EMPTY_{index}]").as_bytes());
-        } else {
-            hasher.write(&token);
-        }
-        hashes.push((hasher.finish(), index));
-    }
-    hashes.sort_unstable();
-    match hashes.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        Some(pair) => malformed(offset, Defect::DuplicateToken { first: pair[0].1, second: pair[1].1 }),
-        None => Ok(()),
-    }
 }

@@ -151,7 +151,7 @@ fn the_report_reads_as_a_table() {
         "architecture   llama, 3.67M parameters\n",
         "quantization   Q4_K_M (Q4_K ",
         "layers         4 of width 256, 8 heads, 4 KV heads of 32 + 32, feed-forward 768\n",
-        "ok length      the tensors end where the file does, at 2392096 bytes\n",
+        "ok   length      the tensors end where the file does, at 2392096 bytes\n",
         "KV cache       8.00 MiB (4096 cells: 8 x 512, F16/F16)\n",
         "verdict        fits: needs ",
     ] {

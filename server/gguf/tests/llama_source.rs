@@ -50,6 +50,30 @@ fn every_architecture_of_llama_cpp_is_known_and_no_other() {
     assert_eq!(ours("arch.rs", "KNOWN"), owned(&theirs));
 }
 
+/// The architectures for which llama.cpp makes no memory, so that they generate nothing.
+#[test]
+fn every_architecture_without_memory_is_an_encoder_or_refused() {
+    let source = source();
+    let names = std::fs::read_to_string(source.join("src/llama-arch.cpp")).unwrap();
+    let name_of = |arch: &str| {
+        let (_, rest) = names.split_once(&format!("{{ {arch},")).unwrap();
+        rest.split('"').nth(1).unwrap().to_owned()
+    };
+    let text = std::fs::read_to_string(source.join("src/llama-model.cpp")).unwrap();
+    let (_, body) = text.split_once("llama_model::create_memory(").unwrap();
+    let (cases, _) = body.split_once("res = nullptr").unwrap();
+    let theirs: BTreeSet<String> =
+        cases.lines().filter_map(|line| line.trim().strip_prefix("case ")?.strip_suffix(':')).map(name_of).collect();
+    assert!(theirs.len() > 10);
+    let arch = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/arch.rs")).unwrap();
+    let (_, encoders) = arch.split_once("fn is_encoder").unwrap();
+    let (encoders, _) = encoders.split_once("\n}").unwrap();
+    let mut ours: BTreeSet<String> = encoders.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    // A speech model, and those that denoise text, which are refused.
+    ours.extend(["wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1"].map(str::to_owned));
+    assert_eq!(ours, theirs);
+}
+
 /// The names of one of our lists.
 fn ours(file: &str, list: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file)).unwrap();

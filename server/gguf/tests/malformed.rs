@@ -77,7 +77,13 @@ fn a_file_that_is_no_gguf_is_told_what_it_is() {
         "adapter": |f| f.text("general.type", "adapter") => Defect::NotAModel { .. }, "an adapter";
         "projector": |f| f.text("general.type", "mmproj") => Defect::NotAModel { .. }, "a mmproj";
         "clip": |f| f.text("general.architecture", "clip") => Defect::NotALanguageModel { .. }, "encoder";
-        "split": |f| f.put("split.count", 2, 3_u16.to_le_bytes().into()) => Defect::SplitFile { count: 3 }, "join";
+        "split": |f| { f.put("split.count", 2, 3_u16.to_le_bytes().into()); f.put("split.no", 2, vec![0; 2]); } => Defect::SplitFile { count: 3 }, "join";
+        "split without its number": |f| f.put("split.count", 2, 3_u16.to_le_bytes().into()) => Defect::MissingKey { .. }, "split.no";
+        "split count as u32": |f| f.number("split.count", 3) => Defect::WrongKeyType { .. }, "u16";
+        "split 3 of 3": |f| { f.put("split.count", 2, 3_u16.to_le_bytes().into()); f.put("split.no", 2, 3_u16.to_le_bytes().into()); } => Defect::SplitNumber { number: 4, count: 3 }, "part 4 of 3";
+        "60,000 splits": |f| { f.put("split.count", 2, 60_000_u16.to_le_bytes().into()); f.put("split.no", 2, vec![0; 2]); } => Defect::TooManySplits { .. }, "1024";
+        "an encoder with a decoder": |f| f.text("general.architecture", "t5") => Defect::NotALanguageModel { .. }, "encoder of its own";
+        "diffusion": |f| f.text("general.architecture", "llada") => Defect::NotALanguageModel { .. }, "diffusion";
         "no tensors": |f| f.tensors.clear() => Defect::NoTensors, "no tensors";
     }
 }
@@ -105,10 +111,13 @@ fn keys_and_values_that_are_damaged_are_refused() {
     let key = |name: &[u8]| Key { name: name.to_vec(), kind: ty::U8, bytes: vec![0] };
     refused! {
         "empty key": |f| f.keys.push(key(b"")) => Defect::EmptyKey, "empty";
-        "long key": |f| f.keys.push(key(&[b'k'; 2000])) => Defect::KeyTooLong { length: 2000, .. }, "1024";
+        "long key": |f| f.keys.push(key(&[b'k'; 65_536])) => Defect::KeyTooLong { length: 65_536, .. }, "65535";
+        "long keys": |f| f.keys.extend((0..300).map(|i| key(format!("{i:065535}").as_bytes()))) => Defect::KeysTooLong { .. }, "16777216";
+        "NUL in a key": |f| f.keys.push(key(b"general.na\0me")) => Defect::ControlInKey { .. }, "general.na\\0me";
+        "line end in a key": |f| f.keys.push(key(b"a\nb")) => Defect::ControlInKey { .. }, "a\\nb";
         "key not UTF-8": |f| f.keys.push(key(b"\xff\xfe")) => Defect::KeyNotUtf8, "UTF-8";
         "key twice": |f| { let first = f.keys[0].clone(); f.keys.push(first); } => Defect::DuplicateKey { .. }, "general.architecture";
-        "control characters": |f| { f.keys.push(key(b"\x1b[31m")); f.keys.push(key(b"\x1b[31m")); } => Defect::DuplicateKey { .. }, "\\u{1b}[31m";
+        "control characters": |f| f.keys.push(key(b"\x1b[31m")) => Defect::ControlInKey { .. }, "\\u{1b}[31m";
         "unknown type": |f| f.put("x", 13, vec![0]) => Defect::UnknownValueType { found: 13, .. }, "\"x\"";
         "bool of 2": |f| f.put("x", ty::BOOL, vec![2]) => Defect::InvalidBool { found: 2, .. }, "\"x\"";
         "text not UTF-8": |f| f.put("x", ty::STRING, string(b"\xc3\x28")) => Defect::StringNotUtf8 { .. }, "\"x\"";
@@ -139,6 +148,7 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "3 KV heads of 4": |f| f.number("llama.attention.head_count_kv", 3) => Defect::Inconsistent { .. }, "divisor";
         "7 heads of 64": |f| { f.number("llama.attention.head_count", 7); f.number("llama.attention.head_count_kv", 7); } => Defect::Inconsistent { .. }, "64";
         "array of heads too short": |f| f.put("llama.attention.head_count", ty::ARRAY, array(ty::U32, 1, &[4, 0, 0, 0])) => Defect::WrongArrayLength { expected: 2, .. }, "head_count";
+        "odd rotation": |f| { f.number("llama.attention.head_count", 1); f.number("llama.attention.head_count_kv", 1); f.number("llama.attention.key_length", 15); f.number("llama.attention.value_length", 15); f.number("llama.rope.dimension_count", 15); } => Defect::Inconsistent { .. }, "pairs";
         "rotation": |f| f.number("llama.rope.dimension_count", 8) => Defect::Inconsistent { .. }, "rotated";
         "value length": |f| f.number("llama.attention.value_length", 8) => Defect::Inconsistent { .. }, "equal";
         "rope scaling": |f| f.text("llama.rope.scaling.type", "magic") => Defect::UnknownText { .. }, "magic";
@@ -146,6 +156,11 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "experts too many": |f| f.number("llama.expert_count", 1025) => Defect::KeyOutOfRange { .. }, "expert_count";
         "used without experts": |f| f.number("llama.expert_used_count", 2) => Defect::Inconsistent { .. }, "2 of 0";
         "no epsilon": |f| f.remove("llama.attention.layer_norm_rms_epsilon") => Defect::MissingKey { .. }, "epsilon";
+        "rope base no number": |f| f.put("llama.rope.freq_base", ty::F32, f32::NAN.to_le_bytes().into()) => Defect::WrongFraction { .. }, "freq_base";
+        "rope factor infinite": |f| f.put("llama.rope.scaling.attn_factor", ty::F32, f32::INFINITY.to_le_bytes().into()) => Defect::WrongFraction { .. }, "attn_factor";
+        "logit scale no number": |f| f.put("llama.logit_scale", ty::F32, f32::NAN.to_le_bytes().into()) => Defect::WrongFraction { .. }, "logit_scale";
+        "experts of layers too many": |f| { f.number("llama.expert_count", 2); f.put("llama.expert_used_count", ty::ARRAY, array(ty::U32, 2, &[1, 0, 0, 0, 3, 0, 0, 0])); } => Defect::Inconsistent { .. }, "3 of 2";
+        "experts of one layer": |f| { f.number("llama.expert_count", 2); f.put("llama.expert_used_count", ty::ARRAY, array(ty::U32, 1, &[1, 0, 0, 0])); } => Defect::WrongArrayLength { expected: 2, .. }, "expert_used_count";
         "negative epsilon": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, (-1e-5_f32).to_le_bytes().into()) => Defect::WrongFraction { .. }, "epsilon";
         "epsilon no number": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, f32::NAN.to_le_bytes().into()) => Defect::WrongFraction { .. }, "NaN";
         "rope base a u32": |f| f.number("llama.rope.freq_base", 10_000) => Defect::WrongKeyType { .. }, "freq_base";
@@ -169,10 +184,62 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
 }
 
 #[test]
+fn tokenizers_that_contradict_themselves_are_refused() {
+    let types = |kinds: &[i32]| {
+        let kinds = kinds.iter().copied().chain(std::iter::repeat(1)).take(40);
+        array(ty::I32, 40, &kinds.flat_map(i32::to_le_bytes).collect::<Vec<u8>>())
+    };
+    let scores = |bad: f32| {
+        let scores = std::iter::repeat_n(0.0, 39).chain([bad]);
+        array(ty::F32, 40, &scores.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+    };
+    let merges = |texts: &[&str]| strings(texts.iter().copied());
+    let bytes = |length: usize, first: u32| {
+        let mut map = first.to_le_bytes().to_vec();
+        map.resize(length, 1);
+        array(ty::U8, length as u64, &map)
+    };
+    refused! {
+        "beginning beyond": |f| f.number("tokenizer.ggml.bos_token_id", 40) => Defect::TokenBeyondVocabulary { found: 40, tokens: 40, .. }, "bos_token_id";
+        "end beyond": |f| f.number("tokenizer.ggml.eos_token_id", u32::MAX) => Defect::TokenBeyondVocabulary { .. }, "4294967295";
+        "end of turn beyond": |f| f.number("tokenizer.ggml.eot_token_id", 99) => Defect::TokenBeyondVocabulary { .. }, "eot_token_id";
+        "filler a text": |f| f.text("tokenizer.ggml.fim_pre_token_id", "x") => Defect::WrongKeyType { .. }, "fim_pre";
+        "type 7": |f| f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[1, 7])) => Defect::UnknownTokenType { token: 1, found: 7 }, "token 1";
+        "type -1": |f| f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[-1])) => Defect::UnknownTokenType { found: -1, .. }, "-1";
+        "a byte that is none": |f| f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[1, 1, 6])) => Defect::NoByteToken { token: 2 }, "token 2";
+        "bytes in BERT": |f| { bert(f); f.number("tokenizer.ggml.bos_token_id", 1); f.number("tokenizer.ggml.seperator_token_id", 2); f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[6])); } => Defect::NoByteToken { token: 0 }, "aborts";
+        "score no number": |f| f.put("tokenizer.ggml.scores", ty::ARRAY, scores(f32::NAN)) => Defect::WrongScore { token: 39 }, "token 39";
+        "merge of one piece": |f| f.put("tokenizer.ggml.merges", ty::ARRAY, merges(&["t 0", "t1"])) => Defect::InvalidMerge { merge: 1 }, "merge 1";
+        "merge with nothing": |f| f.put("tokenizer.ggml.merges", ty::ARRAY, merges(&["t "])) => Defect::InvalidMerge { merge: 0 }, "merge 0";
+        "empty merge": |f| f.put("tokenizer.ggml.merges", ty::ARRAY, merges(&[""])) => Defect::InvalidMerge { merge: 0 }, "merge 0";
+        "merges of another model": |f| f.put("tokenizer.ggml.merges", ty::ARRAY, merges(&["t 0", "x y", "y z"])) => Defect::ForeignMerges { unknown: 2, merges: 3 }, "2 of 3";
+        "too many merges": |f| f.put("tokenizer.ggml.merges", ty::ARRAY, array(ty::STRING, 5_000_000, &[])) => Defect::HeaderTruncated { .. }, "an array";
+        "long merge": |f| f.put("tokenizer.ggml.merges", ty::ARRAY, merges(&[&"m".repeat(200_000)])) => Defect::StringTooLong { .. }, "merges";
+        "no beginning": |f| { f.text("tokenizer.ggml.model", "rwkv"); f.put("tokenizer.ggml.add_bos_token", ty::BOOL, vec![1]); } => Defect::MissingToken { .. }, "add_bos_token";
+        "no end": |f| { few(f); f.put("tokenizer.ggml.add_eos_token", ty::BOOL, vec![1]); } => Defect::MissingToken { .. }, "add_eos_token";
+        "no beginning by default": |f| { few(f); f.text("tokenizer.ggml.model", "llama"); f.remove("tokenizer.ggml.add_bos_token"); f.put("tokenizer.ggml.tokens", ty::ARRAY, strings(["t0"])); let embedding = f.named("token_embd.weight"); (embedding.shape[1], embedding.bytes) = (1, 68); } => Defect::MissingToken { .. }, "a beginning";
+        "no separator": |f| { bert(f); f.number("tokenizer.ggml.bos_token_id", 1); } => Defect::MissingToken { .. }, "a separator";
+        "map too short": |f| { f.text("tokenizer.ggml.model", "t5"); f.put("tokenizer.ggml.precompiled_charsmap", ty::ARRAY, bytes(3, 0)); } => Defect::InvalidCharacterMap { found: 3, .. }, "3 bytes";
+        "map beyond its end": |f| { f.text("tokenizer.ggml.model", "t5"); f.put("tokenizer.ggml.precompiled_charsmap", ty::ARRAY, bytes(64, 60)); } => Defect::InvalidCharacterMap { found: 64, expected: 60 }, "64 bytes";
+    }
+}
+
+/// The tokenizer of BERT, with fewer tokens than its defaults need.
+fn bert(file: &mut Gguf) {
+    file.text("tokenizer.ggml.model", "bert");
+}
+
+/// Fewer tokens than the defaults of byte-pair encoding need.
+fn few(file: &mut Gguf) {
+    file.put("tokenizer.ggml.tokens", ty::ARRAY, strings((0..5).map(|token| format!("t{token}"))));
+}
+
+#[test]
 fn tensors_that_are_damaged_alone_are_refused() {
     let first = "token_embd.weight";
     refused! {
         "name too long": |f| f.named(first).name = vec![b'n'; 64] => Defect::TensorNameTooLong { length: 64 }, "64";
+        "NUL in a name": |f| f.named(first).name = b"token_embd\0.weight".into() => Defect::ControlInTensorName { .. }, "token_embd\\0";
         "name empty": |f| f.named(first).name.clear() => Defect::EmptyTensorName, "empty";
         "name not UTF-8": |f| f.named(first).name = vec![0xff] => Defect::TensorNameNotUtf8, "UTF-8";
         "name twice": |f| f.tensor("output_norm.weight", &[64], F32) => Defect::DuplicateTensor { .. }, "output_norm";
@@ -227,6 +294,7 @@ fn tensors_that_lie_about_their_place_are_refused() {
 #[test]
 fn tensor_sets_that_are_not_the_model_are_refused() {
     refused! {
+        "rope factors": |f| f.tensor("rope_freqs.weight", &[7], F32) => Defect::WrongShape { .. }, "rope_freqs";
         "no embedding": |f| f.tensors.retain(|t| t.name != b"token_embd.weight") => Defect::MissingTensor { .. }, "token_embd";
         "no output norm": |f| f.tensors.retain(|t| t.name != b"output_norm.weight") => Defect::MissingTensor { .. }, "output_norm";
         "no attn_v": |f| f.tensors.retain(|t| t.name != b"blk.1.attn_v.weight") => Defect::MissingTensor { .. }, "blk.1.attn_v";

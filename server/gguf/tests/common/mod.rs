@@ -6,6 +6,7 @@
 /// Value types by their numbers in the format.
 pub mod ty {
     pub const U8: u32 = 0;
+    pub const U16: u32 = 2;
     pub const U32: u32 = 4;
     pub const I32: u32 = 5;
     pub const F32: u32 = 6;
@@ -158,7 +159,7 @@ impl Gguf {
         file.put("tokenizer.ggml.tokens", ty::ARRAY, strings((0..shape.vocabulary).map(|token| format!("t{token}"))));
         let types: Vec<u8> = (0..shape.vocabulary).flat_map(|_| 1_i32.to_le_bytes()).collect();
         file.put("tokenizer.ggml.token_type", ty::ARRAY, array(ty::I32, shape.vocabulary.into(), &types));
-        file.put("tokenizer.ggml.merges", ty::ARRAY, strings(["a b", "b c"]));
+        file.put("tokenizer.ggml.merges", ty::ARRAY, strings(["t 0"]));
         file.put("tokenizer.ggml.add_bos_token", ty::BOOL, vec![0]);
         file.text("tokenizer.chat_template", "{{ messages }}");
 
@@ -245,6 +246,51 @@ impl Gguf {
         }
         let file_bytes = out.len() as u64 + if self.pad_last { next } else { end };
         (out, file_bytes)
+    }
+
+    /// An encoder of this architecture, with the tensors that all have.
+    pub fn encoder(architecture: &str) -> Self {
+        let mut file = Self::empty();
+        file.text("general.architecture", architecture);
+        let numbers =
+            [("block_count", 1), ("context_length", 64), ("embedding_length", 64), ("feed_forward_length", 96)];
+        for (key, value) in numbers.into_iter().chain([("attention.head_count", 4), ("pooling_type", 1)]) {
+            file.number(&format!("{architecture}.{key}"), value);
+        }
+        file.put(&format!("{architecture}.attention.layer_norm_epsilon"), ty::F32, 1e-5_f32.to_le_bytes().to_vec());
+        file.put(&format!("{architecture}.attention.causal"), ty::BOOL, vec![0]);
+        file.text("tokenizer.ggml.model", "bert");
+        file.number("tokenizer.ggml.token_type_count", 2);
+        file.put("tokenizer.ggml.tokens", ty::ARRAY, strings((0..120).map(|token| format!("t{token}"))));
+        for (name, shape) in [
+            ("token_embd.weight", &[64, 120][..]),
+            ("position_embd.weight", &[64, 64]),
+            ("blk.0.attn_q.weight", &[64, 64]),
+            ("blk.0.ffn_up.weight", &[64, 96]),
+        ] {
+            file.tensor(name, shape, F16);
+        }
+        file.tensor("token_embd_norm.weight", &[64], F32);
+        file
+    }
+
+    /// The whole file, with such bytes for weights.
+    pub fn filled(&self, byte: u8) -> Vec<u8> {
+        let (mut out, file_bytes) = self.header();
+        out.resize(file_bytes as usize, byte);
+        out
+    }
+
+    /// Where in the file a tensor's data is.
+    pub fn data_of(&self, name: &str) -> std::ops::Range<usize> {
+        let mut at = self.header().0.len() as u64;
+        for tensor in &self.tensors {
+            if tensor.name == name.as_bytes() {
+                return at as usize..(at + tensor.bytes) as usize;
+            }
+            at = (at + tensor.bytes).next_multiple_of(self.alignment);
+        }
+        panic!("no tensor {name}");
     }
 
     /// The whole file, with zeros for weights.

@@ -1,0 +1,173 @@
+//! What is looked at of the tokenizer's arrays while the reader passes over them.
+//!
+//! Kept are a hash for each token and for what each merge makes, and the numbers of tokens that stand for bytes: no text.
+//! What a defect is depends on the kind of tokenizer, which may stand further down in the file, so that most of what is
+//! found here is judged in [`crate::tokenizer`]. Two different texts with one 64-bit hash would be taken for the same: with
+//! a million tokens the odds are about one in 40 million.
+
+use std::hash::{DefaultHasher, Hasher as _};
+use std::io::Read;
+
+use crate::error::{Defect, Result, malformed};
+use crate::limits::{MAX_MERGE_BYTES, MAX_MERGES, MAX_TOKEN_BYTES};
+use crate::source::Source;
+use crate::value::ValueType;
+
+/// Key of the vocabulary.
+pub(crate) const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
+/// Key of what each token is.
+pub(crate) const TYPES_KEY: &str = "tokenizer.ggml.token_type";
+/// Key of how likely each token is.
+pub(crate) const SCORES_KEY: &str = "tokenizer.ggml.scores";
+/// Key of which tokens become one.
+pub(crate) const MERGES_KEY: &str = "tokenizer.ggml.merges";
+/// Key of how characters are made alike.
+pub(crate) const CHARS_KEY: &str = "tokenizer.ggml.precompiled_charsmap";
+
+/// llama.cpp's number for tokens that stand for a byte, and the largest number for any kind.
+const BYTE_TYPE: i32 = 6;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    /// Hashes of the tokens' texts, sorted.
+    tokens: Vec<u64>,
+    /// Tokens with a text such as `<0x0A>`, and those whose type says that they are bytes, both in order.
+    bytes_by_text: Vec<u32>,
+    bytes_by_type: Vec<u32>,
+    /// The first token whose type is none, with that.
+    pub(crate) wrong_type: Option<(u32, i32)>,
+    /// The first token whose score is no number.
+    pub(crate) wrong_score: Option<u32>,
+    /// Hashes of what merges make.
+    merges: Vec<u64>,
+    /// The first merge that does not name two pieces.
+    pub(crate) wrong_merge: Option<u32>,
+    /// Bytes of the character map, and how many of them its first part has by its own account.
+    pub(crate) chars: Option<(u64, u64)>,
+}
+
+fn hash_of(text: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(text);
+    hasher.finish()
+}
+
+fn indices(count: u64) -> std::ops::Range<u32> {
+    0..u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+impl Scan {
+    /// Passes over an array's `length` elements, if it is one of the tokenizer's. False: it is for others.
+    pub(crate) fn array<R: Read>(
+        &mut self,
+        source: &mut Source<R>,
+        key: &str,
+        element: ValueType,
+        length: u64,
+    ) -> Result<bool> {
+        match (key, element) {
+            (TOKENS_KEY, ValueType::String) => self.tokens(source, length)?,
+            (MERGES_KEY, ValueType::String) => self.merges(source, length)?,
+            (TYPES_KEY, ValueType::I32) => self.types(source, length)?,
+            (SCORES_KEY, ValueType::F32) => {
+                for index in indices(length) {
+                    if f32::from_le_bytes(source.bytes("the tokens' scores")?).is_nan() {
+                        self.wrong_score.get_or_insert(index);
+                    }
+                }
+            }
+            (CHARS_KEY, ValueType::U8 | ValueType::I8) => {
+                let first = if length < 4 { 0 } else { source.u32("the character map")?.into() };
+                source.skip(if length < 4 { length } else { length - 4 }, "the character map")?;
+                self.chars = Some((length, first));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Walks the vocabulary and refuses two tokens of the same text, on which llama.cpp asserts.
+    fn tokens<R: Read>(&mut self, source: &mut Source<R>, count: u64) -> Result<()> {
+        let offset = source.offset();
+        let mut hashes: Vec<(u64, u32)> = Vec::new();
+        let mut token = Vec::new();
+        for index in indices(count) {
+            let at = source.offset();
+            let length = source.u64("the vocabulary")?;
+            if length > MAX_TOKEN_BYTES {
+                return malformed(at, Defect::StringTooLong { key: TOKENS_KEY.into(), length, limit: MAX_TOKEN_BYTES });
+            }
+            source.read_to(&mut token, length, "the vocabulary")?;
+            // llama.cpp gives an empty token this text.
+            let hash = if token.is_empty() { hash_of(format!("[EMPTY_{index}]").as_bytes()) } else { hash_of(&token) };
+            hashes.push((hash, index));
+            if is_byte_text(&token) {
+                self.bytes_by_text.push(index);
+            }
+        }
+        hashes.sort_unstable();
+        if let Some(pair) = hashes.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return malformed(offset, Defect::DuplicateToken { first: pair[0].1, second: pair[1].1 });
+        }
+        self.tokens = hashes.into_iter().map(|(hash, _)| hash).collect();
+        Ok(())
+    }
+
+    fn types<R: Read>(&mut self, source: &mut Source<R>, count: u64) -> Result<()> {
+        for index in indices(count) {
+            match i32::from_le_bytes(source.bytes("the tokens' types")?) {
+                BYTE_TYPE => self.bytes_by_type.push(index),
+                0..BYTE_TYPE => {}
+                found => _ = self.wrong_type.get_or_insert((index, found)),
+            }
+        }
+        Ok(())
+    }
+
+    fn merges<R: Read>(&mut self, source: &mut Source<R>, count: u64) -> Result<()> {
+        let key = || MERGES_KEY.to_owned();
+        if count > MAX_MERGES {
+            return malformed(source.offset(), Defect::ArrayTooLong { key: key(), length: count, limit: MAX_MERGES });
+        }
+        let mut merge = Vec::new();
+        for index in indices(count) {
+            let at = source.offset();
+            let length = source.u64("the merges")?;
+            if length > MAX_MERGE_BYTES {
+                return malformed(at, Defect::StringTooLong { key: key(), length, limit: MAX_MERGE_BYTES });
+            }
+            source.read_to(&mut merge, length, "the merges")?;
+            // As llama.cpp: the first piece may begin with the space.
+            match merge.iter().skip(1).position(|&byte| byte == b' ').filter(|at| at + 2 < merge.len()) {
+                Some(space) => {
+                    merge.remove(space + 1);
+                    self.merges.push(hash_of(&merge));
+                }
+                None => _ = self.wrong_merge.get_or_insert(index),
+            }
+        }
+        Ok(())
+    }
+
+    /// The first token that its type says is a byte and its text does not.
+    pub(crate) fn byte_without_text(&self) -> Option<u32> {
+        self.bytes_by_type.iter().copied().find(|token| self.bytes_by_text.binary_search(token).is_err())
+    }
+
+    /// The first token that its type says is a byte.
+    pub(crate) fn first_byte(&self) -> Option<u32> {
+        self.bytes_by_type.first().copied()
+    }
+
+    /// How many merges make no token, and how many there are.
+    pub(crate) fn unknown_merges(&self) -> (usize, usize) {
+        let unknown = self.merges.iter().filter(|merge| self.tokens.binary_search(merge).is_err()).count();
+        (unknown, self.merges.len())
+    }
+}
+
+/// `<0x0A>`: a token that stands for a byte.
+fn is_byte_text(text: &[u8]) -> bool {
+    matches!(text, [b'<', b'0', b'x', high, low, b'>'] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit())
+}

@@ -1,0 +1,229 @@
+//! A look at the weights themselves: scales and numbers that are not finite, and tensors that are all zero.
+//!
+//! What is read of each tensor is bounded, and so is the time for all of them: the start, the end and places between of a
+//! large tensor, the whole of a small one. A block of a quantised type has a scale or two, which everything in it is
+//! multiplied with; the table follows ggml's `ggml_validate_row_data`. Norms and biases are small, so that they are read
+//! whole. Absent: whether the numbers are good ones.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::error::printable;
+use crate::ggml::GgmlType;
+use crate::limits::{SAMPLE_PIECE_BYTES, SAMPLE_PIECES};
+use crate::shapes::is_matrix;
+use crate::split::part_paths;
+use crate::tensor::Tensor;
+use crate::{Header, human_bytes};
+
+/// What was looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WeightsSample {
+    /// Tensors of which something was read.
+    pub tensors: u64,
+    /// Tensors there are.
+    pub of: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+}
+
+/// What is wrong with the weights.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WeightsDefect {
+    /// A number that everything computed with it becomes, too.
+    #[error(
+        "tensor \"{tensor}\" ({kind}) has a {what} that is {found} at byte {offset} of its file; download the file again, or convert or quantise the model again"
+    )]
+    NotFinite {
+        /// Its name.
+        tensor: String,
+        /// Its type.
+        kind: &'static str,
+        /// What stands there: "scale" or "number".
+        what: &'static str,
+        /// "NaN" or "infinite".
+        found: &'static str,
+        /// Byte of the file.
+        offset: u64,
+    },
+    /// Nothing was ever written there.
+    #[error(
+        "all that was read of {what} is zero ({zero} of {of} matrices are); the file is not whole: download it again, or convert the model again"
+    )]
+    Zero {
+        /// Which.
+        what: String,
+        /// Matrices that are.
+        zero: u64,
+        /// Matrices there are.
+        of: u64,
+    },
+}
+
+/// What was seen of the weights.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WeightsReport {
+    /// How much that was.
+    pub sample: WeightsSample,
+    /// What is wrong.
+    pub defect: Option<WeightsDefect>,
+    /// What is odd and may do no harm.
+    pub notes: Vec<String>,
+}
+
+impl WeightsReport {
+    /// What was looked at, in words.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let WeightsSample { tensors, of, bytes } = self.sample;
+        format!("{} of {tensors} tensors of {of}, every number and scale finite", human_bytes(bytes))
+    }
+}
+
+/// Reads samples of the tensors of the model at `path`, whose header this is, for at most `limit`.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn sample_weights(path: impl AsRef<Path>, header: &Header, limit: Duration) -> io::Result<WeightsReport> {
+    let started = Instant::now();
+    let paths = if header.parts().len() > 1 { part_paths(path.as_ref()) } else { vec![path.as_ref().to_path_buf()] };
+    let files = paths.iter().map(|path| Ok(crate::file::open(path)?.0)).collect::<io::Result<Vec<File>>>()?;
+    let mut report = WeightsReport::default();
+    report.sample.of = header.tensors().list().len() as u64;
+    let (mut zero, mut matrices) = (Vec::new(), 0);
+    for tensor in header.tensors().list() {
+        if started.elapsed() > limit {
+            break;
+        }
+        let (Some(file), Some(part)) = (files.get(tensor.part), header.parts().get(tensor.part)) else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "a part of the model is gone"));
+        };
+        // Both were checked against the file's length.
+        let look = look_at(file, part.data_offset + tensor.offset, tensor)?;
+        report.sample.tensors += 1;
+        report.sample.bytes += look.bytes;
+        if let Some(found) = look.not_finite {
+            report.defect = Some(found);
+            return Ok(report);
+        }
+        if is_matrix(&tensor.name) {
+            matrices += 1;
+            if look.is_zero {
+                zero.push(tensor);
+            }
+        }
+    }
+    judge_zeros(&zero, matrices, &mut report);
+    Ok(report)
+}
+
+/// A matrix that is zero adds nothing to what a layer computes, which a model may have been made with; one that all text goes
+/// through, or many of them, were never written.
+fn judge_zeros(zero: &[&Tensor], matrices: u64, report: &mut WeightsReport) {
+    let Some(first) = zero.first() else { return };
+    let count = zero.len() as u64;
+    let vital = zero.iter().find(|tensor| !tensor.name.starts_with("blk."));
+    if vital.is_some() || count > matrices / 4 {
+        let what = format!("tensor \"{}\"", printable(&vital.unwrap_or(first).name));
+        report.defect = Some(WeightsDefect::Zero { what, zero: count, of: matrices });
+        return;
+    }
+    let name = printable(&first.name);
+    report.notes.push(format!("{count} of {matrices} matrices are zero where they were looked at, such as \"{name}\""));
+}
+
+struct Look {
+    bytes: u64,
+    is_zero: bool,
+    not_finite: Option<WeightsDefect>,
+}
+
+/// Reads pieces of a tensor whose data starts at `start` of the file.
+fn look_at(file: &File, start: u64, tensor: &Tensor) -> io::Result<Look> {
+    let block = tensor.kind.block_bytes();
+    // Whole blocks, and at least one.
+    let piece = (SAMPLE_PIECE_BYTES / block).max(1) * block;
+    let pieces = tensor.bytes.div_ceil(piece).min(SAMPLE_PIECES);
+    let mut look = Look { bytes: 0, is_zero: true, not_finite: None };
+    let mut data = Vec::new();
+    for number in 0..pieces {
+        // The first and the last included.
+        let blocks = tensor.bytes.saturating_sub(piece) / block;
+        let at = if pieces > 1 { blocks * number / (pieces - 1) * block } else { 0 };
+        let length = piece.min(tensor.bytes - at);
+        // A piece is a few KiB.
+        data.resize(usize::try_from(length).unwrap_or(0), 0);
+        file.read_exact_at(&mut data, start + at)?;
+        look.bytes += length;
+        look.is_zero &= data.iter().all(|&byte| byte == 0);
+        if let Some((index, what, found)) = not_finite(tensor.kind, &data) {
+            let (name, kind, offset) = (printable(&tensor.name), tensor.kind.name(), start + at + index);
+            look.not_finite = Some(WeightsDefect::NotFinite { tensor: name, kind, what, found, offset });
+            break;
+        }
+    }
+    Ok(look)
+}
+
+/// Where the half-precision scales are in a block.
+fn scales(kind: GgmlType) -> &'static [usize] {
+    use GgmlType as T;
+    match kind {
+        T::Q4_0 | T::Q5_0 | T::Q8_0 | T::Q1_0 | T::Q2_0 | T::IQ4_NL => &[0],
+        T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS | T::IQ3_S | T::IQ1_S | T::IQ4_XS => &[0],
+        T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => &[0, 2],
+        T::Q2_K => &[80, 82],
+        T::Q3_K => &[108],
+        T::Q6_K => &[208],
+        T::TQ1_0 => &[52],
+        T::TQ2_0 => &[64],
+        _ => &[],
+    }
+}
+
+/// The first number or scale in whole blocks that is not finite: where, what and how.
+fn not_finite(kind: GgmlType, data: &[u8]) -> Option<(u64, &'static str, &'static str)> {
+    let size = usize::try_from(kind.block_bytes()).ok()?;
+    let mut blocks = data.chunks_exact(size).enumerate();
+    let (at, what, found) = blocks.find_map(|(number, block)| {
+        let base = number * size;
+        let half = |at: usize| Some(u16::from_le_bytes([*block.get(at)?, *block.get(at + 1)?]));
+        match kind {
+            GgmlType::F32 => Some((base, "number", of_float(f32::from_le_bytes(block.try_into().ok()?).into())?)),
+            GgmlType::F64 => Some((base, "number", of_float(f64::from_le_bytes(block.try_into().ok()?))?)),
+            GgmlType::F16 => Some((base, "number", of_half(half(0)?)?)),
+            GgmlType::BF16 => Some((base, "number", of_float(f32::from_bits(u32::from(half(0)?) << 16).into())?)),
+            // An exponent; this one stands for NaN.
+            GgmlType::MXFP4 => (block[0] == 0xff).then_some((base, "scale", "NaN")),
+            GgmlType::IQ1_M => {
+                // Spread over the highest bits of four numbers.
+                let bits = [half(48)? >> 12, (half(50)? >> 8) & 0xf0, (half(52)? >> 4) & 0xf00, half(54)? & 0xf000];
+                Some((base + 48, "scale", of_half(bits.into_iter().fold(0, |scale, bits| scale | bits))?))
+            }
+            _ => scales(kind).iter().find_map(|&at| Some((base + at, "scale", of_half(half(at)?)?))),
+        }
+    })?;
+    Some((at as u64, what, found))
+}
+
+fn of_float(number: f64) -> Option<&'static str> {
+    if number.is_nan() {
+        Some("NaN")
+    } else if number.is_infinite() {
+        Some("infinite")
+    } else {
+        None
+    }
+}
+
+/// Half precision has its infinities and NaN where the exponent is all ones.
+fn of_half(bits: u16) -> Option<&'static str> {
+    match (bits & 0x7c00 == 0x7c00, bits & 0x03ff) {
+        (false, _) => None,
+        (true, 0) => Some("infinite"),
+        (true, _) => Some("NaN"),
+    }
+}

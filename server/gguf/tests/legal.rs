@@ -1,0 +1,99 @@
+//! What is rare and right: each is accepted, and counted as what it is.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{F16, F32, Gguf, Key, Q8_0, Shape, array, ty};
+use gantry_gguf::fit::{FitInput, estimate};
+use gantry_gguf::{Report, Summary, read_header_prefix};
+
+fn summary_of(file: &Gguf) -> Summary {
+    let (bytes, file_bytes) = file.header();
+    read_header_prefix(&bytes, file_bytes).unwrap().summary().clone()
+}
+
+fn per_layer(numbers: &[u32]) -> Vec<u8> {
+    array(ty::U32, numbers.len() as u64, &numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>())
+}
+
+#[test]
+fn experts_may_be_told_layer_by_layer() {
+    let mut file = Gguf::model(&Shape::default());
+    file.number("llama.expert_count", 4);
+    file.put("llama.expert_used_count", ty::ARRAY, per_layer(&[1, 3]));
+    file.put("llama.expert_feed_forward_length", ty::ARRAY, per_layer(&[32, 48]));
+    file.tensors.retain(|t| !t.name.windows(5).any(|part| part == b".ffn_") || t.name.ends_with(b"norm.weight"));
+    for layer in 0..2 {
+        file.tensor(&format!("blk.{layer}.ffn_gate_inp.weight"), &[64, 4], F32);
+        for (part, shape) in [("gate", [64, 96, 4]), ("up", [64, 96, 4]), ("down", [96, 64, 4])] {
+            file.tensor(&format!("blk.{layer}.ffn_{part}_exps.weight"), &shape, Q8_0);
+        }
+    }
+    let summary = summary_of(&file);
+    // What one token passes in the layer that uses most, of the widest.
+    assert_eq!((summary.experts, summary.experts_used, summary.feed_forward_length), (4, 3, 3 * 48));
+}
+
+#[test]
+fn a_key_may_be_as_long_as_the_format_allows() {
+    let mut file = Gguf::model(&Shape::default());
+    for first in ["a", "b"] {
+        let name = format!("{first}{:065534}", 0).into_bytes();
+        file.keys.push(Key { name, kind: ty::U8, bytes: vec![1] });
+    }
+    assert_eq!(summary_of(&file).layers, 2);
+}
+
+#[test]
+fn encoders_are_models_that_keep_no_cells() {
+    let all = [
+        "bert",
+        "clef",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+    ];
+    for architecture in all {
+        let file = Gguf::encoder(architecture);
+        let (bytes, file_bytes) = file.header();
+        let header = read_header_prefix(&bytes, file_bytes).unwrap();
+        let summary = header.summary();
+        assert!(summary.encoder && !summary.tied_output, "{architecture}");
+        let input =
+            FitInput { ctx_size: 4096, parallel: 8, stage_cells: 1024, stage_batch: 128, ..FitInput::default() };
+        let memory = estimate(summary, &input);
+        assert_eq!((memory.kv_cache_bytes, memory.compute_bytes), (0, 0), "{architecture}");
+        assert_eq!(memory.total_bytes, memory.weights_bytes + memory.overhead_bytes);
+        let embeds = estimate(summary, &FitInput { pooled_tokens: 64, ..input });
+        assert_eq!(embeds.total_bytes - memory.total_bytes, embeds.pooled_bytes);
+        assert!(embeds.pooled_bytes > 4 << 20);
+        // All of it on a GPU, and the same in main memory without.
+        let offloaded = estimate(summary, &FitInput { gpu_layers: u32::MAX, pooled_tokens: 64, ..input });
+        assert!(offloaded.device_bytes > 0 && offloaded.total_bytes >= embeds.total_bytes);
+        let report = Report::new("x", &header, FitInput { pooled_tokens: 64, ..input }).to_string();
+        assert!(report.contains("KV cache       none\n") && report.contains("it is an encoder"), "{report}");
+    }
+    // It embeds, too, but has a cache as any other.
+    let mut file = Gguf::encoder("llama-embed");
+    file.put("llama-embed.attention.layer_norm_rms_epsilon", ty::F32, 1e-5_f32.to_le_bytes().to_vec());
+    let summary = summary_of(&file);
+    assert!(!summary.encoder && summary.kv_heads_total == 4);
+}
+
+#[test]
+fn what_is_odd_and_does_no_harm_is_noted() {
+    let mut file = Gguf::model(&Shape { kind: F16, file_type: 1, ..Shape::default() });
+    file.number("tokenizer.ggml.padding_token_id", 40);
+    file.put("tokenizer.ggml.merges", ty::ARRAY, common::strings(["t 0", "t 1", "x y"]));
+    let (bytes, file_bytes) = file.header();
+    let header = read_header_prefix(&bytes, file_bytes).unwrap();
+    let [padding, merges] = header.notes() else { panic!("{:?}", header.notes()) };
+    assert!(padding.contains("padding_token_id is 40"), "{padding}");
+    assert!(merges.starts_with("1 of 3 merges"), "{merges}");
+    assert!(Report::new("x", &header, FitInput::default()).to_string().contains("  note"));
+}

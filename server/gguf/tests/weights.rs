@@ -1,0 +1,161 @@
+//! Weights that are no numbers, or were never written: each is found where it is.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use common::{Gguf, Shape};
+use gantry_gguf::{WeightsDefect, WeightsReport, read_header, sample_weights};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const NAN: u16 = 0x7e00;
+const INFINITY: u16 = 0xfc00;
+
+fn demo(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models").join(name)
+}
+
+fn sample(bytes: &[u8], limit: Duration) -> WeightsReport {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    sample_weights(file.path(), &read_header(file.path()).unwrap(), limit).unwrap()
+}
+
+#[test]
+fn the_demo_models_are_all_numbers() {
+    for name in ["demo-v1.q8_0", "demo-v2.f16", "demo-v2.q4_k_m", "demo-v3-bad.q8_0", "demo-draft.q8_0"] {
+        let path = demo(&format!("{name}.gguf"));
+        let header = read_header(&path).unwrap();
+        let report = sample_weights(&path, &header, PATIENCE).unwrap();
+        assert_eq!((report.defect, &report.notes[..]), (None, &[][..]), "{name}");
+        assert_eq!((report.sample.tensors, report.sample.of), (header.summary().tensors, header.summary().tensors));
+        assert!(report.sample.bytes <= header.summary().tensor_bytes);
+    }
+}
+
+/// A type's number, elements and bytes of a block, and where its half-precision numbers are, as ggml-common.h has them.
+type Kind = (&'static str, (u32, u64, u64), &'static [usize]);
+
+const KINDS: [Kind; 23] = [
+    ("F16", (1, 1, 2), &[0]),
+    ("BF16", (30, 1, 2), &[0]),
+    ("Q4_0", (2, 32, 18), &[0]),
+    ("Q4_1", (3, 32, 20), &[0, 2]),
+    ("Q5_0", (6, 32, 22), &[0]),
+    ("Q5_1", (7, 32, 24), &[0, 2]),
+    ("Q8_0", (8, 32, 34), &[0]),
+    ("Q2_K", (10, 256, 84), &[80, 82]),
+    ("Q3_K", (11, 256, 110), &[108]),
+    ("Q4_K", (12, 256, 144), &[0, 2]),
+    ("Q5_K", (13, 256, 176), &[0, 2]),
+    ("Q6_K", (14, 256, 210), &[208]),
+    ("IQ2_XXS", (16, 256, 66), &[0]),
+    ("IQ2_XS", (17, 256, 74), &[0]),
+    ("IQ3_XXS", (18, 256, 98), &[0]),
+    ("IQ1_S", (19, 256, 50), &[0]),
+    ("IQ4_NL", (20, 32, 18), &[0]),
+    ("IQ3_S", (21, 256, 110), &[0]),
+    ("IQ2_S", (22, 256, 82), &[0]),
+    ("IQ4_XS", (23, 256, 136), &[0]),
+    ("TQ1_0", (34, 256, 54), &[52]),
+    ("TQ2_0", (35, 256, 66), &[64]),
+    ("Q1_0", (41, 128, 18), &[0]),
+];
+
+fn model_of(kind: (u32, u64, u64)) -> Gguf {
+    Gguf::model(&Shape { heads: 1, kv_heads: 1, head: 256, hidden: 256, vocabulary: 9, kind, ..Shape::default() })
+}
+
+#[test]
+fn a_scale_or_number_that_is_not_finite_is_found_in_every_type() {
+    for (name, kind, places) in KINDS {
+        let file = model_of(kind);
+        let good = file.filled(0x21);
+        assert_eq!(sample(&good, PATIENCE).defect, None, "{name}");
+        let data = file.data_of("blk.1.ffn_up.weight");
+        // In the first block and in the last, which is looked at of a large tensor, too.
+        for block in [data.start, data.end - kind.2 as usize] {
+            for (place, value) in places.iter().flat_map(|place| [(place, NAN), (place, INFINITY)]) {
+                let (mut bytes, at) = (good.clone(), block + place);
+                let value = if name == "BF16" && value == NAN { 0x7fc1 } else { value };
+                let value = if name == "BF16" && value == INFINITY { 0xff80 } else { value };
+                bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+                let Some(WeightsDefect::NotFinite { tensor, kind: told, found, offset, .. }) =
+                    sample(&bytes, PATIENCE).defect
+                else {
+                    panic!("{name} at {at}: accepted");
+                };
+                assert_eq!((tensor.as_str(), told, offset), ("blk.1.ffn_up.weight", name, at as u64));
+                assert_eq!(found, if value == INFINITY || value == 0xff80 { "infinite" } else { "NaN" }, "{name}");
+            }
+        }
+    }
+    // Norms are F32 in every model.
+    let file = model_of((8, 32, 34));
+    let mut bytes = file.filled(0x21);
+    let at = file.data_of("blk.0.attn_norm.weight").start + 400;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let defect = sample(&bytes, PATIENCE).defect.unwrap();
+    assert!(
+        defect.to_string().contains(&format!("\"blk.0.attn_norm.weight\" (F32) has a number that is NaN at byte {at}"))
+    );
+}
+
+#[test]
+fn scales_of_other_forms_are_looked_at_too() {
+    for (name, kind, at, bytes) in [
+        // An exponent of all ones; a half-precision number spread over the highest bits of four.
+        ("MXFP4", (39, 32, 17), 0, &[0xff][..]),
+        ("IQ1_M", (29, 256, 56), 48, &[0, 0, 0, 0, 0, 0xe0, 0, 0x70]),
+    ] {
+        let file = model_of(kind);
+        let mut damaged = file.filled(0x21);
+        assert_eq!(sample(&damaged, PATIENCE).defect, None, "{name}");
+        let start = file.data_of("output_norm.weight").start - file.tensors[0].bytes as usize + at;
+        let start = start.min(file.data_of("token_embd.weight").start + at);
+        damaged[start..start + bytes.len()].copy_from_slice(bytes);
+        let defect = sample(&damaged, PATIENCE).defect;
+        assert!(matches!(&defect, Some(WeightsDefect::NotFinite { what: "scale", .. })), "{name}: {defect:?}");
+    }
+}
+
+#[test]
+fn what_was_never_written_is_refused_and_a_matrix_of_zeros_is_noted() {
+    let file = model_of((8, 32, 34));
+    let zero = |names: &[&str]| {
+        let mut bytes = file.filled(0x21);
+        names.iter().for_each(|name| bytes[file.data_of(name)].fill(0));
+        sample(&bytes, PATIENCE)
+    };
+    assert!(matches!(sample(&file.filled(0), PATIENCE).defect, Some(WeightsDefect::Zero { zero: 15, of: 15, .. })));
+    let embedding = zero(&["token_embd.weight"]).defect.unwrap().to_string();
+    assert!(embedding.contains("token_embd") && embedding.contains("1 of 15"), "{embedding}");
+    let one = zero(&["blk.1.attn_v.weight"]);
+    assert_eq!(one.defect, None);
+    assert!(one.notes[0].contains("1 of 15") && one.notes[0].contains("blk.1.attn_v"), "{:?}", one.notes);
+    let many = zero(&["blk.0.attn_v.weight", "blk.0.attn_k.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"]);
+    assert!(matches!(many.defect, Some(WeightsDefect::Zero { zero: 4, .. })));
+}
+
+#[test]
+fn what_is_read_is_bounded_in_bytes_and_time() {
+    let kind = (8, 32, 34);
+    let file = Gguf::model(&Shape {
+        heads: 8,
+        kv_heads: 8,
+        head: 256,
+        hidden: 2048,
+        vocabulary: 99,
+        kind,
+        ..Shape::default()
+    });
+    let bytes = file.filled(0x21);
+    let report = sample(&bytes, PATIENCE);
+    // 16 pieces of at most 8 KiB of each.
+    assert!(report.sample.bytes <= report.sample.of * 16 * 8192 && report.sample.bytes * 10 < bytes.len() as u64);
+    assert_eq!(report.sample.tensors, report.sample.of);
+    let none = sample(&bytes, Duration::ZERO);
+    assert_eq!((none.sample.tensors, none.defect), (0, None));
+}
