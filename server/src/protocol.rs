@@ -103,6 +103,8 @@ pub enum LoadFault {
     Model,
     /// Its chat template.
     Template,
+    /// What it computes, which are no numbers.
+    Numbers,
     /// It is not the model's fault: there is no backend to run it as asked.
     Backend,
 }
@@ -112,6 +114,7 @@ impl From<&LoadError> for LoadFault {
         match error {
             LoadError::Backend(_) => Self::Backend,
             LoadError::Template(_) => Self::Template,
+            LoadError::NotFinite { .. } => Self::Numbers,
             _ => Self::Model,
         }
     }

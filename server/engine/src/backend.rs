@@ -88,6 +88,8 @@ pub(crate) trait Backend: Send {
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError>;
     /// The logits after the entry at `index` of the last batch.
     fn logits(&mut self, index: usize) -> Option<&[f32]>;
+    /// Drops all that all sequences hold, and leaves nothing of it behind that others would be computed with.
+    fn scrub(&mut self);
     /// Drops all that a sequence holds.
     fn clear_sequence(&mut self, sequence: u32);
     /// Drops what a sequence holds past its first `len` tokens.
@@ -124,6 +126,8 @@ pub(crate) trait PooledBackend: Send {
     fn limits(&self) -> PooledLimits;
     /// The vectors of whole texts, one for each in their order, not normalised. The reason where there are none.
     fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String>;
+    /// Leaves nothing behind of what was computed.
+    fn scrub(&mut self);
 }
 
 /// A chat as the template renders it.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, BackendError, BackendLimits, BatchEntry, Token};
 use crate::budget::{StepBudget, StepWork, kilocells};
+use crate::finite::{NOT_FINITE, NoNumbers, is_lost, is_sound};
 use crate::kv::common;
 use crate::params::MAX_DRAFT_CATCH_UP_TOKENS;
 use crate::sampler::argmax;
@@ -102,15 +103,17 @@ impl<B: Backend> Draft<B> {
 
     /// Reads so many tokens of nobody's, or as many as it has room for, and learns what they cost. Only when there is no work:
     /// what the first seat holds is gone then.
-    pub(crate) fn measure(&mut self, tokens: u32) -> Result<(), String> {
+    pub(crate) fn measure(&mut self, tokens: u32) -> Result<(), NoNumbers> {
         let tokens = tokens.min(self.limits.positions).min(self.limits.batch_tokens);
         self.clear(0);
         self.batch.clear();
         let entry = |position| BatchEntry { token: 0, position, sequence: 0, output: position + 1 == tokens };
         self.batch.extend((0..tokens).map(entry));
-        let decoded = self.decode(1, tokens.saturating_sub(1));
+        let decoded = self.decode(1, tokens.saturating_sub(1)).map_err(|error| NoNumbers::Failed(reason(error)));
+        let row = self.batch.len().saturating_sub(1);
+        let sound = decoded.map(|()| self.backend.logits(row).is_some_and(is_sound));
         self.clear(0);
-        decoded.map_err(reason)
+        if sound? { Ok(()) } else { Err(NoNumbers::NotFinite) }
     }
 
     /// Guesses for each ask, in their order: as many tokens as it wants, or fewer. `active` are the tickets of all
@@ -140,7 +143,7 @@ impl<B: Backend> Draft<B> {
             }
         }
         self.decode(u32::try_from(rows.len()).unwrap_or(u32::MAX), reads)?;
-        self.guess(&rows, &mut guesses);
+        self.guess(&rows, &mut guesses)?;
         loop {
             // Those go on whose last guess is one, and that want more.
             runs.retain(|run| {
@@ -162,7 +165,7 @@ impl<B: Backend> Draft<B> {
                 }
             }
             self.decode(u32::try_from(rows.len()).unwrap_or(u32::MAX), 0)?;
-            self.guess(&rows, &mut guesses);
+            self.guess(&rows, &mut guesses)?;
         }
     }
 
@@ -239,12 +242,17 @@ impl<B: Backend> Draft<B> {
     }
 
     /// Takes the likeliest token of each row, of those that both models have.
-    fn guess(&mut self, rows: &[(usize, usize)], guesses: &mut [Vec<Token>]) {
+    fn guess(&mut self, rows: &[(usize, usize)], guesses: &mut [Vec<Token>]) -> Result<(), BackendError> {
         let shared = self.shared_vocab as usize;
         for &(ask, row) in rows {
-            let token = self.backend.logits(row).and_then(|row| argmax(&row[..row.len().min(shared)]));
-            guesses[ask].extend(token);
+            let Some(row) = self.backend.logits(row) else { continue };
+            if is_lost(row) {
+                // What it keeps is spoilt, for others as well.
+                return Err(BackendError::Failed(String::from(NOT_FINITE)));
+            }
+            guesses[ask].extend(argmax(&row[..row.len().min(shared)]));
         }
+        Ok(())
     }
 
     fn is_shared(&self, token: Token) -> bool {

@@ -99,7 +99,12 @@ fn a_failure_is_told() {
         assert!(asked.is_err());
     }
     faults.lock().unwrap().push_back(Fault::Fail);
-    assert_eq!(draft.measure(9), Err(String::from("scripted")));
+    assert_eq!(draft.measure(9), Err(NoNumbers::Failed(String::from("scripted"))));
+    faults.lock().unwrap().push_back(Fault::Lost);
+    assert_eq!(draft.measure(9), Err(NoNumbers::NotFinite));
+    // Nothing that it guesses can be believed any more.
+    faults.lock().unwrap().extend([Fault::None, Fault::Lost]);
+    assert!(draft.propose(&[Ask { ticket: 1, tokens: &[3; 9], wanted: 3 }], &[1]).is_err());
 }
 
 /// What happens to a sequence between two steps.

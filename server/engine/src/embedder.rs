@@ -17,6 +17,7 @@ use crate::backend::{PooledBackend, Token, Vocabulary};
 use crate::engine::ask;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{PooledEvent, PooledInfo, PooledSink, PooledStats};
+use crate::finite::NoNumbers;
 use crate::monitor::Pressure;
 use crate::params::{
     EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Priority,
@@ -105,7 +106,10 @@ impl Embedder {
         let wait = Duration::from_millis(wait_ms.into());
         let normalises = info.pooling != Pooling::Rank;
         let mut pooler = Pooler::new(backend, counters.clone(), max_batch as usize, wait, normalises);
-        pooler.warm_up().map_err(LoadError::WarmUp)?;
+        pooler.warm_up().map_err(|error| match error {
+            NoNumbers::NotFinite => LoadError::NotFinite { path: config.model_path.clone() },
+            NoNumbers::Failed(reason) => LoadError::WarmUp(reason),
+        })?;
         // Every request in flight fits each of these channels, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;
         let (jobs, job_receiver) = bounded::<Box<Job>>(max_in_flight);
@@ -280,7 +284,9 @@ fn run<B: PooledBackend>(mut pooler: Pooler<B>, counters: &PooledCounters, comma
                     match command {
                         Command::Run(request) => pooler.add(*request, Instant::now()),
                         // A probe that timed out does not listen any more.
-                        Command::Probe(reply) => drop(reply.send(pooler.probe().map_err(ProbeError::Broken))),
+                        Command::Probe(reply) => {
+                            drop(reply.send(pooler.probe().map_err(|e| ProbeError::Broken(e.to_string()))));
+                        }
                     }
                 }
             }

@@ -18,6 +18,7 @@ use crate::cache::{CacheError, Fingerprint, PrefixCache};
 use crate::draft::Draft;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
+use crate::finite::{NoNumbers, WarmUpError};
 use crate::grammars::Grammars;
 use crate::interrupt::Interrupt;
 use crate::lookup::Indexer;
@@ -176,7 +177,7 @@ impl Engine {
             draft,
             max_saved_bytes,
         });
-        scheduler.warm_up().map_err(LoadError::WarmUp)?;
+        scheduler.warm_up().map_err(|error| not_warm(error, config))?;
         monitor.loaded(untouched_bytes);
         // Every request in flight fits the channel, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;
@@ -492,6 +493,17 @@ pub(crate) fn ask<C>(
         RecvTimeoutError::Timeout => Err(late()),
         RecvTimeoutError::Disconnected => Err(ProbeError::ShuttingDown),
     })
+}
+
+/// Why a load is refused whose first tokens could not be decoded, or are no numbers.
+fn not_warm(error: WarmUpError, config: &EngineConfig) -> LoadError {
+    let draft = || config.speculation.draft_model.clone().unwrap_or_default();
+    match error {
+        WarmUpError::Model(NoNumbers::NotFinite) => LoadError::NotFinite { path: config.model_path.clone() },
+        WarmUpError::Model(error) => LoadError::WarmUp(error.to_string()),
+        WarmUpError::Draft(NoNumbers::NotFinite) => LoadError::NotFinite { path: draft() },
+        WarmUpError::Draft(error) => LoadError::WarmUp(format!("the draft model: {error}")),
+    }
 }
 
 pub(crate) fn validate(config: &EngineConfig) -> Result<(), ParamError> {

@@ -300,6 +300,11 @@ fn an_engine_that_cannot_decode_is_not_handed_out() {
     let info = backend.info();
     let started = Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config, Arc::default());
     assert_eq!(started.err(), Some(LoadError::WarmUp("scripted".into())));
+    let backend = ScriptedBackend::new(2, POSITIONS, 18);
+    backend.control.faults.lock().unwrap().push_back(Fault::Lost);
+    let info = backend.info();
+    let started = Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, &config, Arc::default());
+    assert_eq!(started.err(), Some(LoadError::NotFinite { path: "scripted".into() }));
     let absent = Engine::load(EngineConfig::new("/nonexistent/model.gguf"), |_| true);
     assert!(matches!(absent.err(), Some(LoadError::Model { reason, .. }) if reason.contains("No such file")));
     let guessing = |max_tokens| SpeculationConfig { prompt_lookup: true, max_tokens, ..SpeculationConfig::default() };

@@ -75,6 +75,16 @@ pub enum LoadError {
     /// The first tokens could not be decoded.
     #[error("the model loads but does not decode: {0}")]
     WarmUp(String),
+    /// What the first tokens gave are no numbers.
+    #[error(
+        "{} loads, but what it computes is not finite (NaN or infinite): a weight, a norm or a rope parameter in the file is \
+         damaged. `gantry-server validate` looks for it; download the file again, or convert or quantise the model again",
+        path.display()
+    )]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+    },
     /// The prefix cache's directory cannot be used.
     #[error("{0}")]
     PrefixCache(String),

@@ -219,6 +219,12 @@ impl<B: Backend> Kv<B> {
         self.backend.logits(index)
     }
 
+    /// Empties every sequence, and has the backend leave nothing of what they held behind.
+    pub(crate) fn scrub(&mut self) {
+        self.backend.scrub();
+        self.ids().for_each(|sequence| self.forget(sequence, 0));
+    }
+
     pub(crate) fn clear(&mut self, sequence: u32) {
         self.backend.clear_sequence(sequence);
         self.forget(sequence, 0);

@@ -63,6 +63,7 @@ mod embedder;
 mod engine;
 mod error;
 mod event;
+mod finite;
 mod grammars;
 mod host;
 mod interrupt;

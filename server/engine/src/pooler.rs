@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crate::backend::{PooledBackend, Token};
 use crate::error::RequestError;
 use crate::event::{PooledEvent, PooledSink, PooledStats};
+use crate::finite::{NOT_FINITE, NoNumbers, is_vector};
 use crate::monitor::Pressure;
 use crate::params::Priority;
 use crate::queue::{LEVELS, aged_level};
@@ -262,18 +263,16 @@ impl<B: PooledBackend> Pooler<B> {
     }
 
     /// Whether one token can be computed now.
-    pub(crate) fn probe(&mut self) -> Result<(), String> {
+    pub(crate) fn probe(&mut self) -> Result<(), NoNumbers> {
         self.compute(&[&[0]]).map(drop)
     }
 
     /// Computes as much as a batch may hold, so that all memory is taken that will be.
-    pub(crate) fn warm_up(&mut self) -> Result<(), String> {
+    pub(crate) fn warm_up(&mut self) -> Result<(), NoNumbers> {
         let limits = self.backend.limits();
         let text = vec![0; limits.text_tokens];
         let count = (limits.batch_tokens / limits.text_tokens.max(1)).clamp(1, limits.texts);
-        let vectors = self.compute(&vec![&text[..]; count])?;
-        let sane = vectors.len() == count && vectors.iter().all(|v| !v.is_empty() && v.iter().all(|x| x.is_finite()));
-        if sane { Ok(()) } else { Err(String::from("the vectors it gives are not finite")) }
+        self.compute(&vec![&text[..]; count]).map(drop)
     }
 
     /// Ends everyone.
@@ -350,8 +349,8 @@ impl<B: PooledBackend> Pooler<B> {
             }
             match self.compute(group) {
                 Ok(vectors) => results.extend(vectors.into_iter().map(Ok)),
-                Err(reason) if group.len() == 1 => results.push(Err(reason)),
-                Err(_) => results.extend(group.iter().map(|text| self.compute_one(text))),
+                Err(error) if group.len() == 1 => results.push(Err(error.to_string())),
+                Err(_) => results.extend(group.iter().map(|text| self.compute_one(text).map_err(|e| e.to_string()))),
             }
         }
         for (text, result) in batch.answer(results, || Err(String::from("the model gave no vector"))) {
@@ -374,13 +373,33 @@ impl<B: PooledBackend> Pooler<B> {
         texts.iter().take(limits.texts).take_while(fits).count().max(1)
     }
 
-    fn compute_one(&mut self, text: &[Token]) -> Result<Vec<f32>, String> {
+    fn compute_one(&mut self, text: &[Token]) -> Result<Vec<f32>, NoNumbers> {
         let vector = self.compute(&[text])?.pop();
-        vector.ok_or_else(|| String::from("the model gave no vector"))
+        vector.ok_or_else(|| NoNumbers::Failed(String::from("the model gave no vector")))
     }
 
-    /// A vector for each text, or none for any.
-    fn compute(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String> {
+    /// A vector of numbers for each text, or none for any. What a text computed that has none is not left for others to
+    /// look at, and where a token of nobody's has a vector afterwards, it was the text's fault alone.
+    fn compute(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, NoNumbers> {
+        let computed = self.embed(texts);
+        let is_texts_fault = matches!(computed, Err(NoNumbers::NotFinite)) && {
+            self.backend.scrub();
+            texts.len() == 1 && self.embed(&[&[0]]).is_ok()
+        };
+        match &computed {
+            Ok(_) => self.failures = 0,
+            Err(error) if texts.len() == 1 && !is_texts_fault => {
+                self.failures += 1;
+                if self.failures >= FAILURES_BROKEN {
+                    self.counters.broken.get_or_init(|| error.to_string());
+                }
+            }
+            Err(_) => {}
+        }
+        computed
+    }
+
+    fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, NoNumbers> {
         let started = Instant::now();
         self.counters.computing.store(true, Relaxed);
         let computed = std::panic::catch_unwind(AssertUnwindSafe(|| self.backend.embed(texts)));
@@ -389,21 +408,11 @@ impl<B: PooledBackend> Pooler<B> {
         let took = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.counters.compute_us.fetch_add(took, Relaxed);
         let computed = computed.unwrap_or_else(|_| Err(String::from("the backend panicked; see the log")));
-        let computed = computed.and_then(|vectors| {
-            let complete = vectors.len() == texts.len();
-            if complete { Ok(vectors) } else { Err(String::from("the model gave not as many vectors as texts")) }
-        });
-        match &computed {
-            Ok(_) => self.failures = 0,
-            Err(reason) if texts.len() == 1 => {
-                self.failures += 1;
-                if self.failures >= FAILURES_BROKEN {
-                    self.counters.broken.get_or_init(|| reason.clone());
-                }
-            }
-            Err(_) => {}
+        let vectors = computed.map_err(NoNumbers::Failed)?;
+        if vectors.len() != texts.len() {
+            return Err(NoNumbers::Failed(String::from("the model gave not as many vectors as texts")));
         }
-        computed
+        if vectors.iter().all(|vector| is_vector(vector)) { Ok(vectors) } else { Err(NoNumbers::NotFinite) }
     }
 
     fn deliver(&mut self, text: &Text, result: Result<Vec<f32>, String>) {
@@ -449,8 +458,9 @@ fn ready(mut vector: Vec<f32>, normalises: bool) -> Result<Vec<f32>, String> {
     } else {
         vector.truncate(1);
     }
-    if vector.is_empty() || vector.iter().any(|x| !x.is_finite()) {
-        return Err(String::from("its vector is not finite"));
+    // The norm of numbers that are finite may not be.
+    if !is_vector(&vector) {
+        return Err(String::from(NOT_FINITE));
     }
     Ok(vector)
 }

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use crate::backend::{PooledBackend, PooledLimits, Token};
 use crate::error::RequestError;
 use crate::event::PooledEvent;
+use crate::finite::{NOT_FINITE, NoNumbers};
 use crate::ladder::DegradationLevel;
 use crate::params::Priority;
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
@@ -21,12 +22,17 @@ const WAIT: Duration = Duration::from_millis(10);
 const POISON: Token = 666;
 /// A batch with this token gives a vector too few.
 const SHORT: Token = 777;
+/// What is computed of a text with this token is NaN, and so is all that is computed after it until the backend is scrubbed.
+const SPOILS: Token = 888;
 const BATCH_TOKENS: usize = 24;
 
 #[derive(Clone, Default)]
 struct Script {
     /// Lengths of the texts of each batch.
     batches: Arc<Mutex<Vec<Vec<usize>>>>,
+    /// All that is computed is NaN.
+    computes_nothing: Arc<AtomicBool>,
+    spoilt: bool,
 }
 
 fn vector_of(text: &[Token]) -> Vec<f32> {
@@ -47,7 +53,13 @@ impl PooledBackend for Script {
             return Err("poison".to_owned());
         }
         let short = usize::from(texts.iter().any(|text| text.contains(&SHORT)));
-        Ok(texts.iter().skip(short).map(|text| vector_of(text)).collect())
+        self.spoilt |= texts.iter().any(|text| text.contains(&SPOILS)) || self.computes_nothing.load(Relaxed);
+        let vector = |text: &&[Token]| if self.spoilt { vec![f32::NAN] } else { vector_of(text) };
+        Ok(texts.iter().skip(short).map(vector).collect())
+    }
+
+    fn scrub(&mut self) {
+        self.spoilt = false;
     }
 }
 
@@ -150,6 +162,32 @@ fn batches_are_half_as_large_while_memory_is_short() {
     for client in [first, second, third] {
         assert_eq!(client.vectors().len(), 4);
     }
+}
+
+#[test]
+fn a_text_whose_vector_is_no_number_fails_alone_and_leaves_nothing_behind() {
+    let (mut stage, now) = (stage(4), Instant::now());
+    // Often enough that the backend would be taken for broken were it to blame.
+    for _ in 0..20 {
+        let spoils = stage.submit(vec![vec![SPOILS, 1]], now, None);
+        let others: Vec<Client> = (0..3).map(|i| stage.submit(vec![vec![i, 2]], now, None)).collect();
+        stage.settle(now);
+        let Some(PooledEvent::Failed(RequestError::Internal(reason))) = spoils.end() else { panic!() };
+        assert!(reason.contains("text 0") && reason.contains("not finite"), "{reason}");
+        for (i, other) in (0..).zip(&others) {
+            // The first of its scores.
+            assert_eq!(other.vectors()[&0], vector_of(&[i, 2])[..1]);
+        }
+    }
+    assert_eq!((stage.counters.broken.get(), stage.pooler.probe()), (None, Ok(())));
+    stage.script.computes_nothing.store(true, Relaxed);
+    assert_eq!(stage.pooler.probe(), Err(NoNumbers::NotFinite));
+    assert_eq!(stage.pooler.warm_up(), Err(NoNumbers::NotFinite));
+    for _ in 0..20 {
+        stage.submit(vec![vec![1]], now, None);
+        stage.settle(now + WAIT);
+    }
+    assert_eq!(stage.counters.broken.get().map(String::as_str), Some(NOT_FINITE));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines: tests run it step by
 //! step on a scripted backend.
 //!
-//! When a batch fails, each sequence in it is decoded by itself, and ends its request if it fails alone. Where a token of
+//! When a batch fails, or a row of it has no number, each sequence in it is decoded by itself, and ends its request if it fails alone. Where a token of
 //! nobody's fails as well, or several batches in a row, the backend is broken: the scheduler then fails everything, and its
 //! engine must be replaced ([`failure`]). A cache that is full ends nobody: leftovers go, then a sequence gives way and
 //! comes back later.
@@ -295,6 +295,11 @@ impl<B: Backend> Scheduler<B> {
             }
         };
         let decoded = Instant::now();
+        if self.has_lost_rows(&shares) {
+            self.fillers = Fillers::default();
+            self.rows_lost(&shares);
+            return StepOutcome::Failed;
+        }
         self.take_out_fillers();
         let work = self.work(&shares);
         for share in &shares {

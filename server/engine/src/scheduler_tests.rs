@@ -12,7 +12,7 @@ use crate::backend::{Backend, BackendLimits, Token, Vocabulary};
 use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
 use crate::draft::Draft;
-use crate::error::RequestError;
+use crate::error::{ProbeError, RequestError};
 use crate::event::{EngineStats, FinishReason, GenerationEvent};
 use crate::grammars::Grammars;
 use crate::lookup::Indexer;

@@ -327,6 +327,13 @@ impl Context {
         unsafe { sys::llama_memory_clear(self.memory, false) };
     }
 
+    /// Drops every sequence and zeroes what they left: a cell that is masked is computed with all the same, and what is no
+    /// number there spoils the rows of others.
+    pub fn scrub(&mut self) {
+        // SAFETY: the memory belongs to this context.
+        unsafe { sys::llama_memory_clear(self.memory, true) };
+    }
+
     /// Whether what a sliding window at position `at` looks back on is still there. llama.cpp cuts such a sequence all
     /// the same, and computes on without it.
     fn window_is_whole(&self, id: i32, at: u32) -> bool {

@@ -70,6 +70,9 @@ pub enum LoadError {
     /// The worker says that the model's chat template cannot render chats.
     #[error("{0}")]
     Template(String),
+    /// The worker says that the model is loaded and computes no numbers.
+    #[error("{0}")]
+    Numbers(String),
     /// There is no backend to run the model as asked: the worker says what there is.
     #[error("{0}")]
     Backend(String),
@@ -87,6 +90,7 @@ impl LoadError {
         match self {
             Self::Model(reason)
             | Self::Template(reason)
+            | Self::Numbers(reason)
             | Self::Backend(reason)
             | Self::Memory(reason)
             | Self::WorkerDied(reason) => reason.clone(),

@@ -678,6 +678,7 @@ fn load_error(message: String, fault: LoadFault) -> LoadError {
     match fault {
         LoadFault::Model => LoadError::Model(message),
         LoadFault::Template => LoadError::Template(message),
+        LoadFault::Numbers => LoadError::Numbers(message),
         LoadFault::Backend => LoadError::Backend(message),
     }
 }

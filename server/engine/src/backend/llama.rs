@@ -261,9 +261,12 @@ fn guesser(
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
-/// The size of a file that will be read; where it cannot be, the load says so.
+/// The size of the files that will be read; where one cannot be, the load says so.
 fn bytes_of(path: &Path) -> f32 {
-    std::fs::metadata(path).map_or(0.0, |metadata| metadata.len() as f32)
+    gantry_gguf::part_paths(path)
+        .iter()
+        .map(|path| std::fs::metadata(path).map_or(0.0, |metadata| metadata.len() as f32))
+        .sum()
 }
 
 fn kv_type(cache_type: CacheType) -> KvType {
@@ -364,6 +367,10 @@ impl PooledBackend for LlamaPooler {
         };
         (0..).zip(texts).map(vector).collect()
     }
+
+    fn scrub(&mut self) {
+        self.context.scrub();
+    }
 }
 
 /// Takes the threads for a computation, where a CPU does it.
@@ -373,24 +380,27 @@ fn claim<'a>(cores: Option<&'a Cores>, work: Work, context: &mut Context) -> Opt
     Some(claim)
 }
 
-/// The digest of a model's file: what it computed must not be taken for another's.
+/// The digest of a model's files: what it computed must not be taken for another's.
 fn digest_of(config: &EngineConfig, progress: &mut dyn FnMut(f32) -> bool) -> Result<String, LoadError> {
     let unread = |e: std::io::Error| unusable(config, &e);
-    let mut file = std::fs::File::open(&config.model_path).map_err(unread)?;
     let (mut hasher, mut part) = (Sha256::new(), vec![0; HASHED_AT_A_TIME_BYTES]);
     let (mut read, all) = (0, bytes_of(&config.model_path).max(1.0));
-    loop {
-        match file.read(&mut part).map_err(unread)? {
-            0 => return Ok(format!("sha256:{}", hex::encode(hasher.finalize()))),
-            n => {
-                hasher.update(&part[..n]);
-                read += n;
+    for path in gantry_gguf::part_paths(&config.model_path) {
+        let (mut file, _) = gantry_gguf::open(path).map_err(unread)?;
+        loop {
+            match file.read(&mut part).map_err(unread)? {
+                0 => break,
+                n => {
+                    hasher.update(&part[..n]);
+                    read += n;
+                }
+            }
+            if !progress((read as f32 / all).min(1.0)) {
+                return Err(LoadError::Aborted);
             }
         }
-        if !progress((read as f32 / all).min(1.0)) {
-            return Err(LoadError::Aborted);
-        }
     }
+    Ok(format!("sha256:{}", hex::encode(hasher.finalize())))
 }
 
 fn load_model(
@@ -399,8 +409,10 @@ fn load_model(
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Arc<Model>, LoadError> {
     let refused = |reason: String| LoadError::Model { path: path.to_path_buf(), reason };
-    // llama.cpp's own message for a file that cannot be opened names neither the cause nor the file.
-    std::fs::File::open(path).map_err(|e| refused(e.to_string()))?;
+    // llama.cpp's own message for a file that cannot be opened names neither the cause nor the file, and a pipe it waits for.
+    for part in gantry_gguf::part_paths(path) {
+        gantry_gguf::open(part).map_err(|e| refused(e.to_string()))?;
+    }
     Model::load(path, params, progress).map_err(|e| match e {
         gantry_llama::ModelError::Aborted => LoadError::Aborted,
         e @ (gantry_llama::ModelError::Gpu { .. } | gantry_llama::ModelError::Backend(_)) => {
@@ -487,6 +499,11 @@ impl Backend for LlamaBackend {
             Ok(place) => stage.logits(place),
             Err(place) => self.context.logits(place),
         }
+    }
+
+    fn scrub(&mut self) {
+        self.stage.iter_mut().for_each(Stage::scrub);
+        self.context.scrub();
     }
 
     fn clear_sequence(&mut self, sequence: u32) {

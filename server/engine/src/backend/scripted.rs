@@ -28,6 +28,8 @@ pub(crate) enum Fault {
     Fail,
     /// After the batch was computed.
     FailLate,
+    /// Every row is NaN.
+    Lost,
     Panic,
     /// Takes until it is interrupted.
     Hang,
@@ -42,6 +44,9 @@ pub(crate) struct Control {
     pub(crate) poison: Arc<Mutex<Option<Token>>>,
     /// No token at this position can be decoded.
     pub(crate) last_position: Arc<Mutex<Option<u32>>>,
+    /// What is computed of a sequence with this token is NaN, and so is whatever is computed beside it or, until the backend is
+    /// scrubbed, after it.
+    pub(crate) spoils: Arc<Mutex<Option<Token>>>,
     /// While a test holds it, decodes wait.
     pub(crate) gate: Arc<Mutex<()>>,
     /// Ends [`Fault::Hang`].
@@ -68,6 +73,8 @@ pub(crate) struct ScriptedBackend {
     staged: Option<u32>,
     landing_fails: u32,
     staging_fails: bool,
+    /// Cells hold what is no number.
+    spoilt: bool,
 }
 
 impl ScriptedBackend {
@@ -104,6 +111,7 @@ impl ScriptedBackend {
             staged: None,
             landing_fails: 0,
             staging_fails: false,
+            spoilt: false,
         }
     }
 
@@ -191,11 +199,13 @@ impl Backend for ScriptedBackend {
         let descents = batch.windows(2).filter(|pair| pair[0].sequence > pair[1].sequence).count();
         assert!(descents <= 2, "a batch stands in the order of its sequences, but for its ends");
         let fault = self.control.faults.lock().unwrap().pop_front();
+        let mut lost = false;
         match fault.unwrap_or(Fault::None) {
             Fault::None if self.limits.unified && self.cells() + batch.len() as u64 > self.limits.total_cells => {
                 return Err(BackendError::NoKvCells);
             }
             Fault::None => {}
+            Fault::Lost => lost = true,
             Fault::NoKvCells => return Err(BackendError::NoKvCells),
             Fault::Fail => return Err(BackendError::Failed(String::from("scripted"))),
             Fault::FailLate => {
@@ -248,6 +258,11 @@ impl Backend for ScriptedBackend {
             let from = if is_wrong { history.len() } else { from };
             self.rows.push(entry.output.then(|| logits_after(&history[from..])));
         }
+        let spoils = *self.control.spoils.lock().unwrap();
+        self.spoilt |= batch.iter().any(|entry| Some(entry.token) == spoils);
+        if lost || self.spoilt {
+            self.rows.iter_mut().flatten().for_each(|row| row.fill(f32::NAN));
+        }
         match batch.iter().any(|entry| entry.output && Some(entry.sequence) == self.staged) {
             true => self.land(),
             false => Ok(()),
@@ -256,6 +271,12 @@ impl Backend for ScriptedBackend {
 
     fn logits(&mut self, index: usize) -> Option<&[f32]> {
         self.rows.get(index)?.as_deref()
+    }
+
+    fn scrub(&mut self) {
+        self.staged = None;
+        self.spoilt = false;
+        self.held.iter_mut().for_each(Vec::clear);
     }
 
     fn clear_sequence(&mut self, sequence: u32) {

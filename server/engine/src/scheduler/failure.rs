@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::{Scheduler, Share, Suspect};
 use crate::backend::{Backend, BackendError};
 use crate::error::RequestError;
+use crate::finite::{NOT_FINITE, is_lost};
 use crate::output::TextEvent;
 
 /// Batches that may fail one after the other, each of whose sequences can be decoded by itself, before the backend counts
@@ -61,6 +62,29 @@ impl<B: Backend> Scheduler<B> {
         self.failed_once_more(&reason);
     }
 
+    /// Whether a row of the batch has no number.
+    pub(super) fn has_lost_rows(&mut self, shares: &[Share]) -> bool {
+        let mut rows = shares.iter().flat_map(|share| share.row..share.row + share.rows as usize);
+        rows.any(|row| self.kv.logits(row).is_some_and(is_lost))
+    }
+
+    /// A batch gave rows without a number. Whoever is to blame has left the like in cells that others are computed with,
+    /// so that those who have lost a row may be blameless: all that is held is dropped, and each of the batch is computed by
+    /// itself until it has a row. One that was ends.
+    pub(super) fn rows_lost(&mut self, shares: &[Share]) {
+        self.kv.scrub();
+        self.slots.iter_mut().flatten().for_each(|sequence| sequence.decoded = 0);
+        if self.suspects.pop_front().is_some() {
+            shares.iter().for_each(|share| self.end_suspect(share, NOT_FINITE));
+            return;
+        }
+        for share in shares {
+            let Some(sequence) = &self.slots[share.slot] else { continue };
+            self.suspects.push_back(Suspect { ticket: sequence.ticket, held: sequence.len().saturating_sub(1) });
+        }
+        self.failed_once_more(NOT_FINITE);
+    }
+
     /// Ends a request that could not be decoded by itself. Whether the request or the backend is at fault, as many tokens
     /// of nobody's tell: where those cannot be decoded, either, all are for another engine, this one included.
     fn end_suspect(&mut self, share: &Share, reason: &str) {
@@ -69,6 +93,7 @@ impl<B: Backend> Scheduler<B> {
         self.kv.set_in_use(id, false);
         let probed = self.decode_probe(share.tokens, share.rows.max(1));
         let Some(sequence) = self.release(share.slot) else { return };
+        let probed = probed.map_err(|error| error.to_string());
         let error = match &probed {
             _ if self.shutting_down() => RequestError::ShuttingDown,
             Ok(()) => RequestError::Internal(format!("decoding failed: {reason}")),

@@ -14,6 +14,7 @@ use super::Scheduler;
 use super::fill::WorthFilling;
 use crate::backend::Backend;
 use crate::budget::{CellSteps, Demand, MOST_READING_MS, StepWork, kilocells};
+use crate::finite::NoNumbers;
 use crate::interrupt::Interrupt;
 use crate::ladder::DegradationLevel;
 use crate::params::MAX_DRAFT_CATCH_UP_TOKENS;
@@ -158,9 +159,9 @@ impl<B: Backend> Scheduler<B> {
                 self.measuring.left.push_front(task);
                 self.drop_what_was_read();
             }
-            Err(reason) => {
+            Err(error) => {
                 tracing::warn!(
-                    reason,
+                    %error,
                     task = task.as_str(),
                     "what steps cost cannot be measured, and is learnt from steps alone"
                 );
@@ -171,7 +172,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// False: there is no room for it, or it would take too long.
-    fn compute(&mut self, task: Task) -> Result<bool, String> {
+    fn compute(&mut self, task: Task) -> Result<bool, NoNumbers> {
         let (tokens, work) = match task {
             Task::Rows(rows) => (rows, StepWork { decode_rows: rows, ..StepWork::default() }),
             Task::Read(tokens) => (tokens, reads(tokens)),

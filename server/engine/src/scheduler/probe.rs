@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::Scheduler;
 use crate::backend::{Backend, BackendError, BatchEntry, Token};
 use crate::error::ProbeError;
+use crate::finite::{NoNumbers, WarmUpError, is_sound};
 use crate::stats::StepRecord;
 
 /// A step that ended within so much time shows that a token can be decoded now.
@@ -13,14 +14,14 @@ pub(crate) const PROBE_FRESH: Duration = Duration::from_secs(1);
 pub(super) const PROBE_TOKEN: Token = 0;
 
 impl<B: Backend> Scheduler<B> {
-    /// Decodes one token: a model that cannot is not handed out. What else is to be known of steps is measured when there is
+    /// Decodes one token: a model that cannot, or whose logits then are not finite, is not handed out. What else is to be known of steps is measured when there is
     /// time ([`super::measure`]); until then this token tells.
-    pub(crate) fn warm_up(&mut self) -> Result<(), String> {
+    pub(crate) fn warm_up(&mut self) -> Result<(), WarmUpError> {
         let started = Instant::now();
         self.decode_probe(1, 1)?;
         self.budget.guess(started.elapsed());
         self.plan_measuring();
-        self.draft.as_mut().map_or(Ok(()), |draft| draft.measure(1).map_err(|e| format!("the draft model: {e}")))
+        self.draft.as_mut().map_or(Ok(()), |draft| draft.measure(1).map_err(WarmUpError::Draft))
     }
 
     /// Whether a step ended within the last [`PROBE_FRESH`].
@@ -46,19 +47,20 @@ impl<B: Backend> Scheduler<B> {
                 });
                 Ok(())
             }
-            Err(reason) => {
+            Err(error) => {
+                let reason = error.to_string();
                 self.failed_once_more(&reason);
                 Err(ProbeError::Broken(reason))
             }
         }
     }
 
-    /// Decodes so many tokens, with logits for the last `rows` of them.
-    pub(super) fn decode_probe(&mut self, tokens: u32, rows: u32) -> Result<(), String> {
+    /// Decodes so many tokens, with logits for the last `rows` of them, which must be finite.
+    pub(super) fn decode_probe(&mut self, tokens: u32, rows: u32) -> Result<(), NoNumbers> {
         let now = Instant::now();
         self.free_cells(tokens, now);
         let Some(sequence) = self.place_of_probe(tokens).or_else(|| self.empty_sequence(now)) else {
-            return Err(String::from("no sequence is free"));
+            return Err(NoNumbers::Failed(String::from("no sequence is free")));
         };
         let held = self.kv.len(sequence);
         self.decode_behind(sequence, tokens, rows)?;
@@ -79,7 +81,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Decodes so many tokens behind what a sequence holds, with logits for the last `rows` of them. Where that
     /// fails it holds what it did, or nothing if that is unknown.
-    pub(super) fn decode_behind(&mut self, sequence: u32, tokens: u32, rows: u32) -> Result<(), String> {
+    pub(super) fn decode_behind(&mut self, sequence: u32, tokens: u32, rows: u32) -> Result<(), NoNumbers> {
         let held = self.kv.len(sequence);
         self.batch.clear();
         self.batch.extend((0..tokens).map(|i| BatchEntry {
@@ -88,14 +90,14 @@ impl<B: Backend> Scheduler<B> {
             sequence,
             output: i + rows >= tokens,
         }));
-        let row = self.batch.len() - 1;
         let decoded = self.kv.decode(&self.batch);
         let is_known = !matches!(decoded, Err(BackendError::Failed(_)));
         let done = match decoded {
-            Ok(()) if self.kv.logits(row).is_some() => Ok(()),
-            Ok(()) => Err(String::from("the backend gave no logits")),
-            Err(BackendError::NoKvCells) => Err(String::from("the KV cache is full although there should be room")),
-            Err(BackendError::Failed(reason)) => Err(reason),
+            Ok(()) => self.look_at_rows(),
+            Err(BackendError::NoKvCells) => {
+                Err(NoNumbers::Failed(String::from("the KV cache is full although there should be room")))
+            }
+            Err(BackendError::Failed(reason)) => Err(NoNumbers::Failed(reason)),
         };
         match done {
             Ok(()) => {}
@@ -103,5 +105,16 @@ impl<B: Backend> Scheduler<B> {
             Err(_) => self.kv.clear(sequence),
         }
         done
+    }
+    /// Whether the batch gave the rows that it asked for, and they are finite.
+    fn look_at_rows(&mut self) -> Result<(), NoNumbers> {
+        for row in self.batch.iter().enumerate().filter(|(_, entry)| entry.output).map(|(row, _)| row) {
+            match self.kv.logits(row) {
+                Some(logits) if is_sound(logits) => {}
+                Some(_) => return Err(NoNumbers::NotFinite),
+                None => return Err(NoNumbers::Failed(String::from("the backend gave no logits"))),
+            }
+        }
+        Ok(())
     }
 }

@@ -23,6 +23,56 @@ fn a_batch_that_fails_once_harms_nobody() {
     }
 }
 
+/// Greedy answers in which this token is not generated.
+fn without(token: Token) -> GenerationParams {
+    GenerationParams { logit_bias: vec![(token, -1e3)], ..greedy(20) }
+}
+
+#[test]
+fn a_request_that_gives_no_numbers_fails_alone_and_leaves_nothing_behind() {
+    const SPOILS: Token = 47;
+    for (unified, reusable) in [(false, true), (true, true), (false, false)] {
+        let mut setup = if unified { Setup::unified(4, 2, 400, 16) } else { Setup::split(4, 128, 16, 12) };
+        setup.limits.reusable = reusable;
+        let mut h = Harness::of(&setup);
+        *h.scheduler.backend().control.spoils.lock().unwrap() = Some(SPOILS);
+        // More often than a backend may fail in a row.
+        for _ in 0..5 {
+            // Two of them, in prompts that take several steps, among others that are read and generate meanwhile.
+            let prompt = |i: Token| [vec![3 + i; 20], vec![if i < 2 { SPOILS } else { 9 }], vec![5; 20]].concat();
+            let requests: Vec<_> = (0..6).rev().map(|i| h.submit(prompt(i), without(SPOILS)).unwrap()).collect();
+            h.run();
+            for request in &requests[4..] {
+                let RequestError::Internal(reason) = request.error() else { panic!("{:?}", request.error()) };
+                assert!(reason.contains("not finite"), "{reason}");
+            }
+            requests[..4].iter().for_each(|request| request.check(setup.limits.positions));
+            h.assert_empty();
+            assert_eq!(h.scheduler.probe(), Ok(()), "the engine is not broken");
+        }
+    }
+}
+
+#[test]
+fn rows_without_a_number_harm_nobody_once_and_break_a_backend_that_gives_no_others() {
+    let mut h = Harness::new(3, 64, 16, 4);
+    let requests: Vec<Submitted> = (3..6).map(|i| h.submit(vec![i; 4], greedy(20)).unwrap()).collect();
+    h.scheduler.step();
+    h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Lost);
+    assert_eq!(h.scheduler.step(), StepOutcome::Failed);
+    h.run();
+    requests.iter().for_each(|request| request.check(64));
+    h.assert_empty();
+    h.scheduler.backend().control.faults.lock().unwrap().push_back(Fault::Lost);
+    assert!(matches!(h.scheduler.probe(), Err(ProbeError::Broken(reason)) if reason.contains("not finite")));
+    let request = h.submit(vec![3; 4], greedy(20)).unwrap();
+    // The request, the request by itself, and a token of nobody's.
+    h.scheduler.backend().control.faults.lock().unwrap().extend([Fault::Lost; 3]);
+    h.run();
+    assert!(matches!(request.error(), RequestError::Broken(reason) if reason.contains("not finite")));
+    h.assert_empty();
+}
+
 #[test]
 fn a_backend_that_only_decodes_one_at_a_time_is_broken() {
     let mut h = Harness::new(2, 64, 16, 4);

@@ -209,6 +209,43 @@ pub fn bert(pooling_type: u32) -> Gguf {
     gguf
 }
 
+/// An encoder whose feed-forward layer llama.cpp asserts to be another.
+pub fn aborts() -> Gguf {
+    let mut gguf = Gguf::new("jina-bert-v2");
+    for (key, value) in [
+        ("context_length", 64),
+        ("embedding_length", 32),
+        ("block_count", 1),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 4),
+        ("pooling_type", 1),
+    ] {
+        gguf.number(&format!("jina-bert-v2.{key}"), value);
+    }
+    gguf.number("tokenizer.ggml.token_type_count", 2);
+    gguf.float("jina-bert-v2.attention.layer_norm_epsilon", 1e-5);
+    gguf.flag("jina-bert-v2.attention.causal", false);
+    for (name, shape) in [
+        ("token_embd.weight", vec![32, 259]),
+        ("token_types.weight", vec![32, 2]),
+        ("blk.0.attn_q.weight", vec![32, 32]),
+        ("blk.0.attn_k.weight", vec![32, 32]),
+        ("blk.0.attn_v.weight", vec![32, 32]),
+        ("blk.0.attn_output.weight", vec![32, 32]),
+        ("blk.0.attn_output.bias", vec![32]),
+        ("blk.0.ffn_up.weight", vec![32, 50]),
+        ("blk.0.ffn_down.weight", vec![64, 32]),
+        ("blk.0.ffn_down.bias", vec![32]),
+    ] {
+        gguf.tensor(name, &shape, -0.5, 0.5);
+    }
+    for name in ["token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"] {
+        gguf.tensor(&format!("{name}.weight"), &[32], 0.9, 1.1);
+        gguf.tensor(&format!("{name}.bias"), &[32], -0.1, 0.1);
+    }
+    gguf
+}
+
 /// A model whose even layers see a window of 32 tokens.
 pub fn sliding_window() -> Gguf {
     sliding_window_of(Gguf::new("gemma2"))

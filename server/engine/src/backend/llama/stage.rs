@@ -80,6 +80,12 @@ impl Stage {
         }
     }
 
+    /// Forgets whatever it holds, and leaves nothing of it behind.
+    pub(super) fn scrub(&mut self) {
+        self.sequence = None;
+        self.context.scrub();
+    }
+
     /// Drops what it holds past the first `len` tokens.
     pub(super) fn truncate(&mut self, len: u32) -> Result<(), BackendError> {
         super::cut(&mut self.context, 0, len)

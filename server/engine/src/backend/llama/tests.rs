@@ -4,6 +4,24 @@
 use super::*;
 
 #[test]
+fn a_model_in_several_files_is_named_by_all_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: u32| folder.path().join(format!("m-{number:05}-of-00002.gguf"));
+    let digest = || digest_of(&EngineConfig::new(path(1)), &mut |_| true).unwrap();
+    std::fs::write(path(1), "keys").unwrap();
+    std::fs::write(path(2), "weights").unwrap();
+    let one = digest();
+    assert!((bytes_of(&path(1)) - 11.0).abs() < 0.1);
+    std::fs::write(path(2), "others!").unwrap();
+    assert_ne!(digest(), one, "what was computed with the one is of no use with the other");
+    // Opened by llama.cpp, it would be waited for.
+    std::fs::remove_file(path(2)).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(path(2)).status().unwrap().success());
+    let refused = load_model(&path(1), &ModelParams::default(), &mut |_| true);
+    assert!(matches!(refused, Err(LoadError::Model { reason, .. }) if reason.contains("not a regular file")));
+}
+
+#[test]
 fn each_computation_keeps_to_the_limit_of_its_beginning() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../e2e/models/demo-v2.q8_0.gguf");
     let config = EngineConfig { threads: Some(3), parallel: 1, ctx_size: 256, ..EngineConfig::new(path) };
