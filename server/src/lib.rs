@@ -23,5 +23,6 @@ pub mod rollout;
 pub mod routing;
 pub mod serve;
 pub mod telemetry;
+pub mod validate;
 pub mod version;
 pub mod worker;

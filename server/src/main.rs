@@ -1,28 +1,27 @@
 //! `gantry-server`: the front, its workers and the check of model files, in one program.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
-use gantry_engine::PooledConfig;
+use gantry_engine::LoadError;
 use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
-use gantry_server::config::{
-    self, BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings, ValidateArgs,
-};
+use gantry_server::config::{self, BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings};
+use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
-use gantry_server::gates::{context, memory};
+use gantry_server::gates::{context, file, memory};
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::processors::Processors;
 use gantry_server::routing::{Router, Routing};
 use gantry_server::serve::{self, Ports};
-use gantry_server::version::{RuntimeSettings, Version, VersionSpec, WorkerConfig, label};
-use gantry_server::{console, descriptors, processors, telemetry, worker};
+use gantry_server::version::{Version, VersionSpec, WorkerConfig, label};
+use gantry_server::{console, descriptors, processors, telemetry, validate, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -30,8 +29,6 @@ use tokio_util::sync::CancellationToken;
 
 /// The exit code for settings that cannot be followed.
 const EXIT_SETTINGS: u8 = 2;
-/// Of the memory that several workers take, what must be left besides.
-const HEADROOM_RATIO: f64 = 0.05;
 /// Bodies and answers of at least so many bytes leave nothing behind in the front's memory.
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
@@ -67,7 +64,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             descriptors::raise();
             block_on_front(serve_service(*args, http))
         }
-        Command::Validate(args) => validate(&args),
+        Command::Validate(args) => validate::run(&args),
         Command::Devices(args) => devices(&args),
         Command::Template => {
             gantry_engine::serve_template().context("`gantry-server template` is started by a worker")?;
@@ -236,16 +233,14 @@ fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same with what the model's header settles: as many layers on GPUs as the memory that it may take there is for, on
-/// a CPU as many workers as its processors are good for, and as much context for each request as memory allows.
+/// The same, if its files pass the checks that every model's do, with what the model's header settles: as many layers on
+/// GPUs as the memory that it may take there is for, on a CPU as many workers as its processors are good for, and as much
+/// context for each request as memory allows.
 async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Result<VersionSpec> {
     let here = Processors::here();
     let runtime = &version.runtime;
     let several = runtime.workers_for(here) > runtime.worker_count();
     let open_context = context::is_open(runtime);
-    if runtime.gpu_memory_bytes.is_none() && !several && !open_context {
-        return Ok(version);
-    }
     let gpu = match runtime.asks_for_gpus() {
         Some(asks) => asks,
         // Whoever cannot tell says so again as a worker, to whom it matters.
@@ -253,9 +248,16 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
     };
     let fitted = tokio::task::spawn_blocking(move || {
         let draft = version.runtime.engine.draft.as_ref().map(|draft| draft.model_path.clone());
-        let read = |path: PathBuf| gantry_gguf::read_header(&path).with_context(|| path.display().to_string());
-        let model = read(version.model_path.clone())?;
-        let draft = draft.map(read).transpose()?;
+        let checked = |path: &Path| match file::check(path) {
+            Ok(file) => Ok(file.header),
+            // In the words of `validate`, which are whole without what caused them.
+            Err(error) => Err(anyhow::anyhow!("{}: {error}", path.display())),
+        };
+        let model = checked(&version.model_path)?;
+        if model.summary().encoder && version.runtime.pooled.is_none() {
+            anyhow::bail!("{}: {}", version.model_path.display(), LoadError::GeneratesNothing);
+        }
+        let draft = draft.as_deref().map(checked).transpose()?;
         let (model, draft) = (model.summary(), draft.as_ref().map(Header::summary));
         memory::fit_gpu(&mut version.runtime, model, draft).context("--gpu-memory")?;
         let memory = memory::read();
@@ -265,22 +267,5 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         context::fit_context(&mut version.runtime, model, draft, gpu, memory, HEADROOM_RATIO);
         anyhow::Ok(version)
     });
-    fitted.await.context("the header's reader failed")?
-}
-
-fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
-    let header = gantry_gguf::read_header(&args.file)?;
-    let title = Path::new(&args.file).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let pooled = PooledConfig { batch_tokens: args.ubatch_size, ..PooledConfig::default() };
-    let mut runtime = RuntimeSettings {
-        ctx_size: args.ctx_size,
-        parallel: args.parallel,
-        pooled: args.embeddings.then_some(pooled),
-        ..RuntimeSettings::default()
-    };
-    context::fit_context(&mut runtime, header.summary(), None, false, memory::read(), HEADROOM_RATIO);
-    let input = memory::fit_input(&runtime, header.summary(), false);
-    let report = gantry_gguf::Report::new(title, &header, input);
-    writeln!(std::io::stdout(), "{report}").context("cannot write to stdout")?;
-    Ok(ExitCode::SUCCESS)
+    fitted.await.context("the files' reader failed")?
 }

@@ -50,7 +50,7 @@ pub struct ServeArgs {
     /// The GGUF file, as --model names it
     #[arg(value_name = "FILE", required_unless_present = "model")]
     pub file: Option<PathBuf>,
-    /// The GGUF file
+    /// The GGUF file, or the first of those that the model is split into
     #[arg(short, long, env = "GANTRY_MODEL", value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// Flags about listening
@@ -278,7 +278,7 @@ pub struct PodArgs {
 /// Flags of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
-    /// The GGUF file
+    /// The GGUF file, or the first of those that the model is split into
     pub file: PathBuf,
     /// KV cells in total, for the memory estimate; 0: as the model was trained
     #[arg(short, long, default_value_t = 0, value_name = "TOKENS")]
@@ -286,6 +286,15 @@ pub struct ValidateArgs {
     /// Sequences, for the memory estimate
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub parallel: u32,
+    /// Look at the header and the tokenizer alone, not at the weights, and load nothing
+    #[arg(long)]
+    pub header_only: bool,
+    /// Do not have a worker load the model
+    #[arg(long)]
+    pub no_load: bool,
+    /// Where ggml's backends are, for the worker that loads the model
+    #[command(flatten)]
+    pub backends: BackendArgs,
     /// Count what --embeddings takes in the memory estimate
     #[arg(long, visible_alias = "embedding")]
     pub embeddings: bool,

@@ -2,6 +2,14 @@
 
 use std::time::Duration;
 
+/// Of the memory that a standalone server's workers take, the share that must be left besides.
+pub const HEADROOM_RATIO: f64 = 0.05;
+/// How long a file's weights are looked at before they are loaded: what was not reached by then is left out.
+pub const WEIGHTS_LIMIT: Duration = Duration::from_secs(2);
+/// How long the trial load of `gantry-server validate` may take.
+pub const TRIAL_LIMIT: Duration = Duration::from_secs(900);
+/// Tokens of context that a trial load has, if the model was trained for as many.
+pub const TRIAL_CTX_TOKENS: u32 = 512;
 /// Golden prompts in one ConfigMap.
 pub const MAX_PROMPTS: usize = 2000;
 /// Bytes of one line of `prompts.jsonl`.

@@ -8,6 +8,7 @@
 //! prepared and what follows from the outcome ([`crate::rollout`]).
 
 pub mod context;
+pub mod file;
 pub mod limits;
 pub mod memory;
 pub mod objects;
@@ -32,6 +33,7 @@ use crate::processors::Processors;
 use crate::version::{
     DraftSettings, EngineTuning, LoadError, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
 };
+use file::FileError;
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::GpuUnfit;
 use objects::{NotThere, Objects};
@@ -258,6 +260,7 @@ impl Gates {
             match gantry_gguf::read_header_prefix(&peek.prefix, peek.total) {
                 Ok(header) => {
                     report.gguf(header.summary());
+                    generates(header.summary())?;
                     return check_memory(job, draft, header.summary(), report).map(drop).map_err(|refusal| {
                         report.pass(GateName::Format, format_value(&header));
                         refusal.into()
@@ -377,6 +380,7 @@ async fn check_file(
     let header = read_header(model.path()).await?;
     let summary = header.summary().clone();
     report.gguf(&summary);
+    generates(&summary)?;
     report.pass(GateName::Format, format_value(&header));
     let fit = check_memory(job, draft, &summary, report)?;
     Ok((summary, fit))
@@ -389,9 +393,31 @@ fn format_value(header: &Header) -> String {
 
 async fn read_header(path: &Path) -> Result<Header, Refusal> {
     let path = path.to_owned();
-    let read = tokio::task::spawn_blocking(move || gantry_gguf::read_header(path)).await;
-    let read = read.map_err(|error| Refusal::new(GateName::Format, format!("the header's reader failed: {error}")))?;
-    read.map_err(|error| format_refusal(&error))
+    let read = tokio::task::spawn_blocking(move || file::check(&path)).await;
+    let read = read.map_err(|error| Refusal::new(GateName::Format, format!("the file's reader failed: {error}")))?;
+    match read {
+        Ok(file) => Ok(file.header),
+        Err(FileError::Header(error)) => Err(format_refusal(&error)),
+        Err(error @ FileError::Weights(_)) => {
+            Err(Refusal::new(GateName::Format, error.to_string()).with_value("damaged weights"))
+        }
+        Err(error @ FileError::Unreadable(_)) => {
+            Err(Refusal::new(GateName::Format, error.to_string()).with_value("unreadable"))
+        }
+    }
+}
+
+/// Pods generate text.
+fn generates(summary: &Summary) -> Result<(), Refusal> {
+    if !summary.encoder {
+        return Ok(());
+    }
+    let what = format!(
+        "architecture \"{}\" is an encoder: it gives vectors of texts, which pods do not serve in this release; use a model \
+         that generates text, or gantry-server serve --embeddings",
+        summary.architecture
+    );
+    Err(Refusal::new(GateName::Format, what).with_value("an encoder"))
 }
 
 fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report: &Report) -> Result<String, Refusal> {
@@ -519,6 +545,7 @@ fn fetch_refusal(error: &FetchError) -> Refusal {
 
 fn format_refusal(error: &GgufError) -> Refusal {
     let value = match error {
+        GgufError::Part { number, count, .. } => format!("part {number} of {count}"),
         GgufError::Malformed { defect: Defect::DataTruncated { expected, found, .. }, .. }
         | GgufError::Malformed { defect: Defect::TrailingBytes { expected, found }, .. }
         | GgufError::Malformed {

@@ -35,6 +35,7 @@ const QUOTED_LINES: usize = 3;
 pub struct WorkerConfig {
     program: PathBuf,
     backend_dir: Option<PathBuf>,
+    quiet: bool,
     pub(super) threads: Arc<Threads>,
     trial: Option<Arc<Trial>>,
 }
@@ -44,7 +45,7 @@ impl WorkerConfig {
     #[must_use]
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let threads = Threads::new(Processors::here().count());
-        Self { program: program.into(), backend_dir: None, threads, trial: None }
+        Self { program: program.into(), backend_dir: None, quiet: false, threads, trial: None }
     }
 
     /// With the backends of this directory; without, a worker looks beside its program.
@@ -61,6 +62,12 @@ impl WorkerConfig {
 
     pub(super) fn trial(&self) -> Option<Arc<Trial>> {
         self.trial.clone()
+    }
+
+    /// That say nothing on our standard error: for a program that speaks to people.
+    #[must_use]
+    pub fn quietly(self) -> Self {
+        Self { quiet: true, ..self }
     }
 
     /// Workers that run the program that is running now.
@@ -93,6 +100,9 @@ impl WorkerConfig {
     fn command(&self, name: &str) -> Command {
         let mut command = Command::new(&self.program);
         command.arg(name);
+        if self.quiet {
+            command.env("RUST_LOG", "off");
+        }
         if let Some(dir) = &self.backend_dir {
             command.arg("--backend-dir").arg(dir);
         }
@@ -129,7 +139,7 @@ impl Process {
             .spawn()?;
         let stderr = child.stderr.take().ok_or_else(|| io::Error::other("the worker has no standard error"))?;
         let tail = Arc::new(LogTail::default());
-        let log = tokio::spawn(pass_log(stderr, Arc::clone(&tail)));
+        let log = tokio::spawn(pass_log(stderr, Arc::clone(&tail), config.quiet));
         Ok((Self { child, tail, log }, UnixStream::from_std(ours)?))
     }
 
@@ -205,8 +215,9 @@ impl LogTail {
     }
 }
 
-/// Copies a worker's log to our own, line by line, and keeps its tail. Ours never blocks, so the worker never does.
-async fn pass_log(stderr: ChildStderr, tail: Arc<LogTail>) {
+/// Copies a worker's log to our own, line by line, unless that is to be quiet, and keeps its tail. Ours never blocks, so the
+/// worker never does.
+async fn pass_log(stderr: ChildStderr, tail: Arc<LogTail>, quiet: bool) {
     let mut reader = BufReader::new(stderr);
     let mut line = Vec::new();
     // Whether what is in `line` goes on with one that was too long.
@@ -225,19 +236,21 @@ async fn pass_log(stderr: ChildStderr, tail: Arc<LogTail>) {
         line.extend_from_slice(&chunk[..taken]);
         reader.consume(taken);
         if end.is_some() || line.len() >= WORKER_LOG_PIECE_BYTES {
-            pass_line(&line, goes_on, &tail);
+            pass_line(&line, goes_on, &tail, quiet);
             goes_on = end.is_none();
             line.clear();
         }
     }
     if !line.is_empty() {
         line.push(b'\n');
-        pass_line(&line, goes_on, &tail);
+        pass_line(&line, goes_on, &tail, quiet);
     }
 }
 
-fn pass_line(line: &[u8], goes_on: bool, tail: &LogTail) {
-    telemetry::write_lines(line);
+fn pass_line(line: &[u8], goes_on: bool, tail: &LogTail, quiet: bool) {
+    if !quiet {
+        telemetry::write_lines(line);
+    }
     if !goes_on {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         tail.push(&line[..line.len().min(WORKER_LOG_LINE_BYTES)]);

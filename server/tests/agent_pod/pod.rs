@@ -328,6 +328,16 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
     let unknown = altered("demo-v2.q8_0.gguf", b"qwen2", b"qwenX");
     let speechless = with_template(good.clone(), "{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}");
     let swelling = with_template(good.clone(), "{{ 'x' * 2000000000 }}");
+    let damaged = |tensor: &str, at: usize, bytes: &[u8]| {
+        let header = gantry_gguf::read_header_prefix(&good, good.len() as u64).unwrap();
+        let start = header.summary().header_bytes + header.tensors().get(tensor).unwrap().offset;
+        let (mut content, start) = (good.clone(), usize::try_from(start).unwrap() + at);
+        content[start..start + bytes.len()].copy_from_slice(bytes);
+        content
+    };
+    let norm = damaged("output_norm.weight", 0, &f32::NAN.to_le_bytes());
+    // The scale of one block, between those that are looked at before the load.
+    let scale = damaged("blk.1.ffn_down.weight", 300 * 34, &[0x00, 0x7e]);
     let sha = |content: &[u8]| digest(content).to_string();
     let bad = demo("demo-v3-bad.q8_0.gguf");
     let huge = |mut version: Value| {
@@ -357,6 +367,17 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
         ("unknown", &unknown, sha(&unknown), same, None, "Format", "byte ", "qwenX"),
         ("speechless", &speechless, sha(&speechless), same, None, "Template", "cannot render", "line 2, `{{ m.content"),
         ("swelling", &swelling, sha(&swelling), same, None, "Template", "cannot render", "64 MiB of memory, at line 1"),
+        (
+            "norm",
+            &norm,
+            sha(&norm),
+            same,
+            None,
+            "Format",
+            "damaged weights",
+            "\"output_norm.weight\" (F32) has a number",
+        ),
+        ("scale", &scale, sha(&scale), same, None, "Load", "computes NaN", "is not finite"),
         ("bad", &bad, sha(&bad), same, Some("golden"), "Prompts", "of 20 prompts, 100% wanted", "was answered with"),
         ("unreadable-prompts", &good, sha(&good), same, Some("broken"), "Prompts", "unreadable", "line 2"),
     ];

@@ -101,22 +101,6 @@ async fn a_file_that_is_no_model_ends_the_start_with_the_reason() {
     assert!(log.contains("cannot serve the model") && log.contains("README.md"), "{log}");
 }
 
-#[test]
-fn a_model_file_can_be_checked() {
-    let validate = |file: &std::path::Path| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gantry-server"));
-        command.arg("validate").arg(file).output().unwrap()
-    };
-    let good = validate(&model("demo-v2.q4_k_m.gguf"));
-    assert_eq!(good.status.code(), Some(0));
-    assert!(String::from_utf8(good.stdout).unwrap().contains("Q4_K"));
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), b"GGUF\x03\0\0\0").unwrap();
-    let bad = validate(file.path());
-    assert_eq!(bad.status.code(), Some(1));
-    assert!(!bad.stderr.is_empty());
-}
-
 #[tokio::test]
 async fn wrong_settings_are_all_named_and_exit_with_2() {
     let mut command = command(&model("none.gguf"));

@@ -12,6 +12,7 @@ mod crowds;
 mod dispatch;
 mod drain;
 mod faults;
+mod files;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
 mod load;

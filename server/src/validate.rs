@@ -1,0 +1,159 @@
+//! `gantry-server validate`: what the gates of a pod would find of a model file, in a report for people.
+//!
+//! The parts in their order: header and tokenizer, weights (both as in [`crate::gates::file`]), then a trial: a worker process of
+//! its own loads the model on the CPU and decodes with it, so that what ends llama.cpp ends that process alone. The first
+//! part that fails ends it; the report says which were looked at, which were not, and why. Absent: golden prompts, and
+//! whether the pod that the file is for has the memory.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use gantry_engine::{PooledConfig, Pooling};
+use gantry_gguf::{Check, Header, Report, Value, Verdict, human_bytes};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::config::ValidateArgs;
+use crate::gates::limits::{HEADROOM_RATIO, TRIAL_CTX_TOKENS, TRIAL_LIMIT};
+use crate::gates::{context, file, memory};
+use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
+
+/// The name of what a trial loads.
+const TRIAL: &str = "trial";
+
+/// Checks the file and prints the report. The exit code says whether the file may be served.
+///
+/// # Errors
+/// The report cannot be printed, or no worker can be started.
+pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
+    let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let header = match gantry_gguf::read_header(&args.file) {
+        Ok(header) => header,
+        Err(error) => {
+            let part = error.defect().map_or("file", gantry_gguf::Defect::part);
+            let failed = Check::new(Verdict::Failed, part, error.to_string());
+            let rest = Check::new(Verdict::LeftOut, "the rest", "weights and trial load need a header that is right");
+            print(&format!("{title}\n\nchecks\n{failed}\n{rest}\n"))?;
+            return Ok(refused(args, &failed));
+        }
+    };
+    let pooled = PooledConfig { batch_tokens: args.ubatch_size, ..PooledConfig::default() };
+    let mut runtime = RuntimeSettings {
+        ctx_size: args.ctx_size,
+        parallel: args.parallel,
+        pooled: (args.embeddings || header.summary().encoder).then_some(pooled),
+        ..RuntimeSettings::default()
+    };
+    context::fit_context(&mut runtime, header.summary(), None, false, memory::read(), HEADROOM_RATIO);
+    let input = memory::fit_input(&runtime, header.summary(), false);
+    let mut report = Report::new(title, &header, input);
+    for check in weights(args, &header) {
+        report = report.with_check(check);
+    }
+    let trial = match report.failed() {
+        Some(_) => Check::new(Verdict::LeftOut, "trial load", "the file is refused without it"),
+        None => trial(args, &header)?,
+    };
+    let report = report.with_check(trial);
+    print(&report.to_string())?;
+    Ok(report.failed().map_or(ExitCode::SUCCESS, |failed| refused(args, failed)))
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")
+}
+
+/// Says why on standard error, where scripts that keep the report elsewhere see it.
+fn refused(args: &ValidateArgs, failed: &Check) -> ExitCode {
+    let (file, part) = (args.file.display(), failed.part);
+    // The exit code says it, too.
+    let _ = writeln!(std::io::stderr(), "gantry-server: {file}: {part}: {}", failed.text);
+    ExitCode::FAILURE
+}
+
+fn weights(args: &ValidateArgs, header: &Header) -> Vec<Check> {
+    if args.header_only {
+        return vec![Check::new(Verdict::LeftOut, "weights", "--header-only")];
+    }
+    match file::check_weights(&args.file, header) {
+        Ok(weights) => {
+            let notes = weights.notes.iter().map(|note| Check::new(Verdict::Noted, "weights", note));
+            std::iter::once(Check::new(Verdict::Passed, "weights", weights.summary())).chain(notes).collect()
+        }
+        Err(error) => vec![Check::new(Verdict::Failed, "weights", error.to_string())],
+    }
+}
+
+fn trial(args: &ValidateArgs, header: &Header) -> anyhow::Result<Check> {
+    let left_out = |why: &str| Ok(Check::new(Verdict::LeftOut, "trial load", why));
+    if args.header_only || args.no_load {
+        return left_out(if args.no_load { "--no-load" } else { "--header-only" });
+    }
+    let runtime = trial_settings(header);
+    let required = memory::predict(header.summary(), None, &runtime, false);
+    if let Some(memory) = memory::read().filter(|memory| required > memory.available_bytes) {
+        let (need, have) = (human_bytes(required), human_bytes(memory.available_bytes));
+        return left_out(&format!("it needs {need} of memory, and {have} is free here"));
+    }
+    let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir.clone()).quietly();
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let started = Instant::now();
+    Ok(match tokio.block_on(load(&args.file, runtime, &workers)) {
+        Ok(()) => {
+            let template = if header.summary().chat_template { ", parsed its chat template" } else { "" };
+            let seconds = started.elapsed().as_secs_f64();
+            let text = format!("a worker loaded it{template} and computed: all finite, after {seconds:.1} s");
+            Check::new(Verdict::Passed, "trial load", text)
+        }
+        Err(reason) => Check::new(Verdict::Failed, "trial load", reason),
+    })
+}
+
+/// Little context for one sequence on the CPU: what is to be seen is whether the model computes.
+fn trial_settings(header: &Header) -> RuntimeSettings {
+    let summary = header.summary();
+    let names_pooling = matches!(
+        header.metadata().get(&format!("{}.pooling_type", summary.architecture)),
+        Some(Value::Integer { value: 1.., .. })
+    );
+    let pooling = if names_pooling { None } else { Some(Pooling::Mean) };
+    let pooled = PooledConfig {
+        pooling,
+        batch_tokens: TRIAL_CTX_TOKENS.min(summary.context_length),
+        max_batch: 1,
+        ..PooledConfig::default()
+    };
+    RuntimeSettings {
+        ctx_size: TRIAL_CTX_TOKENS.min(summary.context_length),
+        parallel: 1,
+        gpu_layers: Some(0),
+        workers: Some(1),
+        engine: EngineTuning { cache_ram_bytes: Some(0), ..EngineTuning::default() },
+        pooled: summary.encoder.then_some(pooled),
+        ..RuntimeSettings::default()
+    }
+}
+
+/// Loads the model in a worker, which decodes with it before it says that it is ready.
+async fn load(path: &Path, runtime: RuntimeSettings, workers: &WorkerConfig) -> Result<(), String> {
+    let spec = VersionSpec {
+        name: TRIAL.to_owned(),
+        digest: String::new(),
+        model_path: path.to_owned(),
+        served_name: TRIAL.to_owned(),
+        runtime,
+    };
+    let (progress, _) = watch::channel(0.0);
+    // Dropped, it ends its worker.
+    match timeout(TRIAL_LIMIT, Version::load(spec, workers, progress)).await {
+        Ok(Ok(version)) => {
+            version.retire(std::time::Duration::ZERO).await;
+            Ok(())
+        }
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("the worker was not ready within {TRIAL_LIMIT:?}")),
+    }
+}

@@ -1,0 +1,184 @@
+//! Model files, good and bad, as `serve` and `validate` take them: the same files, with the same words.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gantry_gguf::Header;
+
+use crate::gguf;
+use crate::server::{Server, command, model, output};
+
+fn validate(file: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+    command.arg("validate").arg(file).args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn demo() -> (Vec<u8>, Header) {
+    let path = model("demo-v2.q8_0.gguf");
+    (std::fs::read(&path).unwrap(), gantry_gguf::read_header(&path).unwrap())
+}
+
+/// Puts other bytes behind the first place where these are.
+fn behind(file: &mut [u8], key: &str, skip: usize, bytes: &[u8]) {
+    let at = file.windows(key.len()).position(|window| window == key.as_bytes()).unwrap() + key.len() + skip;
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// The demo model in two files, the first of which has keys alone, and where that is.
+fn split(folder: &Path) -> PathBuf {
+    let (file, header) = demo();
+    let info = |tensor: &gantry_gguf::Tensor| 8 + tensor.name.len() + 4 + 8 * tensor.shape.len() + 4 + 8;
+    let infos: usize = header.tensors().list().iter().map(info).sum();
+    let first = &header.tensors().list()[0].name;
+    let named = [&(first.len() as u64).to_le_bytes()[..], first.as_bytes()].concat();
+    let keys_end = file.windows(named.len()).position(|window| window == named).unwrap();
+    let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let count = header.tensors().list().len();
+    let split_keys = |number: u16| {
+        let mut keys = Vec::new();
+        for (key, kind, value) in [
+            ("split.no", 2_u32, number.to_le_bytes().to_vec()),
+            ("split.count", 2, 2_u16.to_le_bytes().to_vec()),
+            ("split.tensors.count", 5, (count as i32).to_le_bytes().to_vec()),
+        ] {
+            keys.extend([string(key), kind.to_le_bytes().to_vec(), value].concat());
+        }
+        keys
+    };
+    let part = |number: u16, tensors: u64, keys: u64, kept: &[u8], infos: &[u8], data: &[u8]| {
+        let mut part = [&file[..8], &tensors.to_le_bytes(), &keys.to_le_bytes(), kept].concat();
+        part.extend(split_keys(number));
+        part.extend(infos);
+        part.resize(part.len().next_multiple_of(32), 0);
+        part.extend(data);
+        std::fs::write(folder.join(format!("demo-{:05}-of-00002.gguf", number + 1)), part).unwrap();
+    };
+    let keys = header.metadata().len() as u64;
+    part(0, 0, keys + 3, &file[24..keys_end], &[], &[]);
+    let data = usize::try_from(header.parts()[0].data_offset).unwrap();
+    part(1, count as u64, 3, &[], &file[keys_end..keys_end + infos], &file[data..]);
+    folder.join("demo-00001-of-00002.gguf")
+}
+
+#[test]
+fn a_good_file_is_reported_with_every_part_that_was_looked_at() {
+    let good = validate(&model("demo-v2.q4_k_m.gguf"), &[]);
+    let (report, log) = (text(&good.stdout), text(&good.stderr));
+    assert_eq!((good.status.code(), log.as_str()), (Some(0), ""), "{report}");
+    for part in ["Q4_K", "ok   format", "ok   tokenizer", "ok   shapes", "ok   weights", "ok   trial load  a worker"] {
+        assert!(report.contains(part), "{part} is not in {report}");
+    }
+    let header = validate(&model("demo-v2.q4_k_m.gguf"), &["--header-only"]);
+    let report = text(&header.stdout);
+    assert_eq!(header.status.code(), Some(0));
+    assert!(report.contains("--   weights     --header-only") && report.contains("--   trial load  --header-only"));
+    let unloaded = text(&validate(&model("demo-v2.q4_k_m.gguf"), &["--no-load"]).stdout);
+    assert!(unloaded.contains("ok   weights") && unloaded.contains("--   trial load  --no-load"), "{unloaded}");
+}
+
+#[test]
+fn serve_and_validate_refuse_the_same_files_with_the_same_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, header) = demo();
+    let norm = header.tensors().get("output_norm.weight").unwrap();
+    let norm = usize::try_from(header.summary().header_bytes + norm.offset).unwrap();
+    let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut file = whole.clone();
+        change(&mut file);
+        file
+    };
+    let cases = [
+        ("cut", changed(&|file| file.truncate(2_000_000)), "header", "cut short"),
+        ("text", b"not a model".to_vec(), "header", "not a GGUF file"),
+        ("blocks-513", changed(&|f| behind(f, "llama.block_count", 4, &513_u32.to_le_bytes())), "header", "512"),
+        ("rope", changed(&|f| behind(f, "llama.rope.freq_base", 4, &f32::NAN.to_le_bytes())), "header", "freq_base"),
+        (
+            "token",
+            changed(&|f| behind(f, "tokenizer.ggml.eos_token_id", 4, &9999_u32.to_le_bytes())),
+            "tokenizer",
+            "only 2048 tokens",
+        ),
+        ("norm", changed(&|f| f[norm..norm + 4].copy_from_slice(&f32::NAN.to_le_bytes())), "weights", "output_norm"),
+        ("zeros", changed(&|f| f[header.summary().header_bytes as usize..].fill(0)), "weights", "is zero"),
+    ];
+    for (name, bytes, part, words) in cases {
+        let file = folder.path().join(format!("{name}.gguf"));
+        std::fs::write(&file, bytes).unwrap();
+        same_words(&file, part, words);
+    }
+    // A pipe into which nobody writes, as the second part.
+    let first = split(folder.path());
+    let second = folder.path().join("demo-00002-of-00002.gguf");
+    std::fs::remove_file(&second).unwrap();
+    same_words(&first, "file", "part 2 of 2");
+    assert!(Command::new("mkfifo").arg(&second).status().unwrap().success());
+    same_words(&first, "file", "not a regular file");
+}
+
+/// Both refuse it, and what one says is what the other does.
+fn same_words(file: &Path, part: &str, words: &str) {
+    let validated = validate(file, &[]);
+    let (report, log) = (text(&validated.stdout), text(&validated.stderr));
+    assert_eq!(validated.status.code(), Some(1), "{report}");
+    let why = log.trim_end().split_once(&format!("gantry-server: {}: {part}: ", file.display())).map(|(_, why)| why);
+    let why = why.unwrap_or_else(|| panic!("{part} is not in {log}"));
+    assert!(why.contains(words), "{why}");
+    assert!(report.contains(&format!("  FAIL {part:<11} {why}")), "{report}");
+    let mut serve = command(file);
+    serve.args(["--port", "0"]);
+    let (status, log) = output(serve);
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("cannot serve the model") && log.contains(why), "{why} is not in {log}");
+    assert!(!log.contains("gantry_server::worker"), "no worker saw it: {log}");
+}
+
+#[tokio::test]
+async fn a_model_in_two_files_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = split(folder.path());
+    let report = text(&validate(&first, &["--no-load"]).stdout);
+    assert!(report.contains("2 parts of one model"), "{report}");
+    let server = Server::launch(&first, &["--ctx-size", "512", "--parallel", "1"]);
+    server.until_ready().await;
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+}
+
+#[test]
+fn what_ends_llama_cpp_ends_a_trial_alone_and_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    // An architecture whose tensors are not told apart before, and which asks for a key that is not there.
+    let mut bloom = std::fs::read(model("demo-v2.q8_0.gguf")).unwrap();
+    while let Some(at) = bloom.windows(6).position(|window| window == b"llama.") {
+        bloom[at..at + 5].copy_from_slice(b"bloom");
+    }
+    behind(&mut bloom, "general.architecture", 12, b"bloom");
+    for (bytes, words) in [(gguf::aborts().bytes(), "SIGABRT"), (bloom, "layer_norm_epsilon")] {
+        std::fs::write(&file, bytes).unwrap();
+        let validated = validate(&file, &[]);
+        let report = text(&validated.stdout);
+        assert_eq!(validated.status.code(), Some(1), "{report}");
+        let trial = report.lines().find(|line| line.contains("trial load")).unwrap();
+        assert!(trial.contains("FAIL") && trial.contains(words), "{report}");
+    }
+}
+
+#[test]
+fn an_encoder_is_checked_as_one_and_served_only_for_vectors() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bert.gguf");
+    std::fs::write(&file, gguf::bert(1).bytes()).unwrap();
+    let validated = validate(&file, &[]);
+    let report = text(&validated.stdout);
+    assert_eq!(validated.status.code(), Some(0), "{report}");
+    assert!(report.contains("it is an encoder") && report.contains("ok   trial load"), "{report}");
+    let mut serve = command(&file);
+    serve.args(["--port", "0"]);
+    let (status, log) = output(serve);
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("--embeddings"), "{log}");
+}
