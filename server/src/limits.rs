@@ -101,8 +101,9 @@ pub const SERVICE_RATE_WINDOW: Duration = Duration::from_secs(60);
 /// Submissions of one request: a version may be retired between the choice and the submission.
 pub const SUBMIT_ATTEMPTS: usize = 4;
 
-/// Connections open at once, where there are descriptors for as many; one more, and one on which nothing is asked closes:
-/// the one silent longest, else the one idle longest. Where something is asked on all, it waits.
+/// Connections open at once, where there are descriptors for as many; one more, and one on which nothing has been asked
+/// closes: the one silent longest, else the one idle longest, else the one whose body has been coming longest. Where
+/// something has been asked on all, it waits.
 pub const MAX_CONNECTIONS: usize = 4096;
 /// The same for the port of probes and metrics.
 pub const MAX_PROBE_CONNECTIONS: usize = 64;

@@ -221,12 +221,12 @@ impl Metrics {
         registry.register("completion_tokens", "Tokens generated for finished requests", completion_tokens.clone());
         registry.register("connections", "Open connections", connections.clone());
         let shed = Family::<PhaseLabel, Counter>::default();
-        for phase in [Phase::Waiting, Phase::Idle] {
+        for phase in [Phase::Waiting, Phase::Idle, Phase::Receiving] {
             drop(shed.get_or_create(&PhaseLabel { phase: phase.as_str() }));
         }
         registry.register(
             "connections_shed",
-            "Connections closed to make room: waiting, of which no whole head had come, or idle",
+            "Connections closed to make room: waiting, of which no whole head had come, idle, or receiving a body",
             shed.clone(),
         );
         registry.register_collector(Box::new(RouterCollector { router }));

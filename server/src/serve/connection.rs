@@ -1,7 +1,7 @@
 //! One connection: HTTP/1.1 on a socket, and what it is doing at each moment.
 //!
 //! hyper does not say whether a connection is silent, asks for something or is idle, so it is seen from outside: bytes that
-//! are read, a request that is handed on, an answer whose body has been taken, and the flush after it. By that it is known
+//! are read, a request that is handed on, the end of its body, an answer whose body has been taken, and the flush after it. By that it is known
 //! who may be made to leave, and at the end of the server who is waited for.
 
 use std::convert::Infallible;
@@ -92,6 +92,7 @@ impl Connections {
 #[repr(u8)]
 enum State {
     Waiting,
+    Receiving,
     Busy,
     /// hyper has the whole answer and is sending it.
     Ending,
@@ -115,14 +116,17 @@ impl Place {
         }
         let phase = match to {
             State::Waiting => Phase::Waiting,
+            State::Receiving => Phase::Receiving,
             State::Busy => Phase::Busy,
             State::Idle => Phase::Idle,
             State::Ending => return,
         };
         self.connections.with(|table| table.turn(self.id, phase, Instant::now()));
         if phase != Phase::Busy {
-            self.quiet.notify_one();
             self.connections.changed.notify_waiters();
+        }
+        if matches!(phase, Phase::Waiting | Phase::Idle) {
+            self.quiet.notify_one();
         }
     }
 
@@ -165,10 +169,14 @@ pub(super) async fn serve(
     let peer = stream.peer_addr().map(|address| Peer::of(address.ip())).unwrap_or_default();
     let service = service_fn(|request: Request<Incoming>| {
         for before in [State::Waiting, State::Idle, State::Ending] {
-            place.turn(before, State::Busy);
+            place.turn(before, State::Receiving);
         }
         let answering = Answering(Arc::clone(&place));
-        let mut request = request.map(Body::new);
+        let mut request = request.map(|body| {
+            let receiving = Receiving(Arc::clone(&place));
+            // One without a body is whole with its head.
+            if body.is_end_stream() { Body::empty() } else { Body::new(Sent { body, receiving: Some(receiving) }) }
+        });
         request.extensions_mut().insert(peer);
         let answer = routes.clone().call(request);
         let app = Arc::clone(&app);
@@ -221,12 +229,51 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
         .set_tcp_keepalive(&TcpKeepalive::new().with_time(CLIENT_STALL_LIMIT / 2).with_interval(CLIENT_STALL_LIMIT / 4))
 }
 
+/// A request whose body is not there to its end.
+struct Receiving(Arc<Place>);
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.turn(State::Receiving, State::Busy);
+    }
+}
+
+/// A body that tells when it has come to its end, or nobody wants it any more.
+struct Sent {
+    body: Incoming,
+    receiving: Option<Receiving>,
+}
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if matches!(&frame, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.receiving = None;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// A request that is being answered.
 struct Answering(Arc<Place>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.turn(State::Busy, State::Ending);
+        // An answer may go out before a body has come that it does not need.
+        for before in [State::Receiving, State::Busy] {
+            self.0.turn(before, State::Ending);
+        }
     }
 }
 

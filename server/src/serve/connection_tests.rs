@@ -113,6 +113,26 @@ async fn who_has_asked_nothing_makes_room_and_who_is_answered_does_not_notice() 
 }
 
 #[tokio::test]
+async fn bodies_that_do_not_come_make_room_when_nobody_is_idle() {
+    let served = Served::new(2).await;
+    let head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n{";
+    let mut slow = [served.connect().await, served.connect().await];
+    for (id, stream) in (0..).zip(&mut slow) {
+        stream.write_all(head).await.unwrap();
+        // One after the other, so that it is known whose body has been coming for longer.
+        while served.connections.with(|table| table.quiet_since(id)).is_some() {
+            tokio::task::yield_now().await;
+        }
+    }
+    sleep(SHED_MIN_AGE).await;
+    let mut newcomer = served.connect().await;
+    assert!(ask(&mut newcomer).await.contains("200 OK"));
+    assert!(ends(&mut slow[0]).await);
+    slow[1].write_all(b"\"prompt\": \"x\"}     ").await.unwrap();
+    assert!(answer(&mut slow[1]).await.starts_with("HTTP/1.1 503"));
+}
+
+#[tokio::test]
 async fn who_is_idle_goes_when_nobody_is_silent() {
     let served = Served::new(2).await;
     let (mut first, mut second) = (served.connect().await, served.connect().await);

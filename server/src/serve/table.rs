@@ -1,9 +1,10 @@
 //! The connections of one listener: what each is doing, and which one makes room when there are as many as may be.
 //!
-//! Pure: [`Table`] is told what happened and when. Who asks for something (`Busy`) is never made to leave. Of the others,
-//! those go first of which no whole head has come (`Waiting`), the one that has waited longest before the others, so that a
-//! client that has just connected gets to send its request while thousands are silent; then those between two requests
-//! (`Idle`), the one idle longest first. Absent: sockets, which are [`super::connection`]'s.
+//! Pure: [`Table`] is told what happened and when. Who has asked for something (`Busy`) is never made to leave. Of the
+//! others, those go first of which no whole head has come (`Waiting`), the one that has waited longest before the others, so
+//! that a client that has just connected gets to send its request while thousands are silent; then those between two requests
+//! (`Idle`), the one idle longest first; at last those whose body is still coming (`Receiving`), in the same order, or as
+//! many slow bodies as there are places would keep everybody out. Absent: sockets, which are [`super::connection`]'s.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -22,7 +23,9 @@ pub(super) type Id = u64;
 pub enum Phase {
     /// It is new, or a part of a head has come.
     Waiting,
-    /// A request's head has come and its answer has not gone out to its end.
+    /// A request's head has come, and its body has not come to its end.
+    Receiving,
+    /// A whole request has come and its answer has not gone out to its end.
     Busy,
     /// It has been answered, and nothing has come since.
     Idle,
@@ -34,6 +37,7 @@ impl Phase {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
+            Self::Receiving => "receiving",
             Self::Busy => "busy",
             Self::Idle => "idle",
         }
@@ -64,12 +68,14 @@ pub(super) struct Table {
     entries: HashMap<Id, Entry>,
     waiting: BTreeSet<(Instant, Id)>,
     idle: BTreeSet<(Instant, Id)>,
+    receiving: BTreeSet<(Instant, Id)>,
     next: Id,
 }
 
 impl Table {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, entries: HashMap::new(), waiting: BTreeSet::new(), idle: BTreeSet::new(), next: 0 }
+        let (waiting, idle, receiving) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        Self { limit, entries: HashMap::new(), waiting, idle, receiving, next: 0 }
     }
 
     pub(super) fn open(&mut self, now: Instant) -> (Id, Arc<Notify>) {
@@ -85,19 +91,19 @@ impl Table {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let (before, since) = (entry.phase, entry.since);
         (entry.phase, entry.since) = (phase, now);
-        if let Some(quiet) = self.quiet(before) {
-            quiet.remove(&(since, id));
+        if let Some(of_phase) = self.of_phase(before) {
+            of_phase.remove(&(since, id));
         }
-        if let Some(quiet) = self.quiet(phase) {
-            quiet.insert((now, id));
+        if let Some(of_phase) = self.of_phase(phase) {
+            of_phase.insert((now, id));
         }
     }
 
     pub(super) fn close(&mut self, id: Id) {
         if let Some(entry) = self.entries.remove(&id)
-            && let Some(quiet) = self.quiet(entry.phase)
+            && let Some(of_phase) = self.of_phase(entry.phase)
         {
-            quiet.remove(&(entry.since, id));
+            of_phase.remove(&(entry.since, id));
         }
     }
 
@@ -109,7 +115,7 @@ impl Table {
     /// Since when nothing is asked on it, or `None` while something is.
     pub(super) fn quiet_since(&self, id: Id) -> Option<(Phase, Instant)> {
         let entry = self.entries.get(&id)?;
-        (entry.phase != Phase::Busy).then_some((entry.phase, entry.since))
+        matches!(entry.phase, Phase::Waiting | Phase::Idle).then_some((entry.phase, entry.since))
     }
 
     /// Makes room for one more where that is needed and can be.
@@ -119,10 +125,13 @@ impl Table {
 
     /// Has the one leave that is missed least.
     pub(super) fn shed(&mut self, now: Instant) -> Room {
-        let oldest = self.waiting.first().copied();
-        let due = oldest.filter(|(since, _)| now.saturating_duration_since(*since) >= SHED_MIN_AGE);
-        let Some((_, id)) = due.or_else(|| self.idle.first().copied()) else {
-            return Room::None(oldest.map(|(since, _)| SHED_MIN_AGE.saturating_sub(now - since)));
+        let age = |(since, _): (Instant, Id)| now.saturating_duration_since(since);
+        let young = [self.waiting.first().copied(), self.receiving.first().copied()];
+        let [waiting, receiving] = young.map(|oldest| oldest.filter(|oldest| age(*oldest) >= SHED_MIN_AGE));
+        let Some((_, id)) = waiting.or(self.idle.first().copied()).or(receiving) else {
+            return Room::None(
+                young.into_iter().flatten().map(|oldest| SHED_MIN_AGE.saturating_sub(age(oldest))).min(),
+            );
         };
         let Some(entry) = self.entries.get(&id) else { return Room::None(None) };
         let (phase, leave) = (entry.phase, Arc::clone(&entry.leave));
@@ -130,10 +139,11 @@ impl Table {
         Room::Made(phase, leave)
     }
 
-    fn quiet(&mut self, phase: Phase) -> Option<&mut BTreeSet<(Instant, Id)>> {
+    fn of_phase(&mut self, phase: Phase) -> Option<&mut BTreeSet<(Instant, Id)>> {
         match phase {
             Phase::Waiting => Some(&mut self.waiting),
             Phase::Idle => Some(&mut self.idle),
+            Phase::Receiving => Some(&mut self.receiving),
             Phase::Busy => None,
         }
     }
@@ -165,14 +175,17 @@ mod tests {
         table.turn(1, Phase::Busy, at(12));
         table.turn(1, Phase::Idle, at(13));
         table.turn(3, Phase::Idle, at(20));
-        // 2 and 4 have sent nothing, 3 was answered after 1, 0 is being answered.
+        // 2 and 4 have sent nothing, 3 was answered after 1, 0 is being answered, and 5 sends a body.
+        let tokens = [tokens, vec![table.open(at(30))]].concat();
+        table.turn(5, Phase::Receiving, at(31));
+        table.limit = 6;
         let later = at(10_000);
         let mut gone = Vec::new();
         while let Some(id) = shed(&mut table, &tokens, later) {
             gone.push(id);
             table.limit -= 1;
         }
-        assert_eq!(gone, [2, 4, 1, 3]);
+        assert_eq!(gone, [2, 4, 1, 3, 5]);
         assert!(matches!(table.make_room(later), Room::None(None)));
         table.turn(0, Phase::Idle, later);
         assert_eq!(shed(&mut table, &tokens, later), Some(0));
@@ -196,7 +209,7 @@ mod tests {
     proptest! {
         /// Against a plain list: who leaves is never busy, and the one with the least claim.
         #[test]
-        fn the_one_with_the_least_claim_leaves(steps in prop::collection::vec((0_u8..5, 0_usize..12, 0_u64..90), 1..200)) {
+        fn the_one_with_the_least_claim_leaves(steps in prop::collection::vec((0_u8..6, 0_usize..12, 0_u64..90), 1..200)) {
             let mut now = Instant::now();
             let mut table = Table::new(8);
             let mut tokens = Vec::new();
@@ -206,8 +219,9 @@ mod tests {
                 let picked = (!open.is_empty()).then(|| pick % open.len());
                 match (step, picked) {
                     (0, Some(at)) => table.close(open.swap_remove(at).0),
-                    (1..=3, Some(at)) => {
-                        let phase = [Phase::Waiting, Phase::Busy, Phase::Idle][usize::from(step) - 1];
+                    (1..=4, Some(at)) => {
+                        let phases = [Phase::Waiting, Phase::Receiving, Phase::Busy, Phase::Idle];
+                        let phase = phases[usize::from(step) - 1];
                         table.turn(open[at].0, phase, now);
                         open[at] = (open[at].0, phase, now);
                     }
@@ -215,6 +229,7 @@ mod tests {
                         let claim = |&(id, phase, since): &(Id, Phase, Instant)| match phase {
                             Phase::Waiting => (now - since >= SHED_MIN_AGE).then_some((0, since, id)),
                             Phase::Idle => Some((1, since, id)),
+                            Phase::Receiving => (now - since >= SHED_MIN_AGE).then_some((2, since, id)),
                             Phase::Busy => None,
                         };
                         let full = open.len() >= 8;
@@ -229,8 +244,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(table.len(), open.len());
-                let quiet = open.iter().filter(|(_, phase, _)| *phase != Phase::Busy).count();
-                prop_assert_eq!(table.waiting.len() + table.idle.len(), quiet);
+                let not_busy = open.iter().filter(|(_, phase, _)| *phase != Phase::Busy).count();
+                prop_assert_eq!(table.waiting.len() + table.idle.len() + table.receiving.len(), not_busy);
             }
         }
     }

@@ -103,6 +103,23 @@ async fn clients_that_declare_much_and_send_a_byte_cost_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_bodies_on_all_connections_make_room() {
+    raise_limit();
+    let server = Server::start(&[]).await;
+    let head = format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES}\r\n\r\n{{");
+    let (mut bystander, mut slow) = (Bystander::new(), Vec::new());
+    for number in 0..MAX_CONNECTIONS + 200 {
+        let mut stream = connect_from((number / 1000) as u8 + 2, server.address()).await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        slow.push(stream);
+    }
+    for _ in 0..20 {
+        bystander.post(&server.url(CHAT), &hello()).await;
+    }
+    bystander.report("4,296 slow bodies");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connections_make_room_and_nobody_else_notices() {
     raise_limit();
     let server = Server::start_unending(2, &["--metrics-port", "0"]).await;
