@@ -35,10 +35,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         .file("shim/backends.cpp")
         .file("shim/guard.cpp")
         .file("shim/template.cpp")
+        .file("shim/state.cpp")
         .include(out.join("include"))
         .include(source.join("common"))
         .include(source.join("vendor"))
-        // The grammar's parser is internal to llama.cpp.
+        // The grammar's parser is internal to llama.cpp, and so is what a state is written to.
         .include(source.join("src"))
         // The headers define functions that only llama.cpp's own files use.
         .flag_if_supported("-Wno-unused-function")

@@ -7,6 +7,7 @@ pub(crate) mod llama;
 #[cfg(test)]
 pub(crate) mod scripted;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -45,6 +46,8 @@ pub(crate) struct BackendLimits {
     /// Whether a sequence can be cut, copied in part, saved and restored. Where the model's state cannot (recurrent
     /// ones), nothing but the clearing of whole sequences is asked of it.
     pub(crate) reusable: bool,
+    /// Bytes of one token's state; 0 where it cannot be saved.
+    pub(crate) token_bytes: u64,
 }
 
 /// One token of a batch.
@@ -96,9 +99,9 @@ pub(crate) trait Backend: Send {
     fn truncate(&mut self, sequence: u32, len: u32) -> Result<(), BackendError>;
     /// Makes `to`, which is empty, hold the first `len` tokens of `from`.
     fn copy(&mut self, from: u32, to: u32, len: u32) -> Result<(), BackendError>;
-    /// The state of a sequence's tokens from `from` (a multiple of [`BLOCK_TOKENS`]) on: a chunk for each full block,
-    /// and one for the rest.
-    fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError>;
+    /// The state of these tokens of a sequence, the first of which begins a block ([`BLOCK_TOKENS`]): a chunk for each full
+    /// block, and one for the rest. Nothing of other tokens is copied.
+    fn save(&mut self, sequence: u32, positions: Range<u32>) -> Result<Vec<Vec<u8>>, BackendError>;
     /// Makes a sequence, which is empty, hold these chunks, the first of which begins at token 0.
     fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError>;
     /// The sequence whose prompt is read beside the pool: a part of its own in each batch, which may be read faster so.

@@ -299,6 +299,12 @@ pub struct EngineStats {
     pub memory_limit_bytes: u64,
     /// Prefixes that left the KV cache to make room.
     pub evictions_total: u64,
+    /// Bytes of states that steps copied: saved, brought back, or from one sequence to another.
+    pub copied_bytes_total: u64,
+    /// Tokens whose state was not copied since the step had copied as much as one may: dropped, or read again.
+    pub uncopied_tokens_total: u64,
+    /// Times that those who waited were let in by a later step for that.
+    pub deferred_copies_total: u64,
     /// Times that a sequence was moved beside the others, to be computed with them.
     pub moves_total: u64,
     /// Rows of nobody's, computed to make those of streams whole groups, which takes less.

@@ -5,6 +5,7 @@
 //! first tier, found by comparing tokens. Where the cache is unified, a copy shares the cells of what it copies, and
 //! the books count each cell once. Absent: what leaves the cache ([`crate::cache`]), who may use it (the scheduler).
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Token};
@@ -264,9 +265,10 @@ impl<B: Backend> Kv<B> {
         Ok(())
     }
 
-    pub(crate) fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
-        let saved = self.backend.save(sequence, from)?;
-        if self.len(sequence) >= from + BLOCK_TOKENS {
+    pub(crate) fn save(&mut self, sequence: u32, positions: Range<u32>) -> Result<Vec<Vec<u8>>, BackendError> {
+        let is_block = positions.end - positions.start >= BLOCK_TOKENS;
+        let saved = self.backend.save(sequence, positions)?;
+        if is_block {
             self.block_bytes = saved.first().map_or(self.block_bytes, Vec::len);
         }
         Ok(saved)
@@ -301,7 +303,7 @@ impl<B: Backend> Kv<B> {
     /// and otherwise.
     pub(crate) fn exchange(&mut self, first: u32, second: u32) -> Result<(), BackendError> {
         let tokens = self.tokens(second).to_vec();
-        let saved = if tokens.is_empty() { Vec::new() } else { self.backend.save(second, 0)? };
+        let saved = if tokens.is_empty() { Vec::new() } else { self.backend.save(second, 0..self.len(second))? };
         self.backend.clear_sequence(second);
         let copied = match self.len(first) {
             0 => Ok(()),

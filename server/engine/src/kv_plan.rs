@@ -30,6 +30,10 @@ pub const STAGE_BATCH_TOKENS: u32 = 128;
 /// Sequences, beside those that run, that a unified cache has for what ended requests left.
 pub const LEFTOVER_SEQUENCES: u32 = 64;
 
+/// Bytes of states that one step copies at most, between two computations: what is saved of a sequence that leaves the KV cache or
+/// gives way, brought back, or copied to another one. A quarter of a second of a slow machine, and less of others.
+pub const MAX_COPY_BYTES_PER_STEP: u64 = 256 << 20;
+
 /// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CacheType {

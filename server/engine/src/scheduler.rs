@@ -12,6 +12,7 @@
 //! comes back later.
 
 mod admission;
+mod copies;
 mod cost;
 mod failure;
 mod fill;
@@ -48,6 +49,7 @@ use crate::stats::{Stats, StepRecord};
 use admission::Waiter;
 #[cfg(test)]
 pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
+use copies::Copies;
 use fill::{Fillers, WorthFilling};
 use measure::Measuring;
 pub(crate) use probe::PROBE_FRESH;
@@ -148,6 +150,7 @@ pub(crate) struct Scheduler<B> {
     fillers: Fillers,
     worth_filling: WorthFilling,
     measuring: Measuring,
+    copies: Copies,
     consecutive_failures: u32,
     /// Those of a batch that failed, each of which is decoded by itself.
     suspects: VecDeque<Suspect>,
@@ -195,6 +198,7 @@ impl<B: Backend> Scheduler<B> {
             fillers: Fillers::default(),
             worth_filling: WorthFilling::default(),
             measuring: Measuring::default(),
+            copies: Copies::new(&limits),
             consecutive_failures: 0,
             suspects: VecDeque::new(),
             guesses_first: 0,
@@ -255,6 +259,7 @@ impl<B: Backend> Scheduler<B> {
     /// One step, at a time that tests choose.
     pub(crate) fn step_at(&mut self, started: Instant) -> StepOutcome {
         self.kv.set_now(started);
+        self.copies.begin();
         if started.saturating_duration_since(self.maintained) >= MAINTENANCE_PERIOD {
             self.maintain(started);
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, VOCAB, reference};
+use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, TOKEN_BYTES, VOCAB, reference};
 use crate::backend::{Backend, BackendLimits, Token, Vocabulary};
 use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
@@ -26,6 +26,7 @@ use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 mod bursts;
+mod copies;
 mod failures;
 mod fill;
 mod gaps;
@@ -113,6 +114,7 @@ impl Setup {
             flash_attention: true,
             group_rows: 4,
             reusable: true,
+            token_bytes: TOKEN_BYTES,
         };
         Self {
             limits,

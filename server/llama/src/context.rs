@@ -308,7 +308,7 @@ impl Context {
             // llama.cpp's copy of streams moves all cells of a sequence, used or not, only at the next decode, and lets
             // nothing be saved or restored until then. Through the state (2.5 MB: 0.8 ms of a share of 25 MB that takes
             // 18 ms on the same busy CPU) it is there at once.
-            return self.copy_state(source, to, held, len);
+            return self.copy_state(from, to, held, len);
         }
         // llama.cpp would copy the state after the last token, or cells without those that a window still needs.
         if len < held && (self.model.is_recurrent() || !self.window_is_whole(source, len)) {

@@ -191,10 +191,12 @@ pub enum StateError {
     #[error("the state of this model cannot be sliced; save it as a whole")]
     NotSliceable,
     /// What is asked for is not in the sequence.
-    #[error("tokens from {from} in blocks of {block} cannot be saved of a sequence of {held}")]
+    #[error("tokens {from} to {to} in blocks of {block} cannot be saved of a sequence of {held}")]
     Range {
         /// The first token asked for.
         from: u32,
+        /// The one after the last.
+        to: u32,
         /// Tokens in a block.
         block: u32,
         /// Tokens the sequence holds.

@@ -163,18 +163,19 @@ impl Parsed {
         self.positions.len()
     }
 
-    /// Which cell holds each position, where the positions are 0, 1, 2 and so on without a gap.
-    pub(crate) fn order(&self) -> Option<Vec<u32>> {
+    /// Which cell holds each position, where the positions are `first`, the next one and so on without a gap.
+    pub(crate) fn order(&self, first: u32) -> Option<Vec<u32>> {
         let mut order = vec![u32::MAX; self.positions.len()];
         for (cell, &position) in (0_u32..).zip(&self.positions) {
-            let slot = order.get_mut(usize::try_from(position).ok()?)?;
+            let place = u32::try_from(position).ok()?.checked_sub(first)?;
+            let slot = order.get_mut(place as usize)?;
             (*slot == u32::MAX).then_some(())?;
             *slot = cell;
         }
         Some(order)
     }
 
-    /// Appends the rows of some positions, block by block.
+    /// Appends the rows of some positions, counted from the first that there is, block by block.
     pub(crate) fn cut(&self, state: &[u8], order: &[u32], positions: Range<usize>, out: &mut Vec<u8>) {
         self.cut_all(state, order, &mut [(positions, out)]);
     }
@@ -215,6 +216,13 @@ impl Layout {
         self.row_bytes
     }
 
+    /// Bytes of the state of so many tokens, at most.
+    pub(crate) fn state_bytes(&self, place: Place, tokens: u32) -> usize {
+        (tokens as usize) * (self.row_bytes + CELL_BYTES)
+            + self.rows.len() * BLOCK_HEAD_BYTES
+            + 4 * (place.streams as usize + 8)
+    }
+
     /// The layout in words, equal for equal layouts.
     pub(crate) fn describe(&self) -> String {
         let mut text = format!("layers {} rot {}/{} rows", self.layers, self.n_rot_k, self.n_rot_v);
@@ -237,11 +245,7 @@ impl Layout {
     pub(crate) fn compose(&self, place: Place, first: u32, chunks: &[(u32, &[u8])], out: &mut Vec<u8>) {
         let cells: u32 = chunks.iter().map(|chunk| chunk.0).sum();
         out.clear();
-        out.reserve_exact(
-            (cells as usize) * (self.row_bytes + CELL_BYTES)
-                + self.rows.len() * BLOCK_HEAD_BYTES
-                + 4 * (place.streams as usize + 8),
-        );
+        out.reserve_exact(self.state_bytes(place, cells));
         let mut word = |word: [u8; 4]| out.extend_from_slice(&word);
         word(STATE_MAGIC.to_ne_bytes());
         word(place.sequence.to_ne_bytes());
@@ -317,7 +321,7 @@ mod tests {
             let (layout, (state, rows)) = (layout(v_transposed), state(5, v_transposed));
             let parsed = parse(&state, PLACE).unwrap();
             assert_eq!((&parsed.layout, parsed.cells()), (&layout, 5));
-            let order = parsed.order().unwrap();
+            let order = parsed.order(0).unwrap();
             let mut again = Vec::new();
             parsed.cut(&state, &order, 0..5, &mut again);
             assert_eq!(again, rows);
@@ -349,7 +353,7 @@ mod tests {
         assert!(state.ends_with(b"a1a2b1b2c1c2"));
         let parsed = parse(&state, place).unwrap();
         let mut second = Vec::new();
-        parsed.cut(&state, &parsed.order().unwrap(), 1..2, &mut second);
+        parsed.cut(&state, &parsed.order(0).unwrap(), 1..2, &mut second);
         assert_eq!(second, two);
     }
 
@@ -358,11 +362,11 @@ mod tests {
         let (state, _) = state(3, false);
         let mut parsed = parse(&state, PLACE).unwrap();
         parsed.positions = vec![2, 0, 1];
-        assert_eq!(parsed.order(), Some(vec![1, 2, 0]));
+        assert_eq!(parsed.order(0), Some(vec![1, 2, 0]));
         assert_eq!(runs(&[1, 2, 0]), [1..3, 0..1]);
         for bad in [vec![1, 2, 3], vec![0, 0, 1], vec![-1, 0, 1]] {
             parsed.positions = bad;
-            assert_eq!(parsed.order(), None);
+            assert_eq!(parsed.order(0), None);
         }
     }
 
@@ -394,7 +398,7 @@ mod tests {
                 let mut changed = state.to_vec();
                 changed[at] ^= flip;
                 if let Some(parsed) = parse(&changed, PLACE)
-                    && let Some(order) = parsed.order()
+                    && let Some(order) = parsed.order(0)
                 {
                     parsed.cut(&changed, &order, 0..parsed.cells(), &mut Vec::new());
                 }

@@ -1,4 +1,4 @@
-//! Declarations of `shim/shim.h`, `shim/grammar.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
+//! Declarations of `shim/shim.h`, `shim/grammar.h`, `shim/state.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
 
 use std::ffi::{c_char, c_int};
 
@@ -83,6 +83,14 @@ unsafe extern "C" {
         params: *const sys::llama_context_params,
     ) -> *mut sys::llama_context;
     pub(crate) fn gantry_compute_bytes(ctx: *const sys::llama_context) -> u64;
+    pub(crate) fn gantry_state_range(
+        ctx: *mut sys::llama_context,
+        seq_id: sys::llama_seq_id,
+        from: sys::llama_pos,
+        to: sys::llama_pos,
+        dst: *mut u8,
+        size: usize,
+    ) -> usize;
     pub(crate) fn gantry_grammar_parse(
         vocab: *const sys::llama_vocab,
         text: *const c_char,

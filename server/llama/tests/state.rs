@@ -9,6 +9,12 @@ use proptest::prelude::*;
 
 const BLOCK: u32 = 16;
 
+/// From a position to the end.
+fn save(context: &mut Context, sequence: u32, from: u32, block: u32) -> Result<Vec<Vec<u8>>, StateError> {
+    let held = context.sequence_len(sequence);
+    context.save(sequence, from..held, block)
+}
+
 fn pieces(chunks: &[Vec<u8>], len: u32) -> Vec<(u32, &[u8])> {
     let block = |i: usize| BLOCK.min(len - u32::try_from(i).unwrap() * BLOCK);
     chunks.iter().enumerate().map(|(i, chunk)| (block(i), chunk.as_slice())).collect()
@@ -28,7 +34,7 @@ fn restored_chunks_give_bitwise_the_same_logits_in_any_layout() {
             run(&mut source, 1, &prompt[..40]);
             run(&mut source, 2, &tokens(3, 5));
             run(&mut source, 1, &prompt[40..]);
-            let chunks = source.save(1, 0, BLOCK).unwrap();
+            let chunks = save(&mut source, 1, 0, BLOCK).unwrap();
             assert_eq!(chunks.len(), 5);
             let next = run(&mut source, 1, &[77]);
             let mut target = context(to);
@@ -39,8 +45,14 @@ fn restored_chunks_give_bitwise_the_same_logits_in_any_layout() {
             assert_eq!(run(&mut target, 2, &[77]), next, "{kv_type:?} {flash_attention}");
             // What was restored is saved as the same bytes.
             target.remove(2, 70).unwrap();
-            assert_eq!(target.save(2, 0, BLOCK).unwrap(), chunks);
-            assert_eq!(target.save(2, 32, BLOCK).unwrap(), chunks[2..]);
+            assert_eq!(save(&mut target, 2, 0, BLOCK).unwrap(), chunks);
+            assert_eq!(save(&mut target, 2, 32, BLOCK).unwrap(), chunks[2..]);
+            // Of a part no more is copied than that, wherever its cells lie.
+            assert_eq!(source.save(1, 16..48, BLOCK).unwrap(), chunks[1..3]);
+            assert_eq!(source.save(1, 0..32, BLOCK).unwrap(), chunks[..2]);
+            // A beginning goes to another sequence as it does by way of those.
+            target.copy(2, 1, Some(32)).unwrap();
+            assert_eq!(save(&mut target, 1, 0, BLOCK).unwrap(), chunks[..2]);
         }
     }
 }
@@ -61,7 +73,7 @@ fn chunks_of_a_short_context_are_foreign_to_a_long_one_whose_keys_are_rotated_ot
         assert_eq!(longer.state_fingerprint(), long.state_fingerprint());
         assert_ne!(long.state_fingerprint(), short.state_fingerprint());
         assert_ne!(run(&mut long, 0, &prompt), logits);
-        let chunks = short.save(0, 0, BLOCK).unwrap();
+        let chunks = save(&mut short, 0, 0, BLOCK).unwrap();
         assert_eq!(shares.restore(1, &pieces(&chunks, 40)), Ok(40));
         let foreign = StateError::Chunk { index: 0, fault: ChunkFault::Fingerprint };
         assert_eq!(longer.restore(0, &pieces(&chunks, 40)), Err(foreign));
@@ -92,7 +104,7 @@ fn chunks_of_a_common_prefix_are_equal_and_can_be_put_together() {
     run(&mut context, 0, &one);
     run(&mut context, 1, &prefix);
     run(&mut context, 1, &two);
-    let (a, b) = (context.save(0, 0, BLOCK).unwrap(), context.save(1, 0, BLOCK).unwrap());
+    let (a, b) = (save(&mut context, 0, 0, BLOCK).unwrap(), save(&mut context, 1, 0, BLOCK).unwrap());
     assert_eq!(a[..2], b[..2]);
     assert_ne!(a[2], b[2]);
     let mixed: Vec<_> = a[..2].iter().chain(&b[2..]).cloned().collect();
@@ -102,7 +114,7 @@ fn chunks_of_a_common_prefix_are_equal_and_can_be_put_together() {
     assert_eq!(context.restore(3, &pieces(&a[..2], 32)), Ok(32));
     context.remove(3, 0).unwrap();
     assert_eq!(context.restore(3, &[]), Ok(0));
-    assert_eq!(context.save(3, 0, BLOCK), Ok(Vec::new()));
+    assert_eq!(save(&mut context, 3, 0, BLOCK), Ok(Vec::new()));
 }
 
 #[test]
@@ -116,10 +128,10 @@ fn a_part_that_is_shared_with_other_sequences_is_saved_and_restored() {
     run(&mut context, 2, &tokens(8, 30));
     run(&mut context, 0, &tokens(9, 40));
     for sequence in [0, 1, 2] {
-        let chunks = context.save(sequence, 0, BLOCK).unwrap();
+        let chunks = save(&mut context, sequence, 0, BLOCK).unwrap();
         let len = context.sequence_len(sequence);
         assert_eq!(context.restore(3, &pieces(&chunks, len)), Ok(len));
-        assert_eq!(context.save(3, 0, BLOCK).unwrap(), chunks);
+        assert_eq!(save(&mut context, 3, 0, BLOCK).unwrap(), chunks);
         let (a, b) = (run(&mut context, 3, &[50]), run(&mut context, sequence, &[50]));
         assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 0.05), "sequence {sequence}");
         context.remove(3, 0).unwrap();
@@ -133,10 +145,10 @@ fn what_one_context_read_goes_on_in_another_behind_what_is_shared_there() {
     assert_eq!(pool.state_fingerprint(), beside.state_fingerprint());
     run(&mut pool, 0, &tokens(1, 40));
     pool.copy(0, 1, Some(24)).unwrap();
-    let shared = pool.save(1, 0, 24).unwrap();
+    let shared = save(&mut pool, 1, 0, 24).unwrap();
     assert_eq!(beside.restore(0, &[(24, &shared[0])]), Ok(24));
     run(&mut beside, 0, &tokens(7, 31));
-    let rest = beside.save(0, 24, 31).unwrap();
+    let rest = save(&mut beside, 0, 24, 31).unwrap();
     assert_eq!(pool.restore_behind(1, &[(31, &rest[0])], 3), Ok(55));
     assert_eq!((pool.sequence_len(0), pool.sequence_len(1), pool.sequence_len(3)), (40, 55, 0));
     assert_eq!(run(&mut pool, 1, &[50]), run(&mut beside, 0, &[50]));
@@ -158,7 +170,7 @@ fn what_one_context_read_goes_on_in_another_behind_what_is_shared_there() {
 fn what_does_not_go_behind_a_sequence_leaves_it_as_it_was() {
     let mut pool = context(&ContextParams { kv_unified: true, ..params() });
     run(&mut pool, 0, &tokens(1, 40));
-    let chunks = pool.save(0, 0, 24).unwrap();
+    let chunks = save(&mut pool, 0, 0, 24).unwrap();
     pool.copy(0, 1, Some(24)).unwrap();
     // One that belongs elsewhere, one that is damaged, and a way by somebody else.
     let fault = |fault| Err(StateError::Chunk { index: 0, fault });
@@ -204,7 +216,7 @@ fn damaged_foreign_and_misplaced_chunks_are_refused_and_the_sequence_stays_empty
     let mut context = context(&params());
     assert!(context.sliceable());
     run(&mut context, 0, &tokens(1, 40));
-    let chunks = context.save(0, 0, BLOCK).unwrap();
+    let chunks = save(&mut context, 0, 0, BLOCK).unwrap();
     let whole = context.save_whole(0).unwrap();
     let refused = |context: &mut Context, pieces: &[(u32, &[u8])]| match context.restore(1, pieces).unwrap_err() {
         StateError::Chunk { index, fault } => (index, fault),
@@ -230,8 +242,9 @@ fn damaged_foreign_and_misplaced_chunks_are_refused_and_the_sequence_stays_empty
     assert_eq!(context.restore(0, &[(16, a)]), Err(StateError::Occupied { sequence: 0, held: 40 }));
     assert!(matches!(context.restore(4, &[(16, a)]), Err(StateError::Sequence(_))));
     for (from, block) in [(0, 0), (48, 16)] {
-        assert_eq!(context.save(0, from, block), Err(StateError::Range { from, block, held: 40 }));
+        assert_eq!(save(&mut context, 0, from, block), Err(StateError::Range { from, to: 40, block, held: 40 }));
     }
+    assert_eq!(context.save(0, 0..41, 16), Err(StateError::Range { from: 0, to: 41, block: 16, held: 40 }));
     assert_eq!(context.restore(1, &[(16, a), (16, b), (8, c)]), Ok(40));
 }
 
@@ -239,7 +252,7 @@ fn damaged_foreign_and_misplaced_chunks_are_refused_and_the_sequence_stays_empty
 fn what_does_not_fit_is_refused() {
     let mut large = context(&ContextParams { n_ctx: 2048, ..params() });
     run(&mut large, 0, &tokens(1, 300));
-    let chunks = large.save(0, 0, BLOCK).unwrap();
+    let chunks = save(&mut large, 0, 0, BLOCK).unwrap();
     let mut small = context(&params());
     assert_eq!(small.restore(0, &pieces(&chunks, 300)), Err(StateError::TooLong { tokens: 272, limit: 256 }));
     // Room in the sequence, but no free cells.
@@ -331,7 +344,7 @@ fn a_recurrent_state_is_not_sliced_but_saved_and_copied_as_a_whole() {
         // Cut where no state was kept: refused, and nothing is lost.
         assert_eq!(context.remove(0, 10), Ok(false));
         assert_eq!(context.sequence_len(0), 20);
-        assert_eq!(context.save(0, 0, BLOCK), Err(StateError::NotSliceable));
+        assert_eq!(save(&mut context, 0, 0, BLOCK), Err(StateError::NotSliceable));
         assert_eq!(context.restore(1, &[(1, &[0; 64])]), Err(StateError::NotSliceable));
         let state = context.save_whole(0).unwrap();
         assert_eq!(context.restore_whole(1, &state), Ok(20));
@@ -392,7 +405,7 @@ proptest! {
             let Saved { context, chunks, whole } = saved.get_or_insert_with(|| {
                 let mut context = context(&params());
                 run(&mut context, 0, &tokens(1, 40));
-                let (chunks, whole) = (context.save(0, 0, BLOCK).unwrap(), context.save_whole(0).unwrap());
+                let (chunks, whole) = (save(&mut context, 0, 0, BLOCK).unwrap(), context.save_whole(0).unwrap());
                 Saved { context, chunks, whole }
             });
             let mut damaged = chunks[1].clone();

@@ -114,6 +114,24 @@ const COUNTERS: &[Family] = &[
         label: "",
         figures: &[("", |w| w.engine.evictions_total as f64)],
     },
+    Family {
+        name: "engine_copied_bytes",
+        help: "State that steps copied: saved, brought back, or from one sequence to another",
+        label: "",
+        figures: &[("", |w| w.engine.copied_bytes_total as f64)],
+    },
+    Family {
+        name: "engine_uncopied_tokens",
+        help: "Tokens whose state was dropped or read again since a step had copied as much as one may",
+        label: "",
+        figures: &[("", |w| w.engine.uncopied_tokens_total as f64)],
+    },
+    Family {
+        name: "engine_deferred_copies",
+        help: "Times that those who waited came in with a later step since one had copied much already",
+        label: "",
+        figures: &[("", |w| w.engine.deferred_copies_total as f64)],
+    },
     Family { name: "engine_steps", help: "Batches computed", label: "", figures: &[("", |w| w.engine.steps as f64)] },
     Family {
         name: "engine_step_seconds",

@@ -5,6 +5,7 @@ mod stage;
 mod tests;
 
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +25,7 @@ use crate::cores::{Claim, Cores, ThreadLimit, Work};
 use crate::draft::Draft;
 use crate::error::{LoadError, RequestError};
 use crate::event::{ModelInfo, PooledInfo};
-use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout};
+use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout, MAX_COPY_BYTES_PER_STEP};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
 use crate::plan::GROUP_TOKENS;
 use crate::template::{Renderer, Trial};
@@ -51,6 +52,7 @@ pub(crate) struct LlamaBackend {
     unified: bool,
     group_rows: u32,
     reusable: bool,
+    token_bytes: u64,
     cores: Option<Arc<Cores>>,
     /// Ends the decode in progress when raised.
     abort: Arc<AtomicBool>,
@@ -209,7 +211,9 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         None => None,
     };
     let batch = Batch::new();
-    let backend = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores, abort };
+    let token_bytes = context.token_bytes() as u64;
+    let backend =
+        LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, token_bytes, cores, abort };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
@@ -257,7 +261,10 @@ fn guesser(
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
     let (unified, group_rows, cores) = (params.kv_unified, backend.group_rows, backend.cores.clone());
     let (batch, stage, reusable, abort) = (Batch::new(), None, true, backend.abort.clone());
-    let small = LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, cores, abort };
+    // Nothing of it is saved.
+    let token_bytes = 0;
+    let small =
+        LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, token_bytes, cores, abort };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -450,16 +457,19 @@ impl LlamaBackend {
 
 impl Backend for LlamaBackend {
     fn limits(&self) -> BackendLimits {
+        let tokens_of = |bytes: u64| u32::try_from(bytes / self.token_bytes.max(1)).unwrap_or(u32::MAX);
         BackendLimits {
             sequences: self.context.sequences() - u32::from(self.stage.is_some()),
             positions: self.positions,
             batch_tokens: self.context.n_batch(),
             outputs: self.context.outputs(),
             unified: self.unified,
-            stage: self.stage.as_ref().map(Stage::positions),
+            // A quarter of what a step copies on the way there, another on the way back.
+            stage: self.stage.as_ref().map(|stage| stage.positions().min(tokens_of(MAX_COPY_BYTES_PER_STEP / 4))),
             flash_attention: self.context.flash_attention(),
             group_rows: self.group_rows,
             reusable: self.reusable,
+            token_bytes: self.token_bytes,
             total_cells: u64::from(self.context.n_ctx()),
         }
     }
@@ -527,9 +537,9 @@ impl Backend for LlamaBackend {
         self.context.copy(from, to, Some(len)).map_err(|e| BackendError::Failed(e.to_string()))
     }
 
-    fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
+    fn save(&mut self, sequence: u32, positions: Range<u32>) -> Result<Vec<Vec<u8>>, BackendError> {
         self.land_if(sequence)?;
-        self.context.save(sequence, from, BLOCK_TOKENS).map_err(|e| BackendError::Failed(e.to_string()))
+        self.context.save(sequence, positions, BLOCK_TOKENS).map_err(|e| BackendError::Failed(e.to_string()))
     }
 
     fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError> {

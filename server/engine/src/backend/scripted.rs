@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -19,6 +20,8 @@ use crate::sampler::{Sampler, compile};
 /// Tokens there are. 0 ends a generation.
 pub(crate) const VOCAB: u32 = 48;
 const END: Token = 0;
+/// Bytes of a token's state.
+pub(crate) const TOKEN_BYTES: u64 = 4;
 
 /// What the next decodes do instead of working.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +64,10 @@ pub(crate) struct ScriptedBackend {
     pub(crate) control: Control,
     pub(crate) decodes: u64,
     pub(crate) decoded_tokens: u64,
-    /// Tokens whose state was asked for: a state is fetched as a whole, whatever is wanted of it.
+    /// Tokens whose state was asked for.
     pub(crate) fetched_tokens: u64,
+    /// Tokens whose state was copied: from here, to here, or both where a sequence was copied that has cells of its own.
+    pub(crate) copied_tokens: u64,
     /// What llama.cpp would compute together of the last batch.
     pub(crate) parts: Vec<u32>,
     /// Logits follow from the last so many tokens alone, so that answers run in circles; 0: from all of them.
@@ -92,6 +97,7 @@ impl ScriptedBackend {
             flash_attention: true,
             group_rows: 1,
             reusable: true,
+            token_bytes: TOKEN_BYTES,
         })
     }
 
@@ -104,6 +110,7 @@ impl ScriptedBackend {
             decodes: 0,
             decoded_tokens: 0,
             fetched_tokens: 0,
+            copied_tokens: 0,
             parts: Vec::new(),
             memory: 0,
             wrong_every: 0,
@@ -298,6 +305,7 @@ impl Backend for ScriptedBackend {
         if self.copies_fail {
             return Err(BackendError::Failed(String::from("scripted")));
         }
+        self.copied_tokens += if self.limits.unified { 0 } else { 2 * u64::from(len) };
         let copied = &self.held[from as usize][..len as usize];
         self.held[to as usize] = if self.limits.unified {
             copied.to_vec()
@@ -307,14 +315,15 @@ impl Backend for ScriptedBackend {
         Ok(())
     }
 
-    fn save(&mut self, sequence: u32, from: u32) -> Result<Vec<Vec<u8>>, BackendError> {
-        assert!(self.limits.reusable && from.is_multiple_of(BLOCK_TOKENS));
+    fn save(&mut self, sequence: u32, positions: Range<u32>) -> Result<Vec<Vec<u8>>, BackendError> {
+        assert!(self.limits.reusable && positions.start.is_multiple_of(BLOCK_TOKENS));
         if self.staged == Some(sequence) {
             self.land()?;
         }
         let held = self.tokens(sequence);
-        self.fetched_tokens += held.len() as u64;
-        let tokens = &held[from as usize..];
+        let tokens = &held[positions.start as usize..positions.end as usize];
+        self.fetched_tokens += tokens.len() as u64;
+        self.copied_tokens += tokens.len() as u64;
         let bytes = |block: &[Token]| block.iter().flat_map(|token| token.to_le_bytes()).collect();
         Ok(tokens.chunks(BLOCK_TOKENS as usize).map(bytes).collect())
     }
@@ -322,6 +331,7 @@ impl Backend for ScriptedBackend {
     fn restore(&mut self, sequence: u32, chunks: &[Chunk<'_>]) -> Result<(), BackendError> {
         assert!(self.limits.reusable && self.held[sequence as usize].is_empty());
         for chunk in chunks {
+            self.copied_tokens += u64::from(chunk.tokens);
             assert_eq!(chunk.bytes.len(), chunk.tokens as usize * 4);
             let tokens = chunk.bytes.chunks(4).map(|b| Token::from_le_bytes(b.try_into().unwrap()));
             self.held[sequence as usize].extend(tokens.map(|token| (token, Arc::new(()))));

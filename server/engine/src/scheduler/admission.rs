@@ -139,7 +139,11 @@ impl<B: Backend> Scheduler<B> {
         // Whom others gave way to. It comes next whatever it would wait for now, or those would come back, and give way
         // again, for ever.
         let mut awaited = None;
+        let mut admitted = false;
         loop {
+            if admitted && awaited.is_none() && !self.waiting.is_empty() && !self.has_copies_left() {
+                return;
+            }
             let is_full = self.slots.iter().flatten().count() >= self.slots_allowed();
             let may_take = self.slots.iter().flatten().any(|sequence| sequence.standing == Priority::Low);
             // To look for the next one is work, in vain where nobody can give way.
@@ -168,6 +172,7 @@ impl<B: Backend> Scheduler<B> {
             if streams && began.elapsed() >= self.most_admitting {
                 return;
             }
+            admitted = true;
         }
     }
 
@@ -386,12 +391,18 @@ impl<B: Backend> Scheduler<B> {
         if let Some(found) = best {
             self.kv.touch(found.sequence);
         }
+        // Of a split cache it is copied, before what makes room for it is saved.
+        let copies = match best {
+            Some(found) if !self.limits.unified => self.copied(found.len, 2),
+            Some(found) => found.len,
+            None => 0,
+        };
         let target = self.target(best.map(|m| m.sequence), now)?;
         let reused = match best {
             // The source itself had to go.
-            Some(found) if self.kv.len(found.sequence) < found.len || found.sequence == target => 0,
-            Some(found) => self.kv.copy(found.sequence, target, found.len).map_or(0, |()| found.len),
-            None => 0,
+            Some(found) if self.kv.len(found.sequence) < copies || found.sequence == target => 0,
+            Some(found) if copies > 0 => self.kv.copy(found.sequence, target, copies).map_or(0, |()| copies),
+            _ => 0,
         };
         self.stats.device.gave(reused);
         Some((target, reused))
@@ -407,14 +418,19 @@ impl<B: Backend> Scheduler<B> {
         now: Instant,
     ) -> Option<(u32, u32)> {
         let covered = self.cache.as_ref()?.covered(blocks, tokens, fetched.as_ref());
-        if covered < here as usize + MIN_TOKENS_TO_RESTORE {
+        let most = u32::try_from(covered).unwrap_or(u32::MAX);
+        if (self.copies.room(most, 1) as usize) < here as usize + MIN_TOKENS_TO_RESTORE {
             return None;
         }
+        // Before what makes room for it is saved.
+        let most = self.copied(most, 1);
         let target = self.target(None, now)?;
         // Pinned until it is restored: what the target held may have come in since.
         let hit = self.cache.as_mut()?.lookup(blocks, tokens, fetched, now);
-        let chunks: Vec<Chunk<'_>> = hit.payloads().iter().map(|bytes| Chunk { tokens: BLOCK_TOKENS, bytes }).collect();
-        let (restored, from_disk) = (hit.tokens(), hit.disk_blocks() * BLOCK_TOKENS as usize);
+        let blocks = hit.payloads().iter().take((most / BLOCK_TOKENS) as usize);
+        let chunks: Vec<Chunk<'_>> = blocks.map(|bytes| Chunk { tokens: BLOCK_TOKENS, bytes }).collect();
+        let restored = chunks.len() * BLOCK_TOKENS as usize;
+        let from_disk = (hit.disk_blocks() * BLOCK_TOKENS as usize).saturating_sub(hit.tokens() - restored);
         let reused = u32::try_from(restored).unwrap_or(u32::MAX);
         self.free_cells(reused, now);
         if restored <= here as usize || self.kv.restore(target, &tokens[..restored], &chunks).is_err() {

@@ -31,6 +31,12 @@ impl<B: Backend> Scheduler<B> {
         let active = u32::try_from(self.slots.iter().flatten().count()).unwrap_or(u32::MAX);
         let share_ms = self.budget.cost().step_ms(StepWork::rows(active)) * MOVING_SHARE;
         while let Some((place, stream)) = self.misplaced() {
+            // Each is taken out and put in.
+            let tokens = self.kv.len(place) + self.kv.len(stream);
+            if self.copies.room(tokens, 2) < tokens {
+                return;
+            }
+            self.copied(tokens, 2);
             let moved = self.kv.exchange(stream, place);
             if moved.is_ok() {
                 self.slots.swap(place as usize, stream as usize);

@@ -89,11 +89,14 @@ impl<B: Backend> Scheduler<B> {
             return;
         }
         let used = self.kv.used_time(sequence).unwrap_or(now);
-        let saved = self.kv.save(sequence, u32::try_from(known).unwrap_or(u32::MAX));
-        let inserted = saved.map(|mut chunks| {
-            chunks.truncate((full - known) / block);
-            cache.insert(&names, &tokens, known / block, chunks, used, now)
-        });
+        // Below the length of a sequence.
+        let [known, full] = [known, full].map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+        // The beginning is what others may have in common.
+        let saves = self.copied(full - known, 1);
+        let Some(cache) = self.cache.as_mut().filter(|_| saves > 0) else { return };
+        let saved = self.kv.save(sequence, known..known + saves);
+        let inserted =
+            saved.map(|chunks| cache.insert(&names, &tokens, (known / BLOCK_TOKENS) as usize, chunks, used, now));
         match inserted {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a prefix was not kept"),
@@ -149,8 +152,12 @@ impl<B: Backend> Scheduler<B> {
         if room == 0 || self.kv.least_state_bytes(id) > room {
             return Saved::default();
         }
-        let saved = match self.kv.save(id, 0) {
-            Ok(chunks) => Saved { chunks, tokens: sequence.decoded },
+        let tokens = self.copied(sequence.decoded, 1);
+        if tokens == 0 {
+            return Saved::default();
+        }
+        let saved = match self.kv.save(id, 0..tokens) {
+            Ok(chunks) => Saved { chunks, tokens },
             Err(error) => {
                 tracing::warn!(%error, "a sequence's state could not be saved; it will be computed again");
                 return Saved::default();
@@ -178,6 +185,7 @@ impl<B: Backend> Scheduler<B> {
     /// At the end: what is left over goes to disk, as far as there is time, and what was used last before the rest.
     pub(crate) fn flush(&mut self, now: Instant, deadline: Instant) {
         self.drop_what_was_read();
+        self.copies.without_limit();
         let Some(cache) = self.cache.as_mut().filter(|cache| cache.has_disk()) else { return };
         cache.spare_younger();
         let until = now + deadline.saturating_duration_since(now) / FLUSH_SAVING_DIVISOR;
@@ -195,14 +203,16 @@ impl<B: Backend> Scheduler<B> {
 
     /// Gives a sequence that gave way a slot again.
     pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved, now: Instant) {
-        if saved.tokens > 0
+        // Before what makes room for it is saved.
+        let tokens = self.copied(saved.tokens, 1);
+        if tokens > 0
             && let Some(id) = self.target(None, now)
         {
-            self.free_cells(saved.tokens, now);
-            let held = &sequence.tokens[..saved.tokens as usize];
+            self.free_cells(tokens, now);
+            let held = &sequence.tokens[..tokens as usize];
             if self.kv.restore(id, held, &chunks_of(held, &saved.chunks)).is_ok() {
                 self.kv.set_in_use(id, true);
-                sequence.decoded = saved.tokens;
+                sequence.decoded = tokens;
                 self.slots[id as usize] = Some(*sequence);
                 return;
             }

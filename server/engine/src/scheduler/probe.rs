@@ -35,6 +35,7 @@ impl<B: Backend> Scheduler<B> {
         if let Some(reason) = self.stats.broken.get() {
             return Err(ProbeError::Broken(reason.clone()));
         }
+        self.copies.begin();
         let started = Instant::now();
         match self.decode_probe(1, 1) {
             Ok(()) => {

@@ -31,6 +31,11 @@ impl<B: Backend> Scheduler<B> {
         self.plan_measuring();
     }
 
+    /// Has a step copy so many bytes at most.
+    pub(crate) fn copies_at_most(&mut self, bytes: u64) {
+        self.copies.limit(bytes);
+    }
+
     /// How long admissions beside streams may take.
     pub(crate) fn admits_for(&mut self, most: Duration) {
         self.most_admitting = most;
@@ -76,7 +81,10 @@ impl<B: Backend> Scheduler<B> {
 
     /// The state of what a sequence holds.
     pub(crate) fn saved(&mut self, sequence: u32) -> Vec<Vec<u8>> {
-        if self.kv.len(sequence) == 0 { Vec::new() } else { self.kv.save(sequence, 0).unwrap_or_default() }
+        match self.kv.len(sequence) {
+            0 => Vec::new(),
+            len => self.kv.save(sequence, 0..len).unwrap_or_default(),
+        }
     }
 }
 

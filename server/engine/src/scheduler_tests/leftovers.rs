@@ -112,7 +112,7 @@ fn a_leftover_of_whole_blocks_that_are_in_main_memory_is_not_fetched_again() {
 fn while_memory_is_short_leftovers_are_kept_for_a_disk_alone() {
     let dir = tempfile::tempdir().unwrap();
     let memory = PrefixCache::new(&PrefixCacheConfig::default(), fingerprint()).unwrap();
-    for (cache, fetched) in [(memory, 0), (on_disk(dir.path(), 1 << 20), 100)] {
+    for (cache, fetched) in [(memory, 0), (on_disk(dir.path(), 1 << 20), 96)] {
         let mut h = Harness::of(&Setup { reuse: true, ..Setup::split(1, 400, 64, 64) });
         h.scheduler.cache_is(cache, fingerprint());
         h.stats.pressure.set_level(DegradationLevel::EvictCache);

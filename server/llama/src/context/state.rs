@@ -1,12 +1,15 @@
 //! Saved state: the KV rows of a sequence's tokens as chunks of bytes, which any context of the same fingerprint takes.
 //!
 //! llama.cpp gives and takes the state of a whole sequence as one blob. Where [`crate::layout`] understands it, it is cut
-//! by tokens: [`Context::save`] gives a chunk for each block, so that sequences with a common prefix share the chunks
-//! of it, and [`Context::restore`] puts chunks together. Otherwise [`Context::save_whole`] keeps the blob. Whether it is
+//! by tokens: [`Context::save`] copies those that are asked for (`shim/state.cpp`) and gives a chunk for each block, so that
+//! sequences with a common prefix share the chunks of it, and [`Context::restore`] puts chunks together. Otherwise
+//! [`Context::save_whole`] keeps the blob. Whether it is
 //! understood is found out on the first use with a real state: it must be parsed, and be composed again byte for byte.
 //!
 //! A chunk carries its fingerprint, its positions and a checksum; all of it is checked before llama.cpp sees a byte.
 //! Which weights computed the rows is not in it: key chunks by the model's digest.
+
+use std::ops::Range;
 
 use llama_cpp_sys_2 as sys;
 
@@ -15,7 +18,7 @@ use crate::batch::Batch;
 use crate::chunk::{self, Head, Kind};
 use crate::error::{ChunkFault, StateError};
 use crate::layout::{self, Layout, Place};
-use crate::logs;
+use crate::{logs, shim};
 
 /// Tokens decoded to see a state where no sequence holds any.
 const PROBE_TOKENS: u32 = 2;
@@ -47,40 +50,49 @@ impl Context {
         self.knowledge().fingerprint.clone()
     }
 
-    /// The state of a sequence's tokens from position `from` on, in chunks of `block` tokens; the last one holds what is
-    /// left, if any is.
+    /// Bytes of one token's state; 0 where a state cannot be sliced.
+    pub fn token_bytes(&mut self) -> usize {
+        self.knowledge().layout.as_ref().map_or(0, Layout::row_bytes)
+    }
+
+    /// The state of a sequence's tokens at these positions, in chunks of `block` tokens; the last one holds what is left, if
+    /// any is. Nothing of other tokens is copied.
     ///
     /// # Errors
     /// When there is no such range, or the state cannot be sliced.
-    pub fn save(&mut self, sequence: u32, from: u32, block: u32) -> Result<Vec<Vec<u8>>, StateError> {
+    pub fn save(&mut self, sequence: u32, positions: Range<u32>, block: u32) -> Result<Vec<Vec<u8>>, StateError> {
         let place = self.place(sequence)?;
         let held = self.next_position(sequence);
-        if block == 0 || from > held {
-            return Err(StateError::Range { from, block, held });
+        let Range { start: from, end: to } = positions;
+        if block == 0 || from > to || to > held {
+            return Err(StateError::Range { from, to, block, held });
         }
         let fingerprint = self.knowledge().rows_hash;
         if !self.sliceable() {
             return Err(StateError::NotSliceable);
         }
-        if from == held {
+        if from == to {
             return Ok(Vec::new());
         }
         self.with_scratch(|context, state| {
-            context.fetch(place.sequence, 0, state)?;
+            context.fetch_range(place, from..to, state)?;
             let parsed = layout::parse(state, place)
                 .filter(|parsed| Some(&parsed.layout) == context.knowledge().layout.as_ref())
-                .filter(|parsed| parsed.cells() == held as usize)
+                .filter(|parsed| parsed.cells() == (to - from) as usize)
                 .ok_or(StateError::NotSliceable)?;
-            let order = parsed.order().ok_or(StateError::NotSliceable)?;
-            let heads = (from..held).step_by(block as usize).map(|position| {
-                let tokens = block.min(held - position);
+            let order = parsed.order(from).ok_or(StateError::NotSliceable)?;
+            let heads = (from..to).step_by(block as usize).map(|position| {
+                let tokens = block.min(to - position);
                 Head { fingerprint, position, tokens }
             });
             let heads: Vec<Head> = heads.collect();
             let empty = |head: &Head| chunk::begin(head.tokens as usize * parsed.layout.row_bytes());
             let mut chunks: Vec<Vec<u8>> = heads.iter().map(empty).collect();
-            let positions = |head: &Head| head.position as usize..(head.position + head.tokens) as usize;
-            let mut wanted: Vec<_> = heads.iter().map(positions).zip(&mut chunks).collect();
+            let places = |head: &Head| {
+                let first = (head.position - from) as usize;
+                first..first + head.tokens as usize
+            };
+            let mut wanted: Vec<_> = heads.iter().map(places).zip(&mut chunks).collect();
             parsed.cut_all(state, &order, &mut wanted);
             for (bytes, head) in chunks.iter_mut().zip(heads) {
                 chunk::seal(bytes, Kind::Rows, head);
@@ -180,10 +192,16 @@ impl Context {
     }
 
     /// Makes an empty sequence hold the first `len` tokens of another one, through their state.
-    pub(super) fn copy_state(&mut self, from: i32, to: u32, held: u32, len: u32) -> Result<(), StateError> {
-        let id = self.checked(to)?;
+    pub(super) fn copy_state(&mut self, from: u32, to: u32, held: u32, len: u32) -> Result<(), StateError> {
+        let (source, id) = (self.place(from)?, self.checked(to)?);
+        if len < held && self.sliceable() {
+            return self.with_scratch(|context, state| {
+                context.fetch_range(source, 0..len, state)?;
+                context.put(id, len, state)
+            });
+        }
         self.with_scratch(|context, state| {
-            context.fetch(from, 0, state)?;
+            context.fetch(source.sequence, 0, state)?;
             context.put(id, held, state)
         })?;
         if len < held && !self.remove(to, len)? {
@@ -243,6 +261,28 @@ impl Context {
         }
         // SAFETY: that many bytes behind the first `keep` are written.
         unsafe { out.set_len(keep + bytes) };
+        Ok(())
+    }
+
+    /// llama.cpp's state of some of a sequence's tokens, as if it had no others; the state can be sliced.
+    fn fetch_range(&mut self, place: Place, positions: Range<u32>, out: &mut Vec<u8>) -> Result<(), StateError> {
+        out.clear();
+        let tokens = positions.end - positions.start;
+        let bytes = self.knowledge().layout.as_ref().map_or(0, |layout| layout.state_bytes(place, tokens));
+        out.reserve_exact(bytes);
+        logs::clear_recent_errors();
+        let [from, to] = [positions.start, positions.end].map(|at| i32::try_from(at).unwrap_or(i32::MAX));
+        // SAFETY: the context is alive and the sequence in range; there is room for `bytes` of them, and the shim catches
+        // exceptions.
+        let written = unsafe {
+            let room = out.spare_capacity_mut().as_mut_ptr().cast();
+            shim::gantry_state_range(self.ptr.as_ptr(), place.sequence, from, to, room, bytes)
+        };
+        if written == 0 {
+            return Err(StateError::Refused(logs::take_recent_errors()));
+        }
+        // SAFETY: that many bytes are written.
+        unsafe { out.set_len(written) };
         Ok(())
     }
 
@@ -309,7 +349,7 @@ impl Context {
         let mut state = Vec::new();
         let layout = self.fetch(place.sequence, 0, &mut state).ok().and_then(|()| {
             let parsed = layout::parse(&state, place)?;
-            let order = parsed.order()?;
+            let order = parsed.order(0)?;
             let mut rows = Vec::new();
             parsed.cut(&state, &order, 0..parsed.cells(), &mut rows);
             let mut again = Vec::with_capacity(state.len());

@@ -64,7 +64,7 @@ impl Stage {
     pub(super) fn enter(&mut self, pool: &mut Context, sequence: u32) -> Result<(), StateError> {
         let held = pool.sequence_len(sequence);
         if held > 0 {
-            let saved = pool.save(sequence, 0, held)?;
+            let saved = pool.save(sequence, 0..held, held)?;
             let chunks: Vec<(u32, &[u8])> = saved.iter().map(|bytes| (held, bytes.as_slice())).collect();
             self.context.restore(0, &chunks)?;
         }
@@ -96,7 +96,7 @@ impl Stage {
         let Some(sequence) = self.sequence else { return Ok(()) };
         let (there, held) = (pool.sequence_len(sequence), self.context.sequence_len(0));
         if held > there {
-            let saved = self.context.save(0, there, held - there)?;
+            let saved = self.context.save(0, there..held, held - there)?;
             let chunks: Vec<(u32, &[u8])> = saved.iter().map(|bytes| (held - there, bytes.as_slice())).collect();
             pool.restore_behind(sequence, &chunks, spare)?;
         }
