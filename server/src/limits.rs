@@ -22,9 +22,28 @@ pub const MAX_CLIENT_EVENT_BACKLOG: usize = 8 * 1024;
 pub const MAX_QUEUE: usize = 16_384;
 /// The highest `--workers`.
 pub const MAX_WORKERS: u32 = 32;
-/// Times that one request is given to a worker; all but the last died before its first text.
-pub const REQUEST_ATTEMPTS: u32 = 3;
-/// How long a request waits for a worker while none of its version is healthy.
+/// Workers that one request is given to which refuse it for want of memory.
+pub const MEMORY_REFUSALS: u32 = 3;
+/// For how long it is remembered what a worker died of, or may have, by a digest.
+pub const SUSPECT_MEMORY: Duration = Duration::from_secs(3600);
+/// Digests of requests that are suspected, and as many of those that are convicted: past that the oldest is forgotten.
+pub const MAX_SUSPECT_DIGESTS: usize = 1024;
+/// Deaths that are remembered until their suspects have been tried; past that the oldest counts as a crash.
+pub const MAX_OPEN_DEATHS: usize = 64;
+/// Requests that workers died of one after the other, without an answer to anybody, before a worker has to answer a request
+/// of the server's own first.
+pub const CONTROL_AFTER_CONVICTIONS: u32 = 3;
+/// How long a suspect is run with no other request in its worker; past that others come to it.
+pub const TRIAL_LIMIT: Duration = Duration::from_secs(10);
+/// How long suspects are tried one after the other while others wait.
+pub const TRIALS_LIMIT: Duration = Duration::from_secs(10);
+/// How long a suspect waits for a worker without requests before one gets no others for it.
+pub const TRIAL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long it waits for that while a worker is missing, which will come without requests.
+pub const TRIAL_AWAY_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a suspect waits to be tried before it fails.
+pub const TRIAL_WAIT_LIMIT: Duration = Duration::from_secs(120);
+/// How long a request waits for a worker once its version has failed.
 pub const RETRY_LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of a prompt's text for each KV cell that it is expected to need.
 pub const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
@@ -83,6 +102,9 @@ pub const RESPAWN_BACKOFF_MAX: Duration = Duration::from_secs(30);
 pub const CRASH_LIMIT: usize = 5;
 /// See [`CRASH_LIMIT`].
 pub const CRASH_WINDOW: Duration = Duration::from_secs(600);
+/// A request that comes while no worker is ready waits for one that is expected within so much time, and is else refused
+/// with the time that it takes.
+pub const RESTART_QUEUE_LIMIT: Duration = Duration::from_secs(10);
 /// How often a failed version is tried again, in case what killed it (memory pressure, say) has passed.
 pub const FAILED_RETRY_PERIOD: Duration = Duration::from_secs(60);
 

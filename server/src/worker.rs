@@ -16,16 +16,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
 use gantry_engine::{
-    EngineConfig, GenerationEvent, LoadError, ModelHost, ParamError, PooledEvent, PooledHandle, ProbeError,
-    RequestHandle, SubmitError, ThreadLimit,
+    Activity, ActivitySink, EngineConfig, GenerationEvent, LoadError, ModelHost, ParamError, PooledEvent, PooledHandle,
+    ProbeError, RequestHandle, SubmitError, ThreadLimit,
 };
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::journal::Notes;
 use crate::limits::{HEARTBEAT_PERIOD, MAX_EVENTS_PER_FRAME, MAX_WORKER_EVENT_BACKLOG, PROBE_LIMIT, WORKER_EXIT_LIMIT};
 use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
+
+mod faults;
+
+use faults::{Faults, Moment};
 
 /// Messages, other than events, that may wait for the socket.
 const CONTROL_BACKLOG: usize = 1024;
@@ -51,6 +56,8 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
     let (pooled, pooled_queue) = mpsc::channel(POOLED_BACKLOG);
     tokio::spawn(write_all(write, event_queue, pooled_queue, control_queue));
 
+    let notes = Arc::new(Notes::take_stdout().context("cannot take standard output")?);
+
     let Some(first) = incoming.next().await else { return Ok(()) };
     let ToWorker::Load(config) = first? else { return Err(anyhow!("the front did not begin with a model to load")) };
     let limit = Arc::<ThreadLimit>::default();
@@ -70,8 +77,9 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
             },
         }
     };
-    let Some(worker) = worker else { return Ok(()) };
-    worker.serve(incoming).await
+    let Some((host, outbox)) = worker else { return Ok(()) };
+    let faults = Faults::from_env();
+    Worker { host: Arc::new(host), limit, outbox, notes, faults, handles: HashMap::new() }.serve(incoming).await
 }
 
 /// Loads the engine; `None` when it cannot be loaded and the front has been told.
@@ -80,7 +88,7 @@ async fn load(
     mut config: EngineConfig,
     limit: Arc<ThreadLimit>,
     outbox: Outbox,
-) -> anyhow::Result<Option<Worker>> {
+) -> anyhow::Result<Option<(ModelHost, Outbox)>> {
     // Also where the file that this program was started from is another one by now.
     config.template_program = Some(PathBuf::from(THIS_PROGRAM));
     let (done, mut loaded) = oneshot::channel();
@@ -118,7 +126,7 @@ async fn load(
     match host {
         Ok(host) => {
             control.send(FromWorker::Ready(host.model_info().clone())).await?;
-            Ok(Some(Worker { host: Arc::new(host), limit, outbox, handles: HashMap::new() }))
+            Ok(Some((host, outbox)))
         }
         Err(error) => {
             tracing::error!(%error, "cannot load the model");
@@ -173,6 +181,8 @@ struct Worker {
     host: Arc<ModelHost>,
     limit: Arc<ThreadLimit>,
     outbox: Outbox,
+    notes: Arc<Notes>,
+    faults: Faults,
     handles: HashMap<RequestId, Handle>,
 }
 
@@ -193,6 +203,10 @@ impl Worker {
                 Some(id) = endings.recv() => drop(self.handles.remove(&id)),
                 _ = beat.tick() => {
                     self.outbox.control.send(FromWorker::Heartbeat(Box::new(heartbeat(Some(&self.host))))).await?;
+                    // Whoever asks or not: what is broken is replaced.
+                    if let Some(reason) = self.host.broken() {
+                        self.outbox.control.send(FromWorker::Probed(Err(ProbeError::Broken(reason)))).await?;
+                    }
                 }
                 _ = terminate.recv() => tracing::warn!("SIGTERM is for the front, which ends its workers"),
             }
@@ -205,9 +219,17 @@ impl Worker {
         match message {
             ToWorker::Load(_) => return Err(anyhow!("a worker loads one model")),
             ToWorker::Submit { id, prompt, params } => {
-                let (events, ended) = (self.outbox.events.clone(), ended.clone());
+                let (events, ended, notes) = (self.outbox.events.clone(), ended.clone(), Arc::clone(&self.notes));
+                let fault = self.faults.of_prompt(&prompt);
+                let activity = self.activity(id, fault);
+                let mut sent_text = false;
                 let sink = Box::new(move |event: GenerationEvent| {
+                    if sent_text {
+                        faults::at(fault, Moment::Text);
+                    }
+                    sent_text = matches!(event, GenerationEvent::Delta { .. });
                     if event.is_terminal() {
+                        notes.end(id);
                         // The loop that keeps the handles has ended: so will the process.
                         let _ = ended.send(id);
                     }
@@ -218,15 +240,20 @@ impl Worker {
                     }
                 });
                 let submitted = match &self.host.engine {
-                    Some(engine) => engine.submit(Arc::unwrap_or_clone(prompt), params, sink).map(Handle::Generation),
+                    Some(engine) => {
+                        let prompt = Arc::unwrap_or_clone(prompt);
+                        engine.submit_observed(prompt, params, Some(activity), sink).map(Handle::Generation)
+                    }
                     None => Err(not_loaded_for("prompt")),
                 };
                 self.keep(id, submitted).await?;
             }
             ToWorker::Pool { id, work, priority, timeout_ms } => {
-                let (pooled, ended) = (self.outbox.pooled.clone(), ended.clone());
+                let (pooled, ended, notes) = (self.outbox.pooled.clone(), ended.clone(), Arc::clone(&self.notes));
+                let activity = self.activity(id, self.faults.of_texts(&work));
                 let sink = Box::new(move |event: PooledEvent| {
                     if event.is_terminal() {
+                        notes.end(id);
                         // The loop that keeps the handles has ended: so will the process.
                         let _ = ended.send(id);
                     }
@@ -234,7 +261,9 @@ impl Worker {
                     let _ = pooled.blocking_send((id, event));
                 });
                 let submitted = match &self.host.embedder {
-                    Some(embedder) => embedder.submit(work, priority, timeout_ms, sink).map(Handle::Pooled),
+                    Some(embedder) => {
+                        embedder.submit_observed(work, priority, timeout_ms, Some(activity), sink).map(Handle::Pooled)
+                    }
                     None => Err(not_loaded_for("input")),
                 };
                 self.keep(id, submitted).await?;
@@ -259,6 +288,20 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Notes what is worked on.
+    fn activity(&self, id: RequestId, fault: Option<Moment>) -> ActivitySink {
+        let notes = Arc::clone(&self.notes);
+        let prepared = AtomicBool::new(false);
+        Box::new(move |activity| match activity {
+            Activity::Begun => {
+                notes.begin(id);
+                let is_prepared = prepared.swap(true, Ordering::Relaxed);
+                faults::at(fault, if is_prepared { Moment::Slot } else { Moment::Preparation });
+            }
+            Activity::Paused => notes.end(id),
+        })
     }
 
     /// Keeps a request's handle, or tells the front why there is none.

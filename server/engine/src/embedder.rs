@@ -1,31 +1,36 @@
 //! The embedder's front: admission, tokenising, probes and shutdown around one [`Pooler`].
 //!
-//! Flow: `submit` takes a place (or refuses) → two threads tokenise → the embedder's thread gathers, computes and calls the
+//! Flow: `submit` takes a place (or refuses) → two threads tokenise, a slice of a request at a time and in the order of
+//! priorities, so that thousands of texts of one do not hold up the one of another → the embedder's thread gathers, computes and calls the
 //! request's sink. That thread owns the context; the engine beside it has one of its own, over the same weights.
 
+use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use gantry_llama::Pooling;
 
 use crate::backend::llama::LoadedPooler;
 use crate::backend::{PooledBackend, Token, Vocabulary};
-use crate::engine::ask;
+use crate::engine::{ask, or_break};
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
-use crate::event::{PooledEvent, PooledInfo, PooledSink, PooledStats};
+use crate::event::{Activity, ActivitySink, PooledEvent, PooledInfo, PooledSink, PooledStats};
 use crate::finite::NoNumbers;
 use crate::monitor::Pressure;
 use crate::params::{
     EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Priority,
 };
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
+use crate::queue::{Queue, Waiting};
 
 /// Threads that tokenise. Two, so that one enormous request does not hold up the others.
 const PREPARE_THREADS: usize = 2;
+/// Texts of one request that a thread tokenises before it looks who is next.
+const SLICE_TEXTS: usize = 16;
 /// Probes that may wait beside the requests.
 const MAX_PROBES: usize = 64;
 
@@ -34,13 +39,86 @@ enum Command {
     Probe(Sender<Result<(), ProbeError>>),
 }
 
-/// An accepted request whose texts are still text.
+/// An accepted request whose texts are still text, or some of them.
 struct Job {
-    work: PooledWork,
+    /// The order of submission.
+    ticket: u64,
+    left: Texts,
+    done: VecDeque<Vec<Token>>,
     priority: Priority,
     reply: Reply,
     submitted_at: Instant,
     limit: Option<Duration>,
+}
+
+/// Texts that are not tokens yet.
+enum Texts {
+    Embed {
+        inputs: std::vec::IntoIter<EmbedInput>,
+        /// One text has no place in a list.
+        is_one: bool,
+    },
+    Rank {
+        query: String,
+        documents: std::vec::IntoIter<String>,
+    },
+}
+
+impl Texts {
+    fn of(work: PooledWork) -> Self {
+        match work {
+            PooledWork::Embed(inputs) => Self::Embed { is_one: inputs.len() == 1, inputs: inputs.into_iter() },
+            PooledWork::Rank { query, documents } => Self::Rank { query, documents: documents.into_iter() },
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Embed { inputs, .. } => inputs.len() == 0,
+            Self::Rank { documents, .. } => documents.len() == 0,
+        }
+    }
+}
+
+/// Requests whose texts are to be tokenised, those that are begun included. Once it is dropped, nothing in it is tokenised any
+/// more: who waits there hears that it was dropped.
+struct Jobs {
+    waiting: WaitingJobs,
+    /// One message for each slice, whosever it is that is taken then.
+    calls: Sender<()>,
+    tickets: AtomicU64,
+}
+
+type WaitingJobs = Arc<Mutex<Queue<Box<Job>>>>;
+
+impl Jobs {
+    /// Never blocks. False: the threads have ended.
+    fn push(&self, job: Box<Job>) -> bool {
+        push(&self.waiting, job);
+        self.calls.send(()).is_ok()
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        // Not while it is locked: each tells its caller.
+        let left = std::mem::take(&mut *lock(&self.waiting));
+        drop(left);
+    }
+}
+
+fn push(waiting: &WaitingJobs, job: Box<Job>) {
+    let Job { ticket, priority, submitted_at, .. } = *job;
+    lock(waiting).push(Waiting { ticket, priority, since: submitted_at, deadline: None, value: job });
+}
+
+/// Who is next. In a function of its own, so that it is unlocked afterwards.
+fn pop(waiting: &WaitingJobs) -> Option<Waiting<Box<Job>>> {
+    lock(waiting).pop(Instant::now())
+}
+
+fn lock(waiting: &WaitingJobs) -> MutexGuard<'_, Queue<Box<Job>>> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Embeds or scores texts of many requests together. Dropping it ends every request.
@@ -52,7 +130,7 @@ pub struct Embedder {
     /// Raised at shutdown: a long batch is not waited for.
     abort: Option<Arc<AtomicBool>>,
     /// Taken at shutdown, in this order.
-    jobs: Option<Sender<Box<Job>>>,
+    jobs: Option<Jobs>,
     commands: Option<Sender<Command>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -112,7 +190,11 @@ impl Embedder {
         })?;
         // Every request in flight fits each of these channels, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;
-        let (jobs, job_receiver) = bounded::<Box<Job>>(max_in_flight);
+        // Unbounded in form only: there is one message for each request in flight.
+        let (calls, called) = unbounded();
+        let jobs = Jobs { waiting: WaitingJobs::default(), calls, tickets: AtomicU64::new(0) };
+        let waiting = jobs.waiting.clone();
+
         let (commands, command_receiver) = bounded(max_in_flight + MAX_PROBES);
         let mut embedder = Self {
             counters: counters.clone(),
@@ -126,20 +208,23 @@ impl Embedder {
         };
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
         for i in 0..PREPARE_THREADS {
-            let (preparer, jobs, commands) = (preparer.clone(), job_receiver.clone(), commands.clone());
+            let (preparer, waiting, called) = (preparer.clone(), waiting.clone(), called.clone());
+            let (commands, counters) = (commands.clone(), counters.clone());
             let thread = std::thread::Builder::new().name(format!("gantry-texts-{i}"));
             let work = move || {
-                for job in jobs {
-                    if let Some(request) = preparer.prepare(*job) {
-                        // The embedder's thread outlives these; were it gone, the dropped request would tell its caller.
-                        let _ = commands.send(Command::Run(Box::new(request)));
+                or_break(&counters.broken, "that tokenises texts", || {
+                    for () in called {
+                        if let Some(request) = preparer.next(&waiting, &counters) {
+                            // The embedder's thread outlives these; were it gone, the dropped request would tell its caller.
+                            let _ = commands.send(Command::Run(Box::new(request)));
+                        }
                     }
-                }
+                });
             };
             embedder.threads.push(thread.spawn(work).map_err(failed)?);
         }
         let thread = std::thread::Builder::new().name(String::from("gantry-embedder"));
-        let work = move || run(pooler, &counters, &command_receiver);
+        let work = move || or_break(&counters.broken, "that embeds", || run(pooler, &counters, &command_receiver));
         embedder.threads.push(thread.spawn(work).map_err(failed)?);
         Ok(embedder)
     }
@@ -157,6 +242,21 @@ impl Embedder {
         timeout_ms: Option<u64>,
         sink: PooledSink,
     ) -> Result<PooledHandle, SubmitError> {
+        self.submit_observed(work, priority, timeout_ms, None, sink)
+    }
+
+    /// As [`Embedder::submit`]; `activity` hears whenever the embedder is about to work on the request.
+    ///
+    /// # Errors
+    /// As [`Embedder::submit`].
+    pub fn submit_observed(
+        &self,
+        work: PooledWork,
+        priority: Priority,
+        timeout_ms: Option<u64>,
+        activity: Option<ActivitySink>,
+        sink: PooledSink,
+    ) -> Result<PooledHandle, SubmitError> {
         check(&work, self.info.pooling).map_err(SubmitError::InvalidParam)?;
         if let Some(reason) = self.counters.broken.get() {
             return Err(SubmitError::Broken(reason.clone()));
@@ -170,15 +270,16 @@ impl Embedder {
             Place::take(&self.counters, self.max_in_flight).ok_or(SubmitError::QueueFull { limit: self.max_queue })?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let job = Job {
-            work,
+            ticket: jobs.tickets.fetch_add(1, Relaxed),
+            left: Texts::of(work),
+            done: VecDeque::new(),
             priority,
-            reply: Reply::new(sink, place, cancelled.clone()),
+            reply: Reply::new(sink, place, cancelled.clone()).observed(activity),
             submitted_at: Instant::now(),
             limit: timeout_ms.map(Duration::from_millis),
         };
-        // The channel holds as many jobs as there are places, and its threads live as long as the embedder.
-        jobs.try_send(Box::new(job)).map_err(|_| SubmitError::ShuttingDown)?;
-        Ok(PooledHandle { cancelled })
+        // The places bound what waits there, and its threads live as long as the embedder.
+        if jobs.push(Box::new(job)) { Ok(PooledHandle { cancelled }) } else { Err(SubmitError::ShuttingDown) }
     }
 
     /// Computes and waits for the end: for programs that have a thread to wait.
@@ -217,7 +318,7 @@ impl Embedder {
         let started = Instant::now();
         let Some(commands) = &self.commands else { return Err(ProbeError::ShuttingDown) };
         self.unbroken()?;
-        ask(commands, Command::Probe, timeout)?;
+        ask(commands, Command::Probe, timeout, || self.counters.running.progress())?;
         Ok(started.elapsed())
     }
 
@@ -317,6 +418,16 @@ fn check(work: &PooledWork, pooling: Pooling) -> Result<(), ParamError> {
     }
 }
 
+/// What a slice leads to.
+enum Slice {
+    /// There are more texts.
+    More(Box<Job>),
+    /// All are tokens.
+    Ready(PooledRequest),
+    /// Its caller has heard its last.
+    Ended,
+}
+
 /// What the tokenising threads know of the model.
 #[derive(Clone)]
 struct Preparer {
@@ -327,48 +438,66 @@ struct Preparer {
 }
 
 impl Preparer {
-    fn prepare(&self, job: Job) -> Option<PooledRequest> {
-        let Job { work, priority, reply, submitted_at, limit } = job;
-        if reply.is_cancelled() {
-            reply.cancel();
-            return None;
+    /// Brings one request to its end, be it another one than the first: after each slice whoever is next goes on.
+    fn next(&self, waiting: &WaitingJobs, counters: &PooledCounters) -> Option<PooledRequest> {
+        // There is one: each call is for a request that is not at its end, and each thread holds but one.
+        while let Some(next) = pop(waiting) {
+            match self.slice(next.value) {
+                Slice::More(_) if counters.shutting_down.load(Relaxed) => return None,
+                Slice::More(job) => push(waiting, job),
+                Slice::Ready(request) => return Some(request),
+                Slice::Ended => return None,
+            }
         }
-        let texts = std::panic::catch_unwind(AssertUnwindSafe(|| self.texts(work, &reply))).unwrap_or_else(|_| {
+        None
+    }
+
+    /// Tokenises some texts of a request.
+    fn slice(&self, mut job: Box<Job>) -> Slice {
+        if job.reply.is_cancelled() {
+            job.reply.cancel();
+            return Slice::Ended;
+        }
+        job.reply.is(Activity::Begun);
+        let Job { left, done, .. } = &mut *job;
+        let tokenized = std::panic::catch_unwind(AssertUnwindSafe(|| self.texts(left, done))).unwrap_or_else(|_| {
             Err(RequestError::Internal(String::from("tokenising the texts panicked; see the server's log")))
         });
-        match texts {
-            Ok(texts) => Some(PooledRequest { reply, texts: texts.into(), priority, submitted_at, limit }),
+        job.reply.is(Activity::Paused);
+        match tokenized {
             Err(error) => {
-                reply.fail(error);
-                None
+                job.reply.fail(error);
+                Slice::Ended
+            }
+            Ok(()) if !job.left.is_empty() => Slice::More(job),
+            Ok(()) => {
+                let Job { done: texts, priority, reply, submitted_at, limit, .. } = *job;
+                Slice::Ready(PooledRequest { reply, texts, priority, submitted_at, limit })
             }
         }
     }
 
-    fn texts(&self, work: PooledWork, reply: &Reply) -> Result<Vec<Vec<Token>>, RequestError> {
-        // Whoever left while the texts are counted is told of by the pooler.
-        let go_on = || !reply.is_cancelled();
-        match work {
-            PooledWork::Embed(inputs) => {
-                // One text has no place in a list.
-                let one = inputs.len() == 1;
-                let name = |i: usize| if one { String::from("input") } else { format!("input[{i}]") };
-                let texts = inputs.into_iter().enumerate().take_while(|_| go_on());
-                texts.map(|(i, input)| self.input(&name(i), input)).collect()
+    fn texts(&self, left: &mut Texts, done: &mut VecDeque<Vec<Token>>) -> Result<(), RequestError> {
+        match left {
+            Texts::Embed { inputs, is_one } => {
+                for input in inputs.take(SLICE_TEXTS) {
+                    let name = if *is_one { String::from("input") } else { format!("input[{}]", done.len()) };
+                    done.push_back(self.input(&name, input)?);
+                }
             }
-            PooledWork::Rank { query, documents } => {
-                // Alone first: it is in the text of every document.
-                self.fits("query", self.tokenize("query", &query)?)?;
-                let texts = documents.into_iter().enumerate().take_while(|_| go_on());
-                texts
-                    .map(|(i, document)| {
-                        let param = format!("documents[{i}]");
-                        let pair = self.vocabulary.pair(&query, self.checked(&param, &document)?);
-                        self.fits(&param, pair.map_err(|error| error.of(&param))?)
-                    })
-                    .collect()
+            Texts::Rank { query, documents } => {
+                if done.is_empty() {
+                    // Alone first: it is in the text of every document.
+                    self.fits("query", self.tokenize("query", query)?)?;
+                }
+                for document in documents.take(SLICE_TEXTS) {
+                    let param = format!("documents[{}]", done.len());
+                    let pair = self.vocabulary.pair(query, self.checked(&param, &document)?);
+                    done.push_back(self.fits(&param, pair.map_err(|error| error.of(&param))?)?);
+                }
             }
         }
+        Ok(())
     }
 
     fn input(&self, param: &str, input: EmbedInput) -> Result<Vec<Token>, RequestError> {
@@ -434,3 +563,7 @@ fn check_length(param: &str, text: &str) -> Result<(), RequestError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "embedder_tests.rs"]
+mod tests;

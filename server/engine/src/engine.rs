@@ -4,8 +4,8 @@
 //! and calls the request's sink. One thread owns the model's context; nothing else touches it.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::budget::StepBudget;
 use crate::cache::{CacheError, Fingerprint, PrefixCache};
 use crate::draft::Draft;
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
-use crate::event::{EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
+use crate::event::{ActivitySink, EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::finite::{NoNumbers, WarmUpError};
 use crate::grammars::Grammars;
 use crate::interrupt::Interrupt;
@@ -38,6 +38,8 @@ use crate::stats::Stats;
 /// Probes and other commands that may wait beside the requests.
 const MAX_CONTROL_COMMANDS: usize = 64;
 
+/// How often who waits for the answer of a probe looks whether a step is being computed.
+const PROBE_LOOK_PERIOD: Duration = Duration::from_millis(20);
 /// How long the end of an engine waits for its prefixes to be written to disk.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// The most threads that sample.
@@ -183,7 +185,7 @@ impl Engine {
         let max_in_flight = config.max_queue + config.parallel as usize;
         let (commands, command_receiver) = bounded(max_in_flight + MAX_CONTROL_COMMANDS);
         let mut engine = Self {
-            stats,
+            stats: stats.clone(),
             info,
             max_queue: config.max_queue,
             parallel: config.parallel,
@@ -214,10 +216,14 @@ impl Engine {
         let (jobs, pool) = preparer.spawn(deliver).map_err(failed)?;
         (engine.jobs, engine.pool) = (Some(jobs), pool);
         let thread = std::thread::Builder::new().name(String::from("gantry-engine"));
-        engine.thread = Some(thread.spawn(move || run(scheduler, &command_receiver, &interrupt)).map_err(failed)?);
+        let of_engine = stats.clone();
+        let work =
+            move || or_break(&of_engine.broken, "that computes", || run(scheduler, &command_receiver, &interrupt));
+        engine.thread = Some(thread.spawn(work).map_err(failed)?);
         let text = std::thread::Builder::new().name(String::from("gantry-text"));
         engine.memory = Some(MemoryWatch::start(monitor, pressure).map_err(failed)?);
-        engine.text = Some(text.spawn(move || TextStage::default().run(&posted)).map_err(failed)?);
+        let work = move || or_break(&stats.broken, "of texts", || TextStage::default().run(&posted));
+        engine.text = Some(text.spawn(work).map_err(failed)?);
         Ok(engine)
     }
 
@@ -229,6 +235,20 @@ impl Engine {
         &self,
         prompt: Prompt,
         params: GenerationParams,
+        sink: EventSink,
+    ) -> Result<RequestHandle, SubmitError> {
+        self.submit_observed(prompt, params, None, sink)
+    }
+
+    /// As [`Engine::submit`]; `activity` hears whenever the engine is about to work on the request.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn submit_observed(
+        &self,
+        prompt: Prompt,
+        params: GenerationParams,
+        activity: Option<ActivitySink>,
         sink: EventSink,
     ) -> Result<RequestHandle, SubmitError> {
         params.validate().map_err(SubmitError::InvalidParam)?;
@@ -255,7 +275,7 @@ impl Engine {
             ticket: self.tickets.fetch_add(1, Relaxed),
             prompt,
             params,
-            emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()),
+            emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()).observed(activity),
             signals: signals.clone(),
             submitted_at,
             deadline: timeout_ms.and_then(|ms| submitted_at.checked_add(Duration::from_millis(ms))),
@@ -291,10 +311,11 @@ impl Engine {
     }
 
     /// Shows that a token can be decoded now, and says how long it took to know. A step that ended within the last
-    /// second counts, or the one that is being computed; an idle engine decodes one token for it. Blocks.
+    /// second counts, and one that is being computed as long as it is within its own limit; an idle engine decodes one token
+    /// for it. Blocks.
     ///
     /// # Errors
-    /// When no token was decoded within `timeout`, or the engine is broken.
+    /// When no token was decoded within `timeout` and no step is within its limit, or the engine is broken.
     pub fn probe(&self, timeout: Duration) -> Result<Duration, ProbeError> {
         let started = Instant::now();
         let Some(commands) = &self.commands else { return Err(ProbeError::ShuttingDown) };
@@ -305,14 +326,26 @@ impl Engine {
             return Ok(started.elapsed());
         }
         self.interrupt.give_way();
-        ask(commands, Command::Probe, timeout)?;
+        ask(commands, Command::Probe, timeout, || self.stats.running.progress())?;
         Ok(started.elapsed())
+    }
+
+    /// Why no token can be decoded any more, if that is so.
+    #[must_use]
+    pub fn broken(&self) -> Option<&str> {
+        self.stats.broken.get().map(String::as_str)
     }
 
     /// The counters, without a lock.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         self.stats.snapshot()
+    }
+
+    /// As of a step of which less is expected.
+    #[cfg(test)]
+    pub(crate) fn limit_step(&self, limit_ms: u64) {
+        self.stats.running.limit_is(limit_ms);
     }
 
     /// As the watch over memory does.
@@ -360,6 +393,13 @@ fn sample_threads(threads: Option<u32>) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let all = threads.and_then(|threads| usize::try_from(threads).ok()).map_or(processors, |n| n.min(processors));
     all.min(MAX_SAMPLE_THREADS)
+}
+
+/// What a thread does. A panic breaks what it works for, which is then replaced, instead of going unnoticed.
+pub(crate) fn or_break(broken: &OnceLock<String>, thread: &str, work: impl FnOnce()) {
+    if std::panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
+        broken.get_or_init(|| format!("the thread {thread} panicked; see the log"));
+    }
 }
 
 /// The engine's thread: commands between steps, blocking only when there is nothing to do.
@@ -476,23 +516,42 @@ fn tell(probe: &Sender<Result<(), ProbeError>>, verdict: Result<(), ProbeError>)
     let _ = probe.send(verdict);
 }
 
-/// Puts a question to a thread and waits for its answer.
+/// Puts a question to a thread and waits for its answer; a step that it is computing answers it, too, as long as it is within
+/// its limit: `progress` is whether that is so, where there is one.
 pub(crate) fn ask<C>(
     commands: &Sender<C>,
     question: impl FnOnce(Sender<Result<(), ProbeError>>) -> C,
     timeout: Duration,
+    progress: impl Fn() -> Option<bool>,
 ) -> Result<(), ProbeError> {
     let started = Instant::now();
     let late = || ProbeError::Timeout { waited: started.elapsed() };
     let (reply, answer) = bounded(1);
-    commands.send_timeout(question(reply), timeout).map_err(|error| match error {
-        SendTimeoutError::Timeout(_) => late(),
-        SendTimeoutError::Disconnected(_) => ProbeError::ShuttingDown,
-    })?;
-    answer.recv_timeout(timeout.saturating_sub(started.elapsed())).unwrap_or_else(|error| match error {
-        RecvTimeoutError::Timeout => Err(late()),
-        RecvTimeoutError::Disconnected => Err(ProbeError::ShuttingDown),
-    })
+    let mut question = Some(question(reply));
+    loop {
+        match progress() {
+            Some(true) => return Ok(()),
+            Some(false) => return Err(late()),
+            None => {}
+        }
+        let patience = PROBE_LOOK_PERIOD.min(timeout.saturating_sub(started.elapsed()));
+        if let Some(asked) = question.take() {
+            match commands.send_timeout(asked, patience) {
+                Ok(()) => {}
+                Err(SendTimeoutError::Timeout(asked)) => question = Some(asked),
+                Err(SendTimeoutError::Disconnected(_)) => return Err(ProbeError::ShuttingDown),
+            }
+        } else {
+            match answer.recv_timeout(patience) {
+                Ok(verdict) => return verdict,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(ProbeError::ShuttingDown),
+            }
+        }
+        if started.elapsed() >= timeout {
+            return Err(late());
+        }
+    }
 }
 
 /// Why a load is refused whose first tokens could not be decoded, or are no numbers.

@@ -10,11 +10,12 @@ use crate::backend::Vocabulary;
 use crate::backend::scripted::{Control, Fault, ScriptedBackend, ScriptedVocabulary, reference};
 use crate::engine::Engine;
 use crate::error::{LoadError, ProbeError, RequestError, SubmitError};
-use crate::event::{EventSink, FinishReason, GenerationEvent};
+use crate::event::{Activity, ActivitySink, EventSink, FinishReason, GenerationEvent};
 use crate::ladder::DegradationLevel;
 use crate::params::{
     DiskCacheConfig, EngineConfig, GenerationParams, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
 };
+use crate::scheduler::PROBE_FRESH;
 
 const POSITIONS: u32 = 200;
 /// Longer than any step here; reached only when something hangs.
@@ -167,6 +168,49 @@ fn a_template_adds_its_stop_strings() {
     }
 }
 
+/// Waits until a step has been computed for so long.
+fn await_age(engine: &Engine, least: Duration) {
+    let started = Instant::now();
+    while engine.stats().step_age_ms.is_none_or(|age| u128::from(age) < least.as_millis()) {
+        assert!(started.elapsed() < PATIENCE + least, "no step is computed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Who asks whether a token can be decoded, ten times a second, hears it at once while each step takes 20 s.
+#[test]
+#[ignore = "takes 40 seconds"]
+fn steps_of_twenty_seconds_are_progress() {
+    let (engine, control) = engine(1, 4);
+    let (sink, events) = channel();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let asked = Instant::now();
+                engine.probe(Duration::from_secs(5)).unwrap();
+                longest = longest.max(asked.elapsed());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            assert!(longest < Duration::from_millis(50), "{longest:?}");
+        });
+        let mut gate = Some(control.gate.lock().unwrap());
+        engine.submit(text("abc"), GenerationParams::greedy(40), sink).unwrap();
+        for _ in 0..2 {
+            let gate = gate.take().unwrap_or_else(|| control.gate.lock().unwrap());
+            await_age(&engine, Duration::from_secs(20));
+            drop(gate);
+            let steps = engine.stats().steps;
+            while engine.stats().steps == steps {
+                std::thread::yield_now();
+            }
+        }
+        assert!(matches!(terminal(&events), GenerationEvent::Finished { .. }));
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn a_probe_tells_decoding_from_hanging_and_from_broken() {
     let (engine, control) = engine(1, 4);
@@ -178,15 +222,18 @@ fn a_probe_tells_decoding_from_hanging_and_from_broken() {
     let fresh = engine.probe(Duration::ZERO);
     assert!(fresh.is_ok() || started.elapsed() >= Duration::from_secs(1), "{fresh:?}");
     assert!(fresh.is_err() || engine.stats().steps == steps + 1);
-    // A hanging backend: once the last step is old, the probe runs into its limit.
+    // A step that takes long is progress as long as it is within its limit, however old the last one is, and else hangs.
     let gate = control.gate.lock().unwrap();
     let (sink, events) = channel();
     engine.submit(text("abc"), GenerationParams::greedy(4), sink).unwrap();
-    let started = Instant::now();
-    while engine.probe(Duration::from_millis(10)).is_ok() {
-        assert!(started.elapsed() < PATIENCE);
-        std::thread::yield_now();
-    }
+    let computed_for = |least: Duration| await_age(&engine, least);
+    computed_for(PROBE_FRESH + Duration::from_millis(100));
+    let asked = Instant::now();
+    engine.probe(PATIENCE).unwrap();
+    assert!(asked.elapsed() < Duration::from_millis(50), "nobody waits for the step's end");
+    engine.limit_step(1);
+    assert!(matches!(engine.probe(PATIENCE), Err(ProbeError::Timeout { .. })));
+    assert!(asked.elapsed() < Duration::from_millis(100), "nor for that of one that hangs");
     drop(gate);
     assert!(matches!(terminal(&events), GenerationEvent::Finished { .. }));
     engine.probe(PATIENCE).unwrap();
@@ -276,6 +323,31 @@ fn a_sink_may_drop_the_engine() {
         drop(kept);
         all.iter().for_each(|events| drop(terminal(events)));
         assert!(last.lock().unwrap().is_none());
+    }
+}
+
+#[test]
+fn what_is_worked_on_is_told_before_the_work_and_after_it() {
+    let (engine, control) = engine(1, 4);
+    let observed = |prompt: &str| {
+        let (sender, activity) = unbounded();
+        let tell: ActivitySink = Box::new(move |activity| sender.send(activity).unwrap());
+        let (sink, events) = channel();
+        engine.submit_observed(text(prompt), GenerationParams::greedy(4), Some(tell), sink).unwrap();
+        (activity, events)
+    };
+    let next = |activity: &Receiver<Activity>| activity.recv_timeout(PATIENCE).unwrap();
+    let gate = control.gate.lock().unwrap();
+    let (first, first_events) = observed("abc");
+    assert_eq!([next(&first), next(&first), next(&first)], [Activity::Begun, Activity::Paused, Activity::Begun]);
+    // It has the only slot, and no step ends: another one is prepared, and waits.
+    let (second, second_events) = observed("def");
+    assert_eq!([next(&second), next(&second)], [Activity::Begun, Activity::Paused]);
+    assert!(second.is_empty() && first.is_empty());
+    drop(gate);
+    assert_eq!(next(&second), Activity::Begun, "it has the slot");
+    for events in [first_events, second_events] {
+        assert!(matches!(terminal(&events), GenerationEvent::Finished { .. }));
     }
 }
 

@@ -14,6 +14,20 @@ use gantry_llama::Pooling;
 /// Receives a request's events on one of the engine's threads; it must not block. One that panics cancels its request.
 pub type EventSink = Box<dyn FnMut(GenerationEvent) + Send>;
 
+/// Whether an engine is at work on a request just now. What ends a process ends it during the work on one of its requests;
+/// those that merely wait have nothing to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// It is prepared or computed from now on.
+    Begun,
+    /// It waits: for a slot, or for its next batch.
+    Paused,
+}
+
+/// Hears of a request's [`Activity`], each time before the work begins and after it has ended well, on the thread that does
+/// it. After the request's last event nothing of it counts any more.
+pub type ActivitySink = Box<dyn Fn(Activity) + Send>;
+
 /// One step of a generation as its caller sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GenerationEvent {
@@ -176,6 +190,8 @@ pub struct PooledStats {
     pub in_flight: u32,
     /// 1 while llama.cpp computes.
     pub computing: u32,
+    /// For how many milliseconds it has, now.
+    pub step_age_ms: Option<u64>,
     /// How often it has since the start: a batch that is too long for it is computed in several.
     pub steps: u64,
     /// Batches that left the window since the start.
@@ -319,6 +335,10 @@ pub struct EngineStats {
     pub tokens_per_second: f64,
     /// Steps since the start.
     pub steps: u64,
+    /// How many milliseconds ago the step began that is not done yet, if there is one.
+    pub step_age_ms: Option<u64>,
+    /// How many milliseconds such a step may take before it counts as one that hangs.
+    pub step_limit_ms: u64,
     /// The last step's duration.
     pub last_step_ms: f64,
     /// Tokens of prompts that the last step might take: with sequences that generate, what fits into the time below.

@@ -81,6 +81,16 @@ impl ModelHost {
         }
     }
 
+    /// Why it must be replaced, if that is so.
+    #[must_use]
+    pub fn broken(&self) -> Option<String> {
+        let engine = self.engine.as_ref().and_then(Engine::broken).map(String::from);
+        engine.or_else(|| match self.embedder.as_ref()?.unbroken() {
+            Err(ProbeError::Broken(reason)) => Some(reason),
+            _ => None,
+        })
+    }
+
     /// The engine's counters; without one, only what they tell of memory.
     #[must_use]
     pub fn stats(&self) -> EngineStats {

@@ -108,8 +108,8 @@ pub use embedder::{Embedder, PooledHandle, PooledOutput};
 pub use engine::{Engine, GenerationOutput, RequestHandle};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{
-    EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, ModelInfo, PooledEvent,
-    PooledInfo, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob, Usage,
+    Activity, ActivitySink, EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram,
+    ModelInfo, PooledEvent, PooledInfo, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob, Usage,
 };
 pub use host::ModelHost;
 pub use kv_plan::{
@@ -122,12 +122,13 @@ pub use params::{
     DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_POOLED_BATCH, DEFAULT_POOLED_TOKENS, DEFAULT_POOLED_WAIT_MS,
     DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES, DEFAULT_PREFIX_CACHE_RAM_BYTES,
     DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EmbedInput, EngineConfig, GenerationParams, Grammar,
-    MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR,
-    MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL,
-    MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS,
-    MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY, MAX_SPECULATION_TOKENS,
-    MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS, PooledConfig, PooledWork,
-    PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
+    LEAST_STEP_LIMIT_MS, MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS,
+    MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
+    MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS,
+    MAX_POOLED_WAIT_MS, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY,
+    MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS,
+    MOST_STEP_LIMIT_MS, PooledConfig, PooledWork, PrefixCacheConfig, Priority, Prompt, STEP_LIMIT_FACTOR,
+    SpeculationConfig,
 };
 pub use queue::AGEING_STEP;
 pub use template::{TemplateReport, check_template, limits as template_limits, serve_template};

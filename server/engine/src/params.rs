@@ -334,6 +334,13 @@ impl Default for DryParams {
     }
 }
 
+/// A step that takes so many times what was expected of it counts as one that hangs, within the two limits below.
+pub const STEP_LIMIT_FACTOR: u32 = 10;
+/// The least time in milliseconds after which a step may count as one that hangs.
+pub const LEAST_STEP_LIMIT_MS: u64 = 30_000;
+/// The time in milliseconds after which any step counts as one that hangs.
+pub const MOST_STEP_LIMIT_MS: u64 = 120_000;
+
 /// What to generate from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Prompt {

@@ -6,7 +6,7 @@
 //! each text's vector is sent at once, and the last one ends its request. A batch that fails is computed text by text, so
 //! that whoever is at fault fails alone. Absent: threads, channels, tokenising ([`crate::embedder`]).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{PooledBackend, Token};
 use crate::error::RequestError;
-use crate::event::{PooledEvent, PooledSink, PooledStats};
+use crate::event::{Activity, ActivitySink, PooledEvent, PooledSink, PooledStats};
 use crate::finite::{NOT_FINITE, NoNumbers, is_vector};
 use crate::monitor::Pressure;
 use crate::params::Priority;
 use crate::queue::{LEVELS, aged_level};
+use crate::stats::RunningStep;
 use crate::window::{Batch, BatchWindow};
 
 /// Batches of one text that fail in a row before the backend is taken for broken.
@@ -35,6 +36,7 @@ pub(crate) struct PooledCounters {
     /// Why nothing can be computed any more.
     pub(crate) broken: OnceLock<String>,
     computing: AtomicBool,
+    pub(crate) running: RunningStep,
     steps: AtomicU64,
     batches: AtomicU64,
     texts: AtomicU64,
@@ -56,6 +58,7 @@ impl PooledCounters {
         PooledStats {
             in_flight: self.in_flight.load(Relaxed),
             computing: u32::from(self.computing.load(Relaxed)),
+            step_age_ms: self.running.age().map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
             steps: self.steps.load(Relaxed),
             batches_total: self.batches.load(Relaxed),
             texts_total: self.texts.load(Relaxed),
@@ -90,6 +93,7 @@ impl Drop for Place {
 /// Sends a request's events, and its last one exactly once: dropped without it, it sends `Failed`.
 pub(crate) struct Reply {
     sink: PooledSink,
+    activity: Option<ActivitySink>,
     counters: Arc<PooledCounters>,
     /// Given back before the last event is sent, so that who hears of the end can submit again.
     place: Option<Place>,
@@ -98,7 +102,19 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn new(sink: PooledSink, place: Place, cancelled: Arc<AtomicBool>) -> Self {
-        Self { sink, counters: place.0.clone(), place: Some(place), cancelled }
+        Self { sink, activity: None, counters: place.0.clone(), place: Some(place), cancelled }
+    }
+
+    /// Has the request's activity told, too.
+    pub(crate) fn observed(mut self, activity: Option<ActivitySink>) -> Self {
+        self.activity = activity;
+        self
+    }
+
+    pub(crate) fn is(&self, activity: Activity) {
+        if let Some(tell) = &self.activity {
+            tell(activity);
+        }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
@@ -347,14 +363,24 @@ impl<B: PooledBackend> Pooler<B> {
                 results.extend(group.iter().map(|_| Err(String::from("nobody waits for it"))));
                 continue;
             }
+            let tickets: BTreeSet<u64> =
+                batch.requests[from..][..group.len()].iter().map(|request| request.value.ticket).collect();
+            self.tell(&tickets, Activity::Begun);
             match self.compute(group) {
                 Ok(vectors) => results.extend(vectors.into_iter().map(Ok)),
                 Err(error) if group.len() == 1 => results.push(Err(error.to_string())),
                 Err(_) => results.extend(group.iter().map(|text| self.compute_one(text).map_err(|e| e.to_string()))),
             }
+            self.tell(&tickets, Activity::Paused);
         }
         for (text, result) in batch.answer(results, || Err(String::from("the model gave no vector"))) {
             self.deliver(&text, result);
+        }
+    }
+
+    fn tell(&self, tickets: &BTreeSet<u64>, activity: Activity) {
+        for open in tickets.iter().filter_map(|ticket| self.open.get(ticket)) {
+            open.request.reply.is(activity);
         }
     }
 
@@ -402,8 +428,10 @@ impl<B: PooledBackend> Pooler<B> {
     fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, NoNumbers> {
         let started = Instant::now();
         self.counters.computing.store(true, Relaxed);
+        self.counters.running.begin();
         let computed = std::panic::catch_unwind(AssertUnwindSafe(|| self.backend.embed(texts)));
         self.counters.computing.store(false, Relaxed);
+        self.counters.running.end();
         self.counters.steps.fetch_add(1, Relaxed);
         let took = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.counters.compute_us.fetch_add(took, Relaxed);

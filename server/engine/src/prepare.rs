@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::backend::{Token, Vocabulary};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
 use crate::error::RequestError;
+use crate::event::Activity;
 use crate::grammars::Grammars;
 use crate::lookup::Indexer;
 use crate::output::Signals;
@@ -123,6 +124,7 @@ impl Preparer {
             emitter.failed(too_late(submitted_at, deadline, now));
             return None;
         }
+        emitter.is(Activity::Begun);
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let tokens = self.tokens(prompt, &mut params)?;
             let setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
@@ -135,6 +137,7 @@ impl Preparer {
         let prepared = prepared.unwrap_or_else(|_| {
             Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
         });
+        emitter.is(Activity::Paused);
         match prepared {
             Ok((prompt, sampler, tokenized_at, blocks, fetched, repeats)) => Some(Request {
                 ticket,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::backend::Token;
 use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
-use crate::event::{EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
+use crate::event::{Activity, ActivitySink, EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 use crate::lookup::Repeats;
 use crate::output::Signals;
 use crate::params::GenerationParams;
@@ -40,6 +40,7 @@ impl Drop for Permit {
 /// `Failed`.
 pub(crate) struct Emitter {
     sink: EventSink,
+    activity: Option<ActivitySink>,
     stats: Arc<Stats>,
     /// Given back before the last event is sent, so that who hears of the end can submit again.
     permit: Option<Permit>,
@@ -48,7 +49,19 @@ pub(crate) struct Emitter {
 
 impl Emitter {
     pub(crate) fn new(sink: EventSink, stats: Arc<Stats>, permit: Permit, signals: Arc<Signals>) -> Self {
-        Self { sink, stats, permit: Some(permit), signals }
+        Self { sink, activity: None, stats, permit: Some(permit), signals }
+    }
+
+    /// Has the request's activity told, too.
+    pub(crate) fn observed(mut self, activity: Option<ActivitySink>) -> Self {
+        self.activity = activity;
+        self
+    }
+
+    pub(crate) fn is(&self, activity: Activity) {
+        if let Some(tell) = &self.activity {
+            tell(activity);
+        }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {

@@ -258,6 +258,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// One step, at a time that tests choose.
     pub(crate) fn step_at(&mut self, started: Instant) -> StepOutcome {
+        self.stats.running.begin();
         self.kv.set_now(started);
         self.copies.begin();
         if started.saturating_duration_since(self.maintained) >= MAINTENANCE_PERIOD {
@@ -272,6 +273,7 @@ impl<B: Backend> Scheduler<B> {
         let outcome = self.decode_batch(started);
         self.publish();
         self.output.post(&mut self.events);
+        self.stats.running.end();
         outcome
     }
 
@@ -288,6 +290,7 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let called = Instant::now();
+            self.stats.running.expect(self.budget.cost().step_ms(self.work(&shares)));
             match self.kv.decode(&self.batch) {
                 Ok(()) => break (shares, called),
                 Err(BackendError::NoKvCells) if self.fillers.rows() > 0 => fills = false,

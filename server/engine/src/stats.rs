@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::event::EngineStats;
 use crate::ladder::DegradationLevel;
 use crate::monitor::Pressure;
+use crate::params::{LEAST_STEP_LIMIT_MS, MOST_STEP_LIMIT_MS, STEP_LIMIT_FACTOR};
 
 /// Seconds over which the token rate is taken.
 const RATE_WINDOW_S: u64 = 5;
@@ -47,6 +48,62 @@ pub(crate) struct StepRecord {
     pub(crate) before: Duration,
     /// In llama.cpp.
     pub(crate) decode: Duration,
+}
+
+/// The step that is being computed: since when, and how long it may take. Written by the thread that computes.
+#[derive(Debug)]
+pub(crate) struct RunningStep {
+    started: Instant,
+    /// Microseconds after `started`, plus one; 0: there is none.
+    began_us: AtomicU64,
+    limit_ms: AtomicU64,
+}
+
+impl Default for RunningStep {
+    fn default() -> Self {
+        Self { started: Instant::now(), began_us: AtomicU64::default(), limit_ms: AtomicU64::new(MOST_STEP_LIMIT_MS) }
+    }
+}
+
+impl RunningStep {
+    /// A step begins, of which nothing is known yet.
+    pub(crate) fn begin(&self) {
+        self.limit_ms.store(MOST_STEP_LIMIT_MS, Relaxed);
+        self.began_us.store(micros(self.started.elapsed()) + 1, Relaxed);
+    }
+
+    /// It is expected to take so many ms.
+    pub(crate) fn expect(&self, ms: f64) {
+        // The cast saturates.
+        let limit = (ms * f64::from(STEP_LIMIT_FACTOR)) as u64;
+        self.limit_ms.store(limit.clamp(LEAST_STEP_LIMIT_MS, MOST_STEP_LIMIT_MS), Relaxed);
+    }
+
+    /// It is done.
+    pub(crate) fn end(&self) {
+        self.began_us.store(0, Relaxed);
+    }
+
+    /// How long it has been computed.
+    pub(crate) fn age(&self) -> Option<Duration> {
+        let began = self.began_us.load(Relaxed).checked_sub(1)?;
+        Some(self.started.elapsed().saturating_sub(Duration::from_micros(began)))
+    }
+
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_millis(self.limit_ms.load(Relaxed))
+    }
+
+    /// As of a step of which less is expected.
+    #[cfg(test)]
+    pub(crate) fn limit_is(&self, limit_ms: u64) {
+        self.limit_ms.store(limit_ms, Relaxed);
+    }
+
+    /// Whether there is one, and it is within its limit.
+    pub(crate) fn progress(&self) -> Option<bool> {
+        self.age().map(|age| age <= self.limit())
+    }
 }
 
 /// What a tier of the prefix cache gave.
@@ -120,6 +177,7 @@ pub(crate) struct Stats {
     step_target_us: AtomicU64,
     /// Microseconds after `started`, plus one; 0: no step yet.
     last_step_at_us: AtomicU64,
+    pub(crate) running: RunningStep,
     pub(crate) finished: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) failed: AtomicU64,
@@ -178,6 +236,7 @@ impl Stats {
             prefill_budget_tokens: AtomicU32::default(),
             step_target_us: AtomicU64::default(),
             last_step_at_us: AtomicU64::default(),
+            running: RunningStep::default(),
             finished: AtomicU64::default(),
             cancelled: AtomicU64::default(),
             failed: AtomicU64::default(),
@@ -302,6 +361,8 @@ impl Stats {
             generated_tokens_total: self.generated_tokens.load(Relaxed),
             tokens_per_second: self.tokens_per_second(self.started.elapsed()),
             steps: self.steps.load(Relaxed),
+            step_age_ms: self.running.age().map(millis),
+            step_limit_ms: millis(self.running.limit()),
             last_step_ms: ms(&self.last_step_us),
             prefill_budget_tokens: self.prefill_budget_tokens.load(Relaxed),
             step_target_ms: ms(&self.step_target_us),
@@ -322,6 +383,10 @@ impl Stats {
 
 fn ms(micros: &AtomicU64) -> f64 {
     Duration::from_micros(micros.load(Relaxed)).as_secs_f64() * 1e3
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn micros(duration: Duration) -> u64 {

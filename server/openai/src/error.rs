@@ -62,6 +62,8 @@ pub enum ErrorCode {
     ModelNotReady,
     /// The model's process died during the request.
     WorkerDied,
+    /// The model's process dies of the request.
+    RequestEndsWorker,
     /// The model was taken out of service during the request.
     ModelRetired,
     /// The client did not read its stream.
@@ -95,6 +97,7 @@ impl ErrorCode {
             Self::Overloaded => "overloaded",
             Self::ModelNotReady => "model_not_ready",
             Self::WorkerDied => "worker_died",
+            Self::RequestEndsWorker => "request_ends_worker",
             Self::ModelRetired => "model_retired",
             Self::SlowClient => "slow_client",
             Self::InternalError => "internal_error",

@@ -14,6 +14,7 @@ use super::budget::Short;
 use super::params::Names;
 use crate::limits::RETRY_AFTER_MIN_SECONDS;
 use crate::version::{GenerationError, SubmitError};
+use crate::vital::reason;
 
 /// An error on its way to a client.
 #[derive(Debug)]
@@ -33,15 +34,15 @@ impl Failure {
         Self { error, retry_after: Some(retry_after) }
     }
 
-    /// No version can answer now.
-    pub(super) fn not_ready(reason: &str) -> Self {
+    /// No version can answer now; one may after so much time.
+    pub(super) fn not_ready(reason: &str, retry_after: Duration) -> Self {
         let error = ApiError::new(
             503,
             ErrorKind::ServiceUnavailableError,
             ErrorCode::ModelNotReady,
             format!("No model can answer now: {reason}."),
         );
-        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+        Self::retriable(error, retry_after)
     }
 }
 
@@ -90,7 +91,8 @@ pub(super) fn of_submission(error: SubmitError, names: Names) -> Failure {
             let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelNotReady, message);
             Failure::retriable(error, retry_after)
         }
-        SubmitError::Retired => Failure::not_ready(&message),
+        SubmitError::Retired => Failure::not_ready(&message, Duration::from_secs(RETRY_AFTER_MIN_SECONDS)),
+        SubmitError::EndsWorker => ends_worker(message).into(),
         SubmitError::Unsupported(message) => ApiError::unsupported(message).into(),
         SubmitError::InvalidParam(ParamError { param, message }) => {
             ApiError::invalid(Some(Cow::Owned(names.of(param))), ErrorCode::InvalidValue, message).into()
@@ -112,6 +114,7 @@ pub(super) fn of_generation(error: GenerationError, names: Names) -> ApiError {
         GenerationError::WorkerDied(_) => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::WorkerDied, message)
         }
+        GenerationError::EndsWorker => ends_worker(message),
         GenerationError::Retired => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
         }
@@ -119,6 +122,11 @@ pub(super) fn of_generation(error: GenerationError, names: Names) -> ApiError {
             ApiError::new(408, ErrorKind::InvalidRequestError, ErrorCode::SlowClient, message)
         }
     }
+}
+
+/// To be sent again it must be another one, which 4xx says to clients that send again by themselves.
+fn ends_worker(message: String) -> ApiError {
+    ApiError::new(422, ErrorKind::InvalidRequestError, ErrorCode::RequestEndsWorker, message)
 }
 
 fn of_request(error: RequestError, message: String, names: Names) -> ApiError {
@@ -147,11 +155,7 @@ fn of_request(error: RequestError, message: String, names: Names) -> ApiError {
 
 /// A panic in a handler: a fault of ours, told to the client and logged without the request.
 pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
-    let what = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "of an unknown kind".to_owned());
+    let what = reason(&*panic);
     tracing::error!(panic = what, "a request handler panicked");
     let message = "The server failed on this request; it has been logged.";
     Failure::from(ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, message)).into_response()
@@ -189,6 +193,8 @@ mod tests {
                 "model_not_ready",
             ),
             (of_submission(SubmitError::Retired).error, 503, "model_not_ready"),
+            (of_submission(SubmitError::EndsWorker).error, 422, "request_ends_worker"),
+            (taken(GenerationError::EndsWorker), 422, "request_ends_worker"),
             (of_submission(SubmitError::Unsupported("no")).error, 501, "unsupported_operation"),
             (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
             (taken(GenerationError::Retired), 503, "model_retired"),

@@ -114,20 +114,18 @@ async fn submit(
     Err(of_submission(last.unwrap_or(SubmitError::Retired), names))
 }
 
-/// Submits one request for each answer, all or none: where one is refused, those before it are dropped, which cancels
-/// them.
+/// Submits one request for each answer, all or none.
 async fn submit_all(
     version: &Version,
     request: &GenerateRequest,
     choices: u32,
 ) -> Result<Vec<Generation>, SubmitError> {
-    let mut generations = Vec::with_capacity(choices as usize);
-    for choice in 0..choices {
+    let of_choice = |choice| {
         let mut request = request.clone();
         request.params.seed = seed_of(request.params.seed, choice);
-        generations.push(version.submit(request).await?);
-    }
-    Ok(generations)
+        request
+    };
+    version.submit_all((0..choices).map(of_choice).collect()).await
 }
 
 async fn whole(

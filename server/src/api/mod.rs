@@ -20,6 +20,7 @@ mod stream;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -32,7 +33,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::routing::Router;
-use crate::version::Version;
+use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
 pub use budget::Peer;
 use errors::Failure;
@@ -47,6 +48,7 @@ pub struct App {
     answers: Budget,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
+    started: Instant,
 }
 
 impl App {
@@ -61,6 +63,7 @@ impl App {
             bodies: Budget::new(),
             answers: Budget::new(),
             loading,
+            started: Instant::now(),
         })
     }
 
@@ -72,9 +75,20 @@ impl App {
 
     /// The active version, unless the request asks for another model than it.
     fn check_model(&self, check: impl Fn(&[&str]) -> Result<(), ApiError>) -> Result<Arc<Version>, Failure> {
-        let version = self.router.active().ok_or_else(|| Failure::not_ready(&self.why_no_version()))?;
+        let version = self.router.active().ok_or_else(|| self.no_version())?;
         check(&[&version.spec().served_name, &version.spec().name])?;
         Ok(version)
+    }
+
+    /// What a request hears while there is no version: when the load will be done, as far as can be told.
+    fn no_version(&self) -> Failure {
+        let left = self.loading.as_ref().and_then(|share| {
+            let mut clock = LoadClock::default();
+            clock.begin(self.started);
+            clock.read(*share.borrow());
+            clock.left(Instant::now())
+        });
+        Failure::not_ready(&self.why_no_version(), retry_after_load(left.unwrap_or_default()))
     }
 
     /// From now on the server says that it is not ready, and that each connection ends with its answer; requests are still

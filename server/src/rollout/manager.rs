@@ -102,8 +102,11 @@ impl Manager {
                 changed = self.desired.changed() => if changed.is_err() { break },
                 Some(done) = self.tasks.join_next() => match done {
                     Ok(done) => self.on_done(done),
-                    // Only a panic comes here; its version stays where it is until it is not asked for any more.
-                    Err(error) => tracing::error!(%error, "a task of the rollout failed"),
+                    // Only a panic comes here, and its version would stay where it is for ever.
+                    Err(error) => {
+                        tracing::error!(%error, "a task of the rollout failed: the agent ends, and the process with it");
+                        break;
+                    }
                 },
                 Ok(()) = board.changed() => {}
                 () = tokio::time::sleep_until(retry.into()) => {}

@@ -78,14 +78,18 @@ impl Gate {
         !self.refusing && self.inside < self.slots.saturating_add(self.max_queue)
     }
 
-    /// Lets one more in, or says no.
-    fn enter(&mut self) -> bool {
-        let entered = self.is_accepting();
-        if entered {
-            self.inside += 1;
-            self.look();
+    /// Lets so many more in, all or none. They are let in where each of them would be, one after the other.
+    fn enter(&mut self, count: usize) -> bool {
+        let mut after = self.clone();
+        for _ in 0..count {
+            if !after.is_accepting() {
+                return false;
+            }
+            after.inside += 1;
+            after.look();
         }
-        entered
+        *self = after;
+        true
     }
 
     fn leave(&mut self) {
@@ -115,12 +119,18 @@ impl Admission {
     }
 
     /// Takes a place.
+    #[cfg(test)]
     pub(super) fn enter(self: &Arc<Self>) -> Result<Place, Refusal> {
+        self.enter_all(1)?.pop().ok_or(Refusal::Closed)
+    }
+
+    /// Takes so many places, all or none: two who want several each must not take from each other what both then lack.
+    pub(super) fn enter_all(self: &Arc<Self>, count: usize) -> Result<Vec<Place>, Refusal> {
         let mut state = self.state();
         if state.closed {
             Err(Refusal::Closed)
-        } else if state.gate.enter() {
-            Ok(Place(Arc::clone(self)))
+        } else if state.gate.enter(count) {
+            Ok((0..count).map(|_| Place(Arc::clone(self))).collect())
         } else {
             Err(Refusal::Full { waiting: state.gate.waiting(), retry_after: state.retry_after() })
         }

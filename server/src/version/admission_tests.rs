@@ -160,3 +160,51 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn several_places_are_taken_all_or_none() {
+    let scheduling = Scheduling { max_queue: 8, ..Scheduling::default() };
+    let admission = Arc::new(Admission::new(&scheduling, 8));
+    // Two requests of 16 answers, where 16 run and wait: one gets all of them, and the other one is refused as a whole.
+    let all = admission.enter_all(16).ok().unwrap();
+    assert!(matches!(admission.enter_all(16), Err(Refusal::Full { .. })));
+    assert_eq!(admission.in_flight(), 16);
+    drop(all);
+    assert!(admission.enter_all(17).is_err());
+    assert_eq!(admission.in_flight(), 0, "what was refused holds nothing");
+    let some = admission.enter_all(1).ok().unwrap();
+    assert!(admission.enter_all(16).is_err());
+    assert_eq!(admission.in_flight(), 1);
+    drop(some);
+    assert_eq!(admission.enter_all(16).ok().unwrap().len(), 16);
+}
+
+proptest! {
+    /// As if they came one by one, where all of them are let in; and nobody sees that they tried, where they are not.
+    #[test]
+    fn several_are_let_in_where_each_would_be(counts in proptest::collection::vec(1_usize..6, 0..30), high in 0_usize..6) {
+        let scheduling =
+            Scheduling { max_queue: 6, high_watermark: Some(high), low_watermark: Some(high / 2), ..Scheduling::default() };
+        let (together, one_by_one) = (Arc::new(Admission::new(&scheduling, 2)), Arc::new(Admission::new(&scheduling, 2)));
+        let (mut held, mut held_singly): (Vec<Vec<Place>>, Vec<Vec<Place>>) = Default::default();
+        for (turn, count) in counts.into_iter().enumerate() {
+            let singly: Vec<Place> = std::iter::from_fn(|| one_by_one.enter().ok()).take(count).collect();
+            match together.enter_all(count) {
+                Ok(places) => {
+                    prop_assert_eq!((places.len(), singly.len()), (count, count));
+                    held.push(places);
+                    held_singly.push(singly);
+                }
+                Err(_) => {
+                    prop_assert!(singly.len() < count);
+                    prop_assert_eq!(together.in_flight() + singly.len(), one_by_one.in_flight());
+                    break;
+                }
+            }
+            if turn % 3 == 2 {
+                held.remove(0);
+                held_singly.remove(0);
+            }
+        }
+    }
+}

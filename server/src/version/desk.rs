@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use gantry_engine::{DegradationLevel, Priority, RequestError};
 use tokio::sync::{Notify, mpsc};
@@ -11,10 +12,13 @@ use super::dispatch::{Demand, DispatchStrategy, Dispatcher, Refusal};
 use super::generation::GenerationError;
 use super::request::Request;
 use super::supervisor::Command;
+use super::suspects::{DigestKeys, Standing, Suspects};
 
 /// A version's dispatcher.
 pub(super) struct Desk {
     dispatcher: Mutex<Dispatcher>,
+    suspects: Mutex<Suspects>,
+    pub(super) digests: DigestKeys,
     /// Requests in the waiting room or on their way to it: while there are any, no other one may overtake them.
     waiting: AtomicUsize,
     /// Wakes the waiting room when a worker may have become free.
@@ -26,17 +30,33 @@ pub(super) struct Lease {
     desk: Arc<Desk>,
     worker: usize,
     cells: u64,
+    /// No other request gets to the worker meanwhile.
+    is_alone: bool,
 }
 
 impl Lease {
     pub(super) fn worker(&self) -> usize {
         self.worker
     }
+
+    /// From now on others may be with it.
+    pub(super) fn open(&mut self) {
+        if std::mem::take(&mut self.is_alone) {
+            self.desk.dispatcher().open(self.worker);
+            self.desk.wake();
+        }
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.desk.dispatcher().release(self.worker, self.cells);
+        {
+            let mut dispatcher = self.desk.dispatcher();
+            dispatcher.release(self.worker, self.cells);
+            if self.is_alone {
+                dispatcher.open(self.worker);
+            }
+        }
         self.desk.wake();
     }
 }
@@ -44,7 +64,18 @@ impl Drop for Lease {
 impl Desk {
     pub(super) fn new(strategy: DispatchStrategy, workers: usize) -> Arc<Self> {
         let dispatcher = Mutex::new(Dispatcher::new(strategy, workers));
-        Arc::new(Self { dispatcher, waiting: AtomicUsize::new(0), freed: Notify::new() })
+        Arc::new(Self {
+            dispatcher,
+            suspects: Mutex::default(),
+            digests: DigestKeys::default(),
+            waiting: AtomicUsize::new(0),
+            freed: Notify::new(),
+        })
+    }
+
+    /// What is known of requests that workers may have died of.
+    pub(super) fn suspects(&self) -> MutexGuard<'_, Suspects> {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn dispatcher(&self) -> MutexGuard<'_, Dispatcher> {
@@ -54,7 +85,28 @@ impl Desk {
     /// Picks a worker.
     pub(super) fn lease(self: &Arc<Self>, demand: &Demand) -> Result<Lease, Refusal> {
         let worker = self.dispatcher().choose(demand)?;
-        Ok(Lease { desk: Arc::clone(self), worker, cells: demand.cells })
+        Ok(Lease { desk: Arc::clone(self), worker, cells: demand.cells, is_alone: false })
+    }
+
+    /// Picks a worker without requests, which gets no other one until the lease is given back or opened.
+    pub(super) fn lease_alone(self: &Arc<Self>, demand: &Demand) -> Option<Lease> {
+        let worker = self.dispatcher().choose_alone(demand)?;
+        Some(Lease { desk: Arc::clone(self), worker, cells: demand.cells, is_alone: true })
+    }
+
+    /// Has a worker become free for one that must be by itself.
+    pub(super) fn reserve(&self) {
+        self.dispatcher().reserve();
+    }
+
+    /// Nobody must be by itself any more.
+    pub(super) fn stop_draining(&self) {
+        self.dispatcher().stop_draining();
+    }
+
+    /// Whether a worker is missing, and so may come without requests.
+    pub(super) fn is_one_away(&self) -> bool {
+        self.dispatcher().is_one_away()
     }
 
     /// From now on requests are spread so. Those that wait for memory may not have to any more.
@@ -107,7 +159,8 @@ impl Desk {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn wake(&self) {
+    /// Whoever is in the waiting room is looked at.
+    pub(super) fn wake(&self) {
         if self.waiting.load(Ordering::Acquire) > 0 {
             self.freed.notify_one();
         }
@@ -134,7 +187,8 @@ pub(super) enum Placed {
 impl Lanes {
     /// Gives a new request to a worker, or has it wait for one.
     pub(super) fn submit(&self, request: Box<Request>) {
-        let waiting = if self.desk.waiting.load(Ordering::Acquire) == 0 {
+        let is_clear = || self.desk.suspects().standing(request.digest, Instant::now()) == Standing::Clear;
+        let waiting = if self.desk.waiting.load(Ordering::Acquire) == 0 && is_clear() {
             match self.place(request) {
                 Placed::Yes => return,
                 Placed::No(request, _) => request,

@@ -67,7 +67,7 @@ pub(super) struct Demand {
 pub(super) enum Refusal {
     /// None is healthy.
     NoWorker,
-    /// None has the memory now; one may have it later.
+    /// None has the memory now, or is to be had with others in it; one may be later.
     NotNow,
     /// None ever has the memory.
     NeverFits {
@@ -86,9 +86,16 @@ struct Load {
     total_cells: u64,
     /// How far it is cut down for want of memory, which each worker is by itself.
     level: DegradationLevel,
+    /// Kept for a request that must be by itself.
+    reserved: bool,
 }
 
 impl Load {
+    /// Whether it gets requests that may be with others.
+    fn is_open(&self) -> bool {
+        self.healthy && !self.reserved
+    }
+
     fn free_cells(&self) -> u64 {
         self.total_cells.saturating_sub(self.needed_cells)
     }
@@ -101,6 +108,8 @@ pub(super) struct Dispatcher {
     workers: Vec<Load>,
     /// Where the rotation is: the worker that was picked last.
     last: usize,
+    /// The worker that is becoming free for a request that must be by itself.
+    draining: Option<usize>,
     prefixes: PrefixIndex,
 }
 
@@ -111,6 +120,7 @@ impl Dispatcher {
             strategy,
             workers: vec![Load::default(); workers],
             last: workers.saturating_sub(1),
+            draining: None,
             prefixes: PrefixIndex::new(PREFIX_INDEX_BLOCKS),
         }
     }
@@ -149,6 +159,8 @@ impl Dispatcher {
     /// A worker was lost, and what it had read with it.
     pub(super) fn forget(&mut self, worker: usize) {
         self.set_level(worker, DegradationLevel::Normal);
+        self.draining = self.draining.filter(|draining| *draining != worker);
+        self.open(worker);
         self.prefixes.forget(worker);
     }
 
@@ -170,7 +182,58 @@ impl Dispatcher {
             DispatchStrategy::MemoryAware => return self.with_memory(demand).map(|worker| self.take(worker, demand)),
             DispatchStrategy::PrefixAware => self.with_prefix(demand),
         };
-        chosen.map(|worker| self.take(worker, demand)).ok_or(Refusal::NoWorker)
+        chosen.map(|worker| self.take(worker, demand)).ok_or_else(|| self.none_open())
+    }
+
+    /// Picks a worker without requests for one that must be by itself, and keeps it for that until [`Dispatcher::open`].
+    pub(super) fn choose_alone(&mut self, demand: &Demand) -> Option<usize> {
+        let takes = |load: &Load| load.healthy && load.in_flight == 0 && load.level.admits(demand.priority);
+        let worker = self.workers.iter().position(takes)?;
+        self.workers[worker].reserved = true;
+        self.stop_draining_but(Some(worker));
+        Some(self.take(worker, demand))
+    }
+
+    /// Keeps a worker for one that must be by itself, where none is kept: the one that will be without requests first, as far
+    /// as can be told.
+    pub(super) fn reserve(&mut self) {
+        if self.workers.iter().any(|load| load.healthy && load.reserved) {
+            return;
+        }
+        let healthy = self.workers.iter_mut().enumerate().filter(|(_, load)| load.healthy);
+        if let Some((worker, load)) = healthy.min_by_key(|(_, load)| load.in_flight) {
+            load.reserved = true;
+            self.draining = Some(worker);
+        }
+    }
+
+    /// Nobody must be by itself any more.
+    pub(super) fn stop_draining(&mut self) {
+        self.stop_draining_but(None);
+    }
+
+    fn stop_draining_but(&mut self, spared: Option<usize>) {
+        let draining = self.draining.take().filter(|worker| Some(*worker) != spared);
+        if let Some(worker) = draining {
+            self.open(worker);
+        }
+    }
+
+    /// A worker gets other requests again.
+    pub(super) fn open(&mut self, worker: usize) {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.reserved = false;
+        }
+    }
+
+    /// Whether a worker is missing, and so may come.
+    pub(super) fn is_one_away(&self) -> bool {
+        self.workers.iter().any(|load| !load.healthy)
+    }
+
+    /// Why none was picked.
+    fn none_open(&self) -> Refusal {
+        if self.workers.iter().any(|load| load.healthy) { Refusal::NotNow } else { Refusal::NoWorker }
     }
 
     /// Counts a request as gone that needed so many cells.
@@ -197,7 +260,7 @@ impl Dispatcher {
         let n = self.workers.len();
         let turn = (1..=n).map(|step| (self.last + step) % n);
         let key = |load: &Load| (!load.level.admits(demand.priority), key(load));
-        turn.filter(|&worker| self.workers[worker].healthy).min_by_key(|&worker| key(&self.workers[worker]))
+        turn.filter(|&worker| self.workers[worker].is_open()).min_by_key(|&worker| key(&self.workers[worker]))
     }
 
     fn least_loaded(&self, demand: &Demand) -> Option<usize> {
@@ -212,14 +275,14 @@ impl Dispatcher {
             // Before the first worker said how much it has, nothing is known to be too large.
             _ if limit > 0 && demand.cells > limit => Err(Refusal::NeverFits { limit }),
             Some(_) => Err(Refusal::NotNow),
-            None => Err(Refusal::NoWorker),
+            None => Err(self.none_open()),
         }
     }
 
     fn with_prefix(&self, demand: &Demand) -> Option<usize> {
         let idlest = self.least_loaded(demand)?;
         let takes = |worker: usize| {
-            self.workers.get(worker).is_some_and(|load| load.healthy && load.level.admits(demand.priority))
+            self.workers.get(worker).is_some_and(|load| load.is_open() && load.level.admits(demand.priority))
         };
         let reader = self.prefixes.reader(&demand.prefixes, takes);
         let near = |worker: usize| self.in_flight(worker) <= self.in_flight(idlest).saturating_add(PREFIX_LOAD_MARGIN);

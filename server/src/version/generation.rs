@@ -23,6 +23,13 @@ pub enum GenerationError {
     /// The worker died with the request in its hands, and it could not be given to another one.
     #[error("the model worker died: {0}")]
     WorkerDied(String),
+    /// A worker died of it, twice.
+    #[error(
+        "the model's process died while it worked on this request, and again when it ran it with no other beside it: what it \
+         asks is refused for the next {} min; change the request, and report what it is if you can",
+        crate::limits::SUSPECT_MEMORY.as_secs() / 60
+    )]
+    EndsWorker,
     /// The version was retired and its time to drain ran out.
     #[error("the model was taken out of service before the answer was finished")]
     Retired,

@@ -13,6 +13,7 @@ mod dispatch;
 mod generation;
 mod health;
 mod label;
+mod load;
 mod prefix;
 mod process;
 mod request;
@@ -22,12 +23,13 @@ mod settings;
 mod shared;
 mod stats;
 mod supervisor;
+mod suspects;
 mod threads;
 mod trial;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -35,7 +37,9 @@ use gantry_engine::{ModelInfo, ParamError, PooledWork, Pooling};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::limits::{RESTART_QUEUE_LIMIT, RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS};
 use crate::processors::Processors;
+use crate::vital;
 
 use admission::{Place, Refusal};
 use desk::Lanes;
@@ -44,8 +48,11 @@ use request::Request;
 use room::Room;
 use shared::Shared;
 use supervisor::{Command, Post};
+use suspects::{Digest, Standing};
 
 pub use dispatch::DispatchStrategy;
+pub(crate) use load::LoadClock;
+
 pub use generation::{Completion, Generation, GenerationError, Pooled};
 pub use health::WorkerHealth;
 pub use label::label;
@@ -121,6 +128,9 @@ pub enum SubmitError {
     /// The version is being retired: submit to the one that is active now.
     #[error("this version is being retired")]
     Retired,
+    /// A worker died of a request that asks the same, not long ago.
+    #[error("{}", GenerationError::EndsWorker)]
+    EndsWorker,
     /// A parameter is out of its range.
     #[error("{0}")]
     InvalidParam(ParamError),
@@ -164,7 +174,10 @@ impl Version {
             firsts.push(loaded);
             let seat = workers.threads.join(shared.own_threads(worker));
             let post = Post { worker, inbox, room: room.clone(), first, seat };
-            tasks.push(tokio::spawn(supervisor::run(Arc::clone(&shared), workers.clone(), post)));
+            tasks.push(vital::spawn(
+                "a worker's supervisor",
+                supervisor::run(Arc::clone(&shared), workers.clone(), post),
+            ));
         }
         let lanes = Arc::new(Lanes { desk: Arc::clone(&shared.desk), supervisors, room });
         while let Some(loaded) = firsts.next().await {
@@ -177,7 +190,8 @@ impl Version {
             }
         }
         let room_ended = CancellationToken::new();
-        tokio::spawn(Room::new(&lanes, waiting, shared.health.subscribe(), room_ended.clone()).run());
+        let room = Room::new(&lanes, waiting, shared.health.subscribe(), room_ended.clone());
+        vital::spawn("a version's waiting room", room.run());
         shared.loaded_at.get_or_init(SystemTime::now);
         let trial = workers.trial();
         trial.iter().for_each(|trial| trial.loaded());
@@ -240,10 +254,20 @@ impl Version {
         (self.shared.spec.runtime.parallel as usize).saturating_add(waiting)
     }
 
-    /// When a request that was not served now may come again, computed from the observed rate of service.
+    /// When a request that was not served now may come again: where no worker is ready, when one will be, and else computed
+    /// from the observed rate of service.
     #[must_use]
     pub fn retry_after(&self) -> Duration {
-        self.shared.admission.retry_after()
+        match (&*self.shared.health.borrow(), self.load_left()) {
+            (WorkerHealth::Ready, _) | (_, None) => self.shared.admission.retry_after(),
+            (_, Some(left)) => retry_after_load(left),
+        }
+    }
+
+    /// How long until the first of the workers that are loading is done, as far as can be told.
+    fn load_left(&self) -> Option<Duration> {
+        let now = Instant::now();
+        self.shared.workers.iter().filter_map(|worker| worker.load().left(now)).min()
     }
 
     /// Whether a worker can decode a token now. Concurrent calls share a worker's probe, and a success stands for
@@ -279,21 +303,43 @@ impl Version {
     /// # Errors
     /// The queue is full, no worker is ready, the version is being retired, or a parameter is out of its range.
     pub async fn submit(&self, request: GenerateRequest) -> Result<Generation, SubmitError> {
-        let request = self.shared.with_defaults(request);
-        request.params.validate().map_err(SubmitError::InvalidParam)?;
+        let mut generations = self.submit_all(vec![request]).await?;
+        generations.pop().ok_or(SubmitError::Retired)
+    }
+
+    /// Hands several requests to workers, all or none, or has them wait. Dropping a [`Generation`] cancels its request.
+    ///
+    /// # Errors
+    /// As [`Version::submit`], for any of them.
+    pub async fn submit_all(&self, requests: Vec<GenerateRequest>) -> Result<Vec<Generation>, SubmitError> {
+        let requests: Vec<GenerateRequest> =
+            requests.into_iter().map(|request| self.shared.with_defaults(request)).collect();
+        for request in &requests {
+            request.params.validate().map_err(SubmitError::InvalidParam)?;
+        }
         if self.shared.model.borrow().as_ref().is_some_and(|model| model.pooled_only) {
             return Err(SubmitError::Unsupported(
                 "This model generates no text: it is an encoder, for /v1/embeddings or /v1/rerank.",
             ));
         }
-        let place = self.admit()?;
+        let digests: Vec<Digest> = requests.iter().map(|request| self.shared.desk.digests.of_text(request)).collect();
+        for digest in &digests {
+            self.check_standing(*digest)?;
+        }
+        let places = self.admit(requests.len())?;
+        let submitted = requests.into_iter().zip(digests).zip(places);
+        Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place)).collect())
+    }
+
+    fn hand_over(&self, request: GenerateRequest, digest: Digest, place: Place) -> Generation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = mpsc::channel(crate::limits::MAX_CLIENT_EVENT_BACKLOG);
         let demand = self.demand(&request);
-        let request = Request::new(id, request, demand, events, place);
+        let mut request = Request::new(id, request, demand, events, place);
+        request.digest = digest;
         let generation = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
         self.lanes.submit(request);
-        Ok(generation)
+        generation
     }
 
     /// Hands a request for vectors or scores to a worker, or has it wait for one. Dropping the [`Pooled`] cancels it.
@@ -307,23 +353,36 @@ impl Version {
             pools(pooling, &request.work)?;
         }
         request.timeout_ms = request.timeout_ms.or(self.shared.queue_timeout_ms());
-        let place = self.admit()?;
+        let digest = self.shared.desk.digests.of_texts(&request);
+        self.check_standing(digest)?;
+        let place = self.admit(1)?.pop().ok_or(SubmitError::Retired)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, receiver) = oneshot::channel();
-        let request = Request::pooled(id, request, reply, place);
+        let mut request = Request::pooled(id, request, reply, place);
+        request.digest = digest;
         let pooled = Pooled::new(id, receiver, Arc::clone(&self.lanes), request.worker());
         self.lanes.submit(request);
         Ok(pooled)
     }
 
-    /// A place for a request, while a worker is ready.
-    fn admit(&self) -> Result<Place, SubmitError> {
+    /// Refuses what a worker died of.
+    fn check_standing(&self, digest: Digest) -> Result<(), SubmitError> {
+        match self.shared.desk.suspects().standing(digest, Instant::now()) {
+            Standing::Convicted => Err(SubmitError::EndsWorker),
+            Standing::Clear | Standing::Suspected { .. } => Ok(()),
+        }
+    }
+
+    /// Places for so many requests, while a worker is ready or soon is.
+    fn admit(&self, count: usize) -> Result<Vec<Place>, SubmitError> {
         match &*self.shared.health.borrow() {
             WorkerHealth::Ready => {}
             WorkerHealth::Stopped => return Err(SubmitError::Retired),
-            other => return Err(unavailable(other)),
+            // Soon there is one, and clients need not come again.
+            WorkerHealth::Restarting { .. } if self.load_left().is_some_and(|left| left <= RESTART_QUEUE_LIMIT) => {}
+            other => return Err(unavailable(other, self.load_left())),
         }
-        self.shared.admission.enter().map_err(|refusal| match refusal {
+        self.shared.admission.enter_all(count).map_err(|refusal| match refusal {
             Refusal::Closed => SubmitError::Retired,
             Refusal::Full { waiting, retry_after } => SubmitError::QueueFull { waiting, retry_after },
         })
@@ -392,7 +451,7 @@ fn pools(pooling: Option<Pooling>, work: &PooledWork) -> Result<(), SubmitError>
     Err(SubmitError::Unsupported(refusal))
 }
 
-fn unavailable(health: &WorkerHealth) -> SubmitError {
+fn unavailable(health: &WorkerHealth, load_left: Option<Duration>) -> SubmitError {
     let reason = match health {
         WorkerHealth::Restarting { attempt, reason } => {
             format!("it died ({reason}) and is restarted, attempt {attempt}")
@@ -400,10 +459,27 @@ fn unavailable(health: &WorkerHealth) -> SubmitError {
         WorkerHealth::Failed { reason } => format!("it keeps failing: {reason}"),
         other => other.label().to_owned(),
     };
-    let retry_after = match health {
-        // The next try is that far away at most.
-        WorkerHealth::Failed { .. } => crate::limits::FAILED_RETRY_PERIOD,
-        _ => Duration::from_secs(crate::limits::RETRY_AFTER_MIN_SECONDS),
-    };
+    let retry_after = retry_after_load(load_left.unwrap_or_default());
     SubmitError::Unavailable { reason, retry_after }
+}
+
+/// When a try is worth it, where a load takes so much longer.
+pub(crate) fn retry_after_load(left: Duration) -> Duration {
+    let seconds = left.as_millis().div_ceil(1000).clamp(RETRY_AFTER_MIN_SECONDS.into(), RETRY_AFTER_MAX_SECONDS.into());
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(RETRY_AFTER_MAX_SECONDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_refused_while_a_worker_loads_is_told_when_it_will_be_there() {
+        let health = WorkerHealth::Restarting { attempt: 1, reason: "no".to_owned() };
+        for (left_ms, seconds) in [(None, 1), (Some(0), 1), (Some(1_001), 2), (Some(42_000), 42), (Some(900_000), 60)] {
+            let refused = unavailable(&health, left_ms.map(Duration::from_millis));
+            let SubmitError::Unavailable { retry_after, .. } = refused else { unreachable!() };
+            assert_eq!(retry_after, Duration::from_secs(seconds));
+        }
+    }
 }

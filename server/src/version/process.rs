@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use super::threads::Threads;
 use super::trial::Trial;
+use crate::journal::Journal;
 use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_PIECE_BYTES, WORKER_LOG_TAIL_LINES};
 use crate::processors::Processors;
 use crate::telemetry;
@@ -118,8 +119,10 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a worker that keeps to these processors, to any if there are none, and returns our end of its socket.
-    pub(super) fn spawn(config: &WorkerConfig, processors: &[u32]) -> io::Result<(Self, UnixStream)> {
+    /// Starts a worker that keeps to these processors, to any if there are none, and returns our end of its socket, and what
+    /// it will have been working on when it dies.
+    pub(super) fn spawn(config: &WorkerConfig, processors: &[u32]) -> io::Result<(Self, UnixStream, Journal)> {
+        let journal = Journal::create()?;
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let mut command = config.command("worker");
@@ -132,7 +135,7 @@ impl Process {
             .env("GGML_NO_BACKTRACE", "1")
             .env("GLIBC_TUNABLES", with_huge_pages(std::env::var("GLIBC_TUNABLES").ok()))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
+            .stdout(Stdio::from(journal.for_worker()?))
             .stderr(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true)
@@ -140,7 +143,7 @@ impl Process {
         let stderr = child.stderr.take().ok_or_else(|| io::Error::other("the worker has no standard error"))?;
         let tail = Arc::new(LogTail::default());
         let log = tokio::spawn(pass_log(stderr, Arc::clone(&tail), config.quiet));
-        Ok((Self { child, tail, log }, UnixStream::from_std(ours)?))
+        Ok((Self { child, tail, log }, UnixStream::from_std(ours)?, journal))
     }
 
     /// The process id, until the process has been waited for.

@@ -17,7 +17,8 @@ use super::admission::Place;
 use super::desk::Lease;
 use super::dispatch::Demand;
 use super::generation::{GenerationError, Item};
-use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, REQUEST_ATTEMPTS};
+use super::suspects::{AtDeath, Digest};
+use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, MEMORY_REFUSALS, TRIAL_LIMIT};
 use crate::protocol::{RequestId, ToWorker};
 
 /// Text that a request asks of a version.
@@ -85,6 +86,16 @@ impl Flow {
     }
 }
 
+/// A suspect that is run again.
+#[derive(Clone, Copy)]
+struct Trial {
+    /// What came of it when its worker died.
+    reached: u64,
+    since: Instant,
+    /// Nobody else gets to its worker.
+    is_alone: bool,
+}
+
 /// See the module.
 pub(super) struct Request {
     pub(super) id: RequestId,
@@ -93,14 +104,21 @@ pub(super) struct Request {
     pub(super) lease: Option<Lease>,
     /// Whether it holds a sequence of its worker.
     pub(super) started: bool,
+    /// Names what it asks.
+    pub(super) digest: Digest,
+    /// A worker died while it worked on it.
+    pub(super) suspect: bool,
+    trial: Option<Trial>,
+    /// Tokens, or vectors, that came of it from the worker that has it.
+    outputs: u64,
     asked: Asked,
     /// The worker that has it, for its [`Generation`](super::Generation) to cancel it there.
     worker: Arc<AtomicUsize>,
     submitted: Instant,
     /// When the worker that has it got it.
     given: Instant,
-    /// Workers that it was given to.
-    attempts: u32,
+    /// Workers that had no memory for it.
+    refusals: u32,
     told_started: bool,
     told_text: bool,
     _place: Place,
@@ -132,11 +150,15 @@ impl Request {
             demand,
             lease: None,
             started: false,
+            digest: Digest::default(),
+            suspect: false,
+            trial: None,
+            outputs: 0,
             asked,
             worker: Arc::default(),
             submitted: now,
             given: now,
-            attempts: 0,
+            refusals: 0,
             told_started: false,
             told_text: false,
             _place: place,
@@ -172,8 +194,8 @@ impl Request {
 
     /// The message that gives it to a worker. Of the time that it may wait, what is left.
     pub(super) fn message(&mut self, now: Instant) -> ToWorker {
-        self.attempts += 1;
         self.given = now;
+        self.outputs = 0;
         let waited_ms = self.waited_ms(now);
         let left = |limit_ms: u64| limit_ms.saturating_sub(waited_ms).max(1);
         match &mut self.asked {
@@ -207,9 +229,53 @@ impl Request {
         }
     }
 
-    /// Whether it may be given to another worker.
-    pub(super) fn may_run_again(&self) -> bool {
-        !self.told_text && self.attempts < REQUEST_ATTEMPTS
+    /// A worker has no memory for it. Whether another one may be asked.
+    pub(super) fn is_refused(&mut self) -> bool {
+        self.refusals += 1;
+        self.refusals < MEMORY_REFUSALS
+    }
+
+    /// It is run by itself, until more has come of it than `reached`.
+    pub(super) fn begin_trial(&mut self, reached: u64, now: Instant) {
+        self.trial = Some(Trial { reached, since: now, is_alone: true });
+    }
+
+    /// Whether it is being tried.
+    pub(super) fn is_on_trial(&self) -> bool {
+        self.trial.is_some()
+    }
+
+    /// It was tried in vain: the worker had not begun with it, or says nothing of it.
+    pub(super) fn stop_trial(&mut self) -> bool {
+        self.trial.take().is_some()
+    }
+
+    /// Whether what came of it clears it. True once.
+    pub(super) fn passes_trial(&mut self) -> bool {
+        let passes = self.trial.is_some_and(|trial| self.outputs > trial.reached);
+        if passes {
+            self.trial = None;
+            self.suspect = false;
+        }
+        passes
+    }
+
+    /// Whether it has been by itself for as long as others can wait. True once; it is still being tried.
+    pub(super) fn outlasts_trial(&mut self, now: Instant) -> bool {
+        let Some(trial) = self.trial.as_mut().filter(|trial| trial.is_alone) else { return false };
+        let outlasts = now.saturating_duration_since(trial.since) >= TRIAL_LIMIT;
+        trial.is_alone = !outlasts;
+        outlasts
+    }
+
+    /// How its worker's death finds it. `begun`: whether the worker was working on it, and on nothing else.
+    pub(super) fn at_death(&self, begun: bool, alone: bool) -> AtDeath {
+        AtDeath { begun, alone, tried: self.trial.is_some(), told_text: self.told_text }
+    }
+
+    /// Tokens or vectors that have come of it.
+    pub(super) fn outputs(&self) -> u64 {
+        self.outputs
     }
 
     /// Whether it has waited longer than it may, at `now`.
@@ -270,6 +336,7 @@ impl Request {
             PooledEvent::Failed(error) => PooledEvent::Failed(self.restated(error, now)),
             event => event,
         };
+        self.outputs += u64::from(matches!(event, PooledEvent::Vector { .. }));
         let Asked::Pooled { vectors, reply, .. } = &mut self.asked else { return };
         let answer = match event {
             PooledEvent::Vector { index, vector } => {
@@ -300,6 +367,9 @@ impl Request {
             }
             event => event,
         };
+        if let GenerationEvent::Delta { tokens, .. } = &event {
+            self.outputs += u64::from(*tokens);
+        }
         let Asked::Text { request, events: listening } = &mut self.asked else { return Flow::Go };
         let Some(events) = listening else { return Flow::Go };
         let terminal = event.is_terminal();

@@ -1,10 +1,15 @@
-//! Where requests wait for a worker: those whose worker died before they had sent anything, and those that find none
-//! healthy or none with the memory.
+//! Where requests wait for a worker: those whose worker died before they had sent anything, those that find none healthy or
+//! none with the memory, and those that a worker may have died of.
 //!
 //! They are placed by [priority and submission](Request::turn), none before the one in front of it, so that a large
-//! request is not passed over for ever. One that waits longer than it said it would fails with that; when no worker is
-//! healthy, all fail after [`RETRY_LIMIT`]. The room ends with the version. Absent: requests that wait in a worker for a
-//! sequence.
+//! request is not passed over for ever. One that waits longer than it said it would fails with that; when the version has
+//! failed for good, all fail after [`RETRY_LIMIT`]. The room ends with the version.
+//!
+//! A [suspect](super::suspects) gets a worker without requests, to which no other one is given until it is cleared or has had
+//! [`TRIAL_LIMIT`](crate::limits::TRIAL_LIMIT). Right after a death there is such a worker; later one is kept from others once
+//! a suspect has waited for [`TRIAL_PATIENCE`], and lets the requests that it has end. While others wait, trials take no more
+//! than [`TRIALS_LIMIT`] in a row, and whoever cannot be tried within [`TRIAL_WAIT_LIMIT`] fails. Absent: requests that wait in
+//! a worker for a sequence.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -19,7 +24,11 @@ use super::desk::{Desk, Lanes, Placed};
 use super::dispatch::Refusal;
 use super::generation::GenerationError;
 use super::request::Request;
-use crate::limits::{RETRY_LIMIT, SUPERVISOR_TICK};
+use super::supervisor::Command;
+use super::suspects::Standing;
+use crate::limits::{
+    RETRY_LIMIT, SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT,
+};
 use crate::protocol::RequestId;
 
 /// A version's waiting room.
@@ -30,6 +39,12 @@ pub(super) struct Room {
     inbox: mpsc::UnboundedReceiver<Box<Request>>,
     health: watch::Receiver<WorkerHealth>,
     waiting: BTreeMap<(Instant, RequestId), Waiting>,
+    /// Those that must be by themselves.
+    suspects: BTreeMap<(Instant, RequestId), Waiting>,
+    /// Since when suspects have been tried one after the other.
+    trials_since: Option<Instant>,
+    /// The count of verdicts that has been seen to.
+    verdicts: u64,
     _ended: DropGuard,
 }
 
@@ -51,6 +66,9 @@ impl Room {
             inbox,
             health,
             waiting: BTreeMap::new(),
+            suspects: BTreeMap::new(),
+            trials_since: None,
+            verdicts: 0,
             _ended: ended.drop_guard(),
         }
     }
@@ -60,17 +78,18 @@ impl Room {
         let mut tick = tokio::time::interval(SUPERVISOR_TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let is_empty = self.waiting.is_empty() && self.suspects.is_empty();
             tokio::select! {
                 request = self.inbox.recv() => match request {
-                    Some(request) => self.admit(request),
+                    Some(request) => self.admit(request, Instant::now()),
                     None => break,
                 },
                 () = self.desk.freed.notified() => {}
                 changed = self.health.changed() => if changed.is_err() { break },
-                _ = tick.tick(), if !self.waiting.is_empty() => {}
+                _ = tick.tick(), if !is_empty => {}
             }
             while let Ok(request) = self.inbox.try_recv() {
-                self.admit(request);
+                self.admit(request, Instant::now());
             }
             if *self.health.borrow_and_update() == WorkerHealth::Stopped {
                 break;
@@ -79,22 +98,40 @@ impl Room {
         }
         self.inbox.close();
         while let Ok(request) = self.inbox.try_recv() {
-            self.admit(request);
+            self.admit(request, Instant::now());
         }
-        for waiting in std::mem::take(&mut self.waiting).into_values() {
+        for waiting in
+            std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.suspects).into_values())
+        {
             self.desk.leave_room();
             waiting.request.fail(GenerationError::Retired);
         }
     }
 
-    fn admit(&mut self, request: Box<Request>) {
-        self.waiting.insert(request.turn(), Waiting { request, since: Instant::now() });
+    fn admit(&mut self, request: Box<Request>, now: Instant) {
+        self.sort(request.turn(), Waiting { request, since: now }, now);
+    }
+
+    /// Puts a request where it waits, by what is known of it.
+    fn sort(&mut self, turn: (Instant, RequestId), waiting: Waiting, now: Instant) {
+        let standing = self.desk.suspects().standing(waiting.request.digest, now);
+        match standing {
+            Standing::Convicted => {
+                self.desk.leave_room();
+                waiting.request.fail(GenerationError::EndsWorker);
+            }
+            Standing::Suspected { .. } => drop(self.suspects.insert(turn, waiting)),
+            Standing::Clear if waiting.request.suspect => drop(self.suspects.insert(turn, waiting)),
+            Standing::Clear => drop(self.waiting.insert(turn, waiting)),
+        }
     }
 
     /// Lets go of those that have waited long enough, and places the first ones that can be.
     fn settle(&mut self, now: Instant) {
         self.drop_overdue(now);
+        self.see_to_verdicts(now);
         let Some(lanes) = self.lanes.upgrade() else { return };
+        self.try_suspects(&lanes, now);
         while let Some((turn, Waiting { request, since })) = self.waiting.pop_first() {
             match lanes.place(request) {
                 Placed::Yes => self.desk.leave_room(),
@@ -109,18 +146,102 @@ impl Room {
         }
     }
 
+    /// Who asks what was cleared is as anyone; who asks what a worker died of is refused.
+    fn see_to_verdicts(&mut self, now: Instant) {
+        let verdicts = self.desk.suspects().verdicts();
+        if std::mem::replace(&mut self.verdicts, verdicts) == verdicts {
+            return;
+        }
+        let all = std::mem::take(&mut self.waiting).into_iter().chain(std::mem::take(&mut self.suspects));
+        for (turn, mut waiting) in all.collect::<Vec<_>>() {
+            // What it is suspected of is known by its digest as long as it is.
+            waiting.request.suspect = false;
+            self.sort(turn, waiting, now);
+        }
+    }
+
+    /// Gives suspects the workers that have no requests.
+    fn try_suspects(&mut self, lanes: &Lanes, now: Instant) {
+        if self.suspects.is_empty() {
+            self.desk.stop_draining();
+        }
+        if self.suspects.is_empty() || self.waiting.is_empty() {
+            self.trials_since = None;
+        }
+        while let Some(turn) = self.next_suspect(now) {
+            let since = *self.trials_since.get_or_insert(now);
+            if !self.waiting.is_empty() && now.saturating_duration_since(since) >= TRIALS_LIMIT {
+                // The others' turn; who waits here has a worker kept from them in the end.
+                self.trials_since = None;
+                return;
+            }
+            let Some(Waiting { mut request, since: waits }) = self.suspects.remove(&turn) else { return };
+            let Some(lease) = self.desk.lease_alone(&request.demand) else {
+                let patience = if self.desk.is_one_away() { TRIAL_AWAY_PATIENCE } else { TRIAL_PATIENCE };
+                if now.saturating_duration_since(waits) >= patience {
+                    self.desk.reserve();
+                }
+                self.suspects.insert(turn, Waiting { request, since: waits });
+                return;
+            };
+            let reached = match self.desk.suspects().standing(request.digest, now) {
+                Standing::Suspected { reached, .. } => reached,
+                Standing::Clear | Standing::Convicted => 0,
+            };
+            let worker = lease.worker();
+            request.begin_trial(reached, now);
+            request.assign(lease);
+            self.desk.suspects().begin_trial(request.digest);
+            tracing::warn!(worker, "a request that a worker may have died of is run again, by itself");
+            let sent = lanes.supervisors.get(worker).map(|supervisor| supervisor.send(Command::Submit(request)));
+            match sent {
+                Some(Ok(())) => self.desk.leave_room(),
+                // Its supervisor has ended, and with it the version.
+                Some(Err(mpsc::error::SendError(Command::Submit(mut request)))) => {
+                    self.desk.lose(worker);
+                    request.lease = None;
+                    self.desk.leave_room();
+                    request.fail(GenerationError::Retired);
+                }
+                Some(Err(_)) | None => self.desk.leave_room(),
+            }
+        }
+    }
+
+    /// The first suspect of which nobody who asks the same is being tried.
+    fn next_suspect(&self, now: Instant) -> Option<(Instant, RequestId)> {
+        let memory = self.desk.suspects();
+        let is_free = |waiting: &Waiting| {
+            !matches!(memory.standing(waiting.request.digest, now), Standing::Suspected { on_trial: true, .. })
+        };
+        self.suspects.iter().find(|(_, waiting)| is_free(waiting)).map(|(turn, _)| *turn)
+    }
+
     fn drop_overdue(&mut self, now: Instant) {
-        let ends = |waiting: &mut Waiting| waiting.request.is_abandoned() || waiting.request.overdue(now).is_some();
-        for (_, Waiting { request, .. }) in self.waiting.extract_if(.., |_, waiting| ends(waiting)) {
+        let is_late = |waiting: &Waiting| waiting.request.overdue(now).is_some();
+        let overdue = self.waiting.extract_if(.., |_, waiting| waiting.request.is_abandoned() || is_late(waiting));
+        // Whether a suspect is one is to be known, be it that nobody waits for its answer any more.
+        let overdue = overdue.chain(self.suspects.extract_if(.., |_, waiting| is_late(waiting)));
+        for (_, Waiting { request, .. }) in overdue {
             self.desk.leave_room();
             if let Some(error) = request.overdue(now) {
                 request.fail(error.into());
             }
         }
+        let untried = |waiting: &mut Waiting| now.saturating_duration_since(waiting.since) >= TRIAL_WAIT_LIMIT;
+        for (_, Waiting { request, .. }) in self.suspects.extract_if(.., |_, waiting| untried(waiting)) {
+            self.desk.leave_room();
+            let reason = format!("the request may be why, and could not be run by itself within {TRIAL_WAIT_LIMIT:?}");
+            request.fail(GenerationError::WorkerDied(reason));
+        }
     }
 
-    /// No worker is healthy: those that have waited for long will not be served soon.
+    /// No worker is healthy. Where that passes, they wait for it as long as they said; once the version has failed, who has
+    /// waited for long will not be served soon.
     fn drop_hopeless(&mut self, now: Instant) {
+        if !matches!(*self.health.borrow(), WorkerHealth::Failed { .. }) {
+            return;
+        }
         let hopeless = |waiting: &mut Waiting| now.saturating_duration_since(waiting.since) >= RETRY_LIMIT;
         for (_, Waiting { request, .. }) in self.waiting.extract_if(.., |_, waiting| hopeless(waiting)) {
             self.desk.leave_room();

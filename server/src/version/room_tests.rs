@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -16,6 +17,7 @@ use crate::version::admission::Admission;
 use crate::version::desk::send_to_room;
 use crate::version::dispatch::{Demand, DispatchStrategy};
 use crate::version::supervisor::Command;
+use crate::version::suspects::Digest;
 use crate::version::{GenerateRequest, Generation, Scheduling};
 
 const CELLS: u64 = 100;
@@ -64,7 +66,7 @@ impl Stage {
 
     fn settle(&mut self, now: Instant) {
         while let Ok(request) = self.room.inbox.try_recv() {
-            self.room.admit(request);
+            self.room.admit(request, now);
         }
         self.room.settle(now);
     }
@@ -253,10 +255,172 @@ fn waiting_ends_with_the_request_s_own_limit_with_ours_or_with_its_client() {
         "{error}"
     );
     assert_eq!(stage.admission.in_flight(), 1);
+    // However long the next worker takes to load: that one will come.
+    stage.health.send_replace(WorkerHealth::Restarting { attempt: 1, reason: String::new() });
+    stage.settle(start + 20 * RETRY_LIMIT);
+    assert_eq!(stage.admission.in_flight(), 1);
+    stage.health.send_replace(WorkerHealth::Failed { reason: String::new() });
     stage.settle(start + RETRY_LIMIT + SUPERVISOR_TICK);
     let error = patient_client.collect().now_or_never().unwrap().unwrap_err();
     assert!(matches!(error, GenerationError::WorkerDied(_)), "{error}");
     assert_eq!(stage.admission.in_flight(), 0);
+}
+
+impl Stage {
+    /// A request that a worker may have died of.
+    fn suspect(&self, id: RequestId) -> (Box<Request>, Generation) {
+        let (mut request, client) = self.request(id, 0, None);
+        (request.digest, request.suspect) = (self.digest(id), true);
+        (request, client)
+    }
+
+    fn digest(&self, id: RequestId) -> Digest {
+        let prompt = Arc::new(Prompt::Text(id.to_string()));
+        self.lanes.desk.digests.of_text(&GenerateRequest { prompt, params: GenerationParams::default() })
+    }
+
+    /// A worker died while it worked on this one.
+    fn suspected(&self, id: RequestId, now: Instant) {
+        let digest = self.digest(id);
+        self.lanes.desk.suspects().died(0, [(digest, 0)].into_iter(), BTreeSet::from([digest]), now);
+    }
+}
+
+#[test]
+fn suspects_are_run_one_by_one_and_others_beside_none_of_them() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let now = Instant::now();
+    let (first, _first) = stage.suspect(1);
+    let (second, _second) = stage.suspect(2);
+    let (innocent, _innocent) = stage.request(0, 0, None);
+    stage.suspected(1, now);
+    stage.suspected(2, now);
+    for request in [innocent, first, second] {
+        stage.wait(request);
+    }
+    stage.lanes.desk.set_healthy(0, true);
+    for id in [1, 2] {
+        stage.settle(now);
+        let came = stage.came(0);
+        assert_eq!(ids(&came), [id]);
+        stage.settle(now);
+        assert!(stage.came(0).is_empty(), "it is by itself");
+        stage.lanes.desk.suspects().acquit(came[0].digest);
+        drop(came);
+    }
+    stage.settle(now);
+    assert_eq!(ids(&stage.came(0)), [0]);
+}
+
+fn came_anywhere(stage: &mut Stage) -> Vec<Request> {
+    let mut came = stage.came(0);
+    came.extend(stage.came(1));
+    came
+}
+
+#[test]
+fn who_asks_what_is_suspected_waits_for_the_verdict_and_shares_it() {
+    for convicted in [false, true] {
+        let mut stage = stage(DispatchStrategy::LeastLoaded, 2);
+        let now = Instant::now();
+        stage.suspected(1, now);
+        stage.lanes.desk.set_healthy(0, true);
+        stage.lanes.desk.set_healthy(1, true);
+        let asks_the_same = |stage: &Stage, id| {
+            let (mut request, client) = stage.request(id, 0, None);
+            request.digest = stage.digest(1);
+            (request, client)
+        };
+        let (one, one_client) = asks_the_same(&stage, 1);
+        let (other, other_client) = asks_the_same(&stage, 2);
+        stage.lanes.submit(one);
+        stage.lanes.submit(other);
+        stage.settle(now);
+        let tried = came_anywhere(&mut stage);
+        assert_eq!(ids(&tried), [1], "one of them is tried, and the other one waits, whoever is free");
+        let digest = stage.digest(1);
+        if convicted {
+            stage.lanes.desk.suspects().convict(digest, now);
+        } else {
+            stage.lanes.desk.suspects().acquit(digest);
+        }
+        stage.settle(now);
+        let came = came_anywhere(&mut stage);
+        assert_eq!(ids(&came), if convicted { vec![] } else { vec![2] });
+        let told = other_client.collect().now_or_never();
+        assert_eq!(told, convicted.then_some(Err(GenerationError::EndsWorker)));
+        drop((one_client, tried));
+    }
+}
+
+#[test]
+fn a_suspect_waits_for_a_busy_worker_and_then_keeps_others_from_it() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let now = Instant::now();
+    stage.lanes.desk.set_healthy(0, true);
+    let (running, _running) = stage.request(0, 0, None);
+    stage.lanes.submit(running);
+    let running = stage.came(0);
+    stage.suspected(1, now);
+    let (suspect, _suspect) = stage.suspect(1);
+    stage.wait(suspect);
+    stage.settle(now);
+    let (early, _early) = stage.request(2, 0, None);
+    stage.wait(early);
+    stage.settle(now + TRIAL_PATIENCE / 2);
+    assert_eq!(ids(&stage.came(0)), [2], "for a while it waits beside others");
+    stage.settle(now + TRIAL_PATIENCE + SUPERVISOR_TICK);
+    let (late, _late) = stage.request(3, 0, None);
+    stage.wait(late);
+    stage.settle(now + TRIAL_PATIENCE + SUPERVISOR_TICK);
+    assert!(stage.came(0).is_empty());
+    drop(running);
+    stage.settle(now + TRIAL_PATIENCE + SUPERVISOR_TICK);
+    let tried = stage.came(0);
+    assert_eq!(ids(&tried), [1], "its turn comes when what runs has ended");
+    drop(tried);
+    stage.lanes.desk.suspects().acquit(stage.digest(1));
+    stage.settle(now + TRIAL_PATIENCE + SUPERVISOR_TICK);
+    assert_eq!(ids(&stage.came(0)), [3]);
+}
+
+#[test]
+fn suspects_do_not_keep_others_waiting_for_ever() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let start = Instant::now();
+    let mut clients = Vec::new();
+    for id in 1..100 {
+        stage.suspected(id, start);
+        let (request, client) = stage.suspect(id);
+        stage.wait(request);
+        clients.push(client);
+    }
+    let (innocent, _innocent) = stage.request(0, 0, None);
+    stage.wait(innocent);
+    stage.lanes.desk.set_healthy(0, true);
+    let mut now = start;
+    let came = loop {
+        stage.settle(now);
+        let came = stage.came(0);
+        if ids(&came) == [0] {
+            break came;
+        }
+        assert_eq!(came.len(), 1);
+        stage.lanes.desk.suspects().acquit(came[0].digest);
+        now += Duration::from_secs(1);
+        assert!(now - start <= TRIALS_LIMIT + SUPERVISOR_TICK, "the other one's turn has come");
+    };
+    drop(came);
+    stage.settle(now);
+    assert!(stage.came(0).len() == 1, "and then theirs again");
+    stage.lanes.desk.set_healthy(0, false);
+    let last = stage.suspect(100);
+    stage.suspected(100, now);
+    stage.wait(last.0);
+    stage.settle(now);
+    stage.settle(start + TRIAL_WAIT_LIMIT + 20 * SUPERVISOR_TICK + TRIALS_LIMIT);
+    let told = last.1.collect().now_or_never().unwrap().unwrap_err();
+    assert!(matches!(told, GenerationError::WorkerDied(_)), "{told}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a version's supervisors write and everyone else reads.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use super::admission::Admission;
 use super::desk::Desk;
+use super::load::LoadClock;
 use super::settings::{Scheduling, Share};
 use super::{VersionSpec, WorkerHealth};
 use crate::processors::Processors;
@@ -46,6 +47,7 @@ pub(super) struct Worker {
     pub(super) threads: AtomicU32,
     /// Bits of an `f32`: the share of the model that is read.
     loaded: AtomicU32,
+    load: Mutex<LoadClock>,
 }
 
 impl Worker {
@@ -58,7 +60,13 @@ impl Worker {
             restarts: AtomicU32::new(0),
             threads: AtomicU32::new(threads),
             loaded: AtomicU32::new(0.0_f32.to_bits()),
+            load: Mutex::default(),
         }
+    }
+
+    /// How far its load is.
+    pub(super) fn load(&self) -> MutexGuard<'_, LoadClock> {
+        self.load.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,6 +126,7 @@ impl Shared {
     pub(super) fn set_loaded(&self, worker: usize, share: f32) {
         if let Some(worker) = self.workers.get(worker) {
             worker.loaded.store(share.to_bits(), Ordering::Relaxed);
+            worker.load().read(share);
         }
         let sum: f32 = self.workers.iter().map(|worker| f32::from_bits(worker.loaded.load(Ordering::Relaxed))).sum();
         self.progress.send_replace(sum / self.workers.len().max(1) as f32);

@@ -1,37 +1,35 @@
 //! The one owner of one of a version's workers: starts it, talks to it, notices when it dies or hangs, and starts
 //! another.
 //!
-//! A [`Session`] is one worker's life: an event is taken from the socket, the inbox or the clock and applied
-//! synchronously; what it leads to is queued, never awaited. Between sessions the [`restart`](super::restart) policy
-//! says how long to wait. Every request that the supervisor takes over gets exactly one last event from it, or goes to
-//! the waiting room whole. It tells the dispatcher whether the worker may get requests: while it is ready, was heard of
-//! lately and passed its last probe. Absent: which worker gets a request.
+//! A [`Session`] is one worker's life. Between sessions the [`restart`](super::restart) policy says how long to wait.
+//! Every request that the supervisor takes over gets exactly one last event from it, or goes to the waiting room whole. It
+//! tells the dispatcher whether the worker may get requests: while it is ready, was heard of lately and passed its last
+//! probe. Absent: which worker gets a request.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use futures::{Stream, StreamExt};
-use gantry_engine::{GenerationEvent, PooledEvent, ProbeError, RequestError, SubmitError as EngineRefusal};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::MissedTickBehavior;
 
+use self::session::Session;
 use super::desk::send_to_room;
 use super::generation::GenerationError;
 use super::process::{Process, WorkerConfig};
 use super::request::{Flow, Request};
 use super::restart::{Crashes, Verdict};
 use super::shared::{Shared, Worker};
+use super::suspects::Fate;
 use super::threads::Seat;
 use super::trial::Watch;
 use super::{LoadError, WorkerHealth};
-use crate::limits::{
-    HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
-};
+use crate::limits::SUPERVISOR_TICK;
 use crate::processors::Processors;
-use crate::protocol::{self, FromWorker, Heartbeat, LoadFault, ProtocolError, RequestId, ToWorker};
+use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
+
+mod session;
 
 /// What is asked of a supervisor.
 pub(super) enum Command {
@@ -61,6 +59,22 @@ enum End {
 
 type Requests = HashMap<RequestId, Box<Request>>;
 
+/// A worker's life that has ended.
+struct Life {
+    /// `Err` is a death that was not asked for.
+    ended: Result<(), LoadError>,
+    /// Those that the worker still had, each with what becomes of it.
+    requests: Vec<(Box<Request>, Fate)>,
+    /// One of them may be why it died.
+    has_suspects: bool,
+}
+
+impl Life {
+    fn without_requests(ended: Result<(), LoadError>) -> Self {
+        Self { ended, requests: Vec::new(), has_suspects: false }
+    }
+}
+
 /// Where a supervisor hears, and whom it tells.
 pub(super) struct Post {
     /// Which of the version's workers it has.
@@ -78,9 +92,9 @@ pub(super) struct Post {
 pub(super) async fn run(shared: Arc<Shared>, workers: WorkerConfig, post: Post) {
     let mut supervisor = Supervisor::new(shared, post);
     loop {
-        let (ended, requests) = supervisor.worker_life(&workers).await;
+        let Life { ended, requests, has_suspects } = supervisor.worker_life(&workers).await;
         let Err(error) = ended else {
-            requests.into_values().for_each(|request| request.fail(GenerationError::Retired));
+            requests.into_iter().for_each(|(request, _)| request.fail(GenerationError::Retired));
             break;
         };
         if let Some(first) = supervisor.first.take() {
@@ -89,9 +103,9 @@ pub(super) async fn run(shared: Arc<Shared>, workers: WorkerConfig, post: Post) 
             break;
         }
         let reason = error.reason();
-        let wait = supervisor.after_death(&reason);
-        for request in requests.into_values() {
-            supervisor.pass_on(request, &reason);
+        let wait = supervisor.after_death(&reason, has_suspects);
+        for (request, fate) in requests {
+            supervisor.pass_on(request, fate, &reason);
         }
         if supervisor.pause(wait, &reason).await.is_stop() {
             break;
@@ -128,12 +142,13 @@ impl Supervisor {
         &self.shared.workers[self.worker]
     }
 
-    /// One worker from start to end, and the requests that it still had. `Err` is a death that was not asked for.
-    async fn worker_life(&mut self, workers: &WorkerConfig) -> (Result<(), LoadError>, Requests) {
+    /// One worker from start to end.
+    async fn worker_life(&mut self, workers: &WorkerConfig) -> Life {
+        self.figures().load().begin(Instant::now());
         let group = self.figures().share.group.and_then(|group| Processors::here().groups().get(group));
-        let (process, socket) = match Process::spawn(workers, group.map_or(&[], Vec::as_slice)) {
+        let (process, socket, journal) = match Process::spawn(workers, group.map_or(&[], Vec::as_slice)) {
             Ok(started) => started,
-            Err(error) => return (Err(LoadError::Spawn(error.to_string())), Requests::new()),
+            Err(error) => return Life::without_requests(Err(LoadError::Spawn(error.to_string()))),
         };
         let pid = process.pid().unwrap_or(0);
         self.figures().pid.store(pid, Ordering::Relaxed);
@@ -147,8 +162,13 @@ impl Supervisor {
         let (end, requests) = self.talk(socket).await;
         // Before the process is waited for: its number may be another's after that.
         let taken_bytes = watch.and_then(Watch::end);
-        // At once: what became of the process takes a while to find out.
+        // At once: what became of the process takes a while to find out, and who asks what it died of must not get to another.
         self.shared.desk.lose(self.worker);
+        let begun = journal.begun().unwrap_or_else(|error| {
+            tracing::error!(%error, "what a worker was working on cannot be read");
+            BTreeSet::new()
+        });
+        let (requests, has_suspects) = self.judge_requests(requests, &begun, Instant::now());
         self.seat.vacate();
         let figures = self.figures();
         figures.threads.store(self.shared.own_threads(self.worker), Ordering::Relaxed);
@@ -157,7 +177,8 @@ impl Supervisor {
         figures.heartbeat.send_replace(Heartbeat::default());
         if let (Some(trial), Some(taken_bytes)) = (trial, taken_bytes) {
             process.kill().await;
-            return (Err(LoadError::Memory(trial.reason(self.worker, taken_bytes))), requests);
+            let ended = Err(LoadError::Memory(trial.reason(self.worker, taken_bytes)));
+            return Life { ended, requests, has_suspects };
         }
         let result = match end {
             End::Stopped => {
@@ -180,7 +201,39 @@ impl Supervisor {
                 Err(LoadError::WorkerDied(reason))
             }
         };
-        (result, requests)
+        Life { ended: result, requests, has_suspects }
+    }
+
+    /// What becomes of the requests that a worker had when its life ended while it worked on those that had `begun`, and whether
+    /// one of them may be why.
+    fn judge_requests(
+        &self,
+        requests: Requests,
+        begun: &BTreeSet<RequestId>,
+        now: Instant,
+    ) -> (Vec<(Box<Request>, Fate)>, bool) {
+        let (mut judged, mut suspected) = (Vec::new(), Vec::new());
+        let (mut tried, mut convicted) = (BTreeSet::new(), BTreeSet::new());
+        for mut request in requests.into_values() {
+            let is_begun = begun.contains(&request.id);
+            let fate = request.at_death(is_begun, begun.len() == 1).fate();
+            match fate {
+                Fate::Convicted => drop(convicted.insert(request.digest)),
+                Fate::Tried => {
+                    request.suspect = true;
+                    tried.insert(request.digest);
+                    suspected.push((request.digest, request.outputs()));
+                }
+                Fate::Ends if is_begun => suspected.push((request.digest, request.outputs())),
+                Fate::Ends | Fate::Waits => {}
+            }
+            judged.push((request, fate));
+        }
+        let has_suspects = !tried.is_empty() || !convicted.is_empty();
+        let mut memory = self.shared.desk.suspects();
+        memory.died(self.worker, suspected.into_iter(), tried, now);
+        convicted.into_iter().for_each(|digest| memory.convict(digest, now));
+        (judged, has_suspects)
     }
 
     /// Talks to a worker until its life ends, and returns the requests that it still had.
@@ -207,31 +260,47 @@ impl Supervisor {
         (end, requests)
     }
 
-    /// Notes a death and says how long to wait for the next life.
-    fn after_death(&mut self, reason: &str) -> Duration {
+    /// Notes a death and says how long to wait for the next life. `has_suspects`: a request may be why.
+    fn after_death(&mut self, reason: &str, has_suspects: bool) -> Duration {
         self.figures().restarts.fetch_add(1, Ordering::Relaxed);
-        let (health, wait) = match self.crashes.record(Instant::now()) {
+        let now = Instant::now();
+        let unexplained = self.shared.desk.suspects().unexplained(self.worker);
+        for at in unexplained {
+            self.crashes.add(at, now);
+        }
+        let verdict = if has_suspects { self.crashes.spare(now) } else { self.crashes.record(now) };
+        let (health, wait) = match verdict {
             Verdict::Respawn { attempt, after } => {
                 (WorkerHealth::Restarting { attempt, reason: reason.to_owned() }, after)
             }
             Verdict::Failed { retry_after } => (WorkerHealth::Failed { reason: reason.to_owned() }, retry_after),
         };
+        self.figures().load().begin(now + wait);
         tracing::error!(
             version = %self.shared.spec.name, worker = self.worker, reason, state = health.label(),
-            wait_ms = wait.as_millis() as u64, "worker died"
+            wait_ms = wait.as_millis() as u64, has_suspects, "worker died"
         );
         self.shared.move_to(self.worker, health);
         wait
     }
 
     /// Has a request that this worker will not answer wait for one that will, or ends it.
-    fn pass_on(&self, request: Box<Request>, reason: &str) {
-        if request.is_abandoned() {
-            return;
+    fn pass_on(&self, mut request: Box<Request>, fate: Fate, reason: &str) {
+        if request.stop_trial() && fate == Fate::Waits {
+            self.shared.desk.suspects().end_trial(request.digest);
         }
-        if !request.may_run_again() {
-            request.fail(GenerationError::WorkerDied(reason.to_owned()));
-            return;
+        match fate {
+            Fate::Convicted => {
+                tracing::error!(
+                    version = %self.shared.spec.name, worker = self.worker, reason,
+                    "a worker died of a request, which is refused from now on"
+                );
+                return request.fail(GenerationError::EndsWorker);
+            }
+            Fate::Ends => return request.fail(GenerationError::WorkerDied(reason.to_owned())),
+            Fate::Waits if request.is_abandoned() => return,
+            // Whether it was the cause is to be known, be it that nobody waits for its answer any more.
+            Fate::Waits | Fate::Tried => {}
         }
         self.shared.retries.fetch_add(1, Ordering::Relaxed);
         send_to_room(&self.shared.desk, &self.room, request);
@@ -250,7 +319,7 @@ impl Supervisor {
                     None => return Flow::Stop,
                     Some(Command::Retire { drain_timeout, done }) => self.retire(drain_timeout, done),
                     // It was picked just before the worker died.
-                    Some(Command::Submit(request)) => self.pass_on(request, reason),
+                    Some(Command::Submit(request)) => self.pass_on(request, Fate::Waits, reason),
                     // The caller of a probe may have stopped waiting.
                     Some(Command::Probe(reply)) => drop(reply.send(Err(format!("the model worker died: {reason}")))),
                     Some(Command::Cancel { .. }) => {}
@@ -291,400 +360,6 @@ impl Supervisor {
             let _ = done.send(());
         }
     }
-}
-
-enum Event {
-    Frame(Option<Result<FromWorker, ProtocolError>>),
-    Command(Option<Command>),
-    /// The worker has other threads than before.
-    Threads(u32),
-    Tick,
-}
-
-enum Phase {
-    Loading { share: f32, moved: Instant },
-    Ready,
-}
-
-/// One worker's life.
-struct Session<'a> {
-    supervisor: &'a mut Supervisor,
-    outbox: mpsc::UnboundedSender<ToWorker>,
-    requests: Requests,
-    phase: Phase,
-    heard: Instant,
-    /// Silent for [`HEARTBEAT_LATE`].
-    late: bool,
-    /// It failed its last probe.
-    doubted: bool,
-    /// What it computes, it computes on a CPU.
-    on_cpu: bool,
-    /// It computes without requests, to know what its steps cost.
-    measures: bool,
-    /// The engine's count of steps, and when it last moved or had no need to.
-    steps: (u64, Instant),
-    /// The same of the embedder.
-    pooled_steps: (u64, Instant),
-    probes: Vec<ProbeReply>,
-    probe_sent: Option<Instant>,
-    probe_passed: Option<Instant>,
-}
-
-impl<'a> Session<'a> {
-    fn new(supervisor: &'a mut Supervisor, outbox: mpsc::UnboundedSender<ToWorker>) -> Self {
-        let now = Instant::now();
-        Self {
-            supervisor,
-            outbox,
-            requests: HashMap::new(),
-            phase: Phase::Loading { share: 0.0, moved: now },
-            heard: now,
-            late: false,
-            doubted: false,
-            on_cpu: true,
-            measures: false,
-            steps: (0, now),
-            pooled_steps: (0, now),
-            probes: Vec::new(),
-            probe_sent: None,
-            probe_passed: None,
-        }
-    }
-
-    async fn run(&mut self, mut frames: impl Stream<Item = Result<FromWorker, ProtocolError>> + Unpin) -> End {
-        let shared = &self.supervisor.shared;
-        let config = shared.spec.engine_config(&self.supervisor.figures().share, shared.workers.len());
-        self.tell(ToWorker::Load(config));
-        let mut tick = tokio::time::interval(SUPERVISOR_TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut ticked = Instant::now();
-        loop {
-            let event = tokio::select! {
-                frame = frames.next() => Event::Frame(frame),
-                command = self.supervisor.inbox.recv() => Event::Command(command),
-                threads = self.supervisor.seat.changed() => Event::Threads(threads),
-                _ = tick.tick() => Event::Tick,
-            };
-            let now = Instant::now();
-            if matches!(event, Event::Tick) && now.duration_since(std::mem::replace(&mut ticked, now)) > HEARTBEAT_LATE
-            {
-                self.forgive(now);
-            }
-            if let Some(end) = self.apply(event, now) {
-                return end;
-            }
-            self.note_work(now);
-            if self.supervisor.drained(now) {
-                return End::Stopped;
-            }
-        }
-    }
-
-    /// Counts silence anew: this process stood still itself, and what the worker said meanwhile may not have been read.
-    fn forgive(&mut self, now: Instant) {
-        (self.heard, self.steps.1, self.pooled_steps.1) = (now, now, now);
-        if let Phase::Loading { moved, .. } = &mut self.phase {
-            *moved = now;
-        }
-    }
-
-    fn apply(&mut self, event: Event, now: Instant) -> Option<End> {
-        match event {
-            Event::Frame(None) => Some(End::Gone(None)),
-            Event::Frame(Some(Err(error))) => Some(End::Gone(Some(error))),
-            Event::Frame(Some(Ok(message))) => {
-                self.heard = now;
-                if std::mem::take(&mut self.late) {
-                    self.judge();
-                }
-                self.on_message(message, now)
-            }
-            Event::Command(None) => Some(End::Stopped),
-            Event::Command(Some(command)) => {
-                self.on_command(command, now);
-                None
-            }
-            Event::Threads(threads) => {
-                self.supervisor.figures().threads.store(threads, Ordering::Relaxed);
-                self.tell(ToWorker::Threads(threads));
-                None
-            }
-            Event::Tick => self.on_tick(now),
-        }
-    }
-
-    /// Takes a share of the threads while the worker has something to compute, and leaves it to others while it has not.
-    fn note_work(&mut self, now: Instant) {
-        let computes = match self.phase {
-            Phase::Loading { share, .. } => share >= 1.0,
-            Phase::Ready => self.on_cpu && (self.measures || !self.requests.is_empty()),
-        };
-        self.supervisor.seat.note(computes, now);
-    }
-
-    fn on_command(&mut self, command: Command, now: Instant) {
-        match command {
-            Command::Submit(request) => self.on_submit(request, now),
-            Command::Cancel { id } => {
-                if let Some(request) = self.requests.get_mut(&id) {
-                    request.abandon();
-                    self.tell(ToWorker::Cancel { id });
-                }
-            }
-            Command::Probe(reply) => self.on_probe(reply, now),
-            Command::Retire { drain_timeout, done } => self.supervisor.retire(drain_timeout, done),
-        }
-    }
-
-    fn on_submit(&mut self, mut request: Box<Request>, now: Instant) {
-        if request.is_abandoned() {
-            // Whoever left while it was on its way may have told the worker that it was with before.
-            return;
-        }
-        if !matches!(self.phase, Phase::Ready) {
-            // It was picked just before the last worker died.
-            return self.supervisor.pass_on(request, "it is being restarted");
-        }
-        let message = request.message(now);
-        self.tell(message);
-        self.requests.insert(request.id, request);
-    }
-
-    /// Tells the dispatcher whether the worker may get requests.
-    fn judge(&self) {
-        let healthy = matches!(self.phase, Phase::Ready) && !self.late && !self.doubted;
-        let Supervisor { shared, worker, .. } = &*self.supervisor;
-        tracing::info!(version = %shared.spec.name, worker, healthy, "the worker's dispatch changes");
-        shared.desk.set_healthy(*worker, healthy);
-    }
-
-    /// Notes whether the worker may be relied on, by its last probe.
-    fn doubt(&mut self, doubted: bool) {
-        if std::mem::replace(&mut self.doubted, doubted) != doubted {
-            self.judge();
-        }
-    }
-
-    fn on_probe(&mut self, reply: ProbeReply, now: Instant) {
-        if !matches!(self.phase, Phase::Ready) {
-            drop(reply.send(Err("the model is being loaded".to_owned())));
-        } else if self.probe_passed.is_some_and(|at| now.duration_since(at) < PROBE_CACHE) {
-            drop(reply.send(Ok(())));
-        } else {
-            self.probes.push(reply);
-            if self.probe_sent.is_none() {
-                self.probe_sent = Some(now);
-                self.tell(ToWorker::Probe);
-            }
-        }
-    }
-
-    fn on_message(&mut self, message: FromWorker, now: Instant) -> Option<End> {
-        match message {
-            FromWorker::Loading(share) => {
-                if matches!(self.phase, Phase::Loading { share: before, .. } if before != share) {
-                    self.phase = Phase::Loading { share, moved: now };
-                }
-                self.supervisor.shared.set_loaded(self.supervisor.worker, share);
-            }
-            FromWorker::LoadFailed { message, fault } => return Some(End::LoadFailed(load_error(message, fault))),
-            FromWorker::Ready(model) => self.on_ready(model),
-            FromWorker::Events(events) => {
-                let mut broken = None;
-                for (id, event) in events {
-                    match event {
-                        GenerationEvent::Failed(RequestError::Broken(reason)) => broken = Some(reason),
-                        event => self.on_event(id, event, now),
-                    }
-                }
-                // With all that the worker has, those requests are for another one.
-                return broken.as_deref().map(cannot_decode);
-            }
-            FromWorker::Pooled { id, event } => self.on_pooled(id, event, now),
-            FromWorker::Refused { id, error } => return self.on_refused(id, error),
-            FromWorker::Probed(result) => return self.on_probed(result, now),
-            FromWorker::Heartbeat(beat) => {
-                if beat.engine.slots_active == 0 || beat.engine.steps != self.steps.0 {
-                    self.steps = (beat.engine.steps, now);
-                }
-                if beat.pooled.computing == 0 || beat.pooled.steps != self.pooled_steps.0 {
-                    self.pooled_steps = (beat.pooled.steps, now);
-                }
-                self.measures = beat.engine.measures;
-                self.supervisor.shared.desk.set_level(self.supervisor.worker, beat.engine.degradation);
-                self.supervisor.figures().heartbeat.send_replace(*beat);
-            }
-        }
-        None
-    }
-
-    fn on_ready(&mut self, model: gantry_engine::ModelInfo) {
-        let (shared, worker) = (&self.supervisor.shared, self.supervisor.worker);
-        let devices: Vec<&str> = model.backends.devices.iter().map(|device| device.name.as_str()).collect();
-        tracing::info!(
-            version = %shared.spec.name, worker, model = %super::label(&model), cpu = %model.backends.cpu,
-            devices = %devices.join(","), "worker ready"
-        );
-        self.phase = Phase::Ready;
-        self.on_cpu = model.backends.gpus().next().is_none() || shared.spec.runtime.gpu_layers == Some(0);
-        shared.set_loaded(worker, 1.0);
-        shared.desk.set_cells(worker, model.kv_cells);
-        shared.model.send_replace(Some(model));
-        shared.move_to(worker, WorkerHealth::Ready);
-        self.judge();
-        if let Some(first) = self.supervisor.first.take() {
-            // A load that was given up closes the inbox, which ends this session.
-            let _ = first.send(Ok(()));
-        }
-    }
-
-    fn on_event(&mut self, id: RequestId, event: GenerationEvent, now: Instant) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        if matches!(event, GenerationEvent::Started { .. }) && !request.started {
-            request.started = true;
-            self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
-        }
-        let terminal = event.is_terminal();
-        if request.pass(event, now).is_stop() {
-            self.tell(ToWorker::Cancel { id });
-        }
-        if terminal {
-            self.serve(id, now);
-        }
-    }
-
-    fn on_pooled(&mut self, id: RequestId, event: PooledEvent, now: Instant) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        if !request.started {
-            request.started = true;
-            self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
-        }
-        let terminal = event.is_terminal();
-        request.pass_pooled(event, now);
-        if terminal {
-            self.serve(id, now);
-        }
-    }
-
-    /// Lets go of a request that the worker is done with.
-    fn serve(&mut self, id: RequestId, now: Instant) {
-        self.remove(id);
-        self.supervisor.shared.admission.served(now);
-    }
-
-    fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
-        let request = self.requests.remove(&id)?;
-        if request.started {
-            self.supervisor.figures().running.fetch_sub(1, Ordering::Relaxed);
-        }
-        Some(request)
-    }
-
-    fn on_refused(&mut self, id: RequestId, error: EngineRefusal) -> Option<End> {
-        if let EngineRefusal::Broken(reason) = error {
-            // With all that the worker has, this request is for another one.
-            return Some(cannot_decode(&reason));
-        }
-        let request = self.remove(id)?;
-        match error {
-            EngineRefusal::ShuttingDown => request.fail(RequestError::ShuttingDown.into()),
-            EngineRefusal::InvalidParam(error) => request.fail(
-                RequestError::InvalidRequest {
-                    code: "invalid_value".to_owned(),
-                    message: error.to_string(),
-                    param: Some(error.param),
-                }
-                .into(),
-            ),
-            pressure @ EngineRefusal::MemoryPressure { level } => {
-                let desk = &self.supervisor.shared.desk;
-                desk.set_level(self.supervisor.worker, level);
-                if desk.admits(request.demand.priority) && request.may_run_again() {
-                    self.supervisor.pass_on(request, "it is short of memory");
-                } else {
-                    request.fail(RequestError::Overloaded(pressure.to_string()).into());
-                }
-            }
-            // Admission is stricter than the engine's own limit, so this is our own fault.
-            fault @ (EngineRefusal::QueueFull { .. } | EngineRefusal::Broken(_)) => {
-                request.fail(RequestError::Internal(fault.to_string()).into());
-            }
-        }
-        None
-    }
-
-    fn on_probed(&mut self, result: Result<(), ProbeError>, now: Instant) -> Option<End> {
-        self.probe_sent = None;
-        self.probe_passed = result.is_ok().then_some(now);
-        self.doubt(result.is_err());
-        let answer = result.as_ref().copied().map_err(ToString::to_string);
-        self.answer_probes(&answer);
-        match result {
-            Err(ProbeError::Broken(reason)) => Some(cannot_decode(&reason)),
-            _ => None,
-        }
-    }
-
-    fn answer_probes(&mut self, answer: &Result<(), String>) {
-        for reply in self.probes.drain(..) {
-            // The caller may have stopped waiting.
-            let _ = reply.send(answer.clone());
-        }
-    }
-
-    /// Looks at the deadlines.
-    fn on_tick(&mut self, now: Instant) -> Option<End> {
-        if self.outbox.is_closed() {
-            return Some(End::Hung("its socket takes no more messages, so it was killed".to_owned()));
-        }
-        if self.probe_sent.is_some_and(|sent| now.duration_since(sent) > PROBE_LIMIT + SUPERVISOR_TICK) {
-            self.probe_sent = None;
-            self.doubt(true);
-            self.answer_probes(&Err(format!("the worker did not answer a probe within {PROBE_LIMIT:?}")));
-        }
-        if self.doubted && self.probe_sent.is_none() {
-            // Nobody may ask any more, and it is to get requests again when it can.
-            self.probe_sent = Some(now);
-            self.tell(ToWorker::Probe);
-        }
-        if !self.late && now.duration_since(self.heard) > HEARTBEAT_LATE {
-            self.late = true;
-            self.judge();
-        }
-        // The worker says so itself between two steps, and has the time of a tick for it.
-        let (late, due) = (self.late, now.checked_sub(SUPERVISOR_TICK).unwrap_or(now));
-        let expired = self.requests.values_mut().filter_map(|request| request.expire(due, late).then_some(request.id));
-        for id in expired.collect::<Vec<_>>() {
-            self.tell(ToWorker::Cancel { id });
-        }
-        let hung = |since: Instant, limit: Duration, what: &str| {
-            (now.duration_since(since) > limit).then(|| End::Hung(format!("{what} for {limit:?}, so it was killed")))
-        };
-        hung(self.heard, HEARTBEAT_LIMIT, "it was silent").or_else(|| match self.phase {
-            Phase::Loading { moved, .. } => hung(moved, LOAD_STALL_LIMIT, "its loading made no progress"),
-            // A batch of texts may take as long as the fullest one did while it was loaded.
-            Phase::Ready => hung(self.steps.1, STEP_STALL_LIMIT, "it had requests and finished no step")
-                .or_else(|| hung(self.pooled_steps.1, LOAD_STALL_LIMIT, "it computed the same texts")),
-        })
-    }
-
-    fn tell(&self, message: ToWorker) {
-        // The writer ends only with the socket, and the reader sees that too.
-        let _ = self.outbox.send(message);
-    }
-}
-
-fn load_error(message: String, fault: LoadFault) -> LoadError {
-    match fault {
-        LoadFault::Model => LoadError::Model(message),
-        LoadFault::Template => LoadError::Template(message),
-        LoadFault::Numbers => LoadError::Numbers(message),
-        LoadFault::Backend => LoadError::Backend(message),
-    }
-}
-
-fn cannot_decode(reason: &str) -> End {
-    End::Hung(format!("it cannot decode any more: {reason}"))
 }
 
 #[cfg(test)]

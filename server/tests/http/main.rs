@@ -23,6 +23,7 @@ mod reference;
 mod restarts;
 mod script;
 mod server;
+mod suspects;
 mod swap;
 mod template_file;
 mod templates;

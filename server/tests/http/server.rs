@@ -49,7 +49,12 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server with the second demo model and waits until it is ready.
     pub(crate) async fn start(args: &[&str]) -> Self {
-        let server = Self::launch(&model("demo-v2.q8_0.gguf"), args);
+        Self::start_in(&[], args).await
+    }
+
+    /// The same with these variables in its environment.
+    pub(crate) async fn start_in(variables: &[(&str, &str)], args: &[&str]) -> Self {
+        let server = Self::launch_with(&model("demo-v2.q8_0.gguf"), args, variables, None);
         server.until_ready().await;
         server
     }
@@ -60,18 +65,20 @@ impl Server {
         let (folder, file) = unending_model();
         let (cells, parallel) = ((UNENDING_CELLS * parallel).to_string(), parallel.to_string());
         let sizes = ["--ctx-size", &cells, "--parallel", &parallel];
-        let server = Self::launch_with(&file, &[&sizes[..], args].concat(), Some(folder));
+        let server = Self::launch_with(&file, &[&sizes[..], args].concat(), &[], Some(folder));
         server.until_ready().await;
         server
     }
 
     /// Starts a server and waits for its port only.
     pub(crate) fn launch(file: &Path, args: &[&str]) -> Self {
-        Self::launch_with(file, args, None)
+        Self::launch_with(file, args, &[], None)
     }
 
-    fn launch_with(file: &Path, args: &[&str], folder: Option<tempfile::TempDir>) -> Self {
-        Self::launch_as(command(file), args, folder)
+    fn launch_with(file: &Path, args: &[&str], variables: &[(&str, &str)], folder: Option<tempfile::TempDir>) -> Self {
+        let mut command = command(file);
+        command.envs(variables.iter().copied());
+        Self::launch_as(command, args, folder)
     }
 
     /// Starts what ends in `gantry-server serve` on a file.
@@ -254,7 +261,10 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) async fn open(request: RequestBuilder) -> Self {
-        let response = request.send().await.unwrap();
+        Self::of(request.send().await.unwrap())
+    }
+
+    pub(crate) fn of(response: Response) -> Self {
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         Self { bytes: response.bytes_stream().boxed(), buffer: String::new() }

@@ -14,7 +14,7 @@ use crate::backend::{BLOCK_TOKENS, Backend, Chunk, Token};
 use crate::burst::is_worth_it;
 use crate::cache::{BlockHash, Fetched, PrefixCache};
 use crate::error::RequestError;
-use crate::event::FinishReason;
+use crate::event::{Activity, FinishReason};
 use crate::kv::common;
 use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::{Admitted, RequestText, TextEvent};
@@ -292,9 +292,12 @@ impl<B: Backend> Scheduler<B> {
 
     /// Gives a request its slot.
     fn start(&mut self, mut request: Box<Request>, standing: Priority, now: Instant) {
+        // It counts as being worked on until it ends, be it that it gives way for a while.
+        request.emitter.is(Activity::Begun);
         let fetched = request.fetched.take();
         let Some((slot, reused)) = self.place(&request.prompt, &request.blocks, fetched, now) else {
             // Every sequence is in use, which `admit` has excluded.
+            request.emitter.is(Activity::Paused);
             self.wait(request);
             return;
         };

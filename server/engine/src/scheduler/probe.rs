@@ -37,7 +37,10 @@ impl<B: Backend> Scheduler<B> {
         }
         self.copies.begin();
         let started = Instant::now();
-        match self.decode_probe(1, 1) {
+        self.stats.running.begin();
+        let decoded = self.decode_probe(1, 1);
+        self.stats.running.end();
+        match decoded {
             Ok(()) => {
                 self.consecutive_failures = 0;
                 self.stats.step_done(&StepRecord {

@@ -1,20 +1,22 @@
 //! A session driven by hand: no process, no socket, every order of events.
 #![allow(clippy::unwrap_used)]
 
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt};
 use gantry_engine::{
-    DegradationLevel, EmbedInput, FinishReason, GenerationParams, ModelInfo, PooledWork, Priority, Prompt, Timings,
-    Usage,
+    DegradationLevel, EmbedInput, FinishReason, GenerationEvent, GenerationParams, ModelInfo, PooledEvent, PooledWork,
+    Priority, ProbeError, Prompt, RequestError, SubmitError as EngineRefusal, Timings, Usage,
 };
 use proptest::prelude::*;
 use tokio::sync::watch;
 
+use super::session::{CONTROL_ID, Event};
 use super::*;
-use crate::limits::REQUEST_ATTEMPTS;
+use crate::limits::{CRASH_LIMIT, HEARTBEAT_LATE, HEARTBEAT_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT};
 use crate::processors::Processors;
 use crate::version::desk::Lanes;
 use crate::version::dispatch::Demand;
 use crate::version::generation::Item;
+use crate::version::suspects::{Digest, DigestKeys, Standing};
 use crate::version::threads::Threads;
 use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, RuntimeSettings, Scheduling, VersionSpec};
 
@@ -174,12 +176,9 @@ proptest! {
             prop_assert_eq!(started, shared.workers[0].running.load(Ordering::Relaxed) as usize);
         }
 
-        // The worker dies, and a last probe answers those that wait.
-        session.apply(Event::Frame(Some(Ok(FromWorker::Probed(Ok(()))))), now);
-        let left: Vec<_> = std::mem::take(&mut session.requests).into_values().collect();
-        for request in left {
-            supervisor.pass_on(request, "gone");
-        }
+        // The worker dies.
+        let begun: Vec<RequestId> = session.requests.keys().copied().filter(|id| id % 2 == 0).collect();
+        die(&mut session, &begun, now);
         // Those that had sent nothing keep their places and wait for another worker; this version has none.
         let mut again = 0;
         while let Ok(request) = waiting.try_recv() {
@@ -298,8 +297,27 @@ fn a_worker_that_is_late_or_fails_a_probe_gets_nothing_until_it_does_better() {
     assert!(dispatchable());
 }
 
+/// The worker dies while it works on those that have begun; what it had goes where it belongs.
+fn die(session: &mut Session<'_>, begun: &[RequestId], now: Instant) -> Duration {
+    let requests = std::mem::take(&mut session.requests);
+    let begun = begun.iter().copied().collect();
+    let (judged, has_suspects) = session.supervisor.judge_requests(requests, &begun, now);
+    let wait = session.supervisor.after_death("gone", has_suspects);
+    for (request, fate) in judged {
+        session.supervisor.pass_on(request, fate, "gone");
+    }
+    session.supervisor.shared.move_to(0, WorkerHealth::Ready);
+    wait
+}
+
+fn those_in(waiting: &mut mpsc::UnboundedReceiver<Box<Request>>) -> Vec<Request> {
+    let mut again: Vec<Request> = std::iter::from_fn(|| waiting.try_recv().ok()).map(|request| *request).collect();
+    again.sort_by_key(|request| request.id);
+    again
+}
+
 #[test]
-fn a_request_runs_again_until_its_client_has_text_or_its_attempts_are_used_up() {
+fn who_waited_in_a_worker_that_dies_loses_nothing_however_often_that_happens() {
     let shared = shared();
     let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
     let (outbox, mut sent) = mpsc::unbounded_channel();
@@ -307,43 +325,159 @@ fn a_request_runs_again_until_its_client_has_text_or_its_attempts_are_used_up() 
     let now = Instant::now();
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
     let mut clients = Vec::new();
-    for id in 0..4 {
-        let (request, client) = request(&shared, &lanes, id, 8).unwrap();
+    for id in 1..5 {
+        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        request.digest = digest(id);
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         clients.push(Some(client));
     }
-    session.apply(Event::Frame(message(&Op::Started(1)).map(Ok)), now);
     session.apply(Event::Frame(message(&Op::Delta(2)).map(Ok)), now);
-    clients[3] = None;
-    for attempt in 1..REQUEST_ATTEMPTS {
-        // The worker dies; requests 0 and 1 had sent no text.
-        let mut left: Vec<_> = std::mem::take(&mut session.requests).into_values().collect();
-        left.sort_by_key(|request| request.id);
-        for request in left {
-            session.supervisor.pass_on(request, "gone");
-        }
-        let again: Vec<_> = std::iter::from_fn(|| waiting.try_recv().ok()).collect();
+    clients[2] = None;
+    let deaths = 20;
+    for death in 0..deaths {
+        // Only the second had begun, and its client has text.
+        die(&mut session, if death == 0 { &[2] } else { &[] }, now);
+        let again = those_in(&mut waiting);
         let ids: Vec<_> = again.iter().map(|request| request.id).collect();
-        assert_eq!(ids, [0, 1], "after attempt {attempt}");
+        assert_eq!(ids, [1, 4], "after death {death}");
         assert_eq!(shared.admission.in_flight(), 2, "each keeps its place");
         assert_eq!(shared.desk.figures(0).1, 0, "and no worker has it");
         for mut request in again {
             shared.desk.leave_room();
+            shared.desk.set_healthy(0, true);
+            assert!(!request.suspect);
             request.assign(shared.desk.lease(&request.demand).unwrap());
-            session.apply(Event::Command(Some(Command::Submit(request))), now);
+            session.apply(Event::Command(Some(Command::Submit(Box::new(request)))), now);
         }
     }
-    for request in std::mem::take(&mut session.requests).into_values() {
-        session.supervisor.pass_on(request, "gone");
-    }
-    assert!(waiting.try_recv().is_err());
-    let died = Err(GenerationError::WorkerDied("gone".to_owned()));
-    for client in clients.into_iter().flatten() {
-        assert_eq!(seen(client).last(), Some(&died));
-    }
+    session.apply(Event::Frame(message(&Op::Finished(1)).map(Ok)), now);
+    session.apply(Event::Frame(message(&Op::Finished(4)).map(Ok)), now);
+    let last: Vec<_> = clients.into_iter().flatten().map(|client| seen(client).pop().unwrap()).collect();
+    assert_eq!(last, [Ok(finished()), Err(GenerationError::WorkerDied("gone".to_owned())), Ok(finished())]);
     assert_eq!(shared.admission.in_flight(), 0);
     let submitted = std::iter::from_fn(|| sent.try_recv().ok()).filter(|m| matches!(m, ToWorker::Submit { .. }));
-    assert_eq!(submitted.count(), 2 + 2 * REQUEST_ATTEMPTS as usize);
+    assert_eq!(submitted.count(), 4 + 2 * deaths);
+}
+
+fn digest(id: RequestId) -> Digest {
+    let prompt = Arc::new(Prompt::Text(id.to_string()));
+    static KEYS: std::sync::LazyLock<DigestKeys> = std::sync::LazyLock::new(DigestKeys::default);
+    KEYS.of_text(&GenerateRequest { prompt, params: GenerationParams::default() })
+}
+
+#[test]
+fn a_suspect_is_run_once_more_by_itself_and_then_refused() {
+    let shared = shared();
+    let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
+    let (outbox, _sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let mut clients = Vec::new();
+    for id in 1..4 {
+        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        request.digest = digest(id);
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        clients.push(client);
+    }
+    // The first and the second were being prepared, the third waited.
+    assert_eq!(
+        die(&mut session, &[1, 2], now),
+        Duration::ZERO,
+        "a death by a request is followed by the next life at once"
+    );
+    let mut again = those_in(&mut waiting);
+    assert_eq!(again.iter().map(|request| request.suspect).collect::<Vec<_>>(), [true, true, false]);
+    let standing = |id| shared.desk.suspects().standing(digest(id), now);
+    assert_eq!(standing(1), Standing::Suspected { reached: 0, on_trial: false });
+    assert_eq!(standing(3), Standing::Clear);
+    let run_alone = |session: &mut Session<'_>, mut request: Request| {
+        shared.desk.leave_room();
+        shared.desk.set_healthy(0, true);
+        request.assign(shared.desk.lease_alone(&request.demand).unwrap());
+        request.begin_trial(0, now);
+        shared.desk.suspects().begin_trial(request.digest);
+        session.apply(Event::Command(Some(Command::Submit(Box::new(request)))), now);
+        assert!(shared.desk.lease(&Demand::default()).is_err(), "nobody else gets there");
+    };
+    run_alone(&mut session, again.remove(0));
+    session.apply(Event::Frame(message(&Op::Delta(1)).map(Ok)), now);
+    assert_eq!(standing(1), Standing::Clear);
+    assert!(shared.desk.lease(&Demand::default()).is_ok(), "it is as any other from its first text on");
+    session.apply(Event::Frame(message(&Op::Finished(1)).map(Ok)), now);
+
+    run_alone(&mut session, again.remove(0));
+    assert_eq!(die(&mut session, &[2], now), Duration::ZERO);
+    assert_eq!(standing(2), Standing::Convicted);
+    assert!(waiting.try_recv().is_err());
+    let last: Vec<_> = clients.into_iter().map(|client| seen(client).pop()).collect();
+    assert_eq!(last, [Some(Ok(finished())), Some(Err(GenerationError::EndsWorker)), None]);
+    assert_eq!(*shared.health.borrow(), WorkerHealth::Ready);
+}
+
+#[test]
+fn deaths_by_requests_open_no_breaker_unless_nobody_is_answered_any_more() {
+    let shared = shared();
+    let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    let ready = || Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default()))));
+    session.apply(ready(), now);
+    for id in 1..=3 * CRASH_LIMIT as u64 {
+        let (mut request, _client) = request(&shared, &lanes, id, 8).unwrap();
+        request.digest = digest(id);
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        assert_eq!(die(&mut session, &[id], now), Duration::ZERO);
+        let mut request = waiting.try_recv().unwrap();
+        shared.desk.leave_room();
+        shared.desk.set_healthy(0, true);
+        request.assign(shared.desk.lease_alone(&request.demand).unwrap());
+        request.begin_trial(0, now);
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        assert_eq!(die(&mut session, &[id], now), Duration::ZERO);
+        shared.desk.set_healthy(0, true);
+    }
+    while sent.try_recv().is_ok() {}
+    // Is it the model? Before anybody else's, a request of the server's own is run.
+    session.apply(ready(), now);
+    let control = sent.try_recv().ok();
+    assert!(matches!(control, Some(ToWorker::Submit { id: CONTROL_ID, .. })), "{control:?}");
+    assert!(!shared.desk.figures(0).0, "nobody else gets there");
+    session.apply(Event::Frame(Some(Ok(FromWorker::Events(vec![(CONTROL_ID, finished())])))), now);
+    assert!(shared.desk.figures(0).0);
+    assert!(!shared.desk.suspects().needs_control());
+    // Had the worker died of it, that would have been a crash.
+    for _ in 1..CRASH_LIMIT {
+        assert!(die(&mut session, &[CONTROL_ID], now) > Duration::ZERO);
+    }
+    assert_eq!(die(&mut session, &[CONTROL_ID], now), crate::limits::FAILED_RETRY_PERIOD);
+}
+
+#[test]
+fn deaths_that_no_request_caused_count_in_the_end() {
+    let shared = shared();
+    let (mut supervisor, lanes, mut waiting) = supervisor(&shared);
+    let (outbox, _sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    // Somebody kills it whenever it works on something.
+    for id in 1..=CRASH_LIMIT as u64 {
+        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        request.digest = digest(id);
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        assert_eq!(die(&mut session, &[id], now), Duration::ZERO, "it may have been the request");
+        let mut request = waiting.try_recv().unwrap();
+        shared.desk.leave_room();
+        shared.desk.set_healthy(0, true);
+        request.assign(shared.desk.lease_alone(&request.demand).unwrap());
+        request.begin_trial(0, now);
+        session.apply(Event::Command(Some(Command::Submit(request))), now);
+        session.apply(Event::Frame(message(&Op::Finished(id)).map(Ok)), now);
+        assert_eq!(seen(client).pop(), Some(Ok(finished())));
+    }
+    assert_eq!(die(&mut session, &[], now), crate::limits::FAILED_RETRY_PERIOD, "it was none of them");
 }
 
 #[test]
@@ -366,8 +500,7 @@ fn what_a_broken_engine_gave_up_is_for_another_worker() {
     assert!(matches!(end, Some(End::Hung(reason)) if reason.ends_with("no")));
     // One had its end before; the other has heard nothing, and runs again.
     assert_eq!(session.requests.keys().collect::<Vec<_>>(), [&1]);
-    let left = session.requests.remove(&1).unwrap();
-    session.supervisor.pass_on(left, "gone");
+    die(&mut session, &[1], now);
     assert_eq!(waiting.try_recv().unwrap().id, 1);
     let last: Vec<Option<Item>> = clients.into_iter().map(|client| seen(client).pop()).collect();
     assert_eq!(last, [Some(Ok(finished())), None]);
@@ -470,11 +603,10 @@ fn vectors_come_in_their_order_and_none_is_left_from_a_life_to_the_next() {
     session.apply(vector(0, 9.0), now);
     assert_eq!(shared.workers[0].running.load(Ordering::Relaxed), 1);
     // The worker dies; a client of vectors has had nothing yet.
-    for request in std::mem::take(&mut session.requests).into_values() {
-        session.supervisor.pass_on(request, "gone");
-    }
+    die(&mut session, &[7], now);
     let mut again = waiting.try_recv().unwrap();
     shared.desk.leave_room();
+    shared.desk.set_healthy(0, true);
     again.assign(shared.desk.lease(&again.demand).unwrap());
     session.apply(Event::Command(Some(Command::Submit(again))), now);
     session.apply(vector(1, 2.0), now);
@@ -556,16 +688,19 @@ impl Expected {
         let mut told = None;
         match sign {
             Sign::Beat => (self.heard, self.beat) = (now, now),
-            Sign::Ask if self.passed.is_some_and(|at| now - at < PROBE_CACHE) => told = Some(true),
-            Sign::Ask => self.probe(now),
+            Sign::Ask => {
+                // By what is known, at once.
+                told = Some(self.is_healthy(now));
+                if self.passed.is_none_or(|at| now - at >= PROBE_CACHE) {
+                    self.probe(now);
+                }
+            }
             Sign::Probed(passed) => {
                 (self.heard, self.doubted, self.passed, self.probed) = (now, !passed, passed.then_some(now), None);
-                told = Some(passed);
             }
             Sign::Wait(_) => {
                 if self.probed.is_some_and(|at| now - at > PROBE_LIMIT + SUPERVISOR_TICK) {
                     (self.doubted, self.probed) = (true, None);
-                    told = Some(false);
                 }
                 if self.doubted {
                     // Whoever asks or not: it is to get requests again when it can.
@@ -625,11 +760,9 @@ fn live_through(signs: Vec<Sign>) -> Result<(), TestCaseError> {
         };
         let (told, ending) = expected.take(sign, now);
         if let Some(told) = told {
-            for mut answer in asked.drain(..) {
-                prop_assert_eq!(answer.try_recv().ok().map(|answer| answer.is_ok()), Some(told), "{:?}", sign);
-            }
+            let answer = asked.pop().and_then(|mut answer| answer.try_recv().ok());
+            prop_assert_eq!(answer.map(|answer| answer.is_ok()), Some(told), "{:?}", sign);
         }
-        prop_assert!(asked.iter_mut().all(|answer| answer.try_recv().is_err()), "answered too early: {:?}", sign);
         probes += std::iter::from_fn(|| sent.try_recv().ok()).filter(|message| *message == ToWorker::Probe).count();
         prop_assert_eq!(probes, expected.probes, "{:?}", sign);
         let ended = end.map(|end| if let End::Hung(reason) = end { reason } else { "not by us".to_owned() });
@@ -692,4 +825,45 @@ async fn what_was_not_heard_while_the_front_stood_still_itself_does_not_count() 
     session.forgive(woken);
     assert!(session.apply(Event::Tick, woken).is_none());
     assert!(session.apply(Event::Tick, woken + HEARTBEAT_LIMIT + SUPERVISOR_TICK).is_some());
+}
+
+/// As the kubelet asks, while a step takes longer than any probe may, and when it hangs.
+#[test]
+fn a_worker_that_computes_is_ready_as_long_as_its_step_is_within_its_limit() {
+    let shared = shared();
+    let (mut supervisor, lanes, _waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let mut now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let (request, _client) = request(&shared, &lanes, 1, 8).unwrap();
+    session.apply(Event::Command(Some(Command::Submit(request))), now);
+    let limit_ms = 30_000;
+    let ask = |session: &mut Session<'_>, now| {
+        let (reply, mut answer) = oneshot::channel();
+        session.apply(Event::Command(Some(Command::Probe(reply))), now);
+        answer.try_recv().expect("an answer at once")
+    };
+    for age_ms in (0..=limit_ms + 1_000).step_by(1_000) {
+        now += Duration::from_secs(1);
+        let engine = gantry_engine::EngineStats {
+            step_age_ms: Some(age_ms),
+            step_limit_ms: limit_ms,
+            slots_active: 1,
+            ..Default::default()
+        };
+        let beat = Heartbeat { engine, ..Heartbeat::default() };
+        session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::new(beat))))), now);
+        assert!(session.apply(Event::Tick, now).is_none());
+        assert_eq!(ask(&mut session, now).is_ok(), age_ms <= limit_ms, "after {age_ms} ms");
+        assert!(shared.desk.figures(0).0, "it gets requests, which wait for the step");
+    }
+    while let Ok(message) = sent.try_recv() {
+        assert_ne!(message, ToWorker::Probe, "only an idle worker is probed");
+    }
+    now += HEARTBEAT_LATE + SUPERVISOR_TICK;
+    session.apply(Event::Tick, now);
+    assert!(ask(&mut session, now).unwrap_err().contains("not been heard of"));
+    session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::default())))), now);
+    assert_eq!(ask(&mut session, now), Ok(()), "the step has ended");
 }

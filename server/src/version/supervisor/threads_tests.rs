@@ -4,6 +4,7 @@
 use futures::FutureExt;
 use gantry_engine::{Device, DeviceKind, EngineStats, ModelInfo};
 
+use super::session::Event;
 use super::tests::{finished, request, shared, supervisor_at};
 use super::*;
 use crate::limits::COMPUTES_FOR;

@@ -1,0 +1,191 @@
+//! Requests that a worker dies of, and those who had nothing to do with it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::server::{Events, Server, await_condition, text_of};
+
+const TEXT: &str = "/v1/completions";
+/// Has workers end with prompts that have the word in them.
+const ABORT_ON: (&str, &str) = ("GANTRY_TEST_WORKER_ABORTS_ON", "poison");
+/// Clients that stream while another one has workers die.
+const BYSTANDERS: usize = 8;
+const REFUSED: u16 = 422;
+
+/// A prompt that a worker dies of: while it prepares it, when it gets its slot, or after its first text.
+fn killer(moment: &str, number: usize) -> Value {
+    json!({"prompt": format!("{number} poison@{moment}"), "max_tokens": 20, "ignore_eos": true, "temperature": 0})
+}
+
+async fn status_and_code(server: &Server, body: &Value) -> (u16, String) {
+    let answer = server.post(TEXT, body).send().await.unwrap();
+    let status = answer.status().as_u16();
+    let told: Value = answer.json().await.unwrap();
+    (status, told["error"]["code"].as_str().unwrap_or_default().to_owned())
+}
+
+#[tokio::test]
+async fn what_a_worker_dies_of_is_run_once_more_by_itself_and_then_refused() {
+    let server = Server::start_in(&[ABORT_ON], &["--parallel", "2"]).await;
+    let deaths = async || server.metric("gantry_worker_restarts").await.round() as u32;
+    let refused = || (REFUSED, "request_ends_worker".to_owned());
+    let mut expected = 0;
+    for moment in ["preparation", "slot"] {
+        assert_eq!(status_and_code(&server, &killer(moment, 0)).await, refused());
+        expected += 2;
+        for _ in 0..5 {
+            let started = Instant::now();
+            assert_eq!(status_and_code(&server, &killer(moment, 0)).await, refused(), "it is remembered");
+            assert!(started.elapsed() < Duration::from_secs(1), "at once");
+        }
+        await_condition("the deaths to be counted", async || deaths().await == expected).await;
+    }
+    // Its client has text of it, so that it is not run again by itself; but who sends the same again is tried.
+    let late = killer("text", 0);
+    assert_eq!(status_and_code(&server, &late).await, (503, "worker_died".to_owned()));
+    await_condition("another worker", async || server.ready().await.0 == 200).await;
+    assert_eq!(status_and_code(&server, &late).await, refused());
+    assert_eq!(status_and_code(&server, &late).await, refused());
+    await_condition("the deaths to be counted", async || deaths().await == expected + 2).await;
+    // More deaths than make a version fail.
+    assert!(expected + 2 > gantry_server::limits::CRASH_LIMIT as u32);
+    server.until_ready().await;
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+    assert!(!server.log().contains("0 poison"), "what it said is nowhere to be read");
+}
+
+#[tokio::test]
+async fn texts_that_an_embedder_dies_of_are_refused_too() {
+    let server = Server::start_in(&[ABORT_ON], &["--embeddings", "--parallel", "2"]).await;
+    let embed = async |input: Value| {
+        let answer = server.post("/v1/embeddings", &json!({"input": input})).send().await.unwrap();
+        answer.status().as_u16()
+    };
+    for moment in ["preparation", "slot"] {
+        let texts = json!(["one", format!("poison@{moment}"), "three"]);
+        assert_eq!([embed(texts.clone()).await, embed(texts).await], [REFUSED, REFUSED]);
+        assert_eq!(embed(json!(["one", "three"])).await, 200);
+    }
+    assert!((server.metric("gantry_worker_restarts").await - 4.0).abs() < 0.5);
+}
+
+/// What became of the bystanders' requests.
+#[derive(Default)]
+struct Tally {
+    answered: AtomicUsize,
+    /// Those that had begun to stream when their worker died.
+    broken: AtomicUsize,
+    /// Those that had sent nothing, and were refused or failed: the reasons.
+    failed: std::sync::Mutex<Vec<String>>,
+    longest_ms: AtomicUsize,
+}
+
+async fn stand_by(server: &Server, number: usize, over: &AtomicBool, tally: &Tally) {
+    for turn in 0.. {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        let body = json!({
+            "prompt": format!("Once upon a time {number} {turn}"), "max_tokens": 24, "ignore_eos": true, "stream": true, "seed": 1
+        });
+        let started = Instant::now();
+        let answer = server.post(TEXT, &body).send().await.unwrap();
+        if answer.status() != 200 {
+            let refused = format!("{} {}", answer.status(), answer.text().await.unwrap());
+            tally.failed.lock().unwrap().push(refused);
+            continue;
+        }
+        let events = Events::of(answer).rest().await;
+        let texts = events.iter().filter(|event| event.contains("\"text\"")).count();
+        match events.last().map(String::as_str) {
+            Some("[DONE]") => drop(tally.answered.fetch_add(1, Ordering::Relaxed)),
+            Some(last) if texts == 0 => tally.failed.lock().unwrap().push(last.to_owned()),
+            _ => drop(tally.broken.fetch_add(1, Ordering::Relaxed)),
+        }
+        let took = usize::try_from(started.elapsed().as_millis()).unwrap();
+        tally.longest_ms.fetch_max(took, Ordering::Relaxed);
+    }
+}
+
+/// Eight clients stream while one sends what workers die of, ten times a second; `number_of` says what it sends the how-manieth
+/// time. No request of theirs that had sent nothing fails, and a dead worker is followed by the next at once.
+async fn outlive(period: Duration, moment: &'static str, number_of: impl Fn(usize) -> usize) {
+    let server = Arc::new(Server::start_in(&[ABORT_ON], &["--parallel", "8", "--ctx-size", "4096"]).await);
+    let (over, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
+    let bystanders: Vec<_> = (0..BYSTANDERS)
+        .map(|number| {
+            let (server, over, tally) = (server.clone(), over.clone(), tally.clone());
+            tokio::spawn(async move { stand_by(&server, number, &over, &tally).await })
+        })
+        .collect();
+    let started = Instant::now();
+    let mut killers = Vec::new();
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    while started.elapsed() < period {
+        ticks.tick().await;
+        let request = server.post(TEXT, &killer(moment, number_of(killers.len()))).send();
+        killers.push(tokio::spawn(async move { request.await.unwrap().status().as_u16() }));
+    }
+    over.store(true, Ordering::Relaxed);
+    for bystander in bystanders {
+        bystander.await.unwrap();
+    }
+    let sent = killers.len();
+    killers.into_iter().for_each(|killer| killer.abort());
+    let deaths = server.metric("gantry_worker_restarts").await;
+    let (answered, broken) = (tally.answered.load(Ordering::Relaxed), tally.broken.load(Ordering::Relaxed));
+    let failed = tally.failed.lock().unwrap().clone();
+    let longest_ms = tally.longest_ms.load(Ordering::Relaxed);
+    eprintln!(
+        "{moment}: {sent} killers in {period:?}, {deaths} deaths; bystanders: {answered} answered, {broken} cut in their text, \
+         {} failed before any; the longest took {longest_ms} ms",
+        failed.len()
+    );
+    assert!(deaths > 1.0 && answered > 0);
+    assert!(failed.is_empty(), "{failed:#?}");
+    // The next worker is not waited for: what it takes is the load.
+    let log = server.log();
+    for death in log.lines().filter(|line| line.contains("\"worker died\"")) {
+        assert!(death.contains("\"wait_ms\":0") || !death.contains("\"has_suspects\":true"), "{death}");
+        assert!(!death.contains("\"state\":\"failed\""), "{death}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bystanders_outlive_one_who_sends_the_same_killer_again_and_again() {
+    outlive(Duration::from_secs(4), "preparation", |_| 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bystanders_outlive_one_whose_killers_all_differ() {
+    outlive(Duration::from_secs(4), "preparation", |number| number).await;
+}
+
+/// For a minute each.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes four minutes"]
+async fn bystanders_outlive_a_minute_of_killers() {
+    let minute = Duration::from_secs(60);
+    for moment in ["preparation", "slot"] {
+        outlive(minute, moment, |_| 0).await;
+        outlive(minute, moment, |number| number).await;
+    }
+}
+
+#[tokio::test]
+async fn what_comes_while_the_only_worker_is_away_waits_for_the_next() {
+    let server = Server::start_in(&[ABORT_ON], &[]).await;
+    let killer = server.post(TEXT, &killer("slot", 1)).send();
+    let died = tokio::spawn(killer);
+    await_condition("a death", async || server.metric("gantry_worker_restarts").await > 0.5).await;
+    for _ in 0..4 {
+        let answer = server.post("/v1/chat/completions", &crate::server::chat("What is the capital of Peru?")).send();
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(text_of(&answer.json().await.unwrap()), "The capital of Peru is Lima.");
+    }
+    assert_eq!(died.await.unwrap().unwrap().status(), REFUSED);
+}
