@@ -58,7 +58,9 @@ async fn llama_servers_command_line_and_health_are_understood() {
         }
     })
     .await;
-    assert!(server.log().contains("512 tokens for each request, 2 at once"), "{}", server.log());
+    // The record follows the moment from which requests are served.
+    let said = "512 tokens for each request, 2 at once";
+    await_condition("the record of what is served", async || server.log().contains(said)).await;
 }
 
 #[tokio::test]
