@@ -1,21 +1,110 @@
-//! Grammars that were compiled lately: those who ask for a schema ask for it again and again, and to compile one takes
-//! longer than to tokenise most prompts.
+//! What an answer must look like, compiled: a GBNF grammar, which llama.cpp's language and our machine follow
+//! (`gantry-llama`), or a JSON schema ([`schema`]).
 //!
-//! Shared by the threads that prepare prompts. What is kept is where a text begins, so each request follows it on its
-//! own; of two requests that need the same new grammar at once, both compile it. Refusals are not kept.
+//! [`Grammars`] keeps those that were compiled lately: those who ask for a schema ask for it again and again, and to
+//! compile one takes longer than to tokenise most prompts. It is shared by the threads that prepare prompts. What is kept
+//! is where a text begins, so each request follows it on its own; of two requests that need the same new grammar at once,
+//! both compile it. Refusals are not kept.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod clock;
+pub(crate) mod limits;
+mod place;
+mod schema;
 
-use gantry_llama::{Grammar, TokenTexts};
+#[cfg(test)]
+mod corpus_tests;
+#[cfg(test)]
+mod schema_tests;
 
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use gantry_llama::{Grammar, GrammarError, TokenTexts};
+
+use self::schema::{Schema, SchemaCompiler, SchemaError};
+use crate::backend::Token;
 use crate::error::RequestError;
 use crate::params::{self, MAX_KEPT_GRAMMARS};
+
+/// Where an answer is in what it must look like.
+#[derive(Clone, Debug)]
+pub(crate) enum Constraint {
+    Gbnf(Box<Grammar>),
+    Schema(Box<Schema>),
+}
+
+/// What it must look like cannot be followed, or a token is not allowed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ConstraintError {
+    #[error("{0}")]
+    Gbnf(#[from] GrammarError),
+    #[error("{0}")]
+    Schema(#[from] SchemaError),
+}
+
+impl ConstraintError {
+    /// What the request is told that is being answered: what is too complex is its own fault.
+    pub(crate) fn into_request_error(self) -> RequestError {
+        let (param, message) = match &self {
+            Self::Gbnf(GrammarError::TooComplex { .. }) => ("grammar", self.to_string()),
+            Self::Schema(SchemaError::TooComplex { .. } | SchemaError::DeadEnd) => {
+                ("response_format", self.to_string())
+            }
+            _ => return RequestError::Internal(self.to_string()),
+        };
+        RequestError::invalid(param, "grammar_too_complex", format!("{param}: {message}"))
+    }
+}
+
+impl Constraint {
+    /// Whether the text may end here, so that the end tokens are allowed.
+    pub(crate) fn is_complete(&mut self) -> bool {
+        match self {
+            Self::Gbnf(grammar) => grammar.is_complete(),
+            Self::Schema(schema) => schema.is_complete(),
+        }
+    }
+
+    /// Whether a token may come next.
+    ///
+    /// # Errors
+    /// When that takes too long to say.
+    pub(crate) fn allows(&mut self, token: Token) -> Result<bool, ConstraintError> {
+        match self {
+            Self::Gbnf(grammar) => Ok(grammar.allows(token)?),
+            Self::Schema(schema) => Ok(schema.allows(token)?),
+        }
+    }
+
+    /// Goes on after a token. One that ends the generation changes nothing.
+    ///
+    /// # Errors
+    /// When the token is not allowed, or that takes too long to say.
+    pub(crate) fn accept(&mut self, token: Token) -> Result<(), ConstraintError> {
+        match self {
+            Self::Gbnf(grammar) => Ok(grammar.accept(token)?),
+            Self::Schema(schema) => Ok(schema.accept(token)?),
+        }
+    }
+
+    /// Writes to `out` the row with every token that may not come next at minus infinity.
+    ///
+    /// # Errors
+    /// When that takes too long to say.
+    pub(crate) fn apply(&mut self, row: &[f32], out: &mut Vec<f32>) -> Result<(), ConstraintError> {
+        match self {
+            Self::Gbnf(grammar) => Ok(grammar.apply(row, out)?),
+            Self::Schema(schema) => Ok(schema.apply(row, out)?),
+        }
+    }
+}
 
 /// See the module.
 #[derive(Clone, Default)]
 pub(crate) struct Grammars {
     /// The one used last is the last.
-    kept: Arc<Mutex<Vec<(params::Grammar, Grammar)>>>,
+    kept: Arc<Mutex<Vec<(params::Grammar, Constraint)>>>,
+    /// Built for the first schema: no model's load waits for it.
+    schemas: Arc<OnceLock<Result<SchemaCompiler, SchemaError>>>,
 }
 
 impl Grammars {
@@ -23,11 +112,19 @@ impl Grammars {
     ///
     /// # Errors
     /// What is wrong with it, and where.
-    pub(crate) fn get(&self, texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Grammar, RequestError> {
+    pub(crate) fn get(&self, texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Constraint, RequestError> {
         if let Some(known) = self.find(grammar) {
             return Ok(known);
         }
-        let compiled = compile(texts, grammar)?;
+        let param = match grammar {
+            params::Grammar::Gbnf(_) => "grammar",
+            params::Grammar::JsonSchema { .. } => "response_format",
+        };
+        let compiled = self.compile(texts, grammar);
+        let compiled = compiled.map_err(|error| match error {
+            ConstraintError::Schema(SchemaError::Busy) => RequestError::Overloaded(error.to_string()),
+            error => RequestError::invalid(param, "invalid_grammar", format!("{param}: {error}")),
+        })?;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have been quicker.
         kept.retain(|(other, _)| other != grammar);
@@ -38,7 +135,18 @@ impl Grammars {
         Ok(compiled)
     }
 
-    fn find(&self, grammar: &params::Grammar) -> Option<Grammar> {
+    fn compile(&self, texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Constraint, ConstraintError> {
+        match grammar {
+            params::Grammar::Gbnf(text) => Ok(Constraint::Gbnf(Box::new(Grammar::gbnf(texts, text)?))),
+            params::Grammar::JsonSchema { schema, strict } => {
+                let compiler = self.schemas.get_or_init(|| SchemaCompiler::new(texts)).as_ref();
+                let schema = compiler.map_err(SchemaError::clone)?.compile(schema, *strict)?;
+                Ok(Constraint::Schema(Box::new(schema)))
+            }
+        }
+    }
+
+    fn find(&self, grammar: &params::Grammar) -> Option<Constraint> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(other, _)| other == grammar)?;
         let found = kept.remove(at);
@@ -46,14 +154,6 @@ impl Grammars {
         kept.push(found);
         Some(known)
     }
-}
-
-fn compile(texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Grammar, RequestError> {
-    let (param, compiled) = match grammar {
-        params::Grammar::Gbnf(text) => ("grammar", Grammar::gbnf(texts, text)),
-        params::Grammar::JsonSchema(json) => ("response_format", Grammar::json_schema(texts, json)),
-    };
-    compiled.map_err(|e| RequestError::invalid(param, "invalid_grammar", format!("{param}: {e}")))
 }
 
 #[cfg(test)]
@@ -97,7 +197,11 @@ mod tests {
         grammars.get(texts, &nth(0)).unwrap();
         assert!(grammars.get(texts, &gbnf("root ::= x")).is_err());
         // The same text as a schema is another grammar.
-        assert!(grammars.get(texts, &params::Grammar::JsonSchema(String::from("root ::= \"a\""))).is_err());
+        assert!(
+            grammars
+                .get(texts, &params::Grammar::JsonSchema { schema: String::from("root ::= \"a\""), strict: false })
+                .is_err()
+        );
         grammars.get(texts, &nth(MAX_KEPT_GRAMMARS)).unwrap();
         let expected: Vec<_> = (2..MAX_KEPT_GRAMMARS).chain([0, MAX_KEPT_GRAMMARS]).map(nth).collect();
         assert_eq!(kept(&grammars), expected);

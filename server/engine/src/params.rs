@@ -46,7 +46,7 @@ pub const MAX_DRY_ALLOWED_LENGTH: u32 = 1024;
 pub const MAX_DRY_BREAKERS: usize = 32;
 /// The longest of them, in bytes: where llama.cpp cuts them.
 pub const MAX_DRY_BREAKER_BYTES: usize = 40;
-/// The longest grammar or JSON schema, in bytes; what else bounds them is in `gantry-llama`.
+/// The longest grammar or JSON schema, in bytes; what else bounds them stands below.
 pub const MAX_GRAMMAR_BYTES: usize = 128 * 1024;
 /// The most prompt text one request may carry, in bytes; a longer one is refused before it is tokenised.
 pub const MAX_PROMPT_BYTES: usize = 8 * 1024 * 1024;
@@ -302,13 +302,18 @@ pub enum Priority {
     High,
 }
 
-/// What the answer must look like: llama.cpp's parser and its converter of schemas read it.
+/// What the answer must look like.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grammar {
     /// A grammar in llama.cpp's GBNF, whose start symbol is `root`.
     Gbnf(String),
-    /// A JSON schema, as JSON; `{}` allows any JSON.
-    JsonSchema(String),
+    /// A JSON schema.
+    JsonSchema {
+        /// The schema, as JSON; `{}` allows any JSON.
+        schema: String,
+        /// Whether what cannot be enforced is refused; otherwise it is left to the model.
+        strict: bool,
+    },
 }
 
 /// The DRY penalty, which makes long repetitions unlikely; `multiplier` 0 is off.
@@ -523,7 +528,9 @@ impl GenerationParams {
         match &self.grammar {
             None => Ok(()),
             Some(Grammar::Gbnf(text)) => at_most("grammar", "bytes", text.len(), MAX_GRAMMAR_BYTES),
-            Some(Grammar::JsonSchema(json)) => at_most("response_format", "bytes", json.len(), MAX_GRAMMAR_BYTES),
+            Some(Grammar::JsonSchema { schema, .. }) => {
+                at_most("response_format", "bytes", schema.len(), MAX_GRAMMAR_BYTES)
+            }
         }
     }
 }
@@ -583,7 +590,10 @@ mod tests {
             ("logit_bias", GenerationParams { logit_bias: vec![(1, 1.0); MAX_LOGIT_BIAS + 1], ..ok.clone() }),
             ("top_logprobs", GenerationParams { logprobs: Some(MAX_LOGPROBS + 1), ..ok.clone() }),
             ("grammar", GenerationParams { grammar: Some(Grammar::Gbnf(long())), ..ok.clone() }),
-            ("response_format", GenerationParams { grammar: Some(Grammar::JsonSchema(long())), ..ok.clone() }),
+            (
+                "response_format",
+                GenerationParams { grammar: Some(Grammar::JsonSchema { schema: long(), strict: true }), ..ok.clone() },
+            ),
             ("stop", GenerationParams { stop: vec![String::new()], ..ok.clone() }),
             ("stop", GenerationParams { stop: vec!["x".repeat(MAX_STOP_BYTES + 1)], ..ok.clone() }),
             ("stop", GenerationParams { stop: vec!["x".into(); MAX_STOP_STRINGS + 1], ..ok }),

@@ -119,7 +119,7 @@ impl SampledRows {
                 self.tokens.push(sampled);
                 return guess == Some(token);
             }
-            Ok(Err(error)) => self.error = Some(RequestError::Internal(SampleError::to_string(&error))),
+            Ok(Err(error)) => self.error = Some(SampleError::into_request_error(error)),
             Err(_) => {
                 self.error = Some(RequestError::Internal(String::from("sampling panicked; see the server's log")));
             }

@@ -27,13 +27,13 @@ mod tests;
 
 use std::collections::HashMap;
 
-use gantry_llama::{Grammar, GrammarError};
-
 use self::chain::Chain;
 use self::penalties::{Dry, Penalties};
 use self::row::{Candidate, Row, Scratch};
 pub(crate) use self::setup::{SamplerSetup, compile};
 use crate::backend::Token;
+use crate::error::RequestError;
+use crate::grammars::{Constraint, ConstraintError};
 use crate::params::GenerationParams;
 
 /// Tokens that may stay in the choice, or be looked back at by the penalties, for a sample to be quick. To sort a whole
@@ -48,7 +48,17 @@ pub(crate) enum SampleError {
     NothingToChoose,
     /// The grammar cannot be followed any further.
     #[error("{0}")]
-    Grammar(#[from] GrammarError),
+    Constraint(#[from] ConstraintError),
+}
+
+impl SampleError {
+    /// What the request is told.
+    pub(crate) fn into_request_error(self) -> RequestError {
+        match self {
+            Self::NothingToChoose => RequestError::Internal(self.to_string()),
+            Self::Constraint(error) => error.into_request_error(),
+        }
+    }
 }
 
 /// Log-probabilities under the model's own distribution: before biases, penalties, truncations and grammar.
@@ -80,7 +90,7 @@ pub(crate) struct Sampler {
     biases: Vec<Candidate>,
     penalties: Option<Penalties>,
     dry: Option<Dry>,
-    grammar: Option<Grammar>,
+    grammar: Option<Constraint>,
     end_tokens: Vec<Token>,
     logprobs: Option<usize>,
     changes: Vec<Candidate>,
@@ -181,7 +191,7 @@ impl Sampler {
         Ok(())
     }
 
-    fn choose_by_grammar(&mut self, grammar: &mut Grammar, logits: &[f32]) -> Result<Token, SampleError> {
+    fn choose_by_grammar(&mut self, grammar: &mut Constraint, logits: &[f32]) -> Result<Token, SampleError> {
         if let Some(token) = self.choose(logits, Draw::Token, Draw::Xtc)
             && grammar.allows(token)?
         {

@@ -141,7 +141,7 @@ fn what_a_grammar_or_a_schema_asks_for_is_what_comes() {
         },
         "required": ["city", "sure", "people", "tags"]
     });
-    for params in with_grammar(&Grammar::JsonSchema(schema.to_string())) {
+    for params in with_grammar(&Grammar::JsonSchema { schema: schema.to_string(), strict: true }) {
         let output = engine.generate(ask("What is the capital of Norway?"), params).unwrap();
         assert_eq!(output.reason, FinishReason::Stop, "{}", output.text);
         let value: serde_json::Value = serde_json::from_str(&output.text).unwrap();

@@ -78,8 +78,15 @@ pub enum GrammarError {
     #[error("the grammar matches no text")]
     Empty,
     /// It can be read in too many ways at once.
-    #[error("the grammar is too ambiguous: a text can be read in too many ways")]
-    TooComplex,
+    #[error("rule '{rule}' takes more than {limit} {what}; make its alternatives begin differently")]
+    TooComplex {
+        /// The rule in which that was found.
+        rule: String,
+        /// What there was too much of.
+        what: &'static str,
+        /// How much there may be.
+        limit: u64,
+    },
     /// A token was accepted that the grammar does not allow.
     #[error("the grammar does not allow token {0} here")]
     NotAllowed(Token),
@@ -102,7 +109,8 @@ pub struct Grammar {
 
 impl Clone for Grammar {
     fn clone(&self) -> Self {
-        let (machine, state) = self.machine.forked(self.state);
+        let (mut machine, state) = self.machine.forked(self.state);
+        machine.begin();
         Self { texts: self.texts.clone(), machine, state, partial: self.partial, walk: Vec::new() }
     }
 }
@@ -114,10 +122,11 @@ impl Grammar {
     /// What is wrong with it, and where.
     pub fn gbnf(texts: &Arc<TokenTexts>, text: &str) -> Result<Self, GrammarError> {
         let rules = Arc::new(Rules::parse(texts, text)?);
-        let (machine, state) = Machine::new(rules)?;
+        let (mut machine, state) = Machine::new(rules)?;
         if state == DEAD {
             return Err(GrammarError::Empty);
         }
+        machine.begin();
         Ok(Self { texts: texts.clone(), machine, state, partial: Partial::default(), walk: Vec::new() })
     }
 
@@ -140,7 +149,6 @@ impl Grammar {
     /// # Errors
     /// When the grammar proves too ambiguous.
     pub fn allows(&mut self, token: Token) -> Result<bool, GrammarError> {
-        self.machine.begin();
         if self.texts.is_end(token) {
             return Ok(self.is_complete());
         }
@@ -153,7 +161,6 @@ impl Grammar {
     /// # Errors
     /// When the token is not allowed, or the grammar proves too ambiguous; it stays where it was.
     pub fn accept(&mut self, token: Token) -> Result<(), GrammarError> {
-        self.machine.begin();
         if self.texts.is_end(token) {
             return if self.is_complete() { Ok(()) } else { Err(GrammarError::NotAllowed(token)) };
         }
@@ -171,6 +178,7 @@ impl Grammar {
         self.partial = partial;
         self.state = state;
         self.machine.tidy(std::iter::once(&mut self.state));
+        self.machine.begin();
         Ok(())
     }
 
@@ -181,7 +189,6 @@ impl Grammar {
     pub fn apply(&mut self, row: &[f32], out: &mut Vec<f32>) -> Result<(), GrammarError> {
         out.clear();
         out.resize(row.len(), f32::NEG_INFINITY);
-        self.machine.begin();
         let mut allow = |token: Token| {
             if let Some((to, &from)) = usize::try_from(token).ok().and_then(|at| out.get_mut(at).zip(row.get(at))) {
                 *to = from;

@@ -17,8 +17,13 @@ pub enum Format {
     Text,
     /// A JSON object.
     JsonObject,
-    /// JSON of this schema, which is JSON itself.
-    JsonSchema(String),
+    /// JSON of a schema.
+    JsonSchema {
+        /// The schema, which is JSON itself.
+        schema: String,
+        /// Whether a schema is refused that cannot be enforced as a whole.
+        strict: bool,
+    },
     /// A text of this grammar, in llama.cpp's GBNF.
     Grammar(String),
 }
@@ -29,7 +34,7 @@ impl Format {
         let format = format.unwrap_or_default();
         let schema = match fields.get("json_schema") {
             Some(Value::Object(object)) if object.is_empty() => None,
-            _ => schema(fields, "json_schema")?,
+            _ => schema(fields, "json_schema", false)?,
         };
         let grammar = grammar(fields)?;
         match (format, schema, grammar) {
@@ -51,9 +56,10 @@ impl Format {
         let (name, value) = match self {
             Self::Text => return,
             Self::JsonObject => ("response_format", json!({"type": "json_object"})),
-            Self::JsonSchema(schema) => {
+            Self::JsonSchema { schema, strict } => {
                 let schema: Value = serde_json::from_str(schema).unwrap_or_default();
-                ("response_format", json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}))
+                let named = json!({"name": "answer", "strict": strict, "schema": schema});
+                ("response_format", json!({"type": "json_schema", "json_schema": named}))
             }
             Self::Grammar(grammar) => ("grammar", json!(grammar)),
         };
@@ -76,14 +82,14 @@ fn response_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
         Some("text") => Ok(Format::Text),
         // llama-server's clients put a schema here, too.
         Some("json_object") => match fields.get("schema") {
-            Some(_) => required_schema(fields),
+            Some(_) => required_schema(fields, false),
             None => Ok(Format::JsonObject),
         },
         Some("json_schema") => match fields.object("json_schema")? {
             Some(object) => {
                 object.string("name")?;
-                object.boolean("strict")?;
-                required_schema(&object)
+                let strict = object.boolean("strict")?.unwrap_or(false);
+                required_schema(&object, strict)
             }
             None => Err(missing(fields.path("json_schema"), "an object with a `schema` is expected")),
         },
@@ -104,17 +110,17 @@ fn grammar(fields: &Fields<'_>) -> Result<Option<Format>, ApiError> {
     }
 }
 
-fn required_schema(fields: &Fields<'_>) -> Result<Format, ApiError> {
-    schema(fields, "schema")?.ok_or_else(|| missing(fields.path("schema"), "a JSON schema is expected"))
+fn required_schema(fields: &Fields<'_>, strict: bool) -> Result<Format, ApiError> {
+    schema(fields, "schema", strict)?.ok_or_else(|| missing(fields.path("schema"), "a JSON schema is expected"))
 }
 
-fn schema(fields: &Fields<'_>, name: &str) -> Result<Option<Format>, ApiError> {
+fn schema(fields: &Fields<'_>, name: &str, strict: bool) -> Result<Option<Format>, ApiError> {
     match fields.get(name) {
         None => Ok(None),
         Some(schema @ Value::Object(_)) => {
             let text = schema.to_string();
             if text.len() <= MAX_SCHEMA_BYTES {
-                return Ok(Some(Format::JsonSchema(text)));
+                return Ok(Some(Format::JsonSchema { schema: text, strict }));
             }
             let n = text.len();
             Err(wrong_value(fields.path(name), format_args!("must have at most {MAX_SCHEMA_BYTES} bytes, not {n}")))

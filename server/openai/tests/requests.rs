@@ -257,7 +257,7 @@ fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
     differs("n_predict", json!(-1), |_| {});
     differs("n_cmpl", json!(2), |c| c.choices = 2);
     differs("json_schema", json!({"type": "integer"}), |c| {
-        c.format = Format::JsonSchema(r#"{"type":"integer"}"#.into());
+        c.format = Format::JsonSchema { schema: r#"{"type":"integer"}"#.into(), strict: false };
     });
     differs("json_schema", json!({}), |_| {});
     differs("grammar", json!("root ::= \"a\""), |c| c.format = Format::Grammar("root ::= \"a\"".into()));
@@ -271,15 +271,26 @@ fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
 #[test]
 fn each_form_of_an_answer_is_taken() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
-    let of_schema = Format::JsonSchema(schema.to_string());
+    let of_schema = |strict| Format::JsonSchema { schema: schema.to_string(), strict };
     for (given, format) in [
         (json!({"type": "text"}), Format::Text),
         (json!({"type": "json_object"}), Format::JsonObject),
-        (json!({"type": "json_object", "schema": schema}), of_schema.clone()),
-        (json!({"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": schema}}), of_schema),
+        (json!({"type": "json_object", "schema": schema}), of_schema(false)),
+        (json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}), of_schema(false)),
+        (
+            json!({"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": schema}}),
+            of_schema(true),
+        ),
     ] {
         differs("response_format", given, |c| c.format = format);
     }
+    // Answers have their properties in the order in which the schema names them.
+    let ordered = r#"{"messages":[{"role":"user","content":"Hi"}],"response_format":{"type":"json_schema","json_schema":{"name":"a",
+        "schema":{"type":"object","properties":{"z":{},"a":{},"m":{}}}}}}"#;
+    let Format::JsonSchema { schema, .. } = ValidChatRequest::parse(ordered.as_bytes()).unwrap().common.format else {
+        panic!("no schema");
+    };
+    assert_eq!(schema, r#"{"type":"object","properties":{"z":{},"a":{},"m":{}}}"#);
     let body = json!({
         "messages": [{"role": "user", "content": "Hi"}], "grammar": "root ::= \"a\"", "response_format": {"type": "json_object"},
     });
@@ -655,7 +666,8 @@ fn format() -> impl Strategy<Value = Format> {
     prop_oneof![
         Just(Format::Text),
         Just(Format::JsonObject),
-        "[a-z]{1,9}".prop_map(|title| Format::JsonSchema(json!({"title": title}).to_string())),
+        ("[a-z]{1,9}", any::<bool>())
+            .prop_map(|(title, strict)| Format::JsonSchema { schema: json!({"title": title}).to_string(), strict }),
         ".{1,30}".prop_map(Format::Grammar),
     ]
 }

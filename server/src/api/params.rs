@@ -67,8 +67,8 @@ pub(super) fn params(common: &Common, scheduling: Scheduling) -> GenerationParam
     } = common.sampling.clone();
     let grammar = match &common.format {
         Format::Text => None,
-        Format::JsonObject => Some(Grammar::JsonSchema(r#"{"type":"object"}"#.to_owned())),
-        Format::JsonSchema(schema) => Some(Grammar::JsonSchema(schema.clone())),
+        Format::JsonObject => Some(Grammar::JsonSchema { schema: r#"{"type":"object"}"#.to_owned(), strict: true }),
+        Format::JsonSchema { schema, strict } => Some(Grammar::JsonSchema { schema: schema.clone(), strict: *strict }),
         Format::Grammar(grammar) => Some(Grammar::Gbnf(grammar.clone())),
     };
     GenerationParams {
@@ -224,8 +224,12 @@ mod tests {
     fn each_form_has_its_grammar() {
         let grammar = |format: Format| params(&Common { format, ..Common::default() }, Scheduling::default()).grammar;
         assert_eq!(grammar(Format::Text), None);
-        assert_eq!(grammar(Format::JsonObject), Some(Grammar::JsonSchema("{\"type\":\"object\"}".into())));
-        assert_eq!(grammar(Format::JsonSchema("{}".into())), Some(Grammar::JsonSchema("{}".into())));
+        let any = Grammar::JsonSchema { schema: "{\"type\":\"object\"}".into(), strict: true };
+        assert_eq!(grammar(Format::JsonObject), Some(any));
+        for strict in [false, true] {
+            let asked = Format::JsonSchema { schema: "{}".into(), strict };
+            assert_eq!(grammar(asked), Some(Grammar::JsonSchema { schema: "{}".into(), strict }));
+        }
         assert_eq!(grammar(Format::Grammar("root ::= \"a\"".into())), Some(Grammar::Gbnf("root ::= \"a\"".into())));
     }
 

@@ -28,6 +28,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Following a grammar", "llama/src/grammar/machine.rs"),
     ("Patterns in JSON schemas", "llama/src/grammar/pattern.rs"),
     ("JSON schemas", "llama/src/grammar/schema.rs"),
+    ("Following a JSON schema", "engine/src/grammars/limits.rs"),
     ("Prefix cache", "engine/src/cache/limits.rs"),
     ("Agent", "src/agent/limits.rs"),
     ("Fetching models", "src/fetch/limits.rs"),

@@ -1,18 +1,16 @@
 //! What a sampler needs of the vocabulary, made before the request reaches the engine's thread: the grammar, the tokens
 //! that break a repetition, and those that must not come.
 
-use gantry_llama::Grammar;
-
 use super::penalties::Breakers;
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
-use crate::grammars::Grammars;
+use crate::grammars::{Constraint, Grammars};
 use crate::params::GenerationParams;
 
 /// Compiled from parameters and a vocabulary by [`compile`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SamplerSetup {
-    pub(super) grammar: Option<Grammar>,
+    pub(super) grammar: Option<Constraint>,
     pub(super) breakers: Breakers,
     /// Tokens that are never chosen, but for the end of a grammar's text.
     pub(super) banned: Vec<Token>,

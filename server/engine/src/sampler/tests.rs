@@ -368,7 +368,7 @@ fn what_cannot_be_compiled_names_its_parameter() {
     let (name, code, message) = param(&GenerationParams { grammar: Some(bad), ..d.clone() });
     assert_eq!((name.as_str(), code.as_str()), ("grammar", "invalid_grammar"));
     assert!(message.contains("line 1, column 10"), "{message}");
-    let bad = params::Grammar::JsonSchema(String::from(r#"{"type":"x"}"#));
+    let bad = params::Grammar::JsonSchema { schema: String::from(r#"{"type":"x"}"#), strict: false };
     let (name, code, _) = param(&GenerationParams { grammar: Some(bad), ..d.clone() });
     assert_eq!((name.as_str(), code.as_str()), ("response_format", "invalid_grammar"));
     let (name, code, _) = param(&GenerationParams { logit_bias: vec![(48, 1.0)], ..d });

@@ -51,6 +51,9 @@ pub(super) struct Rules {
     firsts: Vec<u32>,
     /// For each class its characters: ranges in order and apart from each other, so that one is found quickly.
     classes: Vec<Vec<(u32, u32)>>,
+    /// Where characters begin that the rules may tell apart from those before, in order.
+    runs: Vec<u32>,
+    names: Vec<String>,
     pub(super) root: u32,
 }
 
@@ -76,8 +79,10 @@ impl Rules {
             let message = reason.split(" at ").next().unwrap_or_default().chars().take(200).collect();
             GrammarError::Syntax { line, column, message }
         })?;
-        let rules = Self::from_bytes(&bytes).ok_or(GrammarError::Internal("its rules are unreadable"))?;
-        rules.check_left_recursion(&names)?;
+        let mut rules = Self::from_bytes(&bytes).ok_or(GrammarError::Internal("its rules are unreadable"))?;
+        // Groups and repetitions are named after the rule they stand in.
+        rules.names = names.lines().map(|name| name.split('_').next().unwrap_or_default().to_owned()).collect();
+        rules.check_left_recursion()?;
         Ok(rules)
     }
 
@@ -85,8 +90,15 @@ impl Rules {
         let mut words = bytes.chunks_exact(4).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
         let root = words.next()?;
         let mut words = std::iter::from_fn(|| words.next().zip(words.next())).peekable();
-        let mut rules =
-            Self { elements: Vec::new(), alternatives: Vec::new(), firsts: Vec::new(), classes: Vec::new(), root };
+        let mut rules = Self {
+            elements: Vec::new(),
+            alternatives: Vec::new(),
+            firsts: Vec::new(),
+            classes: Vec::new(),
+            runs: Vec::new(),
+            names: Vec::new(),
+            root,
+        };
         let mut before = Kind::End;
         while let Some((kind, value)) = words.next() {
             if before == Kind::End {
@@ -120,6 +132,11 @@ impl Rules {
         let n = u32::try_from(rules.firsts.len()).ok()?;
         rules.firsts.push(u32::try_from(rules.alternatives.len()).ok()?);
         let known = rules.elements.iter().all(|e| e.kind != Kind::Rule || e.value < n);
+        let single = rules.elements.iter().filter(|e| e.kind == Kind::Char).map(|e| (e.value, e.value));
+        let ranges = single.chain(rules.classes.iter().flatten().copied());
+        rules.runs = ranges.flat_map(|(low, high)| [low, high.saturating_add(1)]).collect();
+        rules.runs.sort_unstable();
+        rules.runs.dedup();
         (before == Kind::End && known && root < n).then_some(rules)
     }
 
@@ -148,6 +165,18 @@ impl Rules {
     /// How many rules there are.
     fn len(&self) -> usize {
         self.firsts.len() - 1
+    }
+
+    /// The run of characters that this one is in: the rules do not tell those of one run apart.
+    pub(super) fn run_of(&self, character: u32) -> u32 {
+        self.runs.partition_point(|&begins| begins <= character) as u32
+    }
+
+    /// The rule that a place stands in, as the grammar names it.
+    pub(super) fn name_at(&self, place: u32) -> &str {
+        let before = |&first: &u32| self.alternatives.get(first as usize).is_some_and(|&at| at <= place);
+        let rule = self.firsts.partition_point(before).saturating_sub(1);
+        self.names.get(rule).map_or("root", String::as_str)
     }
 
     pub(super) fn element(&self, at: u32) -> Element {
@@ -216,7 +245,7 @@ impl Rules {
     /// Refuses a rule that can begin with itself and go on after: matching it would never end. llama.cpp checks that
     /// too, but takes exponential time for it and overlooks rules that are empty through others. A rule that begins
     /// with itself and ends there, as in `(a*)*`, does no harm.
-    fn check_left_recursion(&self, names: &str) -> Result<(), GrammarError> {
+    fn check_left_recursion(&self) -> Result<(), GrammarError> {
         let nullable = self.nullable();
         let n = self.len();
         // For each rule those it may begin with, and whether more follows them.
@@ -242,9 +271,7 @@ impl Rules {
         for (rule, edges) in begins_with.iter().enumerate() {
             for &(to, more) in edges {
                 if more && component[rule] == component[to as usize] {
-                    let name = names.lines().nth(rule).unwrap_or_default();
-                    // Groups and repetitions are named after the rule they stand in.
-                    let name = name.split('_').next().unwrap_or_default().to_owned();
+                    let name = self.names.get(rule).cloned().unwrap_or_default();
                     return Err(GrammarError::LeftRecursion { rule: name });
                 }
             }

@@ -1,0 +1,216 @@
+//! Bounds a schema before it is compiled, and finds where the one stands that could not be.
+
+use serde_json::{Map, Value};
+
+use super::limits::{
+    MAX_COUNTED_PROPERTIES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_MULTIPLE, MAX_SCHEMA_PATTERN_BYTES, MAX_SCHEMA_PROPERTIES,
+    MAX_SCHEMA_VALUES,
+};
+use super::schema::SchemaError;
+
+/// Keywords whose value names schemas: their keys are no keywords.
+const MAPS: &[&str] = &["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+/// Keywords whose value is an instance.
+const INSTANCES: &[&str] = &["const", "enum", "default", "examples", "x-guidance"];
+/// The most characters of a path or a reason that an error has.
+const MAX_SAID: usize = 300;
+
+/// Refuses a schema that is too large to be looked at, or whose compilation takes more than its size tells.
+pub(super) fn check_size(schema: &Value) -> Result<(), SchemaError> {
+    let (mut values, mut multiples) = (0, Multiples::default());
+    let mut open = vec![(schema, String::from("#"), 0)];
+    while let Some((value, path, depth)) = open.pop() {
+        values += 1;
+        if values > MAX_SCHEMA_VALUES {
+            return Err(SchemaError::TooLarge { what: "values", limit: MAX_SCHEMA_VALUES });
+        }
+        if depth > MAX_SCHEMA_DEPTH {
+            return Err(SchemaError::TooLarge { what: "levels of nesting", limit: MAX_SCHEMA_DEPTH });
+        }
+        match value {
+            Value::Array(items) => {
+                open.extend(items.iter().enumerate().map(|(at, item)| (item, format!("{path}/{at}"), depth + 1)));
+            }
+            Value::Object(keywords) => {
+                check_keywords(keywords, &mut multiples).map_err(|message| SchemaError::Unsupported {
+                    path: path.chars().take(MAX_SAID).collect(),
+                    message,
+                })?;
+                let below = keywords.iter();
+                open.extend(below.map(|(key, value)| (value, format!("{path}/{}", escaped(key)), depth + 1)));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What may take more than it looks like. That an instance, or a property, has such a name is no reason to look away.
+fn check_keywords(keywords: &Map<String, Value>, multiples: &mut Multiples) -> Result<(), String> {
+    let count = |key: &str| keywords.get(key).and_then(Value::as_object).map_or(0, Map::len);
+    let counted = ["minProperties", "maxProperties"].iter().any(|key| keywords.get(*key).is_some_and(Value::is_number));
+    let most = if counted { MAX_COUNTED_PROPERTIES } else { MAX_SCHEMA_PROPERTIES };
+    let properties = count("properties") + count("patternProperties");
+    if properties > most {
+        return Err(format!("an object names at most {most} properties here, not {properties}"));
+    }
+    let names = count("patternProperties");
+    let patterns = keywords.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+    let pattern = keywords.get("pattern").and_then(Value::as_str);
+    if names > MAX_COUNTED_PROPERTIES {
+        return Err(format!("an object has at most {MAX_COUNTED_PROPERTIES} 'patternProperties', not {names}"));
+    }
+    if patterns.map(String::as_str).chain(pattern).any(|pattern| pattern.len() > MAX_SCHEMA_PATTERN_BYTES) {
+        return Err(format!("a pattern has at most {MAX_SCHEMA_PATTERN_BYTES} bytes"));
+    }
+    match keywords.get("multipleOf") {
+        Some(Value::Number(number)) => multiples.add(&number.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// What all `multipleOf` of a schema come to: those of several parts that hold for one value are followed together.
+#[derive(Default)]
+struct Multiples {
+    /// The least common multiple of what they are without their decimal points.
+    together: Option<u64>,
+    /// The exponents of ten of the least and the largest of them.
+    exponents: Option<(i64, i64)>,
+}
+
+impl Multiples {
+    fn add(&mut self, number: &str) -> Result<(), String> {
+        let refused = || {
+            format!(
+                "'multipleOf' can be enforced up to {MAX_SCHEMA_MULTIPLE}, counted without the decimal point and together \
+                 with the others of the schema"
+            )
+        };
+        let (digits, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+        let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+        let written = format!("{}{fraction}", whole.trim_start_matches('-'));
+        let significant = written.trim_end_matches('0');
+        let value: u64 = significant.trim_start_matches('0').parse().map_err(|_| refused())?;
+        let zeros = i64::try_from(written.len() - significant.len()).map_err(|_| refused())?;
+        let exponent: i64 = exponent.trim_start_matches('+').parse().map_err(|_| refused())?;
+        let exponent = exponent - i64::try_from(fraction.len()).map_err(|_| refused())? + zeros;
+        let together = self.together.unwrap_or(1);
+        let together = (value / common_divisor(together, value)).checked_mul(together);
+        let (least, largest) = self.exponents.unwrap_or((exponent, exponent));
+        let (least, largest) = (least.min(exponent), largest.max(exponent).max(0));
+        let scale = u32::try_from(largest - least).ok().and_then(|n| 10_u64.checked_pow(n));
+        let all = together.zip(scale).and_then(|(together, scale)| together.checked_mul(scale));
+        if !all.is_some_and(|all| all <= MAX_SCHEMA_MULTIPLE) {
+            return Err(refused());
+        }
+        (self.together, self.exponents) = (together, Some((least, largest)));
+        Ok(())
+    }
+}
+
+fn common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a.max(1) } else { common_divisor(b, a % b) }
+}
+
+/// What the compiler said of a schema, and where that is.
+pub(super) fn describe(schema: &Value, said: &str) -> SchemaError {
+    if let Some(panic) = said.strip_prefix("panic:") {
+        tracing::error!(panic = panic.lines().next().unwrap_or_default(), "compiling a JSON schema panicked");
+        return SchemaError::Unsupported {
+            path: String::from("#"),
+            message: String::from("it cannot be compiled; simplify it"),
+        };
+    }
+    let (said, processed) = match said.split_once("\n  while processing ") {
+        Some((said, path)) => (said, path.lines().next().and_then(|line| line.split(": ").next()).unwrap_or("#")),
+        None => (said, "#"),
+    };
+    let found = blamed(said).and_then(|(is_at_fault, what)| Some((find(schema, &*is_at_fault)?, what)));
+    let (path, message) = found.unwrap_or_else(|| (processed.to_owned(), said.to_owned()));
+    let short = |text: &str| text.chars().take(MAX_SAID).collect();
+    SchemaError::Unsupported { path: short(&path), message: short(&message) }
+}
+
+type IsAtFault = Box<dyn Fn(&str, &Value) -> bool>;
+
+/// Which keyword, with which value, a reason is about, and the reason in our words.
+fn blamed(said: &str) -> Option<(IsAtFault, String)> {
+    if let Some(keys) = said.strip_prefix("Unimplemented keys: ") {
+        let keys: Vec<String> = serde_json::from_str(keys.lines().next()?).ok()?;
+        let first = keys.first()?.clone();
+        let message = format!("'{first}' cannot be enforced; leave it out, or leave out \"strict\": true");
+        return Some((Box::new(move |key, _| key == first), message));
+    }
+    if let Some(format) = said.strip_prefix("Unknown format: ") {
+        let format = format.lines().next()?.to_owned();
+        let message = format!("the format '{format}' cannot be enforced; leave it out, or leave out \"strict\": true");
+        return Some((Box::new(move |key, value| key == "format" && value.as_str() == Some(&*format)), message));
+    }
+    if let Some(name) = said.strip_prefix("Invalid type: ") {
+        let name = name.lines().next()?.to_owned();
+        let message = format!("there is no type '{name}'");
+        let is_it = move |value: &Value| value.as_str() == Some(&*name);
+        let is_at_fault = move |key: &str, value: &Value| {
+            key == "type" && (is_it(value) || value.as_array().is_some_and(|all| all.iter().any(&is_it)))
+        };
+        return Some((Box::new(is_at_fault), message));
+    }
+    if ["$ref", "eference"].iter().any(|word| said.contains(word)) {
+        let (among, said) = (said.to_owned(), said.lines().next()?);
+        let message = if said.starts_with("Only absolute") {
+            String::from("only references into the same document ('#/...') can be followed")
+        } else {
+            said.to_owned()
+        };
+        let is_at_fault = move |key: &str, value: &Value| {
+            key == "$ref" && value.as_str().is_some_and(|reference| among.contains(reference))
+        };
+        return Some((Box::new(is_at_fault), message));
+    }
+    if said.starts_with("regex parse error") {
+        let (among, reason) = (said.to_owned(), said.lines().last()?.trim_start_matches("error: "));
+        let message = format!("the pattern cannot be followed: {reason}");
+        let is_at_fault = move |key: &str, value: &Value| {
+            key == "pattern" && value.as_str().is_some_and(|pattern| among.contains(pattern))
+        };
+        return Some((Box::new(is_at_fault), message));
+    }
+    if said.starts_with("oneOf constraints are not supported") {
+        let message = "the parts of 'oneOf' exclude each other in no way that can be seen; write 'anyOf', or leave out \"strict\": true";
+        return Some((Box::new(|key, _| key == "oneOf"), message.to_owned()));
+    }
+    None
+}
+
+/// The JSON pointer of the first schema with a keyword that is at fault.
+fn find(schema: &Value, is_at_fault: &dyn Fn(&str, &Value) -> bool) -> Option<String> {
+    let mut open = vec![(schema, String::from("#"))];
+    while let Some((value, path)) = open.pop() {
+        match value {
+            Value::Object(keywords) => {
+                if keywords.iter().any(|(key, value)| is_at_fault(key, value)) {
+                    return Some(path);
+                }
+                for (key, value) in keywords.iter().rev().filter(|(key, _)| !INSTANCES.contains(&key.as_str())) {
+                    match value {
+                        Value::Object(named) if MAPS.contains(&key.as_str()) => {
+                            let below = named.iter().rev();
+                            open.extend(below.map(|(name, value)| (value, format!("{path}/{key}/{}", escaped(name)))));
+                        }
+                        value => open.push((value, format!("{path}/{}", escaped(key)))),
+                    }
+                }
+            }
+            Value::Array(items) => {
+                open.extend(items.iter().enumerate().rev().map(|(at, item)| (item, format!("{path}/{at}"))));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A key as a part of a JSON pointer.
+fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}

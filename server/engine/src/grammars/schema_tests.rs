@@ -1,0 +1,627 @@
+//! Schemas whose answers are validated, and hostile ones.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use gantry_llama::{Model, ModelParams};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn texts() -> &'static Arc<TokenTexts> {
+    static TEXTS: OnceLock<Arc<TokenTexts>> = OnceLock::new();
+    TEXTS.get_or_init(|| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models/demo-draft.q8_0.gguf");
+        Arc::new(TokenTexts::of(&Model::load(&path, &ModelParams::default(), &mut |_| true).unwrap()))
+    })
+}
+
+/// Each test has its own: there is a limit to what is compiled at once.
+fn compiler() -> &'static SchemaCompiler {
+    thread_local! {
+        static COMPILER: &'static SchemaCompiler = Box::leak(Box::new(SchemaCompiler::new(texts()).unwrap()));
+    }
+    COMPILER.with(|compiler| *compiler)
+}
+
+fn compile(schema: &Value) -> Result<Schema, SchemaError> {
+    compiler().compile(&schema.to_string(), false)
+}
+
+fn strictly(schema: &Value) -> Result<Schema, SchemaError> {
+    compiler().compile(&schema.to_string(), true)
+}
+
+/// A generator of numbers that needs no state but this.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n.max(1)
+    }
+}
+
+fn allowed(schema: &mut Schema) -> Result<Vec<Token>, SchemaError> {
+    let mut out = Vec::new();
+    schema.apply(&vec![0.0; texts().len()], &mut out)?;
+    Ok((0..).zip(out).filter(|&(_, logit)| logit == 0.0).map(|(token, _)| token).collect())
+}
+
+/// A text that follows the schema: random tokens, those preferred that close once it is long.
+fn write(schema: &mut Schema, seed: u64) -> Result<Option<String>, SchemaError> {
+    let mut draws = Draws(seed);
+    let mut bytes = Vec::new();
+    for step in 0..400 {
+        let all = allowed(schema)?;
+        for &token in all.iter().take(3) {
+            assert!(schema.allows(token)?, "{token} after {:?}", String::from_utf8_lossy(&bytes));
+        }
+        let tokens: Vec<Token> = all.iter().copied().filter(|&token| !texts().is_end(token)).collect();
+        assert_eq!(tokens.len() < all.len(), schema.is_complete());
+        if tokens.is_empty() || schema.is_complete() && (step > 20 || draws.below(3) == 0) {
+            assert!(schema.is_complete(), "a dead end after {:?}", String::from_utf8_lossy(&bytes));
+            return Ok(Some(String::from_utf8(bytes).unwrap()));
+        }
+        let closing: Vec<Token> = tokens
+            .iter()
+            .copied()
+            .filter(|&t| matches!(texts().text(t), [b'"' | b'}' | b']' | b',' | b':' | b'0'..=b'9']))
+            .collect();
+        let from = if step > 30 && !closing.is_empty() { &closing } else { &tokens };
+        let token = from[draws.below(from.len())];
+        schema.accept(token)?;
+        bytes.extend_from_slice(texts().text(token));
+    }
+    Ok(None)
+}
+
+/// Whether a text follows the schema to an end, and can be that end.
+fn follows(schema: &Schema, text: &str) -> bool {
+    let mut schema = schema.clone();
+    let mut bytes = [0; 4];
+    text.chars().all(|c| {
+        let tokens = texts().tokenize(c.encode_utf8(&mut bytes));
+        tokens.into_iter().all(|token| schema.accept(token).is_ok())
+    }) && schema.is_complete()
+}
+
+/// JSON allows numbers that no parser can hold.
+fn parse(text: &str) -> Option<Value> {
+    match serde_json::from_str(text) {
+        Ok(value) => Some(value),
+        Err(error) if error.to_string().starts_with("number out of range") => None,
+        Err(error) => panic!("{error}: {text}"),
+    }
+}
+
+fn check(schema: &Value, value: &Value) -> bool {
+    if let Some(options) = schema["anyOf"].as_array() {
+        return options.iter().any(|option| check(option, value));
+    }
+    if let Some(options) = schema["enum"].as_array() {
+        return options.contains(value);
+    }
+    let count = |key: &str, default| schema[key].as_u64().unwrap_or(default) as usize;
+    let within = |n: f64| {
+        n >= schema["minimum"].as_f64().unwrap_or(f64::MIN) && n <= schema["maximum"].as_f64().unwrap_or(f64::MAX)
+    };
+    match schema["type"].as_str() {
+        Some("object") => {
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            value.as_object().is_some_and(|object| {
+                required.iter().all(|name| object.contains_key(name.as_str().unwrap()))
+                    && object.iter().all(|(key, value)| match schema["properties"].get(key) {
+                        None if schema["additionalProperties"].is_object() => {
+                            check(&schema["additionalProperties"], value)
+                        }
+                        None => schema["additionalProperties"] != false,
+                        Some(schema) => check(schema, value),
+                    })
+            })
+        }
+        Some("array") => value.as_array().is_some_and(|items| {
+            (count("minItems", 0)..=count("maxItems", 1000)).contains(&items.len())
+                && items.iter().all(|item| check(&schema["items"], item))
+        }),
+        Some("string") => value
+            .as_str()
+            .is_some_and(|s| (count("minLength", 0)..=count("maxLength", 1_000_000)).contains(&s.chars().count())),
+        // As numbers, because -0 is one.
+        Some("integer") => value.as_f64().is_some_and(|n| n.fract() == 0.0 && within(n)),
+        Some("number") => value.as_f64().is_some_and(within),
+        Some("boolean") => value.is_boolean(),
+        Some("null") => value.is_null(),
+        _ => true,
+    }
+}
+
+#[test]
+fn what_follows_a_schema_parses_and_is_valid() {
+    let schemas = [
+        json!({}),
+        json!({"type": "object"}),
+        json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer",
+            "minimum": 0, "maximum": 120}, "tags": {"type": "array", "items": {"enum": ["a", "b", 3, null]}, "minItems": 1,
+            "maxItems": 3}}, "required": ["name", "tags"], "additionalProperties": false}),
+        json!({"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "boolean"}, {"type": "number"}]}, "maxItems": 4}),
+        json!({"type": "object", "properties": {"x": {"type": "integer", "minimum": -13, "maximum": 7}, "-y": {"type": "boolean"}},
+            "additionalProperties": {"type": "null"}}),
+        json!({"type": "string", "minLength": 2, "maxLength": 5}),
+        json!({"type": "integer", "minimum": 98, "maximum": 10234}),
+        json!({"type": "number", "minimum": -7.5, "maximum": 42}),
+    ];
+    for schema in &schemas {
+        let mut written = 0;
+        for seed in 0..30 {
+            let mut matcher = strictly(schema).unwrap();
+            if let Some(text) = write(&mut matcher, seed).unwrap() {
+                written += 1;
+                let Some(value) = parse(&text) else { continue };
+                assert!(check(schema, &value), "{text}\n{schema}");
+            }
+        }
+        assert!(written >= 15, "only {written} answers ended\n{schema}");
+    }
+}
+
+#[test]
+fn what_follows_a_pattern_is_a_json_string_that_matches() {
+    let digits = |s: &str| s.chars().all(|c| c.is_ascii_digit());
+    type Check<'a> = &'a dyn Fn(&str) -> bool;
+    let cases: &[(&str, Check)] = &[
+        ("^\\d{4}-\\d{2}$", &|s| s.len() == 7 && digits(&s[..4]) && &s[4..5] == "-" && digits(&s[5..])),
+        ("^.{0,9}$", &|s| s.chars().count() <= 9),
+        ("^[^a]{1,9}$", &|s| !s.contains('a') && !s.is_empty()),
+        ("^(\"|\\\\)[ -~]{0,5}$", &|s| s.starts_with(['"', '\\'])),
+        ("^a\\.+b$", &|s| s.starts_with("a.") && s.ends_with(".b")),
+        ("^\\$\\n$", &|s| s == "$\n"),
+        ("^(ab|c)+?$", &|s| s.replace("ab", "").replace('c', "").is_empty() && !s.is_empty()),
+        ("b", &|s| s.contains('b')),
+    ];
+    for (pattern, matches) in cases {
+        let schema =
+            json!({"type": "object", "properties": {"v": {"type": "string", "pattern": pattern}}, "required": ["v"]});
+        let mut written = 0;
+        for seed in 0..30 {
+            if let Some(text) = write(&mut strictly(&schema).unwrap(), seed).unwrap() {
+                let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}\n{pattern}"));
+                assert!(matches(value["v"].as_str().unwrap()), "{text}\n{pattern}");
+                written += 1;
+            }
+        }
+        assert!(written >= 8, "only {written} answers ended\n{pattern}");
+    }
+}
+
+/// What was refused before, or done wrong: `$ref` to the whole, bounds of numbers, alternatives beside properties, long
+/// strings, and constants that look like a grammar.
+#[test]
+fn what_clients_send_is_enforced() {
+    let element = json!({"type": "object", "properties": {"type": {"enum": ["div", "button"]}, "label": {"type": "string"},
+        "children": {"type": "array", "items": {"$ref": "#"}}}, "required": ["type", "label", "children"], "additionalProperties": false});
+    let list = json!({"type": "object", "properties": {"linked_list": {"$ref": "#/$defs/node"}}, "$defs": {"node": {"type": "object",
+        "properties": {"value": {"type": "number"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "additionalProperties": false, "required": ["next", "value"]}}, "additionalProperties": false, "required": ["linked_list"]});
+    let beside = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+        "anyOf": [{"properties": {"b": {"type": "null"}}, "required": ["b"]}, {"properties": {"c": {"type": "boolean"}}, "required": ["c"]}]});
+    let looks = r#"[^"a] "u" [0-9a-fA-F]{4} ([eE] [-+]? integral-part)? \x00-\x1F\\\x7F\x00-\x1F"#;
+    let cases: &[(Value, &[&str], &[&str])] = &[
+        (
+            element,
+            &[r#"{"type": "div", "label": "a", "children": [{"type": "button", "label": "é\n", "children": []}]}"#],
+            &[r#"{"type": "div", "label": "a", "children": [{}]}"#, r#"{"type": "span""#],
+        ),
+        (
+            list,
+            &[r#"{"linked_list":{"value":1.5e3,"next":{"value":-2,"next":null}}}"#],
+            &[r#"{"linked_list":null}"#, r#"{"linked_list":{"value":1}}"#],
+        ),
+        (beside, &[r#"{"a": 1, "b": null}"#, r#"{"a": 1, "c": true}"#], &[r#"{"a": 1}"#, r#"{"a": 1, "c": null}"#]),
+        (
+            json!({"type": "number", "minimum": 0.5, "exclusiveMaximum": 3}),
+            &["0.5", "2.999", "1"],
+            &["0.4", "3", "-1", "3.0"],
+        ),
+        (json!({"type": "string", "maxLength": 4}), &[r#""abcd""#, r#""\u00e9\n\"x""#], &[r#""abcde""#]),
+        (json!({"const": looks}), &[&*json!(looks).to_string().leak()], &[r#""[^""#]),
+        (
+            json!({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": false, "minItems": 2}),
+            &["[1, 2]"],
+            &["[1]", "[1,2,3]", "[2"],
+        ),
+        (
+            json!({"patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": false, "type": "object"}),
+            &[r#"{"x-a": 1, "x-b": 2}"#, "{}"],
+            &[r#"{"y": 1}"#, r#"{"x-a": "1"}"#],
+        ),
+        (json!({"type": "string", "format": "date"}), &[r#""2026-02-28""#], &[r#""2026-13-01""#, r#""today""#]),
+        (json!({"type": "integer", "multipleOf": 7}), &["0", "7", "-21"], &["8"]),
+        (json!({"type": ["string", "null"], "enum": ["a", null]}), &["null", r#""a""#], &[r#""b""#, "1"]),
+        (
+            json!({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"a": {"minimum": 5}}}]}),
+            &[r#"{"a": 5}"#],
+            &[r#"{"a": 4}"#, "{}"],
+        ),
+    ];
+    for (schema, good, bad) in cases {
+        let matcher = strictly(schema).unwrap_or_else(|error| panic!("{error}\n{schema}"));
+        for text in *good {
+            assert!(follows(&matcher, text), "{text} is refused\n{schema}");
+        }
+        for text in *bad {
+            assert!(!follows(&matcher, text), "{text} is allowed\n{schema}");
+        }
+    }
+    let matcher = strictly(&json!({"type": "string", "maxLength": 65_536})).unwrap();
+    assert!(follows(&matcher, &format!("\"{}\"", "x".repeat(1000))));
+}
+
+#[test]
+fn an_integer_with_one_bound_is_within_it() {
+    let mut numbers: Vec<i64> = (-30..=30).collect();
+    for around in [100, 190, 1000, 1005, 9999, 123_456, 1 << 40] {
+        numbers.extend((around - 3..=around + 3).chain(-around - 3..=-around + 3));
+    }
+    for bound in [-1000, -70, -5, -1, 0, 1, 9, 10, 42, 100, 1005] {
+        for (keyword, within) in [
+            ("minimum", &(|n| n >= bound) as &dyn Fn(i64) -> bool),
+            ("exclusiveMinimum", &|n| n > bound),
+            ("maximum", &|n| n <= bound),
+            ("exclusiveMaximum", &|n| n < bound),
+        ] {
+            let schema = json!({"type": "integer", keyword: bound});
+            let matcher = strictly(&schema).unwrap();
+            for &n in &numbers {
+                assert_eq!(follows(&matcher, &n.to_string()), within(n), "{n} of {schema}");
+            }
+        }
+    }
+}
+
+#[test]
+fn white_space_is_what_models_write_and_ends() {
+    let matcher = strictly(&json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]})).unwrap();
+    for good in [
+        "{\"a\":[1,2]}",
+        "{\"a\": [1, 2]}",
+        "{ \"a\": [ 1, 2 ] }",
+        "{\n  \"a\": [\n    1,\n    2\n  ]\n}",
+        "{\n\t\"a\": []\n}",
+    ] {
+        assert!(follows(&matcher, good), "{good:?}");
+    }
+    // Whatever is preferred, white space is over after so much.
+    let mut matcher = matcher;
+    let mut tokens = 0;
+    matcher.accept(texts().tokenize("{")[0]).unwrap();
+    loop {
+        let space = allowed(&mut matcher)
+            .unwrap()
+            .into_iter()
+            .find(|&t| !texts().is_end(t) && texts().text(t).iter().all(u8::is_ascii_whitespace));
+        let Some(space) = space else { break };
+        matcher.accept(space).unwrap();
+        tokens += texts().text(space).len();
+        assert!(tokens <= 22, "white space goes on");
+    }
+    assert!(tokens > 0);
+}
+
+#[test]
+fn what_cannot_be_enforced_is_left_to_the_model_or_refused_with_its_place() {
+    let within = |inner: Value| json!({"type": "object", "properties": {"a/b": {"type": "array", "items": inner}}, "required": ["a/b"]});
+    for (inner, word) in [
+        (json!({"not": {"type": "string"}}), "'not'"),
+        (json!({"type": "array", "uniqueItems": true}), "'uniqueItems'"),
+        (json!({"if": {"type": "string"}, "then": {"minLength": 3}}), "'if'"),
+        (json!({"type": "string", "format": "postal-code"}), "'postal-code'"),
+        (json!({"oneOf": [{"type": "string"}, {"minLength": 3}]}), "'oneOf'"),
+    ] {
+        let schema = within(inner);
+        assert!(follows(&compile(&schema).unwrap(), "{\"a/b\": []}"), "{schema}");
+        match strictly(&schema).unwrap_err() {
+            SchemaError::Unsupported { path, message } => {
+                assert_eq!(path, "#/properties/a~1b/items", "{schema}");
+                assert!(message.contains(word) && message.contains("strict"), "{message}");
+            }
+            error => panic!("{error}\n{schema}"),
+        }
+    }
+    // The name of a property, or a part of an instance, is no keyword.
+    let named = json!({"type": "object", "properties": {"not": {"const": {"not": 1, "uniqueItems": true}}}, "required": ["not"]});
+    assert!(follows(&strictly(&named).unwrap(), r#"{"not": {"not": 1, "uniqueItems": true}}"#));
+    for (schema, path, word) in [
+        (within(json!({"type": "text"})), "#/properties/a~1b/items", "no type 'text'"),
+        (within(json!({"type": "string", "pattern": "^(?=a)b"})), "#/properties/a~1b/items", "look-around"),
+        (within(json!({"$ref": "https://example.com/schema"})), "#/properties/a~1b/items", "same document"),
+        (json!({"$ref": "#/$defs/none"}), "#", "none"),
+        (within(json!({"type": "integer", "multipleOf": 999_983})), "#/properties/a~1b/items", "'multipleOf'"),
+        (json!({"type": "string", "minLength": 3, "maxLength": 2}), "#", "minLength"),
+    ] {
+        for error in [compile(&schema).unwrap_err(), strictly(&schema).unwrap_err()] {
+            let SchemaError::Unsupported { path: at, message } = &error else { panic!("{error}\n{schema}") };
+            assert!(at == path && message.contains(word), "{error}\n{schema}");
+        }
+    }
+}
+
+/// A schema is a client's: what it says to the compiler itself is no part of it.
+#[test]
+fn options_of_the_compiler_cannot_be_set() {
+    let schema = json!({"type": "array", "items": {"not": {}}, "x-guidance": {"lenient": true, "whitespace_pattern": "x*", "item_separator": ";"}});
+    assert!(matches!(strictly(&schema), Err(SchemaError::Unsupported { .. })));
+    let schema = json!({"type": "array", "items": {"type": "null"}, "x-guidance": {"item_separator": ";"}});
+    let matcher = strictly(&schema).unwrap();
+    assert!(follows(&matcher, "[null, null]") && !follows(&matcher, "[null;null]"));
+}
+
+fn chain(n: usize, link: impl Fn(Value) -> Value, last: Value) -> Value {
+    let reference = |i: usize| json!({"$ref": format!("#/$defs/d{i}")});
+    let definitions: serde_json::Map<String, Value> =
+        (0..=n).map(|i| (format!("d{i}"), if i < n { link(reference(i + 1)) } else { last.clone() })).collect();
+    json!({"$ref": "#/$defs/d0", "$defs": definitions})
+}
+
+fn wide(n: usize) -> serde_json::Map<String, Value> {
+    (0..n).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect()
+}
+
+/// Compiles, and follows it for a while; what that may take beyond its limits is what a slow machine takes longer.
+fn bear(what: &str, schema: &Value) -> Result<(), SchemaError> {
+    let began = Instant::now();
+    let compiled = compile(schema);
+    assert!(began.elapsed() < limits::MAX_SCHEMA_COMPILE * 2, "{what}: {:?} to compile", began.elapsed());
+    let compiled = compiled?;
+    let mut result = Ok(());
+    for seed in 0..3 {
+        let began = Instant::now();
+        let mut matcher = compiled.clone();
+        let mut draws = Draws(seed);
+        for _ in 0..60 {
+            let tokens = match allowed(&mut matcher) {
+                Ok(tokens) if tokens.iter().any(|&token| !texts().is_end(token)) => tokens,
+                Ok(_) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            };
+            let longest = tokens.iter().copied().max_by_key(|&token| texts().text(token).len()).unwrap();
+            let token = if seed == 0 { longest } else { tokens[draws.below(tokens.len())] };
+            if let Err(error) = matcher.accept(token) {
+                result = Err(error);
+                break;
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{what}: {:?} to follow", began.elapsed());
+    }
+    result
+}
+
+#[test]
+fn hostile_schemas_are_refused_or_followed_within_their_limits() {
+    let string = |pattern: &str| json!({"type": "string", "pattern": pattern});
+    let nested = (0..20).fold(
+        json!({"type": "null"}),
+        |inner, _| json!({"type": "array", "items": inner, "minItems": 2000, "maxItems": 4000}),
+    );
+    let product: Vec<Value> = (0..12)
+        .map(|i| json!({"anyOf": (0..3).map(|j| json!({"type": "object", "properties": {format!("p{i}_{j}"): {}}})).collect::<Vec<_>>()}))
+        .collect();
+    let twice = |next: Value| json!({"allOf": [next, next]});
+    let same: Vec<Value> = vec![json!({"type": "array", "items": {"$ref": "#/$defs/a"}}); 200];
+    let lengths: Vec<Value> =
+        (0..400).map(|i| json!({"type": "array", "items": string(&format!("^.{{0,{i}}}x$"))})).collect();
+    let cases = [
+        ("a chain of references", chain(2000, |next| next, json!({"type": "null"}))),
+        (
+            "a chain of references with siblings",
+            chain(1000, |next| json!({"type": "object", "allOf": [next]}), json!({"type": "object"})),
+        ),
+        ("doubling", chain(60, twice, json!({"type": "object"}))),
+        ("itself", json!({"$ref": "#"})),
+        ("itself in a circle", json!({"allOf": [{"$ref": "#"}, {"type": "object"}]})),
+        ("nothing", json!({"not": {}})),
+        ("false inside", json!({"type": "object", "properties": {"a": false}, "required": ["a"]})),
+        ("a product of alternatives", json!({"allOf": product})),
+        ("alternatives that are the same", json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": same}}})),
+        ("alternatives that differ late", json!({"anyOf": lengths})),
+        ("items upon items", nested),
+        ("many values", json!({"enum": (0..4000).map(|i| format!("value number {i}")).collect::<Vec<_>>()})),
+        ("a long value", json!({"enum": ["x".repeat(60_000), "x".repeat(60_001)]})),
+        (
+            "counted items",
+            json!({"type": "array", "items": {"type": "string"}, "minItems": 100_000, "maxItems": 1_000_000_000}),
+        ),
+        ("counted characters", json!({"type": "string", "minLength": 1_000_000_000})),
+        ("properties", json!({"type": "object", "properties": wide(500)})),
+        ("repetitions of repetitions", string("^(a{1,1000}){1,1000}$")),
+        ("optional parts", string(&format!("^{}{}$", "a?".repeat(1000), "a".repeat(1000)))),
+        ("what is known late", string(".*a.{30}$")),
+        ("any of many", string("^((a|b|ab|ba)*c){50}.{0,2000}x$")),
+        ("long words", string("^\\w{1,500}\\s\\w{1,500}$")),
+        ("groups", string(&format!("{}a{}", "(".repeat(240), ")".repeat(240)))),
+        ("too many groups", string(&format!("{}a{}", "(".repeat(2000), ")".repeat(2000)))),
+        ("wide numbers", json!({"type": "number", "minimum": -1.797e308, "exclusiveMaximum": 5e-324})),
+        ("the least integer", json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX, "multipleOf": 97})),
+        (
+            "no ASCII",
+            json!({"type": "object", "minimum": "é".repeat(99), "properties": {"é".repeat(60): {"type": "é".repeat(80)}}}),
+        ),
+        (
+            "lengths beside a format",
+            json!({"type": "string", "format": "uri", "maxLength": 2000, "pattern": "^.*(a|b).{10}$"}),
+        ),
+    ];
+    for (what, schema) in &cases {
+        if let Err(error) = bear(what, schema) {
+            assert!(!matches!(error, SchemaError::Internal(_)), "{what}: {error}");
+        }
+    }
+    // Nothing of that harms another.
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    assert!(follows(&compile(&schema).unwrap(), "{\"a\": 1}"));
+}
+
+#[test]
+fn what_is_too_large_is_refused_before_it_is_compiled() {
+    let deep = (0..100).fold(json!({}), |inner, _| json!({"type": "array", "items": inner}));
+    for schema in [
+        deep,
+        json!({"enum": vec![0; limits::MAX_SCHEMA_VALUES]}),
+        json!({"type": "object", "properties": wide(limits::MAX_SCHEMA_PROPERTIES + 1)}),
+        json!({"type": "object", "properties": wide(limits::MAX_COUNTED_PROPERTIES + 1), "minProperties": 1}),
+        json!({"type": "string", "pattern": "a".repeat(limits::MAX_SCHEMA_PATTERN_BYTES + 1)}),
+        json!({"allOf": [{"multipleOf": 7919}, {"multipleOf": 101}]}),
+        json!({"multipleOf": 1e-9}),
+        json!({"multipleOf": 0}),
+    ] {
+        let began = Instant::now();
+        let error = compile(&schema).unwrap_err();
+        assert!(matches!(error, SchemaError::TooLarge { .. } | SchemaError::Unsupported { .. }), "{error}");
+        assert!(began.elapsed() < Duration::from_millis(500), "{error}");
+    }
+    for schema in [
+        json!({"multipleOf": 0.01}),
+        json!({"allOf": [{"multipleOf": 100}, {"multipleOf": 2.5}]}),
+        json!({"multipleOf": 1e3}),
+    ] {
+        compile(&schema).unwrap();
+    }
+    assert!(matches!(compiler().compile("{\"a\":", false), Err(SchemaError::NotJson { line: 1, .. })));
+}
+
+/// Tokens with the same text are allowed together, tokens without one never.
+#[test]
+fn every_token_is_allowed_by_its_text() {
+    let pieces = ["", "{", "}", "{}", "{", "\"", "a", ":", "1", "\u{ff}", "a\":", "{\"a\": 1}"];
+    let mut pieces: Vec<Vec<u8>> = pieces.iter().map(|piece| piece.as_bytes().to_vec()).collect();
+    pieces.push(vec![0xff]);
+    pieces.push(vec![b'{'; limits::MAX_SCHEMA_TOKEN_BYTES + 1]);
+    pieces.push(b"{".to_vec());
+    let texts = Arc::new(TokenTexts::new(pieces.into_iter(), &[0, 14]));
+    let compiler = SchemaCompiler::new(&texts).unwrap();
+    let schema =
+        r#"{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}"#;
+    let mut matcher = compiler.compile(schema, true).unwrap();
+    let mut out = Vec::new();
+    matcher.apply(&[0.0; 15], &mut out).unwrap();
+    let open: Vec<usize> = (0..15).filter(|&at| out[at] == 0.0).collect();
+    assert_eq!(open, [1, 4, 11]);
+    // The second of two with one text goes on as the first does, and the ids of no token are refused.
+    assert_eq!(matcher.accept(2), Err(SchemaError::NotAllowed(2)));
+    assert_eq!(matcher.accept(-1), Err(SchemaError::NotAllowed(-1)));
+    assert_eq!(matcher.accept(99), Err(SchemaError::NotAllowed(99)));
+    assert_eq!(matcher.accept(0), Err(SchemaError::NotAllowed(0)));
+    matcher.accept(4).unwrap();
+    for token in [5, 10, 8, 2] {
+        assert!(!matcher.is_complete());
+        matcher.accept(token).unwrap();
+    }
+    assert!(matcher.is_complete() && matcher.allows(0).unwrap() && matcher.allows(14).unwrap());
+    matcher.accept(14).unwrap();
+}
+
+/// A vocabulary that has no way to go on is told apart from a schema that is too complex.
+#[test]
+fn a_vocabulary_that_cannot_say_it_is_a_dead_end() {
+    let texts = Arc::new(TokenTexts::new([b"{".to_vec(), b"".to_vec()].into_iter(), &[1]));
+    let mut matcher = SchemaCompiler::new(&texts).unwrap().compile("{\"type\":\"object\"}", true).unwrap();
+    matcher.accept(0).unwrap();
+    assert_eq!(matcher.allows(0), Err(SchemaError::DeadEnd));
+}
+
+#[test]
+fn a_step_that_takes_too_long_ends_its_answer_alone() {
+    let same: Vec<Value> = vec![json!({"type": "array", "items": {"$ref": "#/$defs/a"}}); 300];
+    let hostile = compile(&json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": same}}})).unwrap();
+    let harmless = compile(&json!({"type": "array"})).unwrap();
+    let open = texts().tokenize("[")[0];
+    let began = Instant::now();
+    let mut matcher = hostile.clone();
+    let failed = (0..20).find_map(|_| matcher.accept(open).err());
+    assert!(matches!(failed, Some(SchemaError::TooComplex { .. })), "{failed:?}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let error = ConstraintError::from(failed.unwrap()).into_request_error();
+    assert_eq!(error.code(), "grammar_too_complex");
+    // Who began alike is not harmed, nor is anyone else.
+    assert!(follows(&harmless, "[[]]"));
+    assert!(!hostile.clone().is_complete());
+}
+
+fn any_schema() -> impl Strategy<Value = Value> {
+    let number = prop_oneof![
+        Just(json!(0)),
+        Just(json!(-1)),
+        Just(json!(3)),
+        Just(json!(1.5)),
+        Just(json!(1e9)),
+        Just(json!(-0.0))
+    ];
+    let count = 0..4_u64;
+    let leaf = prop_oneof![
+        Just(json!({})),
+        Just(json!(true)),
+        Just(json!(false)),
+        Just(json!({"$ref": "#"})),
+        Just(json!({"$ref": "#/$defs/a"})),
+        Just(json!({"const": {"a": [1, "x", null]}})),
+        Just(json!({"enum": ["a", 1, null, {"b": 2}]})),
+        Just(json!({"type": ["string", "null"]})),
+        (count.clone(), count.clone()).prop_map(|(a, b)| json!({"type": "string", "minLength": a, "maxLength": b})),
+        (number.clone(), number.clone())
+            .prop_map(|(a, b)| json!({"type": "number", "minimum": a, "exclusiveMaximum": b})),
+        (number.clone(), number).prop_map(|(a, b)| json!({"type": "integer", "maximum": a, "multipleOf": b})),
+        "[a-c.*+?|()\\[\\]{}^$\\\\d0-9,-]{0,12}".prop_map(|pattern| json!({"type": "string", "pattern": pattern})),
+        "[a-z-]{0,9}".prop_map(|format| json!({"type": "string", "format": format})),
+    ];
+    leaf.prop_recursive(4, 24, 4, move |inner| {
+        let some = || proptest::collection::vec(inner.clone(), 0..4);
+        let named = || proptest::collection::vec(("[a-c]{0,2}", inner.clone()), 0..4);
+        prop_oneof![
+            (some(), prop_oneof![Just("anyOf"), Just("oneOf"), Just("allOf")]).prop_map(|(all, key)| json!({key: all})),
+            (named(), inner.clone(), count.clone()).prop_map(|(all, other, n)| {
+                let properties: serde_json::Map<String, Value> = all.into_iter().collect();
+                json!({"type": "object", "properties": properties, "additionalProperties": other, "minProperties": n, "required": ["a"]})
+            }),
+            (named(), inner.clone()).prop_map(|(all, not)| {
+                let patterns: serde_json::Map<String, Value> = all.into_iter().collect();
+                json!({"patternProperties": patterns, "not": not})
+            }),
+            (some(), inner.clone(), count.clone(), count.clone())
+                .prop_map(|(all, item, a, b)| json!({"prefixItems": all, "items": item, "minItems": a, "maxItems": b})),
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| json!({"$defs": {"a": a}, "items": b, "$ref": "#/$defs/a"})),
+            inner.clone().prop_map(|a| json!({"if": a, "then": a, "dependentSchemas": {"a": a}})),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_schema_is_refused_or_followed_to_json(schema in any_schema(), seed in any::<u64>(), strict in any::<bool>()) {
+        match compiler().compile(&schema.to_string(), strict) {
+            Ok(mut matcher) => match write(&mut matcher, seed) {
+                Ok(Some(text)) => {
+                    parse(&text);
+                }
+                Ok(None) | Err(SchemaError::TooComplex { .. } | SchemaError::DeadEnd) => {}
+                Err(error) => prop_assert!(false, "{error}\n{schema}"),
+            },
+            Err(SchemaError::Unsupported { .. } | SchemaError::TooLarge { .. }) => {}
+            Err(error) => prop_assert!(false, "{error}\n{schema}"),
+        }
+    }
+
+    #[test]
+    fn any_bytes_as_a_schema_are_an_error(bytes in "\\PC{0,200}") {
+        if serde_json::from_str::<Value>(&bytes).is_err() {
+            prop_assert!(matches!(compiler().compile(&bytes, false), Err(SchemaError::NotJson { .. })), "{bytes}");
+        }
+    }
+}
