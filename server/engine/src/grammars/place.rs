@@ -100,7 +100,7 @@ impl Multiples {
         let (least, largest) = (least.min(exponent), largest.max(exponent).max(0));
         let scale = u32::try_from(largest - least).ok().and_then(|n| 10_u64.checked_pow(n));
         let all = together.zip(scale).and_then(|(together, scale)| together.checked_mul(scale));
-        if !all.is_some_and(|all| all <= MAX_SCHEMA_MULTIPLE) {
+        if all.is_none_or(|all| all > MAX_SCHEMA_MULTIPLE) {
             return Err(refused());
         }
         (self.together, self.exponents) = (together, Some((least, largest)));
