@@ -59,7 +59,7 @@ async fn what_a_worker_dies_of_is_run_once_more_by_itself_and_then_refused() {
 
 #[tokio::test]
 async fn texts_that_an_embedder_dies_of_are_refused_too() {
-    let server = Server::start_in(&[ABORT_ON], &["--embeddings", "--parallel", "2"]).await;
+    let server = Server::start_in(&[ABORT_ON], &["--embeddings", "--pooling", "mean", "--parallel", "2"]).await;
     let embed = async |input: Value| {
         let answer = server.post("/v1/embeddings", &json!({"input": input})).send().await.unwrap();
         answer.status().as_u16()
@@ -144,7 +144,8 @@ async fn outlive(period: Duration, moment: &'static str, number_of: impl Fn(usiz
          {} failed before any; the longest took {longest_ms} ms",
         failed.len()
     );
-    assert!(deaths > 1.0 && answered > 0);
+    // With killers that all differ, each of them twice, texts are cut; but nobody fails who had sent nothing.
+    assert!(deaths > 1.0 && answered + broken > 0);
     assert!(failed.is_empty(), "{failed:#?}");
     // The next worker is not waited for: what it takes is the load.
     let log = server.log();
