@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use gantry_llama::TokenTexts;
+use gantry_llama::{SpecialTokens, TokenTexts};
 
 use crate::error::RequestError;
 
@@ -136,6 +136,8 @@ pub(crate) trait PooledBackend: Send {
 /// A chat as the template renders it.
 pub(crate) struct RenderedChat {
     pub(crate) prompt: String,
+    /// Places within what messages wrote and would be read as special tokens: see [`SpecialTokens::Unless`].
+    pub(crate) text_at: Vec<usize>,
     pub(crate) stops: Vec<String>,
 }
 
@@ -144,8 +146,8 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn size(&self) -> u32;
     /// Bytes of the longest text that is one token.
     fn longest_token(&self) -> usize;
-    /// Tokens of a prompt, special tokens in it parsed, BOS before it where the model wants one.
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError>;
+    /// Tokens of a text, BOS before it where the model wants one.
+    fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
     /// Tokens of a query and a document, as a reranker wants them.
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
     fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError>;

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use gantry_llama::Pooling;
+use gantry_llama::{Pooling, SpecialTokens};
 
 use crate::backend::llama::LoadedPooler;
 use crate::backend::{PooledBackend, Token, Vocabulary};
@@ -517,7 +517,7 @@ impl Preparer {
     }
 
     fn tokenize(&self, param: &str, text: &str) -> Result<Vec<Token>, RequestError> {
-        self.vocabulary.tokenize(self.checked(param, text)?).map_err(|error| error.of(param))
+        self.vocabulary.tokenize(self.checked(param, text)?, SpecialTokens::None).map_err(|error| error.of(param))
     }
 
     fn fits(&self, param: &str, tokens: Vec<Token>) -> Result<Vec<Token>, RequestError> {

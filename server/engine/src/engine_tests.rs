@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
+use gantry_llama::SpecialTokens;
 
 use crate::backend::Vocabulary;
 use crate::backend::scripted::{Control, Fault, ScriptedBackend, ScriptedVocabulary, reference};
@@ -68,7 +69,11 @@ fn many_threads_get_their_own_answers() {
                 for i in 0..20_u32 {
                     let prompt = format!("prompt {thread} {i}");
                     let params = GenerationParams { seed: Some(i.into()), max_tokens: Some(40), ..Default::default() };
-                    let want = reference(&ScriptedVocabulary.tokenize(&prompt).unwrap(), &params, POSITIONS);
+                    let want = reference(
+                        &ScriptedVocabulary.tokenize(&prompt, SpecialTokens::None).unwrap(),
+                        &params,
+                        POSITIONS,
+                    );
                     let got = engine.generate(Prompt::Text(prompt), params).unwrap();
                     assert_eq!((got.text, got.reason, got.usage.completion_tokens), want);
                 }
@@ -161,7 +166,7 @@ fn a_template_adds_its_stop_strings() {
     for i in 0..20 {
         let messages_json = format!("chat {i}");
         let params = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(150) };
-        let prompt = ScriptedVocabulary.tokenize(&format!("<{messages_json}>")).unwrap();
+        let prompt = ScriptedVocabulary.tokenize(&format!("<{messages_json}>"), SpecialTokens::All).unwrap();
         let with_stop = GenerationParams { stop: vec!["dd".into()], ..params.clone() };
         let got = engine.generate(Prompt::Chat { messages_json }, params).unwrap();
         assert_eq!(got.text, reference(&prompt, &with_stop, POSITIONS).0);
@@ -269,7 +274,7 @@ fn what_is_computed_for_nobody_ends_when_somebody_comes() {
     assert_eq!(engine.probe(PATIENCE).err(), None);
     until(|| !engine.stats().measures);
     let engine = hanging();
-    let prompt = ScriptedVocabulary.tokenize("abc").unwrap();
+    let prompt = ScriptedVocabulary.tokenize("abc", SpecialTokens::None).unwrap();
     let got = engine.generate(text("abc"), GenerationParams::greedy(4)).unwrap();
     assert_eq!(got.text, reference(&prompt, &GenerationParams::greedy(4), POSITIONS).0);
     until(|| !engine.stats().measures);

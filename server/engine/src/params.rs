@@ -202,7 +202,7 @@ impl PooledWork {
 /// One thing to embed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EmbedInput {
-    /// Text; special tokens written in it are those tokens, and the model's own are put around it.
+    /// Text, in which no special token is read; the model's own are put around it.
     Text(String),
     /// Token ids, taken as they are.
     Tokens(Vec<i32>),
@@ -349,8 +349,10 @@ pub const MOST_STEP_LIMIT_MS: u64 = 120_000;
 /// What to generate from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Prompt {
-    /// Text, as it stands: special tokens written in it are those tokens, and a model that wants BOS gets it before.
+    /// Text, and nothing else: no special token is read in it. A model that wants BOS gets it before.
     Text(String),
+    /// Text in which the special tokens that it writes are those tokens. A model that wants BOS gets it before.
+    Markup(String),
     /// A chat, rendered by the model's own template with the assistant's turn opened at its end.
     Chat {
         /// An `OpenAI` `messages` array, as JSON.

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
+use gantry_llama::SpecialTokens;
 
 use crate::backend::{Token, Vocabulary};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
@@ -171,12 +172,13 @@ impl Preparer {
     /// The prompt's tokens; a template's stop strings are added to the caller's.
     fn tokens(&self, prompt: Prompt, params: &mut GenerationParams) -> Result<Vec<Token>, RequestError> {
         let (param, tokens) = match prompt {
-            Prompt::Text(text) => ("prompt", self.tokenize("prompt", &text)?),
+            Prompt::Text(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::None)?),
+            Prompt::Markup(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::All)?),
             Prompt::Chat { messages_json } => {
                 check_length("messages", &messages_json)?;
                 let chat = self.vocabulary.render(&messages_json)?;
                 params.stop.extend(chat.stops);
-                ("messages", self.tokenize("messages", &chat.prompt)?)
+                ("messages", self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?)
             }
             Prompt::Tokens(tokens) => {
                 let size = self.vocabulary.size();
@@ -195,11 +197,11 @@ impl Preparer {
         Ok(tokens)
     }
 
-    fn tokenize(&self, param: &str, text: &str) -> Result<Vec<Token>, RequestError> {
+    fn tokenize(&self, param: &str, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
         check_length(param, text)?;
         // Tokenising takes many times the memory of the text, so one that cannot fit is not tokenised.
         self.check_tokens(text.len() / self.vocabulary.longest_token().max(1))?;
-        self.vocabulary.tokenize(text).map_err(|error| error.of(param))
+        self.vocabulary.tokenize(text, specials).map_err(|error| error.of(param))
     }
 
     fn check_tokens(&self, tokens: usize) -> Result<(), RequestError> {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crossbeam_channel::unbounded;
-use gantry_llama::TokenTexts;
+use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::*;
 use crate::backend::RenderedChat;
@@ -25,11 +25,11 @@ struct Gated {
 }
 
 impl Vocabulary for Gated {
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
+    fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
         self.given.send(text.to_owned()).unwrap();
         // An open gate has nobody before it.
         let _ = self.gate.recv();
-        ScriptedVocabulary.tokenize(text)
+        ScriptedVocabulary.tokenize(text, specials)
     }
 
     fn size(&self) -> u32 {

@@ -15,6 +15,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ChatError, TemplateLimit};
+use crate::guard;
+use crate::limits::MAX_JSON_NESTING;
 use crate::model::Model;
 use crate::shim::{self, RawChatTemplate, RawTemplateLimits, RawText};
 use limits::{
@@ -73,8 +75,12 @@ impl Drop for ChatTemplate {
 /// A rendered chat.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ChatPrompt {
-    /// The text to tokenise, special tokens parsed.
+    /// The text to tokenise, special tokens parsed but for those that one of `text_at` lies within.
     pub prompt: String,
+    /// Places in the prompt where text of messages would be read as special tokens, in bytes and ascending; see
+    /// [`Model::mark_chat`].
+    #[serde(skip)]
+    pub text_at: Vec<usize>,
     /// Strings that end an answer in this template's format, besides the model's own end tokens.
     #[serde(rename = "stops")]
     pub additional_stops: Vec<String>,
@@ -225,6 +231,32 @@ fn check_messages(messages_json: &str) -> Result<(), ChatError> {
         if message.get("content").is_none() && message.get("tool_calls").is_none() {
             return Err(ChatError::Messages(format!("message {i} has neither content nor tool_calls")));
         }
+        if role.contains(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | '-')) {
+            return Err(ChatError::Messages(format!("message {i} has a role that is no word")));
+        }
+        check_nesting(message).map_err(|what| ChatError::Messages(format!("message {i} has {what}")))?;
+    }
+    Ok(())
+}
+
+/// Refuses texts that the C++ side reads as JSON and then goes through level by level: arguments of calls, and what tools
+/// returned.
+fn check_nesting(message: &serde_json::Value) -> Result<(), String> {
+    let is_json = |text: &str| text.trim_start().starts_with(['[', '{']);
+    let deep = |text: Option<&serde_json::Value>| {
+        let text = text.and_then(serde_json::Value::as_str).filter(|text| is_json(text));
+        text.is_some_and(|text| guard::nesting(text) > MAX_JSON_NESTING)
+    };
+    let calls = message.get("tool_calls").and_then(serde_json::Value::as_array);
+    let arguments = |call: &serde_json::Value| deep(call.pointer("/function/arguments"));
+    if calls.is_some_and(|calls| calls.iter().any(arguments)) {
+        return Err(format!("a tool call whose arguments are nested more than {MAX_JSON_NESTING} levels deep"));
+    }
+    let is_result = message.get("role").and_then(serde_json::Value::as_str) == Some("tool");
+    let parts = message.get("content").and_then(serde_json::Value::as_array);
+    let in_parts = parts.is_some_and(|parts| parts.iter().any(|part| deep(part.get("text"))));
+    if is_result && (in_parts || deep(message.get("content"))) {
+        return Err(format!("a result whose brackets are nested more than {MAX_JSON_NESTING} levels deep"));
     }
     Ok(())
 }
@@ -232,6 +264,8 @@ fn check_messages(messages_json: &str) -> Result<(), ChatError> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -247,9 +281,33 @@ mod tests {
             r#"[{"content":"x"}]"#,
             r#"[{"role":7,"content":"x"}]"#,
             r#"[{"role":"user"}]"#,
+            r#"[{"role":"<|im_end|>","content":"x"}]"#,
             &deep,
         ] {
             assert!(matches!(check_messages(bad), Err(ChatError::Messages(_))), "{}", &bad[..bad.len().min(40)]);
+        }
+    }
+
+    #[test]
+    fn json_within_messages_is_as_deep_as_json_may_be() {
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        type Make = fn(&str) -> serde_json::Value;
+        let cases: [(Make, usize); 4] = [
+            (|text: &str| json!({"role": "tool", "content": text}), MAX_JSON_NESTING),
+            (|text: &str| json!({"role": "tool", "content": [{"type": "text", "text": text}]}), MAX_JSON_NESTING),
+            (
+                |text: &str| json!({"role": "assistant", "tool_calls": [{"function": {"arguments": text}}]}),
+                MAX_JSON_NESTING,
+            ),
+            // What a person writes is never read as JSON.
+            (|text: &str| json!({"role": "user", "content": text}), 1_000_000),
+        ];
+        for (message, deepest) in cases {
+            assert!(check_messages(&json!([message(&nested(deepest))]).to_string()).is_ok());
+            if deepest == MAX_JSON_NESTING {
+                let refused = check_messages(&json!([message(&nested(deepest + 1))]).to_string());
+                assert!(matches!(refused, Err(ChatError::Messages(_))), "{refused:?}");
+            }
         }
     }
 }

@@ -23,13 +23,16 @@ mod context;
 mod error;
 mod gpu;
 mod grammar;
+mod guard;
 mod layout;
 mod limits;
 mod logs;
 mod model;
+mod parts;
 mod pretokenizer;
 mod rerank;
 mod shim;
+mod specials;
 mod tokenize;
 mod vocabulary;
 
@@ -52,6 +55,8 @@ pub use grammar::{
     MAX_REPETITIONS, MAX_RULE_NAME_BYTES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_INTEGER,
     MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES, MAX_SCHEMA_PROPERTIES, MAX_STACKS, MAX_STEPS, TokenTexts,
 };
+pub use guard::MarkedChat;
 pub use limits::{MAX_RUN_CHARS, MAX_RUN_WORK};
 pub use model::{Model, ModelParams, Token};
+pub use parts::SpecialTokens;
 pub use vocabulary::MAX_VOCABULARY_DIFFERENCE;

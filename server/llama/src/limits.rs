@@ -12,3 +12,6 @@ pub const SHORT_RUN_CHARS: usize = 1024;
 /// What runs of digits and of spaces may cost in a text whose pre-tokeniser takes quadratic time for them (SuperBPE's and
 /// DeepSeek-LLM's): the sum of their squared lengths, each step of some 60 ns. A single run may have 4,096 characters.
 pub const MAX_RUN_WORK: u64 = 16 * 1024 * 1024;
+/// The deepest nesting of JSON in the arguments of a call and in what a tool returned, which templates may go through level
+/// by level.
+pub const MAX_JSON_NESTING: usize = 128;

@@ -4,13 +4,14 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use llama_cpp_sys_2 as sys;
 
 use crate::error::{ModelError, TokenizeError};
 use crate::gpu::{self, GpuSplit};
 use crate::pretokenizer::PreTokenizer;
+use crate::specials::Specials;
 use crate::{backend, logs, shim};
 
 /// A token id.
@@ -37,6 +38,8 @@ pub struct Model {
     vocab: NonNull<sys::llama_vocab>,
     vocab_size: u32,
     pre_tokenizer: PreTokenizer,
+    /// Made at the first use, from then on the same.
+    specials: OnceLock<Specials>,
 }
 
 // SAFETY: llama.cpp never writes to a model after it is loaded, but for n_ctx_train when a context with YaRN scaling is
@@ -118,7 +121,7 @@ impl Model {
         let vocab_size = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
         // From here on Drop frees the model.
         let vocab_size = u32::try_from(vocab_size).unwrap_or(0);
-        let mut model = Self { ptr, vocab, vocab_size, pre_tokenizer: PreTokenizer::NONE };
+        let mut model = Self { ptr, vocab, vocab_size, pre_tokenizer: PreTokenizer::NONE, specials: OnceLock::new() };
         model.pre_tokenizer = model.find_pre_tokenizer()?;
         // SAFETY: a valid model; these read flags.
         let (encoder, decoder, diffusion) = unsafe {
@@ -158,6 +161,11 @@ impl Model {
         }
         // Here llama.cpp does not look at the name.
         Ok(PreTokenizer::named(if kind == "gemma4" { "gemma4" } else { &name }))
+    }
+
+    /// Its reserved tokens.
+    pub(crate) fn specials(&self) -> &Specials {
+        self.specials.get_or_init(|| Specials::of(self))
     }
 
     pub(crate) fn pre_tokenizer(&self) -> PreTokenizer {
@@ -253,8 +261,16 @@ impl Model {
     /// Whether the file brings a chat template.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
+        self.template(None).is_some()
+    }
+
+    /// A template of the file, as text: the chat template, or one by its name.
+    pub(crate) fn template(&self, name: Option<&CStr>) -> Option<&CStr> {
+        let name = name.map_or(std::ptr::null(), CStr::as_ptr);
         // SAFETY: a valid model; a null name asks for the default template.
-        !unsafe { sys::llama_model_chat_template(self.raw(), std::ptr::null()) }.is_null()
+        let template = unsafe { sys::llama_model_chat_template(self.raw(), name) };
+        // SAFETY: llama.cpp's texts end with NUL, and this one lives as long as the model.
+        (!template.is_null()).then(|| unsafe { CStr::from_ptr(template) })
     }
 
     /// Whether this token ends a generation.

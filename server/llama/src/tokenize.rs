@@ -1,6 +1,6 @@
 //! From text to tokens, on a stack that is deep enough for it.
 //!
-//! [`Model::tokenize`] is the only way to llama.cpp's tokeniser, so what bounds a text (`pretokenizer`) holds for every
+//! [`Model::with_stack_for`] is the only way to llama.cpp's tokeniser, so what bounds a text (`pretokenizer`) holds for every
 //! caller: prompts, texts to embed or rank, and what gates and probes ask.
 
 use crate::error::TokenizeError;
@@ -19,11 +19,21 @@ impl Model {
     /// When the text is too long to count, has runs that this model's pre-tokeniser cannot take, or llama.cpp cannot
     /// tokenise it.
     pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, TokenizeError> {
-        let depth = self.pre_tokenizer().demand(text)?.depth;
-        on_deep_stack(depth, || self.tokenize_here(text, add_special, parse_special))?
+        self.with_stack_for(text, || self.tokenize_here(text, add_special, parse_special))?
     }
 
-    fn tokenize_here(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, TokenizeError> {
+    /// Runs `f`, which tokenises this text or parts of it, on a stack that is deep enough.
+    pub(crate) fn with_stack_for<T: Send>(&self, text: &str, f: impl FnOnce() -> T + Send) -> Result<T, TokenizeError> {
+        on_deep_stack(self.pre_tokenizer().demand(text)?.depth, f)
+    }
+
+    /// As [`Model::tokenize`], on this stack: within [`Model::with_stack_for`].
+    pub(crate) fn tokenize_here(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<Token>, TokenizeError> {
         // BOS and EOS come on top of at most one token a byte; a negative answer must stay a count.
         const RESERVED: usize = 8;
         let too_long = || TokenizeError::TooLong { bytes: text.len() };

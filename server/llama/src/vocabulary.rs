@@ -43,10 +43,13 @@ impl Model {
                 "it has {other_size} tokens, not {own_size}, and a difference of {MAX_VOCABULARY_DIFFERENCE} is the most"
             ));
         }
+        fn text_of(model: &Model, token: u32) -> Option<&CStr> {
+            model.token_text(Token::try_from(token).ok()?)
+        }
         let differs =
-            (FIRST_COMPARED..own_size.min(other_size)).find(|&token| self.text(token) != draft.text(token))?;
+            (FIRST_COMPARED..own_size.min(other_size)).find(|&token| text_of(self, token) != text_of(draft, token))?;
         let text =
-            |model: &Self| model.text(differs).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+            |model: &Self| text_of(model, differs).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
         Some(format!("its token {differs} is {:?}, not {:?}", text(draft), text(self)))
     }
 
@@ -62,9 +65,28 @@ impl Model {
         }
     }
 
-    /// A token as the vocabulary writes it; the caller has checked that there is one.
-    fn text(&self, token: u32) -> Option<&CStr> {
-        let token = Token::try_from(token).ok().filter(|&token| self.contains(token))?;
+    /// What the vocabulary says a token is, as llama.cpp's flags; 0 where there is none.
+    pub(crate) fn attributes(&self, token: Token) -> sys::llama_token_attr {
+        // SAFETY: a valid vocabulary of some type and, checked first, a token of it.
+        if self.contains(token) { unsafe { sys::llama_vocab_get_attr(self.raw_vocab(), token) } } else { 0 }
+    }
+
+    /// What a token is written as, where it is one of those that structure prompts: control tokens, and user-defined ones
+    /// that look like them or that the model's chat template writes.
+    #[must_use]
+    pub fn reserved_text(&self, token: Token) -> Option<&str> {
+        Some(self.specials().by_token(token)?.text.as_str())
+    }
+
+    /// Whether a text begins with BOS.
+    pub(crate) fn begins_with_bos(&self) -> bool {
+        // SAFETY: a valid vocabulary; this reads a field.
+        unsafe { sys::llama_vocab_get_add_bos(self.raw_vocab()) }
+    }
+
+    /// A token as the vocabulary writes it.
+    pub(crate) fn token_text(&self, token: Token) -> Option<&CStr> {
+        let token = Some(token).filter(|&token| self.contains(token))?;
         // SAFETY: a valid vocabulary of some type, and a token of it.
         let text = unsafe { sys::llama_vocab_get_text(self.raw_vocab(), token) };
         // SAFETY: NUL-terminated, and it lives as long as the model.

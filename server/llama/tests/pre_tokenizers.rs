@@ -6,12 +6,13 @@
 
 mod common;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{gguf, load_written};
-use gantry_llama::{MAX_RUN_CHARS, Model, TokenizeError};
+use gantry_llama::{MAX_RUN_CHARS, Model, ModelError, ModelParams, TokenizeError};
 
 /// What a child reads its half of the names from.
 const NAMES: &str = "GANTRY_TEST_PRE_TOKENIZERS";
@@ -78,6 +79,15 @@ fn no_run_overflows_a_stack_whatever_the_pre_tokeniser() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{} after:\n{last}\n{error}", output.status);
     }
+}
+
+#[test]
+fn a_pre_tokeniser_whose_merges_would_see_spaces_is_refused() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let model = gguf::sliding_window_of(gguf::Gguf::merges("gemma2", "gpt2", "whitespace"));
+    file.write_all(&model.bytes()).unwrap();
+    let refused = Model::load(file.path(), &ModelParams::default(), &mut |_| true).unwrap_err();
+    assert!(matches!(&refused, ModelError::Refused(reason) if reason.contains("`whitespace`")), "{refused}");
 }
 
 #[test]

@@ -166,6 +166,8 @@ pub struct ValidChatRequest {
 pub struct ValidCompletionRequest {
     /// The text.
     pub prompt: String,
+    /// Whether special tokens that the text writes are those tokens.
+    pub parse_special: bool,
     /// What chats and texts have in common.
     pub common: Common,
 }
@@ -214,13 +216,14 @@ impl ValidCompletionRequest {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
         let prompt = prompt(&fields)?;
+        let parse_special = fields.boolean("parse_special")?.unwrap_or(false);
         let mut common = Common::read(&fields, text_logprobs)?;
         // Who gives llama-server's name and gets here without a number asked for no bound.
         if fields.get("n_predict").is_none() {
             common.sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
         }
         parameters::refuse(Place::Text, &object, "")?;
-        Ok(Self { prompt, common })
+        Ok(Self { prompt, parse_special, common })
     }
 
     /// The same request on the wire.
@@ -228,6 +231,7 @@ impl ValidCompletionRequest {
     pub fn to_json(&self) -> Value {
         let mut object = self.common.write();
         object.insert("prompt".to_owned(), json!(self.prompt));
+        object.insert("parse_special".to_owned(), json!(self.parse_special));
         object.insert("logprobs".to_owned(), json!(self.common.logprobs));
         Value::Object(object)
     }

@@ -777,7 +777,7 @@ proptest! {
 
     #[test]
     fn valid_completions_survive_the_wire(prompt in ".{1,60}", common in common()) {
-        let request = ValidCompletionRequest { prompt, common };
+        let request = ValidCompletionRequest { prompt, parse_special: common.timings, common };
         prop_assert_eq!(ValidCompletionRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
     }
 

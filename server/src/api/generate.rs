@@ -40,9 +40,10 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
-    let ValidCompletionRequest { prompt, common } = ValidCompletionRequest::parse(&body)?;
+    let ValidCompletionRequest { prompt, parse_special, common } = ValidCompletionRequest::parse(&body)?;
     drop(body);
-    answer(&app, Asked { shape: Shape::Text, prompt: Prompt::Text(prompt), common, origin, share }).await
+    let prompt = if parse_special { Prompt::Markup(prompt) } else { Prompt::Text(prompt) };
+    answer(&app, Asked { shape: Shape::Text, prompt, common, origin, share }).await
 }
 
 /// What is asked, in full.

@@ -49,6 +49,9 @@ impl Wanted {
 struct Line {
     messages: Option<serde_json::Value>,
     prompt: Option<String>,
+    /// Whether special tokens that `prompt` writes are those tokens, as on `/v1/completions`.
+    #[serde(default)]
+    parse_special: bool,
     expected: Option<String>,
     contains: Option<String>,
     max_tokens: Option<u32>,
@@ -87,6 +90,7 @@ fn parse_line(line: &str, number: usize) -> Result<GoldenPrompt, String> {
             }
             Prompt::Chat { messages_json: messages.to_string() }
         }
+        (None, Some(text)) if !text.is_empty() && line.parse_special => Prompt::Markup(text),
         (None, Some(text)) if !text.is_empty() => Prompt::Text(text),
         _ => return Err("must have either messages or a prompt".to_owned()),
     };
@@ -205,6 +209,17 @@ mod tests {
             [(1, DEFAULT_PROMPT_MAX_TOKENS), (3, 8)]
         );
         assert!(matches!(&prompts[0].prompt, Prompt::Chat { messages_json } if messages_json.contains("Hi")));
+    }
+
+    #[test]
+    fn special_tokens_of_a_prompt_are_parsed_where_its_line_says_so() {
+        for (says, parsed) in
+            [("", false), (r#", "parse_special": false"#, false), (r#", "parse_special": true"#, true)]
+        {
+            let prompts = parse(&format!(r#"{{"prompt": "</s>", "expected": "x"{says}}}"#)).unwrap();
+            let wanted = if parsed { Prompt::Markup("</s>".into()) } else { Prompt::Text("</s>".into()) };
+            assert_eq!(prompts[0].prompt, wanted);
+        }
     }
 
     #[test]

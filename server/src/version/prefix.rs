@@ -15,7 +15,7 @@ use crate::limits::{PREFIX_BLOCK_BYTES, PREFIX_BLOCKS_PER_REQUEST};
 /// The names of a prompt's beginnings, the shortest first; none for a prompt shorter than a block.
 pub(super) fn keys(prompt: &Prompt) -> Vec<u64> {
     match prompt {
-        Prompt::Text(text) | Prompt::Chat { messages_json: text } => keys_of(text.as_bytes()),
+        Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => keys_of(text.as_bytes()),
         Prompt::Tokens(tokens) => {
             let head = tokens.iter().take(PREFIX_BLOCK_BYTES / size_of::<i32>() * PREFIX_BLOCKS_PER_REQUEST);
             keys_of(&head.flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>())

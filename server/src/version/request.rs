@@ -65,7 +65,9 @@ impl GenerateRequest {
     /// the worker has the tokeniser, and at least what it must need for tokens.
     pub(super) fn cells(&self, cells_per_sequence: u64) -> u64 {
         let (prompt, least) = match &*self.prompt {
-            Prompt::Text(text) | Prompt::Chat { messages_json: text } => (text.len() / BYTES_PER_TOKEN_ESTIMATE, 1),
+            Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => {
+                (text.len() / BYTES_PER_TOKEN_ESTIMATE, 1)
+            }
             Prompt::Tokens(tokens) => (tokens.len(), tokens.len() as u64 + 1),
         };
         let answer = self.params.max_tokens.map_or(cells_per_sequence, u64::from);

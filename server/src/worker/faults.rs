@@ -27,7 +27,7 @@ impl Faults {
 
     pub(super) fn of_prompt(&self, prompt: &Prompt) -> Option<Moment> {
         match prompt {
-            Prompt::Text(text) | Prompt::Chat { messages_json: text } => self.of_text(text),
+            Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => self.of_text(text),
             Prompt::Tokens(_) => None,
         }
     }

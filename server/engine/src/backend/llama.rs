@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use gantry_llama::{
-    Backends, Batch, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams, TemplateSource,
-    TokenTexts, TokenizeError,
+    Backends, Batch, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams, SpecialTokens,
+    TemplateSource, TokenTexts, TokenizeError,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -608,8 +608,8 @@ impl Vocabulary for LlamaVocabulary {
         self.longest_token
     }
 
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
-        self.model.tokenize(text, true, true).map_err(|e| not_tokenised("prompt", &e))
+    fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
+        self.model.tokenize_with(text, true, specials).map_err(|e| not_tokenised("prompt", &e))
     }
 
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
@@ -620,8 +620,14 @@ impl Vocabulary for LlamaVocabulary {
         let template = self.template.as_ref().ok_or_else(|| {
             RequestError::invalid("messages", "no_chat_template", "this model has no chat template; send a text prompt")
         })?;
-        let chat = template.render(messages_json, None)?;
-        Ok(RenderedChat { prompt: chat.prompt, stops: chat.additional_stops })
+        // Wherever it is rendered, and whatever for: what messages say comes back as text.
+        let marked = self.model.mark_chat(messages_json)?;
+        let messages_json = marked.as_ref().map_or(messages_json, |marked| marked.messages_json.as_str());
+        let mut chat = template.render(messages_json, None)?;
+        if let Some(marked) = &marked {
+            marked.unmark(&mut chat);
+        }
+        Ok(RenderedChat { prompt: chat.prompt, text_at: chat.text_at, stops: chat.additional_stops })
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use gantry_llama::TokenTexts;
+use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
 use crate::error::RequestError;
@@ -378,19 +378,20 @@ impl Vocabulary for ScriptedVocabulary {
         1
     }
 
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>, RequestError> {
+    fn tokenize(&self, text: &str, _: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
         Ok(text.bytes().map(|b| 1 + Token::from(b) % 47).collect())
     }
 
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
-        Ok([self.tokenize(query)?, vec![END], self.tokenize(document)?].concat())
+        let tokens = |text| self.tokenize(text, SpecialTokens::None);
+        Ok([tokens(query)?, vec![END], tokens(document)?].concat())
     }
 
     fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
         if messages_json == "panic" {
             panic!("scripted");
         }
-        Ok(RenderedChat { prompt: format!("<{messages_json}>"), stops: vec![String::from("dd")] })
+        Ok(RenderedChat { prompt: format!("<{messages_json}>"), text_at: Vec::new(), stops: vec![String::from("dd")] })
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {

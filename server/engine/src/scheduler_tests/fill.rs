@@ -285,7 +285,7 @@ fn a_real_cache_is_as_it_was() {
         h.scheduler.fills();
         let ask = |h: &mut Harness<_>, question: &str, tokens| {
             let prompt = format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n");
-            h.submit(vocabulary.tokenize(&prompt).unwrap(), stays(tokens)).unwrap()
+            h.submit(vocabulary.tokenize(&prompt, gantry_llama::SpecialTokens::All).unwrap(), stays(tokens)).unwrap()
         };
         let _left_over = ["Who are you?"; 4].map(|question| ask(&mut h, question, 6));
         h.run();

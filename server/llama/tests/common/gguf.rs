@@ -39,10 +39,10 @@ impl Gguf {
     }
 
     /// A vocabulary of merges: the 256 bytes as GPT-2 writes them, three special tokens, and a merge that no test asks for.
-    pub fn merges(architecture: &str, pre_tokenizer: &str) -> Self {
+    pub fn merges(architecture: &str, tokenizer: &str, pre_tokenizer: &str) -> Self {
         let mut gguf = Self::default();
         gguf.string("general.architecture", architecture);
-        gguf.string("tokenizer.ggml.model", if pre_tokenizer == "whitespace" { pre_tokenizer } else { "gpt2" });
+        gguf.string("tokenizer.ggml.model", tokenizer);
         gguf.string("tokenizer.ggml.pre", pre_tokenizer);
         let printed = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
         let shifted = (0..256).filter(|byte| !printed(byte)).zip(256..).map(|(_, character)| character);
@@ -253,7 +253,7 @@ pub fn sliding_window() -> Gguf {
 
 /// A model with a vocabulary of merges.
 pub fn with_pre_tokenizer(name: &str) -> Gguf {
-    sliding_window_of(Gguf::merges("gemma2", name))
+    sliding_window_of(Gguf::merges("gemma2", if name == "whitespace" { name } else { "gpt2" }, name))
 }
 
 /// The same with the vocabulary that was begun with, of 259 tokens.

@@ -1,0 +1,315 @@
+//! Text of messages stays text: where a message writes a reserved token, a mark goes into it before the template sees it.
+//!
+//! The prompt that comes back has the marks wherever the template put the text: trimmed, joined, in other case, within
+//! JSON, by code that llama.cpp has for some templates. [`unmark`] takes them out and tells where they were, and no token
+//! is made of what one of them stood in. A chat that writes no such token goes through unchanged.
+//!
+//! An input may also become a reserved token together with what stands beside it, `<|im_` before `end|>`, so that an
+//! input that could begin, end or be within one gets a mark at that end. Roles and types are left alone: templates build
+//! tokens of them, and a caller of this crate takes only words that it knows. What an assistant is said to have said may
+//! hold user-defined tokens such as `</think>`, which templates look for and which its own answers have.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+
+use crate::chat::ChatPrompt;
+use crate::error::ChatError;
+use crate::model::Model;
+use crate::specials::Specials;
+
+/// Names of fields whose words templates compare and build tokens of.
+const WORDS: [&str; 2] = ["role", "type"];
+/// A mark that nothing escapes and no letter's case changes.
+const MARK: char = '\u{7f}';
+/// Where that is in a text: characters of private use.
+const OTHER_MARKS: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
+
+/// A chat whose texts are marked, to be rendered by its model's template wherever that is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MarkedChat {
+    /// The messages, for the template.
+    pub messages_json: String,
+    mark: char,
+}
+
+impl MarkedChat {
+    /// Takes the marks out of what the template made of the messages, and notes where they were.
+    pub fn unmark(&self, chat: &mut ChatPrompt) {
+        (chat.prompt, chat.text_at) = unmark(&chat.prompt, self.mark);
+    }
+}
+
+impl Model {
+    /// Marks where messages write reserved tokens of this vocabulary; `None`: nowhere, and the chat is rendered as it is.
+    ///
+    /// # Errors
+    /// When the messages are no JSON, or leave no character for a mark.
+    pub fn mark_chat(&self, messages_json: &str) -> Result<Option<MarkedChat>, ChatError> {
+        let messages =
+            serde_json::from_str(messages_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
+        let marked = mark(&messages, self.specials()).map_err(ChatError::Messages)?;
+        Ok(marked.map(|(messages, mark)| MarkedChat { messages_json: messages.to_string(), mark }))
+    }
+}
+
+/// Marks all messages of a chat; `None`: none needs it.
+///
+/// # Errors
+/// The messages use up every character that could be a mark.
+fn mark(messages: &Value, specials: &Specials) -> Result<Option<(Value, char)>, String> {
+    let mark = unused(messages).ok_or("they hold every character of private use")?;
+    let marker = Marker { specials, mark };
+    let mut marked = messages.clone();
+    let mut any = false;
+    for message in marked.as_array_mut().into_iter().flatten() {
+        let said = message.get("role").and_then(Value::as_str) == Some("assistant");
+        any |= marker.value(message, said);
+    }
+    Ok(any.then_some((marked, mark)))
+}
+
+/// A text without its marks, and where they were, in bytes.
+fn unmark(text: &str, mark: char) -> (String, Vec<usize>) {
+    let mut plain = String::with_capacity(text.len());
+    let mut places = Vec::new();
+    for (i, part) in text.split(mark).enumerate() {
+        if i > 0 {
+            places.push(plain.len());
+        }
+        plain.push_str(part);
+    }
+    (plain, places)
+}
+
+/// A character that no text of the chat has.
+fn unused(messages: &Value) -> Option<char> {
+    let mut taken = false;
+    each_text(messages, &mut |text| taken |= text.contains(MARK));
+    if !taken {
+        return Some(MARK);
+    }
+    let mut used = HashSet::new();
+    each_text(messages, &mut |text| used.extend(text.chars().filter(|c| OTHER_MARKS.contains(c))));
+    OTHER_MARKS.clone().find(|mark| !used.contains(mark))
+}
+
+fn each_text(value: &Value, see: &mut impl FnMut(&str)) {
+    match value {
+        Value::String(text) => see(text),
+        Value::Array(items) => items.iter().for_each(|item| each_text(item, see)),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                see(name);
+                each_text(value, see);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn any_text(value: &Value, is: &impl Fn(&str) -> bool) -> bool {
+    match value {
+        Value::String(text) => is(text),
+        Value::Array(items) => items.iter().any(|item| any_text(item, is)),
+        Value::Object(fields) => fields.iter().any(|(name, value)| is(name) || any_text(value, is)),
+        _ => false,
+    }
+}
+
+struct Marker<'a> {
+    specials: &'a Specials,
+    mark: char,
+}
+
+impl Marker<'_> {
+    /// Whether there was something to mark. `said`: it stands in an assistant's turn.
+    fn value(&self, value: &mut Value, said: bool) -> bool {
+        match value {
+            Value::String(text) => self.text(text, said),
+            Value::Array(items) => items.iter_mut().fold(false, |any, item| self.value(item, said) | any),
+            Value::Object(fields) => self.object(fields, said),
+            _ => false,
+        }
+    }
+
+    fn object(&self, fields: &mut Map<String, Value>, said: bool) -> bool {
+        let mut any = false;
+        for (mut name, mut value) in std::mem::take(fields) {
+            any |= match &mut value {
+                Value::String(word) if WORDS.contains(&name.as_str()) => {
+                    let places = self.written(word, said);
+                    self.put(word, places)
+                }
+                value => self.value(value, said),
+            };
+            let places = self.written(&name, said);
+            any |= self.put(&mut name, places);
+            fields.insert(name, value);
+        }
+        any
+    }
+
+    fn text(&self, text: &mut String, said: bool) -> bool {
+        if let Some(hidden) = self.within_json(text, said) {
+            *text = hidden;
+            return true;
+        }
+        let mut places = self.written(text, said);
+        let trimmed = text.trim();
+        if !trimmed.is_empty() {
+            let start = text.len() - text.trim_start().len();
+            let (before, after) = if self.specials.may_hold(trimmed) {
+                (true, true)
+            } else {
+                (self.specials.may_end_in(trimmed), self.specials.may_begin_in(trimmed))
+            };
+            places.extend(before.then_some(start));
+            places.extend(after.then_some(start + trimmed.len()));
+        }
+        self.put(text, places)
+    }
+
+    /// Inside each reserved token that is written in the text: after its first character.
+    fn written(&self, text: &str, said: bool) -> Vec<usize> {
+        let found = self.specials.find(text);
+        let found = found.filter(|written| !(said && self.specials.get(written.special).may_be_said()));
+        found
+            .filter_map(|written| {
+                let first = text[written.start..].chars().next()?.len_utf8();
+                (written.start + first < written.end).then_some(written.start + first)
+            })
+            .collect()
+    }
+
+    fn put(&self, text: &mut String, mut places: Vec<usize>) -> bool {
+        if places.is_empty() {
+            return false;
+        }
+        places.sort_unstable();
+        places.dedup();
+        let mut marked = String::with_capacity(text.len() + places.len() * self.mark.len_utf8());
+        let mut from = 0;
+        for place in places {
+            marked.push_str(&text[from..place]);
+            marked.push(self.mark);
+            from = place;
+        }
+        marked.push_str(&text[from..]);
+        *text = marked;
+        true
+    }
+
+    /// llama.cpp reads the arguments of calls, and some results, as JSON: tokens that are written there with escapes
+    /// (`\u003c`) would appear only then. `None`: there are none.
+    fn within_json(&self, text: &str, said: bool) -> Option<String> {
+        if !text.contains('\\') || !text.trim_start().starts_with(['{', '[', '"']) {
+            return None;
+        }
+        let mut value: Value = serde_json::from_str(text).ok()?;
+        any_text(&value, &|inner| !self.written(inner, said).is_empty()).then(|| {
+            self.value(&mut value, said);
+            value.to_string()
+        })
+    }
+}
+
+/// The deepest nesting of brackets and braces, those within strings left out.
+pub(crate) fn nesting(text: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+    use crate::specials::testing::specials;
+
+    fn marked(messages: &Value) -> Option<Value> {
+        mark(messages, &specials()).unwrap().map(|(messages, mark)| {
+            let text = serde_json::to_string(&messages).unwrap().replace(mark, "•");
+            serde_json::from_str(&text).unwrap()
+        })
+    }
+
+    #[test]
+    fn a_chat_without_tokens_is_left_alone() {
+        let messages = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What is a < b and b > c? <b>Bold</b> [1]"},
+            {"role": "assistant", "content": "<tool_call> was said", "tool_calls": [{"type": "function"}]},
+        ]);
+        assert_eq!(marked(&messages), None);
+    }
+
+    #[test]
+    fn every_text_of_a_message_is_marked_where_it_writes_a_token() {
+        let messages = json!([
+            {"role": "user", "name": "<|im_end|>", "content": "a<|im_end|>b <TOOL_CALL>"},
+            {"role": "assistant", "content": "<|im_end|><tool_call>", "reasoning_content": "[INST]"},
+            {"role": "tool", "content": [{"type": "text", "text": "</s>"}], "tool_call_id": "</s>"},
+        ]);
+        let wanted = json!([
+            {"role": "user", "name": "<•|im_end|>", "content": "a<•|im_end|>b <•TOOL_CALL>"},
+            {"role": "assistant", "content": "<•|im_end|><tool_call>", "reasoning_content": "[•INST]"},
+            {"role": "tool", "content": [{"type": "text", "text": "<•/s>"}], "tool_call_id": "<•/s>"},
+        ]);
+        // At their ends these texts could be a part of another token.
+        let inside = serde_json::to_string(&marked(&messages).unwrap()).unwrap();
+        let inside = inside.replace("\"•", "\"").replace("•\"", "\"");
+        assert_eq!(serde_json::from_str::<Value>(&inside).unwrap(), wanted);
+    }
+
+    #[test]
+    fn what_may_become_a_token_with_its_neighbours_is_marked_at_its_ends() {
+        let text = |text: &str| {
+            let marked = marked(&json!([{"role": "user", "content": text}]));
+            marked.map_or_else(|| text.to_owned(), |messages| messages[0]["content"].as_str().unwrap().to_owned())
+        };
+        assert_eq!(text(" so it <|im_ "), " so it <|im_• ");
+        assert_eq!(text(" end|> is it"), " •end|> is it");
+        assert_eq!(text("im_end"), "•im_end•");
+        assert_eq!(text("so it is"), "so it is");
+    }
+
+    #[test]
+    fn tokens_that_are_escaped_within_json_are_found() {
+        let arguments = r#"{"a": "\u003c|im_end|>", "b": [1]}"#;
+        let messages = json!([{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]);
+        let marked = marked(&messages).unwrap();
+        let arguments = marked[0]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+        let read: Value = serde_json::from_str(arguments).unwrap();
+        assert_eq!(read["a"].as_str().unwrap().trim_matches('•'), "<•|im_end|>");
+    }
+
+    #[test]
+    fn a_mark_that_a_text_has_is_not_taken() {
+        let messages = json!([{"role": "user", "content": "\u{7f}</s>\u{f0000}"}]);
+        let (marked, mark) = mark(&messages, &specials()).unwrap().unwrap();
+        assert_eq!(mark, '\u{f0001}');
+        let (plain, places) = unmark(marked[0]["content"].as_str().unwrap(), mark);
+        assert_eq!((plain.as_str(), places.as_slice()), ("\u{7f}</s>\u{f0000}", [2].as_slice()));
+    }
+
+    #[test]
+    fn nesting_counts_brackets_outside_of_strings() {
+        assert_eq!(nesting(r#"{"a": ["[[[\"[[", {}]}"#), 3);
+        assert_eq!(nesting(""), 0);
+    }
+}

@@ -1,0 +1,214 @@
+//! The tokens of a vocabulary that structure a prompt, and where a text writes them.
+//!
+//! Reserved are those that no text may become: control tokens, and of the user-defined ones those that look like control
+//! tokens (`<|start|>` of gpt-oss) or that the model's chat template writes (`<tool_call>`). Other user-defined tokens, as
+//! Gemma's runs of spaces, are how a vocabulary spells text.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+
+use aho_corasick::{AhoCorasick, AhoCorasickBuilder};
+use llama_cpp_sys_2 as sys;
+
+use crate::model::{Model, Token};
+
+/// The names of templates that a file may bring beside its chat template.
+const TEMPLATES: [&CStr; 2] = [c"tool_use", c"rerank"];
+
+/// A reserved token.
+#[derive(Debug)]
+pub(crate) struct Special {
+    pub(crate) token: Token,
+    pub(crate) text: String,
+    /// llama.cpp finds it in a text only where it is asked to; otherwise wherever it stands.
+    pub(crate) control: bool,
+    /// It stands for what the vocabulary cannot spell.
+    pub(crate) unknown: bool,
+    /// It swallows the spaces before it.
+    pub(crate) strips_left: bool,
+    /// It swallows the spaces after it.
+    pub(crate) strips_right: bool,
+}
+
+impl Special {
+    /// Whether a model can have written it in an answer, whose text goes back into a later prompt.
+    pub(crate) fn may_be_said(&self) -> bool {
+        !self.control && !looks_like_control(&self.text)
+    }
+}
+
+/// A reserved token as it is written in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// Its place in the list.
+    pub(crate) special: usize,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+/// The reserved tokens of a vocabulary.
+#[derive(Debug)]
+pub(crate) struct Specials {
+    /// Longest first, as llama.cpp looks for them.
+    list: Vec<Special>,
+    by_token: HashMap<Token, usize>,
+    /// Finds them, whatever the case of their letters.
+    finder: Option<AhoCorasick>,
+    /// Their texts in lower case, sorted; and the same written backwards.
+    forwards: Vec<Vec<u8>>,
+    backwards: Vec<Vec<u8>>,
+    /// All of them, with a character between them that none has.
+    joined: String,
+    longest_bytes: usize,
+}
+
+impl Specials {
+    pub(crate) fn of(model: &Model) -> Self {
+        let templates: Vec<&str> = std::iter::once(None)
+            .chain(TEMPLATES.into_iter().map(Some))
+            .filter_map(|name| model.template(name)?.to_str().ok())
+            .collect();
+        let tokens = (0..).take(model.vocab_size() as usize);
+        Self::new(tokens.filter_map(|token| special(model, token, &templates)).collect())
+    }
+
+    fn new(mut list: Vec<Special>) -> Self {
+        list.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
+        let finder = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(list.iter().map(|s| &s.text)).ok();
+        let mut forwards: Vec<Vec<u8>> = list.iter().map(|s| s.text.to_ascii_lowercase().into_bytes()).collect();
+        let mut backwards: Vec<Vec<u8>> = forwards.iter().map(|text| text.iter().rev().copied().collect()).collect();
+        let joined = list.iter().map(|s| s.text.to_ascii_lowercase()).collect::<Vec<_>>().join("\0");
+        forwards.sort_unstable();
+        backwards.sort_unstable();
+        let by_token = list.iter().enumerate().map(|(i, special)| (special.token, i)).collect();
+        let longest_bytes = list.first().map_or(0, |special| special.text.len());
+        Self { list, by_token, finder, forwards, backwards, joined, longest_bytes }
+    }
+
+    pub(crate) fn get(&self, index: usize) -> &Special {
+        &self.list[index]
+    }
+
+    pub(crate) fn by_token(&self, token: Token) -> Option<&Special> {
+        Some(&self.list[*self.by_token.get(&token)?])
+    }
+
+    /// Every place where a text writes one, whatever the case of its letters, those within others too.
+    pub(crate) fn find(&self, text: &str) -> impl Iterator<Item = Written> {
+        let places = self.finder.iter().flat_map(move |finder| finder.find_overlapping_iter(text));
+        places.map(|place| Written { special: place.pattern().as_usize(), start: place.start(), end: place.end() })
+    }
+
+    /// Whether one may begin with the end of this text, and go on with what is written after it.
+    pub(crate) fn may_begin_in(&self, text: &str) -> bool {
+        let tail = tail(text.as_bytes(), self.longest_bytes).to_ascii_lowercase();
+        (0..tail.len()).any(|from| begins_one(&self.forwards, &tail[from..]))
+    }
+
+    /// Whether one may end with the beginning of this text, and have begun in what is written before it.
+    pub(crate) fn may_end_in(&self, text: &str) -> bool {
+        let head = &text.as_bytes()[..text.len().min(self.longest_bytes)];
+        let head: Vec<u8> = head.iter().rev().map(u8::to_ascii_lowercase).collect();
+        (0..head.len()).any(|from| begins_one(&self.backwards, &head[from..]))
+    }
+
+    /// Whether this text may stand within one.
+    pub(crate) fn may_hold(&self, text: &str) -> bool {
+        text.len() < self.longest_bytes && self.joined.contains(&text.to_ascii_lowercase())
+    }
+}
+
+/// Whether a text of a sorted list begins with this and goes on.
+fn begins_one(sorted: &[Vec<u8>], with: &[u8]) -> bool {
+    let at = sorted.partition_point(|text| text.as_slice() <= with);
+    sorted.get(at).is_some_and(|text| text.starts_with(with))
+}
+
+fn tail(bytes: &[u8], len: usize) -> &[u8] {
+    &bytes[bytes.len().saturating_sub(len)..]
+}
+
+fn special(model: &Model, token: Token, templates: &[&str]) -> Option<Special> {
+    let attributes = model.attributes(token);
+    let has = |attribute: sys::llama_token_attr| attributes & attribute != 0;
+    let unknown = has(sys::LLAMA_TOKEN_ATTR_UNKNOWN);
+    let control = unknown || has(sys::LLAMA_TOKEN_ATTR_CONTROL);
+    if !control && !has(sys::LLAMA_TOKEN_ATTR_USER_DEFINED) {
+        return None;
+    }
+    // What is no UTF-8 stands in no text.
+    let text = model.token_text(token)?.to_str().ok()?;
+    let structures =
+        || text.chars().nth(1).is_some() && !text.trim().is_empty() && templates.iter().any(|t| t.contains(text));
+    if text.is_empty() || !(control || looks_like_control(text) || structures()) {
+        return None;
+    }
+    Some(Special {
+        token,
+        text: text.to_owned(),
+        control,
+        unknown,
+        strips_left: has(sys::LLAMA_TOKEN_ATTR_LSTRIP),
+        strips_right: has(sys::LLAMA_TOKEN_ATTR_RSTRIP),
+    })
+}
+
+/// llama.cpp's converter takes such tokens for control tokens, too.
+fn looks_like_control(text: &str) -> bool {
+    (text.starts_with("<|") && text.ends_with("|>")) || (text.starts_with("<｜") && text.ends_with("｜>"))
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::{Special, Specials, Token};
+
+    /// Of a vocabulary that no model has.
+    pub(crate) fn specials() -> Specials {
+        let special = |token: Token, text: &str, control| Special {
+            token,
+            text: text.to_owned(),
+            control,
+            unknown: false,
+            strips_left: false,
+            strips_right: false,
+        };
+        Specials::new(vec![
+            special(1, "<|im_end|>", true),
+            special(2, "<|endoftext|>", true),
+            special(3, "<tool_call>", false),
+            special(4, "[INST]", true),
+            special(5, "</s>", true),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::specials;
+    use super::*;
+
+    #[test]
+    fn they_are_found_in_any_case_and_within_others() {
+        let specials = specials();
+        let found = specials.find("a<|IM_END|><|endoftext|>[INST");
+        let found: Vec<(Token, usize)> = found.map(|w| (specials.get(w.special).token, w.start)).collect();
+        assert_eq!(found, [(1, 1), (2, 11)]);
+    }
+
+    #[test]
+    fn what_may_become_one_with_its_neighbours_is_known() {
+        let specials = specials();
+        for text in ["so it <", "<|i", "[INS", "<TOOL_", "<|endo"] {
+            assert!(specials.may_begin_in(text), "{text}");
+        }
+        for text in ["> quoted", "oftext|> x", "T]"] {
+            assert!(specials.may_end_in(text), "{text}");
+        }
+        for text in ["end", "tool", "OFTEXT", "|"] {
+            assert!(specials.may_hold(text), "{text}");
+        }
+        for text in ["Hello", "a < b", "x > y.", "[1]x"] {
+            assert!(!specials.may_begin_in(text) && !specials.may_end_in(text) && !specials.may_hold(text), "{text}");
+        }
+    }
+}
