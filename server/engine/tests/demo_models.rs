@@ -139,7 +139,8 @@ fn what_a_grammar_or_a_schema_asks_for_is_what_comes() {
             "people": {"type": "integer", "minimum": 0, "maximum": 99},
             "tags": {"type": "array", "items": {"enum": ["old", "new"]}, "minItems": 1, "maxItems": 3}
         },
-        "required": ["city", "sure", "people", "tags"]
+        "required": ["city", "sure", "people", "tags"],
+        "additionalProperties": false
     });
     for params in with_grammar(&Grammar::JsonSchema { schema: schema.to_string(), strict: true }) {
         let output = engine.generate(ask("What is the capital of Norway?"), params).unwrap();

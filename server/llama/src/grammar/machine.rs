@@ -22,7 +22,7 @@ pub const MAX_STACKS: usize = 4096;
 pub const MAX_STEPS: u64 = 25_000;
 /// States, stacks and transitions that are remembered; past that all but the current states are forgotten between two
 /// tokens.
-const REMEMBERED_STATES: usize = 1024;
+const REMEMBERED_STATES: usize = if cfg!(test) { 256 } else { 2048 };
 const REMEMBERED_STACKS: usize = 1 << 17;
 pub(super) const REMEMBERED_OTHERS: usize = 1 << 17;
 
