@@ -172,7 +172,7 @@ mod tests {
     fn records_become_lines_for_people() {
         let warning =
             r#"{"timestamp":"t","level":"WARN","message":"a worker died","target":"x","worker":0,"why":"memory"}"#;
-        assert_eq!(PLAIN.line(warning).unwrap(), "warning: a worker died (why memory, worker 0)\n");
+        assert_eq!(PLAIN.line(warning).unwrap(), "warning: a worker died (worker 0, why memory)\n");
         let colour = Style { colour: true, ..PLAIN };
         assert_eq!(
             colour.line(r#"{"level":"ERROR","message":"no","target":"x"}"#).unwrap(),

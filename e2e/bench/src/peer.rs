@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+
 use tokio::{process::Command, time::timeout};
 
 use crate::{
@@ -38,8 +38,6 @@ pub struct Candidate {
     pub args: Vec<String>,
     /// Environment.
     pub env: Vec<(String, String)>,
-    /// Fields of each request.
-    pub body: Map<String, Value>,
 }
 
 /// The configuration that it comes with.
@@ -48,7 +46,7 @@ pub const DEFAULT: &str = "default";
 impl Candidate {
     fn new(name: &'static str, why: &'static str, args: &[&str]) -> Self {
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
-        Self { name, why, args, env: Vec::new(), body: Map::new() }
+        Self { name, why, args, env: Vec::new() }
     }
 
     /// With GNU OpenMP's threads asleep between graphs, instead of spinning on cores that the client needs too. Which of the
@@ -68,10 +66,7 @@ impl Candidate {
 
     /// With nothing sampled but the best token. By default temperature 0 still goes through the whole chain.
     fn greedy(mut self) -> Self {
-        let fields = json!({"samplers": ["top_k"], "top_k": 1});
-        if let Value::Object(fields) = fields {
-            self.body.extend(fields);
-        }
+        self.args.extend(["--samplers", "top_k", "--top-k", "1"].map(str::to_owned));
         self
     }
 
@@ -89,7 +84,7 @@ impl Candidate {
         args.extend(["--ctx-size".to_owned(), load.ctx_size.to_string()]);
         args.extend(["--threads".to_owned(), threads.to_string()]);
         args.extend(self.args.clone());
-        Setup { program: folder.join("llama-server"), args, env: self.env.clone(), body: self.body.clone() }
+        Setup { program: folder.join("llama-server"), args, env: self.env.clone(), ..Setup::default() }
     }
 }
 

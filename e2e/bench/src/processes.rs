@@ -23,15 +23,26 @@ pub struct Cost {
     pub pss_bytes: u64,
 }
 
-/// The process `root` and its descendants.
-#[must_use]
-pub fn tree(root: u32) -> BTreeSet<u32> {
-    let parents: Vec<(u32, u32)> = fs::read_dir("/proc")
+/// Every process and the one that started it, as far as that has not ended.
+fn parents() -> Vec<(u32, u32)> {
+    fs::read_dir("/proc")
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter_map(|pid: u32| Some((pid, parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?.parent)))
-        .collect();
+        .collect()
+}
+
+/// The processes that `root` has started itself: of our server's front the workers, without what those have started.
+#[must_use]
+pub fn children(root: u32) -> BTreeSet<u32> {
+    parents().into_iter().filter(|(_, parent)| *parent == root).map(|(pid, _)| pid).collect()
+}
+
+/// The process `root` and its descendants.
+#[must_use]
+pub fn tree(root: u32) -> BTreeSet<u32> {
+    let parents = parents();
     let mut tree = BTreeSet::from([root]);
     loop {
         let before = tree.len();
@@ -139,11 +150,13 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let found = tree(own).contains(&child.id());
         let without = tree(child.id());
+        let own_children = children(own);
         let alive = is_alive(child.id());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found && alive && !is_alive(child.id()));
         assert_eq!(without, BTreeSet::from([child.id()]));
+        assert!(own_children.contains(&child.id()) && !own_children.contains(&own));
         assert!(cost(own).pss_bytes > 0 && resident_bytes(own).unwrap() > 0 && open_files(own).unwrap() > 2);
     }
 }

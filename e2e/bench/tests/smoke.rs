@@ -43,6 +43,7 @@ while [ "$1" != END ]; do
   case $1 in
     -np) set -- "$@" --parallel "$2"; shift 2 ;;
     -kvu) shift ;;
+    --samplers|--top-k) shift 2 ;;
     *) set -- "$@" "$1"; shift ;;
   esac
 done

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_engine::{
     Engine, EngineConfig, EngineStats, FinishReason, GenerationEvent, GenerationOutput, GenerationParams, KvLayout,
@@ -37,8 +37,15 @@ fn config(drafts: bool) -> EngineConfig {
     }
 }
 
+/// Loads a model, and waits until it is known what steps cost: before that it is not known whether guesses pay.
 fn load(config: EngineConfig) -> Engine {
-    Engine::load(config, |fraction| (0.0..=1.0).contains(&fraction)).unwrap()
+    let engine = Engine::load(config, |fraction| (0.0..=1.0).contains(&fraction)).unwrap();
+    let begun = Instant::now();
+    while engine.stats().measures {
+        assert!(begun.elapsed() < PATIENCE, "it measures for {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+    engine
 }
 
 /// What the demo models were trained on: questions with short answers, and two with long ones.

@@ -154,7 +154,7 @@ impl Faults {
         let count = (self.requests / REQUESTS_BETWEEN).clamp(3, MAX_WORKER_FAULTS);
         let every = self.requests / (count + 1);
         // In the order in which they were started, which is theirs for as long as it is kept here.
-        let mut workers: Vec<u32> = processes::tree(self.front).into_iter().filter(|pid| *pid != self.front).collect();
+        let mut workers: Vec<u32> = processes::children(self.front).into_iter().collect();
         ensure!(workers.len() == WORKERS as usize, "{WORKERS} workers were asked for, and there are {workers:?}");
         for number in 1..=count {
             while run.sent() < number * every && !*stop.borrow() {
@@ -210,8 +210,7 @@ impl Faults {
             self.recovered(|now| now.restarts == before.restarts).await?;
         } else {
             self.recovered(|now| now.restarts > before.restarts).await?;
-            let now = processes::tree(self.front);
-            let fresh = now.into_iter().find(|pid| *pid != self.front && !workers.contains(pid));
+            let fresh = processes::children(self.front).into_iter().find(|pid| !workers.contains(pid));
             workers[worker] = fresh.ok_or_else(|| anyhow::anyhow!("a worker that died has no successor"))?;
         }
         if let Some(last) = self.done().spans.last_mut() {

@@ -4,7 +4,12 @@
 //! last may be above that of the second by [`MAX_GROWTH_PERCENT`] and [`GROWTH_IGNORED_BYTES`] at most. A worker that was
 //! replaced is another process; one that lived for fewer than [`MIN_SAMPLES`] is not judged.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::SocketAddr,
+    time::Duration,
+};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -35,13 +40,14 @@ pub struct Sample {
 #[derive(Debug)]
 pub struct Watch {
     front: u32,
+    workers: BTreeSet<u32>,
     lives: BTreeMap<u32, Vec<Sample>>,
 }
 
 /// What became of one process' memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Life {
-    /// `front` or `worker`.
+    /// `front`, `worker`, or `template`: a worker's process that renders chat templates.
     pub process: String,
     /// Its id.
     pub pid: u32,
@@ -63,11 +69,12 @@ pub struct Life {
 
 impl Watch {
     pub(super) fn new(front: u32) -> Self {
-        Self { front, lives: BTreeMap::new() }
+        Self { front, workers: BTreeSet::new(), lives: BTreeMap::new() }
     }
 
-    /// Looks at the front and its workers.
+    /// Looks at the front, its workers and what those have started.
     pub(super) fn look(&mut self, since: Duration) {
+        self.workers.extend(processes::children(self.front));
         for pid in processes::tree(self.front) {
             let (Some(resident_bytes), Some(open_files)) = (processes::resident_bytes(pid), processes::open_files(pid))
             else {
@@ -79,17 +86,21 @@ impl Watch {
         }
     }
 
+    fn kind(&self, pid: u32) -> &'static str {
+        match pid {
+            pid if pid == self.front => "front",
+            pid if self.workers.contains(&pid) => "worker",
+            _ => "template",
+        }
+    }
+
     /// What became of each process, the front first.
     #[must_use]
     pub fn lives(&self) -> Vec<Life> {
         let mut lives: Vec<Life> = self
             .lives
             .iter()
-            .map(|(pid, samples)| Life {
-                process: if *pid == self.front { "front".to_owned() } else { "worker".to_owned() },
-                pid: *pid,
-                ..life(samples)
-            })
+            .map(|(pid, samples)| Life { process: self.kind(*pid).to_owned(), pid: *pid, ..life(samples) })
             .collect();
         lives.sort_by_key(|life| (life.process != "front", life.pid));
         lives
@@ -100,17 +111,17 @@ impl Watch {
 impl fmt::Display for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let last = self.lives.values().filter_map(|life| life.last()).map(|sample| sample.at_s).fold(0.0, f64::max);
-        let held = |front: bool| {
+        let held = |kind: &'static str| {
             self.lives
                 .iter()
-                .filter(move |(pid, _)| (**pid == self.front) == front)
+                .filter(move |(pid, _)| self.kind(**pid) == kind)
                 .filter_map(|(_, life)| life.last())
                 .filter(move |sample| sample.at_s >= last)
                 .map(|sample| mib(sample.resident_bytes))
                 .collect::<Vec<_>>()
                 .join(" ")
         };
-        write!(f, "RSS front {} workers {} MiB", held(true), held(false))
+        write!(f, "RSS front {} workers {} MiB", held("front"), held("worker"))
     }
 }
 
