@@ -16,7 +16,7 @@ mod corpus_tests;
 #[cfg(test)]
 mod schema_tests;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_llama::{Grammar, GrammarError, TokenTexts};
 
@@ -103,8 +103,8 @@ impl Constraint {
 pub(crate) struct Grammars {
     /// The one used last is the last.
     kept: Arc<Mutex<Vec<(params::Grammar, Constraint)>>>,
-    /// Built for the first schema: no model's load waits for it.
-    schemas: Arc<OnceLock<Result<SchemaCompiler, SchemaError>>>,
+    /// Built for the first schema: no model's load waits for it. What failed is tried again.
+    schemas: Arc<Mutex<Option<Arc<SchemaCompiler>>>>,
 }
 
 impl Grammars {
@@ -123,6 +123,7 @@ impl Grammars {
         let compiled = self.compile(texts, grammar);
         let compiled = compiled.map_err(|error| match error {
             ConstraintError::Schema(SchemaError::Busy) => RequestError::Overloaded(error.to_string()),
+            ConstraintError::Schema(SchemaError::Internal(_)) => RequestError::Internal(error.to_string()),
             error => RequestError::invalid(param, "invalid_grammar", format!("{param}: {error}")),
         })?;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,11 +140,18 @@ impl Grammars {
         match grammar {
             params::Grammar::Gbnf(text) => Ok(Constraint::Gbnf(Box::new(Grammar::gbnf(texts, text)?))),
             params::Grammar::JsonSchema { schema, strict } => {
-                let compiler = self.schemas.get_or_init(|| SchemaCompiler::new(texts)).as_ref();
-                let schema = compiler.map_err(SchemaError::clone)?.compile(schema, *strict)?;
+                let schema = self.compiler(texts)?.compile(schema, *strict)?;
                 Ok(Constraint::Schema(Box::new(schema)))
             }
         }
+    }
+
+    fn compiler(&self, texts: &Arc<TokenTexts>) -> Result<Arc<SchemaCompiler>, SchemaError> {
+        let mut built = self.schemas.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(compiler) = &*built {
+            return Ok(Arc::clone(compiler));
+        }
+        Ok(Arc::clone(built.insert(Arc::new(SchemaCompiler::new(texts)?))))
     }
 
     fn find(&self, grammar: &params::Grammar) -> Option<Constraint> {

@@ -1,7 +1,5 @@
 #include "grammar.h"
 
-#include "json-schema-to-grammar.h"
-#include "json.h"
 #include "llama-grammar.h"
 
 #include <cstdlib>
@@ -64,17 +62,6 @@ gantry_text gantry_grammar_parse(const llama_vocab * vocab, const char * text, g
         }
         *names = to_text(lines.data(), lines.size(), false);
         return to_text(words.data(), words.size() * sizeof(uint32_t), false);
-    } catch (const std::exception & e) {
-        return to_error(e.what());
-    } catch (...) {
-        return {nullptr, 0, true};
-    }
-}
-
-gantry_text gantry_schema_to_gbnf(const char * schema, size_t schema_len) {
-    try {
-        const auto gbnf = json_schema_to_grammar(common_json::parse(std::string(schema, schema_len)), true);
-        return to_text(gbnf.data(), gbnf.size(), false);
     } catch (const std::exception & e) {
         return to_error(e.what());
     } catch (...) {

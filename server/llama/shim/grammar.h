@@ -1,5 +1,4 @@
-// llama.cpp's grammar language: its GBNF parser and its JSON schema converter, without its matcher (src/grammar.rs says
-// why). No exception crosses into Rust. Mirrored by src/shim.rs.
+// llama.cpp's grammar language: its GBNF parser, without its matcher (src/grammar.rs says why). No exception crosses into Rust. Mirrored by src/shim.rs.
 #pragma once
 
 #include "shim.h"
@@ -13,9 +12,6 @@ extern "C" {
 // `names` gets the rules' names, a line each. On an error `rule_at` is where the rule at fault begins.
 struct gantry_text gantry_grammar_parse(
     const struct llama_vocab * vocab, const char * text, struct gantry_text * names, size_t * rule_at);
-
-// Answers the schema as GBNF.
-struct gantry_text gantry_schema_to_gbnf(const char * schema, size_t schema_len);
 
 #ifdef __cplusplus
 }

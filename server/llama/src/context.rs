@@ -45,7 +45,7 @@ pub struct Context {
     /// For the bytes of states.
     scratch: Vec<u8>,
     /// Read by llama.cpp while it computes.
-    _abort: Option<Arc<AtomicBool>>,
+    abort: Option<Arc<AtomicBool>>,
     /// What was asked for last, and the most.
     threads: (u32, u32),
     /// Used by llama.cpp while it computes.
@@ -117,7 +117,7 @@ impl Context {
             outputs: Vec::new(),
             knowledge: None,
             scratch: Vec::new(),
-            _abort: params.abort.clone(),
+            abort: params.abort.clone(),
             threads: (params.threads, params.threads),
             pool: threads::ThreadPool::new(params.threads).map(Arc::new),
             former_pools: Vec::new(),
@@ -207,7 +207,8 @@ impl Context {
         let turn = self.pool.as_ref().map(|pool| pool.turn());
         // SAFETY: the batch is valid for this context (checked above: sizes, tokens, sequences, positions), `raw`'s
         // vectors are borrowed for the call, and the shim catches exceptions.
-        let code = unsafe { shim::gantry_decode(self.ptr.as_ptr(), &raw const raw) };
+        let decode = || unsafe { shim::gantry_decode(self.ptr.as_ptr(), &raw const raw) };
+        let code = logs::while_it_may_be_ended(self.abort.as_ref(), decode);
         drop(turn);
         match code {
             0 => {

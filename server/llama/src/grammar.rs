@@ -1,24 +1,18 @@
-//! Grammars: what a generated text must look like, in llama.cpp's GBNF or as a JSON schema.
+//! Grammars: what a generated text must look like, in llama.cpp's GBNF.
 //!
-//! The language is llama.cpp's own: its parser reads the GBNF, its converter turns a schema into GBNF. What follows the
+//! The language is llama.cpp's own, and its parser reads it. What follows the
 //! text is ours ([`machine`]): llama.cpp's matcher takes exponential time and memory on ambiguous grammars, aborts the
 //! process where it is asked in the wrong state, and decodes every token of the vocabulary anew for each row. Tests
-//! hold the two against each other. Everything that comes from outside is bounded before C++ sees it ([`scan`],
-//! [`schema`]) and every operation has a limit of steps, so a grammar is refused or works.
+//! hold the two against each other. Everything that comes from outside is bounded before C++ sees it ([`scan`])
+//! and every operation has a limit of steps, so a grammar is refused or works.
 //!
-//! A [`Grammar`] is the state of one sequence; `clone` continues it in another. Absent: lazy grammars and triggers.
+//! A [`Grammar`] is the state of one sequence; `clone` continues it in another. Absent: lazy grammars and triggers; JSON schemas.
 
-mod json;
 mod machine;
-mod pattern;
 mod rules;
 mod scan;
-mod schema;
 mod texts;
-mod types;
 
-#[cfg(test)]
-mod schema_tests;
 #[cfg(test)]
 mod tests;
 
@@ -28,10 +22,6 @@ pub use machine::{MAX_STACKS, MAX_STEPS};
 pub use scan::{
     MAX_GRAMMAR_ELEMENTS, MAX_GRAMMAR_NESTING, MAX_GRAMMAR_RULES, MAX_GRAMMAR_TEXT_BYTES, MAX_REPETITIONS,
     MAX_RULE_NAME_BYTES,
-};
-pub use schema::{
-    MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_INTEGER, MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES,
-    MAX_SCHEMA_PROPERTIES,
 };
 pub use texts::TokenTexts;
 
@@ -65,14 +55,6 @@ pub enum GrammarError {
     LeftRecursion {
         /// The rule.
         rule: String,
-    },
-    /// The JSON schema cannot be turned into a grammar.
-    #[error("JSON schema at {path}: {message}")]
-    Schema {
-        /// A JSON pointer.
-        path: String,
-        /// What is wrong there.
-        message: String,
     },
     /// No text at all matches.
     #[error("the grammar matches no text")]
@@ -128,14 +110,6 @@ impl Grammar {
         }
         machine.begin();
         Ok(Self { texts: texts.clone(), machine, state, partial: Partial::default(), walk: Vec::new() })
-    }
-
-    /// A JSON schema, as JSON; `{}` allows any JSON. Keywords that a grammar cannot enforce are refused.
-    ///
-    /// # Errors
-    /// What is wrong with it, and where.
-    pub fn json_schema(texts: &Arc<TokenTexts>, json: &str) -> Result<Self, GrammarError> {
-        Self::gbnf(texts, &schema::to_gbnf(json)?)
     }
 
     /// Whether the text may end here, so that the end tokens are allowed.

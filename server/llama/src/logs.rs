@@ -4,10 +4,13 @@
 //! it. Lines are put together per thread. Errors are also kept per thread, a few of them, because most
 //! functions answer only with null: [`take_recent_errors`] is then the reason.
 //!
-//! llama.cpp is talkative at load, so its INFO becomes DEBUG here, and its DEBUG becomes TRACE.
+//! llama.cpp is talkative at load, so its INFO becomes DEBUG here, and its DEBUG becomes TRACE. What it says of a decode that
+//! was ended on purpose is no error: that becomes DEBUG, too.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use llama_cpp_sys_2 as sys;
 
@@ -21,6 +24,8 @@ struct ThreadLog {
     level: sys::ggml_log_level,
     line: String,
     errors: Vec<String>,
+    /// Ends the decode that this thread is in when raised.
+    abort: Option<Arc<AtomicBool>>,
 }
 
 thread_local! {
@@ -42,6 +47,14 @@ pub(crate) fn take_recent_errors() -> String {
 /// Forgets the errors of earlier calls on this thread.
 pub(crate) fn clear_recent_errors() {
     LOG.with_borrow_mut(|log| log.errors.clear());
+}
+
+/// Decodes, where raising `abort` ends that.
+pub(crate) fn while_it_may_be_ended<T>(abort: Option<&Arc<AtomicBool>>, decode: impl FnOnce() -> T) -> T {
+    LOG.with_borrow_mut(|log| log.abort = abort.cloned());
+    let decoded = decode();
+    LOG.with_borrow_mut(|log| log.abort = None);
+    decoded
 }
 
 unsafe extern "C" fn on_log(level: sys::ggml_log_level, text: *const c_char, _data: *mut c_void) {
@@ -85,6 +98,9 @@ impl ThreadLog {
                 self.errors.push(line.clone());
             }
         }
+        if self.abort.as_ref().is_some_and(|abort| abort.load(Relaxed)) {
+            done.iter_mut().for_each(|(level, _)| *level = (*level).min(sys::GGML_LOG_LEVEL_INFO));
+        }
         done.retain(|(_, line)| !line.trim_matches('.').is_empty());
         done
     }
@@ -119,6 +135,11 @@ mod tests {
         assert_eq!(log.errors, ["bad: file", "and more"]);
         // Progress dots are no lines.
         assert!(log.push(sys::GGML_LOG_LEVEL_INFO, "......\n").is_empty());
+        let abort = Arc::new(AtomicBool::new(false));
+        log.abort = Some(abort.clone());
+        assert_eq!(log.push(sys::GGML_LOG_LEVEL_ERROR, "a\n"), vec![(sys::GGML_LOG_LEVEL_ERROR, "a".to_owned())]);
+        abort.store(true, Relaxed);
+        assert_eq!(log.push(sys::GGML_LOG_LEVEL_ERROR, "b\n"), vec![(sys::GGML_LOG_LEVEL_INFO, "b".to_owned())]);
         for _ in 0..10 {
             log.push(sys::GGML_LOG_LEVEL_ERROR, &"é".repeat(MAX_LINE_BYTES));
             log.push(sys::GGML_LOG_LEVEL_CONT, "\n");

@@ -101,7 +101,6 @@ unsafe extern "C" {
     pub(crate) fn gantry_register_builtin_cpu();
     pub(crate) fn gantry_backend_score(path: *const c_char, reason: *mut RawText) -> i32;
     pub(crate) fn gantry_backend_load(path: *const c_char) -> bool;
-    pub(crate) fn gantry_schema_to_gbnf(schema: *const c_char, schema_len: usize) -> RawText;
 }
 
 impl RawText {

@@ -95,8 +95,8 @@ impl Desk {
     }
 
     /// Has a worker become free for one that must be by itself.
-    pub(super) fn reserve(&self) {
-        self.dispatcher().reserve();
+    pub(super) fn reserve(&self, demand: &Demand) {
+        self.dispatcher().reserve(demand);
     }
 
     /// Nobody must be by itself any more.

@@ -196,11 +196,13 @@ impl Dispatcher {
 
     /// Keeps a worker for one that must be by itself, where none is kept: the one that will be without requests first, as far
     /// as can be told.
-    pub(super) fn reserve(&mut self) {
+    pub(super) fn reserve(&mut self, demand: &Demand) {
         if self.workers.iter().any(|load| load.healthy && load.reserved) {
             return;
         }
-        let healthy = self.workers.iter_mut().enumerate().filter(|(_, load)| load.healthy);
+        // One that would not take it is not kept from others for it.
+        let takes = |load: &Load| load.healthy && load.level.admits(demand.priority);
+        let healthy = self.workers.iter_mut().enumerate().filter(|(_, load)| takes(load));
         if let Some((worker, load)) = healthy.min_by_key(|(_, load)| load.in_flight) {
             load.reserved = true;
             self.draining = Some(worker);

@@ -13,6 +13,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_engine::DeviceKind;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpgid};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, ChildStderr, Command};
@@ -116,6 +117,8 @@ pub(super) struct Process {
     child: Child,
     tail: Arc<LogTail>,
     log: JoinHandle<()>,
+    /// The worker and what it started.
+    group: Option<Pid>,
 }
 
 impl Process {
@@ -143,7 +146,8 @@ impl Process {
         let stderr = child.stderr.take().ok_or_else(|| io::Error::other("the worker has no standard error"))?;
         let tail = Arc::new(LogTail::default());
         let log = tokio::spawn(pass_log(stderr, Arc::clone(&tail), config.quiet));
-        Ok((Self { child, tail, log }, UnixStream::from_std(ours)?, journal))
+        let group = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        Ok((Self { child, group, tail, log }, UnixStream::from_std(ours)?, journal))
     }
 
     /// The process id, until the process has been waited for.
@@ -166,6 +170,7 @@ impl Process {
         };
         // The pipe closes with the process, unless a grandchild holds it.
         let _ = timeout(WORKER_EXIT_LIMIT, self.log).await;
+        reap(self.group);
         match status {
             Ok(status) => describe(status, &self.tail.lines()),
             Err(error) => format!("its status is unknown: {error}"),
@@ -178,15 +183,39 @@ impl Process {
         // The process may end by itself in between, which is as good.
         let _ = self.child.start_kill();
         match timeout(WORKER_EXIT_LIMIT, self.child.wait()).await {
-            Ok(Ok(status)) => return Some(status),
+            Ok(Ok(status)) => {
+                reap(self.group);
+                return Some(status);
+            }
             Ok(Err(error)) => tracing::warn!(%error, "cannot wait for a killed worker"),
             Err(_) => {
                 tracing::error!(pid = self.child.id(), "a killed worker is not gone after {WORKER_EXIT_LIMIT:?}");
-                tokio::spawn(async move { self.child.wait().await });
+                tokio::spawn(async move {
+                    let ended = self.child.wait().await;
+                    reap(self.group);
+                    ended
+                });
             }
         }
         None
     }
+}
+
+/// Ends and waits for what a worker that has ended had started. Where we are the first process of a container, as in a pod,
+/// that is ours then, and its entry in the table of processes stays until somebody waits for it.
+fn reap(group: Option<Pid>) {
+    let Some(group) = group else { return };
+    // The last of them may take a moment to end.
+    tokio::task::spawn_blocking(move || {
+        // An error means that none is ours.
+        while let Ok(ended) = waitpgid(group, WaitOptions::NOHANG) {
+            if ended.is_none() {
+                // One of ours is in this group, so nobody else's can be.
+                let _ = kill_process_group(group, Signal::KILL);
+                let _ = waitpgid(group, WaitOptions::empty());
+            }
+        }
+    });
 }
 
 /// The C library's settings, `given` or none, with which what a worker allocates lies on huge pages where the system leaves it
@@ -279,7 +308,28 @@ fn describe(status: ExitStatus, log: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// As the first process of a container has it: what a child leaves behind becomes its own.
+    #[tokio::test]
+    async fn what_a_worker_leaves_behind_is_ended_and_waited_for() {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+        let mut worker = Command::new("sh");
+        let worker = worker.args(["-c", "sleep 600 >&- & echo $!"]).stdout(Stdio::piped()).process_group(0);
+        let worker = worker.spawn().unwrap();
+        let group = Pid::from_raw(i32::try_from(worker.id().unwrap()).unwrap());
+        let told = worker.wait_with_output().await.unwrap().stdout;
+        let left = format!("/proc/{}", String::from_utf8(told).unwrap().trim());
+        assert!(std::path::Path::new(&left).exists());
+        reap(group);
+        let gone = async {
+            while std::path::Path::new(&left).exists() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(WORKER_EXIT_LIMIT, gone).await.unwrap();
+    }
 
     #[test]
     fn what_the_user_set_of_the_c_library_stands() {

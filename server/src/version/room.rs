@@ -179,7 +179,7 @@ impl Room {
             let Some(lease) = self.desk.lease_alone(&request.demand) else {
                 let patience = if self.desk.is_one_away() { TRIAL_AWAY_PATIENCE } else { TRIAL_PATIENCE };
                 if now.saturating_duration_since(waits) >= patience {
-                    self.desk.reserve();
+                    self.desk.reserve(&request.demand);
                 }
                 self.suspects.insert(turn, Waiting { request, since: waits });
                 return;

@@ -26,8 +26,6 @@ const SOURCES: &[(&str, &str)] = &[
     ("Processes that render chat templates", "engine/src/template/limits.rs"),
     ("Grammars", "llama/src/grammar/scan.rs"),
     ("Following a grammar", "llama/src/grammar/machine.rs"),
-    ("Patterns in JSON schemas", "llama/src/grammar/pattern.rs"),
-    ("JSON schemas", "llama/src/grammar/schema.rs"),
     ("Following a JSON schema", "engine/src/grammars/limits.rs"),
     ("Prefix cache", "engine/src/cache/limits.rs"),
     ("Agent", "src/agent/limits.rs"),

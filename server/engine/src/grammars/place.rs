@@ -15,29 +15,93 @@ const INSTANCES: &[&str] = &["const", "enum", "default", "examples", "x-guidance
 /// The most characters of a path or a reason that an error has.
 const MAX_SAID: usize = 300;
 
+/// A value of a schema, and where it was found.
+struct Node<'a> {
+    value: &'a Value,
+    /// The node that it was found in; its own number for the root.
+    parent: usize,
+    /// What leads there from its parent.
+    steps: [Step<'a>; 2],
+    depth: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    None,
+    Key(&'a str),
+    Item(usize),
+}
+
+/// A walk over a schema. A path is put together only for the value that it is asked of: a long key above many values would
+/// else be copied for each.
+struct Walk<'a> {
+    nodes: Vec<Node<'a>>,
+    open: Vec<usize>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(schema: &'a Value) -> Self {
+        Self { nodes: vec![Node { value: schema, parent: 0, steps: [Step::None; 2], depth: 0 }], open: vec![0] }
+    }
+
+    /// The value that is looked at next, by its number.
+    fn next(&mut self) -> Option<usize> {
+        self.open.pop()
+    }
+
+    fn push(&mut self, parent: usize, steps: [Step<'a>; 2], value: &'a Value) {
+        let depth = self.nodes[parent].depth + 1;
+        self.open.push(self.nodes.len());
+        self.nodes.push(Node { value, parent, steps, depth });
+    }
+
+    /// The JSON pointer of a value, or as much of it as an error may say.
+    fn path(&self, mut at: usize) -> String {
+        let mut steps = Vec::new();
+        while at != 0 {
+            steps.extend(self.nodes[at].steps.iter().rev());
+            at = self.nodes[at].parent;
+        }
+        let mut path = String::from("#");
+        for step in steps.into_iter().rev() {
+            match step {
+                Step::None => {}
+                Step::Key(key) => {
+                    let said: String = key.chars().take(MAX_SAID).collect();
+                    path.push('/');
+                    path.push_str(&escaped(&said));
+                }
+                Step::Item(item) => path.push_str(&format!("/{item}")),
+            }
+            if path.len() >= MAX_SAID {
+                break;
+            }
+        }
+        path.chars().take(MAX_SAID).collect()
+    }
+}
+
 /// Refuses a schema that is too large to be looked at, or whose compilation takes more than its size tells.
 pub(super) fn check_size(schema: &Value) -> Result<(), SchemaError> {
-    let (mut values, mut multiples) = (0, Multiples::default());
-    let mut open = vec![(schema, String::from("#"), 0)];
-    while let Some((value, path, depth)) = open.pop() {
-        values += 1;
-        if values > MAX_SCHEMA_VALUES {
-            return Err(SchemaError::TooLarge { what: "values", limit: MAX_SCHEMA_VALUES });
-        }
-        if depth > MAX_SCHEMA_DEPTH {
+    let mut multiples = Multiples::default();
+    let mut walk = Walk::new(schema);
+    while let Some(at) = walk.next() {
+        let value = walk.nodes[at].value;
+        if walk.nodes[at].depth > MAX_SCHEMA_DEPTH {
             return Err(SchemaError::TooLarge { what: "levels of nesting", limit: MAX_SCHEMA_DEPTH });
+        }
+        let below = value.as_array().map_or(0, Vec::len) + value.as_object().map_or(0, Map::len);
+        if walk.nodes.len() + below > MAX_SCHEMA_VALUES {
+            return Err(SchemaError::TooLarge { what: "values", limit: MAX_SCHEMA_VALUES });
         }
         match value {
             Value::Array(items) => {
-                open.extend(items.iter().enumerate().map(|(at, item)| (item, format!("{path}/{at}"), depth + 1)));
+                items.iter().enumerate().for_each(|(item, value)| walk.push(at, [Step::Item(item), Step::None], value));
             }
             Value::Object(keywords) => {
-                check_keywords(keywords, &mut multiples).map_err(|message| SchemaError::Unsupported {
-                    path: path.chars().take(MAX_SAID).collect(),
-                    message,
-                })?;
-                let below = keywords.iter();
-                open.extend(below.map(|(key, value)| (value, format!("{path}/{}", escaped(key)), depth + 1)));
+                check_keywords(keywords, &mut multiples)
+                    .map_err(|message| SchemaError::Unsupported { path: walk.path(at), message })?;
+                keywords.iter().for_each(|(key, value)| walk.push(at, [Step::Key(key), Step::None], value));
             }
             _ => {}
         }
@@ -184,25 +248,28 @@ fn blamed(said: &str) -> Option<(IsAtFault, String)> {
 
 /// The JSON pointer of the first schema with a keyword that is at fault.
 fn find(schema: &Value, is_at_fault: &dyn Fn(&str, &Value) -> bool) -> Option<String> {
-    let mut open = vec![(schema, String::from("#"))];
-    while let Some((value, path)) = open.pop() {
-        match value {
+    let mut walk = Walk::new(schema);
+    while let Some(at) = walk.next() {
+        match walk.nodes[at].value {
             Value::Object(keywords) => {
                 if keywords.iter().any(|(key, value)| is_at_fault(key, value)) {
-                    return Some(path);
+                    return Some(walk.path(at));
                 }
                 for (key, value) in keywords.iter().rev().filter(|(key, _)| !INSTANCES.contains(&key.as_str())) {
                     match value {
                         Value::Object(named) if MAPS.contains(&key.as_str()) => {
-                            let below = named.iter().rev();
-                            open.extend(below.map(|(name, value)| (value, format!("{path}/{key}/{}", escaped(name)))));
+                            for (name, value) in named.iter().rev() {
+                                walk.push(at, [Step::Key(key), Step::Key(name)], value);
+                            }
                         }
-                        value => open.push((value, format!("{path}/{}", escaped(key)))),
+                        value => walk.push(at, [Step::Key(key), Step::None], value),
                     }
                 }
             }
             Value::Array(items) => {
-                open.extend(items.iter().enumerate().rev().map(|(at, item)| (item, format!("{path}/{at}"))));
+                for (item, value) in items.iter().enumerate().rev() {
+                    walk.push(at, [Step::Item(item), Step::None], value);
+                }
             }
             _ => {}
         }

@@ -625,3 +625,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_long_key_above_many_values_is_not_copied_for_each() {
+    let peak_kib = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap()
+    };
+    let (key, before) = ("~".repeat(32 * 1024), peak_kib());
+    let schema = json!({ (key.as_str()): vec![0; limits::MAX_SCHEMA_VALUES - 2] });
+    assert_eq!(crate::grammars::place::check_size(&schema), Ok(()));
+    let wide = json!({ (key.as_str()): {"items": {"not": {}}, "enum": vec![0; limits::MAX_SCHEMA_VALUES - 9]} });
+    assert_eq!(crate::grammars::place::check_size(&wide), Ok(()));
+    // Copied for each they would take a gigabyte; other tests take some beside this one.
+    assert!(peak_kib() - before < 400 << 10, "{} KiB before, {} KiB now", before, peak_kib());
+}

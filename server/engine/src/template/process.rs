@@ -110,6 +110,14 @@ impl Process {
         if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
             return limit(TemplateLimit::Time);
         }
+        let has_ended = matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+        );
+        if !has_ended {
+            // It may wait for us as we would for it; it is killed when it is dropped.
+            return ChatError::TemplateProcess(error.to_string());
+        }
         match self.child.wait() {
             Ok(status) => describe(status),
             Err(error) => ChatError::TemplateProcess(error.to_string()),
