@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::GrammarError;
 
-/// The most GBNF text of one grammar, in bytes; what a JSON schema becomes counts too.
+/// The most GBNF text of one grammar, in bytes.
 pub const MAX_GRAMMAR_TEXT_BYTES: usize = 1 << 20;
 /// The most rules, those included that groups and repetitions become.
 pub const MAX_GRAMMAR_RULES: usize = 1 << 16;
