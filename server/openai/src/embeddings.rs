@@ -53,13 +53,12 @@ impl ValidEmbeddingsRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
+        fields.refuse(Place::Embeddings)?;
         let encoding = match fields.string("encoding_format")? {
             None | Some("float") => EncodingFormat::Float,
             Some("base64") => EncodingFormat::Base64,
             Some(_) => return Err(wrong_value("encoding_format".to_owned(), "must be float or base64")),
         };
-        // `content` would be missed as `input` before it was refused by its name.
-        fields.refuse(Place::Embeddings)?;
         Ok(Self {
             model: model(&fields)?,
             inputs: inputs(&fields)?,

@@ -36,6 +36,8 @@ pub enum ErrorCode {
     MissingRequiredParameter,
     /// A parameter is known and not supported yet.
     UnsupportedParameter,
+    /// No parameter has such a name.
+    UnknownParameter,
     /// An address is known and not supported yet.
     UnsupportedOperation,
     /// A content part is of a kind that is not supported.
@@ -84,6 +86,7 @@ impl ErrorCode {
             Self::InvalidValue => "invalid_value",
             Self::MissingRequiredParameter => "missing_required_parameter",
             Self::UnsupportedParameter => "unsupported_parameter",
+            Self::UnknownParameter => "unknown_parameter",
             Self::UnsupportedOperation => "unsupported_operation",
             Self::UnsupportedContent => "unsupported_content",
             Self::ModelNotFound => "model_not_found",

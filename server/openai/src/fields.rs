@@ -56,7 +56,7 @@ impl<'a> Fields<'a> {
         format!("{}{name}", self.prefix)
     }
 
-    /// Refuses what the object has that is not done in its place.
+    /// Refuses what the object has that is not done, or not known, in its place.
     pub(crate) fn refuse(&self, place: Place) -> Result<(), ApiError> {
         parameters::refuse(place, self.object, &self.prefix)
     }

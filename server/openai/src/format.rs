@@ -5,9 +5,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{ApiError, ErrorCode};
+use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::{MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES};
+use crate::parameters::Place;
 
 /// What the answer must look like.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,8 +79,14 @@ impl Format {
 
 fn response_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
     let expected = "must be one of text, json_object and json_schema";
-    match fields.string("type")? {
-        Some("text") => Ok(Format::Text),
+    let kind = fields.string("type")?;
+    if let Some(kind) = kind
+        && !["text", "json_object", "json_schema"].contains(&kind)
+    {
+        return Err(wrong_value(fields.path("type"), expected));
+    }
+    fields.refuse(Place::ResponseFormat)?;
+    match kind {
         // llama-server's clients put a schema here, too.
         Some("json_object") => match fields.get("schema") {
             Some(_) => required_schema(fields, false),
@@ -87,13 +94,14 @@ fn response_format(fields: &Fields<'_>) -> Result<Format, ApiError> {
         },
         Some("json_schema") => match fields.object("json_schema")? {
             Some(object) => {
+                object.refuse(Place::JsonSchema)?;
                 object.string("name")?;
                 let strict = object.boolean("strict")?.unwrap_or(false);
                 required_schema(&object, strict)
             }
             None => Err(missing(fields.path("json_schema"), "an object with a `schema` is expected")),
         },
-        Some(_) => Err(wrong_value(fields.path("type"), expected)),
+        Some(_) => Ok(Format::Text),
         None => Err(missing(fields.path("type"), "text, json_object or json_schema is expected")),
     }
 }
@@ -143,11 +151,6 @@ pub(crate) fn chat_logprobs(fields: &Fields<'_>, most: u32) -> Result<Option<u32
 
 /// The same for a text, where one number says both.
 pub(crate) fn text_logprobs(fields: &Fields<'_>, most: u32) -> Result<Option<u32>, ApiError> {
-    if fields.get("top_logprobs").is_some_and(|value| value.as_f64() != Some(0.0)) {
-        let message = "`top_logprobs` belongs to chats; on texts `logprobs` is the number.";
-        let param = fields.path("top_logprobs");
-        return Err(ApiError::invalid(Some(param.into()), ErrorCode::UnsupportedParameter, message));
-    }
     match fields.get("logprobs") {
         // A chat's way to ask for nothing.
         Some(Value::Bool(false)) => Ok(None),

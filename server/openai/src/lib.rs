@@ -1,9 +1,10 @@
 //! `OpenAI`'s wire types, without I/O: what requests may say, what answers look like, how errors are told.
 //!
 //! Bytes become a `Valid*` request in one place each ([`request`], [`embeddings`], [`rerank`]), or an [`ApiError`] that
-//! names the parameter at fault; later code cannot fail for a request's shape. Unknown fields are ignored, since
-//! clients send extras; of those that are known, [`parameters`] says what becomes of each. What a stream sends for each token is written from a template ([`chunk`]). Absent: HTTP, models,
-//! tokens; what only the model can judge (its template, its context, a schema) is not judged here.
+//! names the parameter at fault; later code cannot fail for a request's shape. What becomes of
+//! each name [`parameters`] says; one that is not known is refused. What a stream sends for each token is written from a
+//! template ([`chunk`]). Absent: HTTP, models, tokens; what only the model can judge (its template, its context, a schema)
+//! is not judged here.
 
 mod base64;
 mod chunk;

@@ -4,7 +4,7 @@
 //! files, and what a template makes of a field.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
@@ -121,27 +121,35 @@ pub(crate) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
         return Err(wrong_value(param(), format_args!("must have 1 to {MAX_MESSAGES} messages, not {n}")));
     }
     let mut messages = Vec::with_capacity(items.len());
-    let mut calls = HashSet::new();
+    let mut calls = HashMap::new();
     for (i, item) in items.iter().enumerate() {
         let message = message(i, item)?;
-        answers_a_call(i, &message, &calls)?;
-        calls.extend(message.tool_calls.iter().map(|call| call.id.clone()));
+        answer_call(i, &message, &mut calls)?;
+        for call in &message.tool_calls {
+            *calls.entry(call.id.clone()).or_default() += 1;
+        }
         messages.push(message);
     }
     Ok(messages)
 }
 
-/// Refuses a tool's message that answers none of the calls before it: a model would read an answer to nothing.
-fn answers_a_call(index: usize, message: &Message, calls: &HashSet<String>) -> Result<(), ApiError> {
+/// Takes a tool's message as the answer to a call, of which `calls` counts those without one by their ids. One that answers
+/// none of the calls before it, or one that has its answer, is refused: a model would read an answer to nothing.
+fn answer_call(index: usize, message: &Message, calls: &mut HashMap<String, u32>) -> Result<(), ApiError> {
     let path = |name: &str| format!("messages[{index}].{name}");
     match (message.role, &message.tool_call_id) {
         (Role::Tool, _) if calls.is_empty() => {
             Err(wrong_value(path("role"), "may be tool only after an assistant's message with `tool_calls`"))
         }
         (Role::Tool, None) => Err(missing(path("tool_call_id"), "the id of the call that this answers is expected")),
-        (Role::Tool, Some(id)) if !calls.contains(id) => {
-            Err(wrong_value(path("tool_call_id"), "must be the `id` of one of the `tool_calls` before it"))
-        }
+        (Role::Tool, Some(id)) => match calls.get_mut(id) {
+            None => Err(wrong_value(path("tool_call_id"), "must be the `id` of one of the `tool_calls` before it")),
+            Some(0) => Err(wrong_value(path("tool_call_id"), "names a call that a message before it has answered")),
+            Some(open) => {
+                *open -= 1;
+                Ok(())
+            }
+        },
         (Role::System | Role::User | Role::Assistant, Some(_)) => {
             Err(wrong_value(path("tool_call_id"), "may be given only with the role tool"))
         }
@@ -153,20 +161,24 @@ fn message(index: usize, value: &Value) -> Result<Message, ApiError> {
     let path = format!("messages[{index}]");
     let Value::Object(object) = value else { return Err(wrong_type(path, "an object", value)) };
     let fields = Fields::new(object, format!("{path}."));
+    fields.refuse(Place::Message)?;
     let word = fields
         .string("role")?
         .ok_or_else(|| missing(fields.path("role"), "system, developer, user, assistant or tool is expected"))?;
     let role = Role::parse(word).ok_or_else(|| {
         wrong_value(fields.path("role"), "must be one of system, developer, user, assistant and tool")
     })?;
-    fields.refuse(Place::Message)?;
+    let refusal = fields.string("refusal")?.filter(|text| !text.is_empty());
+    if role != Role::Assistant && refusal.is_some() {
+        return Err(wrong_value(fields.path("refusal"), "may be given only with the role assistant"));
+    }
     let tool_calls = tool_calls(&fields)?;
     if role != Role::Assistant && !tool_calls.is_empty() {
         return Err(wrong_value(fields.path("tool_calls"), "may be given only with the role assistant"));
     }
     Ok(Message {
         role,
-        content: content(&fields, role == Role::Assistant)?,
+        content: said(content(&fields, role)?, refusal),
         name: short_text(&fields, "name")?,
         reasoning: reasoning(&fields)?,
         tool_calls,
@@ -206,17 +218,11 @@ fn tool_calls(fields: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
 fn tool_call(path: &str, value: &Value) -> Result<ToolCall, ApiError> {
     let Value::Object(object) = value else { return Err(wrong_type(path.to_owned(), "an object", value)) };
     let fields = Fields::new(object, format!("{path}."));
-    match fields.string("type")? {
-        None | Some("function") => {}
-        Some(_) => {
-            let param = fields.path("type");
-            let message = format!("`{param}` must be \"function\": this server knows no other tools.");
-            return Err(ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::UnsupportedContent, message));
-        }
-    }
+    fields.refuse(Place::ToolCall)?;
     let id = short_text(&fields, "id")?.ok_or_else(|| missing(fields.path("id"), "a string is expected"))?;
     let function =
         fields.object("function")?.ok_or_else(|| missing(fields.path("function"), "an object is expected"))?;
+    function.refuse(Place::Function)?;
     let name = short_text(&function, "name")?.ok_or_else(|| missing(function.path("name"), "a string is expected"))?;
     let arguments = match function.get("arguments") {
         None => return Err(missing(function.path("arguments"), "a string of JSON is expected")),
@@ -228,13 +234,25 @@ fn tool_call(path: &str, value: &Value) -> Result<ToolCall, ApiError> {
     Ok(ToolCall { id, name, arguments })
 }
 
-/// What is said; `may_be_empty`: nothing at all is a turn without text, as clients repeat one that only called tools.
-fn content(fields: &Fields<'_>, may_be_empty: bool) -> Result<String, ApiError> {
+/// A turn's text: a refusal is what the model said.
+fn said(content: String, refusal: Option<&str>) -> String {
+    match refusal {
+        Some(refusal) if content.is_empty() => refusal.to_owned(),
+        Some(refusal) => format!("{content}\n{refusal}"),
+        None => content,
+    }
+}
+
+/// What is said. An assistant's turn may be without text, as clients repeat one that only called tools, and so may be what a
+/// tool returned.
+fn content(fields: &Fields<'_>, role: Role) -> Result<String, ApiError> {
     let expected = "a string or an array of text parts";
     let path = fields.path("content");
     let value = match fields.get("content") {
-        Some(Value::Array(parts)) if parts.is_empty() && may_be_empty => return Ok(String::new()),
-        None if may_be_empty => return Ok(String::new()),
+        Some(Value::Array(parts)) if parts.is_empty() && matches!(role, Role::Assistant | Role::Tool) => {
+            return Ok(String::new());
+        }
+        None if role == Role::Assistant => return Ok(String::new()),
         None => return Err(missing(path, &format!("{expected} is expected"))),
         Some(value) => value,
     };
@@ -246,19 +264,27 @@ fn content(fields: &Fields<'_>, may_be_empty: bool) -> Result<String, ApiError> 
         }
         Value::Array(parts) => {
             let texts: Result<Vec<&str>, ApiError> =
-                parts.iter().enumerate().map(|(i, part)| text_part(&format!("{path}[{i}]"), part)).collect();
+                parts.iter().enumerate().map(|(i, part)| text_part(&format!("{path}[{i}]"), part, role)).collect();
             Ok(texts?.join("\n"))
         }
         other => Err(wrong_type(path, expected, other)),
     }
 }
 
-fn text_part<'a>(path: &str, value: &'a Value) -> Result<&'a str, ApiError> {
+fn text_part<'a>(path: &str, value: &'a Value, role: Role) -> Result<&'a str, ApiError> {
     let Value::Object(object) = value else { return Err(wrong_type(path.to_owned(), "an object", value)) };
     let fields = Fields::new(object, format!("{path}."));
-    fields.refuse(Place::Part)?;
+    let text = |own: &str, other: &str| {
+        // Another kind of part is refused by its kind before by what it has.
+        fields.refuse(Place::Part)?;
+        if fields.get(other).is_some() {
+            return Err(wrong_value(fields.path(other), format_args!("may not be given in a part of the type {own}")));
+        }
+        fields.string(own)?.ok_or_else(|| missing(fields.path(own), "a string is expected"))
+    };
     match fields.string("type")? {
-        Some("text") => fields.string("text")?.ok_or_else(|| missing(fields.path("text"), "a string is expected")),
+        Some("text") => text("text", "refusal"),
+        Some("refusal") if role == Role::Assistant => text("refusal", "text"),
         Some(_) => Err(ApiError::invalid(
             Some(Cow::Owned(fields.path("type"))),
             ErrorCode::UnsupportedContent,

@@ -1,10 +1,11 @@
-//! Every parameter that `OpenAI`, llama-server or vLLM name, and what becomes of it here: obeyed, refused by name, or
-//! accepted because it changes nothing.
+//! Every name that a request may have, and what becomes of it here: obeyed, refused by name, or accepted because it changes
+//! nothing.
 //!
 //! To ignore a parameter that asks for something would be to answer another question than the one that was asked. So
 //! what is not obeyed is refused by name, unless its value asks for what happens anyway: clients send defaults. The lists
-//! of the three references are beside the tests, which send each name of them. Absent: names that none of them knows.
-//! They are ignored, as by llama-server and vLLM, since gateways and clients add fields of their own.
+//! of `OpenAI`, llama-server and vLLM, and of what clients of others send, are beside the tests, which send each name of
+//! them. A name that is not here is refused as well, as `OpenAI` does: it is spelt wrong, stands in the wrong place, or
+//! asks for what nobody here knows.
 
 use std::borrow::Cow;
 
@@ -27,6 +28,16 @@ pub enum Place {
     Message,
     /// A part of a message's `content`.
     Part,
+    /// One of the `tool_calls` of a message.
+    ToolCall,
+    /// The `function` of a call.
+    Function,
+    /// `response_format`.
+    ResponseFormat,
+    /// Its `json_schema`.
+    JsonSchema,
+    /// One of the `documents` of a ranking, where it is an object.
+    Document,
     /// `stream_options`.
     StreamOptions,
 }
@@ -80,6 +91,27 @@ pub struct Parameter {
     pub treatment: Treatment,
 }
 
+impl Place {
+    /// The place in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Chat => "chats",
+            Self::Text => "texts",
+            Self::Embeddings => "embeddings",
+            Self::Rerank => "rankings",
+            Self::Message => "messages",
+            Self::Part => "parts of a message",
+            Self::ToolCall => "calls of tools",
+            Self::Function => "the `function` of a call",
+            Self::ResponseFormat => "`response_format`",
+            Self::JsonSchema => "the `json_schema` of a `response_format`",
+            Self::Document => "documents",
+            Self::StreamOptions => "`stream_options`",
+        }
+    }
+}
+
 impl Neutral {
     fn accepts(self, value: &Value) -> bool {
         let number = value.as_f64();
@@ -127,20 +159,22 @@ impl Neutral {
     }
 }
 
-/// Refuses the first parameter in a place that asks for what is not done; `prefix` is put before its name.
+/// Refuses the first parameter in a place that asks for what is not done, or that nobody knows there; `prefix` is put
+/// before its name.
 pub(crate) fn refuse(place: Place, object: &Map<String, Value>, prefix: &str) -> Result<(), ApiError> {
     for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
         match find(place, name) {
             Some(Treatment::Refused(neutral, instead)) if !neutral.accepts(value) => {
                 return Err(refused(format!("{prefix}{name}"), neutral, instead));
             }
-            _ => {}
+            None => return Err(unknown(place, name, prefix)),
+            Some(_) => {}
         }
     }
     Ok(())
 }
 
-/// What becomes of a name in a place; `None` where no reference knows it.
+/// What becomes of a name in a place; `None` where it is not known.
 #[must_use]
 pub fn find(place: Place, name: &str) -> Option<Treatment> {
     let here = |parameter: &&Parameter| parameter.name == name && parameter.places.contains(&place);
@@ -157,8 +191,47 @@ fn refused(param: String, neutral: Neutral, instead: &str) -> ApiError {
     ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::UnsupportedParameter, message)
 }
 
+/// A name that is not known in its place: which one was meant, or where it belongs.
+fn unknown(place: Place, name: &str, prefix: &str) -> ApiError {
+    // A name is the client's and of any length; an error repeats a bounded part of it.
+    let shown: String = name.chars().take(MAX_SHOWN_NAME_CHARS).collect();
+    let param = format!("{prefix}{shown}");
+    let hint = match (elsewhere(name), nearest(place, &shown)) {
+        (Some(other), _) => format!("it belongs to {}; leave it out", other.words()),
+        (None, Some(meant)) => format!("did you mean `{prefix}{meant}`? Otherwise leave it out"),
+        (None, None) => String::from("leave it out"),
+    };
+    let message = format!("`{param}` is not known in {}: {hint}.", place.words());
+    ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::UnknownParameter, message)
+}
+
+/// The name that is obeyed in a place and most like another.
+fn nearest(place: Place, name: &str) -> Option<&'static str> {
+    let obeyed = |parameter: &&Parameter| parameter.treatment == Obeyed && parameter.places.contains(&place);
+    // `maxTokens` is `max_tokens`.
+    let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
+    let likeness = |parameter: &Parameter| (strsim::jaro_winkler(&plain(name), &plain(parameter.name)), parameter.name);
+    let (likeness, nearest) =
+        PARAMETERS.iter().filter(obeyed).map(likeness).max_by(|(one, _), (other, _)| one.total_cmp(other))?;
+    (likeness >= LEAST_LIKENESS).then_some(nearest)
+}
+
+/// A place where a name is obeyed.
+fn elsewhere(name: &str) -> Option<Place> {
+    let obeyed = |parameter: &&Parameter| parameter.treatment == Obeyed && parameter.name == name;
+    PARAMETERS.iter().find(obeyed).and_then(|parameter| parameter.places.first().copied())
+}
+
+/// How alike two names must be, from 0 to 1, for one to be taken for the other.
+const LEAST_LIKENESS: f64 = 0.87;
+/// The most characters of an unknown name that an error repeats.
+const MAX_SHOWN_NAME_CHARS: usize = 64;
+
 use Neutral::{Absent, Empty, False, MinusOne, NotPositive, One, OnlyText, True, Two, Words, Zero};
-use Place::{Chat, Embeddings, Message, Part, Rerank, StreamOptions, Text};
+use Place::{
+    Chat, Document, Embeddings, Function, JsonSchema, Message, Part, Rerank, ResponseFormat, StreamOptions, Text,
+    ToolCall,
+};
 use Treatment::{NoEffect, Obeyed, Refused};
 
 const GENERATION: &[Place] = &[Chat, Text];
@@ -184,6 +257,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(ANY, "model", Obeyed),
     at(&[Chat], "messages", Obeyed),
     at(&[Text], "prompt", Obeyed),
+    at(&[Text], "parse_special", Obeyed),
     at(&[Text], "suffix", Refused(Empty, "")),
     at(&[Text], "prompt_embeds", Refused(Empty, "")),
     at(GENERATION, "echo", Refused(False, "")),
@@ -199,6 +273,9 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Embeddings], "add_generation_prompt", Refused(False, "")),
     at(&[Chat, Embeddings], "continue_final_message", Refused(False, "")),
     at(GENERATION, "generation_prompt", Refused(Empty, "")),
+    at(GENERATION, "image_data", Refused(Empty, "")),
+    at(GENERATION, "multimodal_data", Refused(Empty, "")),
+    at(GENERATION, "system_prompt", Refused(Empty, "send it as a message with the role system")),
     at(&[Chat, Embeddings], "media_io_kwargs", NoEffect(NO_MEDIA)),
     at(&[Chat, Embeddings, Rerank], "mm_processor_kwargs", NoEffect(NO_MEDIA)),
     // How many answers, and how long.
@@ -209,6 +286,11 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "max_completion_tokens", Obeyed),
     at(GENERATION, "n_predict", Obeyed),
     at(GENERATION, "min_tokens", Refused(Zero, "")),
+    at(
+        GENERATION,
+        "t_max_prompt_ms",
+        Refused(NotPositive, "bound the wait with the header `x-gantry-queue-timeout-ms`"),
+    ),
     at(GENERATION, "t_max_predict_ms", Refused(NotPositive, "bound the answer with `max_tokens`")),
     at(GENERATION, "stop", Obeyed),
     at(GENERATION, "stop_token_ids", Refused(Empty, "name texts in `stop`")),
@@ -238,6 +320,8 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "dry_sequence_breakers", Obeyed),
     at(GENERATION, "logit_bias", Obeyed),
     at(GENERATION, "seed", Obeyed),
+    at(GENERATION, "tfs_z", Refused(One, "")),
+    at(GENERATION, "penalize_nl", Refused(False, "")),
     at(GENERATION, "top_n_sigma", Refused(NotPositive, "")),
     at(GENERATION, "dynatemp_range", Refused(Zero, "")),
     at(GENERATION, "dynatemp_exponent", NoEffect("belongs to `dynatemp_range`, which is refused")),
@@ -255,6 +339,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "allowed_token_ids", Refused(Empty, "bind the answer with a `grammar`")),
     at(GENERATION, "watermarking", Refused(False, "")),
     at(GENERATION, "lora", Refused(Empty, "")),
+    at(GENERATION, "lora_request", Refused(Empty, "")),
     // The form of the answer.
     at(GENERATION, "response_format", Obeyed),
     at(GENERATION, "json_schema", Obeyed),
@@ -263,6 +348,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "grammar_triggers", Refused(Empty, "")),
     at(GENERATION, "preserved_tokens", Refused(Empty, "")),
     at(GENERATION, "structured_outputs", Refused(Empty, "use `response_format` or `grammar`")),
+    at(GENERATION, "structural_tag", Refused(Empty, "use `grammar`")),
     at(GENERATION, "guided_json", Refused(Empty, "use `response_format`")),
     at(GENERATION, "guided_regex", Refused(Empty, "use `grammar`, or a `pattern` in a JSON schema")),
     at(GENERATION, "guided_choice", Refused(Empty, "use `grammar`")),
@@ -275,6 +361,13 @@ pub const PARAMETERS: &[Parameter] = &[
         "spaces_between_special_tokens",
         NoEffect("belongs to `skip_special_tokens: false`, which is refused"),
     ),
+    at(&[ResponseFormat], "type", Obeyed),
+    at(&[ResponseFormat], "json_schema", Obeyed),
+    at(&[ResponseFormat], "schema", Obeyed),
+    at(&[JsonSchema], "schema", Obeyed),
+    at(&[JsonSchema], "strict", Obeyed),
+    at(&[JsonSchema], "name", NoEffect("names the form")),
+    at(&[JsonSchema], "description", NoEffect("says what the form is for; a model reads messages alone")),
     at(&[Chat], "verbosity", Refused(Words(&["medium"]), "ask for a short or long answer in a message")),
     at(&[Chat], "modalities", Refused(OnlyText, "")),
     at(&[Chat], "audio", Refused(Absent, "")),
@@ -290,6 +383,11 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "parse_tool_calls", NoEffect(WITHOUT_TOOLS)),
     // Reasoning.
     at(&[Chat], "reasoning_effort", Refused(Absent, "")),
+    at(GENERATION, "enable_thinking", Refused(Absent, "")),
+    at(GENERATION, "thinking", Refused(Absent, "")),
+    at(GENERATION, "thinking_budget_tokens", Refused(MinusOne, "")),
+    at(GENERATION, "thinking_forced_open", Refused(False, "")),
+    at(GENERATION, "reasoning_in_content", Refused(False, "")),
     at(GENERATION, "reasoning_format", Refused(Words(&["none"]), "")),
     at(GENERATION, "reasoning_control", Refused(False, "")),
     at(&[Chat], "include_reasoning", Refused(True, "")),
@@ -311,6 +409,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "sse_ping_interval", Refused(Absent, "")),
     at(GENERATION, "logprobs", Obeyed),
     at(&[Chat], "top_logprobs", Obeyed),
+    at(&[Text], "top_logprobs", Refused(Zero, "on texts `logprobs` is the number")),
     at(GENERATION, "n_probs", Refused(Zero, "ask with `logprobs`")),
     at(GENERATION, "post_sampling_probs", Refused(False, "")),
     at(GENERATION, "prompt_logprobs", Refused(Absent, "")),
@@ -380,13 +479,27 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Message], "reasoning_content", Obeyed),
     at(&[Message], "reasoning", Obeyed),
     at(&[Message], "function_call", Refused(Absent, "send `tool_calls`")),
-    at(&[Message], "refusal", Refused(Empty, "send it as `content`")),
+    at(&[Message], "refusal", Obeyed),
     at(&[Message], "audio", Refused(Absent, "")),
+    at(&[Message], "annotations", Refused(Empty, "")),
+    at(&[Message], "parsed", NoEffect("is the `content`, as a client read it")),
+    at(&[Message], "prefix", Refused(False, "")),
+    at(&[Message], "partial", Refused(False, "")),
     at(&[Message], "tools", Refused(Empty, "")),
     at(&[Message], "task", Refused(Absent, "")),
     at(&[Part], "type", Obeyed),
     at(&[Part], "text", Obeyed),
+    at(&[Part], "refusal", Obeyed),
     at(&[Part], "prompt_cache_breakpoint", NoEffect(CACHE_HINT)),
+    at(&[Message, Part], "cache_control", NoEffect(CACHE_HINT)),
+    at(&[ToolCall], "id", Obeyed),
+    at(&[ToolCall], "type", Refused(Words(&["function"]), "")),
+    at(&[ToolCall], "function", Obeyed),
+    at(&[ToolCall], "index", NoEffect("counts the calls of a stream")),
+    at(&[Function], "name", Obeyed),
+    at(&[Function], "arguments", Obeyed),
+    at(&[Function], "parsed_arguments", NoEffect("are the `arguments`, as a client read them")),
+    at(&[Document], "text", Obeyed),
 ];
 
 #[cfg(test)]

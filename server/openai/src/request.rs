@@ -9,7 +9,7 @@ use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::format::{Format, chat_logprobs, text_logprobs};
 use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_TOP_LOGPROBS};
 use crate::messages::{Message, messages};
-use crate::parameters::{self, Place};
+use crate::parameters::Place;
 use crate::sampling::{COMPLETION_MAX_TOKENS, Sampling};
 
 /// Who is served first.
@@ -180,10 +180,8 @@ impl ValidChatRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
-        let messages = messages(&fields)?;
-        let common = Common::read(&fields, chat_logprobs)?;
-        parameters::refuse(Place::Chat, &object, "")?;
-        Ok(Self { messages, common })
+        fields.refuse(Place::Chat)?;
+        Ok(Self { messages: messages(&fields)?, common: Common::read(&fields, chat_logprobs)? })
     }
 
     /// The `messages` array for a chat template, as JSON.
@@ -215,6 +213,7 @@ impl ValidCompletionRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
+        fields.refuse(Place::Text)?;
         let prompt = prompt(&fields)?;
         let parse_special = fields.boolean("parse_special")?.unwrap_or(false);
         let mut common = Common::read(&fields, text_logprobs)?;
@@ -222,7 +221,6 @@ impl ValidCompletionRequest {
         if fields.get("n_predict").is_none() {
             common.sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
         }
-        parameters::refuse(Place::Text, &object, "")?;
         Ok(Self { prompt, parse_special, common })
     }
 

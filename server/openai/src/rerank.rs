@@ -36,13 +36,12 @@ impl ValidRerankRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
+        fields.refuse(Place::Rerank)?;
         let query = match fields.string("query")? {
             None => return Err(missing("query".to_owned(), "a string is expected")),
             Some("") => return Err(wrong_value("query".to_owned(), "must not be empty")),
             Some(query) => query.to_owned(),
         };
-        // `texts` would be missed as `documents` before it was refused by its name.
-        fields.refuse(Place::Rerank)?;
         Ok(Self {
             model: model(&fields)?,
             query,
@@ -110,6 +109,7 @@ fn document(path: String, item: &Value) -> Result<String, ApiError> {
         Value::String(text) => text.as_str(),
         Value::Object(object) => {
             let fields = Fields::new(object, format!("{path}."));
+            fields.refuse(Place::Document)?;
             fields.string("text")?.ok_or_else(|| missing(fields.path("text"), "a string is expected"))?
         }
         other => return Err(wrong_type(path, "a string or an object with a `text`", other)),

@@ -1,5 +1,5 @@
 //! Each parameter that `OpenAI`'s, llama-server's or vLLM's reference names is obeyed, refused by name, or known to change
-//! nothing: none vanishes in silence. `docs/configuration.md` says which.
+//! nothing, and a name that nobody knows is refused: none vanishes in silence. `docs/configuration.md` says which.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -13,11 +13,12 @@ use gantry_openai::{
 use serde_json::{Map, Value, json};
 
 /// The references' lists, and the names that are this server's own.
-const LISTS: [(&str, &str); 4] = [
+const LISTS: [(&str, &str); 5] = [
     ("OpenAI", include_str!("parameters/openai.tsv")),
     ("llama-server", include_str!("parameters/llama-server.tsv")),
     ("vLLM", include_str!("parameters/vllm.tsv")),
-    ("Gantry", "chat\ttimings\ttrue\ntext\ttimings\ttrue\nrerank\treturn_documents\ttrue\n"),
+    ("others", include_str!("parameters/others.tsv")),
+    ("Gantry", "chat\ttimings\ttrue\ntext\ttimings\ttrue\ntext\tparse_special\ttrue\nrerank\treturn_documents\ttrue\n"),
 ];
 
 /// A line of a list.
@@ -46,6 +47,11 @@ fn named(line: &'static str) -> Option<Named> {
         "rerank" => Place::Rerank,
         "message" => Place::Message,
         "part" => Place::Part,
+        "tool_call" => Place::ToolCall,
+        "function" => Place::Function,
+        "response_format" => Place::ResponseFormat,
+        "json_schema" => Place::JsonSchema,
+        "document" => Place::Document,
         "stream_options" => Place::StreamOptions,
         _ => return None,
     };
@@ -81,7 +87,17 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<Value, ApiError> {
             Value::Object(inner)
         }
         Place::Message => chat(Value::Object(inner)),
-        Place::Part => chat(json!({"role": "user", "content": [inner]})),
+        Place::Part => chat(json!({"role": "assistant", "content": [inner]})),
+        Place::ToolCall => chat(json!({"role": "assistant", "tool_calls": [inner]})),
+        Place::Function => chat(json!({"role": "assistant", "tool_calls": [{"id": "1", "function": inner}]})),
+        Place::ResponseFormat => {
+            json!({"messages": [{"role": "user", "content": "Hi"}], "response_format": inner})
+        }
+        Place::JsonSchema => {
+            let format = json!({"type": "json_schema", "json_schema": inner});
+            json!({"messages": [{"role": "user", "content": "Hi"}], "response_format": format})
+        }
+        Place::Document => json!({"query": "Hi", "documents": ["a", inner]}),
         Place::StreamOptions => {
             json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true, "stream_options": inner})
         }
@@ -90,7 +106,7 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<Value, ApiError> {
     match place {
         Place::Text => ValidCompletionRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
         Place::Embeddings => ValidEmbeddingsRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
-        Place::Rerank => ValidRerankRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
+        Place::Rerank | Place::Document => ValidRerankRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
         _ => ValidChatRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
     }
 }
@@ -100,6 +116,11 @@ fn path(place: Place, name: &str) -> String {
     match place {
         Place::Message => format!("messages[2].{name}"),
         Place::Part => format!("messages[2].content[0].{name}"),
+        Place::ToolCall => format!("messages[2].tool_calls[0].{name}"),
+        Place::Function => format!("messages[2].tool_calls[0].function.{name}"),
+        Place::ResponseFormat => format!("response_format.{name}"),
+        Place::JsonSchema => format!("response_format.json_schema.{name}"),
+        Place::Document => format!("documents[1].{name}"),
         Place::StreamOptions => format!("stream_options.{name}"),
         _ => name.to_owned(),
     }
@@ -128,6 +149,72 @@ fn none_vanishes_in_silence() {
                 assert!(without.is_ok(), "{what}: {without:?}");
             }
         }
+    }
+}
+
+/// Each place, with what is enough there.
+fn places() -> Vec<(Place, Value)> {
+    let call = json!({"id": "1", "function": {"name": "f", "arguments": "{}"}});
+    vec![
+        (Place::Chat, json!({})),
+        (Place::Text, json!({})),
+        (Place::Embeddings, json!({})),
+        (Place::Rerank, json!({})),
+        (Place::Message, json!({"role": "user", "content": "Hi"})),
+        (Place::Part, json!({"type": "text", "text": "Hi"})),
+        (Place::ToolCall, call.clone()),
+        (Place::Function, call["function"].clone()),
+        (Place::ResponseFormat, json!({"type": "text"})),
+        (Place::JsonSchema, json!({"schema": {"type": "object"}})),
+        (Place::Document, json!({"text": "Hi"})),
+        (Place::StreamOptions, json!({})),
+    ]
+}
+
+#[test]
+fn a_name_that_nobody_knows_is_refused_everywhere() {
+    for (place, enough) in places() {
+        let with = |name: &str, value: Value| {
+            let mut inner = enough.as_object().unwrap().clone();
+            inner.insert(name.to_owned(), value);
+            ask(place, inner)
+        };
+        let error = with("frobnicate", json!(1)).unwrap_err();
+        assert_eq!((error.status, &error.code), (400, &ErrorCode::UnknownParameter), "{place:?}: {error}");
+        assert_eq!(error.param.as_deref(), Some(&*path(place, "frobnicate")), "{place:?}");
+        assert!(error.message.contains("leave it out"), "{error}");
+        // Nothing is asked for by what is null.
+        assert_eq!(with("frobnicate", Value::Null).unwrap(), with("model", Value::Null).unwrap(), "{place:?}");
+        // What is told of a name is bounded, whatever its length.
+        let error = with(&"\u{e9}".repeat(100_000), json!(1)).unwrap_err();
+        assert!(error.to_string().len() < 1000, "{}", error.to_string().len());
+    }
+}
+
+#[test]
+fn a_name_that_is_spelt_wrong_is_told_the_right_one() {
+    for (place, given, meant) in [
+        (Place::Chat, "temprature", "did you mean `temperature`?"),
+        (Place::Chat, "max_token", "did you mean `max_tokens`?"),
+        (Place::Chat, "maxTokens", "did you mean `max_tokens`?"),
+        (Place::Chat, "topP", "did you mean `top_p`?"),
+        (Place::Chat, "message", "did you mean `messages`?"),
+        (Place::Chat, "streaming", "did you mean `stream`?"),
+        (Place::Text, "promt", "did you mean `prompt`?"),
+        (Place::Embeddings, "inputs", "did you mean `input`?"),
+        (Place::Rerank, "document", "did you mean `documents`?"),
+        (Place::Message, "contents", "did you mean `messages[2].content`?"),
+        (Place::StreamOptions, "usage", "leave it out"),
+        (Place::Text, "messages", "it belongs to chats"),
+        (Place::Chat, "dimensions", "it belongs to embeddings"),
+        (Place::Embeddings, "query", "it belongs to rankings"),
+    ] {
+        let (_, enough) = places().into_iter().find(|(known, _)| *known == place).unwrap();
+        let mut inner = enough.as_object().unwrap().clone();
+        inner.insert(given.to_owned(), json!("x"));
+        let error = ask(place, inner).unwrap_err();
+        assert_eq!(error.code, ErrorCode::UnknownParameter);
+        assert!(error.message.contains(meant), "{given}: {error}");
     }
 }
 
@@ -192,15 +279,7 @@ fn the_reference_says_what_becomes_of_each() {
 /// The tables of what is refused and of what changes nothing.
 fn render() -> String {
     let mut text = "\n| refused | where | taken when it is | instead |\n| --- | --- | --- | --- |\n".to_owned();
-    let place = |place: &Place| match place {
-        Place::Chat => "chats",
-        Place::Text => "texts",
-        Place::Embeddings => "embeddings",
-        Place::Rerank => "rankings",
-        Place::Message => "messages",
-        Place::Part => "parts of a message",
-        Place::StreamOptions => "`stream_options`",
-    };
+    let place = |place: &Place| place.words();
     let places = |parameter: &Parameter| parameter.places.iter().map(place).collect::<Vec<_>>().join(", ");
     for parameter in PARAMETERS {
         if let Treatment::Refused(neutral, instead) = parameter.treatment {

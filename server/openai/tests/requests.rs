@@ -202,7 +202,7 @@ fn what_clients_send_is_taken() {
             {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "user", "content": "c"},
         ],
-        "n": 1, "user": "u", "metadata": {"k": "v"}, "unknown": [1], "logit_bias": null, "tools": [], "seed": -1,
+        "n": 1, "user": "u", "metadata": {"k": "v"}, "unknown": null, "logit_bias": null, "tools": [], "seed": -1,
         "max_tokens": 5, "max_completion_tokens": 6, "stream": true, "stream_options": {"include_usage": true},
     });
     let request = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
@@ -320,9 +320,38 @@ fn an_assistants_turn_may_be_empty() {
         let user = json!({"role": "user", "content": "Hi"});
         assert_eq!(messages(json!([user, turn, user])).unwrap()[1], Message::text(Role::Assistant, ""), "{turn}");
     }
+    // As OpenAI's client repeats an answer, and one that it parsed.
+    let repeated = json!({
+        "role": "assistant", "content": "a", "refusal": null, "annotations": [], "audio": null, "function_call": null,
+        "tool_calls": null, "parsed": {"a": 1},
+    });
+    let user = json!({"role": "user", "content": "Hi"});
+    assert_eq!(messages(json!([user, repeated, user])).unwrap()[1], Message::text(Role::Assistant, "a"));
     for role in ["system", "user", "tool"] {
         let error = messages(json!([{"role": role, "content": null}])).unwrap_err();
         assert!(error.param.is_some_and(|param| param.starts_with("messages[0].")), "{role}");
+    }
+}
+
+#[test]
+fn a_refusal_is_what_the_model_said() {
+    let part = |kind: &str| json!({"type": kind, kind: "No."});
+    for (turn, said) in [
+        (json!({"role": "assistant", "content": null, "refusal": "No."}), "No."),
+        (json!({"role": "assistant", "content": "Well.", "refusal": "No."}), "Well.\nNo."),
+        (json!({"role": "assistant", "content": "Well.", "refusal": ""}), "Well."),
+        (json!({"role": "assistant", "content": [part("text"), part("refusal")]}), "No.\nNo."),
+    ] {
+        assert_eq!(messages(json!([turn])).unwrap(), [Message::text(Role::Assistant, said)], "{turn}");
+    }
+    for (turn, param) in [
+        (json!({"role": "user", "content": "Hi", "refusal": "No."}), "messages[0].refusal"),
+        (json!({"role": "user", "content": [part("refusal")]}), "messages[0].content[0].type"),
+        (json!({"role": "assistant", "content": [{"type": "refusal", "text": "No."}]}), "messages[0].content[0].text"),
+        (json!({"role": "assistant", "content": "So", "prefix": true}), "messages[0].prefix"),
+        (json!({"role": "assistant", "content": "So", "partial": true}), "messages[0].partial"),
+    ] {
+        assert_eq!(messages(json!([turn])).unwrap_err().param.as_deref(), Some(param), "{turn}");
     }
 }
 
@@ -352,11 +381,22 @@ fn a_tools_message_answers_a_call_before_it() {
     let asks = json!({"role": "assistant", "tool_calls": [call]});
     let answers = |id: Value| json!({"role": "tool", "content": "x", "tool_call_id": id});
     assert!(messages(json!([user, asks, answers(json!("1")), user])).is_ok());
+    // Some models count their calls anew in each turn.
+    assert!(messages(json!([asks, answers(json!("1")), asks, answers(json!("1"))])).is_ok());
+    for nothing in [json!(""), json!([])] {
+        let returned = json!({"role": "tool", "content": nothing, "tool_call_id": "1"});
+        assert_eq!(messages(json!([asks, returned])).unwrap()[1].content, "", "{nothing}");
+    }
     for (chat, param) in [
         (json!([answers(json!("1"))]), "messages[0].role"),
         (json!([user, answers(json!("1")), asks]), "messages[1].role"),
         (json!([asks, answers(json!("2"))]), "messages[1].tool_call_id"),
         (json!([asks, answers(Value::Null)]), "messages[1].tool_call_id"),
+        (json!([asks, answers(json!("1")), answers(json!("1"))]), "messages[2].tool_call_id"),
+        (
+            json!([asks, answers(json!("1")), asks, answers(json!("1")), answers(json!("1"))]),
+            "messages[4].tool_call_id",
+        ),
         (json!([asks, answers(json!(1))]), "messages[1].tool_call_id"),
         (json!([{"role": "user", "content": "Hi", "tool_call_id": "1"}]), "messages[0].tool_call_id"),
         (json!([{"role": "user", "content": "Hi", "tool_calls": [call]}]), "messages[0].tool_calls"),
@@ -491,7 +531,7 @@ fn an_embedding_has_the_models_width_and_a_known_encoding() {
 
 #[test]
 fn mistakes_in_a_ranking_are_named() {
-    use ErrorCode::{InvalidType, InvalidValue, MissingRequiredParameter};
+    use ErrorCode::{InvalidType, InvalidValue, MissingRequiredParameter, UnknownParameter};
     for (name, value, param, code) in [
         ("query", json!(null), "query", MissingRequiredParameter),
         ("query", json!(""), "query", InvalidValue),
@@ -500,7 +540,8 @@ fn mistakes_in_a_ranking_are_named() {
         ("documents", json!("a"), "documents", InvalidType),
         ("documents", json!([]), "documents", InvalidValue),
         ("documents", json!(["a", ""]), "documents[1]", InvalidValue),
-        ("documents", json!([{"title": "a"}]), "documents[0].text", MissingRequiredParameter),
+        ("documents", json!([{}]), "documents[0].text", MissingRequiredParameter),
+        ("documents", json!([{"text": "a", "title": "b"}]), "documents[0].title", UnknownParameter),
         ("documents", json!([1]), "documents[0]", InvalidType),
         ("documents", json!(vec!["a"; MAX_RERANK_DOCUMENTS + 1]), "documents", InvalidValue),
         ("top_n", json!(0), "top_n", InvalidValue),

@@ -521,7 +521,7 @@ fn wrong(rng: &mut StdRng) -> Request {
         body.to_string().into_bytes()
     };
     let too_long = json!([{"role": "user", "content": "word ".repeat(rng.random_range(4_000..40_000))}]);
-    let (path, body, status, code) = match rng.random_range(0..14) {
+    let (path, body, status, code) = match rng.random_range(0..15) {
         0 => (CHAT, b"{\"messages\": [".to_vec(), 400, Some("invalid_json")),
         1 => (TEXT, b"\xff\xfe\x00".to_vec(), 400, Some("invalid_json")),
         2 => (CHAT, b"{}".to_vec(), 400, Some("missing_required_parameter")),
@@ -534,6 +534,7 @@ fn wrong(rng: &mut StdRng) -> Request {
         9 => (CHAT, with("grammar", json!("root ::= (")), 400, None),
         10 => (CHAT, with("messages", json!([{"role": "robot", "content": "x"}])), 400, Some("invalid_value")),
         11 => (CHAT, "[".repeat(50_000).into_bytes(), 400, Some("invalid_json")),
+        13 => (CHAT, with("temprature", json!(1)), 400, Some("unknown_parameter")),
         12 => (CHAT, hello().to_string().into_bytes(), 415, Some("unsupported_media_type")),
         _ => (CHAT, with("messages", too_long), 400, Some("context_length_exceeded")),
     };
