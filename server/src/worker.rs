@@ -54,7 +54,8 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
     let (events, event_queue) = mpsc::channel(MAX_WORKER_EVENT_BACKLOG);
     let (control, control_queue) = mpsc::channel(CONTROL_BACKLOG);
     let (pooled, pooled_queue) = mpsc::channel(POOLED_BACKLOG);
-    tokio::spawn(write_all(write, event_queue, pooled_queue, control_queue));
+    let faults = Arc::new(Faults::from_env());
+    tokio::spawn(write_all(write, event_queue, pooled_queue, control_queue, Arc::clone(&faults)));
 
     let notes = Arc::new(Notes::take_stdout().context("cannot take standard output")?);
 
@@ -78,7 +79,6 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
         }
     };
     let Some((host, outbox)) = worker else { return Ok(()) };
-    let faults = Faults::from_env();
     Worker { host: Arc::new(host), limit, outbox, notes, faults, handles: HashMap::new() }.serve(incoming).await
 }
 
@@ -182,7 +182,7 @@ struct Worker {
     limit: Arc<ThreadLimit>,
     outbox: Outbox,
     notes: Arc<Notes>,
-    faults: Faults,
+    faults: Arc<Faults>,
     handles: HashMap<RequestId, Handle>,
 }
 
@@ -222,12 +222,12 @@ impl Worker {
                 let (events, ended, notes) = (self.outbox.events.clone(), ended.clone(), Arc::clone(&self.notes));
                 let fault = self.faults.of_prompt(&prompt);
                 let activity = self.activity(id, fault);
-                let mut sent_text = false;
+                let (faults, mut has_text) = (Arc::clone(&self.faults), false);
                 let sink = Box::new(move |event: GenerationEvent| {
-                    if sent_text {
-                        faults::at(fault, Moment::Text);
+                    if has_text {
+                        faults.after_text(id, fault);
                     }
-                    sent_text = matches!(event, GenerationEvent::Delta { .. });
+                    has_text = matches!(event, GenerationEvent::Delta { .. });
                     if event.is_terminal() {
                         notes.end(id);
                         // The loop that keeps the handles has ended: so will the process.
@@ -341,6 +341,7 @@ async fn write_all(
     mut events: mpsc::Receiver<(RequestId, GenerationEvent)>,
     mut pooled: mpsc::Receiver<(RequestId, PooledEvent)>,
     mut control: mpsc::Receiver<FromWorker>,
+    faults: Arc<Faults>,
 ) {
     let mut sender = protocol::Sender::new(half);
     let mut batch = Vec::new();
@@ -364,6 +365,7 @@ async fn write_all(
             tracing::debug!(%error, "the front has gone");
             break;
         }
+        faults.note_sent(&message);
     }
 }
 

@@ -2,9 +2,14 @@
 //! setting of the server sets it.
 //!
 //! It names a word. A prompt with the word, followed by `@preparation`, `@slot` or `@text`, ends the process as one of
-//! llama.cpp's assertions would: while it is rendered and tokenised, when it gets its slot, or after its first text.
+//! llama.cpp's assertions would: while it is rendered and tokenised, when it gets its slot, or once its first text is sent.
 
-use gantry_engine::{EmbedInput, PooledWork, Prompt};
+use std::collections::HashSet;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use gantry_engine::{EmbedInput, GenerationEvent, PooledWork, Prompt};
+
+use crate::protocol::{FromWorker, RequestId};
 
 /// The variable that names the word.
 pub(super) const ABORT_ON: &str = "GANTRY_TEST_WORKER_ABORTS_ON";
@@ -18,11 +23,35 @@ pub(super) enum Moment {
 }
 
 /// The word, if there is one.
-pub(super) struct Faults(Option<String>);
+#[derive(Default)]
+pub(super) struct Faults {
+    word: Option<String>,
+    /// Whose text is with the front: what is in the socket outlives the process.
+    told: Mutex<HashSet<RequestId>>,
+    more_told: Condvar,
+}
 
 impl Faults {
     pub(super) fn from_env() -> Self {
-        Self(std::env::var(ABORT_ON).ok().filter(|word| !word.is_empty()))
+        Self { word: std::env::var(ABORT_ON).ok().filter(|word| !word.is_empty()), ..Self::default() }
+    }
+
+    /// These have been sent.
+    pub(super) fn note_sent(&self, message: &FromWorker) {
+        if let (Some(_), FromWorker::Events(events)) = (&self.word, message) {
+            let texts = events.iter().filter(|(_, event)| matches!(event, GenerationEvent::Delta { .. }));
+            self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(texts.map(|(id, _)| *id));
+            self.more_told.notify_all();
+        }
+    }
+
+    /// Ends the process if that is what the request does once it has text, as soon as the front has that.
+    pub(super) fn after_text(&self, id: RequestId, fault: Option<Moment>) {
+        if fault == Some(Moment::Text) {
+            let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self.more_told.wait_while(told, |told| !told.contains(&id)));
+            std::process::abort();
+        }
     }
 
     pub(super) fn of_prompt(&self, prompt: &Prompt) -> Option<Moment> {
@@ -45,7 +74,7 @@ impl Faults {
     }
 
     fn of_text(&self, text: &str) -> Option<Moment> {
-        let (_, after) = text.split_once(self.0.as_deref()?)?;
+        let (_, after) = text.split_once(self.word.as_deref()?)?;
         let moments = [("@preparation", Moment::Preparation), ("@slot", Moment::Slot), ("@text", Moment::Text)];
         moments.into_iter().find_map(|(name, moment)| after.starts_with(name).then_some(moment))
     }
@@ -65,8 +94,8 @@ mod tests {
     #[test]
     fn nothing_happens_without_the_word() {
         let text = |text: &str| Prompt::Text(text.to_owned());
-        assert_eq!(Faults(None).of_prompt(&text("x@slot")), None);
-        let faults = Faults(Some("poison".to_owned()));
+        assert_eq!(Faults::default().of_prompt(&text("x@slot")), None);
+        let faults = Faults { word: Some("poison".to_owned()), ..Faults::default() };
         assert_eq!(faults.of_prompt(&text("a poison@slot b")), Some(Moment::Slot));
         assert_eq!(faults.of_prompt(&text("a poison b")), None);
         assert_eq!(faults.of_prompt(&text("@slot")), None);

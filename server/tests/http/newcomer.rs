@@ -88,7 +88,8 @@ async fn turns_that_clients_send_back_are_taken() {
 /// The server under a terminal that `script` makes.
 fn in_a_terminal(port: u16) -> std::process::Child {
     let (program, file) = (env!("CARGO_BIN_EXE_gantry-server"), model("demo-v2.q8_0.gguf"));
-    let line = format!("{program} {} --port {port} -t 1", file.display());
+    // In place of the shell: one that stays gets Ctrl-C as well, and some end with it whatever the server does.
+    let line = format!("exec {program} {} --port {port} -t 1", file.display());
     let mut script = Command::new("script");
     script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     script.env("TERM", "xterm").env_remove("RUST_LOG").env_remove("NO_COLOR");
