@@ -2,9 +2,9 @@
 //! socket whose other end is the worker's standard input.
 //!
 //! The front opens with [`ToWorker::Load`]; the worker answers with progress, then [`FromWorker::Ready`] or
-//! [`FromWorker::LoadFailed`]. From then on the front submits and cancels, the worker sends events and a heartbeat. A
-//! closed socket means that the other side is gone; there is no goodbye. Both ends are one binary, so there is no
-//! version negotiation.
+//! [`FromWorker::LoadFailed`]. From then on the front submits, pauses, resumes and cancels, the worker sends events and a
+//! heartbeat. A closed socket means that the other side is gone; there is no goodbye. Both ends are one binary, so there
+//! is no version negotiation.
 
 use std::sync::Arc;
 
@@ -51,6 +51,18 @@ pub enum ToWorker {
     },
     /// Stop working on it; the request still ends with its own last event.
     Cancel {
+        /// Which.
+        id: RequestId,
+    },
+    /// Give its slot to others from the next step on; it stays in the worker's hands, and what was computed by then still
+    /// comes. It may have ended meanwhile, or be paused already: then nothing happens. What is pooled cannot be paused.
+    Pause {
+        /// Which.
+        id: RequestId,
+    },
+    /// Go on with one that is paused, with the tokens that it would have had; it waits for a slot before what was submitted
+    /// after it.
+    Resume {
         /// Which.
         id: RequestId,
     },
@@ -224,7 +236,12 @@ mod tests {
         let priority = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
         let pool = (any::<u64>(), work, priority, any::<Option<u64>>())
             .prop_map(|(id, work, priority, timeout_ms)| ToWorker::Pool { id, work, priority, timeout_ms });
-        prop_oneof![submit, pool, any::<u64>().prop_map(|id| ToWorker::Cancel { id }), Just(ToWorker::Probe)]
+        let of_one = (any::<u64>(), 0..3).prop_map(|(id, what)| match what {
+            0 => ToWorker::Cancel { id },
+            1 => ToWorker::Pause { id },
+            _ => ToWorker::Resume { id },
+        });
+        prop_oneof![submit, pool, of_one, Just(ToWorker::Probe), any::<u32>().prop_map(ToWorker::Threads)]
     }
 
     proptest! {

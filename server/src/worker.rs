@@ -273,6 +273,8 @@ impl Worker {
                     handle.cancel();
                 }
             }
+            ToWorker::Pause { id } => self.generation(id).into_iter().for_each(RequestHandle::pause),
+            ToWorker::Resume { id } => self.generation(id).into_iter().for_each(RequestHandle::resume),
             ToWorker::Threads(threads) => self.limit.set(threads),
             ToWorker::Probe => {
                 let (host, control) = (Arc::clone(&self.host), self.outbox.control.clone());
@@ -288,6 +290,14 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// A request in the engine's hands that has not ended.
+    fn generation(&self, id: RequestId) -> Option<&RequestHandle> {
+        match self.handles.get(&id)? {
+            Handle::Generation(handle) => Some(handle),
+            Handle::Pooled(_) => None,
+        }
     }
 
     /// Notes what is worked on.

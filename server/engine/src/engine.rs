@@ -20,6 +20,7 @@ use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError,
 use crate::event::{ActivitySink, EngineStats, EventSink, FinishReason, GenerationEvent, ModelInfo, Timings, Usage};
 use crate::finite::{NoNumbers, WarmUpError};
 use crate::grammars::Grammars;
+use crate::handle::{Command, Commands, RequestHandle};
 use crate::interrupt::Interrupt;
 use crate::lookup::Indexer;
 use crate::monitor::{MemoryWatch, Monitor, Pressure};
@@ -30,9 +31,9 @@ use crate::params::{
 };
 use crate::prepare::{Job, Jobs, Preparer};
 use crate::queue::Watermarks;
-use crate::request::{Emitter, Permit, Request};
+use crate::request::{Emitter, Permit};
 use crate::sample_pool::SamplePool;
-use crate::scheduler::{GATHERING_MS, MAINTENANCE_PERIOD, PROBE_FRESH, Scheduler, SchedulerParts, StepOutcome};
+use crate::scheduler::{GATHERING_MS, PROBE_FRESH, Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 /// Probes and other commands that may wait beside the requests.
@@ -44,13 +45,6 @@ const PROBE_LOOK_PERIOD: Duration = Duration::from_millis(20);
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// The most threads that sample.
 const MAX_SAMPLE_THREADS: usize = 8;
-
-/// What the engine's thread is told.
-enum Command {
-    Run(Box<Request>),
-    Probe(Sender<Result<(), ProbeError>>),
-    Shutdown,
-}
 
 /// One loaded model that generates for many requests at once. Dropping it ends every request.
 pub struct Engine {
@@ -66,25 +60,12 @@ pub struct Engine {
     tickets: AtomicU64,
     /// Taken at shutdown, in this order.
     jobs: Option<Jobs>,
-    commands: Option<Sender<Command>>,
+    commands: Option<Arc<Commands>>,
     pool: Vec<JoinHandle<()>>,
     thread: Option<JoinHandle<()>>,
     text: Option<JoinHandle<()>>,
     /// Ends with the engine.
     memory: Option<MemoryWatch>,
-}
-
-/// A request that was accepted. Dropping it does not cancel.
-#[derive(Clone, Debug)]
-pub struct RequestHandle {
-    signals: Arc<Signals>,
-}
-
-impl RequestHandle {
-    /// Ends the request within one step, with [`FinishReason::Cancelled`]. Text that is held back is not sent.
-    pub fn cancel(&self) {
-        self.signals.cancelled.store(true, Relaxed);
-    }
 }
 
 /// A whole generation, as [`Engine::generate`] returns it.
@@ -195,7 +176,7 @@ impl Engine {
             max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
             tickets: AtomicU64::new(0),
             jobs: None,
-            commands: Some(commands.clone()),
+            commands: Some(Arc::new(Commands::new(commands.clone()))),
             pool: Vec::new(),
             thread: None,
             text: None,
@@ -255,7 +236,7 @@ impl Engine {
         if let Some(reason) = self.stats.broken.get() {
             return Err(SubmitError::Broken(reason.clone()));
         }
-        let Some(jobs) = &self.jobs else { return Err(SubmitError::ShuttingDown) };
+        let (Some(jobs), Some(commands)) = (&self.jobs, &self.commands) else { return Err(SubmitError::ShuttingDown) };
         let level = self.stats.level();
         if !level.admits(params.priority) {
             return Err(SubmitError::MemoryPressure { level });
@@ -281,7 +262,8 @@ impl Engine {
             deadline: timeout_ms.and_then(|ms| submitted_at.checked_add(Duration::from_millis(ms))),
         });
         // The permits bound what waits there, and the pool's threads live as long as the engine.
-        if jobs.push(job) { Ok(RequestHandle { signals }) } else { Err(SubmitError::ShuttingDown) }
+        let handle = RequestHandle::new(signals, Arc::downgrade(commands));
+        if jobs.push(job) { Ok(handle) } else { Err(SubmitError::ShuttingDown) }
     }
 
     /// Generates and waits for the end: for programs that need no stream.
@@ -326,7 +308,7 @@ impl Engine {
             return Ok(started.elapsed());
         }
         self.interrupt.give_way();
-        ask(commands, Command::Probe, timeout, || self.stats.running.progress())?;
+        ask(&commands.sender, Command::Probe, timeout, || self.stats.running.progress())?;
         Ok(started.elapsed())
     }
 
@@ -367,7 +349,7 @@ impl Drop for Engine {
         self.interrupt.end_everything();
         if let Some(commands) = &self.commands {
             // When the channel is full, the thread sees the flag after the command it is at.
-            let _ = commands.try_send(Command::Shutdown);
+            let _ = commands.sender.try_send(Command::Shutdown);
         }
         // The pool ends with its jobs, the engine's thread with the pool's senders and this one.
         self.jobs = None;
@@ -416,6 +398,8 @@ fn run<B: Backend>(mut scheduler: Scheduler<B>, commands: &Receiver<Command>, in
                 // It was asked during a step, whose end shows it: the next one may take as long again.
                 Command::Probe(reply) if scheduler.has_just_decoded() => tell(&reply, Ok(())),
                 Command::Probe(reply) => probes.push(reply),
+                // Whoever calls from here on is heard after the step that looks.
+                Command::Wake(call) => drop(call),
                 Command::Shutdown => {}
             }
             command = commands.try_recv().ok();
@@ -481,13 +465,18 @@ fn receive<B: Backend>(
 ) -> Option<Command> {
     loop {
         let measures = scheduler.may_measure();
-        match commands.recv_timeout(if measures { Duration::ZERO } else { MAINTENANCE_PERIOD }) {
+        let patience = if measures { Duration::ZERO } else { scheduler.may_sleep_for(Instant::now()) };
+        match commands.recv_timeout(patience) {
             Ok(command) => return Some(command),
             Err(RecvTimeoutError::Timeout) if measures => {
                 guarded(scheduler, "measuring", |scheduler| scheduler.measure(interrupt));
             }
             Err(RecvTimeoutError::Timeout) => {
                 guarded(scheduler, "maintenance", |scheduler| scheduler.maintain(Instant::now()));
+                // One of them may be over by now: its text was, or its time is.
+                if scheduler.has_paused() {
+                    return Some(Command::Wake(None));
+                }
             }
             Err(RecvTimeoutError::Disconnected) => return None,
         }

@@ -1,6 +1,7 @@
 //! The engine with its threads, on the scripted backend.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use crate::backend::scripted::{Control, Fault, ScriptedBackend, ScriptedVocabula
 use crate::engine::Engine;
 use crate::error::{LoadError, ProbeError, RequestError, SubmitError};
 use crate::event::{Activity, ActivitySink, EventSink, FinishReason, GenerationEvent};
+use crate::handle::RequestHandle;
 use crate::ladder::DegradationLevel;
 use crate::params::{
     DiskCacheConfig, EngineConfig, GenerationParams, PrefixCacheConfig, Priority, Prompt, SpeculationConfig,
@@ -367,6 +369,120 @@ fn a_cancelled_request_ends_soon_and_frees_its_slot() {
     assert!(matches!(event, GenerationEvent::Finished { .. }), "{event:?}");
     assert_eq!(engine.stats().slots_active, 0);
     assert!(engine.generate(text("abc"), GenerationParams::greedy(4)).is_ok());
+}
+
+/// A request of many tokens that is paused before its first, as it is in each of a few states.
+fn paused(engine: &Engine, control: &Control) -> (RequestHandle, Receiver<GenerationEvent>) {
+    let gate = control.gate.lock().unwrap();
+    let (sink, events) = channel();
+    let handle =
+        engine.submit(text("abc"), GenerationParams { ignore_eos: true, ..GenerationParams::greedy(100) }, sink);
+    let handle = handle.unwrap();
+    handle.pause();
+    drop(gate);
+    until(|| engine.stats().paused == 1);
+    (handle, events)
+}
+
+#[test]
+fn an_engine_whose_only_request_is_paused_sleeps_and_is_woken() {
+    let (engine, control) = engine(1, 4);
+    let params = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(100) };
+    let prompt = ScriptedVocabulary.tokenize("abc", SpecialTokens::None).unwrap();
+    let whole = reference(&prompt, &params, POSITIONS).0;
+    let (handle, events) = paused(&engine, &control);
+    let (looks, slept) = (control.looks.load(Relaxed), Duration::from_millis(500));
+    // It would be looked for work all the time.
+    std::thread::sleep(slept);
+    let looks = control.looks.load(Relaxed) - looks;
+    assert!(looks <= 2, "{looks} steps in {slept:?}: the thread does not sleep");
+    let got = engine.generate(text("other"), GenerationParams::greedy(4)).unwrap();
+    assert!(got.usage.completion_tokens > 0, "the slot is for others");
+    assert_eq!((engine.stats().paused, engine.stats().queued), (1, 0));
+    // Both do nothing the second time.
+    handle.pause();
+    handle.resume();
+    handle.resume();
+    let mut answer = String::new();
+    let end = loop {
+        match events.recv_timeout(PATIENCE).unwrap() {
+            GenerationEvent::Delta { text, .. } => answer.push_str(&text),
+            event if event.is_terminal() => break event,
+            _ => {}
+        }
+    };
+    assert!(matches!(end, GenerationEvent::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+    assert_eq!(answer, whole);
+    // Nor once it is over.
+    handle.pause();
+    handle.cancel();
+    assert_eq!((engine.stats().paused, engine.stats().pauses_total), (0, 1));
+}
+
+/// Whoever is not woken looks once a second by itself: twenty rounds would take as many of them.
+#[test]
+fn who_sleeps_beside_a_paused_request_hears_at_once_that_it_goes_on_or_ends() {
+    let (engine, control) = engine(1, 4);
+    let started = Instant::now();
+    for round in 0..20 {
+        let (handle, events) = paused(&engine, &control);
+        if round % 2 == 0 {
+            handle.resume();
+        } else {
+            handle.cancel();
+        }
+        let event = terminal(&events);
+        assert!(matches!(event, GenerationEvent::Finished { .. }), "{event:?}");
+    }
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+/// Each of those that call at the same time is heard, whoever it was whose call is on its way.
+#[test]
+fn many_that_pause_and_resume_at_once_are_all_heard() {
+    let (engine, _) = engine(2, 16);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let engine = &engine;
+            scope.spawn(move || {
+                for i in 0..20 {
+                    let (sink, events) = channel();
+                    let prompt = format!("prompt {thread} {i}");
+                    let params = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(60) };
+                    let want = reference(
+                        &ScriptedVocabulary.tokenize(&prompt, SpecialTokens::None).unwrap(),
+                        &params,
+                        POSITIONS,
+                    );
+                    let handle = engine.submit(Prompt::Text(prompt), params, sink).unwrap();
+                    let mut got = String::new();
+                    loop {
+                        handle.pause();
+                        handle.resume();
+                        match events.recv_timeout(PATIENCE).unwrap() {
+                            GenerationEvent::Delta { text, .. } => got.push_str(&text),
+                            event if event.is_terminal() => break,
+                            _ => {}
+                        }
+                    }
+                    assert_eq!(got, want.0);
+                }
+            });
+        }
+    });
+    let stats = engine.stats();
+    assert_eq!((stats.requests_finished_total, stats.paused, stats.slots_active), (80, 0, 0));
+}
+
+#[test]
+fn dropping_the_engine_ends_what_is_paused() {
+    let (engine, control) = engine(1, 4);
+    let (handle, events) = paused(&engine, &control);
+    drop(engine);
+    assert!(matches!(terminal(&events), GenerationEvent::Failed(RequestError::ShuttingDown)));
+    // There is nobody to wake.
+    handle.resume();
 }
 
 #[test]

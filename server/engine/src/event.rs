@@ -252,6 +252,8 @@ pub struct EngineStats {
     pub slots_total: u32,
     /// Requests that wait for a slot, those being tokenised included.
     pub queued: u32,
+    /// Requests whose decoding is paused, without a slot.
+    pub paused: u32,
     /// KV cells in use.
     pub kv_used_cells: u64,
     /// KV cells there are.
@@ -294,7 +296,7 @@ pub struct EngineStats {
     pub prefix_cache_disk_bytes: u64,
     /// How far the service is cut down because memory is short.
     pub degradation: DegradationLevel,
-    /// States of sequences that gave their slot away, as they were a second ago or less.
+    /// States of sequences that gave their slot away or are paused, as they were a second ago or less.
     pub preempted_bytes: u64,
     /// Whether it has yet to measure what the parts of a step cost, and computes for that while it is idle.
     pub measures: bool,
@@ -329,6 +331,8 @@ pub struct EngineStats {
     pub bursts_total: u64,
     /// Sequences that gave their slot away, to go on later.
     pub preemptions_total: u64,
+    /// Times that a request was paused.
+    pub pauses_total: u64,
     /// Tokens generated since the start.
     pub generated_tokens_total: u64,
     /// Tokens generated a second, over the last seconds; falls to 0 when idle.

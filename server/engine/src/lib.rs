@@ -38,7 +38,8 @@
 //! - **Guesses** (`lookup`, `draft`): repetitions, and what a small model says, are guessed and checked in one step, while
 //!   that pays.
 //!
-//! A request that is cancelled frees its slot within one step. A batch that fails is decoded again, each sequence by
+//! A request that is cancelled frees its slot within one step, and so does one that is paused ([`RequestHandle::pause`]),
+//! which goes on later with the tokens that it would have had. A batch that fails is decoded again, each sequence by
 //! itself, and who fails alone ends; an engine that cannot go on says so to [`Engine::probe`] and to submissions. A failed
 //! assertion inside llama.cpp ends the process: run an engine in a process of its own.
 //!
@@ -65,6 +66,7 @@ mod error;
 mod event;
 mod finite;
 mod grammars;
+mod handle;
 mod host;
 mod interrupt;
 mod kv;
@@ -105,12 +107,13 @@ pub use gantry_llama::{
 
 pub use cores::ThreadLimit;
 pub use embedder::{Embedder, PooledHandle, PooledOutput};
-pub use engine::{Engine, GenerationOutput, RequestHandle};
+pub use engine::{Engine, GenerationOutput};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{
     Activity, ActivitySink, EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram,
     ModelInfo, PooledEvent, PooledInfo, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob, Usage,
 };
+pub use handle::RequestHandle;
 pub use host::ModelHost;
 pub use kv_plan::{
     AUTO_UNIFIED_MAX_CELLS, AUTO_UNIFIED_MAX_SEQUENCES, CacheType, KvLayout, KvPlan, LEFTOVER_SEQUENCES,

@@ -29,6 +29,8 @@ const MOST_UNSENT_LOGPROBS: usize = 32;
 pub(crate) struct Signals {
     /// The caller wants no more.
     pub(crate) cancelled: AtomicBool,
+    /// The caller wants no more for now.
+    pub(crate) paused: AtomicBool,
     /// The request has had its last event: its slot may be freed.
     pub(crate) ended: AtomicBool,
 }

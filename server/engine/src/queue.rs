@@ -60,6 +60,12 @@ impl<T> Waiting<T> {
             _ => Priority::High,
         }
     }
+
+    /// The same with another value.
+    pub(crate) fn map<U>(self, value: impl FnOnce(T) -> U) -> Waiting<U> {
+        let Self { ticket, priority, since, deadline, .. } = self;
+        Waiting { ticket, priority, since, deadline, value: value(self.value) }
+    }
 }
 
 impl QueueDepth {
@@ -138,7 +144,6 @@ impl<T> Queue<T> {
     }
 
     /// When [`expire`](Self::expire) next finds something.
-    #[cfg(test)]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(deadline, _, _)| deadline)
     }

@@ -1,6 +1,6 @@
 //! Continuous batching: which request holds which slot, and what each step decodes.
 //!
-//! Flow of a step: end what is over → give free slots to those that wait ([`admission`]) → close the gaps between
+//! Flow of a step: end what is over → take their slots from those that are paused ([`pause`]) → give free slots to those that wait ([`admission`]) → close the gaps between
 //! streams ([`gaps`]) → plan (one token for each sequence that generates, rows of nobody's where a whole group takes less
 //! ([`fill`]), then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each row → post the
 //! tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines: tests run it step by
@@ -19,6 +19,7 @@ mod fill;
 mod gaps;
 mod guess;
 mod measure;
+mod pause;
 mod pressure;
 mod probe;
 mod stage;
@@ -52,6 +53,7 @@ pub(crate) use admission::{MIN_UNREAD_TO_OVERTAKE, OVERTAKING_SHARE};
 use copies::Copies;
 use fill::{Fillers, WorthFilling};
 use measure::Measuring;
+use pause::Paused;
 pub(crate) use probe::PROBE_FRESH;
 #[cfg(test)]
 pub(crate) use stage::LEAST_STAGED_TOKENS;
@@ -117,7 +119,7 @@ pub(crate) struct SchedulerParts<B> {
     pub(crate) lookup_tokens: Option<u32>,
     /// What guesses where nothing repeats itself.
     pub(crate) draft: Option<Draft<B>>,
-    /// The most bytes that the states of sequences which gave way may take.
+    /// The most bytes that the states of sequences which gave way or are paused may take.
     pub(crate) max_saved_bytes: u64,
 }
 
@@ -145,6 +147,7 @@ pub(crate) struct Scheduler<B> {
     /// By sequence id.
     slots: Vec<Option<Sequence>>,
     waiting: Queue<Waiter>,
+    paused: Queue<Paused>,
     batch: Vec<BatchEntry>,
     /// Those of the batch that are nobody's.
     fillers: Fillers,
@@ -194,6 +197,7 @@ impl<B: Backend> Scheduler<B> {
             likely_answer: FIRST_LIKELY_ANSWER_TOKENS,
             slots: (0..limits.sequences).map(|_| None).collect(),
             waiting: Queue::default(),
+            paused: Queue::default(),
             batch: Vec::new(),
             fillers: Fillers::default(),
             worth_filling: WorthFilling::default(),
@@ -212,7 +216,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Whether requests were accepted that have not come here yet.
     fn expects_more(&self) -> bool {
-        let here = self.waiting.len() + self.slots.iter().flatten().count();
+        let here = self.waiting.len() + self.paused.len() + self.slots.iter().flatten().count();
         self.stats.in_flight.load(Relaxed) as usize > here
     }
 
@@ -243,6 +247,7 @@ impl<B: Backend> Scheduler<B> {
         self.wait(request);
     }
 
+    /// Whether there is something to do; who is paused gives nothing to do.
     pub(crate) fn has_work(&self) -> bool {
         !self.waiting.is_empty() || self.slots.iter().any(Option::is_some)
     }
@@ -265,6 +270,7 @@ impl<B: Backend> Scheduler<B> {
             self.maintain(started);
         }
         self.end_what_is_over(started);
+        self.pause_and_resume(started);
         self.admit(started);
         if self.suspects.is_empty() {
             self.close_gaps();
@@ -561,6 +567,7 @@ impl<B: Backend> Scheduler<B> {
     fn publish(&self) {
         let active = self.slots.iter().flatten().count();
         self.stats.slots_active.store(u32::try_from(active).unwrap_or(u32::MAX), Relaxed);
+        self.stats.paused.store(u32::try_from(self.paused.len()).unwrap_or(u32::MAX), Relaxed);
         self.stats.kv_used_cells.store(self.kv.used_cells(), Relaxed);
         let depth = self.waiting.depth();
         for (counter, n) in self.stats.waiting.iter().zip([depth.low, depth.normal, depth.high]) {

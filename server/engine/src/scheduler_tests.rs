@@ -34,6 +34,7 @@ mod guesses;
 mod ladder;
 mod leftovers;
 mod measure;
+mod pauses;
 mod preemption;
 mod properties;
 mod reuse;
@@ -265,6 +266,12 @@ impl Submitted {
         texts.collect()
     }
 
+    /// Whether it is paused, and not over.
+    fn is_paused(&self) -> bool {
+        let is_over = self.events.lock().unwrap().last().is_some_and(GenerationEvent::is_terminal);
+        self.signals.paused.load(Relaxed) && !is_over
+    }
+
     fn last(&self) -> GenerationEvent {
         self.events.lock().unwrap().last().unwrap().clone()
     }
@@ -473,6 +480,8 @@ fn a_request_without_a_token_in_time_is_refused_and_one_that_has_one_is_not() {
 enum Action {
     Submit { prompt: Vec<Token>, params: Box<GenerationParams> },
     Cancel(prop::sample::Index),
+    Pause(prop::sample::Index),
+    Resume(prop::sample::Index),
     Steps(u8),
 }
 
@@ -497,6 +506,8 @@ fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         3 => (prop::collection::vec(token, 1..90), params()).prop_map(|(prompt, params)| Action::Submit { prompt, params: Box::new(params) }),
         1 => any::<prop::sample::Index>().prop_map(Action::Cancel),
+        1 => any::<prop::sample::Index>().prop_map(Action::Pause),
+        1 => any::<prop::sample::Index>().prop_map(Action::Resume),
         3 => (1_u8..20).prop_map(Action::Steps),
     ]
 }
@@ -539,7 +550,13 @@ proptest! {
                     let i = index.index(requests.len());
                     requests[i].was_cancelled = true;
                 }
-                Action::Cancel(_) => {}
+                Action::Pause(index) if !requests.is_empty() => {
+                    index.get(&requests).signals.paused.store(true, Relaxed);
+                }
+                Action::Resume(index) if !requests.is_empty() => {
+                    index.get(&requests).signals.paused.store(false, Relaxed);
+                }
+                Action::Cancel(_) | Action::Pause(_) | Action::Resume(_) => {}
                 Action::Steps(n) => for _ in 0..n {
                     // Costs at which guesses pay, whatever this machine makes of a model without weights.
                     h.scheduler.cost_is(CPU);
@@ -550,10 +567,17 @@ proptest! {
                     h.scheduler.assert_books();
                     let stats = h.stats.snapshot();
                     prop_assert!(stats.slots_active <= sequences);
-                    prop_assert!(stats.slots_active + stats.queued <= sequences + max_queue);
+                    prop_assert!(stats.slots_active + stats.queued + stats.paused <= sequences + max_queue);
+                    // By their tickets.
+                    let paused: Vec<u64> = (1..).zip(&requests).filter(|(_, r)| r.is_paused()).map(|(t, _)| t).collect();
+                    prop_assert_eq!(stats.paused as usize, paused.len());
+                    prop_assert!(h.scheduler.tickets().iter().all(|ticket| !paused.contains(ticket)));
                 },
             }
         }
+        h.run();
+        requests.iter().for_each(|request| request.signals.paused.store(false, Relaxed));
+        h.scheduler.step();
         h.run();
         for request in &requests {
             request.check(POSITIONS);

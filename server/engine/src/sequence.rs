@@ -75,6 +75,10 @@ impl Sequence {
         self.signals.cancelled.load(Relaxed)
     }
 
+    pub(crate) fn is_paused(&self) -> bool {
+        self.signals.paused.load(Relaxed)
+    }
+
     /// The text thread has ended the request.
     pub(crate) fn is_ended(&self) -> bool {
         self.signals.ended.load(Relaxed)

@@ -130,6 +130,7 @@ pub(crate) struct Stats {
     kv_total_cells: u64,
     pub(crate) in_flight: AtomicU32,
     pub(crate) slots_active: AtomicU32,
+    pub(crate) paused: AtomicU32,
     pub(crate) kv_used_cells: AtomicU64,
     pub(crate) device: Tier,
     pub(crate) ram: Tier,
@@ -162,6 +163,7 @@ pub(crate) struct Stats {
     pub(crate) moves: AtomicU64,
     pub(crate) filler_rows: AtomicU64,
     pub(crate) preemptions: AtomicU64,
+    pub(crate) pauses: AtomicU64,
     prompt_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     steps: AtomicU64,
@@ -195,6 +197,7 @@ impl Stats {
             kv_total_cells,
             in_flight: AtomicU32::default(),
             slots_active: AtomicU32::default(),
+            paused: AtomicU32::default(),
             kv_used_cells: AtomicU64::default(),
             device: Tier::default(),
             ram: Tier::default(),
@@ -222,6 +225,7 @@ impl Stats {
             moves: AtomicU64::default(),
             filler_rows: AtomicU64::default(),
             preemptions: AtomicU64::default(),
+            pauses: AtomicU64::default(),
             prompt_tokens: AtomicU64::default(),
             generated_tokens: AtomicU64::default(),
             steps: AtomicU64::default(),
@@ -318,11 +322,12 @@ impl Stats {
     }
 
     pub(crate) fn snapshot(&self) -> EngineStats {
-        let slots_active = self.slots_active.load(Relaxed);
+        let [slots_active, paused] = [&self.slots_active, &self.paused].map(|count| count.load(Relaxed));
         EngineStats {
             slots_active,
             slots_total: self.slots_total,
-            queued: self.in_flight.load(Relaxed).saturating_sub(slots_active),
+            queued: self.in_flight.load(Relaxed).saturating_sub(slots_active + paused),
+            paused,
             kv_used_cells: self.kv_used_cells.load(Relaxed),
             kv_total_cells: self.kv_total_cells,
             prompt_tokens_total: self.prompt_tokens.load(Relaxed),
@@ -358,6 +363,7 @@ impl Stats {
             filler_rows_total: self.filler_rows.load(Relaxed),
             bursts_total: self.bursts.load(Relaxed),
             preemptions_total: self.preemptions.load(Relaxed),
+            pauses_total: self.pauses.load(Relaxed),
             generated_tokens_total: self.generated_tokens.load(Relaxed),
             tokens_per_second: self.tokens_per_second(self.started.elapsed()),
             steps: self.steps.load(Relaxed),

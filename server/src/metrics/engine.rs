@@ -109,6 +109,12 @@ const COUNTERS: &[Family] = &[
         figures: &[("", |w| w.engine.preemptions_total as f64)],
     },
     Family {
+        name: "engine_pauses",
+        help: "Times that a request was paused, since its client does not take what is there, and gave its slot to others",
+        label: "",
+        figures: &[("", |w| w.engine.pauses_total as f64)],
+    },
+    Family {
         name: "engine_evictions",
         help: "Prefixes that left the KV cache to make room",
         label: "",
@@ -229,6 +235,12 @@ const GAUGES: &[Family] = &[
         ],
     },
     Family {
+        name: "engine_requests_paused",
+        help: "Requests that are paused: in flight without a slot, until they are told to go on",
+        label: "",
+        figures: &[("", |w| f64::from(w.engine.paused))],
+    },
+    Family {
         name: "engine_prefix_cache_bytes",
         help: "What prefixes take that left the KV cache",
         label: "tier",
@@ -239,7 +251,7 @@ const GAUGES: &[Family] = &[
     },
     Family {
         name: "engine_preempted_bytes",
-        help: "States of sequences that gave their slot away, in main memory",
+        help: "States of sequences that gave their slot away or are paused, in main memory",
         label: "",
         figures: &[("", |w| w.engine.preempted_bytes as f64)],
     },

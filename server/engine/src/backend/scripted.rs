@@ -4,7 +4,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use gantry_llama::{SpecialTokens, TokenTexts};
@@ -50,6 +50,8 @@ pub(crate) struct Control {
     /// What is computed of a sequence with this token is NaN, and so is whatever is computed beside it or, until the backend is
     /// scrubbed, after it.
     pub(crate) spoils: Arc<Mutex<Option<Token>>>,
+    /// Steps that looked what there is to do, be it nothing.
+    pub(crate) looks: Arc<AtomicU64>,
     /// While a test holds it, decodes wait.
     pub(crate) gate: Arc<Mutex<()>>,
     /// Ends [`Fault::Hang`].
@@ -344,6 +346,7 @@ impl Backend for ScriptedBackend {
     }
 
     fn staged(&self) -> Option<u32> {
+        self.control.looks.fetch_add(1, Relaxed);
         self.staged
     }
 

@@ -67,6 +67,27 @@ impl Waiter {
         }
     }
 
+    /// One that had a slot, and waits as if it had done so until now but for the time that it had it.
+    pub(super) fn preempted(sequence: Box<Sequence>, saved: Saved, now: Instant) -> Waiting<Self> {
+        let (ticket, priority, deadline) = (sequence.ticket, sequence.priority(), sequence.due());
+        let since = now.checked_sub(sequence.waited).unwrap_or(now);
+        Waiting { ticket, priority, since, deadline, value: Self::Preempted(sequence, saved) }
+    }
+
+    fn saved_bytes(&self) -> u64 {
+        match self {
+            Self::Preempted(_, saved) => saved.bytes(),
+            Self::New(_) => 0,
+        }
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        match self {
+            Self::New(request) => request.signals.paused.load(Relaxed),
+            Self::Preempted(sequence, _) => sequence.is_paused(),
+        }
+    }
+
     fn is_over(&self) -> bool {
         match self {
             Self::New(request) => request.emitter.is_cancelled(),
@@ -83,24 +104,20 @@ impl<B: Backend> Scheduler<B> {
     }
 
     pub(super) fn wait_again(&mut self, sequence: Box<Sequence>, saved: Saved, now: Instant) {
-        let (ticket, priority, deadline) = (sequence.ticket, sequence.priority(), sequence.due());
-        let since = now.checked_sub(sequence.waited).unwrap_or(now);
-        let value = Waiter::Preempted(sequence, saved);
-        self.waiting.push(Waiting { ticket, priority, since, deadline, value });
+        self.waiting.push(Waiter::preempted(sequence, saved, now));
     }
 
-    /// Bytes of the states that were saved of those that gave way.
+    /// Bytes of the states that were saved of those that gave way, or are paused.
     pub(super) fn saved_bytes(&self, now: Instant) -> u64 {
-        let saved = |waiting: &Waiting<Waiter>| match &waiting.value {
-            Waiter::Preempted(_, saved) => saved.bytes(),
-            Waiter::New(_) => 0,
-        };
-        self.waiting.iter(now).map(saved).sum()
+        let waiting = self.waiting.iter(now).map(|waiting| &waiting.value);
+        let paused = self.paused.iter(now).map(|paused| &paused.value.waiter);
+        waiting.chain(paused).map(Waiter::saved_bytes).sum()
     }
 
-    /// Ends everyone who waits.
+    /// Ends everyone who waits or is paused.
     pub(super) fn fail_waiting(&mut self, error: &RequestError, now: Instant) {
-        for waiting in self.waiting.drain(now) {
+        let paused = self.paused.drain(now).into_iter().map(|paused| paused.map(|paused| paused.waiter));
+        for waiting in self.waiting.drain(now).into_iter().chain(paused) {
             match waiting.value {
                 Waiter::New(request) => {
                     self.events.push(TextEvent::Refused { emitter: Box::new(request.emitter), error: error.clone() });
@@ -112,10 +129,13 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Ends those who wait and were cancelled, or waited too long.
+    /// Ends those who wait or are paused and were cancelled, or waited too long.
     pub(super) fn end_waiting(&mut self, now: Instant) {
-        let expired = self.waiting.expire(now);
-        for waiting in expired.into_iter().chain(self.waiting.remove_if(Waiter::is_over)) {
+        let mut over = self.waiting.expire(now);
+        over.extend(self.waiting.remove_if(Waiter::is_over));
+        let paused = self.paused.expire(now).into_iter().chain(self.paused.remove_if(|paused| paused.waiter.is_over()));
+        over.extend(paused.map(|paused| paused.map(|paused| paused.waiter)));
+        for waiting in over {
             match waiting.value {
                 Waiter::New(request) if request.emitter.is_cancelled() => request.finish_cancelled(),
                 Waiter::New(request) => request.expire(now),

@@ -15,7 +15,7 @@ use crate::sequence::Sequence;
 /// The part of the time at the end in which leftovers are saved, as a divisor: in the rest they are written.
 const FLUSH_SAVING_DIVISOR: u32 = 2;
 
-/// What was saved of a sequence that gave way: nothing, or a chunk for each block of the tokens that it had decoded.
+/// What was saved of a sequence that gave way or is paused: nothing, or a chunk for each block of the tokens that it had decoded.
 #[derive(Default)]
 pub(super) struct Saved {
     chunks: Vec<Vec<u8>>,
@@ -131,16 +131,27 @@ impl<B: Backend> Scheduler<B> {
             .min_by_key(|(_, s)| (s.standing, std::cmp::Reverse(s.ticket)))
             .map(|(slot, _)| slot);
         let Some(slot) = victim else { return false };
-        let Some(mut sequence) = self.slots[slot].take() else { return false };
+        let Some((sequence, saved)) = self.vacate(slot, now) else { return false };
+        // Somebody needs them now.
+        self.kv.clear(u32::try_from(slot).unwrap_or(u32::MAX));
+        self.stats.preemptions.fetch_add(1, Relaxed);
+        self.wait_again(sequence, saved, now);
+        true
+    }
+
+    /// Takes a sequence out of its slot, with what is saved of its state. What is not is left over in its cells, where that can
+    /// be of use.
+    pub(super) fn vacate(&mut self, slot: usize, now: Instant) -> Option<(Box<Sequence>, Saved)> {
+        let mut sequence = self.slots[slot].take()?;
         let id = u32::try_from(slot).unwrap_or(u32::MAX);
         let saved = self.save(id, &sequence, now);
         self.kv.set_in_use(id, false);
-        self.kv.clear(id);
+        if saved.tokens > 0 || !self.reuse_prefixes {
+            self.kv.clear(id);
+        }
         sequence.drafts.clear();
         sequence.decoded = 0;
-        self.stats.preemptions.fetch_add(1, Relaxed);
-        self.wait_again(Box::new(sequence), saved, now);
-        true
+        Some((Box::new(sequence), saved))
     }
 
     fn save(&mut self, id: u32, sequence: &Sequence, now: Instant) -> Saved {
@@ -174,6 +185,9 @@ impl<B: Backend> Scheduler<B> {
             if self.stats.level().evicts_cache() {
                 cache.evict_to(0, now);
             }
+        }
+        if self.stats.level().evicts_cache() {
+            self.drop_paused_states(now);
         }
         for sequence in self.kv.expired(now, self.ttl) {
             self.kv.clear(sequence);

@@ -46,11 +46,13 @@ impl<B: Backend> Scheduler<B> {
         self.slots.iter().map(|slot| slot.as_ref().map_or(0, |sequence| sequence.ticket)).collect()
     }
 
-    /// Tokens that a request has generated, be it in a slot or waiting; `None`: it is over.
+    /// Tokens that a request has generated, be it in a slot, waiting or paused; `None`: it is over.
     pub(crate) fn generated(&self, ticket: u64, now: Instant) -> Option<u32> {
         let in_slot = self.slots.iter().flatten().find(|sequence| sequence.ticket == ticket);
         in_slot.map(|sequence| sequence.generated()).or_else(|| {
-            self.waiting.iter(now).find(|waiting| waiting.ticket == ticket).map(|waiting| match &waiting.value {
+            let waiting = self.waiting.iter(now).map(|waiting| (waiting.ticket, &waiting.value));
+            let paused = self.paused.iter(now).map(|paused| (paused.ticket, &paused.value.waiter));
+            waiting.chain(paused).find(|&(other, _)| other == ticket).map(|(_, waiter)| match waiter {
                 Waiter::New(_) => 0,
                 Waiter::Preempted(sequence, _) => sequence.generated(),
             })

@@ -1,0 +1,72 @@
+//! Requests whose decoding is paused: they have neither a slot nor cells, and go on where they were.
+//!
+//! Whoever submitted a request sets and clears its flag ([`Signals::paused`](crate::output::Signals)), which each step looks at
+//! before slots are given. One in a slot gives it up as those do that give way, its prompt read or not ([`super::pressure`]);
+//! one that waits leaves the queue. One that is resumed waits as those that gave way do, by its ticket, and the time for
+//! which it was paused lifts it nowhere. Paused requests end as all others do. How many there are is bounded by the permits
+//! of submission, which they keep. An engine that has nothing else sleeps.
+//!
+//! What was saved of their states counts with that of those that gave way. What is not saved stays in its cells as what a
+//! request leaves behind that ended, for as long as nobody needs them, and is computed again after that.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::admission::Waiter;
+use super::pressure::Saved;
+use super::{MAINTENANCE_PERIOD, Scheduler};
+use crate::backend::Backend;
+use crate::queue::Waiting;
+
+/// One that would wait if it were not paused.
+pub(super) struct Paused {
+    pub(super) waiter: Waiter,
+    at: Instant,
+}
+
+impl<B: Backend> Scheduler<B> {
+    /// Whether there are requests that have to be told to go on.
+    pub(crate) fn has_paused(&self) -> bool {
+        !self.paused.is_empty()
+    }
+
+    /// How long a thread may sleep that has no work.
+    pub(crate) fn may_sleep_for(&self, now: Instant) -> Duration {
+        let due = self.paused.next_deadline().map(|due| due.saturating_duration_since(now));
+        due.map_or(MAINTENANCE_PERIOD, |due| due.min(MAINTENANCE_PERIOD))
+    }
+
+    /// Takes their slots from those that are to pause, and lets those wait for one that are to go on.
+    pub(super) fn pause_and_resume(&mut self, now: Instant) {
+        for mut resumed in self.paused.remove_if(|paused| !paused.waiter.is_paused()) {
+            let paused_for = now.saturating_duration_since(resumed.value.at);
+            resumed.since = resumed.since.checked_add(paused_for).unwrap_or(now);
+            self.waiting.push(resumed.map(|paused| paused.waiter));
+        }
+        for waiting in self.waiting.remove_if(Waiter::is_paused) {
+            self.pause(waiting, now);
+        }
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].as_ref().is_some_and(|sequence| sequence.is_paused())
+                && let Some((sequence, saved)) = self.vacate(slot, now)
+            {
+                self.pause(Waiter::preempted(sequence, saved, now), now);
+            }
+        }
+    }
+
+    fn pause(&mut self, waiting: Waiting<Waiter>, now: Instant) {
+        self.stats.pauses.fetch_add(1, Relaxed);
+        self.paused.push(waiting.map(|waiter| Paused { waiter, at: now }));
+    }
+
+    /// Drops what was saved of those that are paused: it is computed again.
+    pub(super) fn drop_paused_states(&mut self, now: Instant) {
+        for waiting in self.paused.drain(now) {
+            self.paused.push(waiting.map(|Paused { waiter, at }| match waiter {
+                Waiter::Preempted(sequence, _) => Paused { waiter: Waiter::Preempted(sequence, Saved::default()), at },
+                waiter @ Waiter::New(_) => Paused { waiter, at },
+            }));
+        }
+    }
+}
