@@ -117,6 +117,8 @@ pub enum LoadFault {
     Template,
     /// What it computes, which are no numbers.
     Numbers,
+    /// It loads, and could answer nobody.
+    Useless,
     /// It is not the model's fault: there is no backend to run it as asked.
     Backend,
 }
@@ -127,6 +129,7 @@ impl From<&LoadError> for LoadFault {
             LoadError::Backend(_) => Self::Backend,
             LoadError::Template(_) => Self::Template,
             LoadError::NotFinite { .. } => Self::Numbers,
+            LoadError::Useless { .. } => Self::Useless,
             _ => Self::Model,
         }
     }

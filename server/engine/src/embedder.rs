@@ -186,7 +186,7 @@ impl Embedder {
         let mut pooler = Pooler::new(backend, counters.clone(), max_batch as usize, wait, normalises);
         pooler.warm_up().map_err(|error| match error {
             NoNumbers::NotFinite => LoadError::NotFinite { path: config.model_path.clone() },
-            NoNumbers::Failed(reason) => LoadError::WarmUp(reason),
+            error => LoadError::WarmUp(error.to_string()),
         })?;
         // Every request in flight fits each of these channels, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;

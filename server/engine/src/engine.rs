@@ -548,6 +548,10 @@ fn not_warm(error: WarmUpError, config: &EngineConfig) -> LoadError {
     let draft = || config.speculation.draft_model.clone().unwrap_or_default();
     match error {
         WarmUpError::Model(NoNumbers::NotFinite) => LoadError::NotFinite { path: config.model_path.clone() },
+        WarmUpError::Model(error @ NoNumbers::Even) => {
+            let reason = format!("{error}: a norm, a scale or a matrix of the file is zero or not what it was");
+            LoadError::Useless { path: config.model_path.clone(), reason }
+        }
         WarmUpError::Model(error) => LoadError::WarmUp(error.to_string()),
         WarmUpError::Draft(NoNumbers::NotFinite) => LoadError::NotFinite { path: draft() },
         WarmUpError::Draft(error) => LoadError::WarmUp(format!("the draft model: {error}")),

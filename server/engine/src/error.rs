@@ -85,6 +85,14 @@ pub enum LoadError {
         /// The file.
         path: PathBuf,
     },
+    /// The file loads, and yet nobody could be answered with it.
+    #[error("{} loads, but could answer nobody: {reason}; convert the model again, or use another file", path.display())]
+    Useless {
+        /// The file.
+        path: PathBuf,
+        /// Why not, with the figures.
+        reason: String,
+    },
     /// The prefix cache's directory cannot be used.
     #[error("{0}")]
     PrefixCache(String),

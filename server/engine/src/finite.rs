@@ -7,6 +7,10 @@
 /// Why a model that loads is of no use, or a request has no answer.
 pub(crate) const NOT_FINITE: &str = "what it computes is not finite (NaN or infinite)";
 
+/// Logits that lie so close together are the same: the likeliest token is a millionth likelier than the least likely one. In
+/// a model that was trained they lie ten and more apart.
+const MAX_EVEN_SPREAD: f32 = 1e-6;
+
 /// No number came of a computation, or none that is finite.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoNumbers {
@@ -16,6 +20,9 @@ pub(crate) enum NoNumbers {
     /// See the module.
     #[error("{NOT_FINITE}")]
     NotFinite,
+    /// The same number for every token ([`is_even`]).
+    #[error("what it computes is the same for every token of its vocabulary")]
+    Even,
 }
 
 /// A model is of no use: which, and why.
@@ -36,6 +43,13 @@ impl From<NoNumbers> for WarmUpError {
 pub(crate) fn is_sound(row: &[f32]) -> bool {
     let can_be = |x: &f32| !x.is_nan() && *x < f32::INFINITY;
     row.iter().all(can_be) && !is_lost(row)
+}
+
+/// Whether a row says nothing: no token is likelier than another, beyond what rounding makes of it.
+pub(crate) fn is_even(row: &[f32]) -> bool {
+    let numbers = || row.iter().copied().filter(|x| x.is_finite());
+    let (least, most) = (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
+    row.len() > 1 && most - least < MAX_EVEN_SPREAD
 }
 
 /// Whether a row has no number, so that no token can be chosen from it.
@@ -67,6 +81,16 @@ mod tests {
             (&[], false, true),
         ] {
             assert_eq!((is_sound(row), is_lost(row)), (sound, lost), "{row:?}");
+        }
+        for (row, even) in [
+            (&[0.0, 0.0, 0.0][..], true),
+            (&[-3.5, -f32::INFINITY, -3.5], true),
+            (&[1e-8, -1e-8, 0.0], true),
+            (&[0.0, 1e-3], false),
+            (&[7.0], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_even(row), even, "{row:?}");
         }
         assert!(is_vector(&[0.5]) && !is_vector(&[]) && !is_vector(&[0.5, NAN]) && !is_vector(&[-INF]));
     }

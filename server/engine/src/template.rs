@@ -11,10 +11,14 @@ mod process;
 mod wire;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gantry_llama::{ChatError, ChatPrompt, ChatTemplate, TemplateSource};
+use gantry_llama::{
+    ChatError, ChatPrompt, ChatTemplate, Model, SAMPLE_CHATS, SAMPLE_WORD, SampleChat, SpecialTokens, TemplateSource,
+    says_sample_word,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::LoadError;
@@ -40,19 +44,9 @@ pub struct TemplateReport {
     pub refuses: Vec<String>,
     /// How long the slowest took.
     pub slowest: Duration,
+    /// Tokens of the prompt that it makes of one word; 0 where no model was at hand.
+    pub shortest_tokens: u32,
 }
-
-/// Kinds of chats that a template is tried with, by name; the last one is with tools.
-const TRIALS: [(&str, &str); 4] = [
-    ("a turn", r#"[{"role":"user","content":"Hello"}]"#),
-    ("a system text", r#"[{"role":"system","content":"Be brief."},{"role":"user","content":"Hello"}]"#),
-    (
-        "three turns",
-        r#"[{"role":"user","content":"Hello"},{"role":"assistant","content":"Hi."},{"role":"user","content":"Bye"}]"#,
-    ),
-    ("tools", r#"[{"role":"user","content":"Hello"}]"#),
-];
-const TOOLS: &str = r#"[{"type":"function","function":{"name":"look","description":"Looks.","parameters":{"type":"object","properties":{"where":{"type":"string","description":"Where."}},"required":["where"]}}}]"#;
 
 impl Renderer {
     /// Makes a template ready; see [`EngineConfig::template_program`](crate::EngineConfig::template_program).
@@ -63,8 +57,18 @@ impl Renderer {
         }
     }
 
-    /// The prompt of a chat with the assistant's turn opened.
-    pub(crate) fn render(&self, messages: &str, tools: Option<&str>) -> Result<ChatPrompt, ChatError> {
+    /// The prompt of a chat of this model with the assistant's turn opened: what messages say is text of it, wherever it is
+    /// rendered.
+    pub(crate) fn prompt(&self, model: &Model, messages: &str, tools: Option<&str>) -> Result<ChatPrompt, ChatError> {
+        let marked = model.mark_chat(messages)?;
+        let mut chat = self.render(marked.as_ref().map_or(messages, |marked| marked.messages_json.as_str()), tools)?;
+        if let Some(marked) = &marked {
+            marked.unmark(&mut chat);
+        }
+        Ok(chat)
+    }
+
+    fn render(&self, messages: &str, tools: Option<&str>) -> Result<ChatPrompt, ChatError> {
         let rendered = match self {
             Self::Here(template) => template.render_json(messages, tools),
             Self::Apart(processes) => processes.render(messages, tools),
@@ -79,44 +83,64 @@ impl Renderer {
         }
     }
 
-    /// Tries it with chats of each kind. It must render a turn, and of the others whatever it does not refuse itself: many
-    /// take no tools, and a system text that is refused llama.cpp puts before the first turn instead.
-    pub(crate) fn try_out(&self) -> Result<TemplateReport, ChatError> {
-        let mut report = TemplateReport { renders: Vec::new(), refuses: Vec::new(), slowest: Duration::ZERO };
-        for (i, (kind, messages)) in TRIALS.iter().enumerate() {
-            let tools = (i + 1 == TRIALS.len()).then_some(TOOLS);
-            if tools.is_some() && !self.knows_tools() {
+    /// Tries it with chats of each kind, as those of requests where a model is at hand. It must render a turn, and of the
+    /// others whatever it does not refuse itself: many take no tools, and a system text that is refused llama.cpp puts
+    /// before the first turn instead.
+    fn try_out(&self, model: Option<&Model>) -> Result<TemplateReport, ChatError> {
+        let (renders, refuses) = (Vec::new(), Vec::new());
+        let mut report = TemplateReport { renders, refuses, slowest: Duration::ZERO, shortest_tokens: 0 };
+        for (i, sample) in SAMPLE_CHATS.iter().enumerate() {
+            if !sample.tools.is_empty() && !self.knows_tools() {
                 continue;
             }
             let begun = Instant::now();
-            match self.render(messages, tools) {
-                Ok(chat) => judge(kind, &chat.prompt)?,
+            match self.sample(model, sample) {
+                Ok(tokens) if i == 0 => report.shortest_tokens = tokens,
+                Ok(_) => {}
                 Err(ChatError::TemplateRefused(_)) if i > 0 => {
-                    report.refuses.push((*kind).to_owned());
+                    report.refuses.push(sample.kind.to_owned());
                     continue;
                 }
                 Err(error) => return Err(error),
             }
             report.slowest = report.slowest.max(begun.elapsed());
-            report.renders.push((*kind).to_owned());
+            report.renders.push(sample.kind.to_owned());
         }
         Ok(report)
+    }
+
+    /// The tokens of a sample's prompt, 0 where there is no model to count them.
+    fn sample(
+        &self,
+        model: Option<&Model>,
+        SampleChat { kind, messages, tools }: &SampleChat,
+    ) -> Result<u32, ChatError> {
+        let tools = (!tools.is_empty()).then_some(*tools);
+        let chat = match model {
+            Some(model) => self.prompt(model, messages, tools),
+            None => self.render(messages, tools),
+        }?;
+        judge(kind, &chat.prompt)?;
+        let Some(model) = model else { return Ok(0) };
+        let tokens = model.tokenize_with(&chat.prompt, true, SpecialTokens::Unless(&chat.text_at));
+        let tokens = tokens.map_err(|error| ChatError::Template(format!("it makes no tokens of {kind}: {error}")))?;
+        Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
     }
 }
 
 /// A template that is tried while its model goes on loading.
-pub(crate) struct Trial(JoinHandle<Result<(Renderer, TemplateReport), ChatError>>);
+pub(crate) struct Tryout(JoinHandle<Result<(Renderer, TemplateReport), ChatError>>);
 
-impl Trial {
-    pub(crate) fn begin(config: &EngineConfig, source: TemplateSource) -> Result<Self, LoadError> {
+impl Tryout {
+    pub(crate) fn begin(config: &EngineConfig, model: Arc<Model>, source: TemplateSource) -> Result<Self, LoadError> {
         let program = config.template_program.clone();
         let thread = std::thread::Builder::new().name("gantry-template".to_owned()).stack_size(TEMPLATE_STACK_BYTES);
-        let trial = thread.spawn(move || {
+        let tried = thread.spawn(move || {
             let renderer = Renderer::start(program.as_deref(), source)?;
-            let report = renderer.try_out()?;
+            let report = renderer.try_out(Some(&model))?;
             Ok((renderer, report))
         });
-        trial.map(Self).map_err(|e| LoadError::Thread(e.to_string()))
+        tried.map(Self).map_err(|e| LoadError::Thread(e.to_string()))
     }
 
     /// Waits for it.
@@ -135,6 +159,10 @@ fn judge(kind: &str, prompt: &str) -> Result<(), ChatError> {
         let bytes = prompt.len();
         return Err(ChatError::Template(format!("it makes {bytes} bytes of {kind}, and {MAX_PROMPT_BYTES} may be")));
     }
+    if !says_sample_word(prompt) {
+        let what = format!("of {kind} it makes a prompt without what the user says last there, {SAMPLE_WORD:?}");
+        return Err(ChatError::Template(what));
+    }
     Ok(())
 }
 
@@ -144,7 +172,7 @@ fn judge(kind: &str, prompt: &str) -> Result<(), ChatError> {
 /// # Errors
 /// What is wrong with it, with the line.
 pub fn check_template(program: Option<&Path>, source: TemplateSource) -> Result<TemplateReport, ChatError> {
-    Renderer::start(program, source)?.try_out()
+    Renderer::start(program, source)?.try_out(None)
 }
 
 #[cfg(test)]

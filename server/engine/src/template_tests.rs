@@ -1,14 +1,18 @@
 //! Trying a template in this process; in one of its own the server's tests do it.
 #![allow(clippy::unwrap_used)]
 
-use gantry_llama::TemplateLimit;
+use std::path::PathBuf;
+
+use gantry_llama::{ModelParams, TemplateLimit};
 
 use super::*;
 
 fn try_out(template: &str) -> Result<TemplateReport, ChatError> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models/demo-draft.q8_0.gguf");
+    let model = Model::load(&path, &ModelParams::default(), &mut |_| true).unwrap();
     let source = TemplateSource { text: template.to_owned(), ..TemplateSource::default() };
     let config = EngineConfig::new("unused.gguf");
-    match Trial::begin(&config, source).unwrap().end() {
+    match Tryout::begin(&config, model, source).unwrap().end() {
         Ok((_, report)) => Ok(report),
         Err(LoadError::Template(error)) => Err(error),
         Err(error) => panic!("{error}"),
@@ -38,6 +42,22 @@ fn a_turn_must_be_rendered_and_the_rest_may_be_refused_but_not_fail() {
     );
     let none = try_out("{{ raise_exception('nobody') }}").unwrap_err();
     assert!(matches!(&none, ChatError::TemplateRefused(text) if text.ends_with("nobody")), "{none}");
+}
+
+#[test]
+fn a_template_must_say_what_the_user_says() {
+    let report = try_out("{% for m in messages %}{{ m.content|upper|replace('Z', ' - Z - ') }}{% endfor %}").unwrap();
+    assert_eq!(report.renders, ["a turn", "a system text", "three turns"]);
+    assert!(report.shortest_tokens > 4, "{}", report.shortest_tokens);
+    for (template, kind) in [
+        ("<|im_start|>user\nHello<|im_end|>", "a turn"),
+        ("{{ messages|length }}{{ messages[0].content|length }}", "a turn"),
+        ("{{ messages[0].content }}", "a system text"),
+    ] {
+        let error = try_out(template).unwrap_err();
+        let told = format!("of {kind} it makes a prompt without what the user says last");
+        assert!(matches!(&error, ChatError::Template(text) if text.contains(&told)), "{template}: {error}");
+    }
 }
 
 #[test]

@@ -168,6 +168,7 @@ gantry_chat_template * gantry_chat_template_new(
     auto made = std::unique_ptr<gantry_chat_template>();
     std::unique_ptr<gantry::template_probe> probe;
     std::string text, bos, eos;
+    std::vector<std::pair<std::string, std::string>> samples;
     // Each step has the limits to itself.
     auto passed     = gantry::limit::none;
     const auto step = [&](auto f) {
@@ -187,15 +188,21 @@ gantry_chat_template * gantry_chat_template_new(
             made->eos = source.at("add_eos").get<bool>() ? eos : "";
             probe = std::make_unique<gantry::template_probe>(text, bos, eos, limits->nesting, limits->expression_parts);
             made->knows_tools = probe->knows_tools();
+            for (const auto & sample : source.at("samples")) {
+                samples.emplace_back(sample.at("messages").get<std::string>(), sample.at("tools").get<std::string>());
+            }
             return std::string();
         })) {
         return nullptr;
     }
     // llama.cpp looks at what a template does with chats of many kinds, and takes what goes wrong for an answer. What takes
     // too much is found here, where it says what it was doing.
-    for (size_t chat = 0; chat < probe->chats(); chat++) {
-        const bool rendered = step([&] {
-            probe->render(chat);
+    for (const auto & [messages, tools] : samples) {
+        if (!tools.empty() && !probe->knows_tools()) {
+            continue;
+        }
+        const bool rendered = step([&, &messages = messages, &tools = tools] {
+            probe->render(messages, tools);
             return std::string();
         });
         if (!rendered && passed != gantry::limit::none) {

@@ -44,7 +44,8 @@ struct gantry_template_limits {
 // Answers what a model says of its chat template: {"text": "...", "bos": "...", "eos": "...", "add_bos": b, "add_eos": b}.
 struct gantry_text gantry_chat_template_source(const struct llama_model * model);
 
-// Parses a template and looks at what it can do. `source` is what gantry_chat_template_source answers. Returns null where
+// Parses a template and looks at what it can do. `source` is what gantry_chat_template_source answers, with the chats that it is
+// tried with first: "samples": [{"messages": "[...]", "tools": "[...]" or ""}]. Returns null where
 // that fails, and fills `reason`: {"limit": "time", "memory", "stack" or "", "message": "..."}.
 struct gantry_chat_template * gantry_chat_template_new(
     const char * source, size_t source_len, const struct gantry_template_limits * limits, struct gantry_text * reason);

@@ -11,17 +11,6 @@ namespace gantry {
 
 namespace {
 
-// In the order in which what fails is most telling; the last one is for templates that know tools.
-const char * const CHATS[] = {
-    R"([{"role": "user", "content": "Hello"}])",
-    R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])",
-    R"([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Bye"}])",
-    R"([{"role": "user", "content": "Hello"}])",
-};
-const char * const TOOLS =
-    R"([{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object",
-        "properties": {"where": {"type": "string", "description": "Where."}}, "required": ["where"]}}}])";
-
 size_t line_of(const std::string & text, size_t pos) {
     return 1 + static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(std::min(pos, text.size())), '\n'));
 }
@@ -123,20 +112,18 @@ template_probe::template_probe(
 
 template_probe::~template_probe() { delete parts_; }
 
-size_t template_probe::chats() const { return std::size(CHATS) - (parts_->tools ? 0 : 1); }
-
 bool template_probe::knows_tools() const { return parts_->tools; }
 
-void template_probe::render(size_t chat) const {
+void template_probe::render(const std::string & messages, const std::string & tools) const {
     jinja::context ctx(parts_->text);
     auto given = common_json::object({
-        {"messages", common_json::parse(CHATS[chat])},
+        {"messages", common_json::parse(messages)},
         {"bos_token", parts_->bos},
         {"eos_token", parts_->eos},
         {"add_generation_prompt", true},
     });
-    if (chat + 1 == std::size(CHATS)) {
-        given["tools"] = common_json::parse(TOOLS);
+    if (!tools.empty()) {
+        given["tools"] = common_json::parse(tools);
     }
     jinja::global_from_json(ctx, given, true);
     jinja::runtime runtime(ctx);

@@ -15,10 +15,9 @@ class template_probe {
     template_probe(const std::string & text, std::string bos, std::string eos, size_t max_nesting, size_t max_expression);
     ~template_probe();
 
-    // Chats that a template is asked for, of the simplest kinds.
-    size_t chats() const;
-    // Renders one of them, without llama.cpp's preparations, which swallow what goes wrong. Throws what the template throws.
-    void render(size_t chat) const;
+    // Renders messages, without llama.cpp's preparations, which swallow what goes wrong. `tools` may be empty. Throws what the
+    // template throws.
+    void render(const std::string & messages, const std::string & tools) const;
     // Whether the template looks at tools.
     bool knows_tools() const;
 

@@ -8,6 +8,7 @@
 
 mod fault;
 pub mod limits;
+mod samples;
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use limits::{
     MAX_TEMPLATE_BYTES, MAX_TEMPLATE_EXPRESSION_PARTS, MAX_TEMPLATE_NESTING, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES,
     TEMPLATE_MEMORY_PER_INPUT_BYTE,
 };
+pub use samples::{SAMPLE_CHATS, SAMPLE_WORD, SampleChat, says_sample_word};
 
 /// What a template is made of: all that is needed to render without the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +42,7 @@ pub struct TemplateSource {
 }
 
 impl TemplateSource {
-    /// What a model's file says; `None` when it brings no template.
+    /// What a model's file says; `None` when it brings no template. One that is empty is one, and none that renders.
     ///
     /// # Errors
     /// When the vocabulary cannot name its own tokens.
@@ -49,8 +51,16 @@ impl TemplateSource {
         let answer = unsafe { shim::gantry_chat_template_source(model.raw()) };
         let answer = answer.into_result().map_err(ChatError::Template)?;
         let source: Self = serde_json::from_str(&answer).map_err(|e| ChatError::Template(e.to_string()))?;
-        Ok((!source.text.is_empty()).then_some(source))
+        Ok(model.template(None).map(|_| source))
     }
+}
+
+/// What a template is parsed from.
+#[derive(Serialize)]
+struct Parsed<'a> {
+    #[serde(flatten)]
+    source: &'a TemplateSource,
+    samples: [SampleChat; SAMPLE_CHATS.len()],
 }
 
 /// A parsed template. Rendering does not change it, so threads may share one.
@@ -113,12 +123,14 @@ impl ChatTemplate {
     pub fn parse(source: &TemplateSource) -> Result<Self, ChatError> {
         let bytes = source.text.len();
         if source.text.is_empty() {
-            return Err(ChatError::Template(String::from("it is empty")));
+            let what = "it is empty; a file without the key says that its model is for texts alone";
+            return Err(ChatError::Template(what.to_owned()));
         }
         if bytes > MAX_TEMPLATE_BYTES {
             return Err(ChatError::Template(format!("it has {bytes} bytes, and {MAX_TEMPLATE_BYTES} are allowed")));
         }
-        let json = serde_json::to_string(source).map_err(|e| ChatError::Template(e.to_string()))?;
+        let parsed = Parsed { source, samples: SAMPLE_CHATS };
+        let json = serde_json::to_string(&parsed).map_err(|e| ChatError::Template(e.to_string()))?;
         let mut reason = RawText::empty();
         let limits = limits_for(json.len());
         // SAFETY: the text has the length given and the limits live; `reason` is filled by the callee, which catches

@@ -5,8 +5,8 @@
 //! is made of what one of them stood in. A chat that writes no such token goes through unchanged.
 //!
 //! An input may also become a reserved token together with what stands beside it, `<|im_` before `end|>`, so that an
-//! input that could begin, end or be within one gets a mark at that end. Roles and types are left alone: templates build
-//! tokens of them, and a caller of this crate takes only words that it knows. What an assistant is said to have said may
+//! input that could begin, end or be within one gets a mark at that end. Roles and types of the API are left alone: templates
+//! compare them, and build tokens of them. What an assistant is said to have said may
 //! hold user-defined tokens such as `</think>`, which templates look for and which its own answers have.
 
 use std::collections::HashSet;
@@ -18,8 +18,24 @@ use crate::error::ChatError;
 use crate::model::Model;
 use crate::specials::Specials;
 
-/// Names of fields whose words templates compare and build tokens of.
-const WORDS: [&str; 2] = ["role", "type"];
+/// Names of fields whose words templates compare and build tokens of, and those words: nobody forges anything with them, even
+/// where a vocabulary has a token that is written so.
+const FIELDS_OF_WORDS: [&str; 2] = ["role", "type"];
+const WORDS: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "text", "function"];
+/// Names of fields that a message of the API has, of which the same is true.
+const FIELDS: [&str; 11] = [
+    "role",
+    "type",
+    "content",
+    "text",
+    "name",
+    "reasoning_content",
+    "tool_calls",
+    "tool_call_id",
+    "id",
+    "function",
+    "arguments",
+];
 /// A mark that nothing escapes and no letter's case changes.
 const MARK: char = '\u{7f}';
 /// Where that is in a text: characters of private use.
@@ -64,7 +80,7 @@ fn mark(messages: &Value, specials: &Specials) -> Result<Option<(Value, char)>, 
     let mut any = false;
     for message in marked.as_array_mut().into_iter().flatten() {
         let said = message.get("role").and_then(Value::as_str) == Some("assistant");
-        any |= marker.value(message, said);
+        any |= marker.value(message, Place { said, written: false });
     }
     Ok(any.then_some((marked, mark)))
 }
@@ -117,45 +133,54 @@ fn any_text(value: &Value, is: &impl Fn(&str) -> bool) -> bool {
     }
 }
 
+/// Where something stands in a chat.
+#[derive(Clone, Copy)]
+struct Place {
+    /// In an assistant's turn.
+    said: bool,
+    /// In JSON that a message writes, so that no name or word of it is the API's.
+    written: bool,
+}
+
 struct Marker<'a> {
     specials: &'a Specials,
     mark: char,
 }
 
 impl Marker<'_> {
-    /// Whether there was something to mark. `said`: it stands in an assistant's turn.
-    fn value(&self, value: &mut Value, said: bool) -> bool {
+    /// Whether there was something to mark.
+    fn value(&self, value: &mut Value, place: Place) -> bool {
         match value {
-            Value::String(text) => self.text(text, said),
-            Value::Array(items) => items.iter_mut().fold(false, |any, item| self.value(item, said) | any),
-            Value::Object(fields) => self.object(fields, said),
+            Value::String(text) => self.text(text, place),
+            Value::Array(items) => items.iter_mut().fold(false, |any, item| self.value(item, place) | any),
+            Value::Object(fields) => self.object(fields, place),
             _ => false,
         }
     }
 
-    fn object(&self, fields: &mut Map<String, Value>, said: bool) -> bool {
+    fn object(&self, fields: &mut Map<String, Value>, place: Place) -> bool {
         let mut any = false;
         for (mut name, mut value) in std::mem::take(fields) {
-            any |= match &mut value {
-                Value::String(word) if WORDS.contains(&name.as_str()) => {
-                    let places = self.written(word, said);
-                    self.put(word, places)
-                }
-                value => self.value(value, said),
-            };
-            let places = self.written(&name, said);
-            any |= self.put(&mut name, places);
+            let is_word =
+                |word: &str| !place.written && FIELDS_OF_WORDS.contains(&name.as_str()) && WORDS.contains(&word);
+            if !value.as_str().is_some_and(is_word) {
+                any |= self.value(&mut value, place);
+            }
+            if place.written || !FIELDS.contains(&name.as_str()) {
+                let places = self.written(&name, place.said);
+                any |= self.put(&mut name, places);
+            }
             fields.insert(name, value);
         }
         any
     }
 
-    fn text(&self, text: &mut String, said: bool) -> bool {
-        if let Some(hidden) = self.within_json(text, said) {
+    fn text(&self, text: &mut String, place: Place) -> bool {
+        if let Some(hidden) = self.within_json(text, place) {
             *text = hidden;
             return true;
         }
-        let mut places = self.written(text, said);
+        let mut places = self.written(text, place.said);
         let trimmed = text.trim();
         if !trimmed.is_empty() {
             let start = text.len() - text.trim_start().len();
@@ -202,13 +227,13 @@ impl Marker<'_> {
 
     /// llama.cpp reads the arguments of calls, and some results, as JSON: tokens that are written there with escapes
     /// (`\u003c`) would appear only then. `None`: there are none.
-    fn within_json(&self, text: &str, said: bool) -> Option<String> {
+    fn within_json(&self, text: &str, Place { said, .. }: Place) -> Option<String> {
         if !text.contains('\\') || !text.trim_start().starts_with(['{', '[', '"']) {
             return None;
         }
         let mut value: Value = serde_json::from_str(text).ok()?;
         any_text(&value, &|inner| !self.written(inner, said).is_empty()).then(|| {
-            self.value(&mut value, said);
+            self.value(&mut value, Place { said, written: true });
             value.to_string()
         })
     }
@@ -239,7 +264,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::specials::testing::specials;
+    use crate::specials::testing::{control, specials};
 
     fn marked(messages: &Value) -> Option<Value> {
         mark(messages, &specials()).unwrap().map(|(messages, mark)| {
@@ -256,6 +281,20 @@ mod tests {
             {"role": "assistant", "content": "<tool_call> was said", "tool_calls": [{"type": "function"}]},
         ]);
         assert_eq!(marked(&messages), None);
+    }
+
+    #[test]
+    fn words_and_names_of_the_api_are_left_alone_where_they_are_the_apis() {
+        let specials = Specials::new(["user", "content", "text"].map(|text| control(1, text)).into());
+        let mark = |messages: Value| mark(&messages, &specials).unwrap().map(|(messages, _)| messages);
+        assert_eq!(mark(json!([{"role": "user", "content": "Hello"}])), None);
+        let typed = json!([{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]);
+        assert_eq!(mark(typed), None);
+        let marked = mark(json!([{"role": "user", "content": "the user"}])).unwrap();
+        assert_eq!(marked[0]["content"], "\u{7f}the u\u{7f}ser");
+        assert_eq!(marked[0]["role"], "user");
+        // Of another's role there may be a token, too.
+        assert_eq!(mark(json!([{"role": "the user", "content": "a"}])).unwrap()[0]["role"], "\u{7f}the u\u{7f}ser");
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Specials {
         Self::new(tokens.filter_map(|token| special(model, token, &templates)).collect())
     }
 
-    fn new(mut list: Vec<Special>) -> Self {
+    pub(crate) fn new(mut list: Vec<Special>) -> Self {
         list.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
         let finder = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(list.iter().map(|s| &s.text)).ok();
         let mut forwards: Vec<Vec<u8>> = list.iter().map(|s| s.text.to_ascii_lowercase().into_bytes()).collect();
@@ -162,22 +162,19 @@ fn looks_like_control(text: &str) -> bool {
 pub(crate) mod testing {
     use super::{Special, Specials, Token};
 
+    pub(crate) fn control(token: Token, text: &str) -> Special {
+        let text = text.to_owned();
+        Special { token, text, control: true, unknown: false, strips_left: false, strips_right: false }
+    }
+
     /// Of a vocabulary that no model has.
     pub(crate) fn specials() -> Specials {
-        let special = |token: Token, text: &str, control| Special {
-            token,
-            text: text.to_owned(),
-            control,
-            unknown: false,
-            strips_left: false,
-            strips_right: false,
-        };
         Specials::new(vec![
-            special(1, "<|im_end|>", true),
-            special(2, "<|endoftext|>", true),
-            special(3, "<tool_call>", false),
-            special(4, "[INST]", true),
-            special(5, "</s>", true),
+            control(1, "<|im_end|>"),
+            control(2, "<|endoftext|>"),
+            Special { control: false, ..control(3, "<tool_call>") },
+            control(4, "[INST]"),
+            control(5, "</s>"),
         ])
     }
 }

@@ -569,6 +569,7 @@ fn load_refusal(error: &LoadError) -> Refusal {
         LoadError::Spawn(_) => ("no worker", "the pod may be out of processes or memory; look at its log"),
         LoadError::Model(_) => ("refused by llama.cpp", "check the file, and that this release knows its architecture"),
         LoadError::Numbers(_) => return Refusal::new(GateName::Load, error.to_string()).with_value("computes NaN"),
+        LoadError::Useless(_) => return Refusal::new(GateName::Load, error.to_string()).with_value("answers nobody"),
         LoadError::Backend(_) => ("no backend", "see docs/operations.md, Processors and GPUs"),
         LoadError::Memory(_) => (
             "more memory than predicted",

@@ -80,6 +80,9 @@ pub enum LoadError {
     /// The worker says that the model is loaded and computes no numbers.
     #[error("{0}")]
     Numbers(String),
+    /// The worker says that the model is loaded and could answer nobody.
+    #[error("{0}")]
+    Useless(String),
     /// There is no backend to run the model as asked: the worker says what there is.
     #[error("{0}")]
     Backend(String),
@@ -98,6 +101,7 @@ impl LoadError {
             Self::Model(reason)
             | Self::Template(reason)
             | Self::Numbers(reason)
+            | Self::Useless(reason)
             | Self::Backend(reason)
             | Self::Memory(reason)
             | Self::WorkerDied(reason) => reason.clone(),

@@ -38,7 +38,7 @@ fn nested(open: &str, middle: &str, close: &str, times: usize) -> String {
 
 #[test]
 fn a_template_without_end_is_told_by_its_line_and_harms_nobody() {
-    let last = "\n{{ messages[0].content }}";
+    let last = "\n{{ messages[-1].content }}";
     let growing = "{% set ns = namespace(s='xy') %}{% for i in range(N) %}\n{% set ns.s = ns.s + ns.s %}{% endfor %}";
     let time = TemplateLimit::Time;
     let memory = TemplateLimit::Memory;
@@ -73,6 +73,8 @@ fn a_template_without_end_is_told_by_its_line_and_harms_nobody() {
         ("a long no", format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), None, "an expression has more parts"),
         ("no template", "{% for m of messages %}{% endfor %}".into(), None, "Expected 'in'"),
         ("nothing", "{{ '' }}".into(), None, "an empty prompt of a turn"),
+        ("nobody's words", "<s>Hello</s>".into(), None, "of a turn it makes a prompt without what the user says"),
+        ("no text", String::new(), None, "it is empty"),
         ("no users", "{{ raise_exception('go away') }}".into(), None, "refuses the messages: line 1"),
         ("too long", format!("{{#{}#}}{last}", " ".repeat(2 << 20)), None, "1048576 are allowed"),
     ];

@@ -28,7 +28,7 @@ use crate::event::{ModelInfo, PooledInfo};
 use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout, MAX_COPY_BYTES_PER_STEP};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
 use crate::plan::GROUP_TOKENS;
-use crate::template::{Renderer, Trial};
+use crate::template::{Renderer, TemplateReport, Tryout};
 use stage::Stage;
 
 /// Processors left to the rest of the machine when the thread count is not configured.
@@ -174,9 +174,10 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         ..ContextParams::default()
     };
     let source = TemplateSource::of(&model).map_err(LoadError::Template)?;
-    let trial = source.map(|source| Trial::begin(config, source)).transpose()?;
+    let tryout = source.map(|source| Tryout::begin(config, model.clone(), source)).transpose()?;
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
-    let (template, tried) = trial.map(Trial::end).transpose()?.unzip();
+    let (template, tried) = tryout.map(Tryout::end).transpose()?.unzip();
+    check_use(config, &model, tried.as_ref())?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
         0 => context.n_ctx_per_sequence().min(most),
@@ -219,6 +220,33 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
     Ok(Loaded { backend, draft, vocabulary, info, fingerprint })
+}
+
+/// Whether anyone can be answered with a model that loads: its vocabulary has text, and the trained length has room for the
+/// shortest prompt and a token after it.
+fn check_use(config: &EngineConfig, model: &Model, tried: Option<&TemplateReport>) -> Result<(), LoadError> {
+    let useless = |reason| Err(LoadError::Useless { path: config.model_path.clone(), reason });
+    let mut text = Vec::new();
+    let mut has_text = |token: Token| {
+        !model.is_eog(token) && model.token_to_piece(token, false, &mut text).is_ok() && !text.is_empty()
+    };
+    let size = model.vocab_size();
+    if !(0..).take(size as usize).any(&mut has_text) {
+        let what =
+            "control tokens or otherwise without text (tokenizer.ggml.token_type), so that every answer is empty";
+        return useless(format!("all {size} tokens of its vocabulary are {what}"));
+    }
+    let (what, needs) = match tried {
+        Some(report) => ("a chat of one word", report.shortest_tokens),
+        None => ("a text of one letter", model.tokenize("a", true, true).map_or(1, |tokens| tokens.len() as u32)),
+    };
+    match model.n_ctx_train() {
+        trained @ 1.. if trained <= needs => useless(format!(
+            "{what} takes {needs} tokens, an answer one more, and the model is said to be trained for {trained} \
+             (its context_length)"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Gives the small model a context of as many cells as the model's: a sequence for each that generates, which holds an
@@ -620,13 +648,7 @@ impl Vocabulary for LlamaVocabulary {
         let template = self.template.as_ref().ok_or_else(|| {
             RequestError::invalid("messages", "no_chat_template", "this model has no chat template; send a text prompt")
         })?;
-        // Wherever it is rendered, and whatever for: what messages say comes back as text.
-        let marked = self.model.mark_chat(messages_json)?;
-        let messages_json = marked.as_ref().map_or(messages_json, |marked| marked.messages_json.as_str());
-        let mut chat = template.render(messages_json, None)?;
-        if let Some(marked) = &marked {
-            marked.unmark(&mut chat);
-        }
+        let chat = template.prompt(&self.model, messages_json, None)?;
         Ok(RenderedChat { prompt: chat.prompt, text_at: chat.text_at, stops: chat.additional_stops })
     }
 

@@ -5,23 +5,42 @@ use std::time::{Duration, Instant};
 use super::Scheduler;
 use crate::backend::{Backend, BackendError, BatchEntry, Token};
 use crate::error::ProbeError;
-use crate::finite::{NoNumbers, WarmUpError, is_sound};
+use crate::finite::{NoNumbers, WarmUpError, is_even, is_sound};
 use crate::stats::StepRecord;
 
 /// A step that ended within so much time shows that a token can be decoded now.
 pub(crate) const PROBE_FRESH: Duration = Duration::from_secs(1);
 /// The token decoded by a probe, by the warm-up, and where rows are filled up; every vocabulary has it, and its text is never looked at.
 pub(super) const PROBE_TOKEN: Token = 0;
+/// Tokens that are decoded where that one alone tells nothing.
+const EVEN_PROBE_TOKENS: u32 = 8;
 
 impl<B: Backend> Scheduler<B> {
-    /// Decodes one token: a model that cannot, or whose logits then are not finite, is not handed out. What else is to be known of steps is measured when there is
-    /// time ([`super::measure`]); until then this token tells.
+    /// Decodes one token: a model that cannot, or whose logits then are not finite or say nothing, is not handed out. What
+    /// else is to be known of steps is measured when there is time ([`super::measure`]); until then this token tells.
     pub(crate) fn warm_up(&mut self) -> Result<(), WarmUpError> {
         let started = Instant::now();
         self.decode_probe(1, 1)?;
         self.budget.guess(started.elapsed());
+        self.look_for_meaning()?;
         self.plan_measuring();
         self.draft.as_mut().map_or(Ok(()), |draft| draft.measure(1).map_err(WarmUpError::Draft))
+    }
+
+    /// Whether the logits after the token just decoded tell tokens apart. That one may be a vocabulary's padding, whose row of
+    /// the embedding is zero in models that are well: then those after others, from all over the vocabulary, tell.
+    fn look_for_meaning(&mut self) -> Result<(), NoNumbers> {
+        let vocabulary = match self.kv.logits(0) {
+            Some(row) if is_even(row) => row.len(),
+            _ => return Ok(()),
+        };
+        let tokens = EVEN_PROBE_TOKENS.min(self.limits.positions).min(self.limits.batch_tokens);
+        let token_at = |i: u32| Token::try_from(vocabulary * i as usize / tokens as usize).unwrap_or(PROBE_TOKEN);
+        let Some(sequence) = self.empty_sequence(Instant::now()) else { return Ok(()) };
+        self.decode_of(sequence, tokens, 1, token_at)?;
+        self.kv.clear(sequence);
+        let last = tokens.saturating_sub(1) as usize;
+        if self.kv.logits(last).is_some_and(is_even) { Err(NoNumbers::Even) } else { Ok(()) }
     }
 
     /// Whether a step ended within the last [`PROBE_FRESH`].
@@ -86,10 +105,21 @@ impl<B: Backend> Scheduler<B> {
     /// Decodes so many tokens behind what a sequence holds, with logits for the last `rows` of them. Where that
     /// fails it holds what it did, or nothing if that is unknown.
     pub(super) fn decode_behind(&mut self, sequence: u32, tokens: u32, rows: u32) -> Result<(), NoNumbers> {
+        self.decode_of(sequence, tokens, rows, |_| PROBE_TOKEN)
+    }
+
+    /// The same with tokens of the caller's.
+    fn decode_of(
+        &mut self,
+        sequence: u32,
+        tokens: u32,
+        rows: u32,
+        token_at: impl Fn(u32) -> Token,
+    ) -> Result<(), NoNumbers> {
         let held = self.kv.len(sequence);
         self.batch.clear();
         self.batch.extend((0..tokens).map(|i| BatchEntry {
-            token: PROBE_TOKEN,
+            token: token_at(i),
             position: held + i,
             sequence,
             output: i + rows >= tokens,
@@ -110,6 +140,7 @@ impl<B: Backend> Scheduler<B> {
         }
         done
     }
+
     /// Whether the batch gave the rows that it asked for, and they are finite.
     fn look_at_rows(&mut self) -> Result<(), NoNumbers> {
         for row in self.batch.iter().enumerate().filter(|(_, entry)| entry.output).map(|(row, _)| row) {

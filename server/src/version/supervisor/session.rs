@@ -541,6 +541,7 @@ fn load_error(message: String, fault: LoadFault) -> LoadError {
         LoadFault::Model => LoadError::Model(message),
         LoadFault::Template => LoadError::Template(message),
         LoadFault::Numbers => LoadError::Numbers(message),
+        LoadFault::Useless => LoadError::Useless(message),
         LoadFault::Backend => LoadError::Backend(message),
     }
 }
