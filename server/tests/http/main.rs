@@ -18,6 +18,7 @@ mod gguf;
 mod load;
 mod memory;
 mod newcomer;
+mod pauses;
 mod pooled;
 mod reference;
 mod restarts;

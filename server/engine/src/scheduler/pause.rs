@@ -4,7 +4,7 @@
 //! before slots are given. One in a slot gives it up as those do that give way, its prompt read or not ([`super::pressure`]);
 //! one that waits leaves the queue. One that is resumed waits as those that gave way do, by its ticket, and the time for
 //! which it was paused lifts it nowhere. Paused requests end as all others do. How many there are is bounded by the permits
-//! of submission, which they keep. An engine that has nothing else sleeps.
+//! of submission, which they keep: `EngineConfig::max_queue` and one for each slot. An engine that has nothing else sleeps.
 //!
 //! What was saved of their states counts with that of those that gave way. What is not saved stays in its cells as what a
 //! request leaves behind that ended, for as long as nobody needs them, and is computed again after that.
