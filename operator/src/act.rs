@@ -106,13 +106,13 @@ impl<'a> Actor<'a> {
     /// # Errors
     /// With the first child that could not be written.
     pub async fn apply_children(&self, observed: &Observed, children: &Children) -> Result<(), Error> {
-        self.apply(observed.service_account.as_deref(), &children.service_account).await?;
-        self.apply(observed.role.as_deref(), &children.role).await?;
-        self.apply(observed.role_binding.as_deref(), &children.role_binding).await?;
-        self.apply(observed.network_policy.as_deref(), &children.network_policy).await?;
-        self.apply(observed.endpoint.as_deref(), &children.service).await?;
-        self.apply(observed.budget.as_deref(), &children.pod_disruption_budget).await?;
-        self.apply(observed.deployment.as_deref(), &children.deployment).await
+        self.apply(observed.service_account.as_ref(), &children.service_account).await?;
+        self.apply(observed.role.as_ref(), &children.role).await?;
+        self.apply(observed.role_binding.as_ref(), &children.role_binding).await?;
+        self.apply(observed.network_policy.as_ref(), &children.network_policy).await?;
+        self.apply(observed.endpoint.as_ref(), &children.service).await?;
+        self.apply(observed.budget.as_ref(), &children.pod_disruption_budget).await?;
+        self.apply(observed.deployment.as_ref(), &children.deployment).await
     }
 
     /// Applies `desired` when `observed` (the object, or its metadata where that is all there is to it) differs.

@@ -38,6 +38,9 @@ pub const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// A list or a watch on which nothing came for so long is given up: the API server ends a silent watch after 290 s.
 pub const WATCH_READ_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Objects in one page of a list. A page is in memory as it came and as what it says at once, for each of ten watches.
+pub const WATCH_PAGE_OBJECTS: u32 = 50;
+
 /// Longest message in a condition, a status line or an event: Events allow 1 KiB.
 pub const MESSAGE_BYTES_MAX: usize = 1000;
 

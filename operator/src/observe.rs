@@ -1,21 +1,26 @@
 //! What is there: reflector stores fed by watches, and one service's part of them.
 //!
-//! Every store is trimmed before it is filled: managed fields always, of pods all but what a rollout or a message needs,
-//! of ServiceAccounts all but the metadata (a metadata watch). Children and pods are found by the label
-//! `app.kubernetes.io/managed-by`, and each event wakes the service that the label `gantry.dev/service` names.
+//! Every object is trimmed as it comes, and lists come in small pages, so that memory grows by what is kept and not by
+//! what is listed: managed fields go always, of pods all but what a rollout or a message needs, of ServiceAccounts all
+//! but the metadata (a metadata watch). What is only read when its service is reconciled is [`Kept`] as JSON. Children and
+//! pods are found by the label `app.kubernetes.io/managed-by`, and each event wakes the service that the label
+//! `gantry.dev/service` names. A watch that had to list again wakes all: it cannot tell what was deleted meanwhile.
 //! Stores lag behind the cluster. Where that matters (`act`), the API is asked before something is done that could not be
 //! undone, and status writes carry the resource version that they were decided from.
 
-use std::{fmt::Debug, hash::Hash, sync::Arc};
+mod kept;
 
-use futures::{Stream, StreamExt, future, stream::BoxStream};
+use futures::{
+    Stream, StreamExt, future,
+    stream::{self, BoxStream},
+};
 use gantry_crds::{
-    InferenceService, ModelVersion, SERVICE_LABEL,
+    InferenceService, ModelVersion,
     status::{InferenceServiceStatus, NamedVersion},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{
-    apps::v1::Deployment,
+    apps::v1::{Deployment, DeploymentStatus},
     core::v1::{Pod, PodStatus, Service, ServiceAccount},
     networking::v1::NetworkPolicy,
     policy::v1::PodDisruptionBudget,
@@ -26,7 +31,7 @@ use kube::{
     core::{DeserializeGuard, PartialObjectMeta, error_boundary::InvalidObject},
     runtime::{
         WatchStreamExt,
-        reflector::{self, ObjectRef, Store},
+        reflector::{self, ObjectRef, Store, reflector, store::Writer},
         watcher::{self, Event, watcher},
     },
 };
@@ -36,7 +41,13 @@ use tracing::warn;
 use crate::{
     build::{MANAGED_BY, OPERATOR},
     decide::{CountedPod, StampedVersion},
+    limits::WATCH_PAGE_OBJECTS,
 };
+
+use self::kept::{Child, Kept, OfService};
+
+/// Where kubectl's client-side apply keeps what it applied.
+const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// A watch's events, as the services they wake.
 pub type Wakes = BoxStream<'static, ObjectRef<InferenceService>>;
@@ -44,15 +55,15 @@ pub type Wakes = BoxStream<'static, ObjectRef<InferenceService>>;
 /// Stores of everything that a reconcile reads.
 pub struct Stores {
     services: Store<InferenceService>,
-    versions: Store<ModelVersion>,
-    pods: Store<Pod>,
-    deployments: Store<Deployment>,
-    endpoints: Store<Service>,
-    service_accounts: Store<PartialObjectMeta<ServiceAccount>>,
-    roles: Store<Role>,
-    role_bindings: Store<RoleBinding>,
-    budgets: Store<PodDisruptionBudget>,
-    network_policies: Store<NetworkPolicy>,
+    versions: Store<Kept<ModelVersion>>,
+    pods: Store<Kept<Pod>>,
+    deployments: Store<Kept<Deployment>>,
+    endpoints: Store<Kept<Service>>,
+    service_accounts: Store<Kept<PartialObjectMeta<ServiceAccount>>>,
+    roles: Store<Kept<Role>>,
+    role_bindings: Store<Kept<RoleBinding>>,
+    budgets: Store<Kept<PodDisruptionBudget>>,
+    network_policies: Store<Kept<NetworkPolicy>>,
 }
 
 /// A store's writer went away: the operator is being stopped.
@@ -64,37 +75,26 @@ impl Stores {
     /// Stores that are filled as long as the returned stream is polled.
     #[must_use]
     pub fn watch(client: &Client) -> (Self, Wakes) {
-        let managed = watcher::Config::default().labels(&format!("{MANAGED_BY}={OPERATOR}"));
-        let all = || watcher::Config::default();
+        let all = || watcher::Config::default().page_size(WATCH_PAGE_OBJECTS);
+        let managed = || all().labels(&format!("{MANAGED_BY}={OPERATOR}"));
         let services = readable(watcher(Api::<DeserializeGuard<InferenceService>>::all(client.clone()), all()));
-        let (services, services_wake) = stored(services, |_| {});
+        let (known, writer) = reflector::store();
+        let mut wakes = vec![stored(services, trimmed_service, writer, known.clone())];
         let versions = readable(watcher(Api::<DeserializeGuard<ModelVersion>>::all(client.clone()), all()));
-        let (versions, a) = stored(versions, |_| {});
-        let (pods, b) = stored(watcher(Api::<Pod>::all(client.clone()), managed.clone()), trim_pod);
-        let (deployments, c) = stored(watcher(Api::<Deployment>::all(client.clone()), managed.clone()), |_| {});
-        let (endpoints, d) = stored(watcher(Api::<Service>::all(client.clone()), managed.clone()), |_| {});
-        let (service_accounts, e) =
-            stored(watcher(Api::<PartialObjectMeta<ServiceAccount>>::all(client.clone()), managed.clone()), |_| {});
-        let (roles, f) = stored(watcher(Api::<Role>::all(client.clone()), managed.clone()), |_| {});
-        let (role_bindings, g) = stored(watcher(Api::<RoleBinding>::all(client.clone()), managed.clone()), |_| {});
-        let (budgets, h) =
-            stored(watcher(Api::<PodDisruptionBudget>::all(client.clone()), managed.clone()), |budget| {
-                budget.status = None;
-            });
-        let (network_policies, i) = stored(watcher(Api::<NetworkPolicy>::all(client.clone()), managed), |_| {});
+        let mut watches = Watches { client, managed: &managed, services: &known, wakes: &mut wakes };
         let stores = Self {
-            services,
-            versions,
-            pods,
-            deployments,
-            endpoints,
-            service_accounts,
-            roles,
-            role_bindings,
-            budgets,
-            network_policies,
+            versions: watches.store(versions, |_| {}),
+            pods: watches.children(trim_pod),
+            deployments: watches.children(trim_deployment),
+            endpoints: watches.children(|endpoint: &mut Service| endpoint.status = None),
+            service_accounts: watches.children(|_: &mut PartialObjectMeta<ServiceAccount>| {}),
+            roles: watches.children(|_: &mut Role| {}),
+            role_bindings: watches.children(|_: &mut RoleBinding| {}),
+            budgets: watches.children(|budget: &mut PodDisruptionBudget| budget.status = None),
+            network_policies: watches.children(|_: &mut NetworkPolicy| {}),
+            services: known.clone(),
         };
-        (stores, futures::stream::select_all([services_wake, a, b, c, d, e, f, g, h, i]).boxed())
+        (stores, stream::select_all(wakes).boxed())
     }
 
     /// The services.
@@ -126,7 +126,7 @@ impl Stores {
     pub fn observe(&self, service: &InferenceService) -> Observed {
         let (name, namespace) = (service.name_any(), service.namespace().unwrap_or_default());
         let identity = format!("{name}-gantry");
-        let mut pods: Vec<_> = of_service(&self.pods, &name, &namespace).iter().map(|pod| PodView::of(pod)).collect();
+        let mut pods: Vec<_> = of_service(&self.pods, &name, &namespace).iter().map(PodView::of).collect();
         pods.sort_by(|a, b| a.name.cmp(&b.name));
         let mut versions = of_service(&self.versions, &name, &namespace);
         versions.sort_by_key(|version| version.spec.revision);
@@ -173,60 +173,104 @@ where
     })
 }
 
-fn stored<K>(
-    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
-    trim: fn(&mut K),
-) -> (Store<K>, Wakes)
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
-{
-    let (reader, writer) = reflector::store();
-    let wakes = events
-        .default_backoff()
-        .modify(move |object| {
+/// Begins the watches of what is kept as JSON.
+struct Watches<'a, C> {
+    client: &'a Client,
+    /// What watches of children ask for.
+    managed: &'a C,
+    services: &'a Store<InferenceService>,
+    wakes: &'a mut Vec<Wakes>,
+}
+
+impl<C: Fn() -> watcher::Config> Watches<'_, C> {
+    /// A store that a watch of children fills.
+    fn children<K>(&mut self, trim: fn(&mut K)) -> Store<Kept<K>>
+    where
+        K: Child + DeserializeOwned,
+    {
+        self.store(watcher(Api::<K>::all(self.client.clone()), (self.managed)()), trim)
+    }
+
+    /// A store that these events fill.
+    fn store<K: Child>(
+        &mut self,
+        events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+        trim: fn(&mut K),
+    ) -> Store<Kept<K>> {
+        let (store, writer) = reflector::store();
+        let keep = move |mut object: K| {
             object.managed_fields_mut().clear();
-            trim(object);
+            trim(&mut object);
+            Kept::of(&object)
+        };
+        self.wakes.push(stored(events, keep, writer, self.services.clone()));
+        store
+    }
+}
+
+/// Fills a store with what `keep` makes of objects. Gives the services to wake.
+fn stored<K, S>(
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+    keep: impl Fn(K) -> S + Send + 'static,
+    writer: Writer<S>,
+    services: Store<InferenceService>,
+) -> Wakes
+where
+    K: Send + 'static,
+    S: reflector::Lookup<DynamicType = ()> + OfService + Clone + Send + Sync + 'static,
+{
+    let kept = events.default_backoff().map(move |event| {
+        event.map(|event| match event {
+            Event::Apply(object) => Event::Apply(keep(object)),
+            Event::Delete(object) => Event::Delete(keep(object)),
+            Event::InitApply(object) => Event::InitApply(keep(object)),
+            Event::Init => Event::Init,
+            Event::InitDone => Event::InitDone,
         })
-        .reflect(writer)
-        .touched_objects()
-        .filter_map(|object| {
-            future::ready(match object {
-                Ok(object) => service_of(&object),
-                Err(error) => {
-                    warn!(kind = std::any::type_name::<K>(), %error, "a watch failed and is begun again with back-off");
-                    None
-                }
-            })
-        });
-    (reader, wakes.boxed())
+    });
+    let wakes = reflector(writer, kept).flat_map(move |event| {
+        stream::iter(match event {
+            Ok(Event::Apply(object) | Event::Delete(object)) => object.service().into_iter().collect(),
+            // In the store only when the list is over.
+            Ok(Event::Init | Event::InitApply(_)) => Vec::new(),
+            Ok(Event::InitDone) => services.state().iter().map(|service| ObjectRef::from_obj(&**service)).collect(),
+            Err(error) => {
+                warn!(kind = %S::kind(&()), %error, "a watch failed and is begun again with back-off");
+                Vec::new()
+            }
+        })
+    });
+    wakes.boxed()
 }
 
-/// The service that an object wakes: itself, or the one that its label names.
-fn service_of<K: Resource>(object: &K) -> Option<ObjectRef<InferenceService>>
-where
-    K::DynamicType: Default,
-{
-    let itself = || (K::kind(&K::DynamicType::default()) == InferenceService::kind(&())).then(|| object.name_any());
-    let name = itself().or_else(|| object.labels().get(SERVICE_LABEL).cloned())?;
-    Some(ObjectRef::new(&name).within(&object.namespace()?))
+impl OfService for InferenceService {
+    fn service(&self) -> Option<ObjectRef<InferenceService>> {
+        Some(ObjectRef::from_obj(self))
+    }
 }
 
-fn get<K>(store: &Store<K>, name: &str, namespace: &str) -> Option<Arc<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + 'static,
-{
-    store.get(&ObjectRef::new(name).within(namespace))
+fn get<K: Child>(store: &Store<Kept<K>>, name: &str, namespace: &str) -> Option<K> {
+    store.get(&ObjectRef::new(name).within(namespace))?.object()
 }
 
-fn of_service<K>(store: &Store<K>, service: &str, namespace: &str) -> Vec<Arc<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + 'static,
-{
-    store.state_filter(|object| {
-        object.meta().namespace.as_deref() == Some(namespace)
-            && object.labels().get(SERVICE_LABEL).is_some_and(|label| label == service)
-    })
+fn of_service<K: Child>(store: &Store<Kept<K>>, service: &str, namespace: &str) -> Vec<K> {
+    let wanted = ObjectRef::new(service).within(namespace);
+    let all = store.state_filter(|object| object.service().as_ref() == Some(&wanted));
+    all.iter().filter_map(|object| object.object()).collect()
+}
+
+/// Without what clients leave for themselves: kubectl keeps the whole object once more.
+fn trimmed_service(mut service: InferenceService) -> InferenceService {
+    service.managed_fields_mut().clear();
+    service.annotations_mut().remove(LAST_APPLIED_ANNOTATION);
+    service
+}
+
+/// Keeps of a Deployment's status what a message needs.
+fn trim_deployment(deployment: &mut Deployment) {
+    if let Some(status) = deployment.status.take() {
+        deployment.status = Some(DeploymentStatus { conditions: status.conditions, ..DeploymentStatus::default() });
+    }
 }
 
 /// Keeps what a rollout, a count or a message needs of a pod.
@@ -250,23 +294,23 @@ fn trim_pod(pod: &mut Pod) {
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
     /// Its ModelVersions, by revision.
-    pub versions: Vec<Arc<ModelVersion>>,
+    pub versions: Vec<ModelVersion>,
     /// Its pods, by name.
     pub pods: Vec<PodView>,
     /// Its Deployment.
-    pub deployment: Option<Arc<Deployment>>,
+    pub deployment: Option<Deployment>,
     /// Its Service.
-    pub endpoint: Option<Arc<Service>>,
+    pub endpoint: Option<Service>,
     /// Its pods' identity.
-    pub service_account: Option<Arc<PartialObjectMeta<ServiceAccount>>>,
+    pub service_account: Option<PartialObjectMeta<ServiceAccount>>,
     /// What its agents may do.
-    pub role: Option<Arc<Role>>,
+    pub role: Option<Role>,
     /// Gives it to them.
-    pub role_binding: Option<Arc<RoleBinding>>,
+    pub role_binding: Option<RoleBinding>,
     /// Its PodDisruptionBudget.
-    pub budget: Option<Arc<PodDisruptionBudget>>,
+    pub budget: Option<PodDisruptionBudget>,
     /// Its NetworkPolicy.
-    pub network_policy: Option<Arc<NetworkPolicy>>,
+    pub network_policy: Option<NetworkPolicy>,
 }
 
 /// What matters of a pod.
@@ -378,6 +422,7 @@ impl Observed {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use gantry_crds::SERVICE_LABEL;
     use serde_json::json;
 
     use super::*;
@@ -403,6 +448,50 @@ mod tests {
             _ => None,
         });
         assert_eq!((names.collect::<Vec<_>>(), left.len()), (vec!["good".to_owned()], 3));
+    }
+
+    fn role(service: &str) -> Role {
+        let metadata = json!({"name": format!("{service}-gantry"), "namespace": "ns", "labels": {SERVICE_LABEL: service},
+            "managedFields": [{"manager": "gantry"}]});
+        let rules = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]);
+        serde_json::from_value(json!({"metadata": metadata, "rules": rules})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_was_missed_while_a_watch_was_away_wakes_every_service() {
+        let (services, mut writer) = reflector::store();
+        let service = |name: &str| {
+            let spec = json!({"model": {"servedName": "m", "source": {"uri": "http://models/m.gguf"}}});
+            let mut service = InferenceService::new(name, serde_json::from_value(spec).unwrap());
+            service.metadata.namespace = Some("ns".to_owned());
+            service
+        };
+        for name in ["a", "b"] {
+            writer.apply_watcher_event(&Event::Apply(service(name)));
+        }
+        let (roles, writer) = reflector::store();
+        let events = [
+            vec![Event::Init, Event::InitApply(role("a")), Event::InitApply(role("b")), Event::InitDone],
+            vec![Event::Apply(role("b"))],
+            // The watch broke, and a's was deleted meanwhile: no event says so.
+            vec![Event::Init, Event::InitApply(role("b")), Event::InitDone],
+        ];
+        let events = stream::iter(events.into_iter().flatten().map(watcher::Result::Ok));
+        let keep = |role: Role| Kept::of(&role);
+        let woken: Vec<_> = stored(events, keep, writer, services).map(|woken| woken.name).collect().await;
+        let [first, change, again] = [&woken[..2], &woken[2..3], &woken[3..]].map(|names| {
+            let mut names = names.to_vec();
+            names.sort_unstable();
+            names
+        });
+        assert_eq!(
+            (first, change, again),
+            (vec!["a".into(), "b".into()], vec!["b".into()], vec!["a".into(), "b".into()])
+        );
+        assert_eq!(get(&roles, "a-gantry", "ns"), None);
+        assert_eq!(get(&roles, "b-gantry", "ns").unwrap(), role("b"));
+        assert_eq!(of_service(&roles, "b", "ns"), [role("b")]);
+        assert_eq!((of_service(&roles, "b", "other"), of_service(&roles, "a", "ns")), (vec![], vec![]));
     }
 
     fn pod(status: serde_json::Value) -> Pod {

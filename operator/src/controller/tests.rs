@@ -75,15 +75,15 @@ impl Scene {
         let mut versions: Vec<ModelVersion> = self.api.list(&format!("{VERSIONS}/"));
         versions.sort_by_key(|version| version.spec.revision);
         Observed {
-            versions: versions.into_iter().map(Arc::new).collect(),
+            versions,
             pods: self.pods.clone(),
-            deployment: self.api.get(DEPLOYMENT).map(Arc::new),
-            endpoint: self.api.get(ENDPOINT).map(Arc::new),
-            service_account: self.api.get::<PartialObjectMeta<ServiceAccount>>(ACCOUNT).map(Arc::new),
-            role: self.api.get(ROLE).map(Arc::new),
-            role_binding: self.api.get(BINDING).map(Arc::new),
-            budget: self.api.get(BUDGET).map(Arc::new),
-            network_policy: self.api.get(POLICY).map(Arc::new),
+            deployment: self.api.get(DEPLOYMENT),
+            endpoint: self.api.get(ENDPOINT),
+            service_account: self.api.get::<PartialObjectMeta<ServiceAccount>>(ACCOUNT),
+            role: self.api.get(ROLE),
+            role_binding: self.api.get(BINDING),
+            budget: self.api.get(BUDGET),
+            network_policy: self.api.get(POLICY),
         }
     }
 
