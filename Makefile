@@ -5,7 +5,7 @@ SHELL := /bin/bash
 # An existing cluster is used only when it is named on this command line: an exported KUBECONFIG may be production.
 FOREIGN_KUBECONFIG := $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
 unexport KUBECONFIG
-export FOREIGN_KUBECONFIG REGISTRY LOAD QUICK BENCH_ARGS SOAK_REQUESTS SOAK_SEED
+export FOREIGN_KUBECONFIG REGISTRY LOAD QUICK BENCH_ARGS SOAK_REQUESTS SOAK_SEED SOAK_MODEL
 # What is not given is left to the scripts.
 ifdef VARIANTS
 export VARIANTS
@@ -52,7 +52,7 @@ bench: ## Measure gantry-server against llama.cpp's llama-server; LOAD="name ...
 profile: ## Show in which functions gantry-server spends its time under a load of the benchmark; LOAD=decode-8
 	@hack/profile.sh
 
-soak: ## Ask one server for everything while it is disturbed, and check every answer; SOAK_REQUESTS=20000, SOAK_SEED=number
+soak: ## Ask one server for everything while it is disturbed, and check every answer; SOAK_REQUESTS=20000, SOAK_SEED=number, SOAK_MODEL=smollm2
 	@hack/soak.sh
 
 restarts: export RESTARTS ?= 20

@@ -87,6 +87,8 @@ make_model() { # make_model NAME ARGUMENT... -- TYPE...: NAME.TYPE.gguf, quantis
 make_models() {
   make_model qwen-shape -- q4_0 q8_0
   make_model qwen-shape-repeating --phrase-tokens 24 -- q4_0
+  hack/models.sh smollm2
+  ln -sf "$root/$(hack/models.sh --path smollm2)" "$models/"
 }
 
 own_programs() { cargo build --release --locked --package gantry-server --package gantry-bench --bins; }

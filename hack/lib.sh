@@ -6,6 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=$root/.cache       # everything that is not a build output of cargo or Go: safe to delete
 cluster_dir=$root/e2e/cluster
 cluster=$cluster_dir/cluster
+real_models=$cache/models # see models.sh
 own_kubeconfig=${CLUSTER_STATE:-/var/lib/gantry-cluster}/admin.conf
 
 system_namespace=gantry-system
@@ -76,6 +77,7 @@ missing_packages() { # missing_packages build|cluster|images...: Debian packages
         [[ -x /usr/lib/cni/bridge ]] || echo containernetworking-plugins ;;
       images) for pair in buildah:buildah mmdebstrap:mmdebstrap jq:jq curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
       profile) has perf || echo linux-perf ;;
+      python) python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv ;;
       lint) for pair in shellcheck:shellcheck curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
     esac
   done | sort -u

@@ -33,7 +33,7 @@ trap 'exit 130' INT TERM
 FOREIGN_KUBECONFIG='' use_kubeconfig
 unset FOREIGN_KUBECONFIG REGISTRY
 
-prerequisites() { require_toolchains; require_go; install_packages build images cluster; }
+prerequisites() { require_toolchains; require_go; install_packages build images cluster python; }
 
 # Always the whole workspace: part of it would resolve other features, and compile the dependencies once more.
 tests() { cargo test --release --locked --workspace "$@" 2>&1 | tee -a "$log"; }
@@ -44,6 +44,9 @@ step prerequisites prerequisites
 step "binaries and tests (cargo build --release)" cargo build --release --locked --workspace --bins --tests
 step "CPU backends as modules, for the tests and the image" env VARIANTS="haswell native" hack/backends.sh
 export GANTRY_TEST_BACKENDS=$backends # without, the tests that load it are left out
+step "real models, for tests" hack/models.sh
+GANTRY_TEST_MODELS=$(find "$real_models" -name '*.gguf' | paste -sd:) # likewise
+export GANTRY_TEST_MODELS
 step "tests without a cluster" tests
 step "cluster: build its binaries" "$cluster" build
 step "cluster: start" "$cluster" up

@@ -18,7 +18,6 @@ pub mod gates;
 mod journal;
 pub mod limits;
 pub mod metrics;
-pub mod output;
 pub mod processors;
 pub mod protocol;
 pub mod rollout;

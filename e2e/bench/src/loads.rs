@@ -15,6 +15,8 @@ pub enum Model {
     Repeating,
     /// The trained demo model in Q8_0.
     Demo,
+    /// SmolLM2-135M-Instruct in Q4_1, a real model.
+    SmolLm2,
 }
 
 impl Model {
@@ -26,6 +28,7 @@ impl Model {
             Self::ShapeQ8 => "qwen-shape.q8_0.gguf",
             Self::Repeating => "qwen-shape-repeating.q4_0.gguf",
             Self::Demo => "demo-v2.q8_0.gguf",
+            Self::SmolLm2 => "SmolLM2-135M-Instruct.Q4_1.gguf",
         }
     }
 }
@@ -124,7 +127,9 @@ pub fn own_size(load: &Load) -> (u32, u32) {
 #[must_use]
 pub fn all(quick: bool) -> Vec<Load> {
     let mut loads = vec![
-        ready(quick),
+        ready("ready", Model::Shape, quick),
+        ready("ready-smollm2", Model::SmolLm2, quick),
+        chats_smollm2(quick),
         single(quick),
         single_q8(quick),
         lookup(quick),
@@ -164,11 +169,11 @@ fn size<T>(quick: bool, full: T, small: T) -> T {
 
 /// How long it takes from the start of a process to the first text of an answer, and what the first prompt of some length takes,
 /// when costs have hardly been measured.
-fn ready(quick: bool) -> Load {
+fn ready(name: &'static str, model: Model, quick: bool) -> Load {
     Load {
-        name: "ready",
+        name,
         title: "from the start of the process to its first text, then 1 prompt of 64 words",
-        model: Model::Shape,
+        model,
         ctx_size: 8192,
         parallel: 8,
         drive: Drive::Closed {
@@ -180,6 +185,28 @@ fn ready(quick: bool) -> Load {
         chosen_by: ("ready_ms", Better::Lower),
         aims: vec![at_most("ready_ms", Against::PeerBest, 1.2), at_most("ttft_p50_ms", Against::PeerBest, 1.2)],
         repeats: 5,
+        with_peer: true,
+        watches_memory: false,
+    }
+}
+
+/// Chats with a real model, through its own template and vocabulary.
+fn chats_smollm2(quick: bool) -> Load {
+    Load {
+        name: "chats-smollm2",
+        title: "8 streams of short chats with SmolLM2-135M-Instruct",
+        model: Model::SmolLm2,
+        ctx_size: 8192,
+        parallel: 8,
+        drive: Drive::Closed {
+            streams: 8,
+            requests: size(quick, 64, 8),
+            prompts: Prompts::Chat,
+            max_tokens: size(quick, 64, 16),
+        },
+        chosen_by: ("tokens_per_s", Better::Higher),
+        aims: vec![at_least("tokens_per_s", Against::PeerBest, 1.0), at_most("ttft_p50_ms", Against::PeerBest, 1.0)],
+        repeats: 3,
         with_peer: true,
         watches_memory: false,
     }

@@ -57,6 +57,9 @@ struct SoakArgs {
     /// Folder of the demo models
     #[arg(long, default_value = "e2e/models")]
     demo: PathBuf,
+    /// Another model than the demo one, which then drafts nothing
+    #[arg(long)]
+    model: Option<PathBuf>,
     /// Where logs and the report go
     #[arg(long, default_value = ".cache/soak")]
     folder: PathBuf,
@@ -244,9 +247,9 @@ fn rewrite(folder: &Path) -> Result<()> {
 }
 
 async fn soak(args: SoakArgs) -> Result<()> {
-    let SoakArgs { requests, seed, server, demo, folder } = args;
+    let SoakArgs { requests, seed, server, demo, model, folder } = args;
     let seed = seed.unwrap_or_else(rand::random);
-    let report = Soak { server, demo, folder: folder.clone(), requests, seed }.run().await?;
+    let report = Soak { server, demo, model, folder: folder.clone(), requests, seed }.run().await?;
     let file = folder.join("soak.json");
     report.write(&file)?;
     let mut out = std::io::stdout();

@@ -153,7 +153,8 @@ async fn a_short_soak_finds_nothing_wrong() {
     let _alone = ALONE.lock().await;
     let folder = tempfile::tempdir().unwrap();
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
-    let soak = Soak { server: server(), demo, folder: folder.path().to_owned(), requests: 250, seed: 20 };
+    let folder_path = folder.path().to_owned();
+    let soak = Soak { server: server(), demo, model: None, folder: folder_path, requests: 250, seed: 20 };
     let report = soak.run().await.unwrap();
     let file = folder.path().join("soak.json");
     report.write(&file).unwrap();

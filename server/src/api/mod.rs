@@ -32,7 +32,6 @@ use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
-use crate::output::Output;
 use crate::routing::Router;
 use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
@@ -53,10 +52,10 @@ pub struct App {
 }
 
 impl App {
-    /// An application that serves what `router` holds. `output`: of the workers of its versions.
+    /// An application that serves what `router` holds.
     #[must_use]
-    pub fn new(router: Arc<Router>, output: Arc<Output>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
-        let metrics = Metrics::new(Arc::clone(&router), output);
+    pub fn new(router: Arc<Router>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
+        let metrics = Metrics::new(Arc::clone(&router));
         Arc::new(Self {
             router,
             metrics,

@@ -8,9 +8,8 @@ use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
 use gantry_engine::{FinishReason, GenerationEvent, PooledOutput, RequestError, Timings, Usage};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
-use super::channel::{EventReceiver, Slowness};
 use super::desk::Lanes;
 use super::supervisor::Command;
 use crate::protocol::RequestId;
@@ -34,12 +33,9 @@ pub enum GenerationError {
     /// The version was retired and its time to drain ran out.
     #[error("the model was taken out of service before the answer was finished")]
     Retired,
-    /// The client takes less than waits for it.
-    #[error(
-        "the client reads too slowly: {0}; read the stream as it comes, or ask for less of it: fewer `top_logprobs`, a smaller \
-         `n` or `max_tokens`"
-    )]
-    SlowClient(Slowness),
+    /// The client left more events unread than are kept for it.
+    #[error("the client reads too slowly: {} events were waiting for it", crate::limits::MAX_CLIENT_EVENT_BACKLOG)]
+    SlowClient,
 }
 
 /// What a request's supervisor sends.
@@ -49,7 +45,7 @@ pub(super) type Item = Result<GenerationEvent, GenerationError>;
 /// `Failed` never comes as an event; it is an error here. When its worker dies before the first `Delta`, the request is
 /// run again, and nothing of that is seen here. Dropping it cancels the request.
 pub struct Generation {
-    events: EventReceiver,
+    events: mpsc::Receiver<Item>,
     claim: Claim,
 }
 
@@ -62,20 +58,13 @@ struct Claim {
     ended: bool,
 }
 
-impl Claim {
-    /// Tells the supervisor that has the request.
-    fn tell(&self, command: impl FnOnce(RequestId) -> Command) {
-        if let Some(supervisor) = self.lanes.supervisors.get(self.worker.load(Ordering::SeqCst)) {
-            // Where nobody listens, the request has ended with its supervisor.
-            let _ = supervisor.send(command(self.id));
-        }
-    }
-}
-
 impl Drop for Claim {
     fn drop(&mut self) {
-        if !self.ended {
-            self.tell(|id| Command::Cancel { id });
+        if !self.ended
+            && let Some(supervisor) = self.lanes.supervisors.get(self.worker.load(Ordering::SeqCst))
+        {
+            // Where nobody listens, the request has ended with its supervisor.
+            let _ = supervisor.send(Command::Cancel { id: self.id });
         }
     }
 }
@@ -128,7 +117,12 @@ pub struct Completion {
 }
 
 impl Generation {
-    pub(super) fn new(id: RequestId, events: EventReceiver, lanes: Arc<Lanes>, worker: Arc<AtomicUsize>) -> Self {
+    pub(super) fn new(
+        id: RequestId,
+        events: mpsc::Receiver<Item>,
+        lanes: Arc<Lanes>,
+        worker: Arc<AtomicUsize>,
+    ) -> Self {
         Self { events, claim: Claim { id, lanes, worker, ended: false } }
     }
 
@@ -159,12 +153,11 @@ impl Stream for Generation {
         if self.claim.ended {
             return Poll::Ready(None);
         }
-        let Poll::Ready((item, resumes)) = self.events.poll_recv(context) else { return Poll::Pending };
-        self.claim.ended = !matches!(&item, Some(Ok(event)) if !event.is_terminal());
-        if resumes && !self.claim.ended {
-            self.claim.tell(|id| Command::Resume { id });
+        let polled = self.events.poll_recv(context);
+        if let Poll::Ready(item) = &polled {
+            self.claim.ended = !matches!(item, Some(Ok(event)) if !event.is_terminal());
         }
-        Poll::Ready(item)
+        polled
     }
 }
 

@@ -8,7 +8,6 @@
 //! [`room`]. Absent: which version answers ([`crate::routing`]).
 
 mod admission;
-mod channel;
 mod desk;
 mod dispatch;
 mod generation;
@@ -39,7 +38,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::{RESTART_QUEUE_LIMIT, RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS};
-use crate::output::Output;
 use crate::processors::Processors;
 use crate::vital;
 
@@ -52,7 +50,6 @@ use shared::Shared;
 use supervisor::{Command, Post};
 use suspects::{Digest, Standing};
 
-pub use channel::Slowness;
 pub use dispatch::DispatchStrategy;
 pub(crate) use load::LoadClock;
 
@@ -154,7 +151,6 @@ pub struct Version {
     /// Cancelled when the waiting room has ended.
     room_ended: CancellationToken,
     trial: Option<Arc<Trial>>,
-    output: Arc<Output>,
     next_id: AtomicU64,
 }
 
@@ -203,8 +199,7 @@ impl Version {
         shared.loaded_at.get_or_init(SystemTime::now);
         let trial = workers.trial();
         trial.iter().for_each(|trial| trial.loaded());
-        let output = workers.output();
-        Ok(Arc::new(Version { shared, lanes, room_ended, trial, output, next_id: AtomicU64::new(1) }))
+        Ok(Arc::new(Version { shared, lanes, room_ended, trial, next_id: AtomicU64::new(1) }))
     }
 
     /// What was loaded.
@@ -342,7 +337,7 @@ impl Version {
 
     fn hand_over(&self, request: GenerateRequest, digest: Digest, place: Place) -> Generation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let (events, receiver) = channel::channel(&self.output);
+        let (events, receiver) = mpsc::channel(crate::limits::MAX_CLIENT_EVENT_BACKLOG);
         let demand = self.demand(&request);
         let mut request = Request::new(id, request, demand, events, place);
         request.digest = digest;

@@ -86,6 +86,8 @@ pub struct Soak {
     pub server: PathBuf,
     /// Folder of the demo models.
     pub demo: PathBuf,
+    /// Another model than the demo one, for which there is no draft model.
+    pub model: Option<PathBuf>,
     /// Where logs and the disk cache go.
     pub folder: PathBuf,
     /// Requests to send; at most [`MAX_REQUESTS`].
@@ -146,8 +148,7 @@ impl Soak {
 
     fn setup(&self, disk: &Path) -> Result<Setup> {
         let disk = disk.to_str().context("the folder's name is not UTF-8")?.to_owned();
-        let draft = self.demo.join("demo-draft.q8_0.gguf").display().to_string();
-        let flags: [(&str, String); 14] = [
+        let mut flags: Vec<(&str, String)> = vec![
             ("--ctx-size", KV_CELLS.to_string()),
             ("--parallel", SEQUENCES.to_string()),
             ("--threads", WORKERS.to_string()),
@@ -156,18 +157,20 @@ impl Soak {
             ("--dispatch", "prefix-aware".to_owned()),
             ("--kv-layout", "unified".to_owned()),
             ("--prompt-lookup", "4".to_owned()),
-            ("--model-draft", draft),
-            ("--spec-draft-n-max", "4".to_owned()),
             ("--cache-ram", CACHE_RAM_MIB.to_string()),
             ("--cache-disk", CACHE_DISK_MIB.to_string()),
             ("--cache-disk-dir", disk),
             ("--cache-ttl", "60".to_owned()),
         ];
+        if self.model.is_none() {
+            flags.push(("--model-draft", self.demo.join("demo-draft.q8_0.gguf").display().to_string()));
+            flags.push(("--spec-draft-n-max", "4".to_owned()));
+        }
         Ok(self.setup_with(flags.iter().map(|(flag, value)| (*flag, value.as_str()))))
     }
 
     fn setup_with<'a>(&self, flags: impl Iterator<Item = (&'a str, &'a str)>) -> Setup {
-        let model = self.demo.join("demo-v2.q8_0.gguf").display().to_string();
+        let model = self.model.clone().unwrap_or_else(|| self.demo.join("demo-v2.q8_0.gguf")).display().to_string();
         let mut args = ["serve", "--model", &model, "--alias", MODEL_NAME].map(str::to_owned).to_vec();
         args.extend(flags.flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]));
         // A line for each request is more than a log of many thousands should be.
