@@ -80,6 +80,9 @@ pub const MAX_POOLED_BATCH: u32 = 256;
 pub const MAX_POOLED_WAIT_MS: u32 = 1000;
 /// The most tokens of texts that are embedded or scored together.
 pub const MAX_POOLED_TOKENS: u32 = 16_384;
+/// How long a batch of several texts may take, in milliseconds, by how long those before it took: a request of a higher
+/// priority waits for one batch at most. A text is computed whole, however long it takes.
+pub const MAX_POOLED_BATCH_MS: u64 = 250;
 /// The default of [`PooledConfig::max_batch`].
 pub const DEFAULT_POOLED_BATCH: u32 = 32;
 /// The default of [`PooledConfig::wait_ms`].

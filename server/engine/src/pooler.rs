@@ -3,8 +3,10 @@
 //! Flow: [`Pooler::add`] → [`Pooler::turn`], again and again: a request's next text enters the window, those of higher
 //! priority first, which waiting raises as in [`crate::queue`] (within one level one text a request and turn, so that two
 //! thousand texts of one do not hold up the one of another), a batch that is full or due is computed,
-//! each text's vector is sent at once, and the last one ends its request. A batch that fails is computed text by text, so
-//! that whoever is at fault fails alone. Absent: threads, channels, tokenising ([`crate::embedder`]).
+//! each text's vector is sent at once, and the last one ends its request. A batch is what the backend computes in one go, and
+//! no more than it is known to compute in [`MAX_POOLED_BATCH_MS`]: who comes meanwhile is looked at after that. One that
+//! fails is computed text by text, so that whoever is at fault fails alone. Absent: threads, channels, tokenising
+//! ([`crate::embedder`]).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -18,7 +20,7 @@ use crate::error::RequestError;
 use crate::event::{Activity, ActivitySink, PooledEvent, PooledSink, PooledStats};
 use crate::finite::{NOT_FINITE, NoNumbers, is_vector};
 use crate::monitor::Pressure;
-use crate::params::Priority;
+use crate::params::{MAX_POOLED_BATCH_MS, Priority};
 use crate::queue::{LEVELS, aged_level};
 use crate::stats::RunningStep;
 use crate::window::{Batch, BatchWindow};
@@ -212,6 +214,37 @@ pub(crate) enum Next {
     Idle,
 }
 
+/// How many tokens are computed in [`MAX_POOLED_BATCH_MS`], by how long batches took.
+#[derive(Debug, Default)]
+struct Pace {
+    /// `None`: no batch has taken longer.
+    most_tokens: Option<usize>,
+}
+
+impl Pace {
+    /// A batch that took too long lowers the number at once; one of at least half as many tokens that did not raises it, to
+    /// twice itself at most. What one of fewer took says nothing: most of that does not grow with the tokens.
+    fn observe(&mut self, tokens: usize, took: Duration) {
+        let limit = Duration::from_millis(MAX_POOLED_BATCH_MS);
+        let in_time = (tokens as f64 * limit.as_secs_f64() / took.as_secs_f64().max(f64::MIN_POSITIVE)) as usize;
+        match self.most_tokens {
+            _ if took > limit => {
+                let most = self.most_tokens.unwrap_or(usize::MAX);
+                self.most_tokens = Some(in_time.clamp(1, most));
+            }
+            Some(most) if tokens >= most / 2 => {
+                self.most_tokens = Some(in_time.clamp(most, most.saturating_mul(2)));
+            }
+            _ => {}
+        }
+    }
+
+    /// The most tokens of a batch of several texts, where the backend takes so many.
+    fn most_tokens(&self, backend: usize) -> usize {
+        self.most_tokens.map_or(backend, |most| most.min(backend)).max(1)
+    }
+}
+
 /// See the module.
 pub(crate) struct Pooler<B> {
     backend: B,
@@ -223,6 +256,7 @@ pub(crate) struct Pooler<B> {
     rings: [VecDeque<u64>; LEVELS],
     tickets: u64,
     counters: Arc<PooledCounters>,
+    pace: Pace,
     /// Vectors are brought to unit length; scores are not.
     normalises: bool,
     failures: u32,
@@ -245,6 +279,7 @@ impl<B: PooledBackend> Pooler<B> {
             rings: Default::default(),
             tickets: 0,
             counters,
+            pace: Pace::default(),
             normalises,
             failures: 0,
         }
@@ -264,18 +299,41 @@ impl<B: PooledBackend> Pooler<B> {
     pub(crate) fn turn(&mut self, now: Instant) -> Next {
         self.drop_ended(now);
         self.raise(now);
-        self.window.limit(self.counters.pressure.level().batch_limit(self.max_batch) as usize);
-        if let Some(batch) = self.window.poll(now) {
-            self.run(batch);
-            return Next::Now;
-        }
-        while let Some((text, length)) = self.next_text() {
-            if let Some(batch) = self.window.push(text, length, now) {
+        match self.next_batch(now) {
+            Some(batch) => {
                 self.run(batch);
-                return Next::Now;
+                Next::Now
+            }
+            None => self.window.deadline().map_or(Next::Idle, Next::At),
+        }
+    }
+
+    /// What is computed next: a window that is over, or one that the texts in turn fill.
+    fn next_batch(&mut self, now: Instant) -> Option<Batch<Text>> {
+        let limits = self.backend.limits();
+        let most_tokens = self.pace.most_tokens(limits.batch_tokens);
+        let most_texts = self.counters.pressure.level().batch_limit(self.max_batch) as usize;
+        self.window.limit(most_texts.min(limits.texts));
+        if let Some(batch) = self.window.poll(now) {
+            return Some(batch);
+        }
+        // One that does not fit waits in its ring, where those of a higher priority go before it.
+        while let Some(ticket) = self.next_ticket() {
+            let fits = |length: usize| self.window.tokens() + length <= most_tokens;
+            if !self.window.is_empty() && !self.length_of(ticket).is_some_and(fits) {
+                return self.window.flush();
+            }
+            let Some(text) = self.take_text() else { continue };
+            let length = u32::try_from(text.tokens.len()).unwrap_or(u32::MAX);
+            let filled = self.window.push(text, length, now);
+            if filled.is_some() {
+                return filled;
+            }
+            if self.window.tokens() >= most_tokens {
+                return self.window.flush();
             }
         }
-        self.window.deadline().map_or(Next::Idle, Next::At)
+        None
     }
 
     /// Whether one token can be computed now.
@@ -300,22 +358,37 @@ impl<B: PooledBackend> Pooler<B> {
         }
     }
 
-    /// The next text in turn, and its tokens.
-    fn next_text(&mut self) -> Option<(Text, u32)> {
+    /// Whose turn it is.
+    fn next_ticket(&mut self) -> Option<u64> {
         loop {
             let ring = self.rings.iter_mut().rfind(|ring| !ring.is_empty())?;
-            let ticket = ring.pop_front()?;
+            let ticket = *ring.front()?;
             // One that has ended is in the ring until its turn.
-            let Some(open) = self.open.get_mut(&ticket) else { continue };
-            let Some(tokens) = open.request.texts.pop_front() else { continue };
-            let index = open.next_index;
-            open.next_index += 1;
-            if !open.request.texts.is_empty() {
-                ring.push_back(ticket);
+            if self.open.get(&ticket).is_some_and(|open| !open.request.texts.is_empty()) {
+                return Some(ticket);
             }
-            let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-            return Some((Text { ticket, index, tokens }, length));
+            ring.pop_front();
         }
+    }
+
+    /// The tokens of a request's next text.
+    fn length_of(&self, ticket: u64) -> Option<usize> {
+        self.open.get(&ticket)?.request.texts.front().map(Vec::len)
+    }
+
+    /// The text whose turn it is.
+    fn take_text(&mut self) -> Option<Text> {
+        let ticket = self.next_ticket()?;
+        let ring = self.rings.iter_mut().rfind(|ring| !ring.is_empty())?;
+        ring.pop_front();
+        let open = self.open.get_mut(&ticket)?;
+        let tokens = open.request.texts.pop_front()?;
+        let index = open.next_index;
+        open.next_index += 1;
+        if !open.request.texts.is_empty() {
+            ring.push_back(ticket);
+        }
+        Some(Text { ticket, index, tokens })
     }
 
     /// Those that have waited long enough take their turns with those of the next level.
@@ -353,26 +426,21 @@ impl<B: PooledBackend> Pooler<B> {
         self.counters.padding.fetch_add(batch.padded_tokens() - batch.original_tokens(), Relaxed);
         let (texts, padding_ratio) = (batch.requests.len(), batch.padding_ratio());
         tracing::debug!(texts, padding_ratio, open_ms = batch.opened_at.elapsed().as_millis() as u64, "pooled batch");
-        let mut results = Vec::with_capacity(batch.requests.len());
         let texts: Vec<&[Token]> = batch.requests.iter().map(|request| &request.value.tokens[..]).collect();
-        while results.len() < texts.len() {
-            let from = results.len();
-            let group = &texts[from..][..self.fitting(&texts[from..])];
-            if !batch.requests[from..][..group.len()].iter().any(|request| self.is_wanted(request.value.ticket)) {
-                // Whoever asked has left; their requests end as cancelled.
-                results.extend(group.iter().map(|_| Err(String::from("nobody waits for it"))));
-                continue;
-            }
-            let tickets: BTreeSet<u64> =
-                batch.requests[from..][..group.len()].iter().map(|request| request.value.ticket).collect();
+        let tickets: BTreeSet<u64> = batch.requests.iter().map(|request| request.value.ticket).collect();
+        let results: Vec<Result<Vec<f32>, String>> = if tickets.iter().any(|&ticket| self.is_wanted(ticket)) {
             self.tell(&tickets, Activity::Begun);
-            match self.compute(group) {
-                Ok(vectors) => results.extend(vectors.into_iter().map(Ok)),
-                Err(error) if group.len() == 1 => results.push(Err(error.to_string())),
-                Err(_) => results.extend(group.iter().map(|text| self.compute_one(text).map_err(|e| e.to_string()))),
-            }
+            let results = match self.compute(&texts) {
+                Ok(vectors) => vectors.into_iter().map(Ok).collect(),
+                Err(error) if texts.len() == 1 => vec![Err(error.to_string())],
+                Err(_) => texts.iter().map(|text| self.compute_one(text).map_err(|e| e.to_string())).collect(),
+            };
             self.tell(&tickets, Activity::Paused);
-        }
+            results
+        } else {
+            // Whoever asked has left; their requests end as cancelled.
+            Vec::new()
+        };
         for (text, result) in batch.answer(results, || Err(String::from("the model gave no vector"))) {
             self.deliver(&text, result);
         }
@@ -386,17 +454,6 @@ impl<B: PooledBackend> Pooler<B> {
 
     fn is_wanted(&self, ticket: u64) -> bool {
         self.open.get(&ticket).is_some_and(|open| !open.request.reply.is_cancelled())
-    }
-
-    /// How many of these texts, from the first on, are computed at once: at least one.
-    fn fitting(&self, texts: &[&[Token]]) -> usize {
-        let limits = self.backend.limits();
-        let mut tokens = 0;
-        let fits = |text: &&&[Token]| {
-            tokens += text.len();
-            tokens <= limits.batch_tokens
-        };
-        texts.iter().take(limits.texts).take_while(fits).count().max(1)
     }
 
     fn compute_one(&mut self, text: &[Token]) -> Result<Vec<f32>, NoNumbers> {
@@ -433,8 +490,9 @@ impl<B: PooledBackend> Pooler<B> {
         self.counters.computing.store(false, Relaxed);
         self.counters.running.end();
         self.counters.steps.fetch_add(1, Relaxed);
-        let took = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.counters.compute_us.fetch_add(took, Relaxed);
+        let took = started.elapsed();
+        self.pace.observe(texts.iter().map(|text| text.len()).sum(), took);
+        self.counters.compute_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
         let computed = computed.unwrap_or_else(|_| Err(String::from("the backend panicked; see the log")));
         let vectors = computed.map_err(NoNumbers::Failed)?;
         if vectors.len() != texts.len() {
@@ -491,4 +549,30 @@ fn ready(mut vector: Vec<f32>, normalises: bool) -> Result<Vec<f32>, String> {
         return Err(String::from(NOT_FINITE));
     }
     Ok(vector)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_as_many_tokens_as_are_computed_in_time() {
+        let mut pace = Pace::default();
+        let mut after = |tokens, took_ms| {
+            pace.observe(tokens, Duration::from_millis(took_ms));
+            pace.most_tokens(512)
+        };
+        let limit = MAX_POOLED_BATCH_MS;
+        assert_eq!(after(512, limit), 512);
+        assert_eq!(after(512, 4 * limit), 128);
+        // What few tokens take is no measure of many.
+        assert_eq!(after(1, limit), 128);
+        assert_eq!(after(128, limit), 128);
+        assert_eq!(after(128, limit / 10), 256);
+        assert_eq!(after(250, 0), 512);
+        assert_eq!(after(16, 100 * limit), 1);
+        for most in [2, 4, 8] {
+            assert_eq!(after(most / 2, 1), most, "it recovers");
+        }
+    }
 }

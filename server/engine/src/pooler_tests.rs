@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::error::RequestError;
 use crate::event::PooledEvent;
 use crate::finite::{NOT_FINITE, NoNumbers};
 use crate::ladder::DegradationLevel;
-use crate::params::Priority;
+use crate::params::{MAX_POOLED_BATCH_MS, Priority};
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
 use crate::queue::AGEING_BOUND;
 
@@ -30,9 +30,17 @@ const BATCH_TOKENS: usize = 24;
 struct Script {
     /// Lengths of the texts of each batch.
     batches: Arc<Mutex<Vec<Vec<usize>>>>,
+    /// How long each batch takes, in milliseconds.
+    takes_ms: Arc<AtomicU64>,
     /// All that is computed is NaN.
     computes_nothing: Arc<AtomicBool>,
     spoilt: bool,
+}
+
+impl Script {
+    fn takes(&self, time: Duration) {
+        self.takes_ms.store(u64::try_from(time.as_millis()).unwrap(), Relaxed);
+    }
 }
 
 fn vector_of(text: &[Token]) -> Vec<f32> {
@@ -49,6 +57,7 @@ impl PooledBackend for Script {
         assert!(!texts.is_empty() && texts.len() <= self.limits().texts);
         assert!(texts.iter().map(|text| text.len()).sum::<usize>() <= BATCH_TOKENS);
         self.batches.lock().unwrap().push(texts.iter().map(|text| text.len()).collect());
+        std::thread::sleep(Duration::from_millis(self.takes_ms.load(Relaxed)));
         if texts.iter().any(|text| text.contains(&POISON)) {
             return Err("poison".to_owned());
         }
@@ -210,6 +219,8 @@ fn what_is_too_long_for_one_batch_is_computed_in_several() {
     let (mut stage, now) = (stage(4), Instant::now());
     let client = stage.submit(vec![text(8), text(8), text(7), text(2)], now, None);
     stage.settle(now);
+    assert_eq!(stage.batches(), [vec![8, 8, 7]]);
+    stage.settle(now + WAIT);
     assert_eq!(stage.batches(), [vec![8, 8, 7], vec![2]]);
     assert_eq!(client.end(), Some(PooledEvent::Finished { prompt_tokens: 25 }));
 }
@@ -247,6 +258,37 @@ fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
 }
 
 #[test]
+fn a_higher_priority_waits_for_no_more_than_what_is_computed_at_once() {
+    // A window of many more texts than the backend computes at once.
+    let (mut stage, now) = (stage(32), Instant::now());
+    let bulks: Vec<Client> = (0..2).map(|_| stage.submit(vec![text(8); 40], now, None)).collect();
+    while stage.batches().is_empty() {
+        stage.pooler.turn(now + WAIT);
+    }
+    assert_eq!(stage.batches(), [[8, 8, 8]]);
+    let high = stage.submit_as(Priority::High, vec![text(3)], now + WAIT, None);
+    let normal = stage.submit(vec![text(6)], now + WAIT, None);
+    assert_eq!(stage.pooler.turn(now + WAIT), Next::Now);
+    assert_eq!(stage.batches()[1..], [[3, 8, 8]], "it goes before the texts that came earlier");
+    assert!(high.end().is_some() && normal.end().is_none());
+    stage.settle(now + WAIT);
+    stage.settle(now + WAIT + WAIT);
+    assert!(bulks.iter().chain([&normal]).all(|client| client.end().is_some()));
+}
+
+#[test]
+fn batches_are_no_longer_than_they_may_take() {
+    let (mut stage, now) = (stage(4), Instant::now());
+    stage.script.takes(2 * Duration::from_millis(MAX_POOLED_BATCH_MS));
+    stage.pooler.warm_up().unwrap();
+    stage.script.takes(Duration::ZERO);
+    stage.submit(vec![text(5); 4], now, None);
+    let warm_up = stage.batches().len();
+    stage.pooler.turn(now);
+    assert_eq!(stage.batches()[warm_up..], [[5, 5]], "half of the 24 that were computed in twice the time");
+}
+
+#[test]
 fn a_backend_that_only_fails_is_broken() {
     let (mut stage, now) = (stage(1), Instant::now());
     for _ in 0..8 {
@@ -260,7 +302,7 @@ fn a_backend_that_only_fails_is_broken() {
 #[test]
 fn the_end_of_the_pooler_ends_everyone() {
     let (mut stage, now) = (stage(8), Instant::now());
-    let clients = [stage.submit(vec![text(1); 3], now, None), stage.submit(vec![text(1)], now, None)];
+    let clients = [stage.submit(vec![text(1); 2], now, None), stage.submit(vec![text(1)], now, None)];
     stage.settle(now);
     stage.pooler.fail_all(&RequestError::ShuttingDown);
     for client in clients {

@@ -7,7 +7,7 @@
 //!
 //! llama.cpp computes sequences of different lengths in one batch without padding. Lengths are kept all the same: they
 //! say what a backend that pads would waste ([`Batch::padding_ratio`]). Absent: clocks and threads, and a limit on a
-//! batch's tokens ([`crate::pooler`] splits what is too long for its backend).
+//! batch's tokens ([`crate::pooler`] closes the window before one that does not fit).
 
 use std::time::{Duration, Instant};
 
@@ -118,6 +118,16 @@ impl<T> BatchWindow<T> {
             self.opened_at = None;
         }
         removed
+    }
+
+    /// Tokens of those that wait.
+    pub(crate) fn tokens(&self) -> usize {
+        self.waiting.iter().map(|&(_, length)| length as usize).sum()
+    }
+
+    /// Whether none waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
 
     /// Requests that wait.

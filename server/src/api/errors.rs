@@ -164,11 +164,31 @@ pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::version::QueueLimit;
 
     const NAMES: Names = Names { prompt: "messages", format: "response_format" };
 
     fn of_submission(error: SubmitError) -> Failure {
         super::of_submission(error, NAMES)
+    }
+
+    fn full(places: usize, retry_after: Duration) -> SubmitError {
+        SubmitError::QueueFull { waiting: 7, places, limit: QueueLimit::MaxQueue(8), retry_after }
+    }
+
+    #[test]
+    fn a_full_queue_is_told_with_its_limit_and_who_sets_it() {
+        let second = Duration::from_secs(1);
+        let text = full(1, second).to_string();
+        let said = "7 requests are waiting for this model, and 8 may (--max-queue; in a pod spec.scheduling.maxQueue); try \
+                    again in 1s";
+        assert_eq!(text, said);
+        assert!(full(16, second).to_string().contains("this one takes 16 places, and 8 may"));
+        let limit = QueueLimit::Watermarks { high: 6, low: 3 };
+        let text = SubmitError::QueueFull { waiting: 5, places: 1, limit, retry_after: second }.to_string();
+        for part in ["more than 6", "--high-watermark", "no more than 3", "spec.scheduling.lowWatermark"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]
@@ -186,7 +206,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let taken = |error| of_generation(error, NAMES);
         for (error, status, code) in [
-            (of_submission(SubmitError::QueueFull { waiting: 1, retry_after: second }).error, 429, "queue_full"),
+            (of_submission(full(1, second)).error, 429, "queue_full"),
             (
                 of_submission(SubmitError::Unavailable { reason: String::new(), retry_after: second }).error,
                 503,
@@ -226,8 +246,7 @@ mod tests {
 
     #[test]
     fn an_overload_says_when_to_come_back() {
-        let full = SubmitError::QueueFull { waiting: 1, retry_after: Duration::from_secs(7) };
-        let response = of_submission(full).into_response();
+        let response = of_submission(full(1, Duration::from_secs(7))).into_response();
         assert_eq!(response.headers().get(header::RETRY_AFTER), Some(&HeaderValue::from_static("7")));
         let unanswered = |error: GenerationError| {
             let response = unanswered(error, NAMES, Duration::from_secs(7)).into_response();

@@ -6,6 +6,7 @@
 //! the engine's, and the choice of a worker, which is the dispatcher's.
 
 use std::collections::VecDeque;
+use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,33 @@ struct Gate {
     refusing: bool,
 }
 
+/// What keeps a request out of the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueLimit {
+    /// So many may wait.
+    MaxQueue(usize),
+    /// More than `high` waited, and since then there were always more than `low`.
+    Watermarks {
+        /// See `--high-watermark`.
+        high: usize,
+        /// See `--low-watermark`.
+        low: usize,
+    },
+}
+
+impl Display for QueueLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MaxQueue(most) => write!(f, "{most} may (--max-queue; in a pod spec.scheduling.maxQueue)"),
+            Self::Watermarks { high, low } => write!(
+                f,
+                "once there are more than {high} (--high-watermark; in a pod spec.scheduling.highWatermark) none is taken \
+                 until no more than {low} wait (--low-watermark; spec.scheduling.lowWatermark)"
+            ),
+        }
+    }
+}
+
 /// Why a request may not enter.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -41,6 +69,8 @@ pub(super) enum Refusal {
     Full {
         /// How many wait.
         waiting: usize,
+        /// How many may.
+        limit: QueueLimit,
         /// When a try is worth it.
         retry_after: Duration,
     },
@@ -78,18 +108,26 @@ impl Gate {
         !self.refusing && self.inside < self.slots.saturating_add(self.max_queue)
     }
 
+    /// What keeps the next one out.
+    fn limit(&self) -> QueueLimit {
+        match self.watermarks.filter(|_| self.refusing) {
+            Some((high, low)) => QueueLimit::Watermarks { high, low },
+            None => QueueLimit::MaxQueue(self.max_queue),
+        }
+    }
+
     /// Lets so many more in, all or none. They are let in where each of them would be, one after the other.
-    fn enter(&mut self, count: usize) -> bool {
+    fn enter(&mut self, count: usize) -> Result<(), QueueLimit> {
         let mut after = self.clone();
         for _ in 0..count {
             if !after.is_accepting() {
-                return false;
+                return Err(after.limit());
             }
             after.inside += 1;
             after.look();
         }
         *self = after;
-        true
+        Ok(())
     }
 
     fn leave(&mut self) {
@@ -128,11 +166,11 @@ impl Admission {
     pub(super) fn enter_all(self: &Arc<Self>, count: usize) -> Result<Vec<Place>, Refusal> {
         let mut state = self.state();
         if state.closed {
-            Err(Refusal::Closed)
-        } else if state.gate.enter(count) {
-            Ok((0..count).map(|_| Place(Arc::clone(self))).collect())
-        } else {
-            Err(Refusal::Full { waiting: state.gate.waiting(), retry_after: state.retry_after() })
+            return Err(Refusal::Closed);
+        }
+        match state.gate.enter(count) {
+            Ok(()) => Ok((0..count).map(|_| Place(Arc::clone(self))).collect()),
+            Err(limit) => Err(Refusal::Full { waiting: state.gate.waiting(), limit, retry_after: state.retry_after() }),
         }
     }
 

@@ -22,8 +22,8 @@ fn the_wait_follows_the_rate_of_service() {
         }
         admission.state().rate = rate;
         match admission.enter().err().unwrap() {
-            Refusal::Full { retry_after, waiting } => {
-                assert_eq!(waiting, 10);
+            Refusal::Full { retry_after, waiting, limit } => {
+                assert_eq!((waiting, limit), (10, QueueLimit::MaxQueue(10)));
                 retry_after.as_secs()
             }
             Refusal::Closed => panic!("not closed"),
@@ -95,7 +95,8 @@ fn once_above_the_high_watermark_it_refuses_down_to_the_low_one() {
     let mut inside: Vec<_> = (0..6).map(|_| admission.enter().ok().unwrap()).collect();
     for waiting in [5, 4, 3] {
         let refusal = admission.enter().err().unwrap();
-        assert!(matches!(refusal, Refusal::Full { waiting: w, .. } if w == waiting), "{refusal:?}");
+        let Refusal::Full { waiting: told, limit, .. } = refusal else { panic!("{refusal:?}") };
+        assert_eq!((told, limit), (waiting, QueueLimit::Watermarks { high: 4, low: 2 }));
         inside.pop();
     }
     inside.push(admission.enter().ok().unwrap());

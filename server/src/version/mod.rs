@@ -50,6 +50,7 @@ use shared::Shared;
 use supervisor::{Command, Post};
 use suspects::{Digest, Standing};
 
+pub use admission::QueueLimit;
 pub use dispatch::DispatchStrategy;
 pub(crate) use load::LoadClock;
 
@@ -114,10 +115,17 @@ impl LoadError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// As many requests wait as may wait.
-    #[error("{waiting} requests are waiting for this model, which is the limit; try again in {retry_after:?}")]
+    #[error(
+        "{waiting} requests are waiting for this model{}, and {limit}; try again in {retry_after:?}",
+        if *places > 1 { format!(", this one takes {places} places") } else { String::new() }
+    )]
     QueueFull {
-        /// The limit.
+        /// How many wait.
         waiting: usize,
+        /// How many places the request asks for.
+        places: usize,
+        /// How many may wait.
+        limit: QueueLimit,
         /// When a try is worth it, computed from the observed rate of service.
         retry_after: Duration,
     },
@@ -388,7 +396,9 @@ impl Version {
         }
         self.shared.admission.enter_all(count).map_err(|refusal| match refusal {
             Refusal::Closed => SubmitError::Retired,
-            Refusal::Full { waiting, retry_after } => SubmitError::QueueFull { waiting, retry_after },
+            Refusal::Full { waiting, limit, retry_after } => {
+                SubmitError::QueueFull { waiting, places: count, limit, retry_after }
+            }
         })
     }
 
