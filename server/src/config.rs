@@ -7,6 +7,7 @@
 mod args;
 mod check;
 mod habits;
+mod line;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +23,7 @@ use gantry_engine::{
 pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ServeArgs, ValidateArgs};
 use self::check::Check;
 pub use self::check::Problems;
-pub use self::habits::translate;
+pub use self::line::{Line, read};
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
 use crate::version::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, VersionSpec};
@@ -35,6 +36,9 @@ const POD_METRICS_PORT: u16 = 8081;
 const MAX_CTX_SIZE: u32 = 1 << 26;
 /// The most main memory for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_RAM_MIB: u32 = 1 << 24;
+/// The least main memory that a flag may limit the workers to, in MiB: a worker without a model takes about half of it, and
+/// who asks for less meant another unit.
+const MIN_MEMORY_LIMIT_MIB: u32 = 64;
 /// The most main memory that a flag may limit the workers to, in MiB.
 const MAX_MEMORY_LIMIT_MIB: u32 = 1 << 24;
 /// The most memory of GPUs that a flag may name, in MiB.
@@ -180,11 +184,9 @@ impl ServeArgs {
         let stem = model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let served_name = self.alias.clone().or(stem).unwrap_or_default();
         check.name("alias", &served_name);
-        if !model.is_file() {
-            check.problem(format!("--model must be a readable file, and {model:?} is not"));
-        }
-        if let Some(draft) = self.model_draft.as_ref().filter(|draft| !draft.is_file()) {
-            check.problem(format!("--model-draft must be a readable file, and {draft:?} is not"));
+        check.file("model", &model);
+        if let Some(draft) = &self.model_draft {
+            check.file("model-draft", draft);
         }
         let draft_tokens = check.number("spec-draft-n-max", &self.spec_draft_n_max, 1, MAX_SPECULATION_TOKENS);
         let max_queue = u32::try_from(MAX_QUEUE).unwrap_or(u32::MAX);
@@ -193,7 +195,8 @@ impl ServeArgs {
         let low_watermark = watermark("low-watermark", &self.low_watermark);
         let queue_timeout = check.automatic("queue-timeout", &self.queue_timeout, 1, MAX_QUEUE_TIMEOUT_SECONDS);
         let cache_ram = check.automatic("cache-ram", &self.cache_ram, 0, MAX_CACHE_RAM_MIB);
-        let memory_limit = check.automatic("memory-limit", &self.memory_limit, 1, MAX_MEMORY_LIMIT_MIB);
+        let memory_limit =
+            check.automatic("memory-limit", &self.memory_limit, MIN_MEMORY_LIMIT_MIB, MAX_MEMORY_LIMIT_MIB);
         let gpu_memory = check.automatic("gpu-memory", &self.gpu_memory, 1, MAX_GPU_MEMORY_MIB);
         let cache_disk = self.cache_disk(&mut check, cache_ram);
         let cache_ttl = check.automatic("cache-ttl", &self.cache_ttl, 1, MAX_CACHE_TTL_SECONDS);

@@ -109,6 +109,28 @@ pub fn context_of(spec: &VersionSpec, model: &ModelInfo) -> String {
     format!("{each} tokens for each request, {at_once} at once{shared}")
 }
 
+/// What there is to say where more context was asked for than requests can use: they get no more than the model was trained
+/// for, and the rest of the cells lies idle.
+#[must_use]
+pub fn idle_context(spec: &VersionSpec, model: &ModelInfo) -> Option<String> {
+    let (asked, each) = (u64::from(spec.runtime.ctx_size), u64::from(model.n_ctx_per_sequence));
+    let useful = each.saturating_mul(spec.runtime.parallel.into());
+    (asked > useful && !model.pooled_only).then(|| {
+        let (trained, parallel) = (model.n_ctx_train, spec.runtime.parallel);
+        format!(
+            "--ctx-size {asked} is more than requests can use: the model was trained for {trained} tokens, so that each of \
+             {parallel} at once (--parallel) gets {each}; --ctx-size {useful} is enough"
+        )
+    })
+}
+
+/// What is to be said of chats where there are none.
+#[must_use]
+pub fn no_chats(model: &ModelInfo) -> Option<&'static str> {
+    (!model.has_chat_template && !model.pooled_only)
+        .then_some("none: the model's file has no chat template; /v1/completions goes on with texts")
+}
+
 impl Style {
     fn paint(self, code: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
@@ -116,13 +138,14 @@ impl Style {
 
     fn ready(self, url: &str, spec: &VersionSpec, model: &ModelInfo) -> String {
         let rows = [
-            ("url", self.paint("36", url)),
-            ("model", format!("{} ({})", spec.served_name, label(model))),
-            ("context", context_of(spec, model)),
-            ("end", "Ctrl-C lets requests in flight end; a second one cuts them off".to_owned()),
+            ("url", Some(self.paint("36", url))),
+            ("model", Some(format!("{} ({})", spec.served_name, label(model)))),
+            ("context", Some(context_of(spec, model))),
+            ("chats", no_chats(model).map(str::to_owned)),
+            ("end", Some("Ctrl-C lets requests in flight end; a second one cuts them off".to_owned())),
         ];
         let mut text = format!("{}\n", self.paint("1;32", "ready"));
-        for (name, what) in rows {
+        for (name, what) in rows.into_iter().filter_map(|(name, what)| Some((name, what?))) {
             // A string takes whatever is written into it.
             let _ = writeln!(text, "  {name:<8} {what}");
         }
@@ -201,6 +224,8 @@ mod tests {
             parameters: 134_515_008,
             n_ctx_per_sequence: 8192,
             kv_cells: 32_768,
+            n_ctx_train: 8192,
+            has_chat_template: true,
             ..ModelInfo::default()
         };
         let text = PLAIN.ready("http://127.0.0.1:8080", &spec, &model);
@@ -208,6 +233,21 @@ mod tests {
             ["http://127.0.0.1:8080", "m (llama 135M Q8_0)", "8192 tokens for each request, 4 at once\n", "Ctrl-C"]
         {
             assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("chats"), "{text}");
+        let without = ModelInfo { has_chat_template: false, ..model.clone() };
+        assert!(PLAIN.ready("", &spec, &without).contains("chats    none: the model's file has no chat template"));
+        let encoder = ModelInfo { has_chat_template: false, pooled_only: true, ..model.clone() };
+        assert!(!PLAIN.ready("", &spec, &encoder).contains("chats"));
+        // What is asked for and cannot be used is told with what is enough.
+        let asked = |ctx_size| {
+            let runtime = RuntimeSettings { ctx_size, ..spec.runtime.clone() };
+            idle_context(&VersionSpec { runtime, ..spec.clone() }, &model)
+        };
+        assert_eq!((asked(0), asked(4 * 8192)), (None, None));
+        let told = asked(100_000).unwrap();
+        for part in ["--ctx-size 100000", "trained for 8192", "4 at once (--parallel) gets 8192", "--ctx-size 32768"] {
+            assert!(told.contains(part), "{told}");
         }
         let pool = ModelInfo { kv_cells: 8192, ..model };
         assert_eq!(context_of(&spec, &pool), "8192 tokens for each request, 4 at once, who share 8192");

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Parser;
 use gantry_engine::LoadError;
 use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
-use gantry_server::config::{self, BackendArgs, Cli, Command, HttpSettings, PodArgs, Problems, ServeSettings};
+use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
 use gantry_server::gates::{context, file, memory};
@@ -33,16 +32,20 @@ const EXIT_SETTINGS: u8 = 2;
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
 fn main() -> ExitCode {
-    let cli = match config::translate(std::env::args_os()).and_then(Cli::try_parse_from) {
-        Ok(cli) => cli,
+    let Line { command, from_environment } = match config::read() {
+        Ok(line) => line,
         // Its own way to say so: help is no error, and a mistake is exit code 2.
         Err(error) => error.exit(),
     };
-    let code = match run(cli.command) {
+    let code = match run(command) {
         Ok(code) => code,
         Err(error) => {
-            telemetry::write_lines(format!("gantry-server: {error:#}\n").as_bytes());
-            if error.is::<Problems>() { ExitCode::from(EXIT_SETTINGS) } else { ExitCode::FAILURE }
+            let (text, code) = match error.downcast::<Problems>() {
+                Ok(problems) => (problems.told_of(&from_environment).to_string(), ExitCode::from(EXIT_SETTINGS)),
+                Err(error) => (format!("{error:#}"), ExitCode::FAILURE),
+            };
+            telemetry::write_lines(format!("gantry-server: {text}\n").as_bytes());
+            code
         }
     };
     telemetry::flush();
@@ -174,9 +177,13 @@ fn tell_ready(url: &str, version: &Version) {
         context_tokens = model.n_ctx_per_sequence,
         parallel = spec.runtime.parallel,
         kv_cells = model.kv_cells,
-        "ready: {}",
-        console::context_of(spec, &model)
+        "ready: {}{}",
+        console::context_of(spec, &model),
+        console::no_chats(&model).map(|why| format!("; chats: {why}")).unwrap_or_default()
     );
+    if let Some(idle) = console::idle_context(spec, &model) {
+        tracing::warn!("{idle}");
+    }
     console::ready(url, spec, &model);
 }
 

@@ -29,8 +29,8 @@ const TRIAL: &str = "trial";
 /// # Errors
 /// The report cannot be printed, or no worker can be started.
 pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
-    let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let header = match gantry_gguf::read_header(&args.file) {
+    let title = args.file().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let header = match gantry_gguf::read_header(args.file()) {
         Ok(header) => header,
         Err(error) => {
             let part = error.defect().map_or("file", gantry_gguf::Defect::part);
@@ -68,7 +68,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 /// Says why on standard error, where scripts that keep the report elsewhere see it.
 fn refused(args: &ValidateArgs, failed: &Check) -> ExitCode {
-    let (file, part) = (args.file.display(), failed.part);
+    let (file, part) = (args.file().display(), failed.part);
     // The exit code says it, too.
     let _ = writeln!(std::io::stderr(), "gantry-server: {file}: {part}: {}", failed.text);
     ExitCode::FAILURE
@@ -78,7 +78,7 @@ fn weights(args: &ValidateArgs, header: &Header) -> Vec<Check> {
     if args.header_only {
         return vec![Check::new(Verdict::LeftOut, "weights", "--header-only")];
     }
-    match file::check_weights(&args.file, header) {
+    match file::check_weights(args.file(), header) {
         Ok(weights) => {
             let notes = weights.notes.iter().map(|note| Check::new(Verdict::Noted, "weights", note));
             std::iter::once(Check::new(Verdict::Passed, "weights", weights.summary())).chain(notes).collect()
@@ -101,7 +101,7 @@ fn trial(args: &ValidateArgs, header: &Header) -> anyhow::Result<Check> {
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir.clone()).quietly();
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let started = Instant::now();
-    Ok(match tokio.block_on(load(&args.file, runtime, &workers)) {
+    Ok(match tokio.block_on(load(args.file(), runtime, &workers)) {
         Ok(()) => {
             let template = if header.summary().chat_template { ", parsed its chat template" } else { "" };
             let seconds = started.elapsed().as_secs_f64();

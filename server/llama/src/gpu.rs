@@ -16,9 +16,10 @@ pub const ALL_LAYERS: u32 = 65_536;
 /// The device's name that stands for none.
 const NO_DEVICE: &str = "none";
 
-const NO_GPU_WAY_OUT: &str = "To run on the CPU, ask for no layers (--n-gpu-layers 0; in a pod spec.runtime.gpuLayers: 0 \
-                              without spec.resources.gpu). To run on a GPU, give the pod one (spec.resources.gpu) on a \
-                              node with its driver, and use a server image that has its backend (libggml-cuda.so)";
+const NO_GPU_WAY_OUT: &str = "To run on the CPU, ask for no layers (--n-gpu-layers 0). To run on a GPU, this machine needs \
+                              one with its driver, and its backend, such as libggml-cuda.so, in --backend-dir. In a pod: \
+                              spec.runtime.gpuLayers: 0 without spec.resources.gpu; or spec.resources.gpu, on a node with \
+                              its driver, and a server image that has its backend";
 const DEVICES_WAY_OUT: &str = "`gantry-server devices` lists them, in the order in which they are counted";
 
 /// How a model is spread over GPUs; the names are llama-server's.

@@ -31,12 +31,19 @@ use gantry_openai::{ApiError, ErrorCode, ErrorKind};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::config::STANDALONE_VERSION;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::routing::Router;
 use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
 pub use budget::Peer;
 use errors::Failure;
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
+const RERANK: &str = "/v1/rerank";
+const MODELS: &str = "/v1/models";
 
 /// What all requests share.
 pub struct App {
@@ -76,7 +83,12 @@ impl App {
     /// The active version, unless the request asks for another model than it.
     fn check_model(&self, check: impl Fn(&[&str]) -> Result<(), ApiError>) -> Result<Arc<Version>, Failure> {
         let version = self.router.active().ok_or_else(|| self.no_version())?;
-        check(&[&version.spec().served_name, &version.spec().name])?;
+        let spec = version.spec();
+        match &*spec.name {
+            // It names what is served without Kubernetes, where no version has a name that a client could know.
+            STANDALONE_VERSION => check(&[&spec.served_name])?,
+            name => check(&[&spec.served_name, name])?,
+        }
         Ok(version)
     }
 
@@ -107,14 +119,14 @@ impl App {
 /// All addresses.
 pub fn routes(app: &Arc<App>) -> axum::Router {
     axum::Router::new()
-        .route("/v1/chat/completions", post(generate::chat))
-        .route("/v1/completions", post(generate::completion))
-        .route("/v1/embeddings", post(pooled::embeddings))
-        .route("/v1/rerank", post(pooled::rerank))
+        .route(CHAT, post(generate::chat))
+        .route(TEXT, post(generate::completion))
+        .route(EMBEDDINGS, post(pooled::embeddings))
+        .route(RERANK, post(pooled::rerank))
         .route("/v1/reranking", post(pooled::rerank))
         .route("/rerank", post(pooled::rerank))
         .route("/reranking", post(pooled::rerank))
-        .route("/v1/models", get(models::list))
+        .route(MODELS, get(models::list))
         .route("/v1/models/{id}", get(models::one))
         .merge(probes())
         .route("/health", get(ready::health))
@@ -148,9 +160,8 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 async fn unknown_url(request: axum::extract::Request) -> Failure {
     let (method, path) = (request.method(), request.uri().path());
-    let message = format!(
-        "There is no {method} {path} here; see /v1/models, /v1/chat/completions, /v1/completions, /v1/embeddings."
-    );
+    let message =
+        format!("There is no {method} {path} here; there are {MODELS}, {CHAT}, {TEXT}, {EMBEDDINGS} and {RERANK}.");
     ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
 }
 

@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand};
@@ -8,6 +8,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 /// Gantry's inference server.
 #[derive(Debug, Parser)]
 #[command(name = "gantry-server", version, about, max_term_width = 120)]
+#[command(after_help = "`gantry-server FILE` is short for `gantry-server serve FILE`.")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -275,11 +276,23 @@ pub struct PodArgs {
     pub cache_dir: PathBuf,
 }
 
+impl ValidateArgs {
+    /// The file to look at.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        self.file.as_ref().or(self.model.as_ref()).map_or(Path::new(""), |file| file)
+    }
+}
+
 /// Flags of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
     /// The GGUF file, or the first of those that the model is split into
-    pub file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "model")]
+    pub file: Option<PathBuf>,
+    /// The same, as `serve` has it
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    pub model: Option<PathBuf>,
     /// KV cells in total, for the memory estimate; 0: as the model was trained
     #[arg(short, long, default_value_t = 0, value_name = "TOKENS")]
     pub ctx_size: u32,

@@ -1,10 +1,14 @@
 //! What is wrong with the values of flags, all of it at once.
 
 use std::fmt::{self, Display};
+use std::io::ErrorKind;
+use std::path::Path;
 use std::str::FromStr;
 
+use clap::{Arg, CommandFactory};
 use gantry_engine::{ALL_LAYERS, CacheType, KvLayout, Pooling};
 
+use super::Cli;
 use crate::version::DispatchStrategy;
 
 /// The most layers that a flag may ask for.
@@ -26,6 +30,37 @@ impl Display for Problems {
 
 impl std::error::Error for Problems {}
 
+impl Problems {
+    /// The same, where it was the environment that made a setting told of its variable: flags and variables are pairs of
+    /// `from_environment`.
+    #[must_use]
+    pub fn told_of(self, from_environment: &[(String, String)]) -> Self {
+        let told = |problem: String| {
+            let named = from_environment.iter().find_map(|(flag, variable)| {
+                let rest = problem.strip_prefix(&format!("--{flag} "))?;
+                Some(format!("{variable}, which stands for --{flag}, {rest}"))
+            });
+            named.unwrap_or(problem)
+        };
+        Self(self.0.into_iter().map(told).collect())
+    }
+}
+
+/// The unit of a flag's value, behind a number: what its reference calls the value says it.
+fn unit_of(flag: &str) -> &'static str {
+    let all = Cli::command();
+    let serve = all.find_subcommand("serve");
+    let found = serve.and_then(|serve| serve.get_arguments().find(|argument| argument.get_long() == Some(flag)));
+    let names = found.and_then(Arg::get_value_names).unwrap_or_default();
+    match names.first().map(|name| name.as_str()) {
+        Some("MIB") => " MiB",
+        Some("SECONDS") => " seconds",
+        Some("MS") => " ms",
+        Some("TOKENS") => " tokens",
+        _ => "",
+    }
+}
+
 /// Gathers mistakes; a value that is wrong is replaced by one that nobody will see.
 #[derive(Default)]
 pub(super) struct Check(Vec<String>);
@@ -46,7 +81,8 @@ impl Check {
         match text.trim().parse::<T>() {
             Ok(number) if low <= number && number <= high => number,
             _ => {
-                self.problem(format!("--{flag} must be a whole number from {low} to {high}, not {text:?}"));
+                let unit = unit_of(flag);
+                self.problem(format!("--{flag} must be a whole number from {low} to {high}{unit}, not {text:?}"));
                 low
             }
         }
@@ -59,8 +95,8 @@ impl Check {
             number => match number.parse() {
                 Ok(number) if (low..=high).contains(&number) => Some(number),
                 _ => {
-                    let message = format!("--{flag} must be -1 or a whole number from {low} to {high}, not {text:?}");
-                    self.problem(message);
+                    let range = format!("-1 or a whole number from {low} to {high}{}", unit_of(flag));
+                    self.problem(format!("--{flag} must be {range}, not {text:?}"));
                     None
                 }
             },
@@ -110,6 +146,18 @@ impl Check {
             self.problem(format!("--{flag} must be mean, cls, last or rank, not {text:?}"));
         }
         found
+    }
+
+    /// Looks for a file that can be read.
+    pub(super) fn file(&mut self, flag: &str, path: &Path) {
+        let why = match path.metadata() {
+            Ok(found) if found.is_file() => return,
+            Ok(found) if found.is_dir() => "is a directory".to_owned(),
+            Ok(_) => "is none".to_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound => "is not there: no such file".to_owned(),
+            Err(error) => format!("cannot be looked at: {error}"),
+        };
+        self.problem(format!("--{flag} must be a readable file, and {path:?} {why}"));
     }
 
     pub(super) fn name(&mut self, flag: &str, text: &str) {

@@ -4,10 +4,10 @@
 //! Words are changed before the parser sees them, so that the reference and `--help` name each flag once. Absent: values;
 //! those are the parser's.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
 use clap::CommandFactory;
-use clap::error::ErrorKind;
 
 use super::Cli;
 
@@ -120,23 +120,31 @@ const HABITS: &[(&str, Habit)] = &[
     ("--log-disable", Instead("RUST_LOG=off")),
 ];
 
-/// The command line as the parser knows it.
-///
-/// # Errors
-/// One of llama-server's flags is there that this server does not have; the error says what to do instead.
-pub fn translate(words: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, clap::Error> {
+/// A command line as the parser knows it.
+#[derive(Debug, Default)]
+pub(super) struct Translated {
+    /// Its words.
+    pub(super) words: Vec<OsString>,
+    /// Those of llama-server's flags that this server does not have, each with what to do instead.
+    pub(super) wrong: Vec<String>,
+}
+
+/// Changes llama-server's way into this server's. `names_model`: whether the environment names a model, so that no word at all
+/// is enough to serve it.
+pub(super) fn translate(words: impl IntoIterator<Item = OsString>, names_model: bool) -> Translated {
     let mut words: Vec<OsString> = words.into_iter().collect();
-    if words.get(1).is_some_and(|word| !names_a_command(word)) {
+    let serves = words.get(1).map_or(names_model, |word| !names_a_command(word));
+    if serves && !words.is_empty() {
         words.insert(1, OsString::from("serve"));
     }
-    if words.get(1).is_none_or(|command| command != "serve") {
-        return Ok(words);
+    if words.get(1).is_none_or(|command| command != "serve" && command != "validate") {
+        return Translated { words, wrong: Vec::new() };
     }
-    let mut known = Vec::with_capacity(words.len());
-    let mut words = words.into_iter();
-    for word in words.by_ref() {
+    let mut known = Translated::default();
+    let mut words = words.into_iter().peekable();
+    while let Some(word) = words.next() {
         if word == "--" {
-            known.push(word);
+            known.words.push(word);
             break;
         }
         // A value after an equals sign is the word's own.
@@ -144,19 +152,35 @@ pub fn translate(words: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStri
         match name.and_then(habit) {
             Some(Is(instead)) => {
                 let rest = word.to_str().and_then(|text| Some(text.split_once('=')?.1.to_owned()));
-                known.extend(instead.iter().map(OsString::from));
-                known.extend(rest.map(OsString::from));
+                known.words.extend(instead.iter().map(OsString::from));
+                known.words.extend(rest.map(OsString::from));
             }
             Some(Done) => {}
             Some(Instead(what)) => {
-                let message = format!("'{}' is not a flag of this server: {what}", name.unwrap_or_default());
-                return Err(Cli::command().error(ErrorKind::UnknownArgument, message));
+                known.wrong.push(format!("'{}' is not a flag of this server: {what}", name.unwrap_or_default()));
+                if name == word.to_str() {
+                    words.next_if(|next| can_only_be_a_value(next));
+                }
             }
-            None => known.push(word),
+            None => known.words.push(word),
         }
     }
-    known.extend(words);
-    Ok(known)
+    known.words.extend(words);
+    known
+}
+
+/// Whether a word after a flag that is not known is the flag's: neither a flag nor a model's file.
+pub(super) fn can_only_be_a_value(word: &OsStr) -> bool {
+    let Some(word) = word.to_str() else { return false };
+    let negative = word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    negative || !(word.starts_with('-') || is_file(word))
+}
+
+/// llama-server's short forms of one of this server's flags, which is named without its dashes.
+pub(super) fn short_forms(flag: &str) -> Vec<&'static str> {
+    let is_it = |habit: &Habit| matches!(habit, Is([long]) if long.strip_prefix("--") == Some(flag));
+    let short = HABITS.iter().filter(|(name, habit)| is_it(habit) && !name.starts_with("--"));
+    short.map(|(name, _)| *name).collect()
 }
 
 fn habit(name: &str) -> Option<Habit> {
@@ -173,7 +197,12 @@ fn names_a_command(word: &OsString) -> bool {
 /// Whether a first word that is no command can only be meant for `serve`: a flag, or a model's file. Anything else is a
 /// command that is spelt wrong, and the parser says which ones there are.
 fn is_served(word: &str) -> bool {
-    word.starts_with('-') || word.to_ascii_lowercase().ends_with(".gguf") || std::path::Path::new(word).is_file()
+    word.starts_with('-') || is_file(word)
+}
+
+/// Whether a word is the path of a file, whether it is there or not.
+fn is_file(word: &str) -> bool {
+    word.contains('/') || word.to_ascii_lowercase().ends_with(".gguf") || Path::new(word).is_file()
 }
 
 #[cfg(test)]
@@ -181,10 +210,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn translated(line: &str) -> Result<String, String> {
+    fn translated(line: &str) -> (String, Vec<String>) {
         let words = std::iter::once("gantry-server").chain(line.split_whitespace()).map(OsString::from);
-        let words = translate(words).map_err(|error| error.to_string())?;
-        Ok(words.iter().skip(1).map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" "))
+        let Translated { words, wrong } = translate(words, false);
+        (words.iter().skip(1).map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" "), wrong)
     }
 
     #[test]
@@ -196,13 +225,15 @@ mod tests {
             ("--jinja -m a.gguf --metrics -cb", "serve -m a.gguf"),
             ("-m a.gguf -kvu -ctk q8_0", "serve -m a.gguf --kv-layout unified --cache-type-k q8_0"),
             ("serve -m a.gguf -- -np", "serve -m a.gguf -- -np"),
-            ("validate -np", "validate -np"),
+            ("validate a.gguf -np 4", "validate a.gguf --parallel 4"),
+            ("pod -np", "pod -np"),
+            ("./missing", "serve ./missing"),
             ("--help", "--help"),
             ("-V", "-V"),
             ("", ""),
             ("sreve", "sreve"),
         ] {
-            assert_eq!(translated(given).as_deref(), Ok(understood), "{given}");
+            assert_eq!(translated(given), (understood.to_owned(), vec![]), "{given}");
         }
     }
 
@@ -214,9 +245,17 @@ mod tests {
             ("-hf org/model", "path of a GGUF file"),
             ("-m a.gguf --api-key x", "proxy"),
         ] {
-            let error = translated(given).unwrap_err();
-            assert!(error.contains(says), "{given}: {error}");
+            let (_, wrong) = translated(given);
+            assert!(wrong.len() == 1 && wrong[0].contains(says), "{given}: {wrong:?}");
         }
+        let (rest, wrong) = translated("-m a.gguf -fa on --temp 0.5 -c 512 -s -1 --mlock b.gguf");
+        assert_eq!((&*rest, wrong.len()), ("serve -m a.gguf -c 512 b.gguf", 4), "{wrong:?}");
+    }
+
+    #[test]
+    fn the_environment_may_name_the_model() {
+        let words = |names_model| translate([OsString::from("gantry-server")], names_model).words.len();
+        assert_eq!((words(false), words(true)), (1, 2));
     }
 
     #[test]

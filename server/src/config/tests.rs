@@ -345,15 +345,18 @@ fn keys_and_values_of_the_cache_have_one_type() {
     assert!(serve(&["--cache-type-v", "q8_0"]).is_err());
 }
 
+/// What a whole command line asks for, or what is said of it.
+fn read(line: &[&str]) -> Result<Command, String> {
+    let words = ["gantry-server"].iter().chain(line).map(std::ffi::OsString::from);
+    line::read_words(words, false).map(|line| line.command).map_err(|error| error.to_string())
+}
+
 #[test]
 fn a_model_is_named_by_a_flag_or_without() {
     let (file, other) = (concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), DRAFT);
-    let settings = |line: &[&str]| {
-        let words = ["gantry-server"].iter().chain(line).map(std::ffi::OsString::from);
-        match Cli::try_parse_from(translate(words).unwrap()).unwrap().command {
-            Command::Serve(args) => args.settings(),
-            other => panic!("{other:?}"),
-        }
+    let settings = |line: &[&str]| match read(line).unwrap() {
+        Command::Serve(args) => args.settings(),
+        other => panic!("{other:?}"),
     };
     for line in [&["serve", file][..], &["-m", file, "-np", "4"], &["serve", "--model", file], &[file, "-m", file]] {
         assert_eq!(settings(line).unwrap().version.model_path.to_str(), Some(file), "{line:?}");
@@ -365,6 +368,55 @@ fn a_model_is_named_by_a_flag_or_without() {
 
 #[test]
 fn a_flag_that_is_spelt_wrong_is_told_the_right_one() {
-    let error = Cli::try_parse_from(["gantry-server", "serve", "m.gguf", "--paralel", "4"]).unwrap_err().to_string();
-    assert!(error.contains("--parallel"), "{error}");
+    let error = read(&["serve", "m.gguf", "--paralel", "4"]).unwrap_err();
+    assert!(error.contains("'--paralel'") && error.contains("'--parallel'"), "{error}");
+}
+
+#[test]
+fn every_word_that_is_not_understood_is_told_at_once() {
+    for (line, told) in [
+        (
+            &["m.gguf", "--paralel", "4", "--prot=8081", "-fa", "on", "--frobnicate", "x", "-c", "512"][..],
+            &["'--parallel'", "'--port'", "--kv-layout", "'--frobnicate' is not a flag", "4 words"][..],
+        ),
+        (&["m.gguf", "--frobnicate", "n.gguf"], &["'--frobnicate'", "'n.gguf': nothing more is expected", "2 words"]),
+        (&["--temp", "0.5", "--seed", "-1"], &["'--temp'", "'--seed'", "2 words"]),
+        (&["validate", "m.gguf", "--port", "1", "-ngl", "9"], &["'--port' is for `serve`", "'--n-gpu-layers' is for"]),
+        (&["validate", "m.gguf", "-m", "m.gguf"], &["cannot be used with"]),
+        (&["pod", "--ctx-size", "512", "--pots", "x"], &["'--ctx-size' is for `serve`", "'--pots' is not a flag"]),
+        (&["missing"], &["'missing' is no command, and there is no such file"]),
+        (&["serv"], &["Did you mean 'serve'?"]),
+        (&["m.gguf", "-xyz"], &["'-xyz' is not a flag"]),
+    ] {
+        let error = read(line).expect_err(&line.join(" "));
+        for part in told {
+            assert!(error.contains(part), "{line:?}: {part:?} is not in {error}");
+        }
+    }
+    for line in [&["validate", "-m", "m.gguf", "-np", "4"][..], &["validate", "m.gguf", "-c", "512", "-ub", "64"]] {
+        assert!(read(line).is_ok(), "{line:?}");
+    }
+}
+
+#[test]
+fn what_the_environment_says_is_told_of_its_variable() {
+    let problems = serve(&["--parallel", "x", "--port", "x", "--memory-limit", "10"]).unwrap_err();
+    let told = problems.told_of(&[("parallel".to_owned(), "GANTRY_PARALLEL".to_owned())]).to_string();
+    for part in [
+        "GANTRY_PARALLEL, which stands for --parallel, must be",
+        "  --port must be",
+        "from 64 to 16777216 MiB, not \"10\"",
+    ] {
+        assert!(told.contains(part), "{told}");
+    }
+}
+
+#[test]
+fn help_names_the_short_forms_of_llama_server() {
+    let help = read(&["serve", "--help"]).unwrap_err();
+    let reference = include_str!("../../../docs/configuration.md");
+    for form in ["-np", "-ngl", "-dev", "-sm", "-ts", "-mg", "-ctk", "-ctv", "-ub", "-cram", "-md"] {
+        assert!(help.contains(&format!("[also: {form}]")), "{form} is not in {help}");
+        assert!(reference.contains(&format!("`{form}`")), "{form} is not in the reference");
+    }
 }

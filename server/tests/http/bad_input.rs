@@ -154,6 +154,26 @@ async fn every_mistake_has_its_error_and_the_process_lives() {
         assert_eq!(told, (Some(kind), param, Some(code)), "{what}: {answer}");
         assert!(!error["message"].as_str().unwrap().is_empty());
     }
+    // What is said to be there is.
+    let told: Value = server.get("/v1/nothing").await.json().await.unwrap();
+    let message = told["error"]["message"].as_str().unwrap();
+    for address in ["/v1/models", CHAT, TEXT, "/v1/embeddings", "/v1/rerank"] {
+        assert!(message.contains(address), "{message}");
+        assert_ne!(server.get(address).await.status(), 404, "{address}");
+    }
+    let other = server.post(CHAT, &json!({"model": "standalone", "messages": []})).send().await.unwrap();
+    assert_eq!(other.status(), 400, "messages come first");
+    let other: Value = server
+        .client
+        .post(server.url(CHAT))
+        .body(with("model", json!("standalone")))
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
+    assert_eq!(other["error"]["message"], "The model \"standalone\" is not served here; there is demo.");
     assert_eq!(server.workers(), workers, "the same worker serves on");
     assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
 }

@@ -64,6 +64,45 @@ async fn llama_servers_command_line_and_health_are_understood() {
 }
 
 #[tokio::test]
+async fn more_context_than_requests_can_use_is_told() {
+    let server = Server::start(&["-c", "100000"]).await;
+    let said = "each of 8 at once (--parallel) gets 2048; --ctx-size 16384 is enough";
+    await_condition("the warning", async || server.log().contains(said)).await;
+}
+
+/// What the program says of a command line, and how it ends.
+fn told(line: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+    command.args(line).envs(variables.iter().copied()).env_remove("RUST_LOG").stdin(Stdio::null());
+    let ended = command.output().unwrap();
+    (ended.status.code(), String::from_utf8(ended.stdout).unwrap() + &String::from_utf8(ended.stderr).unwrap())
+}
+
+#[test]
+fn mistakes_are_told_where_they_were_made() {
+    let file = model("demo-v2.q8_0.gguf");
+    let file = file.to_str().unwrap();
+    let missing = [("GANTRY_MODEL", "./missing.gguf")];
+    for (line, variables, code, says) in [
+        (&["./missing.gguf"][..], &[][..], 2, "\"./missing.gguf\" is not there: no such file"),
+        (&["./missing"], &[], 2, "\"./missing\" is not there: no such file"),
+        (&["/tmp"], &[], 2, "\"/tmp\" is a directory"),
+        (&[], &missing, 2, "GANTRY_MODEL, which stands for --model, must be a readable file"),
+        (&[], &[], 2, "Usage: gantry-server"),
+        (&[file, "--port", "x"], &missing, 2, "--port must be"),
+        (&[file], &[("GANTRY_PARALLEL", "x")], 2, "GANTRY_PARALLEL, which stands for --parallel, must be"),
+        (&[file], &[("GANTRY_EMBEDDINGS", "x")], 2, "GANTRY_EMBEDDINGS, which stands for --embeddings, may not be"),
+        (&[file, "--memory-limit", "10"], &[], 2, "from 64 to 16777216 MiB, not \"10\""),
+        (&["validate", "-m", file, "-np", "4", "--header-only"], &[], 0, "4 x 2048"),
+    ] {
+        let (ended, text) = told(line, variables);
+        assert_eq!(ended, Some(code), "{line:?}: {text}");
+        assert!(text.contains(says), "{line:?}: {text}");
+        assert!(!text.contains("two models"), "{line:?}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn turns_that_clients_send_back_are_taken() {
     let server = Server::start(&[]).await;
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});

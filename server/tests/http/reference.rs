@@ -65,6 +65,44 @@ fn every_flag_is_in_the_reference() {
     assert!(missing.is_empty(), "docs/configuration.md lacks {missing:#?}");
 }
 
+/// The words for programs that the sources put into errors: those of the front, and those of the engine.
+fn error_codes() -> Vec<String> {
+    let quoted = |text: &str| text.split('"').nth(1).map(str::to_owned);
+    let front = read("openai/src/error.rs");
+    let (_, told) = front.split_once("pub fn as_str(&self) -> &str {").expect("the words of the front");
+    let (told, _) = told.split_once("Self::Other").expect("the last word");
+    let mut codes: Vec<String> = told.lines().filter_map(quoted).collect();
+    for file in sources(&path("engine/src")).into_iter().filter(|file| !file.to_string_lossy().contains("test")) {
+        let code = std::fs::read_to_string(&file).unwrap();
+        // The second argument, where it is a word.
+        let calls = code.split("RequestError::invalid(").skip(1);
+        let seconds = calls.filter_map(|call| call.split_once(',').map(|(_, rest)| rest.trim_start()));
+        codes.extend(seconds.filter(|rest| rest.starts_with('"')).filter_map(quoted));
+    }
+    codes
+}
+
+#[test]
+fn every_error_is_in_the_reference() {
+    let reference = read(REFERENCE);
+    let (_, table) = reference.split_once("| status | `code` | when |").expect("the table of errors");
+    let table: Vec<&str> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    let codes = error_codes();
+    // Words of both are among them, so that nothing is looked for in vain.
+    for known in ["unknown_parameter", "no_chat_template", "invalid_grammar", "worker_died"] {
+        assert!(codes.iter().any(|code| code == known), "{known} is not in {codes:?}");
+    }
+    let cells = |line: &str| line.split('|').nth(2).unwrap_or_default().to_owned();
+    let told: Vec<String> = table.iter().map(|line| cells(line)).collect();
+    let missing: Vec<&String> =
+        codes.iter().filter(|code| !told.iter().any(|cell| cell.contains(&format!("`{code}`")))).collect();
+    assert!(missing.is_empty(), "docs/configuration.md lacks {missing:?}");
+    let known = |word: &str| codes.iter().any(|code| code == word);
+    let stale: Vec<&str> =
+        told.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2)).filter(|word| !known(word)).collect();
+    assert!(stale.is_empty(), "docs/configuration.md tells of {stale:?}");
+}
+
 #[test]
 fn every_limit_is_in_the_reference() {
     check(REFERENCE, MARK, &render());
@@ -155,7 +193,7 @@ fn render() -> String {
                 continue;
             }
             let said = std::mem::take(&mut comment);
-            let is_limit = ["pub const ", "const MAX_"].iter().any(|start| line.starts_with(start));
+            let is_limit = ["pub const ", "const MAX_", "const MIN_"].iter().any(|start| line.starts_with(start));
             let Some((_, declared)) = line.split_once("const ").filter(|_| is_limit) else { continue };
             let mut whole = declared.to_owned();
             while !whole.contains(';') {

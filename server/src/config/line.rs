@@ -1,0 +1,198 @@
+//! The command line as a whole: what it asks for, or every word of it that is not understood, at once.
+//!
+//! First llama-server's way of saying things is changed into this server's ([`super::habits`]); what remains is the
+//! parser's. It ends at the first word that it does not know, so it is asked again without that word until it knows all that
+//! are left. Absent: values, which [`super::check`] looks at.
+
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
+
+use super::habits::{self, Translated};
+use super::{Cli, Command};
+
+/// The variable that names the model of `serve`.
+const MODEL_VARIABLE: &str = "GANTRY_MODEL";
+/// The most words of a command line that are looked at for what is wrong with them.
+const MAX_WRONG_WORDS: usize = 64;
+
+/// A command line that is understood.
+#[derive(Debug)]
+pub struct Line {
+    /// What it asks for.
+    pub command: Command,
+    /// The settings that the environment made, by flag and variable.
+    pub from_environment: Vec<(String, String)>,
+}
+
+/// Reads the command line of this process, over its environment.
+///
+/// # Errors
+/// It asks for help, or for what this server does not have; the error says all of it, and what to do instead.
+pub fn read() -> Result<Line, clap::Error> {
+    let names_model = std::env::var_os(MODEL_VARIABLE).is_some_and(|value| !value.is_empty());
+    read_words(std::env::args_os(), names_model)
+}
+
+/// As [`read`], of these words. `names_model`: whether the environment names a model.
+pub(super) fn read_words(words: impl IntoIterator<Item = OsString>, names_model: bool) -> Result<Line, clap::Error> {
+    let matches = parse(habits::translate(words, names_model))?;
+    let mut command = Cli::from_arg_matches(&matches)?.command;
+    let Some((name, given)) = matches.subcommand() else { return Ok(Line { command, from_environment: Vec::new() }) };
+    // A file on the command line goes before one in the environment, by whichever of the two names.
+    if let Command::Serve(args) = &mut command
+        && args.file.is_some()
+        && is_from_environment(given, "model")
+    {
+        args.model = None;
+    }
+    let flag = |argument: Arg| {
+        let (id, flag) = (argument.get_id().as_str(), argument.get_long()?);
+        let variable = argument.get_env().filter(|_| is_from_environment(given, id))?;
+        Some((flag.to_owned(), variable.to_string_lossy().into_owned()))
+    };
+    let from_environment = arguments(name).into_iter().filter_map(flag).collect();
+    Ok(Line { command, from_environment })
+}
+
+fn is_from_environment(given: &ArgMatches, id: &str) -> bool {
+    given.value_source(id) == Some(ValueSource::EnvVariable)
+}
+
+/// The arguments of a command.
+fn arguments(command: &str) -> Vec<Arg> {
+    let all = Cli::command();
+    all.find_subcommand(command).map(|command| command.get_arguments().cloned().collect()).unwrap_or_default()
+}
+
+/// The parser, whose help of `serve` names llama-server's short forms, too.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommand("serve", |serve| {
+        serve.mut_args(|argument| {
+            let forms = argument.get_long().map(habits::short_forms).unwrap_or_default();
+            if forms.is_empty() {
+                return argument;
+            }
+            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            argument.help(format!("{help} [also: {}]", forms.join(", ")))
+        })
+    })
+}
+
+fn parse(Translated { mut words, mut wrong }: Translated) -> Result<ArgMatches, clap::Error> {
+    let parser = command();
+    for _ in 0..MAX_WRONG_WORDS {
+        match parser.clone().try_get_matches_from(&words) {
+            Ok(matches) if wrong.is_empty() => return Ok(matches),
+            Ok(_) => break,
+            Err(error) if error.kind() == ErrorKind::UnknownArgument => match not_known(&error, &words) {
+                Some((at, count, what)) => {
+                    wrong.push(what);
+                    words.drain(at..at + count);
+                }
+                None if wrong.is_empty() => return Err(error),
+                None => break,
+            },
+            Err(error) if wrong.is_empty() || error.kind() == ErrorKind::DisplayHelp => {
+                return Err(in_words(error, &words));
+            }
+            Err(_) => break,
+        }
+    }
+    let message = match &wrong[..] {
+        [one] => one.clone(),
+        several => {
+            format!("{} words of the command line are not understood:\n  {}", several.len(), several.join("\n  "))
+        }
+    };
+    Err(command().error(ErrorKind::UnknownArgument, message))
+}
+
+/// Where the word stands that the parser does not know, how many words go with it, and what to do instead.
+fn not_known(error: &clap::Error, words: &[OsString]) -> Option<(usize, usize, String)> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let unknown = text(ContextKind::InvalidArg)?;
+    let is_it = |word: &OsString| word.to_str().is_some_and(|word| is_word_of(word, unknown));
+    let at = words.iter().skip(2).position(is_it)? + 2;
+    let word = words.get(at)?.to_string_lossy();
+    let name = word.split_once('=').map_or(&*word, |(name, _)| name);
+    if !name.starts_with('-') {
+        return Some((at, 1, format!("'{name}': nothing more is expected after what stands before it")));
+    }
+    let has_value = |argument: &Arg| argument.get_action().takes_values();
+    let next_is_value = word == name && words.get(at + 1).is_some_and(|next| habits::can_only_be_a_value(next));
+    let command = words.get(1)?.to_str()?;
+    if let Some(argument) = arguments("serve").into_iter().find(|argument| is_named(argument, name)) {
+        let count = if has_value(&argument) && word == name { 2 } else { 1 };
+        let what = format!("'{name}' is for `serve`; leave it out for `{command}`");
+        return Some((at, count.min(words.len() - at), what));
+    }
+    let count = if next_is_value { 2 } else { 1 };
+    let what = match text(ContextKind::SuggestedArg) {
+        Some(similar) => format!("'{name}' is not a flag of this server: did you mean '{similar}'?"),
+        None => {
+            format!("'{name}' is not a flag of this server: `gantry-server {command} --help` lists those there are")
+        }
+    };
+    Some((at, count, what))
+}
+
+/// Whether the parser means this word by a name, which is a flag without its value, or the first letter of several.
+fn is_word_of(word: &str, name: &str) -> bool {
+    let short = name.len() == 2 && name.starts_with('-') && name != "--";
+    word == name
+        || word.strip_prefix(name).is_some_and(|rest| rest.starts_with('='))
+        || (short && !word.starts_with("--") && word.starts_with(name))
+}
+
+fn is_named(argument: &Arg, name: &str) -> bool {
+    let long = name.strip_prefix("--");
+    let short =
+        name.strip_prefix('-').filter(|short| short.chars().count() == 1).and_then(|short| short.chars().next());
+    (long.is_some() && argument.get_long() == long)
+        || (short.is_some() && argument.get_short() == short)
+        || argument.get_visible_aliases().unwrap_or_default().iter().any(|alias| Some(*alias) == long)
+}
+
+/// What the parser says where it does not know the environment, or files without a flag.
+fn in_words(error: clap::Error, words: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(wrong)) = error.get(match error.kind() {
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        _ => ContextKind::InvalidArg,
+    }) else {
+        return error;
+    };
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        let meant = match error.get(ContextKind::SuggestedSubcommand) {
+            Some(ContextValue::Strings(similar)) => similar.first().map(|name| format!(" Did you mean '{name}'?")),
+            _ => None,
+        };
+        let names = "serve, pod, validate and devices";
+        let message = format!(
+            "'{wrong}' is no command, and there is no such file to serve; the commands are {names}.{}",
+            meant.unwrap_or_default()
+        );
+        return command().error(ErrorKind::InvalidSubcommand, message);
+    }
+    // Of a flag that is not on the command line the value came from the environment.
+    let name = wrong.split_whitespace().next().unwrap_or_default();
+    let on_the_line = words.iter().filter_map(|word| word.to_str()).any(|word| is_word_of(word, name));
+    let command_name = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    let variable = arguments(command_name)
+        .into_iter()
+        .find(|argument| is_named(argument, name))
+        .and_then(|argument| argument.get_env().map(|variable| variable.to_string_lossy().into_owned()));
+    match (variable, error.get(ContextKind::InvalidValue)) {
+        (Some(variable), Some(ContextValue::String(value))) if !on_the_line => {
+            let message =
+                format!("{variable}, which stands for {name}, may not be {value:?}: true or false is expected");
+            command().error(error.kind(), message)
+        }
+        _ => error,
+    }
+}
