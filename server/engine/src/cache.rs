@@ -47,7 +47,7 @@ use crate::params::PrefixCacheConfig;
 
 pub(crate) use self::disk::DiskStats;
 pub(crate) use self::key::{BlockHash, Fingerprint, FingerprintParts, chain};
-pub(crate) use self::limits::BLOCK_TOKENS;
+pub(crate) use self::limits::{BLOCK_TOKENS, EVICTED_BYTES_PER_LOOK};
 pub(crate) use self::reader::{DiskReader, Fetched};
 pub(crate) use self::tree::{Payload, node_bytes};
 
@@ -343,6 +343,11 @@ impl PrefixCache {
         self.begin(now);
         self.evict(bytes, None, now);
         self.tree.bytes()
+    }
+
+    /// Bytes that could be evicted now.
+    pub(crate) fn evictable_bytes(&self) -> u64 {
+        self.tree.bytes() - self.tree.pinned_bytes()
     }
 
     /// Writes all that is in memory to disk, the most recently used first where the disk's limit is the smaller, and

@@ -17,7 +17,7 @@ use crate::memory::{MemoryGauge, MemoryUse, own_bytes};
 use crate::params::PrefixCacheConfig;
 
 /// How often memory is looked at.
-const PERIOD: Duration = Duration::from_millis(500);
+pub(crate) const PERIOD: Duration = Duration::from_millis(500);
 /// The prefix cache takes at most this part of the memory that there is,
 const PREFIX_CACHE_SHARE: u64 = 8;
 /// and this part of what is free when the model is loaded.
@@ -29,6 +29,7 @@ const IGNORED_GROWTH_BYTES: u64 = 32 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     level: AtomicU8,
+    looks: AtomicU64,
     used_bytes: AtomicU64,
     limit_bytes: AtomicU64,
 }
@@ -42,6 +43,16 @@ impl Pressure {
         let at = DegradationLevel::ALL.iter().position(|l| *l == level).unwrap_or_default();
         // Five levels.
         self.level.store(u8::try_from(at).unwrap_or(u8::MAX), Relaxed);
+    }
+
+    /// How often memory was looked at.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Relaxed)
+    }
+
+    /// It was looked at once more.
+    pub(crate) fn looked(&self) {
+        self.looks.fetch_add(1, Relaxed);
     }
 
     /// The part of the counters that tells of it.
@@ -146,6 +157,7 @@ impl Monitor {
                 }
                 Err(_) => {}
             }
+            pressure_seen.looked();
             // Woken at its end.
             std::thread::park_timeout(PERIOD);
         }

@@ -162,6 +162,11 @@ impl<T> Queue<T> {
         removed
     }
 
+    /// What all of them have, in no order of service.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.levels.iter_mut().flat_map(BTreeMap::values_mut).map(|waiting| &mut waiting.value)
+    }
+
     /// Takes out everything, in the order of service.
     pub(crate) fn drain(&mut self, now: Instant) -> Vec<Waiting<T>> {
         std::iter::from_fn(|| self.pop(now)).collect()

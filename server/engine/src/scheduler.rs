@@ -54,6 +54,7 @@ use copies::Copies;
 use fill::{Fillers, WorthFilling};
 use measure::Measuring;
 use pause::Paused;
+use pressure::Relief;
 pub(crate) use probe::PROBE_FRESH;
 #[cfg(test)]
 pub(crate) use stage::LEAST_STAGED_TOKENS;
@@ -154,6 +155,7 @@ pub(crate) struct Scheduler<B> {
     worth_filling: WorthFilling,
     measuring: Measuring,
     copies: Copies,
+    relief: Relief,
     consecutive_failures: u32,
     /// Those of a batch that failed, each of which is decoded by itself.
     suspects: VecDeque<Suspect>,
@@ -203,6 +205,7 @@ impl<B: Backend> Scheduler<B> {
             worth_filling: WorthFilling::default(),
             measuring: Measuring::default(),
             copies: Copies::new(&limits),
+            relief: Relief::default(),
             consecutive_failures: 0,
             suspects: VecDeque::new(),
             guesses_first: 0,
@@ -268,6 +271,8 @@ impl<B: Backend> Scheduler<B> {
         self.copies.begin();
         if started.saturating_duration_since(self.maintained) >= MAINTENANCE_PERIOD {
             self.maintain(started);
+        } else {
+            self.relieve(started);
         }
         self.end_what_is_over(started);
         self.pause_and_resume(started);

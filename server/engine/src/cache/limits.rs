@@ -10,6 +10,9 @@ pub const BLOCK_TOKENS: usize = 16;
 pub const NODE_OVERHEAD_BYTES: u64 = 512;
 /// The longest KV rows of one block, in bytes: a block of the largest models known takes a sixteenth of that.
 pub const MAX_PAYLOAD_BYTES: usize = 128 << 20;
+/// Bytes that leave main memory between two looks at how much of it there is, where that is short; in a step, where it is all
+/// but gone. The system takes them back while who computes waits: 160 ms for each GiB on two cores of a virtual machine.
+pub const EVICTED_BYTES_PER_LOOK: u64 = 256 << 20;
 /// The most bytes that are read from disk for one prompt before it reaches the engine's thread: some 45 ms of computing
 /// with SHA instructions, beside the disk's own time. What lies beyond is a miss this time.
 pub const DISK_READ_BYTES_PER_PROMPT: u64 = 32 << 20;

@@ -13,7 +13,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::admission::Waiter;
-use super::pressure::Saved;
 use super::{MAINTENANCE_PERIOD, Scheduler};
 use crate::backend::Backend;
 use crate::queue::Waiting;
@@ -33,7 +32,7 @@ impl<B: Backend> Scheduler<B> {
     /// How long a thread may sleep that has no work.
     pub(crate) fn may_sleep_for(&self, now: Instant) -> Duration {
         let due = self.paused.next_deadline().map(|due| due.saturating_duration_since(now));
-        due.map_or(MAINTENANCE_PERIOD, |due| due.min(MAINTENANCE_PERIOD))
+        [due, self.relieves_in()].into_iter().flatten().fold(MAINTENANCE_PERIOD, Duration::min)
     }
 
     /// Takes their slots from those that are to pause, and lets those wait for one that are to go on.
@@ -60,13 +59,17 @@ impl<B: Backend> Scheduler<B> {
         self.paused.push(waiting.map(|waiter| Paused { waiter, at: now }));
     }
 
-    /// Drops what was saved of those that are paused: it is computed again.
-    pub(super) fn drop_paused_states(&mut self, now: Instant) {
-        for waiting in self.paused.drain(now) {
-            self.paused.push(waiting.map(|Paused { waiter, at }| match waiter {
-                Waiter::Preempted(sequence, _) => Paused { waiter: Waiter::Preempted(sequence, Saved::default()), at },
-                waiter @ Waiter::New(_) => Paused { waiter, at },
-            }));
+    /// Drops what was saved of those that are paused, which is computed again, until these bytes are free. How many are.
+    pub(super) fn drop_paused_states(&mut self, bytes: u64) -> u64 {
+        let mut dropped = 0;
+        for paused in self.paused.values_mut() {
+            if dropped >= bytes {
+                break;
+            }
+            if let Waiter::Preempted(_, saved) = &mut paused.waiter {
+                dropped += std::mem::take(saved).bytes();
+            }
         }
+        dropped
     }
 }

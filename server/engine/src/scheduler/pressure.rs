@@ -3,12 +3,14 @@
 //! room. Nobody fails.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Scheduler;
 use crate::backend::{BLOCK_TOKENS, Backend};
-use crate::cache::chain;
+use crate::cache::{EVICTED_BYTES_PER_LOOK, chain};
 use crate::kv::chunks_of;
+use crate::ladder::DegradationLevel;
+use crate::monitor::PERIOD;
 use crate::params::Priority;
 use crate::sequence::Sequence;
 
@@ -20,6 +22,20 @@ const FLUSH_SAVING_DIVISOR: u32 = 2;
 pub(super) struct Saved {
     chunks: Vec<Vec<u8>>,
     tokens: u32,
+}
+
+/// How main memory is given back where it is short.
+pub(super) struct Relief {
+    /// The look at it after which that was done last.
+    seen: Option<u64>,
+    /// What is given back at a time.
+    pub(super) most_bytes: u64,
+}
+
+impl Default for Relief {
+    fn default() -> Self {
+        Self { seen: None, most_bytes: EVICTED_BYTES_PER_LOOK }
+    }
 }
 
 impl Saved {
@@ -182,18 +198,37 @@ impl<B: Backend> Scheduler<B> {
         self.maintained = now;
         if let Some(cache) = &mut self.cache {
             cache.expire(now);
-            if self.stats.level().evicts_cache() {
-                cache.evict_to(0, now);
-            }
         }
-        if self.stats.level().evicts_cache() {
-            self.drop_paused_states(now);
-        }
+        self.relieve(now);
         for sequence in self.kv.expired(now, self.ttl) {
             self.kv.clear(sequence);
         }
         self.stats.preempted_bytes.store(self.saved_bytes(now), Relaxed);
         self.publish();
+    }
+
+    /// Gives main memory back where it is short, so much for each look at it, and in each step where it is all but gone: who
+    /// computes waits until the system has it. What was saved of those that are paused goes before prefixes.
+    pub(super) fn relieve(&mut self, now: Instant) {
+        let (level, look) = (self.stats.level(), self.stats.pressure.looks());
+        let is_due = level > DegradationLevel::EvictCache || self.relief.seen != Some(look);
+        if !level.evicts_cache() || !is_due {
+            return;
+        }
+        self.relief.seen = Some(look);
+        let dropped = self.drop_paused_states(self.relief.most_bytes);
+        if let Some(cache) = &mut self.cache {
+            let more = self.relief.most_bytes.saturating_sub(dropped);
+            cache.evict_to(cache.stats().bytes.saturating_sub(more), now);
+        }
+    }
+
+    /// When there will be more to give back, if there is any.
+    pub(super) fn relieves_in(&self) -> Option<Duration> {
+        let level = self.stats.level();
+        let has_any = self.cache.as_ref().is_some_and(|cache| cache.evictable_bytes() > 0);
+        let period = if level > DegradationLevel::EvictCache { Duration::ZERO } else { PERIOD };
+        (level.evicts_cache() && has_any).then_some(period)
     }
 
     /// At the end: what is left over goes to disk, as far as there is time, and what was used last before the rest.

@@ -36,6 +36,11 @@ impl<B: Backend> Scheduler<B> {
         self.copies.limit(bytes);
     }
 
+    /// Has so many bytes of main memory be given back at a time.
+    pub(crate) fn relieves_at_most(&mut self, bytes: u64) {
+        self.relief.most_bytes = bytes;
+    }
+
     /// How long admissions beside streams may take.
     pub(crate) fn admits_for(&mut self, most: Duration) {
         self.most_admitting = most;

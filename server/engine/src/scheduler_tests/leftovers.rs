@@ -119,6 +119,7 @@ fn while_memory_is_short_leftovers_are_kept_for_a_disk_alone() {
         h.leave(100, &[1, 2]);
         assert_eq!(h.fetched(), fetched);
         let now = Instant::now();
+        h.stats.pressure.looked();
         h.scheduler.maintain(now);
         assert_eq!(h.stats.snapshot().prefix_cache_bytes, 0);
         h.scheduler.flush(now, now + LONG);

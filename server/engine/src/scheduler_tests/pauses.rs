@@ -279,19 +279,27 @@ fn an_idle_engine_does_not_wait_for_what_is_paused() {
 
 #[test]
 fn where_memory_is_short_what_was_saved_of_paused_ones_goes_first() {
-    let mut h = Harness::of(&Setup::unified(1, 2, POSITIONS, 16));
-    let request = h.submit(vec![3; 12], GenerationParams { ignore_eos: true, ..greedy(10) }).unwrap();
+    let mut h = Harness::of(&Setup::unified(2, 2, POSITIONS, 32));
+    let params = GenerationParams { ignore_eos: true, ..greedy(10) };
+    let requests = [3, 4].map(|token| h.submit(vec![token; 12], params.clone()).unwrap());
     step(&mut h);
-    pause(&request);
+    requests.iter().for_each(pause);
     step(&mut h);
-    assert_eq!((h.scheduler.bytes_in_use().0, h.stats.snapshot().kv_used_cells), (12 * TOKEN_BYTES, 0));
+    let saved = 12 * TOKEN_BYTES;
+    assert_eq!((h.scheduler.bytes_in_use().0, h.stats.snapshot().kv_used_cells), (2 * saved, 0));
     h.stats.pressure.set_level(DegradationLevel::EvictCache);
-    h.scheduler.maintain(Instant::now());
-    assert_eq!(h.scheduler.bytes_in_use().0, 0);
-    resume(&request);
+    // One for each look.
+    h.scheduler.relieves_at_most(1);
+    for left in [saved, 0] {
+        h.scheduler.maintain(Instant::now());
+        h.scheduler.maintain(Instant::now());
+        assert_eq!(h.scheduler.bytes_in_use().0, left);
+        h.stats.pressure.looked();
+    }
+    requests.iter().for_each(resume);
     step(&mut h);
     h.run();
-    request.check(POSITIONS);
+    requests.iter().for_each(|request| request.check(POSITIONS));
     h.assert_empty();
 }
 
