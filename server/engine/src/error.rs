@@ -205,6 +205,7 @@ impl From<ChatError> for RequestError {
     fn from(error: ChatError) -> Self {
         let code = match error {
             ChatError::Messages(_) => "invalid_messages",
+            ChatError::Forged { .. } => "special_token_in_text",
             ChatError::TemplateProcess(_) => return Self::Internal(error.to_string()),
             ChatError::Template(_) | ChatError::TemplateRefused(_) | ChatError::TemplateLimit { .. } => {
                 "chat_template_failed"

@@ -60,12 +60,7 @@ impl Renderer {
     /// The prompt of a chat of this model with the assistant's turn opened: what messages say is text of it, wherever it is
     /// rendered.
     pub(crate) fn prompt(&self, model: &Model, messages: &str, tools: Option<&str>) -> Result<ChatPrompt, ChatError> {
-        let marked = model.mark_chat(messages)?;
-        let mut chat = self.render(marked.as_ref().map_or(messages, |marked| marked.messages_json.as_str()), tools)?;
-        if let Some(marked) = &marked {
-            marked.unmark(&mut chat);
-        }
-        Ok(chat)
+        model.chat_prompt(messages, |messages| self.render(messages, tools))
     }
 
     fn render(&self, messages: &str, tools: Option<&str>) -> Result<ChatPrompt, ChatError> {
@@ -105,6 +100,9 @@ impl Renderer {
             }
             report.slowest = report.slowest.max(begun.elapsed());
             report.renders.push(sample.kind.to_owned());
+        }
+        if let Some(model) = model {
+            model.check_text_stays_text(|messages| self.render(messages, None))?;
         }
         Ok(report)
     }

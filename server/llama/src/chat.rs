@@ -88,7 +88,7 @@ pub struct ChatPrompt {
     /// The text to tokenise, special tokens parsed but for those that one of `text_at` lies within.
     pub prompt: String,
     /// Places in the prompt where text of messages would be read as special tokens, in bytes and ascending; see
-    /// [`Model::mark_chat`].
+    /// [`Model::chat_prompt`].
     #[serde(skip)]
     pub text_at: Vec<usize>,
     /// Strings that end an answer in this template's format, besides the model's own end tokens.

@@ -315,6 +315,15 @@ pub enum ChatError {
     /// The template says itself that it does not take these messages.
     #[error("the model's chat template refuses the messages: {0}")]
     TemplateRefused(String),
+    /// The template takes texts apart or puts them together, and of these it makes special tokens.
+    #[error(
+        "the model's chat template would make the special token {token:?} of what the messages say, which takes it apart or \
+         puts it together; leave out the signs of that token (such as < | > [ ]) where they are no part of the text"
+    )]
+    Forged {
+        /// The first one.
+        token: String,
+    },
     /// The template took too much.
     #[error("the model's chat template failed: {limit}{}{}", if at.is_some() { ", " } else { "" }, at.as_deref().unwrap_or_default())]
     TemplateLimit {

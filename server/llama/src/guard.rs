@@ -6,8 +6,7 @@
 //!
 //! An input may also become a reserved token together with what stands beside it, `<|im_` before `end|>`, so that an
 //! input that could begin, end or be within one gets a mark at that end. Roles and types of the API are left alone: templates
-//! compare them, and build tokens of them. What an assistant is said to have said may
-//! hold user-defined tokens such as `</think>`, which templates look for and which its own answers have.
+//! compare them, and build tokens of them. What an assistant is said to have said may hold user-defined tokens such as `</think>`, which templates look for and which its own answers have.
 
 use std::collections::HashSet;
 
@@ -16,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::chat::ChatPrompt;
 use crate::error::ChatError;
 use crate::model::Model;
+use crate::neutral::{neutral, not_in};
 use crate::specials::Specials;
 
 /// Names of fields whose words templates compare and build tokens of, and those words: nobody forges anything with them, even
@@ -37,36 +37,46 @@ const FIELDS: [&str; 11] = [
     "arguments",
 ];
 /// A mark that nothing escapes and no letter's case changes.
-const MARK: char = '\u{7f}';
+pub(crate) const MARK: char = '\u{7f}';
 /// Where that is in a text: characters of private use.
 const OTHER_MARKS: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
 
-/// A chat whose texts are marked, to be rendered by its model's template wherever that is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MarkedChat {
-    /// The messages, for the template.
-    pub messages_json: String,
-    mark: char,
-}
-
-impl MarkedChat {
-    /// Takes the marks out of what the template made of the messages, and notes where they were.
-    pub fn unmark(&self, chat: &mut ChatPrompt) {
-        (chat.prompt, chat.text_at) = unmark(&chat.prompt, self.mark);
-    }
-}
-
 impl Model {
-    /// Marks where messages write reserved tokens of this vocabulary; `None`: nowhere, and the chat is rendered as it is.
+    /// The prompt of a chat: `render` is the model's template, wherever it is rendered. What messages say is text of the prompt
+    /// ([`ChatPrompt::text_at`]), whatever tokens it spells.
     ///
     /// # Errors
-    /// When the messages are no JSON, or leave no character for a mark.
-    pub fn mark_chat(&self, messages_json: &str) -> Result<Option<MarkedChat>, ChatError> {
+    /// What `render` says; that the messages are no JSON, or leave no character for a mark; or that the template makes
+    /// special tokens of what they say ([`ChatError::Forged`]).
+    pub fn chat_prompt(
+        &self,
+        messages_json: &str,
+        mut render: impl FnMut(&str) -> Result<ChatPrompt, ChatError>,
+    ) -> Result<ChatPrompt, ChatError> {
         let messages =
             serde_json::from_str(messages_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
-        let marked = mark(&messages, self.specials()).map_err(ChatError::Messages)?;
-        Ok(marked.map(|(messages, mark)| MarkedChat { messages_json: messages.to_string(), mark }))
+        let specials = self.specials();
+        let marked = mark(&messages, specials).map_err(ChatError::Messages)?;
+        let chat = match &marked {
+            None => render(messages_json)?,
+            Some((messages, mark)) => unmarked(render(&messages.to_string())?, *mark),
+        };
+        let (messages, mark) = marked.unwrap_or((messages, MARK));
+        if let Some(neutral) = neutral(&messages, specials) {
+            let neutral = unmarked(render(&neutral.to_string())?, mark);
+            let taken = |chat: &ChatPrompt| self.specials_taken(&chat.prompt, &chat.text_at);
+            if let Some(forged) = not_in(&taken(&chat), &taken(&neutral)) {
+                let token = self.reserved_text(forged).unwrap_or_default().to_owned();
+                return Err(ChatError::Forged { token });
+            }
+        }
+        Ok(chat)
     }
+}
+
+fn unmarked(mut chat: ChatPrompt, mark: char) -> ChatPrompt {
+    (chat.prompt, chat.text_at) = unmark(&chat.prompt, mark);
+    chat
 }
 
 /// Marks all messages of a chat; `None`: none needs it.
@@ -79,8 +89,8 @@ fn mark(messages: &Value, specials: &Specials) -> Result<Option<(Value, char)>, 
     let mut marked = messages.clone();
     let mut any = false;
     for message in marked.as_array_mut().into_iter().flatten() {
-        let said = message.get("role").and_then(Value::as_str) == Some("assistant");
-        any |= marker.value(message, Place { said, written: false });
+        let place = Place::in_message(message);
+        any |= marker.value(message, place);
     }
     Ok(any.then_some((marked, mark)))
 }
@@ -135,11 +145,37 @@ fn any_text(value: &Value, is: &impl Fn(&str) -> bool) -> bool {
 
 /// Where something stands in a chat.
 #[derive(Clone, Copy)]
-struct Place {
+pub(crate) struct Place {
     /// In an assistant's turn.
-    said: bool,
+    pub(crate) said: bool,
+    /// Where llama.cpp reads texts as JSON: arguments of calls, and what tools returned.
+    pub(crate) json: bool,
     /// In JSON that a message writes, so that no name or word of it is the API's.
-    written: bool,
+    pub(crate) written: bool,
+}
+
+impl Place {
+    /// In this message of a chat.
+    pub(crate) fn in_message(message: &Value) -> Self {
+        let role = message.get("role").and_then(Value::as_str);
+        Self { said: role == Some("assistant"), json: role == Some("tool"), written: false }
+    }
+
+    /// In this field of that.
+    pub(crate) fn in_field(self, name: &str) -> Self {
+        Self { json: self.json || name == "tool_calls", ..self }
+    }
+
+    /// Whether the value of a field is a word of the API.
+    pub(crate) fn is_word(self, field: &str, value: &Value) -> bool {
+        let is_one = |word: &str| WORDS.contains(&word);
+        !self.written && FIELDS_OF_WORDS.contains(&field) && value.as_str().is_some_and(is_one)
+    }
+
+    /// Whether a field is one of the API.
+    pub(crate) fn is_field(self, name: &str) -> bool {
+        !self.written && FIELDS.contains(&name)
+    }
 }
 
 struct Marker<'a> {
@@ -161,12 +197,10 @@ impl Marker<'_> {
     fn object(&self, fields: &mut Map<String, Value>, place: Place) -> bool {
         let mut any = false;
         for (mut name, mut value) in std::mem::take(fields) {
-            let is_word =
-                |word: &str| !place.written && FIELDS_OF_WORDS.contains(&name.as_str()) && WORDS.contains(&word);
-            if !value.as_str().is_some_and(is_word) {
+            if !place.is_word(&name, &value) {
                 any |= self.value(&mut value, place);
             }
-            if place.written || !FIELDS.contains(&name.as_str()) {
+            if !place.is_field(&name) {
                 let places = self.written(&name, place.said);
                 any |= self.put(&mut name, places);
             }
@@ -227,13 +261,13 @@ impl Marker<'_> {
 
     /// llama.cpp reads the arguments of calls, and some results, as JSON: tokens that are written there with escapes
     /// (`\u003c`) would appear only then. `None`: there are none.
-    fn within_json(&self, text: &str, Place { said, .. }: Place) -> Option<String> {
+    fn within_json(&self, text: &str, place: Place) -> Option<String> {
         if !text.contains('\\') || !text.trim_start().starts_with(['{', '[', '"']) {
             return None;
         }
         let mut value: Value = serde_json::from_str(text).ok()?;
-        any_text(&value, &|inner| !self.written(inner, said).is_empty()).then(|| {
-            self.value(&mut value, Place { said, written: true });
+        any_text(&value, &|inner| !self.written(inner, place.said).is_empty()).then(|| {
+            self.value(&mut value, Place { written: true, ..place });
             value.to_string()
         })
     }

@@ -28,6 +28,7 @@ mod layout;
 mod limits;
 mod logs;
 mod model;
+mod neutral;
 mod parts;
 mod pretokenizer;
 mod rerank;
@@ -55,7 +56,6 @@ pub use grammar::{
     Grammar, GrammarError, MAX_GRAMMAR_ELEMENTS, MAX_GRAMMAR_NESTING, MAX_GRAMMAR_RULES, MAX_GRAMMAR_TEXT_BYTES,
     MAX_REPETITIONS, MAX_RULE_NAME_BYTES, MAX_STACKS, MAX_STEPS, TokenTexts,
 };
-pub use guard::MarkedChat;
 pub use limits::{MAX_RUN_CHARS, MAX_RUN_WORK};
 pub use model::{Model, ModelParams, Token};
 pub use parts::SpecialTokens;

@@ -43,12 +43,8 @@ impl Model {
         match specials {
             SpecialTokens::All => self.tokenize(text, add_special, true),
             SpecialTokens::Unless(places) => {
-                let holds = |written: &Written| {
-                    let after = places.partition_point(|&place| place <= written.start);
-                    places.get(after).is_some_and(|&place| place < written.end)
-                };
-                if self.written(text).any(|written| holds(&written)) {
-                    self.tokenize_where(text, add_special, &|written| !holds(written))
+                if self.written(text).any(|written| holds(places, &written)) {
+                    self.tokenize_where(text, add_special, &|written| !holds(places, written))
                 } else {
                     self.tokenize(text, add_special, true)
                 }
@@ -66,6 +62,12 @@ impl Model {
                 self.tokenize_where(text, add_special, &|_| false)
             }
         }
+    }
+
+    /// The reserved tokens that a text is taken to write, in their order: see [`SpecialTokens::Unless`].
+    pub(crate) fn specials_taken(&self, text: &str, unless: &[usize]) -> Vec<Token> {
+        let parts = self.parts(text, &|written| !holds(unless, written));
+        parts.into_iter().filter_map(|part| if let Part::Special(token) = part { Some(token) } else { None }).collect()
     }
 
     /// Tokens of a text in which those reserved tokens are taken that `taken` says.
@@ -166,6 +168,12 @@ impl Model {
         };
         Ok((begin, end))
     }
+}
+
+/// Whether one of these places lies within a token.
+fn holds(places: &[usize], written: &Written) -> bool {
+    let after = places.partition_point(|&place| place <= written.start);
+    places.get(after).is_some_and(|&place| place < written.end)
 }
 
 /// Where a token reaches with the spaces that it swallows within what is free around it.

@@ -60,7 +60,18 @@ pub(crate) struct Specials {
     /// All of them, with a character between them that none has.
     joined: String,
     longest_bytes: usize,
+    /// Signs of which each has one, but for those that are letters alone; sorted.
+    signs: Vec<char>,
+    /// A character that none has, for those.
+    stand_in: char,
 }
+
+/// What nearly all reserved tokens are written with.
+const BRACKETS: [char; 5] = ['<', '>', '|', '[', ']'];
+/// What may stand for a sign: of its size, and in few templates' eyes.
+const STAND_INS: [char; 10] = ['^', '~', '`', '@', '$', '%', '&', '*', '+', '='];
+/// Where none of those is free.
+const OTHER_STAND_INS: std::ops::RangeInclusive<char> = '\u{e000}'..='\u{f8ff}';
 
 impl Specials {
     pub(crate) fn of(model: &Model) -> Self {
@@ -82,7 +93,37 @@ impl Specials {
         backwards.sort_unstable();
         let by_token = list.iter().enumerate().map(|(i, special)| (special.token, i)).collect();
         let longest_bytes = list.first().map_or(0, |special| special.text.len());
-        Self { list, by_token, finder, forwards, backwards, joined, longest_bytes }
+        let signs = signs(&list);
+        let is_free = |c: &char| !list.iter().any(|special| special.text.contains(*c));
+        let stand_in =
+            STAND_INS.into_iter().chain(OTHER_STAND_INS).find(is_free).unwrap_or(char::REPLACEMENT_CHARACTER);
+        Self { list, by_token, finder, forwards, backwards, joined, longest_bytes, signs, stand_in }
+    }
+
+    /// Whether this is one of the signs that reserved tokens are written with: all have one, but for those that are letters
+    /// alone.
+    pub(crate) fn is_sign(&self, c: char) -> bool {
+        self.signs.binary_search(&c).is_ok()
+    }
+
+    /// What stands for a sign where no token may be made of it.
+    pub(crate) fn stand_in(&self) -> char {
+        self.stand_in
+    }
+
+    /// A reserved token that a text without signs may become between these two: its beginning is written before, its end
+    /// after, or one of both.
+    pub(crate) fn completed_between(&self, before: &str, after: &str) -> Option<&Special> {
+        let may_become = |text: &str| {
+            let places = || text.char_indices().map(|(at, _)| at).chain(std::iter::once(text.len()));
+            let begins = places().filter(|&at| before.ends_with(&text[..at]));
+            begins.into_iter().any(|begin| {
+                places()
+                    .filter(|&end| end > begin && after.starts_with(&text[end..]))
+                    .any(|end| end - begin < text.len() && !text[begin..end].contains(|c| self.is_sign(c)))
+            })
+        };
+        self.list.iter().find(|special| may_become(&special.text))
     }
 
     pub(crate) fn get(&self, index: usize) -> &Special {
@@ -116,6 +157,19 @@ impl Specials {
     pub(crate) fn may_hold(&self, text: &str) -> bool {
         text.len() < self.longest_bytes && self.joined.contains(&text.to_ascii_lowercase())
     }
+}
+
+fn signs(list: &[Special]) -> Vec<char> {
+    let is_bracket = |c: &char| BRACKETS.contains(c) || !(c.is_ascii() || c.is_alphanumeric());
+    let is_sign = |c: &char| !c.is_alphanumeric() && !c.is_whitespace();
+    let of = |special: &Special| -> Vec<char> {
+        let brackets: Vec<char> = special.text.chars().filter(is_bracket).collect();
+        if brackets.is_empty() { special.text.chars().filter(is_sign).collect() } else { brackets }
+    };
+    let mut signs: Vec<char> = list.iter().flat_map(of).collect();
+    signs.sort_unstable();
+    signs.dedup();
+    signs
 }
 
 /// Whether a text of a sorted list begins with this and goes on.
@@ -181,7 +235,7 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use super::testing::specials;
+    use super::testing::{control, specials};
     use super::*;
 
     #[test]
@@ -190,6 +244,38 @@ mod tests {
         let found = specials.find("a<|IM_END|><|endoftext|>[INST");
         let found: Vec<(Token, usize)> = found.map(|w| (specials.get(w.special).token, w.start)).collect();
         assert_eq!(found, [(1, 1), (2, 11)]);
+    }
+
+    #[test]
+    fn each_has_a_sign_that_no_stand_in_is() {
+        let specials =
+            Specials::new(["<|im_end|>", "[INST]", "USER:", "user", "^~^", "<｜User｜>"].map(|t| control(1, t)).into());
+        assert_eq!(
+            specials.signs,
+            ['<', '>', '[', ']', '|', ':', '^', '~', '｜']
+                .into_iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .into_iter()
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(specials.stand_in(), '`');
+    }
+
+    #[test]
+    fn what_letters_alone_complete_is_known() {
+        let specials = specials();
+        for (before, after, found) in [
+            ("a <|", "|> b", Some("<|im_end|>")),
+            ("<|", "dof", None),
+            ("[", "]", Some("[INST]")),
+            ("<|im_start|>user\n", "<|im_end|>", None),
+            ("<", "", None),
+            ("<|im_", "|>", Some("<|im_end|>")),
+            ("", "", None),
+        ] {
+            let between = specials.completed_between(before, after).map(|special| special.text.as_str());
+            assert_eq!(between.is_some(), found.is_some(), "{before} {after}: {between:?}");
+        }
     }
 
     #[test]

@@ -40,6 +40,11 @@ impl Gguf {
 
     /// A vocabulary of merges: the 256 bytes as GPT-2 writes them, three special tokens, and a merge that no test asks for.
     pub fn merges(architecture: &str, tokenizer: &str, pre_tokenizer: &str) -> Self {
+        Self::merges_and(architecture, tokenizer, pre_tokenizer, &["<|bos|>", "<|eos|>", "<|turn|>"])
+    }
+
+    /// The same with these special tokens, of which those in brackets alone are user-defined.
+    pub fn merges_and(architecture: &str, tokenizer: &str, pre_tokenizer: &str, specials: &[&str]) -> Self {
         let mut gguf = Self::default();
         gguf.string("general.architecture", architecture);
         gguf.string("tokenizer.ggml.model", tokenizer);
@@ -48,9 +53,15 @@ impl Gguf {
         let shifted = (0..256).filter(|byte| !printed(byte)).zip(256..).map(|(_, character)| character);
         let bytes = (0..256).filter(printed).chain(shifted);
         let mut words: Vec<String> = bytes.map(|character| char::from_u32(character).unwrap().to_string()).collect();
-        words.extend(["<|bos|>", "<|eos|>", "<|turn|>"].map(String::from));
+        words.extend(specials.iter().map(|&special| String::from(special)));
         gguf.texts("tokenizer.ggml.tokens", &words);
-        let kind = |i: usize| if i < 256 { 1_i32 } else { 3 }.to_le_bytes();
+        let is_tag =
+            |word: &str| word.starts_with('<') && word[1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');
+        let kind = |i: usize| match i {
+            0..256 => 1_i32.to_le_bytes(),
+            _ if is_tag(&words[i]) => 4_i32.to_le_bytes(),
+            _ => 3_i32.to_le_bytes(),
+        };
         gguf.array("tokenizer.ggml.token_type", I32, (0..words.len()).map(kind));
         gguf.texts("tokenizer.ggml.merges", &[String::from("q x")]);
         gguf.number("tokenizer.ggml.bos_token_id", 256);
@@ -256,8 +267,17 @@ pub fn with_pre_tokenizer(name: &str) -> Gguf {
     sliding_window_of(Gguf::merges("gemma2", if name == "whitespace" { name } else { "gpt2" }, name))
 }
 
+/// A model with these special tokens.
+pub fn with_specials(specials: &[&str]) -> Gguf {
+    sliding_window_with(Gguf::merges_and("gemma2", "gpt2", "llama-bpe", specials), 256 + specials.len() as u64)
+}
+
 /// The same with the vocabulary that was begun with, of 259 tokens.
-pub fn sliding_window_of(mut gguf: Gguf) -> Gguf {
+pub fn sliding_window_of(gguf: Gguf) -> Gguf {
+    sliding_window_with(gguf, 259)
+}
+
+fn sliding_window_with(mut gguf: Gguf, tokens: u64) -> Gguf {
     let (n_embd, ffn) = (32, 64);
     for (key, value) in [
         ("context_length", 512),
@@ -271,7 +291,7 @@ pub fn sliding_window_of(mut gguf: Gguf) -> Gguf {
         gguf.number(&format!("gemma2.{key}"), value);
     }
     gguf.float("gemma2.attention.layer_norm_rms_epsilon", 1e-5);
-    gguf.tensor("token_embd.weight", &[n_embd, 259], -1.0, 1.0);
+    gguf.tensor("token_embd.weight", &[n_embd, tokens], -1.0, 1.0);
     gguf.tensor("output_norm.weight", &[n_embd], 0.9, 1.1);
     for layer in 0..2 {
         for name in ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"] {
