@@ -18,6 +18,7 @@ pub mod gates;
 mod journal;
 pub mod limits;
 pub mod metrics;
+pub mod output;
 pub mod processors;
 pub mod protocol;
 pub mod rollout;

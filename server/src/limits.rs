@@ -15,8 +15,17 @@ pub const MAX_EVENTS_PER_FRAME: usize = 1024;
 /// Events that may wait in a worker for the front to read them; past that the front is taken for dead and the worker
 /// ends.
 pub const MAX_WORKER_EVENT_BACKLOG: usize = 256 * 1024;
-/// Events of one request that may wait for its client; past that the client reads too slowly and is cut off.
-pub const MAX_CLIENT_EVENT_BACKLOG: usize = 8 * 1024;
+/// Memory that answers may hold together until their clients have taken it, beside what each may hold in any case.
+pub const OUTPUT_BUDGET_BYTES: usize = 32 * 1024 * 1024;
+/// The most that one streamed answer (each of `n` is one) may hold of that memory, and no more than what is left free of it.
+/// Past that it pauses and its sequence is another's, until the client has taken half.
+pub const OUTPUT_PER_ANSWER_BYTES: usize = 256 * 1024;
+/// What each streamed answer may hold in any case, so that one that is read goes on however many are not.
+pub const OUTPUT_FLOOR_BYTES: usize = 16 * 1024;
+/// What may come of an answer that was told to pause, since it was on its way from the worker; past that the answer ends.
+pub const OUTPUT_OVERRUN_BYTES: usize = 2 * 1024 * 1024;
+/// How long a client may take nothing of an answer that is paused for it before the answer ends.
+pub const SLOW_CLIENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The highest `--max-queue`.
 pub const MAX_QUEUE: usize = 16_384;
@@ -144,6 +153,8 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(120);
 /// How long a client may take none of what is sent to it, or be gone without a word, before its connection is closed.
 pub const CLIENT_STALL_LIMIT: Duration = Duration::from_secs(120);
+/// The kernel's buffer of what is on its way to a client, which takes twice as much.
+pub const SEND_BUFFER_BYTES: usize = 128 * 1024;
 /// How long a client may take to send a request's body.
 pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
 /// The time in which a body must bring [`BODY_MIN_BYTES_PER_SECOND`] on average, or come to its end, time and again: a

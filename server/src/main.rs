@@ -131,7 +131,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
-    let app = App::new(Arc::clone(&router), Some(loading));
+    let app = App::new(Arc::clone(&router), workers.output(), Some(loading));
     let stop = CancellationToken::new();
     let load = tokio::spawn({
         let (router, stop) = (Arc::clone(&router), stop.clone());
@@ -193,7 +193,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
     let ports = ports(&http).await?;
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir);
     let router = Router::new();
-    let app = App::new(Arc::clone(&router), None);
+    let app = App::new(Arc::clone(&router), workers.output(), None);
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
     let config =
         AgentConfig { service: args.service, namespace: args.namespace, pod: args.pod, cache_dir: args.cache_dir };

@@ -23,6 +23,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::output::Output;
 use crate::routing::Router;
 use crate::serve::Phase;
 use crate::telemetry;
@@ -172,9 +173,9 @@ fn whole_histogram() -> Histogram {
 }
 
 impl Metrics {
-    /// Metrics of a front that serves what `router` holds.
+    /// Metrics of a front that serves what `router` holds, and of which `output` waits for clients.
     #[must_use]
-    pub fn new(router: Arc<Router>) -> Arc<Self> {
+    pub fn new(router: Arc<Router>, output: Arc<Output>) -> Arc<Self> {
         let mut registry = Registry::with_prefix("gantry");
         let requests = Family::<RequestLabels, Counter>::default();
         let latency = || Family::new_with_constructor(latency_histogram as fn() -> Histogram);
@@ -229,7 +230,7 @@ impl Metrics {
             "Connections closed to make room: waiting, of which no whole head had come, idle, or receiving a body",
             shed.clone(),
         );
-        registry.register_collector(Box::new(RouterCollector { router }));
+        registry.register_collector(Box::new(RouterCollector { router, output }));
         Arc::new(Self {
             registry,
             requests,
@@ -340,6 +341,7 @@ impl Drop for ConnectionGuard {
 
 struct RouterCollector {
     router: Arc<Router>,
+    output: Arc<Output>,
 }
 
 impl fmt::Debug for RouterCollector {
@@ -356,6 +358,12 @@ impl Collector for RouterCollector {
         let lost = ConstCounter::new(telemetry::lost_lines());
         let help = "Lines of the log that were lost since nobody read it";
         lost.encode(encoder.encode_descriptor("log_lines_lost", help, None, lost.metric_type())?)?;
+        let held = ConstGauge::new(self.output.held_bytes() as f64);
+        let help = "Memory that answers hold until their clients have taken it";
+        held.encode(encoder.encode_descriptor("undelivered_bytes", help, None, held.metric_type())?)?;
+        let ended = ConstCounter::new(self.output.ended());
+        let help = "Answers that ended, since their clients took nothing of what waited for them";
+        ended.encode(encoder.encode_descriptor("answers_ended_unread", help, None, ended.metric_type())?)?;
         let routing = self.router.routing();
         let roles = [("active", &routing.active), ("previous", &routing.previous)];
         let resident = roles.into_iter().filter_map(|(role, version)| Some((role, version.as_ref()?)));
@@ -476,7 +484,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_told() {
-        let metrics = Metrics::new(Router::new());
+        let metrics = Metrics::new(Router::new(), Output::new());
         metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
         metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
         metrics.latencies("v1").first_token(Duration::from_millis(3));

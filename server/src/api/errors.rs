@@ -118,7 +118,7 @@ pub(super) fn of_generation(error: GenerationError, names: Names) -> ApiError {
         GenerationError::Retired => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
         }
-        GenerationError::SlowClient => {
+        GenerationError::SlowClient(_) => {
             ApiError::new(408, ErrorKind::InvalidRequestError, ErrorCode::SlowClient, message)
         }
     }
@@ -164,7 +164,7 @@ pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::version::QueueLimit;
+    use crate::version::{QueueLimit, Slowness};
 
     const NAMES: Names = Names { prompt: "messages", format: "response_format" };
 
@@ -218,7 +218,7 @@ mod tests {
             (of_submission(SubmitError::Unsupported("no")).error, 501, "unsupported_operation"),
             (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
             (taken(GenerationError::Retired), 503, "model_retired"),
-            (taken(GenerationError::SlowClient), 408, "slow_client"),
+            (taken(GenerationError::SlowClient(Slowness::Stalled)), 408, "slow_client"),
             (taken(RequestError::DeadlineExceeded { waited_ms: 11, limit_ms: 10 }.into()), 408, "request_timeout"),
             (
                 taken(RequestError::ContextLengthExceeded { prompt_tokens: 9, limit: 8 }.into()),

@@ -33,6 +33,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::config::STANDALONE_VERSION;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
+use crate::output::Output;
 use crate::routing::Router;
 use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
@@ -59,10 +60,10 @@ pub struct App {
 }
 
 impl App {
-    /// An application that serves what `router` holds.
+    /// An application that serves what `router` holds. `output`: of the workers of its versions.
     #[must_use]
-    pub fn new(router: Arc<Router>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
-        let metrics = Metrics::new(Arc::clone(&router));
+    pub fn new(router: Arc<Router>, output: Arc<Output>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
+        let metrics = Metrics::new(Arc::clone(&router), output);
         Arc::new(Self {
             router,
             metrics,

@@ -28,7 +28,7 @@ use tower::Service;
 
 use super::table::{Id, Phase, Room, Table};
 use crate::api::{App, Peer};
-use crate::limits::{CLIENT_STALL_LIMIT, DRAIN_QUIET_LIMIT, HEADER_READ_LIMIT, MAX_HEAD_BYTES};
+use crate::limits::{CLIENT_STALL_LIMIT, DRAIN_QUIET_LIMIT, HEADER_READ_LIMIT, MAX_HEAD_BYTES, SEND_BUFFER_BYTES};
 use crate::metrics::Metrics;
 
 /// All connections of one listener.
@@ -225,6 +225,8 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     socket.set_tcp_user_timeout(Some(CLIENT_STALL_LIMIT))?;
+    // It would grow to megabytes for each client that reads nothing.
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
     socket
         .set_tcp_keepalive(&TcpKeepalive::new().with_time(CLIENT_STALL_LIMIT / 2).with_interval(CLIENT_STALL_LIMIT / 4))
 }

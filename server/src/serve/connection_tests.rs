@@ -7,6 +7,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::api;
 use crate::limits::SHED_MIN_AGE;
+use crate::output::Output;
 use crate::routing::Router;
 
 /// Connections of one listener, each served by a task.
@@ -19,7 +20,7 @@ struct Served {
 
 impl Served {
     async fn new(limit: usize) -> Self {
-        let app = App::new(Router::new(), None);
+        let app = App::new(Router::new(), Output::new(), None);
         let connections = Connections::new(limit, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self { listener, connections, app, closing: CancellationToken::new() }

@@ -8,8 +8,9 @@ use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
 use gantry_engine::{FinishReason, GenerationEvent, PooledOutput, RequestError, Timings, Usage};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
+use super::channel::{EventReceiver, Slowness};
 use super::desk::Lanes;
 use super::supervisor::Command;
 use crate::protocol::RequestId;
@@ -33,9 +34,12 @@ pub enum GenerationError {
     /// The version was retired and its time to drain ran out.
     #[error("the model was taken out of service before the answer was finished")]
     Retired,
-    /// The client left more events unread than are kept for it.
-    #[error("the client reads too slowly: {} events were waiting for it", crate::limits::MAX_CLIENT_EVENT_BACKLOG)]
-    SlowClient,
+    /// The client takes less than waits for it.
+    #[error(
+        "the client reads too slowly: {0}; read the stream as it comes, or ask for less of it: fewer `top_logprobs`, a smaller \
+         `n` or `max_tokens`"
+    )]
+    SlowClient(Slowness),
 }
 
 /// What a request's supervisor sends.
@@ -45,7 +49,7 @@ pub(super) type Item = Result<GenerationEvent, GenerationError>;
 /// `Failed` never comes as an event; it is an error here. When its worker dies before the first `Delta`, the request is
 /// run again, and nothing of that is seen here. Dropping it cancels the request.
 pub struct Generation {
-    events: mpsc::Receiver<Item>,
+    events: EventReceiver,
     claim: Claim,
 }
 
@@ -58,13 +62,20 @@ struct Claim {
     ended: bool,
 }
 
+impl Claim {
+    /// Tells the supervisor that has the request.
+    fn tell(&self, command: impl FnOnce(RequestId) -> Command) {
+        if let Some(supervisor) = self.lanes.supervisors.get(self.worker.load(Ordering::SeqCst)) {
+            // Where nobody listens, the request has ended with its supervisor.
+            let _ = supervisor.send(command(self.id));
+        }
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
-        if !self.ended
-            && let Some(supervisor) = self.lanes.supervisors.get(self.worker.load(Ordering::SeqCst))
-        {
-            // Where nobody listens, the request has ended with its supervisor.
-            let _ = supervisor.send(Command::Cancel { id: self.id });
+        if !self.ended {
+            self.tell(|id| Command::Cancel { id });
         }
     }
 }
@@ -117,12 +128,7 @@ pub struct Completion {
 }
 
 impl Generation {
-    pub(super) fn new(
-        id: RequestId,
-        events: mpsc::Receiver<Item>,
-        lanes: Arc<Lanes>,
-        worker: Arc<AtomicUsize>,
-    ) -> Self {
+    pub(super) fn new(id: RequestId, events: EventReceiver, lanes: Arc<Lanes>, worker: Arc<AtomicUsize>) -> Self {
         Self { events, claim: Claim { id, lanes, worker, ended: false } }
     }
 
@@ -153,11 +159,12 @@ impl Stream for Generation {
         if self.claim.ended {
             return Poll::Ready(None);
         }
-        let polled = self.events.poll_recv(context);
-        if let Poll::Ready(item) = &polled {
-            self.claim.ended = !matches!(item, Some(Ok(event)) if !event.is_terminal());
+        let Poll::Ready((item, resumes)) = self.events.poll_recv(context) else { return Poll::Pending };
+        self.claim.ended = !matches!(&item, Some(Ok(event)) if !event.is_terminal());
+        if resumes && !self.claim.ended {
+            self.claim.tell(|id| Command::Resume { id });
         }
-        polled
+        Poll::Ready(item)
     }
 }
 

@@ -8,6 +8,7 @@
 //! [`room`]. Absent: which version answers ([`crate::routing`]).
 
 mod admission;
+mod channel;
 mod desk;
 mod dispatch;
 mod generation;
@@ -38,6 +39,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::{RESTART_QUEUE_LIMIT, RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS};
+use crate::output::Output;
 use crate::processors::Processors;
 use crate::vital;
 
@@ -51,6 +53,7 @@ use supervisor::{Command, Post};
 use suspects::{Digest, Standing};
 
 pub use admission::QueueLimit;
+pub use channel::Slowness;
 pub use dispatch::DispatchStrategy;
 pub(crate) use load::LoadClock;
 
@@ -159,6 +162,7 @@ pub struct Version {
     /// Cancelled when the waiting room has ended.
     room_ended: CancellationToken,
     trial: Option<Arc<Trial>>,
+    output: Arc<Output>,
     next_id: AtomicU64,
 }
 
@@ -207,7 +211,8 @@ impl Version {
         shared.loaded_at.get_or_init(SystemTime::now);
         let trial = workers.trial();
         trial.iter().for_each(|trial| trial.loaded());
-        Ok(Arc::new(Version { shared, lanes, room_ended, trial, next_id: AtomicU64::new(1) }))
+        let output = workers.output();
+        Ok(Arc::new(Version { shared, lanes, room_ended, trial, output, next_id: AtomicU64::new(1) }))
     }
 
     /// What was loaded.
@@ -345,7 +350,7 @@ impl Version {
 
     fn hand_over(&self, request: GenerateRequest, digest: Digest, place: Place) -> Generation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let (events, receiver) = mpsc::channel(crate::limits::MAX_CLIENT_EVENT_BACKLOG);
+        let (events, receiver) = channel::channel(&self.output);
         let demand = self.demand(&request);
         let mut request = Request::new(id, request, demand, events, place);
         request.digest = digest;

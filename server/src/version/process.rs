@@ -24,6 +24,7 @@ use super::threads::Threads;
 use super::trial::Trial;
 use crate::journal::Journal;
 use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_PIECE_BYTES, WORKER_LOG_TAIL_LINES};
+use crate::output::Output;
 use crate::processors::Processors;
 use crate::telemetry;
 
@@ -32,13 +33,15 @@ const HUGE_PAGES: &str = "glibc.malloc.hugetlb";
 /// Lines of the log that are quoted when a worker dies.
 const QUOTED_LINES: usize = 3;
 
-/// How workers are started. Those that are started with copies of one share its processors.
+/// How workers are started. Those that are started with copies of one share its processors, and the memory for what their
+/// clients have not taken.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
     program: PathBuf,
     backend_dir: Option<PathBuf>,
     quiet: bool,
     pub(super) threads: Arc<Threads>,
+    output: Arc<Output>,
     trial: Option<Arc<Trial>>,
 }
 
@@ -47,7 +50,7 @@ impl WorkerConfig {
     #[must_use]
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let threads = Threads::new(Processors::here().count());
-        Self { program: program.into(), backend_dir: None, quiet: false, threads, trial: None }
+        Self { program: program.into(), backend_dir: None, quiet: false, threads, output: Output::new(), trial: None }
     }
 
     /// With the backends of this directory; without, a worker looks beside its program.
@@ -60,6 +63,12 @@ impl WorkerConfig {
     #[must_use]
     pub fn on_trial(self, trial: Arc<Trial>) -> Self {
         Self { trial: Some(trial), ..self }
+    }
+
+    /// What clients have not taken of what they answer.
+    #[must_use]
+    pub fn output(&self) -> Arc<Output> {
+        Arc::clone(&self.output)
     }
 
     pub(super) fn trial(&self) -> Option<Arc<Trial>> {

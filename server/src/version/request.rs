@@ -11,12 +11,13 @@ use gantry_engine::{
     AGEING_STEP, GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Priority, Prompt,
     RequestError,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::admission::Place;
+use super::channel::{EventSender, Sent};
 use super::desk::Lease;
 use super::dispatch::Demand;
-use super::generation::{GenerationError, Item};
+use super::generation::GenerationError;
 use super::suspects::{AtDeath, Digest};
 use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, MEMORY_REFUSALS, TRIAL_LIMIT};
 use crate::protocol::{RequestId, ToWorker};
@@ -46,7 +47,7 @@ enum Asked {
     Text {
         request: GenerateRequest,
         /// `None` once nobody listens.
-        events: Option<mpsc::Sender<Item>>,
+        events: Option<EventSender>,
     },
     Pooled {
         request: PoolRequest,
@@ -86,6 +87,17 @@ impl Flow {
     pub(super) fn is_stop(self) -> bool {
         self == Self::Stop
     }
+}
+
+/// What is to become of a request of which an event was passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passed {
+    /// It goes on.
+    Goes,
+    /// Its sequence is to pause: more waits for its client than may.
+    Pauses,
+    /// It is to be cancelled: nobody listens any more.
+    Stops,
 }
 
 /// A suspect that is run again.
@@ -131,7 +143,7 @@ impl Request {
         id: RequestId,
         request: GenerateRequest,
         demand: Demand,
-        events: mpsc::Sender<Item>,
+        events: EventSender,
         place: Place,
     ) -> Box<Self> {
         Self::of(id, Asked::Text { request, events: Some(events) }, demand, place)
@@ -201,7 +213,10 @@ impl Request {
         let waited_ms = self.waited_ms(now);
         let left = |limit_ms: u64| limit_ms.saturating_sub(waited_ms).max(1);
         match &mut self.asked {
-            Asked::Text { request, .. } => {
+            Asked::Text { request, events } => {
+                if let Some(events) = events {
+                    events.restart();
+                }
                 let mut params = request.params.clone();
                 params.queue_timeout_ms = params.queue_timeout_ms.map(left);
                 ToWorker::Submit { id: self.id, prompt: Arc::clone(&request.prompt), params }
@@ -226,7 +241,7 @@ impl Request {
 
     pub(super) fn is_abandoned(&self) -> bool {
         match &self.asked {
-            Asked::Text { events, .. } => events.as_ref().is_none_or(mpsc::Sender::is_closed),
+            Asked::Text { events, .. } => events.as_ref().is_none_or(EventSender::is_closed),
             Asked::Pooled { reply, .. } => reply.as_ref().is_none_or(oneshot::Sender::is_closed),
         }
     }
@@ -325,9 +340,9 @@ impl Request {
     }
 
     fn tell_end(&mut self, error: GenerationError) {
-        // An error means that the client has gone; in a stream's channel the last place is kept free for this.
+        // An error means that the client has gone.
         match &mut self.asked {
-            Asked::Text { events, .. } => drop(events.take().map(|events| events.try_send(Err(error)))),
+            Asked::Text { events, .. } => drop(events.take().map(|events| events.send(Err(error)))),
             Asked::Pooled { reply, .. } => drop(reply.take().map(|reply| reply.send(Err(error)))),
         }
     }
@@ -358,8 +373,19 @@ impl Request {
         drop(reply.take().map(|reply| reply.send(answer)));
     }
 
-    /// Passes an event on. `Stop` means that the request should be cancelled.
-    pub(super) fn pass(&mut self, event: GenerationEvent, now: Instant) -> Flow {
+    /// Whether its sequence is not to go on now.
+    pub(super) fn is_paused(&self) -> bool {
+        matches!(&self.asked, Asked::Text { events: Some(events), .. } if events.is_paused())
+    }
+
+    /// Ends it where its client has let it be paused for too long. True: the worker is to give it up.
+    pub(super) fn ends_unread(&mut self, now: Instant) -> bool {
+        let Asked::Text { events: listening, .. } = &mut self.asked else { return false };
+        listening.take_if(|events| events.ends_unread(now)).is_some()
+    }
+
+    /// Passes an event on.
+    pub(super) fn pass(&mut self, event: GenerationEvent, now: Instant) -> Passed {
         let event = match event {
             GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
             // A worker knows nothing of the time before: waiting for one with room, and with one that died.
@@ -372,12 +398,12 @@ impl Request {
         if let GenerationEvent::Delta { tokens, .. } = &event {
             self.outputs += u64::from(*tokens);
         }
-        let Asked::Text { request, events: listening } = &mut self.asked else { return Flow::Go };
-        let Some(events) = listening else { return Flow::Go };
+        let Asked::Text { request, events: listening } = &mut self.asked else { return Passed::Goes };
+        let Some(events) = listening else { return Passed::Goes };
         let terminal = event.is_terminal();
         match event {
             // It was run again; the client knows.
-            GenerationEvent::Started { .. } if self.told_started => return Flow::Go,
+            GenerationEvent::Started { .. } if self.told_started => return Passed::Goes,
             GenerationEvent::Started { .. } => self.told_started = true,
             GenerationEvent::Delta { .. } if !self.told_text => {
                 self.told_text = true;
@@ -386,17 +412,18 @@ impl Request {
             }
             _ => {}
         }
-        let item = match event {
+        let sent = events.send(match event {
             GenerationEvent::Failed(error) => Err(GenerationError::Request(error)),
-            event if events.capacity() > 1 || terminal => Ok(event),
-            _ => Err(GenerationError::SlowClient),
-        };
-        let slow = matches!(item, Err(GenerationError::SlowClient));
-        let gone = events.try_send(item).is_err();
-        if slow || gone {
-            *listening = None;
+            event => Ok(event),
+        });
+        match sent {
+            Sent::Waits => Passed::Goes,
+            Sent::Pauses => Passed::Pauses,
+            Sent::Ended | Sent::Gone => {
+                *listening = None;
+                if terminal { Passed::Goes } else { Passed::Stops }
+            }
         }
-        if (slow || gone) && !terminal { Flow::Stop } else { Flow::Go }
     }
 }
 

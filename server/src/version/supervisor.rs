@@ -37,6 +37,8 @@ pub(super) enum Command {
     Submit(Box<Request>),
     /// Nobody waits for this request any more.
     Cancel { id: RequestId },
+    /// Its client has taken enough of what waited for it.
+    Resume { id: RequestId },
     /// Can a token be decoded now?
     Probe(ProbeReply),
     /// Finish what is there and stop.
@@ -322,7 +324,7 @@ impl Supervisor {
                     Some(Command::Submit(request)) => self.pass_on(request, Fate::Waits, reason),
                     // The caller of a probe may have stopped waiting.
                     Some(Command::Probe(reply)) => drop(reply.send(Err(format!("the model worker died: {reason}")))),
-                    Some(Command::Cancel { .. }) => {}
+                    Some(Command::Cancel { .. } | Command::Resume { .. }) => {}
                 },
             }
         }
@@ -350,7 +352,7 @@ impl Supervisor {
                 Command::Retire { done, .. } => self.retire(Duration::ZERO, done),
                 Command::Submit(request) => request.fail(GenerationError::Retired),
                 Command::Probe(reply) => drop(reply.send(Err(GenerationError::Retired.to_string()))),
-                Command::Cancel { .. } => {}
+                Command::Cancel { .. } | Command::Resume { .. } => {}
             }
         }
         self.shared.move_to(self.worker, WorkerHealth::Stopped);

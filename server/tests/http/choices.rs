@@ -113,12 +113,13 @@ async fn choices_that_do_not_all_fit_are_refused_together() {
         async || server.metric("gantry_requests_queued{").await + server.metric("gantry_requests_running{").await;
     let mut other = Events::open(server.post(TEXT, &endless(UNENDING))).await;
     other.next().await.unwrap();
+    let other = other.read_on();
     body["n"] = json!(3);
     let refused = server.post(TEXT, &body).send().await.unwrap();
     assert_eq!(refused.status(), 429);
     assert!(refused.headers().contains_key("retry-after"));
     await_condition("those that had fitted to be cancelled", async || inside().await < 1.5).await;
-    drop(other);
+    other.abort();
     await_condition("all to be free", async || inside().await < 0.5).await;
     assert_eq!(server.post(TEXT, &body).send().await.unwrap().status(), 200);
 }

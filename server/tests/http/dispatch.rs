@@ -408,6 +408,7 @@ async fn above_the_high_watermark_it_refuses_until_the_low_one() {
     let server = Server::start_unending(1, &["--high-watermark", "3", "--low-watermark", "1"]).await;
     let mut running = Events::open(server.post(TEXT, &endless(UNENDING))).await;
     running.next().await.unwrap();
+    let running = running.read_on();
     let queued = "gantry_requests_queued";
     let mut waiting = Vec::new();
     for depth in 1..=4 {
@@ -421,7 +422,7 @@ async fn above_the_high_watermark_it_refuses_until_the_low_one() {
         await_condition("it to leave", async || server.metric(queued).await < left - 0.5).await;
     }
     assert!(server.metric("gantry_accepting").await > 0.5);
-    drop(running);
+    running.abort();
     assert_eq!(server.post(TEXT, &endless(8)).send().await.unwrap().status(), 200);
     assert_eq!(waiting.pop().unwrap().await.unwrap().unwrap().status(), 200);
 }

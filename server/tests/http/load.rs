@@ -12,6 +12,7 @@ async fn one_more_than_may_wait_is_told_when_to_come_back() {
     let server = Server::start_unending(1, &["--max-queue", "2"]).await;
     let mut running = Events::open(server.post(TEXT, &endless(UNENDING))).await;
     running.next().await.unwrap();
+    let running = running.read_on();
     let waiting: Vec<_> = (0..2).map(|_| tokio::spawn(server.post(TEXT, &endless(8)).send())).collect();
     let queued = "gantry_requests_queued";
     await_condition("the queue to fill", async || server.metric(queued).await > 1.5).await;
@@ -26,7 +27,7 @@ async fn one_more_than_may_wait_is_told_when_to_come_back() {
 
     // The one that runs was not disturbed, and those that were let in are served after it.
     assert!(server.metric(RUNNING).await > 0.5);
-    drop(running);
+    running.abort();
     for response in waiting {
         assert_eq!(response.await.unwrap().unwrap().status(), 200);
     }
@@ -75,11 +76,12 @@ async fn one_that_waits_and_leaves_gives_its_place_back() {
     let server = Server::start_unending(1, &["--max-queue", "1"]).await;
     let mut running = Events::open(server.post(TEXT, &endless(UNENDING))).await;
     running.next().await.unwrap();
+    let running = running.read_on();
     let waiting = tokio::spawn(server.post(TEXT, &endless(8)).send());
     await_condition("it to wait", async || server.metric("gantry_requests_queued").await > 0.5).await;
     waiting.abort();
     await_condition("its place to be free", async || server.metric("gantry_requests_queued").await < 0.5).await;
     // The text goes on, so it was not its end that emptied the queue.
     assert!(server.metric(RUNNING).await > 0.5);
-    drop(running);
+    running.abort();
 }

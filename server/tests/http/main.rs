@@ -29,3 +29,4 @@ mod suspects;
 mod swap;
 mod template_file;
 mod templates;
+mod unread;

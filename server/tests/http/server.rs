@@ -289,7 +289,7 @@ impl Events {
         }
     }
 
-    /// Reads on and throws away what comes, so that the server does not cut this client off as a slow one.
+    /// Reads on and throws away what comes, so that the server does not pause the answer for this client.
     pub(crate) fn read_on(mut self) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move { while self.bytes.next().await.is_some_and(|bytes| bytes.is_ok()) {} })
     }

@@ -21,7 +21,7 @@ use crate::limits::{
     HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
 };
 use crate::protocol::{FromWorker, LoadFault, ProtocolError, RequestId, ToWorker};
-use crate::version::request::Request;
+use crate::version::request::{Passed, Request};
 use crate::version::suspects::Fate;
 use crate::version::{LoadError, WorkerHealth, label};
 
@@ -180,6 +180,7 @@ impl<'a> Session<'a> {
                     self.tell(ToWorker::Cancel { id });
                 }
             }
+            Command::Resume { id } => self.on_resume(id),
             Command::Probe(reply) => self.on_probe(reply, now),
             Command::Retire { drain_timeout, done } => self.supervisor.retire(drain_timeout, done),
         }
@@ -343,11 +344,16 @@ impl<'a> Session<'a> {
             GenerationEvent::Finished { reason: FinishReason::Cancelled, .. }
                 | GenerationEvent::Failed(RequestError::DeadlineExceeded { .. })
         );
-        let stops = request.pass(event, now).is_stop();
+        let passed = request.pass(event, now);
         let has_passed = request.passes_trial();
         // Whoever waited for a suspect may have left, and now it is known whether it was one.
-        if stops || has_passed && request.is_abandoned() {
+        if passed == Passed::Stops || has_passed && request.is_abandoned() {
             self.tell(ToWorker::Cancel { id });
+        } else if passed == Passed::Pauses {
+            if std::mem::take(&mut request.started) {
+                self.supervisor.figures().running.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.tell(ToWorker::Pause { id });
         }
         if has_passed {
             self.clear(id);
@@ -355,6 +361,15 @@ impl<'a> Session<'a> {
         if terminal {
             self.serve(id, tells, now);
         }
+    }
+
+    /// Has a paused sequence go on, unless it was told to pause once more since.
+    fn on_resume(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get_mut(&id).filter(|request| !request.is_paused()) else { return };
+        if !std::mem::replace(&mut request.started, true) {
+            self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
+        }
+        self.tell(ToWorker::Resume { id });
     }
 
     /// A request is nobody's suspect any more.
@@ -477,7 +492,8 @@ impl<'a> Session<'a> {
         }
         // The worker says so itself between two steps, and has the time of a tick for it.
         let (late, due) = (self.late, now.checked_sub(SUPERVISOR_TICK).unwrap_or(now));
-        let expired = self.requests.values_mut().filter_map(|request| request.expire(due, late).then_some(request.id));
+        let given_up = |request: &mut Request| request.expire(due, late) || request.ends_unread(now);
+        let expired = self.requests.values_mut().filter_map(|request| given_up(request).then_some(request.id));
         for id in expired.collect::<Vec<_>>() {
             self.tell(ToWorker::Cancel { id });
         }

@@ -11,8 +11,14 @@ use tokio::sync::watch;
 
 use super::session::{CONTROL_ID, Event};
 use super::*;
-use crate::limits::{CRASH_LIMIT, HEARTBEAT_LATE, HEARTBEAT_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT};
+use crate::limits::{
+    CRASH_LIMIT, HEARTBEAT_LATE, HEARTBEAT_LIMIT, OUTPUT_OVERRUN_BYTES, OUTPUT_PER_ANSWER_BYTES, PROBE_CACHE,
+    PROBE_LIMIT, SLOW_CLIENT_LIMIT, STEP_STALL_LIMIT,
+};
+use crate::output::Output;
 use crate::processors::Processors;
+use crate::version::Slowness;
+use crate::version::channel::channel;
 use crate::version::desk::Lanes;
 use crate::version::dispatch::Demand;
 use crate::version::generation::Item;
@@ -22,6 +28,8 @@ use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, RuntimeSe
 
 const PARALLEL: u32 = 2;
 const QUEUE: usize = 3;
+/// Past what may wait at once, and past what may still come after a few more.
+const FLOOD_BYTES: usize = OUTPUT_PER_ANSWER_BYTES + OUTPUT_OVERRUN_BYTES / 4;
 
 /// What may happen to a session; numbers pick among the requests there are, and past them.
 #[derive(Clone, Debug)]
@@ -31,6 +39,10 @@ enum Op {
     Leave(usize),
     Started(u64),
     Delta(u64),
+    /// Much more text than may wait.
+    Flood(u64),
+    /// The client takes an event.
+    Read(usize),
     Finished(u64),
     Failed(u64),
     Refused(u64),
@@ -46,6 +58,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0_usize..12).prop_map(Op::Leave),
         3 => id.clone().prop_map(Op::Started),
         4 => id.clone().prop_map(Op::Delta),
+        3 => id.clone().prop_map(Op::Flood),
+        4 => (0_usize..12).prop_map(Op::Read),
         2 => id.clone().prop_map(Op::Finished),
         1 => id.clone().prop_map(Op::Failed),
         1 => id.prop_map(Op::Refused),
@@ -91,14 +105,19 @@ pub(super) fn supervisor_at(
 }
 
 /// A request as it comes to the worker, and its client's end.
-pub(super) fn request(
+pub(super) fn request(shared: &Shared, lanes: &Arc<Lanes>, id: RequestId) -> Option<(Box<Request>, Generation)> {
+    request_in(&Output::new(), shared, lanes, id)
+}
+
+/// The same of one whose client's memory is this one's.
+fn request_in(
+    output: &Arc<Output>,
     shared: &Shared,
     lanes: &Arc<Lanes>,
     id: RequestId,
-    backlog: usize,
 ) -> Option<(Box<Request>, Generation)> {
     let place = shared.admission.enter().ok()?;
-    let (events, receiver) = mpsc::channel(backlog);
+    let (events, receiver) = channel(output);
     let asked = GenerateRequest { prompt: Arc::new(Prompt::Text("p".to_owned())), params: GenerationParams::default() };
     let mut request = Request::new(id, asked, Demand::default(), events, place);
     request.assign(shared.desk.lease(&request.demand).ok()?);
@@ -110,28 +129,37 @@ pub(super) fn finished() -> GenerationEvent {
     GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default(), timings: Timings::default() }
 }
 
+/// Text of so many bytes.
+fn delta(bytes: usize) -> GenerationEvent {
+    GenerationEvent::Delta { text: "x".repeat(bytes), tokens: 1, logprobs: Vec::new() }
+}
+
 /// The message that an operation stands for, if it is one of the worker's.
 fn message(op: &Op) -> Option<FromWorker> {
     let event = |id: u64, event| Some(FromWorker::Events(vec![(id, event)]));
     match *op {
         Op::Started(id) => event(id, GenerationEvent::Started { prompt_tokens: 1 }),
-        Op::Delta(id) => event(id, GenerationEvent::Delta { text: "x".to_owned(), tokens: 1, logprobs: Vec::new() }),
+        Op::Delta(id) => event(id, delta(1)),
+        Op::Flood(id) => event(id, delta(FLOOD_BYTES)),
         Op::Finished(id) => event(id, finished()),
         Op::Failed(id) => event(id, GenerationEvent::Failed(RequestError::Internal("no".to_owned()))),
         Op::Refused(id) => Some(FromWorker::Refused { id, error: EngineRefusal::ShuttingDown }),
         Op::Probed(true) => Some(FromWorker::Probed(Ok(()))),
         Op::Probed(false) => Some(FromWorker::Probed(Err(ProbeError::Timeout { waited: PROBE_LIMIT }))),
-        Op::Submit | Op::Leave(_) | Op::Probe | Op::Tick => None,
+        Op::Submit | Op::Leave(_) | Op::Read(_) | Op::Probe | Op::Tick => None,
     }
 }
 
 /// Everything that a client gets to see.
 fn seen(mut generation: Generation) -> Vec<Item> {
-    let mut items = Vec::new();
-    while let Some(Some(item)) = generation.next().now_or_never() {
-        items.push(item);
+    std::iter::from_fn(|| generation.next().now_or_never().flatten()).collect()
+}
+
+/// Has the session hear what was asked of its supervisor.
+fn hear(session: &mut Session<'_>, now: Instant) {
+    while let Ok(command) = session.supervisor.inbox.try_recv() {
+        session.apply(Event::Command(Some(command)), now);
     }
-    items
 }
 
 proptest! {
@@ -144,17 +172,21 @@ proptest! {
         let now = Instant::now();
         session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
 
-        let mut clients: Vec<Option<Generation>> = Vec::new();
-        let mut probes = Vec::new();
+        let output = Output::new();
+        let mut clients: Vec<Option<(Generation, Vec<Item>)>> = Vec::new();
+        let (mut probes, mut told) = (Vec::new(), Vec::new());
         for op in ops {
             match &op {
                 // A worker that failed a probe gets nothing.
-                Op::Submit => if let Some((request, client)) = request(&shared, &lanes, clients.len() as u64, 8) {
-                    clients.push(Some(client));
+                Op::Submit => if let Some((request, client)) = request_in(&output, &shared, &lanes, clients.len() as u64) {
+                    clients.push(Some((client, Vec::new())));
                     session.apply(Event::Command(Some(Command::Submit(request))), now);
                 },
                 Op::Leave(index) => if let Some(client) = clients.get_mut(*index) {
                     *client = None;
+                },
+                Op::Read(index) => if let Some(Some((client, items))) = clients.get_mut(*index) {
+                    items.extend(client.next().now_or_never().flatten());
                 },
                 Op::Probe => {
                     let (reply, answer) = oneshot::channel();
@@ -167,13 +199,18 @@ proptest! {
             if let Some(message) = message(&op) {
                 session.apply(Event::Frame(Some(Ok(message))), now);
             }
-            while let Ok(command) = session.supervisor.inbox.try_recv() {
-                session.apply(Event::Command(Some(command)), now);
-            }
+            hear(&mut session, now);
+            told.extend(std::iter::from_fn(|| sent.try_recv().ok()));
             prop_assert_eq!(session.requests.len(), shared.admission.in_flight());
             prop_assert_eq!(session.requests.len(), shared.desk.figures(0).1 as usize);
             let started = session.requests.values().filter(|request| request.started).count();
             prop_assert_eq!(started, shared.workers[0].running.load(Ordering::Relaxed) as usize);
+            for request in session.requests.values() {
+                let of_request = told.iter().rev().find(|message| matches!(message,
+                    ToWorker::Pause { id } | ToWorker::Resume { id } if *id == request.id));
+                let is_told_to_pause = matches!(of_request, Some(ToWorker::Pause { .. }));
+                prop_assert!(request.is_abandoned() || request.is_paused() == is_told_to_pause);
+            }
         }
 
         // The worker dies.
@@ -190,8 +227,8 @@ proptest! {
         prop_assert_eq!(again, shared.retries.load(Ordering::Relaxed));
         prop_assert_eq!(shared.admission.in_flight(), 0);
         prop_assert_eq!(shared.desk.figures(0).1, 0);
-        for client in clients.into_iter().flatten() {
-            let items = seen(client);
+        for (client, mut items) in clients.into_iter().flatten() {
+            items.extend(seen(client));
             let last = |item: &Item| !matches!(item, Ok(event) if !event.is_terminal());
             prop_assert_eq!(items.iter().filter(|item| last(item)).count(), 1, "{:?}", items);
             prop_assert!(last(items.last().unwrap()));
@@ -201,8 +238,9 @@ proptest! {
         for mut probe in probes {
             prop_assert!(probe.try_recv().is_ok(), "a probe was not answered");
         }
-        let cancelled = std::iter::from_fn(|| sent.try_recv().ok()).filter(|m| matches!(m, ToWorker::Cancel { .. }));
-        prop_assert!(cancelled.count() <= 12);
+        let cancelled = told.iter().filter(|message| matches!(message, ToWorker::Cancel { .. })).count();
+        prop_assert!(cancelled <= 24);
+        prop_assert_eq!(output.held_bytes(), 0);
     }
 }
 
@@ -242,28 +280,88 @@ async fn a_silent_worker_is_hung_and_a_busy_one_is_not() {
     assert!(matches!(silent, Some(End::Hung(reason)) if reason.contains("silent")));
 }
 
+/// Those that the worker was told since.
+fn told(sent: &mut mpsc::UnboundedReceiver<ToWorker>) -> Vec<ToWorker> {
+    std::iter::from_fn(|| sent.try_recv().ok()).filter(|message| !matches!(message, ToWorker::Submit { .. })).collect()
+}
+
 #[test]
-fn a_client_that_does_not_read_is_cut_off_with_a_reason() {
+fn a_client_that_does_not_read_has_its_answer_paused_and_then_ended_with_a_reason() {
+    let shared = shared();
+    let (mut supervisor, lanes, _waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let mut now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let output = Output::new();
+    let (request, mut client) = request_in(&output, &shared, &lanes, 7).unwrap();
+    session.apply(Event::Command(Some(Command::Submit(request))), now);
+    let apply = |session: &mut Session<'_>, op: Op, now| {
+        // It is heard of all the while.
+        session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::default())))), now);
+        let event = message(&op).map_or(Event::Tick, |message| Event::Frame(Some(Ok(message))));
+        assert!(session.apply(event, now).is_none());
+    };
+    let running = || shared.workers[0].running.load(Ordering::Relaxed);
+    apply(&mut session, Op::Started(7), now);
+    assert_eq!((told(&mut sent), running()), (vec![], 1));
+    // What comes after it was told to pause was on its way.
+    for _ in 0..2 {
+        apply(&mut session, Op::Flood(7), now);
+    }
+    assert_eq!((told(&mut sent), running()), (vec![ToWorker::Pause { id: 7 }], 0));
+    // A client that reads a little, however late, has it wait; and goes on once it has read enough.
+    for _ in 0..2 {
+        now += SLOW_CLIENT_LIMIT;
+        apply(&mut session, Op::Tick, now);
+        assert_eq!(told(&mut sent), []);
+        assert!(client.next().now_or_never().flatten().unwrap().is_ok());
+        hear(&mut session, now);
+    }
+    assert_eq!((told(&mut sent), running()), (vec![], 0));
+    assert!(client.next().now_or_never().flatten().unwrap().is_ok());
+    hear(&mut session, now);
+    assert_eq!((told(&mut sent), running()), (vec![ToWorker::Resume { id: 7 }], 1));
+    // One that reads nothing does not for ever.
+    apply(&mut session, Op::Flood(7), now);
+    assert_eq!(told(&mut sent), [ToWorker::Pause { id: 7 }]);
+    for (after, told_then) in [
+        (Duration::ZERO, vec![]),
+        (SLOW_CLIENT_LIMIT - SUPERVISOR_TICK, vec![]),
+        (SUPERVISOR_TICK, vec![ToWorker::Cancel { id: 7 }]),
+        (SLOW_CLIENT_LIMIT, vec![]),
+    ] {
+        now += after;
+        apply(&mut session, Op::Tick, now);
+        assert_eq!(told(&mut sent), told_then);
+    }
+    assert!(output.held_bytes() < 4096, "what waited is thrown away at once");
+    assert_eq!(seen(client), [Err(GenerationError::SlowClient(Slowness::Stalled))]);
+    assert_eq!((output.ended(), output.held_bytes()), (1, 0));
+    // The place is the worker's until it lets go.
+    assert_eq!(shared.admission.in_flight(), 1);
+    apply(&mut session, Op::Finished(7), now);
+    assert_eq!(shared.admission.in_flight(), 0);
+}
+
+#[test]
+fn a_worker_that_does_not_pause_an_answer_has_it_ended() {
     let shared = shared();
     let (mut supervisor, lanes, _waiting) = supervisor(&shared);
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
-    let (request, client) = request(&shared, &lanes, 7, 4).unwrap();
+    let output = Output::new();
+    let (request, client) = request_in(&output, &shared, &lanes, 7).unwrap();
     session.apply(Event::Command(Some(Command::Submit(request))), now);
-    for _ in 0..10 {
-        session.apply(Event::Frame(message(&Op::Delta(7)).map(Ok)), now);
+    for _ in 0..9 {
+        session.apply(Event::Frame(message(&Op::Flood(7)).map(Ok)), now);
+        assert!(output.held_bytes() < OUTPUT_PER_ANSWER_BYTES + OUTPUT_OVERRUN_BYTES);
     }
-    let items = seen(client);
-    assert_eq!(items.len(), 4);
-    assert_eq!(items.last(), Some(&Err(GenerationError::SlowClient)));
-    let told: Vec<_> = std::iter::from_fn(|| sent.try_recv().ok()).collect();
-    assert_eq!(told.iter().filter(|m| matches!(m, ToWorker::Cancel { id: 7 })).count(), 1);
-    // The place is the worker's until it lets go.
-    assert_eq!(shared.admission.in_flight(), 1);
-    session.apply(Event::Frame(Some(Ok(FromWorker::Events(vec![(7, finished())])))), now);
-    assert_eq!(shared.admission.in_flight(), 0);
+    assert_eq!(told(&mut sent), [ToWorker::Pause { id: 7 }, ToWorker::Cancel { id: 7 }]);
+    assert_eq!(seen(client), [Err(GenerationError::SlowClient(Slowness::Overrun))]);
+    assert_eq!(output.held_bytes(), 0);
 }
 
 #[test]
@@ -326,7 +424,7 @@ fn who_waited_in_a_worker_that_dies_loses_nothing_however_often_that_happens() {
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
     let mut clients = Vec::new();
     for id in 1..5 {
-        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        let (mut request, client) = request(&shared, &lanes, id).unwrap();
         request.digest = digest(id);
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         clients.push(Some(client));
@@ -375,7 +473,7 @@ fn a_suspect_is_run_once_more_by_itself_and_then_refused() {
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
     let mut clients = Vec::new();
     for id in 1..4 {
-        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        let (mut request, client) = request(&shared, &lanes, id).unwrap();
         request.digest = digest(id);
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         clients.push(client);
@@ -425,7 +523,7 @@ fn deaths_by_requests_open_no_breaker_unless_nobody_is_answered_any_more() {
     let ready = || Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default()))));
     session.apply(ready(), now);
     for id in 1..=3 * CRASH_LIMIT as u64 {
-        let (mut request, _client) = request(&shared, &lanes, id, 8).unwrap();
+        let (mut request, _client) = request(&shared, &lanes, id).unwrap();
         request.digest = digest(id);
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         assert_eq!(die(&mut session, &[id], now), Duration::ZERO);
@@ -464,7 +562,7 @@ fn deaths_that_no_request_caused_count_in_the_end() {
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
     // Somebody kills it whenever it works on something.
     for id in 1..=CRASH_LIMIT as u64 {
-        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        let (mut request, client) = request(&shared, &lanes, id).unwrap();
         request.digest = digest(id);
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         assert_eq!(die(&mut session, &[id], now), Duration::ZERO, "it may have been the request");
@@ -490,7 +588,7 @@ fn what_a_broken_engine_gave_up_is_for_another_worker() {
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
     let mut clients = Vec::new();
     for id in 0..2 {
-        let (request, client) = request(&shared, &lanes, id, 8).unwrap();
+        let (request, client) = request(&shared, &lanes, id).unwrap();
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         clients.push(client);
     }
@@ -517,7 +615,7 @@ fn what_a_worker_without_memory_refuses_is_for_another_if_one_has_some() {
     shared.desk.set_healthy(1, true);
     let level = DegradationLevel::Emergency;
     let mut refused = |id| {
-        let (request, client) = request(&shared, &lanes, id, 8).unwrap();
+        let (request, client) = request(&shared, &lanes, id).unwrap();
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         let error = EngineRefusal::MemoryPressure { level };
         session.apply(Event::Frame(Some(Ok(FromWorker::Refused { id, error }))), now);
@@ -544,7 +642,7 @@ fn time_goes_by_for_those_who_wait_whatever_their_worker_says() {
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
     let mut clients = Vec::new();
     for id in 0..3 {
-        let (mut request, client) = request(&shared, &lanes, id, 8).unwrap();
+        let (mut request, client) = request(&shared, &lanes, id).unwrap();
         request.waits_for(50);
         session.apply(Event::Command(Some(Command::Submit(request))), now);
         clients.push(client);
@@ -836,7 +934,7 @@ fn a_worker_that_computes_is_ready_as_long_as_its_step_is_within_its_limit() {
     let mut session = Session::new(&mut supervisor, outbox);
     let mut now = Instant::now();
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
-    let (request, _client) = request(&shared, &lanes, 1, 8).unwrap();
+    let (request, _client) = request(&shared, &lanes, 1).unwrap();
     session.apply(Event::Command(Some(Command::Submit(request))), now);
     let limit_ms = 30_000;
     let ask = |session: &mut Session<'_>, now| {

@@ -39,7 +39,7 @@ fn a_worker_has_a_share_of_the_threads_once_its_model_is_read_and_while_it_has_r
     assert_eq!(told(&mut session, beats(false), now), None);
     now += COMPUTES_FOR;
     assert_eq!(told(&mut session, Event::Tick, now), Some(2));
-    let (asked, _generation) = request(&shared, &lanes, 7, 8).unwrap();
+    let (asked, _generation) = request(&shared, &lanes, 7).unwrap();
     assert_eq!(told(&mut session, Event::Command(Some(Command::Submit(asked))), now), Some(1));
     now += 3 * COMPUTES_FOR;
     assert_eq!(told(&mut session, Event::Tick, now), None, "however long it takes");
@@ -63,7 +63,7 @@ fn what_a_gpu_computes_takes_no_threads() {
         let (outbox, _sent) = mpsc::unbounded_channel();
         let mut session = Session::new(&mut supervisor, outbox);
         session.apply(Event::Frame(Some(Ok(FromWorker::Ready(model.clone())))), now);
-        let (asked, _generation) = request(&shared, &lanes, 7, 8).unwrap();
+        let (asked, _generation) = request(&shared, &lanes, 7).unwrap();
         session.apply(Event::Command(Some(Command::Submit(asked))), now);
         session.note_work(now);
         assert_eq!(other.changed().now_or_never(), share, "{gpu_layers:?}");

@@ -1,0 +1,235 @@
+//! The way of one answer's events from its worker's supervisor to its client: in order, counted in bytes, never waited for.
+//!
+//! Whoever sends is told when the sequence is to pause, and whoever takes when it is to go on; both know only what
+//! [`Output`] decides. A sender can end an answer whose client takes nothing: what waits is thrown away at once, with the
+//! memory that it holds, and the client finds the error in its place.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Display};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use super::generation::{GenerationError, Item};
+use crate::limits::{OUTPUT_OVERRUN_BYTES, SLOW_CLIENT_LIMIT};
+use crate::output::{Output, Pressure, allocated_by, may_resume, pressure};
+
+/// Places that a queue keeps, however empty it is.
+const KEPT_PLACES: usize = 32;
+/// What an event takes in the queue, of which up to half is empty.
+const PLACE_BYTES: usize = 2 * size_of::<(Item, usize)>();
+
+/// How a client was too slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slowness {
+    /// It took nothing for [`SLOW_CLIENT_LIMIT`] of an answer that was paused for it.
+    Stalled,
+    /// More came of a paused answer than [`OUTPUT_OVERRUN_BYTES`].
+    Overrun,
+}
+
+impl Display for Slowness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stalled => write!(f, "it took nothing of what waited for it for {} s", SLOW_CLIENT_LIMIT.as_secs()),
+            Self::Overrun => {
+                let overrun = OUTPUT_OVERRUN_BYTES >> 10;
+                write!(
+                    f,
+                    "{overrun} KiB more came of its answer than may wait for it, which could not be paused in time"
+                )
+            }
+        }
+    }
+}
+
+/// What became of an event that was sent, and what is to be done about its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// It waits for the client.
+    Waits,
+    /// It waits, and more do than may: the sequence is to pause.
+    Pauses,
+    /// Too many wait, and all were thrown away: the answer has ended.
+    Ended,
+    /// Nobody listens any more.
+    Gone,
+}
+
+/// A channel for one answer.
+pub(super) fn channel(output: &Arc<Output>) -> (EventSender, EventReceiver) {
+    let channel = Arc::new(Channel { output: Arc::clone(output), queue: Mutex::default() });
+    (EventSender(Arc::clone(&channel)), EventReceiver(channel))
+}
+
+struct Channel {
+    output: Arc<Output>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Each with the bytes that are counted for it.
+    items: VecDeque<(Item, usize)>,
+    held_bytes: usize,
+    is_paused: bool,
+    /// Something was taken since the sender looked last.
+    is_read: bool,
+    /// Since when it is known that nothing is taken of a paused answer.
+    quiet_since: Option<Instant>,
+    is_sender_gone: bool,
+    is_receiver_gone: bool,
+    waker: Option<Waker>,
+}
+
+impl Channel {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    /// Returns how much waits in all answers then.
+    fn push(&mut self, item: Item, output: &Output) -> usize {
+        let bytes = PLACE_BYTES + item.as_ref().map_or(0, allocated_by);
+        self.items.push_back((item, bytes));
+        self.held_bytes += bytes;
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+        output.hold(bytes)
+    }
+
+    /// Takes the first one out, and says whether a paused sequence is to go on now.
+    fn pop(&mut self, output: &Output) -> Option<(Item, bool)> {
+        let (item, bytes) = self.items.pop_front()?;
+        self.held_bytes -= bytes;
+        self.is_read = true;
+        if self.items.capacity() > KEPT_PLACES.max(4 * self.items.len()) {
+            self.items.shrink_to(KEPT_PLACES.max(2 * self.items.len()));
+        }
+        let held_bytes = output.release(bytes);
+        let resumes = self.is_paused && may_resume(self.held_bytes, held_bytes);
+        self.is_paused &= !resumes;
+        Some((item, resumes))
+    }
+
+    fn clear(&mut self, output: &Output) {
+        self.items = VecDeque::new();
+        output.release(std::mem::take(&mut self.held_bytes));
+    }
+
+    /// Puts an error in the place of all that waits.
+    fn end(&mut self, slowness: Slowness, output: &Output) {
+        self.clear(output);
+        self.push(Err(GenerationError::SlowClient(slowness)), output);
+        output.note_end();
+    }
+}
+
+/// Where a request's supervisor puts its events.
+pub(super) struct EventSender(Arc<Channel>);
+
+impl EventSender {
+    /// Never waits. A last event is always taken while somebody listens.
+    pub(super) fn send(&self, item: Item) -> Sent {
+        let (mut queue, output) = (self.0.lock(), &*self.0.output);
+        if queue.is_receiver_gone {
+            return Sent::Gone;
+        }
+        let is_last = !matches!(&item, Ok(event) if !event.is_terminal());
+        let held_bytes = queue.push(item, output);
+        if is_last {
+            return Sent::Waits;
+        }
+        match pressure(queue.held_bytes, held_bytes, queue.is_paused) {
+            Pressure::None => Sent::Waits,
+            Pressure::Pause => {
+                queue.is_paused = true;
+                queue.quiet_since = None;
+                Sent::Pauses
+            }
+            Pressure::Overrun => {
+                queue.end(Slowness::Overrun, output);
+                Sent::Ended
+            }
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.lock().is_receiver_gone
+    }
+
+    /// Whether the sequence is not to go on now.
+    pub(super) fn is_paused(&self) -> bool {
+        self.0.lock().is_paused
+    }
+
+    /// The sequence begins anew, where nobody has told it to pause.
+    pub(super) fn restart(&self) {
+        self.0.lock().is_paused = false;
+    }
+
+    /// Ends a paused answer of which nothing has been taken for [`SLOW_CLIENT_LIMIT`], as far as is known: to be asked time
+    /// and again. True: it has ended.
+    pub(super) fn ends_unread(&self, now: Instant) -> bool {
+        let mut queue = self.0.lock();
+        if std::mem::take(&mut queue.is_read) || !queue.is_paused {
+            queue.quiet_since = None;
+        }
+        if !queue.is_paused || queue.is_receiver_gone {
+            return false;
+        }
+        let since = *queue.quiet_since.get_or_insert(now);
+        let ends = now.saturating_duration_since(since) >= SLOW_CLIENT_LIMIT;
+        if ends {
+            queue.end(Slowness::Stalled, &self.0.output);
+        }
+        ends
+    }
+}
+
+impl Drop for EventSender {
+    fn drop(&mut self) {
+        let mut queue = self.0.lock();
+        queue.is_sender_gone = true;
+        if let Some(waker) = queue.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// Where a client's task takes them.
+pub(super) struct EventReceiver(Arc<Channel>);
+
+impl EventReceiver {
+    /// The next event, `None` where none comes any more, and whether the sequence was paused and is to go on now.
+    pub(super) fn poll_recv(&self, context: &mut Context<'_>) -> Poll<(Option<Item>, bool)> {
+        let mut queue = self.0.lock();
+        if let Some((item, resumes)) = queue.pop(&self.0.output) {
+            return Poll::Ready((Some(item), resumes));
+        }
+        if queue.is_sender_gone {
+            return Poll::Ready((None, false));
+        }
+        queue.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// Throws away what waits, and has no more come.
+    pub(super) fn close(&self) {
+        let mut queue = self.0.lock();
+        queue.is_receiver_gone = true;
+        queue.clear(&self.0.output);
+    }
+}
+
+impl Drop for EventReceiver {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[cfg(test)]
+#[path = "channel_tests.rs"]
+mod tests;

@@ -1,0 +1,127 @@
+//! Clients that ask for much and read nothing, or slowly: what they cost the front, and what others notice.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::server::{PATIENCE, Server, await_condition, chat};
+
+const CHAT: &str = "/v1/chat/completions";
+const CLIENTS: usize = 16;
+const CHOICES: usize = 16;
+/// Tokens of each answer: of 256 answers with 20 probabilities for each token, 150 MiB in the front's memory.
+const TOKENS: u32 = 400;
+/// What the front may take beside what it takes idle.
+const BOUND_MIB: f64 = 64.0;
+
+/// What is asked, greedily decoded.
+fn much() -> Value {
+    let mut body = chat("Tell me everything");
+    body["n"] = json!(CHOICES);
+    body["logprobs"] = json!(true);
+    body["top_logprobs"] = json!(20);
+    body["max_tokens"] = json!(TOKENS);
+    body["ignore_eos"] = json!(true);
+    body["stream"] = json!(true);
+    body
+}
+
+/// A client that has asked and has read nothing. Its own buffer is small, as everybody's is to a server of thousands.
+async fn ask(server: &Server, body: &Value) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(server.address()).await.unwrap();
+    let body = body.to_string();
+    // Whose answers come without chunks and end with the connection.
+    let head =
+        format!("POST {CHAT} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    stream
+}
+
+/// What each choice of a streamed answer said, with its tokens' first candidates; fails where it is not whole.
+fn choices_of(answer: &[u8]) -> BTreeMap<u64, Vec<String>> {
+    let text = std::str::from_utf8(answer).unwrap();
+    let (head, events) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+    let mut choices = BTreeMap::<u64, Vec<String>>::new();
+    let mut events: Vec<&str> = events.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    let last = events.pop();
+    assert_eq!(last, Some("[DONE]"), "the answer ends with {last:?} after {:?}", events.last());
+    for event in events {
+        let event: Value = serde_json::from_str(event).unwrap();
+        let choice = &event["choices"][0];
+        let tokens = choice["logprobs"]["content"].as_array().into_iter().flatten();
+        let told = tokens.map(|token| token["token"].as_str().unwrap().to_owned());
+        choices.entry(choice["index"].as_u64().unwrap()).or_default().extend(told);
+    }
+    choices
+}
+
+/// Reads what is there, a piece at the most.
+fn read_some(stream: &TcpStream, into: &mut Vec<u8>) -> usize {
+    let mut piece = [0; 64 << 10];
+    let read = stream.try_read(&mut piece).unwrap_or(0);
+    into.extend_from_slice(&piece[..read]);
+    read
+}
+
+/// Memory of the front, in RAM.
+fn front_mib(server: &Server) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1024.0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_read_nothing_cost_the_front_little_and_nobody_else_and_can_read_in_the_end() {
+    let server = Server::start(&["--parallel", "8", "--ctx-size", "8192", "--max-queue", "512"]).await;
+    let mut undisturbed = Vec::new();
+    ask(&server, &much()).await.read_to_end(&mut undisturbed).await.unwrap();
+    let undisturbed = choices_of(&undisturbed);
+    assert_eq!(undisturbed.len(), CHOICES);
+    let idle_mib = front_mib(&server);
+
+    let mut crowd = Vec::new();
+    for _ in 0..CLIENTS - 2 {
+        crowd.push(ask(&server, &much()).await);
+    }
+    // One that reads a piece now and then, and one that reads all in the end; by then both have read a little.
+    let (slow, late) = (ask(&server, &much()).await, ask(&server, &much()).await);
+    let (mut of_slow, mut of_late) = (Vec::new(), Vec::new());
+    let (began, mut most_mib, mut answered, mut slowest) = (Instant::now(), 0.0_f64, 0, Duration::ZERO);
+    loop {
+        let asked = Instant::now();
+        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+        (answered, slowest) = (answered + 1, slowest.max(asked.elapsed()));
+        read_some(&slow, &mut of_slow);
+        read_some(&late, &mut of_late);
+        most_mib = most_mib.max(front_mib(&server));
+        assert!(most_mib - idle_mib < BOUND_MIB, "the front grew from {idle_mib} MiB to {most_mib} MiB");
+        let ended = server.metric("gantry_answers_ended_unread_total").await;
+        let paused = server.metric("gantry_engine_requests_paused").await;
+        if paused + ended > (crowd.len() * CHOICES) as f64 - 0.5 {
+            break;
+        }
+        assert!(began.elapsed() < 3 * PATIENCE, "{paused} answers are paused");
+    }
+    eprintln!(
+        "{CLIENTS} clients that read next to nothing: the front grew from {idle_mib:.1} MiB to {most_mib:.1} MiB; {answered} \
+         requests of a bystander, all answered, the slowest after {slowest:?}"
+    );
+    drop(crowd);
+    let rests = async || server.metric("gantry_requests_running").await < 0.5;
+    while server.metric("gantry_undelivered_bytes").await > 0.5 {
+        let before = of_slow.len();
+        await_condition("its answers to be paused, or to have ended", rests).await;
+        while of_slow.len() < before + (1 << 20) && read_some(&slow, &mut of_slow) > 0 {}
+        read_some(&late, &mut of_late);
+    }
+    for (mut stream, mut answer) in [(slow, of_slow), (late, of_late)] {
+        stream.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(choices_of(&answer), undisturbed);
+    }
+}
