@@ -14,6 +14,7 @@ pub mod config;
 pub mod console;
 pub mod descriptors;
 pub mod fetch;
+pub mod front;
 pub mod gates;
 mod journal;
 pub mod limits;

@@ -15,8 +15,19 @@ pub const MAX_EVENTS_PER_FRAME: usize = 1024;
 /// Events that may wait in a worker for the front to read them; past that the front is taken for dead and the worker
 /// ends.
 pub const MAX_WORKER_EVENT_BACKLOG: usize = 256 * 1024;
-/// Memory that answers may hold together until their clients have taken it, beside what each may hold in any case.
+/// Memory that answers may hold together until their clients have taken it, beside what each may hold in any case. Less where
+/// there is less memory ([`FRONT_MEMORY_DIVISOR`]).
 pub const OUTPUT_BUDGET_BYTES: usize = 32 * 1024 * 1024;
+/// The least that it is.
+pub const OUTPUT_BUDGET_MIN_BYTES: usize = 16 * 1024 * 1024;
+/// Of what the process may take (its cgroup's limit, or the machine's memory), the front takes one part in
+/// so many for request bodies, as much for connections, as much for undelivered output, and as much for vectors where it
+/// serves them: none more than its own limit, nor less than its least.
+pub const FRONT_MEMORY_DIVISOR: u64 = 32;
+/// What else the front takes: its code and tables, and requests that are being read.
+pub const FRONT_BASE_BYTES: u64 = 48 * 1024 * 1024;
+/// Times that an answer which is not streamed may be in memory while it is written: collected, as what is written, and as text.
+pub const WHOLE_ANSWER_COPIES: u64 = 4;
 /// The most that one streamed answer (each of `n` is one) may hold of that memory, and no more than what is left free of it.
 /// Past that it pauses and its sequence is another's, until the client has taken half.
 pub const OUTPUT_PER_ANSWER_BYTES: usize = 256 * 1024;
@@ -26,6 +37,17 @@ pub const OUTPUT_FLOOR_BYTES: usize = 16 * 1024;
 pub const OUTPUT_OVERRUN_BYTES: usize = 2 * 1024 * 1024;
 /// How long a client may take nothing of an answer that is paused for it before the answer ends.
 pub const SLOW_CLIENT_LIMIT: Duration = Duration::from_secs(60);
+/// The same while no more requests may wait, so that others are refused.
+pub const SLOW_CLIENT_CROWDED_LIMIT: Duration = Duration::from_secs(10);
+/// The most that all answers to one request that are not streamed may hold of that memory while they are collected, and no
+/// more than what is left free of it; past that the request fails and says what to ask for instead.
+pub const WHOLE_ANSWER_BYTES: usize = 8 * 1024 * 1024;
+/// What they may hold in any case, which is enough for texts.
+pub const WHOLE_ANSWER_FLOOR_BYTES: usize = 64 * 1024;
+/// Answers that hold more than this are written as JSON on threads of their own, where they stop no other request.
+pub const INLINE_ANSWER_BYTES: usize = 64 * 1024;
+/// Such answers that are written at a time.
+pub const WRITES_AT_ONCE: usize = 2;
 
 /// The highest `--max-queue`.
 pub const MAX_QUEUE: usize = 16_384;
@@ -136,6 +158,10 @@ pub const SUBMIT_ATTEMPTS: usize = 4;
 /// closes: the one silent longest, else the one idle longest, else the one whose body has been coming longest. Where
 /// something has been asked on all, it waits.
 pub const MAX_CONNECTIONS: usize = 4096;
+/// The least that it is lowered to where there is little memory ([`FRONT_MEMORY_DIVISOR`]).
+pub const MIN_CONNECTIONS: usize = 256;
+/// What the front takes for a connection at the most, in its own memory: what it has read ahead, and what it is to send.
+pub const CONNECTION_BYTES: usize = 80 * 1024;
 /// The same for the port of probes and metrics.
 pub const MAX_PROBE_CONNECTIONS: usize = 64;
 /// File descriptors that connections leave for workers, model files and what else is opened.
@@ -164,8 +190,11 @@ pub const BODY_RATE_WINDOW: Duration = Duration::from_secs(10);
 pub const BODY_MIN_BYTES_PER_SECOND: usize = 4096;
 /// The least memory that is taken for a body, if it is not shorter; it doubles as more comes.
 pub const BODY_CHUNK_BYTES: usize = 16 * 1024;
-/// Memory that all request bodies together may take, from their first byte to the end of their requests.
+/// Memory that all request bodies together may take, from their first byte to the end of their requests; and as much that
+/// answers with vectors may. Less where there is less memory ([`FRONT_MEMORY_DIVISOR`]).
 pub const BODY_BUDGET_BYTES: usize = 512 * 1024 * 1024;
+/// The least that either is.
+pub const BODY_BUDGET_MIN_BYTES: usize = 48 * 1024 * 1024;
 /// Of that memory one client (an IPv4 address, an IPv6 network of 64 bits) may have so many times what is left free: 3
 /// gives one client alone three quarters, and always leaves something to others. One body it may have in any case.
 pub const BODY_CLIENT_FACTOR: usize = 3;

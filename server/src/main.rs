@@ -12,10 +12,12 @@ use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
 use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
+use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
 use gantry_server::gates::{context, file, memory};
 use gantry_server::limits::AGENT_STOP_LIMIT;
+use gantry_server::output::Output;
 use gantry_server::processors::Processors;
 use gantry_server::routing::{Router, Routing};
 use gantry_server::serve::{self, Ports};
@@ -128,10 +130,12 @@ async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
     let ports = ports(&settings.http).await?;
     let url = format!("http://{}", ports.requests.local_addr()?);
-    let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir);
+    let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
+    let output = Output::new(limits.output_bytes);
+    let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir).with_output(output);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
-    let app = App::new(Arc::clone(&router), workers.output(), Some(loading));
+    let app = App::new(Arc::clone(&router), workers.output(), limits, Some(loading));
     let stop = CancellationToken::new();
     let load = tokio::spawn({
         let (router, stop) = (Arc::clone(&router), stop.clone());
@@ -191,9 +195,11 @@ fn tell_ready(url: &str, version: &Version) {
 /// so it ends with it, and the kubelet starts it anew.
 async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> {
     let ports = ports(&http).await?;
-    let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir);
+    let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
+    let output = Output::new(limits.output_bytes);
+    let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir).with_output(output);
     let router = Router::new();
-    let app = App::new(Arc::clone(&router), workers.output(), None);
+    let app = App::new(Arc::clone(&router), workers.output(), limits, None);
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
     let config =
         AgentConfig { service: args.service, namespace: args.namespace, pod: args.pod, cache_dir: args.cache_dir };
@@ -267,7 +273,7 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         let draft = draft.as_deref().map(checked).transpose()?;
         let (model, draft) = (model.summary(), draft.as_ref().map(Header::summary));
         memory::fit_gpu(&mut version.runtime, model, draft).context("--gpu-memory")?;
-        let memory = memory::read();
+        let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&version.runtime)));
         if several && !gpu {
             memory::fit_workers(&mut version.runtime, model, draft, here, memory, HEADROOM_RATIO);
         }

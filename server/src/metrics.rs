@@ -481,10 +481,11 @@ const WORKER_FIGURES: &[WorkerFigure] = &[
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::limits::OUTPUT_BUDGET_BYTES;
 
     #[test]
     fn what_was_counted_is_told() {
-        let metrics = Metrics::new(Router::new(), Output::new());
+        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES));
         metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
         metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
         metrics.latencies("v1").first_token(Duration::from_millis(3));

@@ -72,7 +72,8 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         let port = Port::new(api::probe_routes(&app), MAX_PROBE_CONNECTIONS, &app);
         AbortOnDropHandle::new(tokio::spawn(async move { port.accept(&listener).await }))
     });
-    let port = Port::new(api::routes(&app), descriptors::connections(), &app).counted();
+    let connections = descriptors::connections().min(app.limits().connections);
+    let port = Port::new(api::routes(&app), connections, &app).counted();
     {
         let mut accepting = pin!(port.accept(&ports.requests));
         let moment = tokio::select! {

@@ -47,7 +47,9 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
         pooled: (args.embeddings || header.summary().encoder).then_some(pooled),
         ..RuntimeSettings::default()
     };
-    context::fit_context(&mut runtime, header.summary(), None, false, memory::read(), HEADROOM_RATIO);
+    // As `serve` would run it.
+    let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&runtime)));
+    context::fit_context(&mut runtime, header.summary(), None, false, memory, HEADROOM_RATIO);
     let input = memory::fit_input(&runtime, header.summary(), false);
     let mut report = Report::new(title, &header, input);
     for check in weights(args, &header) {

@@ -52,6 +52,8 @@ pub enum ErrorCode {
     MethodNotAllowed,
     /// The body is over the limit.
     RequestTooLarge,
+    /// The answer is over what is given whole.
+    AnswerTooLarge,
     /// The body is not declared as JSON.
     UnsupportedMediaType,
     /// The body did not arrive in time.
@@ -94,6 +96,7 @@ impl ErrorCode {
             Self::UnknownUrl => "unknown_url",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::RequestTooLarge => "request_too_large",
+            Self::AnswerTooLarge => "answer_too_large",
             Self::UnsupportedMediaType => "unsupported_media_type",
             Self::RequestTimeout => "request_timeout",
             Self::QueueFull => "queue_full",

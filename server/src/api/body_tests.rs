@@ -27,7 +27,7 @@ fn one_byte() -> impl Stream<Item = Bytes> + Send + 'static {
 
 #[tokio::test]
 async fn a_body_is_what_its_pieces_are_and_counts_as_what_it_is() {
-    let budget = Budget::new();
+    let budget = Budget::new(BODY_BUDGET_BYTES);
     let pieces: Vec<Bytes> = (0..1000_usize).map(|n| Bytes::from(vec![b'a' + (n % 26) as u8; n])).collect();
     let whole = pieces.concat();
     for declared in [Some(whole.len()), None] {
@@ -52,7 +52,7 @@ fn a_body_takes_as_much_as_has_come_twice_at_most_and_no_more_than_it_declares()
 
 #[tokio::test]
 async fn what_is_declared_and_does_not_come_costs_nobody_else() {
-    let budget = Budget::new();
+    let budget = Budget::new(BODY_BUDGET_BYTES);
     // From as many addresses as there are: only what has come may count.
     let mut slow = JoinSet::new();
     for number in 0..500_usize {
@@ -77,7 +77,7 @@ async fn what_is_declared_and_does_not_come_costs_nobody_else() {
 
 #[tokio::test]
 async fn bodies_that_stop_a_byte_before_their_end_leave_room_for_others() {
-    let budget = Budget::new();
+    let budget = Budget::new(BODY_BUDGET_BYTES);
     let whole = Bytes::from(vec![b' '; MAX_BODY_BYTES]);
     let mut stuck = JoinSet::new();
     for _ in 0..500 {
@@ -122,7 +122,7 @@ fn a_body_may_take_its_time_but_not_for_ever() {
 
 #[tokio::test]
 async fn what_is_too_large_is_refused_by_what_it_says_or_what_it_is() {
-    let budget = Budget::new();
+    let budget = Budget::new(BODY_BUDGET_BYTES);
     let said = request(1, Some(MAX_BODY_BYTES + 1), one_byte());
     assert_eq!(read(&budget, said).await.err().unwrap().error.status, 413);
     let megabyte = || stream::repeat(Bytes::from(vec![b' '; 1 << 20]));

@@ -20,10 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::errors::Failure;
-use crate::limits::{BODY_BUDGET_BYTES, BODY_CLIENT_FACTOR, MAX_BODY_BYTES};
-
-// One body fits into what any one client may have.
-const _: () = assert!(MAX_BODY_BYTES * 4 < BODY_BUDGET_BYTES);
+use crate::limits::{BODY_CLIENT_FACTOR, MAX_BODY_BYTES};
 
 /// Who sent a request, as far as sharing goes: an address, of IPv6 the network of 64 bits that one host has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +55,7 @@ pub(super) enum Short {
 
 /// What is taken, and by whom.
 struct Ledger {
+    budget_bytes: usize,
     used_bytes: usize,
     clients: HashMap<Peer, usize>,
     /// Bodies that are not read to their end yet, in the order in which they began.
@@ -73,7 +71,7 @@ impl Ledger {
     }
 
     fn take(&mut self, body: u64, peer: Peer, bytes: usize) -> Result<(), Short> {
-        let left = (BODY_BUDGET_BYTES - self.used_bytes).checked_sub(bytes).ok_or(Short::Everyone)?;
+        let left = (self.budget_bytes - self.used_bytes).checked_sub(bytes).ok_or(Short::Everyone)?;
         let own = self.clients.get(&peer).copied().unwrap_or_default() + bytes;
         if own > left.saturating_mul(BODY_CLIENT_FACTOR).max(MAX_BODY_BYTES) {
             return Err(Short::Client);
@@ -108,8 +106,9 @@ struct Shared {
 }
 
 impl Budget {
-    pub(super) fn new() -> Self {
-        let ledger = Ledger { used_bytes: 0, clients: HashMap::new(), unread: BTreeSet::new(), next: 0 };
+    /// Of so much memory.
+    pub(super) fn new(budget_bytes: usize) -> Self {
+        let ledger = Ledger { budget_bytes, used_bytes: 0, clients: HashMap::new(), unread: BTreeSet::new(), next: 0 };
         Self(Arc::new(Shared { ledger: Mutex::new(ledger), freed: Notify::new() }))
     }
 

@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::limits::BODY_BUDGET_BYTES;
 
 const MIB: usize = 1 << 20;
 
@@ -22,7 +23,7 @@ fn a_host_is_one_client_however_it_writes_its_address() {
 
 #[tokio::test]
 async fn one_client_has_three_quarters_at_most_and_the_next_one_its_share_of_the_rest() {
-    let budget = Budget::new();
+    let budget = Budget::new(BODY_BUDGET_BYTES);
     let mut held = Vec::new();
     while let Ok(share) = budget.take(peer(1), MAX_BODY_BYTES, Duration::ZERO).await {
         held.push(share);
@@ -40,7 +41,7 @@ async fn one_client_has_three_quarters_at_most_and_the_next_one_its_share_of_the
 
 #[tokio::test]
 async fn of_half_read_bodies_the_first_is_always_read_to_its_end() {
-    let budget = Budget::new();
+    let budget = Budget::new(BODY_BUDGET_BYTES);
     // So many clients that no one of them has its share, each with a body that is half there.
     let mut bodies: Vec<Share> = (0..=255).map(|client| budget.open(peer(client))).collect();
     let mut short = None;
@@ -68,7 +69,7 @@ async fn of_half_read_bodies_the_first_is_always_read_to_its_end() {
 
 #[tokio::test]
 async fn who_waits_in_vain_is_refused_in_time() {
-    let budget = Budget::new();
+    let budget = Budget::new(BODY_BUDGET_BYTES);
     let _all: Vec<Share> = {
         let mut all = Vec::new();
         for client in 0..=255 {
@@ -88,7 +89,7 @@ proptest! {
     /// Whatever comes and goes, the sums hold, and no client has more than its share of what it found.
     #[test]
     fn the_ledger_adds_up(steps in prop::collection::vec((0_usize..40, 0_u8..5, 1_usize..9 * MIB), 1..400)) {
-        let budget = Budget::new();
+        let budget = Budget::new(BODY_BUDGET_BYTES);
         let mut shares: Vec<Share> = Vec::new();
         for (pick, client, bytes) in steps {
             let at = pick.min(shares.len());

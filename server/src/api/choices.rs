@@ -10,6 +10,7 @@ use std::time::Instant;
 use futures::{Stream, StreamExt};
 use gantry_engine::{FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 
+use crate::output::{Collected, TooMuch, collected_of};
 use crate::version::{Generation, GenerationError};
 
 /// What a generation says.
@@ -35,6 +36,21 @@ pub(super) struct Gathered {
     pub(super) at: Instant,
 }
 
+/// Why there are no whole answers.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Uncollected {
+    /// One of them failed.
+    Failed(GenerationError),
+    /// They come to more than may be held for one request.
+    TooMuch(TooMuch),
+}
+
+impl From<GenerationError> for Uncollected {
+    fn from(error: GenerationError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl<G: Stream<Item = Item> + Unpin> Choices<G> {
     pub(super) fn new(generations: Vec<G>) -> Self {
         Self { running: generations.into_iter().map(Some).collect(), next: 0 }
@@ -48,8 +64,8 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
     /// Waits for all of them.
     ///
     /// # Errors
-    /// The first one that fails; the others are cancelled.
-    pub(super) async fn collect_all(mut self) -> Result<Vec<Gathered>, GenerationError> {
+    /// The first one that fails, or they come to more than may be collected; the others are cancelled.
+    pub(super) async fn collect_all(mut self, collected: &mut Collected) -> Result<Vec<Gathered>, Uncollected> {
         let mut parts = vec![(String::new(), Vec::new()); self.total()];
         let mut whole: Vec<Option<Gathered>> = vec![None; self.total()];
         while let Some((index, item)) = self.next().await {
@@ -57,6 +73,7 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
             match item? {
                 GenerationEvent::Started { .. } => {}
                 GenerationEvent::Delta { text: more, logprobs: mut told, .. } => {
+                    collected.grow(collected_of(&more, &told)).map_err(Uncollected::TooMuch)?;
                     text.push_str(&more);
                     logprobs.append(&mut told);
                 }
@@ -64,10 +81,10 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
                     let (text, logprobs) = (std::mem::take(text), std::mem::take(logprobs));
                     *slot = Some(Gathered { text, logprobs, reason, usage, timings, at: Instant::now() });
                 }
-                GenerationEvent::Failed(error) => return Err(error.into()),
+                GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
             }
         }
-        whole.into_iter().collect::<Option<_>>().ok_or_else(ended_early)
+        whole.into_iter().collect::<Option<_>>().ok_or_else(|| ended_early().into())
     }
 }
 
@@ -112,6 +129,8 @@ pub(super) fn sum_of(usages: impl Iterator<Item = Usage>) -> Usage {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::limits::OUTPUT_BUDGET_BYTES;
+    use crate::output::Output;
     use futures::stream::BoxStream;
     use gantry_engine::RequestError;
     use tokio::sync::mpsc;
@@ -142,7 +161,10 @@ mod tests {
     async fn answers_are_gathered_each_for_itself() {
         let one = scripted(vec![delta("a"), delta("b"), finished(3, 0)]);
         let other = scripted(vec![delta("x"), finished(1, 5)]);
-        let whole = Choices::new(vec![one, other]).collect_all().await.unwrap();
+        let whole = Choices::new(vec![one, other])
+            .collect_all(&mut Collected::new(&Output::new(OUTPUT_BUDGET_BYTES)))
+            .await
+            .unwrap();
         assert_eq!((whole[0].text.as_str(), whole[1].text.as_str()), ("ab", "x"));
         let usage = sum_of(whole.iter().map(|choice| choice.usage));
         assert_eq!(usage, Usage { prompt_tokens: 7, completion_tokens: 4, cached_tokens: 0 });
@@ -153,13 +175,27 @@ mod tests {
         let (sender, receiver) = mpsc::channel(1);
         let failing = scripted(vec![Err(RequestError::ShuttingDown.into())]);
         let choices = Choices::new(vec![ReceiverStream::new(receiver).boxed(), failing]);
-        assert_eq!(choices.collect_all().await.unwrap_err(), RequestError::ShuttingDown.into());
+        let failed = choices.collect_all(&mut Collected::new(&Output::new(OUTPUT_BUDGET_BYTES))).await.unwrap_err();
+        assert_eq!(failed, Uncollected::Failed(RequestError::ShuttingDown.into()));
         assert!(sender.is_closed(), "nobody waits for the other one any more");
+    }
+
+    #[tokio::test]
+    async fn more_than_may_be_collected_fails_and_nothing_of_it_is_held() {
+        let output = Output::new(OUTPUT_BUDGET_BYTES);
+        let endless = futures::stream::repeat_with(|| delta(&"x".repeat(1 << 20))).boxed();
+        let mut collected = Collected::new(&output);
+        let failed =
+            Choices::new(vec![scripted(vec![delta("a"), finished(1, 0)]), endless]).collect_all(&mut collected).await;
+        assert_eq!(failed, Err(Uncollected::TooMuch(TooMuch::Own)));
+        drop(collected);
+        assert_eq!(output.held_bytes(), 0);
     }
 
     #[tokio::test]
     async fn an_end_without_a_last_event_is_a_failure() {
         let choices = Choices::new(vec![scripted(vec![delta("a"), finished(1, 0)]), scripted(vec![delta("x")])]);
-        assert!(matches!(choices.collect_all().await, Err(GenerationError::WorkerDied(_))));
+        let ended = choices.collect_all(&mut Collected::new(&Output::new(OUTPUT_BUDGET_BYTES))).await;
+        assert!(matches!(ended, Err(Uncollected::Failed(GenerationError::WorkerDied(_)))));
     }
 }

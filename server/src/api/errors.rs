@@ -12,7 +12,8 @@ use gantry_openai::{ApiError, ErrorCode, ErrorKind};
 
 use super::budget::Short;
 use super::params::Names;
-use crate::limits::RETRY_AFTER_MIN_SECONDS;
+use crate::limits::{RETRY_AFTER_MIN_SECONDS, WHOLE_ANSWER_BYTES};
+use crate::output::TooMuch;
 use crate::version::{GenerationError, SubmitError};
 use crate::vital::reason;
 
@@ -58,6 +59,27 @@ impl Failure {
         };
         let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
         Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+    }
+
+    /// Answers that are not streamed come to more than may be collected of them.
+    pub(super) fn too_much_to_collect(what: TooMuch) -> Self {
+        let less =
+            "stream it (`stream`: true), or ask for less of it: fewer `top_logprobs`, a smaller `n` or `max_tokens`";
+        match what {
+            TooMuch::Own => {
+                let limit_mib = WHOLE_ANSWER_BYTES >> 20;
+                let message = format!(
+                    "The answer takes more than {limit_mib} MiB of memory, which is the most for one that is given whole: {less}."
+                );
+                ApiError::invalid(None, ErrorCode::AnswerTooLarge, message).into()
+            }
+            TooMuch::Everyone => {
+                let message =
+                    format!("Answers that wait to be whole hold all the memory that they may: {less}; or try again.");
+                let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
+                Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+            }
+        }
     }
 
     /// An answer cannot be written.
@@ -218,7 +240,9 @@ mod tests {
             (of_submission(SubmitError::Unsupported("no")).error, 501, "unsupported_operation"),
             (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
             (taken(GenerationError::Retired), 503, "model_retired"),
-            (taken(GenerationError::SlowClient(Slowness::Stalled)), 408, "slow_client"),
+            (Failure::too_much_to_collect(TooMuch::Own).error, 400, "answer_too_large"),
+            (Failure::too_much_to_collect(TooMuch::Everyone).error, 503, "overloaded"),
+            (taken(GenerationError::SlowClient(Slowness::Overrun)), 408, "slow_client"),
             (taken(RequestError::DeadlineExceeded { waited_ms: 11, limit_ms: 10 }.into()), 408, "request_timeout"),
             (
                 taken(RequestError::ContextLengthExceeded { prompt_tokens: 9, limit: 8 }.into()),

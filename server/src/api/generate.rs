@@ -16,13 +16,14 @@ use gantry_openai::{ApiError, Common, ErrorCode, Priority, ValidChatRequest, Val
 
 use super::answer::{Envelope, Shape};
 use super::budget::Share;
-use super::choices::{Choices, Gathered, sum_of};
+use super::choices::{Choices, Gathered, Uncollected, sum_of};
 use super::errors::{Failure, of_submission, unanswered};
 use super::middleware::{CountedLater, RequestIdentity};
 use super::params::{Names, Scheduling, params, priority_of, seed_of};
 use super::{App, body, stream};
 use crate::limits::SUBMIT_ATTEMPTS;
 use crate::metrics::{Latencies, Metrics, Outcome, Route};
+use crate::output::Collected;
 use crate::version::{GenerateRequest, Generation, SubmitError, Version};
 
 /// The header that names the version that answered.
@@ -81,7 +82,7 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
     let mut response = if common.streaming.enabled {
         stream::respond(choices, envelope, observed, names, &version).await
     } else {
-        whole(choices, &envelope, observed, names, &version).await
+        whole(app, choices, envelope, observed, names, &version).await
     };
     response.extensions_mut().insert(CountedLater);
     if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
@@ -130,29 +131,32 @@ async fn submit_all(
 }
 
 async fn whole(
+    app: &App,
     choices: Choices,
-    envelope: &Envelope,
+    envelope: Envelope,
     mut observed: Observed,
     names: Names,
     version: &Version,
 ) -> Response {
-    match choices.collect_all().await {
-        Ok(whole) => {
-            observed.first_tokens_of(&whole);
-            whole.iter().for_each(|choice| observed.timed(&choice.timings));
-            observed.answered(sum_of(whole.iter().map(|choice| choice.usage)));
-            match envelope.whole(whole) {
-                Ok(body) => {
-                    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
-                }
-                Err(error) => Failure::internal(&error).into_response(),
-            }
-        }
+    let mut collected = Collected::new(&app.output);
+    let whole = match choices.collect_all(&mut collected).await {
+        Ok(whole) => whole,
         Err(error) => {
-            let failure = unanswered(error, names, version.retry_after());
+            let failure = match error {
+                Uncollected::Failed(error) => unanswered(error, names, version.retry_after()),
+                Uncollected::TooMuch(what) => Failure::too_much_to_collect(what),
+            };
             observed.refused(failure.error.status);
-            failure.into_response()
+            return failure.into_response();
         }
+    };
+    observed.first_tokens_of(&whole);
+    whole.iter().for_each(|choice| observed.timed(&choice.timings));
+    observed.answered(sum_of(whole.iter().map(|choice| choice.usage)));
+    let bytes = collected.bytes();
+    match app.writers.write(bytes, collected, Collected::become_written, move || envelope.whole(whole)).await {
+        Ok(body) => ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response(),
+        Err(failure) => failure.into_response(),
     }
 }
 

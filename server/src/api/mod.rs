@@ -1,7 +1,7 @@
 //! HTTP as `OpenAI`'s clients speak it.
 //!
 //! One file for each step of a request: [`body`] reads it within limits, `gantry-openai` checks it, [`generate`] binds
-//! it to the active version, [`stream`] sends its answer piece by piece ([`pooled`] whole, for vectors), [`errors`] tells what went wrong as an error
+//! it to the active version, [`stream`] sends its answer piece by piece ([`pooled`] whole, for vectors; what comes whole is [`written`] off the runtime), [`errors`] tells what went wrong as an error
 //! object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a token can be
 //! decoded now. Absent: authentication, which is the ingress's; HTTP/2 and TLS, as in llama-server behind a service.
 
@@ -17,6 +17,7 @@ mod params;
 mod pooled;
 mod ready;
 mod stream;
+mod written;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +33,7 @@ use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::config::STANDALONE_VERSION;
+use crate::front::FrontLimits;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::output::Output;
 use crate::routing::Router;
@@ -39,6 +41,7 @@ use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
 pub use budget::Peer;
 use errors::Failure;
+use written::Writers;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -54,6 +57,9 @@ pub struct App {
     bodies: Budget,
     /// What answers with vectors take, which must not have small bodies wait behind large answers.
     answers: Budget,
+    output: Arc<Output>,
+    writers: Writers,
+    limits: FrontLimits,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
     started: Instant,
@@ -62,14 +68,22 @@ pub struct App {
 impl App {
     /// An application that serves what `router` holds. `output`: of the workers of its versions.
     #[must_use]
-    pub fn new(router: Arc<Router>, output: Arc<Output>, loading: Option<watch::Receiver<f32>>) -> Arc<Self> {
-        let metrics = Metrics::new(Arc::clone(&router), output);
+    pub fn new(
+        router: Arc<Router>,
+        output: Arc<Output>,
+        limits: FrontLimits,
+        loading: Option<watch::Receiver<f32>>,
+    ) -> Arc<Self> {
+        let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output));
         Arc::new(Self {
             router,
             metrics,
             draining: AtomicBool::new(false),
-            bodies: Budget::new(),
-            answers: Budget::new(),
+            bodies: Budget::new(limits.bodies_bytes),
+            answers: Budget::new(limits.vectors_bytes),
+            limits,
+            output,
+            writers: Writers::new(),
             loading,
             started: Instant::now(),
         })
@@ -79,6 +93,12 @@ impl App {
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// How much memory the front may take.
+    #[must_use]
+    pub fn limits(&self) -> FrontLimits {
+        self.limits
     }
 
     /// The active version, unless the request asks for another model than it.

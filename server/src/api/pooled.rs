@@ -8,17 +8,18 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
-use gantry_openai::{ApiError, EmbeddingInput, EmbeddingList, Priority, ValidEmbeddingsRequest, ValidRerankRequest};
+use gantry_openai::{
+    ApiError, EmbeddingInput, EmbeddingList, ErrorCode, Priority, ValidEmbeddingsRequest, ValidRerankRequest,
+};
 
-use super::budget::{Peer, Share};
+use super::budget::Peer;
 use super::errors::{Failure, of_submission, unanswered};
 use super::generate::{Observed, Origin, VERSION_HEADER};
 use super::middleware::CountedLater;
 use super::params::{Names, Scheduling, engine_priority};
 use super::{App, body};
-use crate::limits::{BODY_BUDGET_BYTES, BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, SUBMIT_ATTEMPTS};
+use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, MAX_BODY_BYTES, SUBMIT_ATTEMPTS};
 use crate::metrics::Route;
 use crate::version::{PoolRequest, Pooled, SubmitError, Version};
 
@@ -40,18 +41,23 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
         valid.check_dimensions(width)?;
     }
     let numbers = count.saturating_mul(width as usize);
-    // Half of the budget is the most, so that the longest answer of the widest model can be given.
-    let answer = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER).min(BODY_BUDGET_BYTES / 2);
+    let answer = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER);
+    let most = app.limits.vectors_bytes / 2;
+    if answer > most {
+        let inputs = most / EMBEDDING_ANSWER_BYTES_PER_NUMBER / width as usize;
+        let message = format!(
+            "The vectors of {count} inputs are more than may be given at once: send no more than {inputs} in a request."
+        );
+        return Err(ApiError::invalid(Some("input".into()), ErrorCode::AnswerTooLarge, message).into());
+    }
     let answer_share = app.answers.take(peer, answer, BODY_BUDGET_WAIT).await?;
     let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Embeddings, &version, origin, Some(priority), 0, share);
     let encoding = valid.encoding;
     let write = move |model: String, output: PooledOutput| {
-        let list = EmbeddingList::new(model, output.vectors, encoding, output.prompt_tokens);
-        let body = serde_json::to_vec(&list)?;
-        Ok(Bytes::from_owner(Held { body, _share: answer_share }))
+        serde_json::to_vec(&EmbeddingList::new(model, output.vectors, encoding, output.prompt_tokens))
     };
-    Ok(answer_with(pooled, &version, observed, names, write).await)
+    Ok(answer_with(&app, pooled, &version, observed, names, (answer, answer_share), write).await)
 }
 
 pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
@@ -67,21 +73,10 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let write = move |model: String, output: PooledOutput| {
         let score = |vector: &Vec<f32>| vector.first().copied().unwrap_or(f32::NAN);
         let scores: Vec<f32> = output.vectors.iter().map(score).collect();
-        serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens)).map(Bytes::from)
+        serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens))
     };
-    Ok(answer_with(pooled, &version, observed, names, write).await)
-}
-
-/// An answer and its share of the budget, which it keeps until the client has it.
-struct Held {
-    body: Vec<u8>,
-    _share: Share,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.body
-    }
+    // Documents are told again, and they came in a body.
+    Ok(answer_with(&app, pooled, &version, observed, names, (MAX_BODY_BYTES, ()), write).await)
 }
 
 /// What is asked of a version. Who goes first is said by the header, then by the body.
@@ -116,29 +111,24 @@ async fn submit(
     Err(of_submission(SubmitError::Retired, names))
 }
 
-/// Waits for the answer and writes it.
-async fn answer_with(
+/// Waits for the answer, of about so many bytes, and writes it. It keeps its share of memory until the client has it.
+async fn answer_with<S: Send + Sync + 'static>(
+    app: &App,
     pooled: Pooled,
     version: &Version,
     mut observed: Observed,
     names: Names,
-    write: impl FnOnce(String, PooledOutput) -> Result<Bytes, serde_json::Error> + Send + 'static,
+    (bytes, share): (usize, S),
+    write: impl FnOnce(String, PooledOutput) -> Result<Vec<u8>, serde_json::Error> + Send + 'static,
 ) -> Response {
     let result = match pooled.output().await {
         Ok(output) => {
             let prompt_tokens = output.prompt_tokens;
             let model = version.spec().served_name.clone();
-            // Millions of numbers are milliseconds in which no other request would be heard.
-            let written = tokio::task::spawn_blocking(move || write(model, output)).await;
-            match written {
-                Ok(Ok(body)) => {
-                    observed.answered(gantry_engine::Usage { prompt_tokens, ..Default::default() });
-                    let json = HeaderValue::from_static("application/json");
-                    Ok(([(header::CONTENT_TYPE, json)], body).into_response())
-                }
-                Ok(Err(error)) => Err(Failure::internal(&error)),
-                Err(error) => Err(Failure::internal(&error)),
-            }
+            app.writers.write(bytes, share, |_, _| (), move || write(model, output)).await.map(|body| {
+                observed.answered(gantry_engine::Usage { prompt_tokens, ..Default::default() });
+                ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+            })
         }
         Err(error) => Err(unanswered(error, names, version.retry_after())),
     };

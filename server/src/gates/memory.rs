@@ -2,7 +2,8 @@
 //!
 //! What is left under a limit is the limit less what cannot be reclaimed: page cache that nobody has mapped is as good as
 //! free, mapped pages are code, or what another version computes with on a GPU. The limits of all enclosing cgroups count,
-//! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. The memory of GPUs, which no file tells,
+//! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. Of that, what the front may take for
+//! clients ([`crate::front`]) is not for models. The memory of GPUs, which no file tells,
 //! is held against a limit where one is set ([`fit_gpu`]); without one, a model too large for it fails at the Load gate.
 
 use std::collections::HashMap;
@@ -16,6 +17,7 @@ use gantry_gguf::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
 use super::report::{Refusal, quantity};
+use crate::front::FrontLimits;
 use crate::limits::{TRIAL_GPU_BYTES, TRIAL_HEADROOM_MIN_BYTES};
 use crate::processors::Processors;
 use crate::version::{RuntimeSettings, Share, TrialLimit};
@@ -33,6 +35,21 @@ pub struct PodMemory {
     pub limit_bytes: u64,
     /// What can be used now.
     pub available_bytes: u64,
+}
+
+impl PodMemory {
+    /// What is left for models, where the front may take so much.
+    #[must_use]
+    pub fn beside_front(self, front_bytes: u64) -> Self {
+        Self { available_bytes: self.available_bytes.saturating_sub(front_bytes), ..self }
+    }
+
+    /// The most that the front takes in it, beside the workers of a model that is run so.
+    #[must_use]
+    pub fn front_bytes(&self, runtime: &RuntimeSettings) -> u64 {
+        let (sequences, waiting) = (runtime.parallel as usize, runtime.scheduling.max_queue);
+        FrontLimits::within(Some(self.limit_bytes)).most_bytes(sequences, waiting, runtime.pooled.is_some())
+    }
 }
 
 /// The memory of this process's pod.
@@ -316,15 +333,25 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
     }
 }
 
-/// Holds the need against what is left.
-pub(super) fn judge(required_bytes: u64, memory: PodMemory, headroom_ratio: f64) -> (Fit, Result<String, Refusal>) {
-    let fit = verdict(required_bytes, memory.available_bytes, headroom_ratio);
-    let value = format!("{} of {}", quantity(required_bytes), quantity(memory.available_bytes));
+/// Holds the need against what is left, of which the front may take so much.
+pub(super) fn judge(
+    required_bytes: u64,
+    memory: PodMemory,
+    front_bytes: u64,
+    headroom_ratio: f64,
+) -> (Fit, Result<String, Refusal>) {
+    let available_bytes = memory.beside_front(front_bytes).available_bytes;
+    let fit = verdict(required_bytes, available_bytes, headroom_ratio);
+    let value = format!("{} of {}", quantity(required_bytes), quantity(available_bytes));
     let result = if fit.fits {
         Ok(value)
     } else {
-        let limit = quantity(memory.limit_bytes);
-        let message = format!("the model {} (the pod's limit is {limit}, spec.resources.memory)", fit.message);
+        let (limit, front) = (quantity(memory.limit_bytes), quantity(front_bytes));
+        let message = format!(
+            "the model {} (the pod's limit is {limit}, spec.resources.memory; {front} are kept for what connections, requests \
+             and answers may take beside models)",
+            fit.message
+        );
         Err(Refusal::new(GateName::Memory, message).with_value(value))
     };
     (fit, result)
@@ -544,14 +571,30 @@ mod tests {
         assert!(memory.available_bytes > 0 && memory.available_bytes <= memory.limit_bytes, "{memory:?}");
     }
 
+    /// As the example and the tests on a cluster have it, with one version that answers and the next one beside it.
+    #[test]
+    fn two_demos_fit_into_their_pods_beside_the_front() {
+        let runtime = RuntimeSettings { ctx_size: 8192, ..RuntimeSettings::default() };
+        let required_bytes = predict(&demo(), None, &runtime, false);
+        for limit_bytes in [768 << 20, 1 << 30] {
+            let memory = PodMemory { limit_bytes, available_bytes: limit_bytes };
+            let front_bytes = memory.front_bytes(&runtime);
+            // The one that answers keeps prompts in an eighth of the memory at the most.
+            let left = memory.beside_front(required_bytes + limit_bytes / 8 + (32 << 20));
+            assert!(judge(required_bytes, left, front_bytes, 0.1).0.fits, "{required_bytes} and {front_bytes}");
+        }
+    }
+
     #[test]
     fn a_refusal_names_the_figures() {
-        let memory = PodMemory { limit_bytes: 512 << 20, available_bytes: 100 << 20 };
-        let (fit, result) = judge(200 << 20, memory, 0.05);
+        let memory = PodMemory { limit_bytes: 512 << 20, available_bytes: 140 << 20 };
+        let (fit, result) = judge(200 << 20, memory, 40 << 20, 0.05);
         let refusal = result.unwrap_err();
         assert!(!fit.fits);
         assert_eq!(refusal.value.as_deref(), Some("200Mi of 100Mi"));
-        assert!(refusal.message.contains("512Mi") && refusal.message.contains("5% headroom"), "{}", refusal.message);
-        assert_eq!(judge(90 << 20, memory, 0.05).1.unwrap(), "90.0Mi of 100Mi");
+        for part in ["512Mi", "5% headroom", "40.0Mi are kept"] {
+            assert!(refusal.message.contains(part), "{}", refusal.message);
+        }
+        assert_eq!(judge(90 << 20, memory, 40 << 20, 0.05).1.unwrap(), "90.0Mi of 100Mi");
     }
 }

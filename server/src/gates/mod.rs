@@ -35,7 +35,7 @@ use crate::version::{
 };
 use file::FileError;
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
-use memory::GpuUnfit;
+use memory::{GpuUnfit, PodMemory};
 use objects::{NotThere, Objects};
 use report::quantity;
 pub use report::{Board, Refusal, Report};
@@ -426,7 +426,7 @@ fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
     };
-    let (fit, result) = memory::judge(required, memory, job.headroom_ratio);
+    let (fit, result) = memory::judge(required, memory, memory.front_bytes(&runtime), job.headroom_ratio);
     report.fit(&fit);
     result
 }
@@ -438,10 +438,15 @@ fn predict(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &R
 /// What its workers may take until it answers.
 fn trial(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &RuntimeSettings) -> Arc<Trial> {
     let draft = draft.map(|draft| &draft.summary);
-    let limits = memory::trial_limits(summary, draft, runtime, job.gpu, memory::read(), job.headroom_ratio);
+    let limits = memory::trial_limits(summary, draft, runtime, job.gpu, memory_for(runtime), job.headroom_ratio);
     let workers = limits.len().max(1) as u64;
     let cache_bytes = runtime.engine.cache_ram_bytes.unwrap_or(gantry_engine::DEFAULT_PREFIX_CACHE_RAM_BYTES);
     Trial::new(limits, cache_bytes / workers)
+}
+
+/// The pod's memory, with what of it is left for a model that is run so.
+fn memory_for(runtime: &RuntimeSettings) -> Option<PodMemory> {
+    memory::read().map(|memory| memory.beside_front(memory.front_bytes(runtime)))
 }
 
 /// The settings of a job's version, with as many layers on GPUs as their memory is for.
@@ -459,7 +464,7 @@ fn job_settings(job: &Job, draft: Option<&DraftModel>, summary: &Summary) -> Res
         Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)
     })?;
     if !job.gpu {
-        let (draft, memory) = (draft.map(|draft| &draft.summary), memory::read());
+        let (draft, memory) = (draft.map(|draft| &draft.summary), memory_for(&runtime));
         memory::fit_workers(&mut runtime, summary, draft, Processors::here(), memory, job.headroom_ratio);
     }
     Ok(runtime)

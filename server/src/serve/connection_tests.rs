@@ -6,7 +6,8 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::api;
-use crate::limits::SHED_MIN_AGE;
+use crate::front::FrontLimits;
+use crate::limits::{OUTPUT_BUDGET_BYTES, SHED_MIN_AGE};
 use crate::output::Output;
 use crate::routing::Router;
 
@@ -20,7 +21,7 @@ struct Served {
 
 impl Served {
     async fn new(limit: usize) -> Self {
-        let app = App::new(Router::new(), Output::new(), None);
+        let app = App::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), FrontLimits::default(), None);
         let connections = Connections::new(limit, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self { listener, connections, app, closing: CancellationToken::new() }

@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::generation::{GenerationError, Item};
-use crate::limits::{OUTPUT_OVERRUN_BYTES, SLOW_CLIENT_LIMIT};
+use crate::limits::OUTPUT_OVERRUN_BYTES;
 use crate::output::{Output, Pressure, allocated_by, may_resume, pressure};
 
 /// Places that a queue keeps, however empty it is.
@@ -22,8 +22,8 @@ const PLACE_BYTES: usize = 2 * size_of::<(Item, usize)>();
 /// How a client was too slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slowness {
-    /// It took nothing for [`SLOW_CLIENT_LIMIT`] of an answer that was paused for it.
-    Stalled,
+    /// It took nothing for so long of an answer that was paused for it.
+    Stalled(Duration),
     /// More came of a paused answer than [`OUTPUT_OVERRUN_BYTES`].
     Overrun,
 }
@@ -31,7 +31,7 @@ pub enum Slowness {
 impl Display for Slowness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Stalled => write!(f, "it took nothing of what waited for it for {} s", SLOW_CLIENT_LIMIT.as_secs()),
+            Self::Stalled(limit) => write!(f, "it took nothing of what waited for it for {} s", limit.as_secs()),
             Self::Overrun => {
                 let overrun = OUTPUT_OVERRUN_BYTES >> 10;
                 write!(
@@ -109,7 +109,7 @@ impl Queue {
             self.items.shrink_to(KEPT_PLACES.max(2 * self.items.len()));
         }
         let held_bytes = output.release(bytes);
-        let resumes = self.is_paused && may_resume(self.held_bytes, held_bytes);
+        let resumes = self.is_paused && may_resume(self.held_bytes, output.allowance(held_bytes));
         self.is_paused &= !resumes;
         Some((item, resumes))
     }
@@ -142,7 +142,7 @@ impl EventSender {
         if is_last {
             return Sent::Waits;
         }
-        match pressure(queue.held_bytes, held_bytes, queue.is_paused) {
+        match pressure(queue.held_bytes, output.allowance(held_bytes), queue.is_paused) {
             Pressure::None => Sent::Waits,
             Pressure::Pause => {
                 queue.is_paused = true;
@@ -170,9 +170,9 @@ impl EventSender {
         self.0.lock().is_paused = false;
     }
 
-    /// Ends a paused answer of which nothing has been taken for [`SLOW_CLIENT_LIMIT`], as far as is known: to be asked time
-    /// and again. True: it has ended.
-    pub(super) fn ends_unread(&self, now: Instant) -> bool {
+    /// Ends a paused answer of which nothing has been taken for `limit`, as far as is known: to be asked time and again. True:
+    /// it has ended.
+    pub(super) fn ends_unread(&self, now: Instant, limit: Duration) -> bool {
         let mut queue = self.0.lock();
         if std::mem::take(&mut queue.is_read) || !queue.is_paused {
             queue.quiet_since = None;
@@ -181,9 +181,9 @@ impl EventSender {
             return false;
         }
         let since = *queue.quiet_since.get_or_insert(now);
-        let ends = now.saturating_duration_since(since) >= SLOW_CLIENT_LIMIT;
+        let ends = now.saturating_duration_since(since) >= limit;
         if ends {
-            queue.end(Slowness::Stalled, &self.0.output);
+            queue.end(Slowness::Stalled(limit), &self.0.output);
         }
         ends
     }

@@ -8,7 +8,7 @@ use gantry_engine::{FinishReason, GenerationEvent, Timings, Usage};
 use proptest::prelude::*;
 
 use super::*;
-use crate::limits::{OUTPUT_FLOOR_BYTES, OUTPUT_PER_ANSWER_BYTES};
+use crate::limits::{OUTPUT_BUDGET_BYTES, OUTPUT_FLOOR_BYTES, OUTPUT_PER_ANSWER_BYTES};
 
 fn delta(bytes: usize) -> Item {
     Ok(GenerationEvent::Delta { text: "x".repeat(bytes), tokens: 1, logprobs: Vec::new() })
@@ -33,7 +33,7 @@ impl Wake for Wakes {
 
 #[test]
 fn whoever_waits_is_woken_by_an_event_and_by_the_end() {
-    let (sender, receiver) = channel(&Output::new());
+    let (sender, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES));
     let wakes = Arc::<Wakes>::default();
     let waker = Waker::from(Arc::clone(&wakes));
     let poll = || receiver.poll_recv(&mut Context::from_waker(&waker));
@@ -49,7 +49,7 @@ fn whoever_waits_is_woken_by_an_event_and_by_the_end() {
 
 #[test]
 fn a_last_event_is_taken_however_much_waits() {
-    let output = Output::new();
+    let output = Output::new(OUTPUT_BUDGET_BYTES);
     let (sender, receiver) = channel(&output);
     assert_eq!(sender.send(delta(2 * OUTPUT_PER_ANSWER_BYTES)), Sent::Pauses);
     assert_eq!(sender.send(finished()), Sent::Waits);
@@ -60,7 +60,7 @@ fn a_last_event_is_taken_however_much_waits() {
 
 #[test]
 fn nobody_is_sent_to_and_nothing_is_held_once_the_client_has_left() {
-    let output = Output::new();
+    let output = Output::new(OUTPUT_BUDGET_BYTES);
     let (sender, receiver) = channel(&output);
     assert_eq!(sender.send(delta(2 * OUTPUT_PER_ANSWER_BYTES)), Sent::Pauses);
     drop(receiver);
@@ -68,13 +68,14 @@ fn nobody_is_sent_to_and_nothing_is_held_once_the_client_has_left() {
     assert!(sender.is_closed());
     assert_eq!(sender.send(delta(1)), Sent::Gone);
     let now = Instant::now();
-    assert!(!sender.ends_unread(now) && !sender.ends_unread(now + SLOW_CLIENT_LIMIT));
+    let limit = Duration::from_secs(1);
+    assert!(!sender.ends_unread(now, limit) && !sender.ends_unread(now + limit, limit));
     assert_eq!((output.held_bytes(), output.ended()), (0, 0));
 }
 
 #[test]
 fn an_empty_queue_keeps_little_of_the_memory_that_it_had() {
-    let (sender, receiver) = channel(&Output::new());
+    let (sender, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES));
     for _ in 0..500 {
         assert_ne!(sender.send(delta(0)), Sent::Ended);
     }
@@ -91,7 +92,7 @@ proptest! {
     fn what_is_sent_comes_and_who_has_taken_all_goes_on(
         steps in proptest::collection::vec((0_usize..6, prop_oneof![Just(0), 1..2 * OUTPUT_PER_ANSWER_BYTES]), 1..200)
     ) {
-        let output = Output::new();
+        let output = Output::new(OUTPUT_BUDGET_BYTES);
         let answers: Vec<_> = (0..6).map(|_| channel(&output)).collect();
         let mut wanted = vec![VecDeque::new(); 6];
         for (index, bytes) in steps {

@@ -23,7 +23,9 @@ use tokio::time::timeout;
 use super::threads::Threads;
 use super::trial::Trial;
 use crate::journal::Journal;
-use crate::limits::{WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_PIECE_BYTES, WORKER_LOG_TAIL_LINES};
+use crate::limits::{
+    OUTPUT_BUDGET_BYTES, WORKER_EXIT_LIMIT, WORKER_LOG_LINE_BYTES, WORKER_LOG_PIECE_BYTES, WORKER_LOG_TAIL_LINES,
+};
 use crate::output::Output;
 use crate::processors::Processors;
 use crate::telemetry;
@@ -50,7 +52,8 @@ impl WorkerConfig {
     #[must_use]
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let threads = Threads::new(Processors::here().count());
-        Self { program: program.into(), backend_dir: None, quiet: false, threads, output: Output::new(), trial: None }
+        let output = Output::new(OUTPUT_BUDGET_BYTES);
+        Self { program: program.into(), backend_dir: None, quiet: false, threads, output, trial: None }
     }
 
     /// With the backends of this directory; without, a worker looks beside its program.
@@ -63,6 +66,12 @@ impl WorkerConfig {
     #[must_use]
     pub fn on_trial(self, trial: Arc<Trial>) -> Self {
         Self { trial: Some(trial), ..self }
+    }
+
+    /// Of whose answers clients may leave so much untaken.
+    #[must_use]
+    pub fn with_output(self, output: Arc<Output>) -> Self {
+        Self { output, ..self }
     }
 
     /// What clients have not taken of what they answer.

@@ -71,8 +71,17 @@ fn read_some(stream: &TcpStream, into: &mut Vec<u8>) -> usize {
 
 /// Memory of the front, in RAM.
 fn front_mib(server: &Server) -> f64 {
+    front_figure(server, "VmRSS:")
+}
+
+/// The most that it ever was.
+fn front_peak_mib(server: &Server) -> f64 {
+    front_figure(server, "VmHWM:")
+}
+
+fn front_figure(server: &Server, name: &str) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1024.0
 }
 
@@ -124,4 +133,49 @@ async fn clients_that_read_nothing_cost_the_front_little_and_nobody_else_and_can
         stream.read_to_end(&mut answer).await.unwrap();
         assert_eq!(choices_of(&answer), undisturbed);
     }
+}
+
+/// Whole answers as large as no client needs, of 1.5 KiB for each of 6,400 tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_too_large_to_be_whole_fail_with_what_to_do_and_the_front_stays_small() {
+    let server = Server::start(&["--parallel", "8", "--ctx-size", "8192", "--max-queue", "512"]).await;
+    let whole = |choices: usize| {
+        let mut body = much();
+        body["n"] = json!(choices);
+        body["stream"] = json!(false);
+        server.post(CHAT, &body).send()
+    };
+    let one = whole(2).await.unwrap();
+    assert_eq!(one.status(), 200);
+    let one: Value = one.json().await.unwrap();
+    let idle_mib = front_mib(&server);
+    let alone = whole(CHOICES).await.unwrap();
+    assert_eq!(alone.status(), 400);
+    let told: Value = alone.json().await.unwrap();
+    assert_eq!(told["error"]["code"], "answer_too_large");
+    assert!(told["error"]["message"].as_str().unwrap().contains("stream it"), "{told}");
+
+    // Of many at once some are told to come again, and small ones are answered beside them.
+    let many = futures::future::join_all((0..6).map(|_| whole(CHOICES)));
+    let small = futures::future::join_all((0..4).map(|_| whole(2)));
+    let (many, small) = tokio::join!(many, small);
+    for answer in many {
+        let status = answer.unwrap().status().as_u16();
+        assert!([400, 503].contains(&status), "{status}");
+    }
+    for answer in small {
+        let answer = answer.unwrap();
+        let status = answer.status();
+        let answer: Value = answer.json().await.unwrap();
+        if status == 200 {
+            let text = |answer: &Value, choice: usize| answer["choices"][choice]["message"]["content"].clone();
+            assert_eq!([text(&answer, 0), text(&answer, 1)], [text(&one, 0), text(&one, 1)]);
+        } else {
+            assert_eq!((status.as_u16(), &answer["error"]["code"]), (503, &"overloaded".into()));
+        }
+    }
+    let most_mib = front_peak_mib(&server);
+    eprintln!("whole answers: the front grew from {idle_mib:.1} MiB to {most_mib:.1} MiB at the most");
+    assert!(most_mib - idle_mib < 2.0 * BOUND_MIB, "the front grew from {idle_mib} MiB to {most_mib} MiB");
+    await_condition("nothing to be held", async || server.metric("gantry_undelivered_bytes").await < 0.5).await;
 }

@@ -18,7 +18,8 @@ use tokio::time::MissedTickBehavior;
 
 use super::{Command, End, ProbeReply, Requests, Supervisor};
 use crate::limits::{
-    HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
+    HEARTBEAT_LATE, HEARTBEAT_LIMIT, LOAD_STALL_LIMIT, PROBE_CACHE, PROBE_LIMIT, SLOW_CLIENT_CROWDED_LIMIT,
+    SLOW_CLIENT_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
 };
 use crate::protocol::{FromWorker, LoadFault, ProtocolError, RequestId, ToWorker};
 use crate::version::request::{Passed, Request};
@@ -492,7 +493,9 @@ impl<'a> Session<'a> {
         }
         // The worker says so itself between two steps, and has the time of a tick for it.
         let (late, due) = (self.late, now.checked_sub(SUPERVISOR_TICK).unwrap_or(now));
-        let given_up = |request: &mut Request| request.expire(due, late) || request.ends_unread(now);
+        let crowded = !self.supervisor.shared.admission.is_accepting();
+        let patience = if crowded { SLOW_CLIENT_CROWDED_LIMIT } else { SLOW_CLIENT_LIMIT };
+        let given_up = |request: &mut Request| request.expire(due, late) || request.ends_unread(now, patience);
         let expired = self.requests.values_mut().filter_map(|request| given_up(request).then_some(request.id));
         for id in expired.collect::<Vec<_>>() {
             self.tell(ToWorker::Cancel { id });

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use super::session::{CONTROL_ID, Event};
 use super::*;
 use crate::limits::{
-    CRASH_LIMIT, HEARTBEAT_LATE, HEARTBEAT_LIMIT, OUTPUT_OVERRUN_BYTES, OUTPUT_PER_ANSWER_BYTES, PROBE_CACHE,
-    PROBE_LIMIT, SLOW_CLIENT_LIMIT, STEP_STALL_LIMIT,
+    CRASH_LIMIT, HEARTBEAT_LATE, HEARTBEAT_LIMIT, OUTPUT_BUDGET_BYTES, OUTPUT_OVERRUN_BYTES, OUTPUT_PER_ANSWER_BYTES,
+    PROBE_CACHE, PROBE_LIMIT, SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_LIMIT, STEP_STALL_LIMIT,
 };
 use crate::output::Output;
 use crate::processors::Processors;
@@ -106,7 +106,7 @@ pub(super) fn supervisor_at(
 
 /// A request as it comes to the worker, and its client's end.
 pub(super) fn request(shared: &Shared, lanes: &Arc<Lanes>, id: RequestId) -> Option<(Box<Request>, Generation)> {
-    request_in(&Output::new(), shared, lanes, id)
+    request_in(&Output::new(OUTPUT_BUDGET_BYTES), shared, lanes, id)
 }
 
 /// The same of one whose client's memory is this one's.
@@ -172,7 +172,7 @@ proptest! {
         let now = Instant::now();
         session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
 
-        let output = Output::new();
+        let output = Output::new(OUTPUT_BUDGET_BYTES);
         let mut clients: Vec<Option<(Generation, Vec<Item>)>> = Vec::new();
         let (mut probes, mut told) = (Vec::new(), Vec::new());
         for op in ops {
@@ -293,7 +293,7 @@ fn a_client_that_does_not_read_has_its_answer_paused_and_then_ended_with_a_reaso
     let mut session = Session::new(&mut supervisor, outbox);
     let mut now = Instant::now();
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
-    let output = Output::new();
+    let output = Output::new(OUTPUT_BUDGET_BYTES);
     let (request, mut client) = request_in(&output, &shared, &lanes, 7).unwrap();
     session.apply(Event::Command(Some(Command::Submit(request))), now);
     let apply = |session: &mut Session<'_>, op: Op, now| {
@@ -336,12 +336,37 @@ fn a_client_that_does_not_read_has_its_answer_paused_and_then_ended_with_a_reaso
         assert_eq!(told(&mut sent), told_then);
     }
     assert!(output.held_bytes() < 4096, "what waited is thrown away at once");
-    assert_eq!(seen(client), [Err(GenerationError::SlowClient(Slowness::Stalled))]);
+    assert_eq!(seen(client), [Err(GenerationError::SlowClient(Slowness::Stalled(SLOW_CLIENT_LIMIT)))]);
     assert_eq!((output.ended(), output.held_bytes()), (1, 0));
     // The place is the worker's until it lets go.
     assert_eq!(shared.admission.in_flight(), 1);
     apply(&mut session, Op::Finished(7), now);
     assert_eq!(shared.admission.in_flight(), 0);
+}
+
+#[test]
+fn a_client_that_does_not_read_makes_room_sooner_where_others_are_refused() {
+    let shared = shared();
+    let (mut supervisor, lanes, _waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let mut now = Instant::now();
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    let (request, client) = request(&shared, &lanes, 7).unwrap();
+    session.apply(Event::Command(Some(Command::Submit(request))), now);
+    session.apply(Event::Frame(message(&Op::Flood(7)).map(Ok)), now);
+    let places: Vec<_> = std::iter::from_fn(|| shared.admission.enter().ok()).collect();
+    let mut wait = |time| {
+        now += time;
+        session.apply(Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::default())))), now);
+        assert!(session.apply(Event::Tick, now).is_none());
+        told(&mut sent)
+    };
+    assert_eq!(wait(Duration::ZERO), [ToWorker::Pause { id: 7 }]);
+    assert_eq!(wait(SLOW_CLIENT_CROWDED_LIMIT - SUPERVISOR_TICK), []);
+    assert_eq!(wait(SUPERVISOR_TICK), [ToWorker::Cancel { id: 7 }]);
+    assert_eq!(seen(client), [Err(GenerationError::SlowClient(Slowness::Stalled(SLOW_CLIENT_CROWDED_LIMIT)))]);
+    drop(places);
 }
 
 #[test]
@@ -352,7 +377,7 @@ fn a_worker_that_does_not_pause_an_answer_has_it_ended() {
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
-    let output = Output::new();
+    let output = Output::new(OUTPUT_BUDGET_BYTES);
     let (request, client) = request_in(&output, &shared, &lanes, 7).unwrap();
     session.apply(Event::Command(Some(Command::Submit(request))), now);
     for _ in 0..9 {

@@ -1,0 +1,103 @@
+//! How much memory the front itself may take, beside its workers: a part of what the process has, shared among what clients
+//! can have it hold. The memory gate keeps it free ([`crate::gates::memory`]).
+//!
+//! Absent: what each limit does, which is with who enforces it: bodies and vectors in [`crate::api`], undelivered output in
+//! [`crate::output`], connections in [`crate::serve`].
+
+use crate::limits::{
+    BODY_BUDGET_BYTES, BODY_BUDGET_MIN_BYTES, CONNECTION_BYTES, FRONT_BASE_BYTES, FRONT_MEMORY_DIVISOR, MAX_BODY_BYTES,
+    MAX_CONNECTIONS, MIN_CONNECTIONS, OUTPUT_BUDGET_BYTES, OUTPUT_BUDGET_MIN_BYTES, OUTPUT_FLOOR_BYTES,
+    OUTPUT_OVERRUN_BYTES, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_COPIES, WRITES_AT_ONCE,
+};
+
+// One body fits into what any one client may have.
+const _: () = assert!(MAX_BODY_BYTES * 4 < BODY_BUDGET_MIN_BYTES && BODY_BUDGET_MIN_BYTES <= BODY_BUDGET_BYTES);
+
+/// The front's limits of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontLimits {
+    /// What request bodies may take together.
+    pub bodies_bytes: usize,
+    /// What answers with vectors may.
+    pub vectors_bytes: usize,
+    /// What answers may hold until their clients have taken it.
+    pub output_bytes: usize,
+    /// Connections open at once.
+    pub connections: usize,
+}
+
+impl FrontLimits {
+    /// The limits in a process that may take so much; `None`: nobody knows.
+    #[must_use]
+    pub fn within(memory_bytes: Option<u64>) -> Self {
+        let part_bytes = memory_bytes.map(|bytes| usize::try_from(bytes / FRONT_MEMORY_DIVISOR).unwrap_or(usize::MAX));
+        let part_bytes = part_bytes.unwrap_or(usize::MAX);
+        Self {
+            bodies_bytes: part_bytes.clamp(BODY_BUDGET_MIN_BYTES, BODY_BUDGET_BYTES),
+            vectors_bytes: part_bytes.clamp(BODY_BUDGET_MIN_BYTES, BODY_BUDGET_BYTES),
+            output_bytes: part_bytes.clamp(OUTPUT_BUDGET_MIN_BYTES, OUTPUT_BUDGET_BYTES),
+            connections: (part_bytes / CONNECTION_BYTES).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS),
+        }
+    }
+
+    /// The most that the front takes with these limits, where so many sequences generate and so many requests wait. `vectors`:
+    /// whether it serves them.
+    #[must_use]
+    pub fn most_bytes(&self, sequences: usize, waiting: usize, vectors: bool) -> u64 {
+        let bytes = |count: usize, each: usize| (count as u64).saturating_mul(each as u64);
+        let parts = [
+            FRONT_BASE_BYTES,
+            bytes(1, self.bodies_bytes),
+            bytes(usize::from(vectors), self.vectors_bytes),
+            bytes(1, self.output_bytes),
+            bytes(sequences.saturating_add(waiting), OUTPUT_FLOOR_BYTES),
+            bytes(sequences, OUTPUT_OVERRUN_BYTES),
+            bytes(WRITES_AT_ONCE, WHOLE_ANSWER_BYTES).saturating_mul(WHOLE_ANSWER_COPIES),
+            bytes(self.connections, CONNECTION_BYTES),
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+impl Default for FrontLimits {
+    /// Where there is memory enough.
+    fn default() -> Self {
+        Self::within(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_parts_of_the_demos_pods_are_known() {
+        let of = |mib: u64| {
+            let limits = FrontLimits::within(Some(mib * MIB));
+            (limits, limits.most_bytes(8, 256, false) / MIB)
+        };
+        let (small, most_mib) = of(768);
+        assert_eq!((small.bodies_bytes, small.output_bytes, small.connections), (48 << 20, 24 << 20, 307));
+        assert_eq!(most_mib, 48 + 48 + 24 + 4 + 16 + 64 + 24);
+        assert_eq!(of(64 << 10).0, FrontLimits::default());
+        assert_eq!(FrontLimits::default().most_bytes(0, 0, true) / MIB, 48 + 2 * 512 + 32 + 64 + 320);
+    }
+
+    proptest! {
+        #[test]
+        fn more_memory_never_means_lower_limits(less in 0..1_u64 << 40, more in 0..1_u64 << 40) {
+            let (less, more) = (less.min(more), less.max(more));
+            let (small, large) = (FrontLimits::within(Some(less)), FrontLimits::within(Some(more)));
+            prop_assert!(small.bodies_bytes <= large.bodies_bytes && small.output_bytes <= large.output_bytes);
+            prop_assert!(small.connections <= large.connections);
+            let most = |limits: FrontLimits| limits.most_bytes(8, 256, false);
+            prop_assert!(most(small) <= most(large));
+            // Of a pod of a GiB and more it is no more than a third, and of a large one an eighth.
+            prop_assert!(more < 1 << 30 || most(large) <= more / 3);
+            prop_assert!(more < 16 << 30 || most(large) <= more / 8);
+        }
+    }
+}
