@@ -80,8 +80,8 @@ impl RequestHandle {
         self.signal(&self.signals.paused, true);
     }
 
-    /// Has a paused request wait for a slot, as one does that gave way to others: before what was submitted after it. It
-    /// goes on with the tokens that it would have had.
+    /// Has a paused request wait for a slot, as one does that gave way to others: before what was submitted after it, but
+    /// for one that was paused many times, which takes its turn. It goes on with the tokens that it would have had.
     pub fn resume(&self) {
         self.signal(&self.signals.paused, false);
     }

@@ -16,6 +16,9 @@ use crate::kv_plan::{CacheType, KvLayout};
 pub const MAX_PARALLEL: u32 = 256;
 /// The most requests an engine lets wait.
 pub const MAX_QUEUE: usize = 65_536;
+/// How often a paused request that has begun its answer goes on before those that came later and wait. Afterwards it takes its turn
+/// behind all that wait, each time, or those that are paused again and again would keep everybody else from a slot.
+pub const MAX_RESUMES_AHEAD: u32 = 4;
 /// The most prompt tokens in one step.
 pub const MAX_PREFILL_TOKENS_PER_STEP: u32 = 16_384;
 /// The most threads an engine computes with: ggml's own limit.

@@ -6,7 +6,8 @@
 //! Order: higher priority first, and within one priority always by ticket, the order of submission. Each
 //! [`AGEING_STEP`] of waiting lifts a request one level, to [`Priority::High`] at most, where the ticket decides. So
 //! nothing starves: once a request has waited for two of them, only those submitted before it can go first, and those
-//! only become fewer. (The scheduler may let others with less to read go first, a bounded number of them.) With its slot
+//! only become fewer. (The scheduler may let others with less to read go first, a bounded number of them, and those that
+//! were paused, a bounded number of times.) With its slot
 //! it keeps the level that it got it at ([`Waiting::standing`]), or those it had waited for would take it back at once.
 //!
 //! Absent: threads and clocks (time is handed in), a limit on the length (submission's permits have it).
@@ -94,7 +95,13 @@ impl<T> Default for Queue<T> {
 impl<T> Queue<T> {
     /// Takes a request, also one that was preempted, at the place of its ticket.
     pub(crate) fn push(&mut self, request: Waiting<T>) {
-        let key = (request.ticket, self.entered);
+        let ticket = request.ticket;
+        self.push_at(request, ticket);
+    }
+
+    /// Takes a request at the place of another ticket, behind what is there.
+    pub(crate) fn push_at(&mut self, request: Waiting<T>, ticket: u64) {
+        let key = (ticket, self.entered);
         self.entered += 1;
         let rank = rank(request.priority);
         if let Some(deadline) = request.deadline {

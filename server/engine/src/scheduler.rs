@@ -149,6 +149,7 @@ pub(crate) struct Scheduler<B> {
     slots: Vec<Option<Sequence>>,
     waiting: Queue<Waiter>,
     paused: Queue<Paused>,
+    newest_ticket: u64,
     batch: Vec<BatchEntry>,
     /// Those of the batch that are nobody's.
     fillers: Fillers,
@@ -200,6 +201,7 @@ impl<B: Backend> Scheduler<B> {
             slots: (0..limits.sequences).map(|_| None).collect(),
             waiting: Queue::default(),
             paused: Queue::default(),
+            newest_ticket: 0,
             batch: Vec::new(),
             fillers: Fillers::default(),
             worth_filling: WorthFilling::default(),
@@ -247,6 +249,7 @@ impl<B: Backend> Scheduler<B> {
             return;
         }
         self.drop_what_was_read();
+        self.newest_ticket = self.newest_ticket.max(request.ticket);
         self.wait(request);
     }
 

@@ -59,6 +59,8 @@ pub(crate) struct Sequence {
     pub(crate) lookup: Acceptance,
     /// How often the draft model is right.
     pub(crate) draft: Acceptance,
+    /// How often it went on after a pause.
+    pub(crate) resumes: u32,
     /// Tokens that the sequence can hold.
     pub(crate) positions: u32,
     pub(crate) submitted_at: Instant,

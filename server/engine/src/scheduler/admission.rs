@@ -362,6 +362,7 @@ impl<B: Backend> Scheduler<B> {
             index,
             lookup: lookup.unwrap_or_default(),
             draft: Acceptance::default(),
+            resumes: 0,
             positions: self.limits.positions,
             submitted_at,
             deadline,

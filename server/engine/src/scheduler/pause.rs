@@ -3,8 +3,11 @@
 //! Whoever submitted a request sets and clears its flag ([`Signals::paused`](crate::output::Signals)), which each step looks at
 //! before slots are given. One in a slot gives it up as those do that give way, its prompt read or not ([`super::pressure`]);
 //! one that waits leaves the queue. One that is resumed waits as those that gave way do, by its ticket, and the time for
-//! which it was paused lifts it nowhere. Paused requests end as all others do. How many there are is bounded by the permits
-//! of submission, which they keep: `EngineConfig::max_queue` and one for each slot. An engine that has nothing else sleeps.
+//! which it was paused lifts it nowhere. From some time on ([`MAX_RESUMES_AHEAD`]) it waits like one that has just come: a
+//! few clients that read in sips would hold all slots by turns, and whoever came after them would never have one.
+//!
+//! Paused requests end as all others do. How many there are is bounded by the permits of submission, which they keep:
+//! `EngineConfig::max_queue` and one for each slot. An engine that has nothing else sleeps.
 //!
 //! What was saved of their states counts with that of those that gave way. What is not saved stays in its cells as what a
 //! request leaves behind that ended, for as long as nobody needs them, and is computed again after that.
@@ -15,6 +18,7 @@ use std::time::{Duration, Instant};
 use super::admission::Waiter;
 use super::{MAINTENANCE_PERIOD, Scheduler};
 use crate::backend::Backend;
+use crate::params::MAX_RESUMES_AHEAD;
 use crate::queue::Waiting;
 
 /// One that would wait if it were not paused.
@@ -37,10 +41,8 @@ impl<B: Backend> Scheduler<B> {
 
     /// Takes their slots from those that are to pause, and lets those wait for one that are to go on.
     pub(super) fn pause_and_resume(&mut self, now: Instant) {
-        for mut resumed in self.paused.remove_if(|paused| !paused.waiter.is_paused()) {
-            let paused_for = now.saturating_duration_since(resumed.value.at);
-            resumed.since = resumed.since.checked_add(paused_for).unwrap_or(now);
-            self.waiting.push(resumed.map(|paused| paused.waiter));
+        for resumed in self.paused.remove_if(|paused| !paused.waiter.is_paused()) {
+            self.go_on(resumed, now);
         }
         for waiting in self.waiting.remove_if(Waiter::is_paused) {
             self.pause(waiting, now);
@@ -52,6 +54,21 @@ impl<B: Backend> Scheduler<B> {
                 self.pause(Waiter::preempted(sequence, saved, now), now);
             }
         }
+    }
+
+    /// Has one wait that was paused.
+    fn go_on(&mut self, mut resumed: Waiting<Paused>, now: Instant) {
+        if let Waiter::Preempted(sequence, _) = &mut resumed.value.waiter {
+            sequence.resumes += 1;
+            if sequence.resumes > MAX_RESUMES_AHEAD {
+                resumed.since = now;
+                self.waiting.push_at(resumed.map(|paused| paused.waiter), self.newest_ticket);
+                return;
+            }
+        }
+        let paused_for = now.saturating_duration_since(resumed.value.at);
+        resumed.since = resumed.since.checked_add(paused_for).unwrap_or(now);
+        self.waiting.push(resumed.map(|paused| paused.waiter));
     }
 
     fn pause(&mut self, waiting: Waiting<Waiter>, now: Instant) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ladder::DegradationLevel;
-use crate::params::Grammar;
+use crate::params::{Grammar, MAX_RESUMES_AHEAD};
 
 /// Positions of a sequence.
 const POSITIONS: u32 = 200;
@@ -234,6 +234,37 @@ fn who_is_resumed_goes_before_what_was_submitted_after_it() {
     h.run();
     [first, second, third].iter().for_each(|request| request.check(POSITIONS));
     h.assert_empty();
+}
+
+/// Two of which one always waits and one has the slot, until a third has its turn.
+#[test]
+fn those_that_pause_again_and_again_keep_nobody_from_a_slot() {
+    for max_saved_bytes in [0, 1 << 20] {
+        let mut h = Harness::of(&Setup { max_saved_bytes, ..Setup::unified(1, 2, POSITIONS, 32) });
+        let params = GenerationParams { ignore_eos: true, ..greedy(90) };
+        let sippers = [3, 4].map(|token| h.submit(vec![token; 20], params.clone()).unwrap());
+        step(&mut h);
+        // Long ago: what they have waited lifts them nowhere, either.
+        let bystander = h.submit(vec![5; 20], greedy(5)).unwrap();
+        let mut rounds = 0;
+        while events(&bystander) == 0 {
+            let [reads, waits] = if rounds % 2 == 0 { [0, 1] } else { [1, 0] };
+            pause(&sippers[reads]);
+            resume(&sippers[waits]);
+            step(&mut h);
+            assert!(sippers.iter().all(|sipper| !is_over(sipper)), "it waited for their ends");
+            resume(&sippers[reads]);
+            step(&mut h);
+            rounds += 1;
+        }
+        let most = usize::try_from(2 * MAX_RESUMES_AHEAD).unwrap() + 2;
+        assert!((3..=most).contains(&rounds), "{rounds} rounds: the first few times they go on at once");
+        sippers.iter().for_each(resume);
+        step(&mut h);
+        h.run();
+        sippers.iter().chain([&bystander]).for_each(|request| request.check(POSITIONS));
+        h.assert_empty();
+    }
 }
 
 #[test]
