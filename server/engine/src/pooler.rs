@@ -175,10 +175,6 @@ pub(crate) struct PooledRequest {
 }
 
 impl PooledRequest {
-    fn level(&self, now: Instant) -> usize {
-        aged_level(self.priority, now.saturating_duration_since(self.submitted_at))
-    }
-
     fn overdue(&self, now: Instant) -> Option<RequestError> {
         let (limit, waited) = (self.limit?, now.saturating_duration_since(self.submitted_at));
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
@@ -189,10 +185,19 @@ impl PooledRequest {
 /// A request that has not ended.
 struct Open {
     request: PooledRequest,
+    /// Since when it waits for a turn: its submission, or the last of its texts that was taken. One whose texts are computed
+    /// all the while does not wait, or long ones would go before whoever comes.
+    waiting_since: Instant,
     /// Texts whose vectors are missing.
     left: usize,
     next_index: u32,
     prompt_tokens: u32,
+}
+
+impl Open {
+    fn level(&self, now: Instant) -> usize {
+        aged_level(self.request.priority, now.saturating_duration_since(self.waiting_since))
+    }
 }
 
 /// One text in the window.
@@ -288,11 +293,12 @@ impl<B: PooledBackend> Pooler<B> {
     /// Takes a request.
     pub(crate) fn add(&mut self, request: PooledRequest, now: Instant) {
         self.tickets += 1;
-        self.rings[request.level(now)].push_back(self.tickets);
         let left = request.texts.len();
         let tokens: usize = request.texts.iter().map(Vec::len).sum();
         let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        self.open.insert(self.tickets, Open { request, left, next_index: 0, prompt_tokens });
+        let open = Open { waiting_since: request.submitted_at, request, left, next_index: 0, prompt_tokens };
+        self.rings[open.level(now)].push_back(self.tickets);
+        self.open.insert(self.tickets, open);
     }
 
     /// Computes at most one batch of the window.
@@ -323,7 +329,7 @@ impl<B: PooledBackend> Pooler<B> {
             if !self.window.is_empty() && !self.length_of(ticket).is_some_and(fits) {
                 return self.window.flush();
             }
-            let Some(text) = self.take_text() else { continue };
+            let Some(text) = self.take_text(now) else { continue };
             let length = u32::try_from(text.tokens.len()).unwrap_or(u32::MAX);
             let filled = self.window.push(text, length, now);
             if filled.is_some() {
@@ -377,7 +383,7 @@ impl<B: PooledBackend> Pooler<B> {
     }
 
     /// The text whose turn it is.
-    fn take_text(&mut self) -> Option<Text> {
+    fn take_text(&mut self, now: Instant) -> Option<Text> {
         let ticket = self.next_ticket()?;
         let ring = self.rings.iter_mut().rfind(|ring| !ring.is_empty())?;
         ring.pop_front();
@@ -385,8 +391,9 @@ impl<B: PooledBackend> Pooler<B> {
         let tokens = open.request.texts.pop_front()?;
         let index = open.next_index;
         open.next_index += 1;
+        open.waiting_since = now;
         if !open.request.texts.is_empty() {
-            ring.push_back(ticket);
+            self.rings[open.level(now)].push_back(ticket);
         }
         Some(Text { ticket, index, tokens })
     }
@@ -396,7 +403,7 @@ impl<B: PooledBackend> Pooler<B> {
         for level in 0..LEVELS - 1 {
             let mut raised = std::mem::take(&mut self.rings[level]);
             raised.retain(|ticket| {
-                let stays = self.open.get(ticket).is_some_and(|open| open.request.level(now) == level);
+                let stays = self.open.get(ticket).is_some_and(|open| open.level(now) == level);
                 if stays {
                     self.rings[level].push_back(*ticket);
                 }

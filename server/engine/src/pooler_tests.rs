@@ -15,7 +15,7 @@ use crate::finite::{NOT_FINITE, NoNumbers};
 use crate::ladder::DegradationLevel;
 use crate::params::{MAX_POOLED_BATCH_MS, Priority};
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
-use crate::queue::AGEING_BOUND;
+use crate::queue::{AGEING_BOUND, AGEING_STEP};
 
 const WAIT: Duration = Duration::from_millis(10);
 /// No batch with this token can be computed.
@@ -250,8 +250,8 @@ fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
     // Another one of high priority comes when the one of low priority has waited for as long as it has to.
     let later = now + AGEING_BOUND;
     let other = stage.submit_as(Priority::High, vec![text(4); 4], later, None);
-    turns(&mut stage, 4, later);
-    assert_eq!(stage.batches()[2..], [[4, 1], [4, 1], [4, 1], [4, 1]], "they take turns, the raised one too");
+    turns(&mut stage, 3, later);
+    assert_eq!(stage.batches()[2..], [[4, 1], [4, 4], [4, 1]], "the raised one has a turn, and waits for the next");
     assert!(other.end().is_some() && low.end().is_none());
     stage.settle(later);
     assert!(low.end().is_some());
@@ -274,6 +274,23 @@ fn a_higher_priority_waits_for_no_more_than_what_is_computed_at_once() {
     stage.settle(now + WAIT);
     stage.settle(now + WAIT + WAIT);
     assert!(bulks.iter().chain([&normal]).all(|client| client.end().is_some()));
+}
+
+#[test]
+fn one_whose_texts_are_computed_all_the_while_is_not_raised_above_who_comes() {
+    let (mut stage, now) = (stage(32), Instant::now());
+    let bulk = stage.submit(vec![text(8); 100], now, None);
+    let nearly = now + AGEING_STEP - Duration::from_secs(1);
+    assert_eq!(stage.pooler.turn(nearly), Next::Now);
+    let later = now + AGEING_BOUND;
+    assert_eq!(stage.pooler.turn(now + AGEING_STEP), Next::Now);
+    assert_eq!(stage.pooler.turn(later - Duration::from_secs(1)), Next::Now);
+    let computed = stage.batches().len();
+    let high = stage.submit_as(Priority::High, vec![text(3)], later, None);
+    let normal = stage.submit(vec![text(6)], later, None);
+    assert_eq!(stage.pooler.turn(later), Next::Now);
+    assert_eq!(stage.batches()[computed..], [[3, 8, 6]], "those of its level take turns with it");
+    assert!(high.end().is_some() && normal.end().is_some() && bulk.end().is_none());
 }
 
 #[test]
