@@ -48,6 +48,8 @@ struct Job {
     priority: Priority,
     reply: Reply,
     submitted_at: Instant,
+    /// Since when no text of it was tokenised: as in [`crate::pooler`], what is worked on does not wait.
+    waiting_since: Instant,
     limit: Option<Duration>,
 }
 
@@ -108,8 +110,8 @@ impl Drop for Jobs {
 }
 
 fn push(waiting: &WaitingJobs, job: Box<Job>) {
-    let Job { ticket, priority, submitted_at, .. } = *job;
-    lock(waiting).push(Waiting { ticket, priority, since: submitted_at, deadline: None, value: job });
+    let Job { ticket, priority, waiting_since: since, .. } = *job;
+    lock(waiting).push(Waiting { ticket, priority, since, deadline: None, value: job });
 }
 
 /// Who is next. In a function of its own, so that it is unlocked afterwards.
@@ -269,13 +271,15 @@ impl Embedder {
         let place =
             Place::take(&self.counters, self.max_in_flight).ok_or(SubmitError::QueueFull { limit: self.max_queue })?;
         let cancelled = Arc::new(AtomicBool::new(false));
+        let now = Instant::now();
         let job = Job {
             ticket: jobs.tickets.fetch_add(1, Relaxed),
             left: Texts::of(work),
             done: VecDeque::new(),
             priority,
             reply: Reply::new(sink, place, cancelled.clone()).observed(activity),
-            submitted_at: Instant::now(),
+            submitted_at: now,
+            waiting_since: now,
             limit: timeout_ms.map(Duration::from_millis),
         };
         // The places bound what waits there, and its threads live as long as the embedder.
@@ -464,6 +468,7 @@ impl Preparer {
             Err(RequestError::Internal(String::from("tokenising the texts panicked; see the server's log")))
         });
         job.reply.is(Activity::Paused);
+        job.waiting_since = Instant::now();
         match tokenized {
             Err(error) => {
                 job.reply.fail(error);

@@ -4,6 +4,7 @@
 use super::*;
 use crate::backend::scripted::ScriptedVocabulary;
 use crate::params::MAX_POOLED_INPUTS;
+use crate::queue::AGEING_BOUND;
 
 type Events = Receiver<PooledEvent>;
 
@@ -22,7 +23,9 @@ fn job(
     let sink = Box::new(move |event| drop(sender.send(event)));
     let reply = Reply::new(sink, Place::take(counters, u32::MAX).unwrap(), Arc::default()).observed(activity);
     let (left, done) = (Texts::of(work), VecDeque::new());
-    (Box::new(Job { ticket, left, done, priority, reply, submitted_at: Instant::now(), limit: None }), events)
+    let now = Instant::now();
+    let job = Job { ticket, left, done, priority, reply, submitted_at: now, waiting_since: now, limit: None };
+    (Box::new(job), events)
 }
 
 fn texts(count: usize) -> PooledWork {
@@ -31,6 +34,13 @@ fn texts(count: usize) -> PooledWork {
 
 #[test]
 fn bulk_input_that_is_being_tokenised_lets_a_higher_priority_go_first() {
+    for waited in [Duration::ZERO, AGEING_BOUND] {
+        bulk_input_lets_a_higher_priority_go_first(waited);
+    }
+}
+
+/// `waited`: for how long it waited for its first turn.
+fn bulk_input_lets_a_higher_priority_go_first(waited: Duration) {
     let (counters, waiting) = (Arc::new(PooledCounters::default()), WaitingJobs::default());
     let (urgent, _urgent) = job(&counters, 1, Priority::High, texts(1), None);
     // It comes while the first slice is tokenised.
@@ -44,7 +54,9 @@ fn bulk_input_that_is_being_tokenised_lets_a_higher_priority_go_first() {
             push(&queue, urgent);
         }
     });
-    let (bulk, _bulk) = job(&counters, 0, Priority::Low, texts(MAX_POOLED_INPUTS), Some(activity));
+    let (mut bulk, _bulk) = job(&counters, 0, Priority::Low, texts(MAX_POOLED_INPUTS), Some(activity));
+    bulk.submitted_at = bulk.submitted_at.checked_sub(waited).unwrap();
+    bulk.waiting_since = bulk.submitted_at;
     push(&waiting, bulk);
     let first = preparer().next(&waiting, &counters).unwrap();
     assert_eq!((first.priority, first.texts.len()), (Priority::High, 1));
