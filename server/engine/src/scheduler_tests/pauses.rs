@@ -242,9 +242,12 @@ fn those_that_pause_again_and_again_keep_nobody_from_a_slot() {
     for max_saved_bytes in [0, 1 << 20] {
         let mut h = Harness::of(&Setup { max_saved_bytes, ..Setup::unified(1, 2, POSITIONS, 32) });
         let params = GenerationParams { ignore_eos: true, ..greedy(90) };
-        let sippers = [3, 4].map(|token| h.submit(vec![token; 20], params.clone()).unwrap());
+        // What they have waited before lifts them at first, and then no more.
+        h.waited = AGEING_BOUND;
+        let low = GenerationParams { priority: Priority::Low, ..params.clone() };
+        let sippers = [3, 4].map(|token| h.submit(vec![token; 20], low.clone()).unwrap());
+        h.waited = Duration::ZERO;
         step(&mut h);
-        // Long ago: what they have waited lifts them nowhere, either.
         let bystander = h.submit(vec![5; 20], greedy(5)).unwrap();
         let mut rounds = 0;
         while events(&bystander) == 0 {
