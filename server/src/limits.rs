@@ -65,7 +65,7 @@ pub const MAX_OPEN_DEATHS: usize = 64;
 /// of the server's own first.
 pub const CONTROL_AFTER_CONVICTIONS: u32 = 3;
 /// How long a suspect is run with no other request in its worker; past that others come to it.
-pub const TRIAL_LIMIT: Duration = Duration::from_secs(10);
+pub const SUSPECT_ALONE_LIMIT: Duration = Duration::from_secs(10);
 /// How long suspects are tried one after the other while others wait.
 pub const TRIALS_LIMIT: Duration = Duration::from_secs(10);
 /// How long a suspect waits for a worker without requests before one gets no others for it.

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::config::ValidateArgs;
-use crate::gates::limits::{HEADROOM_RATIO, TRIAL_CTX_TOKENS, TRIAL_LIMIT};
+use crate::gates::limits::{HEADROOM_RATIO, TRIAL_CTX_TOKENS, TRIAL_LOAD_LIMIT};
 use crate::gates::{context, file, memory};
 use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
 
@@ -150,12 +150,12 @@ async fn load(path: &Path, runtime: RuntimeSettings, workers: &WorkerConfig) -> 
     };
     let (progress, _) = watch::channel(0.0);
     // Dropped, it ends its worker.
-    match timeout(TRIAL_LIMIT, Version::load(spec, workers, progress)).await {
+    match timeout(TRIAL_LOAD_LIMIT, Version::load(spec, workers, progress)).await {
         Ok(Ok(version)) => {
             version.retire(std::time::Duration::ZERO).await;
             Ok(())
         }
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("the worker was not ready within {TRIAL_LIMIT:?}")),
+        Err(_) => Err(format!("the worker was not ready within {TRIAL_LOAD_LIMIT:?}")),
     }
 }

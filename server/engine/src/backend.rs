@@ -141,6 +141,15 @@ pub(crate) struct RenderedChat {
     pub(crate) stops: Vec<String>,
 }
 
+/// How long a chat may take to be rendered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// As long as chats of its length take.
+    Quick,
+    /// As long as any may, at the machine's leisure.
+    Full,
+}
+
 /// A model's text side: immutable, shared by the tokenising pool and the scheduler.
 pub(crate) trait Vocabulary: Send + Sync {
     fn size(&self) -> u32;
@@ -150,7 +159,8 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
     /// Tokens of a query and a document, as a reranker wants them.
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
-    fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError>;
+    /// `None`: it takes longer than this pace, and may be tried at the full one.
+    fn render(&self, messages_json: &str, pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
     /// Appends the bytes of a token; nothing for a special one.
     fn piece(&self, token: Token, out: &mut Vec<u8>);
     /// The texts of all tokens, for grammars; made at the first call, which is not for the engine's thread.

@@ -1,7 +1,11 @@
-//! From a prompt to tokens, off the engine's thread: a small pool renders chats, tokenises, names the prompt's blocks,
-//! reads what is on disk of its KV rows, and looks how often it repeats itself.
+//! From a prompt to tokens, off the engine's thread: small pools render chats, tokenise, name the prompt's blocks, read what
+//! is on disk of its KV rows, and look how often it repeats itself.
 //!
-//! The pool's queue is bounded by the permits that submission takes; what it holds counts as queued, and is taken in the
+//! Flow: a chat is rendered in the first pool, or, where that takes longer than chats do, once more from its beginning in the
+//! one for slow ones ([`Pace`]); what is rendered, and every other prompt, is tokenised in the last. So nobody waits for the
+//! chat of another that runs away, but for others that are slow, and a template never has a thread that tokenises.
+//!
+//! The pools' queues are bounded by the permits that submission takes; what they hold counts as queued, and is taken in the
 //! order in which slots are, so that nobody's long prompts are tokenised before those of a higher priority. A prompt that
 //! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.
 
@@ -13,7 +17,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 use gantry_llama::SpecialTokens;
 
-use crate::backend::{Token, Vocabulary};
+use crate::backend::{Pace, RenderedChat, Token, Vocabulary};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
 use crate::error::RequestError;
 use crate::event::Activity;
@@ -24,8 +28,9 @@ use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::queue::{Queue, Waiting};
 use crate::request::{Emitter, Request, too_late};
 use crate::sampler::{self, Sampler};
+use crate::template::limits::{RENDER_THREADS, SLOW_RENDER_THREADS};
 
-/// Threads that render and tokenise. Two, so that one enormous prompt does not hold up the others.
+/// Threads that tokenise. Two, so that one enormous prompt does not hold up the others.
 const PREPARE_THREADS: usize = 2;
 
 /// An accepted request whose prompt is still text.
@@ -39,38 +44,89 @@ pub(crate) struct Job {
     pub(crate) deadline: Option<Instant>,
 }
 
-/// The pool's queue. Once it is dropped, nothing in it is prepared any more: who waits there hears that it was dropped.
+/// The pools' queues. Once this is dropped, nothing in them is prepared any more: who waits there hears that it was dropped.
 pub(crate) struct Jobs {
-    waiting: WaitingJobs,
+    chats: Stage,
+    slow_chats: Stage,
+    prompts: Stage,
+}
+
+/// A queue, from the side of who puts jobs into it.
+#[derive(Clone)]
+struct Stage {
+    waiting: Arc<Mutex<Queue<Waits>>>,
     /// One message for each job, whichever it is that is taken then.
     calls: Sender<()>,
 }
 
-type WaitingJobs = Arc<Mutex<Queue<Box<Job>>>>;
+/// A job in a queue.
+struct Waits {
+    job: Box<Job>,
+    /// Its prompt, where that was a chat and is rendered.
+    chat: Option<RenderedChat>,
+}
 
 impl Jobs {
-    /// Never blocks. False: the pool has ended.
+    /// Never blocks. False: the pools have ended.
     pub(crate) fn push(&self, job: Box<Job>) -> bool {
-        let Job { ticket, submitted_at, deadline, .. } = *job;
-        let priority = job.params.priority;
-        lock(&self.waiting).push(Waiting { ticket, priority, since: submitted_at, deadline, value: job });
-        self.calls.send(()).is_ok()
+        let stage = if matches!(job.prompt, Prompt::Chat { .. }) { &self.chats } else { &self.prompts };
+        stage.push(Waits { job, chat: None })
     }
 }
 
 impl Drop for Jobs {
     fn drop(&mut self) {
-        // Not while it is locked: each tells its caller.
-        let left = std::mem::take(&mut *lock(&self.waiting));
-        drop(left);
+        for stage in [&self.chats, &self.slow_chats, &self.prompts] {
+            // Not while it is locked: each tells its caller.
+            let left = std::mem::take(&mut *stage.lock());
+            drop(left);
+        }
     }
 }
 
-fn lock(waiting: &WaitingJobs) -> MutexGuard<'_, Queue<Box<Job>>> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl Stage {
+    /// A queue, and where each of its jobs is called.
+    fn new() -> (Self, Receiver<()>) {
+        let (calls, called) = crossbeam_channel::unbounded();
+        (Self { waiting: Arc::default(), calls }, called)
+    }
+
+    fn push(&self, waits: Waits) -> bool {
+        let Job { ticket, submitted_at, deadline, ref params, .. } = *waits.job;
+        let priority = params.priority;
+        self.lock().push(Waiting { ticket, priority, since: submitted_at, deadline, value: waits });
+        self.calls.send(()).is_ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue<Waits>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Threads that take from this queue until nobody can put anything into it.
+    fn threads(
+        &self,
+        name: &str,
+        count: usize,
+        called: &Receiver<()>,
+        work: impl Fn(Waits) + Send + Clone + 'static,
+    ) -> std::io::Result<Vec<JoinHandle<()>>> {
+        let thread = |i| {
+            // Without the sender, whose end is the threads'.
+            let (waiting, called, work) = (self.waiting.clone(), called.clone(), work.clone());
+            std::thread::Builder::new().name(format!("gantry-{name}-{i}")).spawn(move || {
+                for () in called {
+                    let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop(Instant::now());
+                    if let Some(next) = next {
+                        work(next.value);
+                    }
+                }
+            })
+        };
+        (0..count).map(thread).collect()
+    }
 }
 
-/// What the pool knows of the model.
+/// What the pools know of the model.
 #[derive(Clone)]
 pub(crate) struct Preparer {
     pub(crate) vocabulary: Arc<dyn Vocabulary>,
@@ -87,47 +143,62 @@ pub(crate) struct Preparer {
 }
 
 impl Preparer {
-    /// Starts the pool, whose threads end when its queue is dropped. `deliver` gets each request that is ready.
+    /// Starts the pools, whose threads end when their queues are dropped. `deliver` gets each request that is ready.
     pub(crate) fn spawn(
         &self,
         deliver: impl Fn(Request) + Send + Clone + 'static,
     ) -> std::io::Result<(Jobs, Vec<JoinHandle<()>>)> {
-        let (calls, called) = crossbeam_channel::unbounded();
-        let jobs = Jobs { waiting: WaitingJobs::default(), calls };
-        let threads = (0..PREPARE_THREADS).map(|i| {
-            let (this, waiting, called, deliver) =
-                (self.clone(), jobs.waiting.clone(), called.clone(), deliver.clone());
-            std::thread::Builder::new()
-                .name(format!("gantry-prepare-{i}"))
-                .spawn(move || this.run(&waiting, &called, &deliver))
-        });
-        let threads = threads.collect::<std::io::Result<_>>()?;
-        Ok((jobs, threads))
-    }
-
-    fn run(&self, waiting: &WaitingJobs, called: &Receiver<()>, deliver: &impl Fn(Request)) {
-        for () in called {
-            let next = lock(waiting).pop(Instant::now());
-            if let Some(request) = next.and_then(|next| self.prepare(*next.value)) {
+        let ((chats, chat_called), (slow_chats, slow_called), (prompts, prompt_called)) =
+            (Stage::new(), Stage::new(), Stage::new());
+        let this = self.clone();
+        let prepare = move |Waits { job, chat }: Waits| {
+            if let Some(request) = this.prepare(*job, chat) {
                 deliver(request);
             }
+        };
+        let mut threads = prompts.threads("prepare", PREPARE_THREADS, &prompt_called, prepare)?;
+        let (this, rendered, slow) = (self.clone(), prompts.clone(), slow_chats.clone());
+        threads.extend(chats.threads("render", RENDER_THREADS, &chat_called, move |waits| {
+            this.render(waits, Pace::Quick, &rendered, &slow);
+        })?);
+        let (this, rendered) = (self.clone(), prompts.clone());
+        threads.extend(slow_chats.threads("slow", SLOW_RENDER_THREADS, &slow_called, move |waits| {
+            this.render(waits, Pace::Full, &rendered, &rendered);
+        })?);
+        Ok((Jobs { chats, slow_chats, prompts }, threads))
+    }
+
+    /// Renders a chat, which then waits to be tokenised, or, where it takes longer than this pace, among the slow ones.
+    fn render(&self, Waits { mut job, .. }: Waits, pace: Pace, rendered: &Stage, slow: &Stage) {
+        if is_over(&mut job) {
+            return;
+        }
+        let Prompt::Chat { messages_json } = &job.prompt else {
+            rendered.push(Waits { job, chat: None });
+            return;
+        };
+        job.emitter.is(Activity::Begun);
+        let chat = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            check_length("messages", messages_json)?;
+            self.vocabulary.render(messages_json, pace)
+        }));
+        job.emitter.is(Activity::Paused);
+        // Where the pools have ended meanwhile, the queue's end tells its caller.
+        match chat.unwrap_or_else(|_| Err(panicked())) {
+            Ok(Some(chat)) => _ = rendered.push(Waits { job, chat: Some(chat) }),
+            Ok(None) => _ = slow.push(Waits { job, chat: None }),
+            Err(error) => job.emitter.failed(error),
         }
     }
 
-    fn prepare(&self, job: Job) -> Option<Request> {
+    fn prepare(&self, mut job: Job, chat: Option<RenderedChat>) -> Option<Request> {
+        if is_over(&mut job) {
+            return None;
+        }
         let Job { ticket, prompt, mut params, mut emitter, signals, submitted_at, deadline } = job;
-        if emitter.is_cancelled() {
-            emitter.cancelled(0, submitted_at);
-            return None;
-        }
-        let now = Instant::now();
-        if deadline.is_some_and(|deadline| deadline <= now) {
-            emitter.failed(too_late(submitted_at, deadline, now));
-            return None;
-        }
         emitter.is(Activity::Begun);
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            let tokens = self.tokens(prompt, &mut params)?;
+            let tokens = self.tokens(prompt, chat, &mut params)?;
             let setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
             let tokenized_at = Instant::now();
@@ -135,9 +206,7 @@ impl Preparer {
             let repeats = self.indexer.as_ref().and_then(|indexer| indexer.index(&tokens));
             Ok((tokens, sampler, tokenized_at, blocks, fetched, repeats))
         }));
-        let prepared = prepared.unwrap_or_else(|_| {
-            Err(RequestError::Internal(String::from("preparing the prompt panicked; see the server's log")))
-        });
+        let prepared = prepared.unwrap_or_else(|_| Err(panicked()));
         emitter.is(Activity::Paused);
         match prepared {
             Ok((prompt, sampler, tokenized_at, blocks, fetched, repeats)) => Some(Request {
@@ -170,13 +239,17 @@ impl Preparer {
     }
 
     /// The prompt's tokens; a template's stop strings are added to the caller's.
-    fn tokens(&self, prompt: Prompt, params: &mut GenerationParams) -> Result<Vec<Token>, RequestError> {
+    fn tokens(
+        &self,
+        prompt: Prompt,
+        chat: Option<RenderedChat>,
+        params: &mut GenerationParams,
+    ) -> Result<Vec<Token>, RequestError> {
         let (param, tokens) = match prompt {
             Prompt::Text(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::None)?),
             Prompt::Markup(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::All)?),
-            Prompt::Chat { messages_json } => {
-                check_length("messages", &messages_json)?;
-                let chat = self.vocabulary.render(&messages_json)?;
+            Prompt::Chat { .. } => {
+                let chat = chat.ok_or_else(|| RequestError::Internal(String::from("a chat was not rendered")))?;
                 params.stop.extend(chat.stops);
                 ("messages", self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?)
             }
@@ -211,6 +284,25 @@ impl Preparer {
         }
         Ok(())
     }
+}
+
+/// Whether nobody waits for a job any more; who did has been told.
+fn is_over(job: &mut Job) -> bool {
+    let Job { emitter, submitted_at, deadline, .. } = job;
+    if emitter.is_cancelled() {
+        emitter.cancelled(0, *submitted_at);
+        return true;
+    }
+    let now = Instant::now();
+    let is_late = deadline.is_some_and(|deadline| deadline <= now);
+    if is_late {
+        emitter.failed(too_late(*submitted_at, *deadline, now));
+    }
+    is_late
+}
+
+fn panicked() -> RequestError {
+    RequestError::Internal(String::from("preparing the prompt panicked; see the server's log"))
 }
 
 fn check_length(param: &str, text: &str) -> Result<(), RequestError> {

@@ -14,6 +14,8 @@ use crate::request::Permit;
 use crate::stats::Stats;
 
 const LIMIT: u32 = 16;
+/// See [`Gated::render`].
+const SLOW: &str = "slow";
 
 /// What the request with this ticket was told.
 type Told = (u64, GenerationEvent);
@@ -44,8 +46,16 @@ impl Vocabulary for Gated {
         ScriptedVocabulary.pair(query, document)
     }
 
-    fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
-        ScriptedVocabulary.render(messages_json)
+    /// Chats that are "slow" take longer than a quick pace, and wait like what is tokenised.
+    fn render(&self, messages_json: &str, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+        if messages_json == SLOW {
+            if pace == Pace::Quick {
+                return Ok(None);
+            }
+            self.given.send(messages_json.to_owned()).unwrap();
+            let _ = self.gate.recv();
+        }
+        ScriptedVocabulary.render(messages_json, pace)
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
@@ -74,7 +84,8 @@ struct Busy {
 }
 
 impl Busy {
-    fn new() -> Self {
+    /// With nothing to do.
+    fn idle() -> Self {
         let ((given_to, given), (gate, gated), (ready_to, ready)) = (unbounded(), unbounded(), unbounded());
         let preparer = Preparer {
             vocabulary: Arc::new(Gated { given: given_to, gate: gated }),
@@ -87,7 +98,12 @@ impl Busy {
         let (jobs, threads) = preparer.spawn(move |request| ready_to.send(request.ticket).unwrap()).unwrap();
         let stats = Arc::new(Stats::new(1, 1, Arc::default()));
         let (jobs, gate) = (Some(jobs), Some(gate));
-        let mut busy = Self { stats, jobs, threads, given, gate, ready, events: unbounded(), tickets: 0 };
+        Self { stats, jobs, threads, given, gate, ready, events: unbounded(), tickets: 0 }
+    }
+
+    /// With both threads that tokenise at a prompt.
+    fn new() -> Self {
+        let mut busy = Self::idle();
         for _ in 0..PREPARE_THREADS {
             busy.push("first", Priority::Low, None);
             assert_eq!(busy.given.recv().unwrap(), "first");
@@ -96,6 +112,14 @@ impl Busy {
     }
 
     fn push(&mut self, prompt: &str, priority: Priority, deadline: Option<Instant>) -> u64 {
+        self.push_prompt(Prompt::Text(prompt.to_owned()), priority, deadline)
+    }
+
+    fn push_chat(&mut self, messages_json: &str) -> u64 {
+        self.push_prompt(Prompt::Chat { messages_json: messages_json.to_owned() }, Priority::Normal, None)
+    }
+
+    fn push_prompt(&mut self, prompt: Prompt, priority: Priority, deadline: Option<Instant>) -> u64 {
         self.tickets += 1;
         let (ticket, events) = (self.tickets, self.events.0.clone());
         let sink = Box::new(move |event| events.send((ticket, event)).unwrap());
@@ -103,7 +127,7 @@ impl Busy {
         let permit = Permit::take(&self.stats, LIMIT).unwrap();
         let job = Job {
             ticket,
-            prompt: Prompt::Text(prompt.to_owned()),
+            prompt,
             params: GenerationParams { priority, ..GenerationParams::greedy(4) },
             emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()),
             signals,
@@ -112,6 +136,15 @@ impl Busy {
         };
         assert!(self.jobs.as_ref().unwrap().push(Box::new(job)));
         ticket
+    }
+
+    /// Lets everyone go on, waits until all are ready, and for the pool's end.
+    fn end_all(&mut self) {
+        self.gate = None;
+        while self.ready.len() < usize::try_from(self.tickets).unwrap() {
+            std::thread::yield_now();
+        }
+        self.end();
     }
 
     /// Lets everyone go on, and waits for the pool's end.
@@ -170,4 +203,37 @@ fn a_prompt_that_is_too_late_is_not_tokenised() {
         |event| matches!(event, (of, GenerationEvent::Failed(RequestError::DeadlineExceeded { .. })) if of == ticket);
     assert!(busy.events.1.try_iter().any(late));
     busy.end();
+}
+
+#[test]
+fn chats_that_take_long_hold_up_nobody_else() {
+    let mut busy = Busy::idle();
+    // More than are rendered at once: all of them wait, at the gate or for it.
+    let slow: Vec<u64> = (0..3 * SLOW_RENDER_THREADS).map(|_| busy.push_chat(SLOW)).collect();
+    for _ in 0..SLOW_RENDER_THREADS {
+        assert_eq!(busy.given.recv().unwrap(), SLOW);
+    }
+    let quick: Vec<u64> = vec![busy.push_chat("quick"), busy.push("text", Priority::Normal, None)];
+    let mut given: Vec<String> = quick.iter().map(|_| busy.given.recv().unwrap()).collect();
+    given.sort_unstable();
+    assert_eq!(given, ["<quick>", "text"]);
+    busy.end_all();
+    let mut ready: Vec<u64> = busy.ready.iter().collect();
+    ready.sort_unstable();
+    assert_eq!(ready, [slow, quick].concat(), "each is delivered, and once");
+}
+
+#[test]
+fn chats_that_wait_to_be_rendered_when_the_pools_end_are_told() {
+    let mut busy = Busy::idle();
+    let slow: Vec<u64> = (0..3 * SLOW_RENDER_THREADS).map(|_| busy.push_chat(SLOW)).collect();
+    for _ in 0..SLOW_RENDER_THREADS {
+        assert_eq!(busy.given.recv().unwrap(), SLOW);
+    }
+    busy.stats.shutting_down.store(true, std::sync::atomic::Ordering::Relaxed);
+    busy.end();
+    assert!(busy.given.try_iter().all(|given| given != SLOW), "no other was begun");
+    assert_eq!(busy.ready.iter().count(), SLOW_RENDER_THREADS, "those that were begun are delivered");
+    let is_told = |(_, event): &Told| matches!(event, GenerationEvent::Failed(RequestError::ShuttingDown));
+    assert_eq!(busy.events.1.try_iter().filter(is_told).count(), slow.len());
 }

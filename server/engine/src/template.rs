@@ -15,16 +15,18 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use gantry_llama::template_limits::TEMPLATE_CPU_MS;
 use gantry_llama::{
-    ChatError, ChatPrompt, ChatTemplate, Model, SAMPLE_CHATS, SAMPLE_WORD, SampleChat, SpecialTokens, TemplateSource,
-    says_sample_word,
+    ChatError, ChatPrompt, ChatTemplate, Model, SAMPLE_CHATS, SAMPLE_WORD, SampleChat, SpecialTokens, TemplateLimit,
+    TemplateSource, says_sample_word,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::backend::Pace;
 use crate::error::LoadError;
 use crate::params::{EngineConfig, MAX_PROMPT_BYTES};
 pub use child::serve_template;
-use limits::TEMPLATE_STACK_BYTES;
+use limits::{QUICK_RENDER_CPU_MS, QUICK_RENDER_CPU_MS_PER_KIB, TEMPLATE_STACK_BYTES};
 use process::Processes;
 
 /// Renders a template.
@@ -33,6 +35,29 @@ pub(crate) enum Renderer {
     Here(Box<ChatTemplate>),
     /// In others.
     Apart(Processes),
+}
+
+/// What rendering a chat may take of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Allowance {
+    cpu_ms: u64,
+    /// Behind all else that computes.
+    aside: bool,
+}
+
+impl Allowance {
+    /// Of what is rendered before anyone is served.
+    const TRIED: Self = Self { cpu_ms: TEMPLATE_CPU_MS, aside: false };
+
+    fn of(pace: Pace, message_bytes: usize) -> Self {
+        match pace {
+            Pace::Full => Self { cpu_ms: TEMPLATE_CPU_MS, aside: true },
+            Pace::Quick => {
+                let per_length = QUICK_RENDER_CPU_MS_PER_KIB.saturating_mul((message_bytes / 1024) as u64);
+                Self { cpu_ms: QUICK_RENDER_CPU_MS.saturating_add(per_length).min(TEMPLATE_CPU_MS), aside: false }
+            }
+        }
+    }
 }
 
 /// What is known of a template that serves.
@@ -58,15 +83,19 @@ impl Renderer {
     }
 
     /// The prompt of a chat of this model with the assistant's turn opened: what messages say is text of it, wherever it is
-    /// rendered.
-    pub(crate) fn prompt(&self, model: &Model, messages: &str, tools: Option<&str>) -> Result<ChatPrompt, ChatError> {
-        model.chat_prompt(messages, |messages| self.render(messages, tools))
+    /// rendered. `None`: it takes longer than this pace.
+    pub(crate) fn prompt(&self, model: &Model, messages: &str, pace: Pace) -> Result<Option<ChatPrompt>, ChatError> {
+        let allowance = Allowance::of(pace, messages.len());
+        match model.chat_prompt(messages, |messages| self.render(messages, None, allowance)) {
+            Err(ChatError::TemplateLimit { limit: TemplateLimit::Time, .. }) if pace == Pace::Quick => Ok(None),
+            prompt => prompt.map(Some),
+        }
     }
 
-    fn render(&self, messages: &str, tools: Option<&str>) -> Result<ChatPrompt, ChatError> {
+    fn render(&self, messages: &str, tools: Option<&str>, allowance: Allowance) -> Result<ChatPrompt, ChatError> {
         let rendered = match self {
-            Self::Here(template) => template.render_json(messages, tools),
-            Self::Apart(processes) => processes.render(messages, tools),
+            Self::Here(template) => template.render_json(messages, tools, allowance.cpu_ms),
+            Self::Apart(processes) => processes.render(messages, tools, allowance),
         };
         ChatPrompt::from_json(&rendered?)
     }
@@ -102,7 +131,7 @@ impl Renderer {
             report.renders.push(sample.kind.to_owned());
         }
         if let Some(model) = model {
-            model.check_text_stays_text(|messages| self.render(messages, None))?;
+            model.check_text_stays_text(|messages| self.render(messages, None, Allowance::TRIED))?;
         }
         Ok(report)
     }
@@ -115,8 +144,8 @@ impl Renderer {
     ) -> Result<u32, ChatError> {
         let tools = (!tools.is_empty()).then_some(*tools);
         let chat = match model {
-            Some(model) => self.prompt(model, messages, tools),
-            None => self.render(messages, tools),
+            Some(model) => model.chat_prompt(messages, |messages| self.render(messages, tools, Allowance::TRIED)),
+            None => self.render(messages, tools, Allowance::TRIED),
         }?;
         judge(kind, &chat.prompt)?;
         let Some(model) = model else { return Ok(0) };

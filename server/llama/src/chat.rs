@@ -158,21 +158,23 @@ impl ChatTemplate {
     /// # Errors
     /// When the messages are not an array of messages with roles, or the template refuses them.
     pub fn render(&self, messages_json: &str) -> Result<ChatPrompt, ChatError> {
-        ChatPrompt::from_json(&self.render_json(messages_json, None)?)
+        ChatPrompt::from_json(&self.render_json(messages_json, None, TEMPLATE_CPU_MS)?)
     }
 
-    /// The same with tools, an `OpenAI` array, as text for [`ChatPrompt::from_json`]: for who passes it on.
+    /// The same with tools, an `OpenAI` array, and at most so much computing, as text for [`ChatPrompt::from_json`]: for who
+    /// passes it on.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], or when the tools are none.
-    pub fn render_json(&self, messages_json: &str, tools_json: Option<&str>) -> Result<String, ChatError> {
+    pub fn render_json(&self, messages_json: &str, tools_json: Option<&str>, cpu_ms: u64) -> Result<String, ChatError> {
         check_messages(messages_json)?;
         let tools = tools_json.unwrap_or_default();
         if !tools.is_empty() {
             // As above: for its depth.
             serde_json::from_str::<serde_json::Value>(tools).map_err(|e| ChatError::Messages(format!("tools: {e}")))?;
         }
-        let limits = limits_for(messages_json.len().saturating_add(tools.len()));
+        let input_bytes = messages_json.len().saturating_add(tools.len());
+        let limits = RawTemplateLimits { cpu_ms, ..limits_for(input_bytes) };
         // SAFETY: the template and the limits are alive, the texts have the lengths given, and the shim catches exceptions.
         let answer = unsafe {
             shim::gantry_chat_template_apply(

@@ -6,7 +6,9 @@
 //!
 //! An input may also become a reserved token together with what stands beside it, `<|im_` before `end|>`, so that an
 //! input that could begin, end or be within one gets a mark at that end. Roles and types of the API are left alone: templates
-//! compare them, and build tokens of them. What an assistant is said to have said may hold user-defined tokens such as `</think>`, which templates look for and which its own answers have.
+//! compare them, and build tokens of them. What an assistant is said to have said may hold user-defined tokens such as
+//! `</think>`, which templates look for and which its own answers have. A token of a single character cannot be told from
+//! text, and is that token wherever it stands.
 
 use std::collections::HashSet;
 
@@ -14,9 +16,9 @@ use serde_json::{Map, Value};
 
 use crate::chat::ChatPrompt;
 use crate::error::ChatError;
-use crate::model::Model;
+use crate::model::{Model, Token};
 use crate::neutral::{neutral, not_in};
-use crate::specials::Specials;
+use crate::specials::{Special, Specials};
 
 /// Names of fields whose words templates compare and build tokens of, and those words: nobody forges anything with them, even
 /// where a vocabulary has a token that is written so.
@@ -64,7 +66,10 @@ impl Model {
         let (messages, mark) = marked.unwrap_or((messages, MARK));
         if let Some(neutral) = neutral(&messages, specials) {
             let neutral = unmarked(render(&neutral.to_string())?, mark);
-            let taken = |chat: &ChatPrompt| self.specials_taken(&chat.prompt, &chat.text_at);
+            let is_told = |&token: &Token| specials.by_token(token).is_some_and(Special::is_told_from_text);
+            let taken = |chat: &ChatPrompt| -> Vec<Token> {
+                self.specials_taken(&chat.prompt, &chat.text_at).into_iter().filter(is_told).collect()
+            };
             if let Some(forged) = not_in(&taken(&chat), &taken(&neutral)) {
                 let token = self.reserved_text(forged).unwrap_or_default().to_owned();
                 return Err(ChatError::Forged { token });

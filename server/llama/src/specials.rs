@@ -31,6 +31,11 @@ pub(crate) struct Special {
 }
 
 impl Special {
+    /// Whether it is more than a character, which any text may have.
+    pub(crate) fn is_told_from_text(&self) -> bool {
+        self.text.chars().nth(1).is_some()
+    }
+
     /// Whether a model can have written it in an answer, whose text goes back into a later prompt.
     pub(crate) fn may_be_said(&self) -> bool {
         !self.control && !looks_like_control(&self.text)
@@ -166,7 +171,7 @@ fn signs(list: &[Special]) -> Vec<char> {
         let brackets: Vec<char> = special.text.chars().filter(is_bracket).collect();
         if brackets.is_empty() { special.text.chars().filter(is_sign).collect() } else { brackets }
     };
-    let mut signs: Vec<char> = list.iter().flat_map(of).collect();
+    let mut signs: Vec<char> = list.iter().filter(|special| special.is_told_from_text()).flat_map(of).collect();
     signs.sort_unstable();
     signs.dedup();
     signs
@@ -248,8 +253,9 @@ mod tests {
 
     #[test]
     fn each_has_a_sign_that_no_stand_in_is() {
-        let specials =
-            Specials::new(["<|im_end|>", "[INST]", "USER:", "user", "^~^", "<｜User｜>"].map(|t| control(1, t)).into());
+        let specials = Specials::new(
+            ["<|im_end|>", "[INST]", "USER:", "user", "^~^", "<｜User｜>", "."].map(|t| control(1, t)).into(),
+        );
         assert_eq!(
             specials.signs,
             ['<', '>', '[', ']', '|', ':', '^', '~', '｜']

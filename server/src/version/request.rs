@@ -19,7 +19,7 @@ use super::desk::Lease;
 use super::dispatch::Demand;
 use super::generation::GenerationError;
 use super::suspects::{AtDeath, Digest};
-use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, MEMORY_REFUSALS, TRIAL_LIMIT};
+use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, MEMORY_REFUSALS, SUSPECT_ALONE_LIMIT};
 use crate::protocol::{RequestId, ToWorker};
 
 /// Text that a request asks of a version.
@@ -280,7 +280,7 @@ impl Request {
     /// Whether it has been by itself for as long as others can wait. True once; it is still being tried.
     pub(super) fn outlasts_trial(&mut self, now: Instant) -> bool {
         let Some(trial) = self.trial.as_mut().filter(|trial| trial.is_alone) else { return false };
-        let outlasts = now.saturating_duration_since(trial.since) >= TRIAL_LIMIT;
+        let outlasts = now.saturating_duration_since(trial.since) >= SUSPECT_ALONE_LIMIT;
         trial.is_alone = !outlasts;
         outlasts
     }

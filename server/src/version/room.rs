@@ -6,7 +6,7 @@
 //! failed for good, all fail after [`RETRY_LIMIT`]. The room ends with the version.
 //!
 //! A [suspect](super::suspects) gets a worker without requests, to which no other one is given until it is cleared or has had
-//! [`TRIAL_LIMIT`](crate::limits::TRIAL_LIMIT). Right after a death there is such a worker; later one is kept from others once
+//! [`SUSPECT_ALONE_LIMIT`](crate::limits::SUSPECT_ALONE_LIMIT). Right after a death there is such a worker; later one is kept from others once
 //! a suspect has waited for [`TRIAL_PATIENCE`], and lets the requests that it has end. While others wait, trials take no more
 //! than [`TRIALS_LIMIT`] in a row, and whoever cannot be tried within [`TRIAL_WAIT_LIMIT`] fails. Absent: requests that wait in
 //! a worker for a sequence.

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_engine::{ChatError, TemplateLimit, TemplateSource, check_template};
@@ -177,16 +178,17 @@ async fn a_request_that_makes_a_template_run_away_fails_alone() {
     assert_eq!(server.workers(), worker, "the worker lives");
 }
 
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok());
+    of.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
+}
+
 /// Whoever ends the process that renders ends no request but the one that it has.
 #[tokio::test]
 async fn a_process_that_renders_and_is_killed_is_replaced() {
     let server = Server::start(&["--ctx-size", "4096", "--parallel", "2"]).await;
     let worker = server.workers()[0];
-    let children = |pid: u32| -> Vec<u32> {
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        let of = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok());
-        of.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
-    };
     for _ in 0..3 {
         for renders in children(worker) {
             send_signal(renders, "KILL");
@@ -221,4 +223,32 @@ async fn a_token_that_a_template_would_make_of_what_is_said_is_refused_by_name()
     let (status, text) = output(command);
     assert_eq!(status.code(), Some(1), "{text}");
     assert!(text.lines().last().unwrap().contains("where that becomes special tokens such as"), "{text}");
+}
+
+/// Chats of which each computes until its limit, from six clients, are waited for by each other alone.
+#[tokio::test]
+async fn clients_whose_chats_run_away_hold_up_nobody_elses() {
+    let file = changed(HIDDEN);
+    let server = Arc::new(Server::launch(file.path(), &["--ctx-size", "4096", "--parallel", "4", "--threads", "1"]));
+    server.until_ready().await;
+    let hogs: Vec<_> = (0..6)
+        .map(|_| {
+            let server = Arc::clone(&server);
+            tokio::spawn(async move { server.post(CHAT, &chat("slow")).send().await.unwrap().status() })
+        })
+        .collect();
+    // Two are rendered, beside the process for all others.
+    let (worker, begun) = (server.workers()[0], Instant::now());
+    while children(worker).len() < 3 {
+        assert!(begun.elapsed() < SOON, "none is rendered beside the others");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for _ in 0..3 {
+        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+    }
+    // All six take three times a second of computing.
+    assert!(hogs.iter().any(|hog| !hog.is_finished()), "who came later was answered first");
+    for hog in hogs {
+        assert_eq!(hog.await.unwrap(), 400);
+    }
 }

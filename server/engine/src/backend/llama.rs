@@ -3,33 +3,33 @@
 mod stage;
 #[cfg(test)]
 mod tests;
+mod vocabulary;
 
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
 
 use gantry_llama::{
-    Backends, Batch, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams, SpecialTokens,
-    TemplateSource, TokenTexts, TokenizeError,
+    Backends, Batch, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams, TemplateSource,
 };
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, PooledBackend, PooledLimits, RenderedChat,
-    Token, Vocabulary,
+    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, PooledBackend, PooledLimits, Token,
 };
 use crate::cache::{Fingerprint, FingerprintParts};
 use crate::cores::{Claim, Cores, ThreadLimit, Work};
 use crate::draft::Draft;
-use crate::error::{LoadError, RequestError};
+use crate::error::LoadError;
 use crate::event::{ModelInfo, PooledInfo};
 use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout, MAX_COPY_BYTES_PER_STEP};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS, PooledConfig};
 use crate::plan::GROUP_TOKENS;
-use crate::template::{Renderer, TemplateReport, Tryout};
+use crate::template::{TemplateReport, Tryout};
 use stage::Stage;
+pub(crate) use vocabulary::LlamaVocabulary;
 
 /// Processors left to the rest of the machine when the thread count is not configured.
 const SPARE_PROCESSORS: u32 = 1;
@@ -56,15 +56,6 @@ pub(crate) struct LlamaBackend {
     cores: Option<Arc<Cores>>,
     /// Ends the decode in progress when raised.
     abort: Arc<AtomicBool>,
-}
-
-/// The vocabulary and the template of a model.
-pub(crate) struct LlamaVocabulary {
-    model: Arc<Model>,
-    template: Option<Renderer>,
-    end_tokens: Vec<Token>,
-    longest_token: usize,
-    texts: OnceLock<Arc<TokenTexts>>,
 }
 
 /// A model that is ready to be warmed up.
@@ -173,11 +164,12 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         abort: Some(abort.clone()),
         ..ContextParams::default()
     };
+    check_has_text(config, &model)?;
     let source = TemplateSource::of(&model).map_err(LoadError::Template)?;
     let tryout = source.map(|source| Tryout::begin(config, model.clone(), source)).transpose()?;
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
     let (template, tried) = tryout.map(Tryout::end).transpose()?.unzip();
-    check_use(config, &model, tried.as_ref())?;
+    check_length(config, &model, tried.as_ref())?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
         0 => context.n_ctx_per_sequence().min(most),
@@ -222,28 +214,37 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     Ok(Loaded { backend, draft, vocabulary, info, fingerprint })
 }
 
-/// Whether anyone can be answered with a model that loads: its vocabulary has text, and the trained length has room for the
-/// shortest prompt and a token after it.
-fn check_use(config: &EngineConfig, model: &Model, tried: Option<&TemplateReport>) -> Result<(), LoadError> {
-    let useless = |reason| Err(LoadError::Useless { path: config.model_path.clone(), reason });
+fn useless(config: &EngineConfig, reason: String) -> LoadError {
+    LoadError::Useless { path: config.model_path.clone(), reason }
+}
+
+/// Whether a model has anything to say: a token with text, which ends no answer.
+fn check_has_text(config: &EngineConfig, model: &Model) -> Result<(), LoadError> {
     let mut text = Vec::new();
     let mut has_text = |token: Token| {
         !model.is_eog(token) && model.token_to_piece(token, false, &mut text).is_ok() && !text.is_empty()
     };
     let size = model.vocab_size();
-    if !(0..).take(size as usize).any(&mut has_text) {
-        let what =
-            "control tokens or otherwise without text (tokenizer.ggml.token_type), so that every answer is empty";
-        return useless(format!("all {size} tokens of its vocabulary are {what}"));
+    if (0..).take(size as usize).any(&mut has_text) {
+        return Ok(());
     }
+    let what = "control tokens or otherwise without text (tokenizer.ggml.token_type), so that every answer is empty";
+    Err(useless(config, format!("all {size} tokens of its vocabulary are {what}")))
+}
+
+/// Whether the trained length has room for the shortest prompt and a token after it.
+fn check_length(config: &EngineConfig, model: &Model, tried: Option<&TemplateReport>) -> Result<(), LoadError> {
     let (what, needs) = match tried {
         Some(report) => ("a chat of one word", report.shortest_tokens),
         None => ("a text of one letter", model.tokenize("a", true, true).map_or(1, |tokens| tokens.len() as u32)),
     };
     match model.n_ctx_train() {
-        trained @ 1.. if trained <= needs => useless(format!(
-            "{what} takes {needs} tokens, an answer one more, and the model is said to be trained for {trained} \
-             (its context_length)"
+        trained @ 1.. if trained <= needs => Err(useless(
+            config,
+            format!(
+                "{what} takes {needs} tokens, an answer one more, and the model is said to be trained for {trained} \
+                 (its context_length)"
+            ),
         )),
         _ => Ok(()),
     }
@@ -598,72 +599,5 @@ fn cut(context: &mut Context, sequence: u32, len: u32) -> Result<(), BackendErro
         Ok(true) => Ok(()),
         Ok(false) => Err(BackendError::Failed(String::from("the model's state cannot be cut"))),
         Err(e) => Err(BackendError::Failed(e.to_string())),
-    }
-}
-
-/// Why a text that came as `param` became no tokens.
-fn not_tokenised(param: &str, error: &TokenizeError) -> RequestError {
-    match error {
-        TokenizeError::RunTooLong { .. } | TokenizeError::RunWork { .. } => {
-            RequestError::invalid(param, "prompt_run_too_long", error.to_string())
-        }
-        TokenizeError::NoStack(_) => RequestError::Overloaded(error.to_string()),
-        _ => RequestError::invalid(param, "invalid_prompt", error.to_string()),
-    }
-}
-
-impl LlamaVocabulary {
-    fn new(model: Arc<Model>, template: Option<Renderer>) -> Self {
-        let tokens = || (0..).take(model.vocab_size() as usize);
-        let end_tokens = tokens().filter(|&token| model.is_eog(token)).collect();
-        let mut text = Vec::new();
-        let length = |token| {
-            text.clear();
-            // One that llama.cpp cannot name has no text.
-            model.token_to_piece(token, true, &mut text).map_or(0, |()| text.len())
-        };
-        let longest_token = tokens().map(length).max().unwrap_or(0);
-        Self { model, template, end_tokens, longest_token, texts: OnceLock::new() }
-    }
-}
-
-impl Vocabulary for LlamaVocabulary {
-    fn size(&self) -> u32 {
-        self.model.vocab_size()
-    }
-
-    fn longest_token(&self) -> usize {
-        self.longest_token
-    }
-
-    fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
-        self.model.tokenize_with(text, true, specials).map_err(|e| not_tokenised("prompt", &e))
-    }
-
-    fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
-        self.model.rerank_tokens(query, document).map_err(|e| not_tokenised("documents", &e))
-    }
-
-    fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
-        let template = self.template.as_ref().ok_or_else(|| {
-            RequestError::invalid("messages", "no_chat_template", "this model has no chat template; send a text prompt")
-        })?;
-        let chat = template.prompt(&self.model, messages_json, None)?;
-        Ok(RenderedChat { prompt: chat.prompt, text_at: chat.text_at, stops: chat.additional_stops })
-    }
-
-    fn piece(&self, token: Token, out: &mut Vec<u8>) {
-        // Sampled tokens are of the vocabulary, so this fails only where llama.cpp cannot name a token: it has no text.
-        if let Err(e) = self.model.token_to_piece(token, false, out) {
-            tracing::warn!(token, error = %e, "a token has no text");
-        }
-    }
-
-    fn texts(&self) -> &Arc<TokenTexts> {
-        self.texts.get_or_init(|| Arc::new(TokenTexts::of(&self.model)))
-    }
-
-    fn end_tokens(&self) -> &[Token] {
-        &self.end_tokens
     }
 }

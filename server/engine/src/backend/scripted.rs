@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use gantry_llama::{SpecialTokens, TokenTexts};
 
-use super::{BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, RenderedChat, Token, Vocabulary};
+use super::{
+    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Pace, RenderedChat, Token, Vocabulary,
+};
 use crate::error::RequestError;
 use crate::event::{FinishReason, ModelInfo};
 use crate::grammars::Grammars;
@@ -390,11 +392,12 @@ impl Vocabulary for ScriptedVocabulary {
         Ok([tokens(query)?, vec![END], tokens(document)?].concat())
     }
 
-    fn render(&self, messages_json: &str) -> Result<RenderedChat, RequestError> {
+    fn render(&self, messages_json: &str, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
         if messages_json == "panic" {
             panic!("scripted");
         }
-        Ok(RenderedChat { prompt: format!("<{messages_json}>"), text_at: Vec::new(), stops: vec![String::from("dd")] })
+        let (prompt, text_at, stops) = (format!("<{messages_json}>"), Vec::new(), vec![String::from("dd")]);
+        Ok(Some(RenderedChat { prompt, text_at, stops }))
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {

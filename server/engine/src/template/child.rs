@@ -3,11 +3,15 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use gantry_llama::{ChatError, ChatTemplate, end_after_cpu, exit_on_limits};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
-use super::limits::{TEMPLATE_PROCESS_BYTES, TEMPLATE_PROCESS_CPU, TEMPLATE_STACK_BYTES};
+use super::limits::{
+    SLOW_RENDER_NICENESS, TEMPLATE_PROCESS_BYTES, TEMPLATE_PROCESS_CPU, TEMPLATE_PROCESS_CPU_SLACK,
+    TEMPLATE_STACK_BYTES,
+};
 use super::wire::{Answer, Ask, receive, send};
 
 /// Renders for the process at the other end of the socket that is this process's standard input, until that is closed.
@@ -32,7 +36,7 @@ pub fn serve_template() -> io::Result<()> {
 fn answer_all(mut socket: UnixStream) -> io::Result<()> {
     let mut template = None;
     while let Some(ask) = receive(&mut socket)? {
-        end_after_cpu(Some(TEMPLATE_PROCESS_CPU));
+        end_after_cpu(Some(most_cpu(&ask)));
         let answer = answer(ask, &mut template);
         end_after_cpu(None);
         send(&mut socket, &answer)?;
@@ -40,15 +44,32 @@ fn answer_all(mut socket: UnixStream) -> io::Result<()> {
     Ok(())
 }
 
+/// What the process may compute for an answer.
+fn most_cpu(ask: &Ask) -> Duration {
+    match ask {
+        Ask::Parse { .. } => TEMPLATE_PROCESS_CPU,
+        Ask::Render { cpu_ms, .. } => {
+            let most = Duration::from_millis(*cpu_ms);
+            (most + most / 2).max(most + TEMPLATE_PROCESS_CPU_SLACK).min(TEMPLATE_PROCESS_CPU)
+        }
+    }
+}
+
 fn answer(ask: Ask, template: &mut Option<ChatTemplate>) -> Answer {
     match (ask, &template) {
-        (Ask::Parse(source), _) => Answer::Parsed(ChatTemplate::parse(&source).map(|parsed| {
-            let knows_tools = parsed.knows_tools();
-            *template = Some(parsed);
-            knows_tools
-        })),
-        (Ask::Render { messages, tools }, Some(template)) => {
-            Answer::Rendered(template.render_json(&messages, tools.as_deref()))
+        (Ask::Parse { source, aside }, _) => {
+            if aside {
+                // Of this thread, which renders. Where it is not allowed, it competes like any other.
+                let _ = nice(SLOW_RENDER_NICENESS);
+            }
+            Answer::Parsed(ChatTemplate::parse(&source).map(|parsed| {
+                let knows_tools = parsed.knows_tools();
+                *template = Some(parsed);
+                knows_tools
+            }))
+        }
+        (Ask::Render { messages, tools, cpu_ms }, Some(template)) => {
+            Answer::Rendered(template.render_json(&messages, tools.as_deref(), cpu_ms))
         }
         (Ask::Render { .. }, None) => {
             Answer::Rendered(Err(ChatError::Template(String::from("there is no template to render with"))))

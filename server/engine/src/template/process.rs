@@ -1,7 +1,8 @@
 //! The processes that render a model's template, from the side of who asks them.
 //!
-//! One is started with the model, another when two ask at the same time, so that a long chat does not hold up a short one.
-//! One that dies or does not answer is replaced at the next chat; what it died of is the answer to the one it died of.
+//! One is started with the model, another when two ask at the same time, so that a long chat does not hold up a short one; a
+//! slow chat has one to itself, behind all else that computes. One that dies or does not answer is replaced at the next chat;
+//! what it died of is the answer to the one it died of.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +15,8 @@ use std::sync::{Mutex, PoisonError};
 use gantry_llama::{ChatError, TemplateLimit, TemplateSource, limit_of_exit};
 use rustix::process::Signal;
 
-use super::limits::TEMPLATE_ANSWER_WAIT;
+use super::Allowance;
+use super::limits::{MAX_IDLE_TEMPLATE_PROCESSES, TEMPLATE_ANSWER_WAIT};
 use super::wire::{Answer, Ask, receive, send};
 
 /// What such a program is called with.
@@ -23,7 +25,7 @@ const COMMAND: &str = "template";
 pub(crate) struct Processes {
     program: PathBuf,
     source: TemplateSource,
-    /// As many as have ever rendered at the same time.
+    /// As many as have rendered at the same time, up to [`MAX_IDLE_TEMPLATE_PROCESSES`].
     idle: Mutex<Vec<Process>>,
     knows_tools: bool,
 }
@@ -31,7 +33,7 @@ pub(crate) struct Processes {
 impl Processes {
     /// Starts the first one.
     pub(super) fn start(program: &Path, source: TemplateSource) -> Result<Self, ChatError> {
-        let (first, knows_tools) = Process::start(program, &source)?;
+        let (first, knows_tools) = Process::start(program, &source, false)?;
         Ok(Self { program: program.to_owned(), source, idle: Mutex::new(vec![first]), knows_tools })
     }
 
@@ -39,8 +41,17 @@ impl Processes {
         self.knows_tools
     }
 
-    pub(super) fn render(&self, messages: &str, tools: Option<&str>) -> Result<String, ChatError> {
-        let ask = Ask::Render { messages: messages.to_owned(), tools: tools.map(str::to_owned) };
+    pub(super) fn render(
+        &self,
+        messages: &str,
+        tools: Option<&str>,
+        Allowance { cpu_ms, aside }: Allowance,
+    ) -> Result<String, ChatError> {
+        let ask = Ask::Render { messages: messages.to_owned(), tools: tools.map(str::to_owned), cpu_ms };
+        if aside {
+            let (process, _) = Process::start(&self.program, &self.source, true)?;
+            return process.render(&ask).map(|(rendered, _)| rendered)?;
+        }
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(process) = idle {
             match self.render_with(process, &ask) {
@@ -49,18 +60,23 @@ impl Processes {
                 rendered => return rendered,
             }
         }
-        self.render_with(Process::start(&self.program, &self.source)?.0, &ask)
+        self.render_with(Process::start(&self.program, &self.source, false)?.0, &ask)
     }
 
-    fn render_with(&self, mut process: Process, ask: &Ask) -> Result<String, ChatError> {
-        match process.ask(ask) {
-            Ok(Answer::Rendered(rendered)) => {
-                self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
-                rendered
-            }
-            Ok(Answer::Parsed(_)) => Err(ChatError::Template(String::from("it was answered what was not asked"))),
-            Err(error) => Err(process.end(&error)),
-        }
+    /// The process is kept where there is room.
+    fn render_with(&self, process: Process, ask: &Ask) -> Result<String, ChatError> {
+        let (rendered, process) = process.render(ask)?;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = idle.len() >= MAX_IDLE_TEMPLATE_PROCESSES;
+        let over = if is_full {
+            Some(process)
+        } else {
+            idle.push(process);
+            None
+        };
+        drop(idle);
+        drop(over);
+        rendered
     }
 }
 
@@ -72,10 +88,10 @@ struct Process {
 
 impl Process {
     /// Starts one, which then has the template, and says whether that knows tools.
-    fn start(program: &Path, source: &TemplateSource) -> Result<(Self, bool), ChatError> {
+    fn start(program: &Path, source: &TemplateSource, aside: bool) -> Result<(Self, bool), ChatError> {
         let cannot = |error: io::Error| ChatError::TemplateProcess(format!("it cannot be started: {error}"));
         let mut process = Self::spawn(program).map_err(cannot)?;
-        match process.ask(&Ask::Parse(source.clone())) {
+        match process.ask(&Ask::Parse { source: source.clone(), aside }) {
             Ok(Answer::Parsed(parsed)) => parsed.map(|knows_tools| (process, knows_tools)),
             Ok(Answer::Rendered(_)) => Err(cannot(io::Error::other("it was answered what was not asked"))),
             Err(error) => Err(process.end(&error)),
@@ -97,6 +113,15 @@ impl Process {
             .stderr(Stdio::null())
             .spawn()?;
         Ok(Self { child, socket })
+    }
+
+    /// What it renders, and itself to be asked again.
+    fn render(mut self, ask: &Ask) -> Result<(Result<String, ChatError>, Self), ChatError> {
+        match self.ask(ask) {
+            Ok(Answer::Rendered(rendered)) => Ok((rendered, self)),
+            Ok(Answer::Parsed(_)) => Err(ChatError::Template(String::from("it was answered what was not asked"))),
+            Err(error) => Err(self.end(&error)),
+        }
     }
 
     fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {

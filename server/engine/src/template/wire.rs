@@ -10,10 +10,11 @@ use super::limits::MAX_TEMPLATE_MESSAGE_BYTES;
 /// To the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
-    /// Make this template ready; the first message, and sent once.
-    Parse(TemplateSource),
-    /// Render.
-    Render { messages: String, tools: Option<String> },
+    /// Make this template ready; the first message, and sent once. `aside`: whatever else computes goes before what is
+    /// rendered.
+    Parse { source: TemplateSource, aside: bool },
+    /// Render, within so much computing.
+    Render { messages: String, tools: Option<String>, cpu_ms: u64 },
 }
 
 /// From it, one for each message.
@@ -62,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_message_arrives_whole_or_not_at_all() {
-        let ask = Ask::Render { messages: "[]".to_owned(), tools: None };
+        let ask = Ask::Render { messages: "[]".to_owned(), tools: None, cpu_ms: 1 };
         let mut wire = Vec::new();
         send(&mut wire, &ask).unwrap();
         assert!(matches!(receive(&mut &wire[..]).unwrap(), Some(Ask::Render { messages, .. }) if messages == "[]"));
