@@ -2,24 +2,13 @@
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "text.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <dlfcn.h>
 
 namespace {
 
 bool use_builtin_cpu = true;
-
-gantry_text reason_of(const char * text) noexcept {
-    const size_t len  = std::strlen(text);
-    auto *       data = static_cast<char *>(std::malloc(len == 0 ? 1 : len));
-    if (data == nullptr) {
-        return {nullptr, 0, true};
-    }
-    std::memcpy(data, text, len);
-    return {data, len, true};
-}
 
 } // namespace
 
@@ -49,7 +38,7 @@ int32_t gantry_backend_score(const char * path, gantry_text * reason) {
     void * module = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     if (module == nullptr) {
         const char * error = dlerror();
-        *reason            = reason_of(error != nullptr ? error : "dlopen gave no reason");
+        *reason            = gantry::to_error(error != nullptr ? error : "dlopen gave no reason");
         return -1;
     }
     const auto    score  = reinterpret_cast<int (*)(void)>(dlsym(module, "ggml_backend_score"));

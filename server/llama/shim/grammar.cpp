@@ -1,30 +1,15 @@
 #include "grammar.h"
 
 #include "llama-grammar.h"
+#include "text.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace {
-
-gantry_text to_text(const void * bytes, size_t len, bool error) noexcept {
-    auto * data = static_cast<char *>(std::malloc(len == 0 ? 1 : len));
-    if (data == nullptr) {
-        return {nullptr, 0, true};
-    }
-    if (len > 0) {
-        std::memcpy(data, bytes, len);
-    }
-    return {data, len, error};
-}
-
-gantry_text to_error(const char * reason) noexcept { return to_text(reason, std::strlen(reason), true); }
-
-} // namespace
+using gantry::to_error;
+using gantry::to_text;
 
 extern "C" {
 

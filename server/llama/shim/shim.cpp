@@ -9,6 +9,7 @@
 #include "llama-ext.h"
 #include "log.h"
 #include "template.h"
+#include "text.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -37,14 +38,7 @@ struct gantry_chat_template {
 
 namespace {
 
-gantry_text to_text(const std::string & s, bool error) noexcept {
-    auto * data = static_cast<char *>(std::malloc(s.empty() ? 1 : s.size()));
-    if (data == nullptr) {
-        return {nullptr, 0, true};
-    }
-    std::memcpy(data, s.data(), s.size());
-    return {data, s.size(), error};
-}
+using gantry::to_text;
 
 // Runs `f`; whatever it throws becomes an error text.
 template <typename F> gantry_text guarded(F f) noexcept {
