@@ -109,12 +109,20 @@ impl Model {
         &self,
         mut render: impl FnMut(&str) -> Result<ChatPrompt, ChatError>,
     ) -> Result<(), ChatError> {
-        let probe = String::from(PROBE).repeat(PROBE_CHARS);
-        let says = |role: &str| json!({"role": role, "content": format!("{MARK}{probe}{MARK}")});
+        let probe = format!("{MARK}{}{MARK}", String::from(PROBE).repeat(PROBE_CHARS));
+        let says = |role: &str| json!({"role": role, "content": probe});
+        let call = json!({"id": "123456789", "type": "function", "function": {"name": probe, "arguments": "{}"}});
         for messages in [
             json!([says("user")]),
             json!([says("system"), says("user")]),
             json!([says("user"), says("assistant"), says("user")]),
+            json!([{"role": "user", "content": "a", "name": probe}]),
+            json!([says("user"), {"role": "assistant", "content": probe, "reasoning_content": probe}, says("user")]),
+            json!([
+                says("user"),
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": probe, "name": probe, "tool_call_id": "123456789"},
+            ]),
         ] {
             // What it refuses, or fails with, is for others to judge.
             let Ok(chat) = render(&messages.to_string()) else { continue };

@@ -202,6 +202,8 @@ fn a_template_that_builds_tokens_of_words_is_not_served() {
         "{% for m in messages %}<|{{ m.content[2:] }}|>{% endfor %}",
         "{% for m in messages %}<|{{ m.content[:-2]|lower }}|>{% endfor %}",
         "{{ messages[0].content }}{% if messages|length > 1 %}<|{{ messages[1].content[1:-1] }}|>{% endif %}",
+        "{% for m in messages %}{{ m.content }}{% if m.name %}<|{{ m.name[1:-1] }}|>{% endif %}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<|{{ c.function.name[1:-1] }}|>{% endfor %}{% endfor %}",
     ] {
         let refused = check(bad).unwrap_err();
         assert!(
