@@ -61,7 +61,7 @@ pub enum ToWorker {
         id: RequestId,
     },
     /// Go on with one that is paused, with the tokens that it would have had; it waits for a slot before what was submitted
-    /// after it.
+    /// after it, unless it has been paused many times.
     Resume {
         /// Which.
         id: RequestId,

@@ -221,12 +221,12 @@ pub(crate) enum Next {
 
 /// How many tokens are computed in [`MAX_POOLED_BATCH_MS`], by how long batches took.
 #[derive(Debug, Default)]
-struct Pace {
+struct BatchPace {
     /// `None`: no batch has taken longer.
     most_tokens: Option<usize>,
 }
 
-impl Pace {
+impl BatchPace {
     /// A batch that took too long lowers the number at once; one of at least half as many tokens that did not raises it, to
     /// twice itself at most. What one of fewer took says nothing: most of that does not grow with the tokens.
     fn observe(&mut self, tokens: usize, took: Duration) {
@@ -261,7 +261,7 @@ pub(crate) struct Pooler<B> {
     rings: [VecDeque<u64>; LEVELS],
     tickets: u64,
     counters: Arc<PooledCounters>,
-    pace: Pace,
+    pace: BatchPace,
     /// Vectors are brought to unit length; scores are not.
     normalises: bool,
     failures: u32,
@@ -284,7 +284,7 @@ impl<B: PooledBackend> Pooler<B> {
             rings: Default::default(),
             tickets: 0,
             counters,
-            pace: Pace::default(),
+            pace: BatchPace::default(),
             normalises,
             failures: 0,
         }
@@ -564,7 +564,7 @@ mod tests {
 
     #[test]
     fn a_batch_has_as_many_tokens_as_are_computed_in_time() {
-        let mut pace = Pace::default();
+        let mut pace = BatchPace::default();
         let mut after = |tokens, took_ms| {
             pace.observe(tokens, Duration::from_millis(took_ms));
             pace.most_tokens(512)

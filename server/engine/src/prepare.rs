@@ -180,12 +180,19 @@ impl Preparer {
         job.emitter.is(Activity::Begun);
         let chat = std::panic::catch_unwind(AssertUnwindSafe(|| {
             check_length("messages", messages_json)?;
-            self.vocabulary.render(messages_json, pace)
+            let chat = self.vocabulary.render(messages_json, pace)?;
+            // Before it waits: what a template makes of messages may be much longer than they are.
+            chat.iter().try_for_each(|chat| check_length("messages", &chat.prompt))?;
+            Ok(chat)
         }));
         job.emitter.is(Activity::Paused);
         // Where the pools have ended meanwhile, the queue's end tells its caller.
         match chat.unwrap_or_else(|_| Err(panicked())) {
-            Ok(Some(chat)) => _ = rendered.push(Waits { job, chat: Some(chat) }),
+            Ok(Some(chat)) => {
+                // Never needed again, and it may be large.
+                job.prompt = Prompt::Chat { messages_json: String::new() };
+                rendered.push(Waits { job, chat: Some(chat) });
+            }
             Ok(None) => _ = slow.push(Waits { job, chat: None }),
             Err(error) => job.emitter.failed(error),
         }

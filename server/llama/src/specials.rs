@@ -117,7 +117,7 @@ impl Specials {
     }
 
     /// A reserved token that a text without signs may become between these two: its beginning is written before, its end
-    /// after, or one of both.
+    /// after, or one of both. Not one of letters alone: nearly every template ends with the first of them somewhere.
     pub(crate) fn completed_between(&self, before: &str, after: &str) -> Option<&Special> {
         let may_become = |text: &str| {
             let places = || text.char_indices().map(|(at, _)| at).chain(std::iter::once(text.len()));
@@ -128,7 +128,8 @@ impl Specials {
                     .any(|end| end - begin < text.len() && !text[begin..end].contains(|c| self.is_sign(c)))
             })
         };
-        self.list.iter().find(|special| may_become(&special.text))
+        let has_sign = |special: &Special| special.text.contains(|c| self.is_sign(c));
+        self.list.iter().find(|special| has_sign(special) && may_become(&special.text))
     }
 
     pub(crate) fn get(&self, index: usize) -> &Special {

@@ -42,7 +42,7 @@ impl<B: Backend> Scheduler<B> {
     /// Takes their slots from those that are to pause, and lets those wait for one that are to go on.
     pub(super) fn pause_and_resume(&mut self, now: Instant) {
         for resumed in self.paused.remove_if(|paused| !paused.waiter.is_paused()) {
-            self.go_on(resumed, now);
+            self.wait_resumed(resumed, now);
         }
         for waiting in self.waiting.remove_if(Waiter::is_paused) {
             self.pause(waiting, now);
@@ -57,7 +57,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Has one wait that was paused.
-    fn go_on(&mut self, mut resumed: Waiting<Paused>, now: Instant) {
+    fn wait_resumed(&mut self, mut resumed: Waiting<Paused>, now: Instant) {
         if let Waiter::Preempted(sequence, _) = &mut resumed.value.waiter {
             sequence.resumes += 1;
             if sequence.resumes > MAX_RESUMES_AHEAD {
