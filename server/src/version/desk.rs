@@ -32,6 +32,8 @@ pub(super) struct Lease {
     cells: u64,
     /// No other request gets to the worker meanwhile.
     is_alone: bool,
+    /// The worker is its request's, but neither a slot nor cells are.
+    is_paused: bool,
 }
 
 impl Lease {
@@ -46,12 +48,30 @@ impl Lease {
             self.desk.wake();
         }
     }
+
+    /// From now on others may have its cells.
+    pub(super) fn pause(&mut self) {
+        if !std::mem::replace(&mut self.is_paused, true) {
+            self.desk.dispatcher().pause(self.worker, self.cells);
+            self.desk.wake();
+        }
+    }
+
+    /// Claims the cells again, be they others' by now.
+    pub(super) fn resume(&mut self) {
+        if std::mem::take(&mut self.is_paused) {
+            self.desk.dispatcher().resume(self.worker, self.cells);
+        }
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         {
             let mut dispatcher = self.desk.dispatcher();
+            if self.is_paused {
+                dispatcher.resume(self.worker, self.cells);
+            }
             dispatcher.release(self.worker, self.cells);
             if self.is_alone {
                 dispatcher.open(self.worker);
@@ -85,13 +105,13 @@ impl Desk {
     /// Picks a worker.
     pub(super) fn lease(self: &Arc<Self>, demand: &Demand) -> Result<Lease, Refusal> {
         let worker = self.dispatcher().choose(demand)?;
-        Ok(Lease { desk: Arc::clone(self), worker, cells: demand.cells, is_alone: false })
+        Ok(Lease { desk: Arc::clone(self), worker, cells: demand.cells, is_alone: false, is_paused: false })
     }
 
-    /// Picks a worker without requests, which gets no other one until the lease is given back or opened.
+    /// Picks a worker without requests, or with paused ones alone, which gets no other one until the lease is given back or opened.
     pub(super) fn lease_alone(self: &Arc<Self>, demand: &Demand) -> Option<Lease> {
         let worker = self.dispatcher().choose_alone(demand)?;
-        Some(Lease { desk: Arc::clone(self), worker, cells: demand.cells, is_alone: true })
+        Some(Lease { desk: Arc::clone(self), worker, cells: demand.cells, is_alone: true, is_paused: false })
     }
 
     /// Has a worker become free for one that must be by itself.
@@ -234,7 +254,7 @@ impl Lanes {
 /// Has a request wait for a worker.
 pub(super) fn send_to_room(desk: &Desk, room: &mpsc::UnboundedSender<Box<Request>>, mut request: Box<Request>) {
     request.lease = None;
-    request.started = false;
+    request.is_running = false;
     desk.enter_room();
     if let Err(mpsc::error::SendError(request)) = room.send(request) {
         // The room ends with the version.

@@ -1,8 +1,8 @@
 //! Which worker of a version gets a request: a pure function of what is in flight, who is healthy and who read what.
 //!
-//! [`Dispatcher::choose`] picks a worker and counts the request as its own until [`Dispatcher::release`]. A worker that
-//! is not healthy is never picked, whatever the strategy; it starts as such. Absent: locks, time, processes, and what a
-//! worker's engine does with its requests.
+//! [`Dispatcher::choose`] picks a worker and counts the request as its own until [`Dispatcher::release`]. While it is
+//! [paused](Dispatcher::pause), it is no load and needs no cells. A worker that is not healthy is never picked, whatever
+//! the strategy; it starts as such. Absent: locks, time, processes, and what a worker's engine does with its requests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ use crate::limits::{PREFIX_INDEX_BLOCKS, PREFIX_LOAD_MARGIN};
 pub enum DispatchStrategy {
     /// In turn.
     RoundRobin,
-    /// To the one with the fewest requests; among equals in turn.
+    /// To the one with the fewest requests that are not paused; among equals in turn.
     #[default]
     LeastLoaded,
     /// To the one with the most KV cells that no request needs; where none has enough, the request waits for them.
@@ -81,7 +81,9 @@ pub(super) enum Refusal {
 struct Load {
     healthy: bool,
     in_flight: u32,
-    /// Sum of the needs of the requests in flight.
+    /// Those of them whose clients do not take what is there: others have their slots and cells.
+    paused: u32,
+    /// Sum of the needs of the others.
     needed_cells: u64,
     total_cells: u64,
     /// How far it is cut down for want of memory, which each worker is by itself.
@@ -94,6 +96,11 @@ impl Load {
     /// Whether it gets requests that may be with others.
     fn is_open(&self) -> bool {
         self.healthy && !self.reserved
+    }
+
+    /// Requests that compute, or wait for that.
+    fn active(&self) -> u32 {
+        self.in_flight.saturating_sub(self.paused)
     }
 
     fn free_cells(&self) -> u64 {
@@ -169,7 +176,7 @@ impl Dispatcher {
         self.workers.get(worker).is_some_and(|load| load.healthy)
     }
 
-    /// Requests that a worker has.
+    /// Requests that a worker has, be they paused.
     pub(super) fn in_flight(&self, worker: usize) -> u32 {
         self.workers.get(worker).map_or(0, |load| load.in_flight)
     }
@@ -186,16 +193,23 @@ impl Dispatcher {
     }
 
     /// Picks a worker without requests for one that must be by itself, and keeps it for that until [`Dispatcher::open`].
+    ///
+    /// Paused ones would end with their worker, so one that has any is no such worker; but they may stay for as long as
+    /// their clients please, so they count no more in the one that [is kept](Self::reserve) already. Who is beside it goes on
+    /// when its client reads: the worker's death then shows two that it was working on, and convicts neither.
     pub(super) fn choose_alone(&mut self, demand: &Demand) -> Option<usize> {
-        let takes = |load: &Load| load.healthy && load.in_flight == 0 && load.level.admits(demand.priority);
-        let worker = self.workers.iter().position(takes)?;
+        let takes = |load: &Load| load.healthy && load.level.admits(demand.priority);
+        let free = self.workers.iter().position(|load| takes(load) && load.in_flight == 0);
+        let kept =
+            || self.draining.filter(|&worker| takes(&self.workers[worker]) && self.workers[worker].active() == 0);
+        let worker = free.or_else(kept)?;
         self.workers[worker].reserved = true;
         self.stop_draining_but(Some(worker));
         Some(self.take(worker, demand))
     }
 
     /// Keeps a worker for one that must be by itself, where none is kept: the one that will be without requests first, as far
-    /// as can be told.
+    /// as can be told, and one with paused requests only where all have some.
     pub(super) fn reserve(&mut self, demand: &Demand) {
         if self.workers.iter().any(|load| load.healthy && load.reserved) {
             return;
@@ -203,7 +217,7 @@ impl Dispatcher {
         // One that would not take it is not kept from others for it.
         let takes = |load: &Load| load.healthy && load.level.admits(demand.priority);
         let healthy = self.workers.iter_mut().enumerate().filter(|(_, load)| takes(load));
-        if let Some((worker, load)) = healthy.min_by_key(|(_, load)| load.in_flight) {
+        if let Some((worker, load)) = healthy.min_by_key(|(_, load)| (load.paused > 0, load.active())) {
             load.reserved = true;
             self.draining = Some(worker);
         }
@@ -238,7 +252,24 @@ impl Dispatcher {
         if self.workers.iter().any(|load| load.healthy) { Refusal::NotNow } else { Refusal::NoWorker }
     }
 
-    /// Counts a request as gone that needed so many cells.
+    /// Counts a request that needs so many cells as no load: its worker gives its slot and its cells to others.
+    pub(super) fn pause(&mut self, worker: usize, cells: u64) {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.paused = load.paused.saturating_add(1);
+            load.needed_cells = load.needed_cells.saturating_sub(cells);
+        }
+    }
+
+    /// Counts a paused request as load again. Others may have its cells by now: then more are counted than there are, it waits
+    /// in the worker's own queue, and nobody else is sent there for cells until enough have ended.
+    pub(super) fn resume(&mut self, worker: usize, cells: u64) {
+        if let Some(load) = self.workers.get_mut(worker) {
+            load.paused = load.paused.saturating_sub(1);
+            load.needed_cells = load.needed_cells.saturating_add(cells);
+        }
+    }
+
+    /// Counts a request as gone that needed so many cells, and was not paused.
     pub(super) fn release(&mut self, worker: usize, cells: u64) {
         if let Some(load) = self.workers.get_mut(worker) {
             load.in_flight = load.in_flight.saturating_sub(1);
@@ -266,7 +297,7 @@ impl Dispatcher {
     }
 
     fn least_loaded(&self, demand: &Demand) -> Option<usize> {
-        self.first_by_key(demand, |load| load.in_flight)
+        self.first_by_key(demand, Load::active)
     }
 
     fn with_memory(&self, demand: &Demand) -> Result<usize, Refusal> {
@@ -287,7 +318,8 @@ impl Dispatcher {
             self.workers.get(worker).is_some_and(|load| load.is_open() && load.level.admits(demand.priority))
         };
         let reader = self.prefixes.reader(&demand.prefixes, takes);
-        let near = |worker: usize| self.in_flight(worker) <= self.in_flight(idlest).saturating_add(PREFIX_LOAD_MARGIN);
+        let active = |worker: usize| self.workers[worker].active();
+        let near = |worker: usize| active(worker) <= active(idlest).saturating_add(PREFIX_LOAD_MARGIN);
         Some(reader.filter(|&worker| near(worker)).unwrap_or(idlest))
     }
 }

@@ -8,9 +8,17 @@ use super::*;
 /// What may happen to a dispatcher; numbers pick among what there is.
 #[derive(Clone, Debug)]
 enum Move {
-    Choose { cells: u64, prefixes: Vec<u64> },
+    Choose {
+        cells: u64,
+        prefixes: Vec<u64>,
+    },
     Release(usize),
-    Health { worker: usize, healthy: bool },
+    /// A request's client stops reading, or has read.
+    Pause(usize),
+    Health {
+        worker: usize,
+        healthy: bool,
+    },
     Lost(usize),
 }
 
@@ -20,6 +28,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         6 => choose,
         3 => (0_usize..64).prop_map(Move::Release),
+        3 => (0_usize..64).prop_map(Move::Pause),
         2 => (0_usize..6, any::<bool>()).prop_map(|(worker, healthy)| Move::Health { worker, healthy }),
         1 => (0_usize..6).prop_map(Move::Lost),
     ];
@@ -35,8 +44,8 @@ fn prefixes(family: u64, length: usize) -> Vec<u64> {
 struct Pair {
     real: Dispatcher,
     healthy: Vec<bool>,
-    /// Worker and cells of each request in flight.
-    inside: Vec<(usize, u64)>,
+    /// Worker and cells of each request in flight, and whether it is paused.
+    inside: Vec<(usize, u64, bool)>,
     cells: u64,
     /// Beginnings with their last reader.
     read: Vec<(u64, usize)>,
@@ -53,12 +62,21 @@ impl Pair {
     }
 
     fn in_flight(&self, worker: usize) -> u32 {
-        self.inside.iter().filter(|(at, _)| *at == worker).count() as u32
+        self.inside.iter().filter(|(at, ..)| *at == worker).count() as u32
     }
 
+    /// Cells of each that a worker has and that is not paused.
+    fn active_cells(&self, worker: usize) -> impl Iterator<Item = u64> {
+        self.inside.iter().filter(move |(at, _, is_paused)| *at == worker && !is_paused).map(|(_, cells, _)| *cells)
+    }
+
+    fn active(&self, worker: usize) -> u32 {
+        self.active_cells(worker).count() as u32
+    }
+
+    /// None where those that went on have taken what others had got meanwhile.
     fn free(&self, worker: usize) -> u64 {
-        self.cells
-            - self.inside.iter().filter(|(at, _)| *at == worker).map(|(_, cells)| cells).sum::<u64>().min(self.cells)
+        self.cells.saturating_sub(self.active_cells(worker).sum())
     }
 
     fn healthy_workers(&self) -> Vec<usize> {
@@ -66,7 +84,7 @@ impl Pair {
     }
 
     fn fewest(&self) -> Option<u32> {
-        self.healthy_workers().into_iter().map(|worker| self.in_flight(worker)).min()
+        self.healthy_workers().into_iter().map(|worker| self.active(worker)).min()
     }
 
     /// The healthy worker that read the longest beginning last.
@@ -88,16 +106,29 @@ impl Pair {
                 let chosen = self.real.choose(&demand);
                 check(self, &demand, chosen)?;
                 if let Ok(worker) = chosen {
-                    self.inside.push((worker, demand.cells));
+                    self.inside.push((worker, demand.cells, false));
                     self.read.retain(|(key, _)| !demand.prefixes.contains(key));
                     self.read.extend(demand.prefixes.iter().map(|key| (*key, worker)));
                 }
             }
             Move::Release(index) if !self.inside.is_empty() => {
-                let (worker, cells) = self.inside.swap_remove(index % self.inside.len());
+                let (worker, cells, is_paused) = self.inside.swap_remove(index % self.inside.len());
+                if is_paused {
+                    self.real.resume(worker, cells);
+                }
                 self.real.release(worker, cells);
             }
-            Move::Release(_) => {}
+            Move::Pause(index) if !self.inside.is_empty() => {
+                let index = index % self.inside.len();
+                let (worker, cells, is_paused) = &mut self.inside[index];
+                if *is_paused {
+                    self.real.resume(*worker, *cells);
+                } else {
+                    self.real.pause(*worker, *cells);
+                }
+                *is_paused = !*is_paused;
+            }
+            Move::Release(_) | Move::Pause(_) => {}
             Move::Health { worker, healthy } => {
                 self.healthy[worker % n] = healthy;
                 self.real.set_healthy(worker % n, healthy);
@@ -127,11 +158,11 @@ proptest! {
     /// **Feature: distributed-inference-server, Property 16: Least-Loaded Routing**
     /// **Validates: Requirements 6.2**
     #[test]
-    fn least_loaded_means_the_fewest_in_flight(workers in 1_usize..6, moves in moves()) {
+    fn least_loaded_means_the_fewest_that_are_not_paused(workers in 1_usize..6, moves in moves()) {
         let mut pair = Pair::new(DispatchStrategy::LeastLoaded, workers, 100);
         for one in moves {
             pair.apply(one, |before, _, chosen| {
-                let loads = chosen.ok().map(|worker| before.in_flight(worker));
+                let loads = chosen.ok().map(|worker| before.active(worker));
                 prop_assert_eq!(loads, before.fewest());
                 Ok(())
             })?;
@@ -219,7 +250,7 @@ proptest! {
                 prop_assert_eq!(chosen.ok(), next);
                 Ok(())
             })?;
-            if let (Move::Choose { .. }, Some((worker, _))) = (&one, pair.inside.last())
+            if let (Move::Choose { .. }, Some((worker, ..))) = (&one, pair.inside.last())
                 && !pair.healthy_workers().is_empty()
             {
                 last = *worker;
@@ -237,15 +268,65 @@ proptest! {
                 let Some(fewest) = before.fewest() else { return Ok(()) };
                 let worker = chosen.unwrap();
                 match before.reader(&demand.prefixes) {
-                    Some(reader) if before.in_flight(reader) <= fewest + PREFIX_LOAD_MARGIN => {
+                    Some(reader) if before.active(reader) <= fewest + PREFIX_LOAD_MARGIN => {
                         prop_assert_eq!(worker, reader);
                     }
-                    _ => prop_assert_eq!(before.in_flight(worker), fewest),
+                    _ => prop_assert_eq!(before.active(worker), fewest),
                 }
                 Ok(())
             })?;
         }
     }
+}
+
+#[test]
+fn clients_that_read_nothing_leave_their_cells_to_others() {
+    let mut pair = Pair::new(DispatchStrategy::MemoryAware, 1, 100);
+    let demand = Demand { cells: 60, ..Demand::default() };
+    assert_eq!(pair.real.choose(&demand), Ok(0));
+    assert_eq!(pair.real.choose(&demand), Err(Refusal::NotNow));
+    pair.real.pause(0, 60);
+    assert_eq!(pair.real.choose(&demand), Ok(0));
+    // It goes on, and the two need more than there is: nobody comes to them until one has ended.
+    pair.real.resume(0, 60);
+    let small = Demand { cells: 1, ..Demand::default() };
+    assert_eq!(pair.real.choose(&small), Err(Refusal::NotNow));
+    pair.real.release(0, 60);
+    assert_eq!((pair.real.choose(&small), pair.real.in_flight(0)), (Ok(0), 2));
+}
+
+#[test]
+fn who_must_be_alone_gets_a_worker_with_paused_ones_only_where_it_waits_for_it() {
+    let mut pair = Pair::new(DispatchStrategy::RoundRobin, 2, 100);
+    let demand = Demand { cells: 1, ..Demand::default() };
+    let two: Vec<_> = (0..3).map(|_| pair.real.choose(&demand).unwrap()).collect();
+    assert_eq!(two, [0, 1, 0]);
+    pair.real.pause(1, 1);
+    assert_eq!(pair.real.choose_alone(&demand), None, "they would end with it");
+    // Of the two, the one where nobody is paused is the one that will be free.
+    pair.real.reserve(&demand);
+    assert_eq!(pair.real.choose(&demand), Ok(1));
+    pair.real.release(1, 1);
+    pair.real.release(0, 1);
+    assert_eq!(pair.real.choose_alone(&demand), None);
+    // The last one there pauses, and its client may not read for long.
+    pair.real.pause(0, 1);
+    assert_eq!(pair.real.choose_alone(&demand), Some(0));
+    assert_eq!(pair.real.choose(&demand), Ok(1), "nobody new gets there");
+    assert_eq!(pair.real.choose(&demand), Ok(1));
+    pair.real.open(0);
+    assert_eq!(pair.real.choose(&demand), Ok(0));
+}
+
+#[test]
+fn who_must_be_alone_goes_first_where_nothing_is_paused() {
+    let mut pair = Pair::new(DispatchStrategy::LeastLoaded, 2, 100);
+    let demand = Demand { cells: 1, ..Demand::default() };
+    assert_eq!(pair.real.choose(&demand), Ok(0));
+    pair.real.pause(0, 1);
+    assert_eq!(pair.real.choose_alone(&demand), Some(1));
+    assert_eq!(pair.real.choose_alone(&demand), None);
+    assert_eq!(pair.real.choose(&demand), Ok(0));
 }
 
 #[test]

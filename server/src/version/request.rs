@@ -116,8 +116,8 @@ pub(super) struct Request {
     pub(super) demand: Demand,
     /// Given back when the worker has let go of the request.
     pub(super) lease: Option<Lease>,
-    /// Whether it holds a sequence of its worker.
-    pub(super) started: bool,
+    /// Whether it is counted among those that its worker runs: it has begun there, and is not paused.
+    pub(super) is_running: bool,
     /// Names what it asks.
     pub(super) digest: Digest,
     /// A worker died while it worked on it.
@@ -163,7 +163,7 @@ impl Request {
             id,
             demand,
             lease: None,
-            started: false,
+            is_running: false,
             digest: Digest::default(),
             suspect: false,
             trial: None,

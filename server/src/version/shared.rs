@@ -38,7 +38,7 @@ pub(super) struct Shared {
 pub(super) struct Worker {
     pub(super) share: Share,
     pub(super) heartbeat: watch::Sender<Heartbeat>,
-    /// Requests of which the worker said `Started`.
+    /// Requests of which the worker said `Started` and that are not paused.
     pub(super) running: AtomicU32,
     /// 0: none.
     pub(super) pid: AtomicU32,

@@ -22,6 +22,7 @@ use crate::limits::{
     SLOW_CLIENT_LIMIT, STEP_STALL_LIMIT, SUPERVISOR_TICK,
 };
 use crate::protocol::{FromWorker, LoadFault, ProtocolError, RequestId, ToWorker};
+use crate::version::desk::Lease;
 use crate::version::request::{Passed, Request};
 use crate::version::suspects::Fate;
 use crate::version::{LoadError, WorkerHealth, label};
@@ -335,8 +336,8 @@ impl<'a> Session<'a> {
 
     fn on_event(&mut self, id: RequestId, event: GenerationEvent, now: Instant) {
         let Some(request) = self.requests.get_mut(&id) else { return };
-        if matches!(event, GenerationEvent::Started { .. }) && !request.started {
-            request.started = true;
+        if matches!(event, GenerationEvent::Started { .. }) && !request.is_running {
+            request.is_running = true;
             self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
         }
         let terminal = event.is_terminal();
@@ -351,9 +352,10 @@ impl<'a> Session<'a> {
         if passed == Passed::Stops || has_passed && request.is_abandoned() {
             self.tell(ToWorker::Cancel { id });
         } else if passed == Passed::Pauses {
-            if std::mem::take(&mut request.started) {
+            if std::mem::take(&mut request.is_running) {
                 self.supervisor.figures().running.fetch_sub(1, Ordering::Relaxed);
             }
+            request.lease.iter_mut().for_each(Lease::pause);
             self.tell(ToWorker::Pause { id });
         }
         if has_passed {
@@ -367,9 +369,10 @@ impl<'a> Session<'a> {
     /// Has a paused sequence go on, unless it was told to pause once more since.
     fn on_resume(&mut self, id: RequestId) {
         let Some(request) = self.requests.get_mut(&id).filter(|request| !request.is_paused()) else { return };
-        if !std::mem::replace(&mut request.started, true) {
+        if !std::mem::replace(&mut request.is_running, true) {
             self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
         }
+        request.lease.iter_mut().for_each(Lease::resume);
         self.tell(ToWorker::Resume { id });
     }
 
@@ -388,8 +391,8 @@ impl<'a> Session<'a> {
 
     fn on_pooled(&mut self, id: RequestId, event: PooledEvent, now: Instant) {
         let Some(request) = self.requests.get_mut(&id) else { return };
-        if !request.started {
-            request.started = true;
+        if !request.is_running {
+            request.is_running = true;
             self.supervisor.figures().running.fetch_add(1, Ordering::Relaxed);
         }
         let terminal = event.is_terminal();
@@ -422,7 +425,7 @@ impl<'a> Session<'a> {
 
     fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
         let request = self.requests.remove(&id)?;
-        if request.started {
+        if request.is_running {
             self.supervisor.figures().running.fetch_sub(1, Ordering::Relaxed);
         }
         Some(request)

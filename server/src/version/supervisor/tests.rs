@@ -20,7 +20,7 @@ use crate::processors::Processors;
 use crate::version::Slowness;
 use crate::version::channel::channel;
 use crate::version::desk::Lanes;
-use crate::version::dispatch::Demand;
+use crate::version::dispatch::{Demand, DispatchStrategy, Refusal};
 use crate::version::generation::Item;
 use crate::version::suspects::{Digest, DigestKeys, Standing};
 use crate::version::threads::Threads;
@@ -203,8 +203,8 @@ proptest! {
             told.extend(std::iter::from_fn(|| sent.try_recv().ok()));
             prop_assert_eq!(session.requests.len(), shared.admission.in_flight());
             prop_assert_eq!(session.requests.len(), shared.desk.figures(0).1 as usize);
-            let started = session.requests.values().filter(|request| request.started).count();
-            prop_assert_eq!(started, shared.workers[0].running.load(Ordering::Relaxed) as usize);
+            let running = session.requests.values().filter(|request| request.is_running).count();
+            prop_assert_eq!(running, shared.workers[0].running.load(Ordering::Relaxed) as usize);
             for request in session.requests.values() {
                 let of_request = told.iter().rev().find(|message| matches!(message,
                     ToWorker::Pause { id } | ToWorker::Resume { id } if *id == request.id));
@@ -342,6 +342,53 @@ fn a_client_that_does_not_read_has_its_answer_paused_and_then_ended_with_a_reaso
     assert_eq!(shared.admission.in_flight(), 1);
     apply(&mut session, Op::Finished(7), now);
     assert_eq!(shared.admission.in_flight(), 0);
+}
+
+#[test]
+fn a_paused_answer_leaves_its_cells_to_others_until_it_goes_on() {
+    let shared = shared();
+    let (mut supervisor, lanes, _waiting) = supervisor(&shared);
+    let (outbox, mut sent) = mpsc::unbounded_channel();
+    let mut session = Session::new(&mut supervisor, outbox);
+    let now = Instant::now();
+    shared.desk.set_strategy(DispatchStrategy::MemoryAware);
+    let model = ModelInfo { kv_cells: 100, ..ModelInfo::default() };
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(model)))), now);
+    let demand = Demand { cells: 60, ..Demand::default() };
+    let output = Output::new(OUTPUT_BUDGET_BYTES);
+    let (mut request, mut client) = request_in(&output, &shared, &lanes, 7).unwrap();
+    request.lease = None;
+    request.assign(shared.desk.lease(&demand).ok().unwrap());
+    session.apply(Event::Command(Some(Command::Submit(request))), now);
+    session.apply(Event::Frame(message(&Op::Started(7)).map(Ok)), now);
+    let refusal = || shared.desk.lease(&demand).err();
+    assert_eq!(refusal(), Some(Refusal::NotNow));
+    // Somebody waits for those cells.
+    shared.desk.enter_room();
+    assert!(shared.desk.freed.notified().now_or_never().is_none());
+    session.apply(Event::Frame(message(&Op::Flood(7)).map(Ok)), now);
+    assert_eq!(told(&mut sent), [ToWorker::Pause { id: 7 }]);
+    assert!(shared.desk.freed.notified().now_or_never().is_some(), "the room is woken");
+    let other = shared.desk.lease(&demand).ok().unwrap();
+    assert_eq!(shared.desk.figures(0), (true, 2), "both are its own still");
+    // Its client reads. What it needs is counted again, though another one has it.
+    while told(&mut sent).is_empty() {
+        assert!(client.next().now_or_never().flatten().unwrap().is_ok());
+        hear(&mut session, now);
+    }
+    let small = Demand { cells: 1, ..Demand::default() };
+    assert_eq!(shared.desk.lease(&small).err(), Some(Refusal::NotNow));
+    drop(other);
+    assert_eq!((refusal(), shared.desk.lease(&small).is_ok()), (Some(Refusal::NotNow), true));
+    // It is paused once more, and ends so.
+    session.apply(Event::Frame(message(&Op::Flood(7)).map(Ok)), now);
+    assert_eq!((told(&mut sent), refusal()), (vec![ToWorker::Pause { id: 7 }], None));
+    session.apply(Event::Frame(message(&Op::Finished(7)).map(Ok)), now);
+    assert_eq!((shared.desk.figures(0), refusal()), ((true, 0), None));
+    let whole = Demand { cells: 100, ..Demand::default() };
+    let all = shared.desk.lease(&whole).ok().unwrap();
+    assert_eq!(shared.desk.lease(&small).err(), Some(Refusal::NotNow), "no cell was given back twice");
+    drop(all);
 }
 
 #[test]
