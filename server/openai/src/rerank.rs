@@ -11,6 +11,9 @@ use crate::parameters::Place;
 use crate::request::{Priority, check_model, model, parse_object};
 use crate::response::EmbeddingUsage;
 
+/// About what a result takes on the wire beside its document's text.
+const RESULT_BYTES: usize = 96;
+
 /// Documents to rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidRerankRequest {
@@ -71,6 +74,13 @@ impl ValidRerankRequest {
     /// 404 `model_not_found`.
     pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
         check_model(self.model.as_deref(), served)
+    }
+
+    /// About how many bytes [the answer](Self::answer) has on the wire: documents count where they are told again, as they are.
+    #[must_use]
+    pub fn answer_bytes(&self) -> usize {
+        let told = if self.return_documents { self.documents.iter().map(String::len).sum() } else { 0 };
+        self.documents.len().saturating_mul(RESULT_BYTES).saturating_add(told)
     }
 
     /// The answer, from the score of each document in their order: the best first, equals as they came, and a document

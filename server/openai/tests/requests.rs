@@ -836,6 +836,11 @@ proptest! {
 
         let query = texts[0].clone();
         let request = ValidRerankRequest { model: None, query, documents: texts, top_n: number, return_documents: flag, priority };
+        let answer = request.answer(String::new(), &vec![-0.123_456_78; request.documents.len()], 1);
+        let texts_escaped: usize = answer.results.iter().filter_map(|result| result.document.as_ref())
+            .map(|document| serde_json::to_string(document).unwrap().len() - document.text.len()).sum();
+        let written = serde_json::to_vec(&answer).unwrap().len();
+        prop_assert!(written <= request.answer_bytes() + texts_escaped + 128, "{} of {}", request.answer_bytes(), written);
         prop_assert_eq!(ValidRerankRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use gantry_engine::{Prompt, Timings};
 use gantry_openai::{ApiError, Common, ErrorCode, Priority, ValidChatRequest, ValidCompletionRequest};
 
@@ -141,23 +142,17 @@ async fn whole(
     let mut collected = Collected::new(&app.output);
     let whole = match choices.collect_all(&mut collected).await {
         Ok(whole) => whole,
-        Err(error) => {
-            let failure = match error {
-                Uncollected::Failed(error) => unanswered(error, names, version.retry_after()),
-                Uncollected::TooMuch(what) => Failure::too_much_to_collect(what),
-            };
-            observed.refused(failure.error.status);
-            return failure.into_response();
+        Err(Uncollected::Failed(error)) => {
+            return observed.settle(Err(unanswered(error, names, version.retry_after())));
         }
+        Err(Uncollected::TooMuch(what)) => return observed.settle(Err(Failure::too_much_to_collect(what))),
     };
     observed.first_tokens_of(&whole);
     whole.iter().for_each(|choice| observed.timed(&choice.timings));
-    observed.answered(sum_of(whole.iter().map(|choice| choice.usage)));
+    let usage = sum_of(whole.iter().map(|choice| choice.usage));
     let bytes = collected.bytes();
-    match app.writers.write(bytes, collected, Collected::become_written, move || envelope.whole(whole)).await {
-        Ok(body) => ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response(),
-        Err(failure) => failure.into_response(),
-    }
+    let written = app.writers.write(bytes, collected, Collected::become_written, move || envelope.whole(whole)).await;
+    observed.settle(written.map(|body| (body, usage)))
 }
 
 /// Counts one request when it ends, however it ends, and logs it without its text.
@@ -245,6 +240,20 @@ impl Observed {
         self.metrics.answered(&self.version, self.origin.arrival.elapsed(), &usage);
     }
 
+    /// An answer that comes whole, or fails so, and what is counted of it: what the client is told, once that is known.
+    pub(super) fn settle(mut self, answer: Result<(Bytes, gantry_engine::Usage), Failure>) -> Response {
+        match answer {
+            Ok((body, usage)) => {
+                self.answered(usage);
+                ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+            }
+            Err(failure) => {
+                self.refused(failure.error.status);
+                failure.into_response()
+            }
+        }
+    }
+
     /// It failed before its first byte.
     pub(super) fn refused(&mut self, status: u16) {
         self.status = status;
@@ -278,5 +287,53 @@ impl Drop for Observed {
             duration_ms = self.origin.arrival.elapsed().as_secs_f64() * 1e3,
             "request ended"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde::ser::Error;
+
+    use super::*;
+    use crate::api::budget::{Budget, Peer};
+    use crate::api::written::Writers;
+    use crate::limits::OUTPUT_BUDGET_BYTES;
+    use crate::output::Output;
+    use crate::routing::Router;
+
+    #[tokio::test]
+    async fn an_answer_that_cannot_be_written_is_counted_as_the_client_is_told() {
+        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES));
+        for (can_be_written, status, outcome) in [(true, 200, "ok"), (false, 500, "failed")] {
+            let observed = Observed {
+                metrics: Arc::clone(&metrics),
+                latencies: metrics.latencies("v1"),
+                route: Route::Chat,
+                version: String::from("v1"),
+                origin: Origin {
+                    arrival: Instant::now(),
+                    identity: String::new(),
+                    scheduling: Scheduling::read(&axum::http::HeaderMap::new()).unwrap(),
+                },
+                priority: None,
+                status: 200,
+                outcome: Outcome::Disconnected,
+                usage: gantry_engine::Usage::default(),
+                first_token: None,
+                last_tokens: Vec::new(),
+                _share: Budget::new(1).open(Peer::default()),
+            };
+            let write = move || if can_be_written { Ok(vec![]) } else { Err(serde_json::Error::custom("no")) };
+            let written = Writers::new().write(0, (), |(), _| (), write).await;
+            let usage = gantry_engine::Usage { prompt_tokens: 5, ..Default::default() };
+            assert_eq!(observed.settle(written.map(|body| (body, usage))).status().as_u16(), status);
+            let line = format!(
+                "gantry_requests_total{{route=\"chat_completions\",version=\"v1\",status=\"{status}\",outcome=\"{outcome}\"}} 1"
+            );
+            let text = metrics.encode().unwrap();
+            assert!(text.contains(&line), "{line} is missing in:\n{text}");
+            assert!(text.contains("gantry_prompt_tokens_total{version=\"v1\"} 5"), "the tokens of one answer:\n{text}");
+        }
     }
 }

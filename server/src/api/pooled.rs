@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderValue;
+use axum::response::Response;
 use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
 use gantry_openai::{
     ApiError, EmbeddingInput, EmbeddingList, ErrorCode, Priority, ValidEmbeddingsRequest, ValidRerankRequest,
@@ -19,7 +19,7 @@ use super::generate::{Observed, Origin, VERSION_HEADER};
 use super::middleware::CountedLater;
 use super::params::{Names, Scheduling, engine_priority};
 use super::{App, body};
-use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, MAX_BODY_BYTES, SUBMIT_ATTEMPTS};
+use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, SUBMIT_ATTEMPTS};
 use crate::metrics::Route;
 use crate::version::{PoolRequest, Pooled, SubmitError, Version};
 
@@ -70,13 +70,14 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let (request, priority) = pool_request(work, origin.scheduling, valid.priority);
     let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Rerank, &version, origin, Some(priority), 0, share);
+    let answer = valid.answer_bytes();
     let write = move |model: String, output: PooledOutput| {
         let score = |vector: &Vec<f32>| vector.first().copied().unwrap_or(f32::NAN);
         let scores: Vec<f32> = output.vectors.iter().map(score).collect();
         serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens))
     };
-    // Documents are told again, and they came in a body.
-    Ok(answer_with(&app, pooled, &version, observed, names, (MAX_BODY_BYTES, ()), write).await)
+    // Documents that are told again came in a body.
+    Ok(answer_with(&app, pooled, &version, observed, names, (answer, ()), write).await)
 }
 
 /// What is asked of a version. Who goes first is said by the header, then by the body.
@@ -116,26 +117,21 @@ async fn answer_with<S: Send + Sync + 'static>(
     app: &App,
     pooled: Pooled,
     version: &Version,
-    mut observed: Observed,
+    observed: Observed,
     names: Names,
     (bytes, share): (usize, S),
     write: impl FnOnce(String, PooledOutput) -> Result<Vec<u8>, serde_json::Error> + Send + 'static,
 ) -> Response {
     let result = match pooled.output().await {
         Ok(output) => {
-            let prompt_tokens = output.prompt_tokens;
+            let usage = gantry_engine::Usage { prompt_tokens: output.prompt_tokens, ..Default::default() };
             let model = version.spec().served_name.clone();
-            app.writers.write(bytes, share, |_, _| (), move || write(model, output)).await.map(|body| {
-                observed.answered(gantry_engine::Usage { prompt_tokens, ..Default::default() });
-                ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
-            })
+            let written = app.writers.write(bytes, share, |_, _| (), move || write(model, output)).await;
+            written.map(|body| (body, usage))
         }
         Err(error) => Err(unanswered(error, names, version.retry_after())),
     };
-    if let Err(failure) = &result {
-        observed.refused(failure.error.status);
-    }
-    let mut response = result.into_response();
+    let mut response = observed.settle(result);
     response.extensions_mut().insert(CountedLater);
     if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
         response.headers_mut().insert(VERSION_HEADER, name);
