@@ -15,8 +15,10 @@ use tokio::time::timeout;
 
 use crate::server::{PATIENCE, unending_model};
 
-/// Tokens of an answer: seconds of work.
-const TOKENS: u32 = 600;
+/// Tokens of an answer.
+const TOKENS: u32 = 400;
+/// Of one that is paused after a few: minutes of work, so that it has not ended when the worker hears of that.
+const LONG_TOKENS: u32 = 16_000;
 
 /// Started as a front does it, and killed when dropped.
 struct Worker {
@@ -62,7 +64,8 @@ impl Worker {
         let (read, write) = UnixStream::from_std(near).unwrap().into_split();
         let told = Box::new(protocol::receiver::<FromWorker>(read as OwnedReadHalf));
         let mut worker = Self { child, tell: Sender::new(write), told, _model: folder };
-        let config = EngineConfig { ctx_size: 2_048, parallel: 1, threads: Some(1), ..EngineConfig::new(file) };
+        let config =
+            EngineConfig { ctx_size: LONG_TOKENS + 1_024, parallel: 1, threads: Some(1), ..EngineConfig::new(file) };
         worker.tell.send(&ToWorker::Load(config)).await.unwrap();
         while !matches!(worker.next().await, FromWorker::Ready(_)) {}
         worker
@@ -133,7 +136,7 @@ async fn a_worker_pauses_a_request_and_goes_on_with_it_where_it_was() {
         worker.tell.send(&ToWorker::Resume { id }).await.unwrap();
     }
     let mut paused = Answer::default();
-    worker.submit(2, TOKENS).await;
+    worker.submit(2, LONG_TOKENS).await;
     worker.hear(2, &mut paused, 20).await;
     for _ in 0..2 {
         worker.tell.send(&ToWorker::Pause { id: 2 }).await.unwrap();
@@ -151,9 +154,17 @@ async fn a_worker_pauses_a_request_and_goes_on_with_it_where_it_was() {
     for _ in 0..2 {
         worker.tell.send(&ToWorker::Resume { id: 2 }).await.unwrap();
     }
+    // It says what it would have said without, and then it has shown that.
+    while paused.text.len() < whole.text.len() {
+        let one_more = paused.deltas + 1;
+        worker.hear(2, &mut paused, one_more).await;
+    }
+    assert!(paused.text.starts_with(&whole.text), "{}\n{}", paused.text, whole.text);
+    worker.tell.send(&ToWorker::Cancel { id: 2 }).await.unwrap();
     worker.hear(2, &mut paused, usize::MAX).await;
-    assert_eq!(paused.text, whole.text);
-    assert_eq!(paused.end.as_ref().unwrap().1.completion_tokens, TOKENS);
+    let (reason, usage) = paused.end.unwrap();
+    assert_eq!(reason, FinishReason::Cancelled);
+    assert!((TOKENS..LONG_TOKENS).contains(&usage.completion_tokens), "{usage:?}");
     let counted = |beat: &Heartbeat| beat.engine.paused == 0 && beat.engine.pauses_total == 1;
     worker.until(0, &mut Answer::default(), counted).await;
 }
@@ -163,7 +174,7 @@ async fn a_paused_request_ends_when_it_is_cancelled_and_with_its_front() {
     let mut worker = Worker::start().await;
     let mut paused = Answer::default();
     // One in its slot, and one that was paused before it had any.
-    worker.submit(1, TOKENS).await;
+    worker.submit(1, LONG_TOKENS).await;
     worker.hear(1, &mut paused, 5).await;
     worker.tell.send(&ToWorker::Pause { id: 1 }).await.unwrap();
     worker.until(1, &mut paused, |beat| beat.engine.paused == 1).await;

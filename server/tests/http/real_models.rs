@@ -13,14 +13,17 @@ const FILES: &str = "GANTRY_TEST_MODELS";
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// The server with the model whose file begins so.
+/// The server with the model whose file begins so; `None` where no real model was given.
 async fn serve(name: &str) -> Option<Server> {
     let files = std::env::var(FILES).unwrap_or_default();
     let is_it = |path: &PathBuf| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name));
-    let Some(path) = files.split(':').map(PathBuf::from).find(is_it) else {
-        eprintln!("left out: {FILES} names no file {name}*; hack/models.sh installs one");
+    if files.is_empty() {
+        eprintln!("left out: {FILES} names no file; hack/models.sh installs some");
         return None;
-    };
+    }
+    let path = files.split(':').map(PathBuf::from).find(is_it);
+    let path =
+        path.unwrap_or_else(|| panic!("{FILES} names no file {name}*, which hack/models.sh installs: {files:?}"));
     let server = Server::launch(&path, &[]);
     server.until_ready().await;
     Some(server)
