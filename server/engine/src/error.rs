@@ -142,8 +142,8 @@ pub enum RequestError {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt needs at least {prompt_tokens} tokens, and a sequence holds {limit} with its answer; shorten the prompt, or \
-         serve the model with more context for each sequence, up to what it was trained for: --ctx-size (in pods \
+        "the prompt needs at least {prompt_tokens} tokens, and a sequence holds {limit} with its answer; shorten the prompt, or, \
+         where the model was trained for more than {limit}, give each sequence more: --ctx-size (in pods \
          spec.runtime.contextSize) is the sum of all --parallel (spec.runtime.parallel)"
     )]
     ContextLengthExceeded {

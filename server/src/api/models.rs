@@ -20,10 +20,10 @@ fn model(version: &Version) -> Model {
     }
 }
 
-/// An empty list while nothing is loaded.
-pub(super) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
-    let data = app.router.active().iter().map(|version| model(version)).collect();
-    Json(ModelList { object: "list".to_owned(), data })
+/// While nothing is loaded this is refused for now, as all else is: who looks here for a name would find none.
+pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>, Failure> {
+    let version = app.router.active().ok_or_else(|| app.no_version())?;
+    Ok(Json(ModelList { object: "list".to_owned(), data: vec![model(&version)] }))
 }
 
 /// An id that is no UTF-8 is a model that is not served, like any other.

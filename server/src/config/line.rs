@@ -181,18 +181,31 @@ fn in_words(error: clap::Error, words: &[OsString]) -> clap::Error {
     }
     // Of a flag that is not on the command line the value came from the environment.
     let name = wrong.split_whitespace().next().unwrap_or_default();
-    let on_the_line = words.iter().filter_map(|word| word.to_str()).any(|word| is_word_of(word, name));
     let command_name = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
-    let variable = arguments(command_name)
-        .into_iter()
-        .find(|argument| is_named(argument, name))
-        .and_then(|argument| argument.get_env().map(|variable| variable.to_string_lossy().into_owned()));
-    match (variable, error.get(ContextKind::InvalidValue)) {
+    let Some(argument) = arguments(command_name).into_iter().find(|argument| is_named(argument, name)) else {
+        return error;
+    };
+    let on_the_line = words.iter().skip(2).filter_map(|word| word.to_str()).any(|word| names(&argument, word));
+    match (argument.get_env(), error.get(ContextKind::InvalidValue)) {
         (Some(variable), Some(ContextValue::String(value))) if !on_the_line => {
+            let variable = variable.to_string_lossy();
             let message =
                 format!("{variable}, which stands for {name}, may not be {value:?}: true or false is expected");
             command().error(error.kind(), message)
         }
+        // The parser says which value is wrong, and of an empty one nothing more.
+        (_, Some(ContextValue::String(value))) if value.is_empty() => command()
+            .error(error.kind(), format!("{name} has no value: it stands there without one, or with an empty one")),
         _ => error,
     }
+}
+
+/// Whether this word is the argument by any of its names, with or without a value in the same word.
+fn names(argument: &Arg, word: &str) -> bool {
+    let name = match word.split_once('=') {
+        Some((name, _)) => name,
+        None if word.starts_with("--") => word,
+        None => word.get(..2).unwrap_or(word),
+    };
+    is_named(argument, name)
 }

@@ -465,7 +465,10 @@ fn pools(pooling: Option<Pooling>, work: &PooledWork) -> Result<(), SubmitError>
             "This server ranks nothing: start it with `gantry-server serve --reranking` on a reranker, whose file names \
              rank pooling."
         }
-        None => "This server computes no embeddings: start it with `gantry-server serve --embeddings`.",
+        None => {
+            "This server computes no embeddings: start it with `gantry-server serve FILE --embeddings`, and with \
+             `--pooling mean` where the file names no pooling."
+        }
     };
     Err(SubmitError::Unsupported(refusal))
 }
