@@ -6,12 +6,14 @@
 
 use crate::limits::{
     BODY_BUDGET_BYTES, BODY_BUDGET_MIN_BYTES, CONNECTION_BYTES, FRONT_BASE_BYTES, FRONT_MEMORY_DIVISOR, MAX_BODY_BYTES,
-    MAX_CONNECTIONS, MIN_CONNECTIONS, OUTPUT_BUDGET_BYTES, OUTPUT_BUDGET_MIN_BYTES, OUTPUT_FLOOR_BYTES,
-    OUTPUT_OVERRUN_BYTES, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_COPIES, WRITES_AT_ONCE,
+    MAX_CONNECTIONS, MIN_CONNECTIONS, OUTPUT_BUDGET_BYTES, OUTPUT_BUDGET_MIN_BYTES, OUTPUT_OVERRUN_BYTES,
+    OUTPUT_RESERVE_BYTES, SEND_BUFFER_BYTES, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_COPIES, WRITES_AT_ONCE,
 };
 
 // One body fits into what any one client may have.
 const _: () = assert!(MAX_BODY_BYTES * 4 < BODY_BUDGET_MIN_BYTES && BODY_BUDGET_MIN_BYTES <= BODY_BUDGET_BYTES);
+// The kernel's part of a connection, and what the front reads ahead for it and has to send.
+const _: () = assert!(CONNECTION_BYTES == 2 * SEND_BUFFER_BYTES + (80 << 10));
 
 /// The front's limits of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,17 +42,16 @@ impl FrontLimits {
         }
     }
 
-    /// The most that the front takes with these limits, where so many sequences generate and so many requests wait. `vectors`:
-    /// whether it serves them.
+    /// The most that the front takes with these limits, where so many sequences generate. `vectors`: whether it serves them.
     #[must_use]
-    pub fn most_bytes(&self, sequences: usize, waiting: usize, vectors: bool) -> u64 {
+    pub fn most_bytes(&self, sequences: usize, vectors: bool) -> u64 {
         let bytes = |count: usize, each: usize| (count as u64).saturating_mul(each as u64);
         let parts = [
             FRONT_BASE_BYTES,
             bytes(1, self.bodies_bytes),
             bytes(usize::from(vectors), self.vectors_bytes),
             bytes(1, self.output_bytes),
-            bytes(sequences.saturating_add(waiting), OUTPUT_FLOOR_BYTES),
+            bytes(1, OUTPUT_RESERVE_BYTES),
             bytes(sequences, OUTPUT_OVERRUN_BYTES),
             bytes(WRITES_AT_ONCE, WHOLE_ANSWER_BYTES).saturating_mul(WHOLE_ANSWER_COPIES),
             bytes(self.connections, CONNECTION_BYTES),
@@ -77,13 +78,13 @@ mod tests {
     fn the_parts_of_the_demos_pods_are_known() {
         let of = |mib: u64| {
             let limits = FrontLimits::within(Some(mib * MIB));
-            (limits, limits.most_bytes(8, 256, false) / MIB)
+            (limits, limits.most_bytes(8, false) / MIB)
         };
         let (small, most_mib) = of(768);
-        assert_eq!((small.bodies_bytes, small.output_bytes, small.connections), (48 << 20, 24 << 20, 307));
-        assert_eq!(most_mib, 48 + 48 + 24 + 4 + 16 + 64 + 24);
+        assert_eq!((small.bodies_bytes, small.output_bytes, small.connections), (48 << 20, 24 << 20, 256));
+        assert_eq!(most_mib, 48 + 48 + 24 + 16 + 16 + 64 + 36);
         assert_eq!(of(64 << 10).0, FrontLimits::default());
-        assert_eq!(FrontLimits::default().most_bytes(0, 0, true) / MIB, 48 + 2 * 512 + 32 + 64 + 320);
+        assert_eq!(FrontLimits::default().most_bytes(0, true) / MIB, 48 + 2 * 512 + 32 + 16 + 64 + 576);
     }
 
     proptest! {
@@ -93,7 +94,7 @@ mod tests {
             let (small, large) = (FrontLimits::within(Some(less)), FrontLimits::within(Some(more)));
             prop_assert!(small.bodies_bytes <= large.bodies_bytes && small.output_bytes <= large.output_bytes);
             prop_assert!(small.connections <= large.connections);
-            let most = |limits: FrontLimits| limits.most_bytes(8, 256, false);
+            let most = |limits: FrontLimits| limits.most_bytes(8, false);
             prop_assert!(most(small) <= most(large));
             // Of a pod of a GiB and more it is no more than a third, and of a large one an eighth.
             prop_assert!(more < 1 << 30 || most(large) <= more / 3);

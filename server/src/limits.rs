@@ -15,11 +15,14 @@ pub const MAX_EVENTS_PER_FRAME: usize = 1024;
 /// Events that may wait in a worker for the front to read them; past that the front is taken for dead and the worker
 /// ends.
 pub const MAX_WORKER_EVENT_BACKLOG: usize = 256 * 1024;
-/// Memory that answers may hold together until their clients have taken it, beside what each may hold in any case. Less where
-/// there is less memory ([`FRONT_MEMORY_DIVISOR`]).
+/// Memory that answers may hold together until their clients have taken it, beside [`OUTPUT_RESERVE_BYTES`]. Less where there
+/// is less memory ([`FRONT_MEMORY_DIVISOR`]).
 pub const OUTPUT_BUDGET_BYTES: usize = 32 * 1024 * 1024;
 /// The least that it is.
 pub const OUTPUT_BUDGET_MIN_BYTES: usize = 16 * 1024 * 1024;
+/// Memory beside that budget from which each streamed answer has its [`OUTPUT_FLOOR_BYTES`]. Past that, too, an answer pauses as
+/// long as anything of it is undelivered.
+pub const OUTPUT_RESERVE_BYTES: usize = 16 * 1024 * 1024;
 /// Of what the process may take (its cgroup's limit, or the machine's memory), the front takes one part in
 /// so many for request bodies, as much for connections, as much for undelivered output, and as much for vectors where it
 /// serves them: none more than its own limit, nor less than its least.
@@ -31,14 +34,18 @@ pub const WHOLE_ANSWER_COPIES: u64 = 4;
 /// The most that one streamed answer (each of `n` is one) may hold of that memory, and no more than what is left free of it.
 /// Past that it pauses and its sequence is another's, until the client has taken half.
 pub const OUTPUT_PER_ANSWER_BYTES: usize = 256 * 1024;
-/// What each streamed answer may hold in any case, so that one that is read goes on however many are not.
+/// What each streamed answer may hold while [`OUTPUT_RESERVE_BYTES`] are not used up, so that one that is read goes on however
+/// many are not.
 pub const OUTPUT_FLOOR_BYTES: usize = 16 * 1024;
 /// What may come of an answer that was told to pause, since it was on its way from the worker; past that the answer ends.
 pub const OUTPUT_OVERRUN_BYTES: usize = 2 * 1024 * 1024;
-/// How long a client may take nothing of an answer that is paused for it before the answer ends.
+/// The time in which a client must take [`SLOW_CLIENT_MIN_BYTES_PER_SECOND`] on average of an answer that is paused for it, or
+/// that has ended, or all that waited of it, time and again; else what waits is thrown away and the answer ends with an error.
 pub const SLOW_CLIENT_LIMIT: Duration = Duration::from_secs(60);
-/// The same while no more requests may wait, so that others are refused.
+/// The same while no more requests may wait, so that others are refused, or [`OUTPUT_RESERVE_BYTES`] are used up.
 pub const SLOW_CLIENT_CROWDED_LIMIT: Duration = Duration::from_secs(10);
+/// The least rate at which what waits must be taken, of all answers to one request together.
+pub const SLOW_CLIENT_MIN_BYTES_PER_SECOND: usize = 1024;
 /// The most that all answers to one request that are not streamed may hold of that memory while they are collected, and no
 /// more than what is left free of it; past that the request fails and says what to ask for instead.
 pub const WHOLE_ANSWER_BYTES: usize = 8 * 1024 * 1024;
@@ -160,8 +167,9 @@ pub const SUBMIT_ATTEMPTS: usize = 4;
 pub const MAX_CONNECTIONS: usize = 4096;
 /// The least that it is lowered to where there is little memory ([`FRONT_MEMORY_DIVISOR`]).
 pub const MIN_CONNECTIONS: usize = 256;
-/// What the front takes for a connection at the most, in its own memory: what it has read ahead, and what it is to send.
-pub const CONNECTION_BYTES: usize = 80 * 1024;
+/// What a connection takes at the most: 80 KiB of the front's own memory for what it has read ahead and what it is to send, and
+/// twice [`SEND_BUFFER_BYTES`] of the kernel's, which counts as the container's.
+pub const CONNECTION_BYTES: usize = 144 * 1024;
 /// The same for the port of probes and metrics.
 pub const MAX_PROBE_CONNECTIONS: usize = 64;
 /// File descriptors that connections leave for workers, model files and what else is opened.
@@ -179,8 +187,9 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub const HEADER_READ_LIMIT: Duration = Duration::from_secs(120);
 /// How long a client may take none of what is sent to it, or be gone without a word, before its connection is closed.
 pub const CLIENT_STALL_LIMIT: Duration = Duration::from_secs(120);
-/// The kernel's buffer of what is on its way to a client, which takes twice as much.
-pub const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// The kernel's buffer of what is on its way to a client, which takes twice as much. What is in it counts as taken: the smaller
+/// it is, the more closely that follows what a client reads.
+pub const SEND_BUFFER_BYTES: usize = 32 * 1024;
 /// How long a client may take to send a request's body.
 pub const BODY_READ_LIMIT: Duration = Duration::from_secs(60);
 /// The time in which a body must bring [`BODY_MIN_BYTES_PER_SECOND`] on average, or come to its end, time and again: a

@@ -127,11 +127,18 @@ async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
     Ok(Ports { requests, probes })
 }
 
+/// The memory of undelivered output, of which what nobody takes is thrown away.
+fn watched_output(limits: &FrontLimits) -> Arc<Output> {
+    let output = Output::new(limits.output_bytes);
+    tokio::spawn(Arc::clone(&output).watch());
+    output
+}
+
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
     let ports = ports(&settings.http).await?;
     let url = format!("http://{}", ports.requests.local_addr()?);
     let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
-    let output = Output::new(limits.output_bytes);
+    let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir).with_output(output);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
@@ -196,7 +203,7 @@ fn tell_ready(url: &str, version: &Version) {
 async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> {
     let ports = ports(&http).await?;
     let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
-    let output = Output::new(limits.output_bytes);
+    let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir).with_output(output);
     let router = Router::new();
     let app = App::new(Arc::clone(&router), workers.output(), limits, None);

@@ -362,7 +362,7 @@ impl Collector for RouterCollector {
         let help = "Memory that answers hold until their clients have taken it";
         held.encode(encoder.encode_descriptor("undelivered_bytes", help, None, held.metric_type())?)?;
         let ended = ConstCounter::new(self.output.ended());
-        let help = "Answers that ended, since their clients took nothing of what waited for them";
+        let help = "Answers that ended, since their clients took too little of what waited for them";
         ended.encode(encoder.encode_descriptor("answers_ended_unread", help, None, ended.metric_type())?)?;
         let routing = self.router.routing();
         let roles = [("active", &routing.active), ("previous", &routing.previous)];

@@ -3,20 +3,26 @@
 //! A streamed answer waits in its channel ([`crate::version`]). It may hold [`OUTPUT_PER_ANSWER_BYTES`], and no more than what
 //! is left free of [its budget](crate::front): the dynamic threshold by which switches share a memory among their ports
 //! (Choudhury and Hahne, 1998). So those who hold most are over it first, there is always something left, and since each may
-//! hold [`OUTPUT_FLOOR_BYTES`] in any case, an answer that is read goes on however many are not. Who is over it pauses, and
-//! goes on once it holds half of what it may.
+//! hold [`OUTPUT_FLOOR_BYTES`] as long as there is [a reserve](OUTPUT_RESERVE_BYTES), an answer that is read goes on however
+//! many are not. Past that, too, each has one piece at a time. Who is over what it may hold pauses, and goes on once it holds
+//! half of it, or nothing.
+//!
+//! What is left of an answer that has ended waits in the same memory with nobody but its client to look after it, so this does
+//! ([`Leftover`]).
 //!
 //! An answer that is not streamed cannot pause, since nothing of it is taken before its end: what is collected of it counts in
 //! the same memory ([`Collected`]), and past what it may hold its request fails. Absent: waiting, which is the channel's, and pausing, which is the worker's.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use gantry_engine::{GenerationEvent, TokenChance, TokenLogprob};
+use tokio::time::MissedTickBehavior;
 
 use crate::limits::{
-    OUTPUT_BUDGET_MIN_BYTES, OUTPUT_FLOOR_BYTES, OUTPUT_OVERRUN_BYTES, OUTPUT_PER_ANSWER_BYTES, WHOLE_ANSWER_BYTES,
-    WHOLE_ANSWER_FLOOR_BYTES,
+    OUTPUT_BUDGET_MIN_BYTES, OUTPUT_FLOOR_BYTES, OUTPUT_OVERRUN_BYTES, OUTPUT_PER_ANSWER_BYTES, OUTPUT_RESERVE_BYTES,
+    SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_LIMIT, SUPERVISOR_TICK, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_FLOOR_BYTES,
 };
 
 // One answer alone may hold all that one may, and more than what it may in any case.
@@ -27,16 +33,57 @@ const _: () =
 #[derive(Debug)]
 pub struct Output {
     budget_bytes: usize,
+    reserve_bytes: usize,
     held_bytes: AtomicUsize,
     ended: AtomicU64,
+    leftovers: Mutex<Vec<Weak<dyn Leftover>>>,
+}
+
+/// What an answer that has ended left for its client.
+pub(crate) trait Leftover: Send + Sync {
+    /// Throws it away where the client takes too little of it for `limit`, as far as is known: to be asked time and again.
+    /// True: nothing is left.
+    fn is_over(&self, now: Instant, limit: Duration) -> bool;
 }
 
 impl Output {
     /// With nothing undelivered, of which so much may be.
     #[must_use]
     pub fn new(budget_bytes: usize) -> Arc<Self> {
-        let (held_bytes, ended) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Arc::new(Self { budget_bytes, held_bytes, ended })
+        Arc::new(Self::with(budget_bytes, OUTPUT_RESERVE_BYTES))
+    }
+
+    fn with(budget_bytes: usize, reserve_bytes: usize) -> Self {
+        let (held_bytes, ended, leftovers) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::default());
+        Self { budget_bytes, reserve_bytes, held_bytes, ended, leftovers }
+    }
+
+    /// Throws away, time and again, what answers left whose clients do not take it. Never ends.
+    pub async fn watch(self: Arc<Self>) {
+        let mut tick = tokio::time::interval(SUPERVISOR_TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.sweep(Instant::now());
+        }
+    }
+
+    pub(crate) fn sweep(&self, now: Instant) {
+        // Not under the lock, which whoever ends an answer takes.
+        let mut left = std::mem::take(&mut *self.leftovers());
+        let is_over =
+            |left: &Weak<dyn Leftover>| left.upgrade().is_none_or(|left| left.is_over(now, SLOW_CLIENT_LIMIT));
+        left.retain(|left| !is_over(left));
+        self.leftovers().append(&mut left);
+    }
+
+    /// An answer has ended of which something waits.
+    pub(crate) fn leave(&self, leftover: Weak<dyn Leftover>) {
+        self.leftovers().push(leftover);
+    }
+
+    fn leftovers(&self) -> MutexGuard<'_, Vec<Weak<dyn Leftover>>> {
+        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes that wait for clients.
@@ -45,7 +92,7 @@ impl Output {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// Answers that ended, since their clients took none of what waited for them.
+    /// Answers that ended, since their clients took too little of what waited for them.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
@@ -63,7 +110,17 @@ impl Output {
 
     /// What one streamed answer may hold where all together hold so much.
     pub(crate) fn allowance(&self, held_bytes: usize) -> usize {
-        self.budget_bytes.saturating_sub(held_bytes).clamp(OUTPUT_FLOOR_BYTES, OUTPUT_PER_ANSWER_BYTES)
+        let floor_bytes = if self.is_used_up(held_bytes) { 0 } else { OUTPUT_FLOOR_BYTES };
+        self.budget_bytes.saturating_sub(held_bytes).clamp(floor_bytes, OUTPUT_PER_ANSWER_BYTES)
+    }
+
+    fn is_used_up(&self, held_bytes: usize) -> bool {
+        held_bytes > self.budget_bytes.saturating_add(self.reserve_bytes)
+    }
+
+    /// How long a client may take too little that has so long where there is memory.
+    pub(crate) fn patience(&self, limit: Duration) -> Duration {
+        if self.is_used_up(self.held_bytes()) { limit.min(SLOW_CLIENT_CROWDED_LIMIT) } else { limit }
     }
 
     pub(crate) fn note_end(&self) {
@@ -137,9 +194,16 @@ impl Collected {
     }
 
     /// They are written now, in so many bytes.
-    pub(crate) fn become_written(&mut self, bytes: usize) {
-        self.output.hold(bytes);
-        self.output.release(std::mem::replace(&mut self.bytes, bytes));
+    ///
+    /// # Errors
+    /// It is more than before, and more than may be held.
+    pub(crate) fn become_written(&mut self, bytes: usize) -> Result<(), TooMuch> {
+        if bytes > self.bytes {
+            return self.grow(bytes - self.bytes);
+        }
+        self.output.release(self.bytes - bytes);
+        self.bytes = bytes;
+        Ok(())
     }
 }
 
@@ -157,9 +221,20 @@ pub(crate) fn allocated_by(event: &GenerationEvent) -> usize {
         + allocated_by_tokens(logprobs)
 }
 
-/// What a piece of an answer takes once it is put to the others, of whose memory up to half is empty.
+/// What a piece of an answer takes once it is put to the others, of whose memory up to half is empty, or once it is written,
+/// whichever is more.
 pub(crate) fn collected_of(text: &str, logprobs: &[TokenLogprob]) -> usize {
-    2 * (text.len() + size_of_val(logprobs)) + allocated_by_tokens(logprobs)
+    let text_bytes = (2 * text.len()).max(text.bytes().map(written).sum());
+    text_bytes + 2 * size_of_val(logprobs) + allocated_by_tokens(logprobs)
+}
+
+/// Bytes that a byte takes in a JSON string.
+fn written(byte: u8) -> usize {
+    match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => 6,
+        _ => 1,
+    }
 }
 
 /// Bytes of memory that tokens have beside themselves.
@@ -179,6 +254,7 @@ fn allocated(bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::limits::OUTPUT_BUDGET_BYTES;
     use proptest::prelude::*;
@@ -212,7 +288,10 @@ mod tests {
         let left = 100 << 10;
         assert_eq!(pressure(left, full - left, false), Pressure::None);
         assert_eq!(pressure(left + 1, full - left, false), Pressure::Pause);
-        assert_eq!(pressure(OUTPUT_FLOOR_BYTES, 2 * full, false), Pressure::None);
+        let capped = full + OUTPUT_RESERVE_BYTES;
+        assert_eq!(pressure(OUTPUT_FLOOR_BYTES, capped, false), Pressure::None);
+        assert_eq!(pressure(1, capped + 1, false), Pressure::Pause);
+        assert!(!may_resume(1, capped + 1));
         assert_eq!(pressure(left + 1, full - left, true), Pressure::None);
         assert_eq!(pressure(left + OUTPUT_OVERRUN_BYTES, full - left, true), Pressure::Overrun);
         assert!(may_resume(0, usize::MAX) && may_resume(left / 2, full - left));
@@ -231,12 +310,64 @@ mod tests {
         }
         let large: Vec<_> = others[..3].iter_mut().map(|other| other.grow(OUTPUT_BUDGET_BYTES / 6)).collect();
         assert_eq!(large, [Ok(()), Ok(()), Err(TooMuch::Everyone)], "and no one takes more than it leaves to others");
-        one.become_written(1000);
-        assert_eq!(one.bytes(), 1000);
         drop(others);
+        assert_eq!(one.become_written(1000), Ok(()));
+        assert_eq!((one.bytes(), output.held_bytes()), (1000, 1000));
+        assert_eq!(one.become_written(WHOLE_ANSWER_BYTES + 1), Err(TooMuch::Own), "it took more than was thought");
+        assert_eq!(one.become_written(1000), Ok(()));
         assert_eq!(output.held_bytes(), 1000);
         drop(one);
         assert_eq!(output.held_bytes(), 0);
+    }
+
+    /// A budget that forty answers use up, with half of it as the reserve.
+    const SMALL_BYTES: usize = 256 << 10;
+    /// What comes at once, at the most.
+    const PIECE_BYTES: usize = 6 << 10;
+
+    #[test]
+    fn what_is_collected_is_counted_as_what_is_written_of_it() {
+        let texts = ["plain", "\u{1}\u{2}\u{1b}", "\"\\\n\r\t\u{8}\u{c}\u{7f}", "\u{1f}é\u{2028}😀"];
+        for text in texts {
+            let written_bytes = serde_json::to_string(text).unwrap().len() - 2;
+            assert_eq!(text.bytes().map(written).sum::<usize>(), written_bytes, "{text:?}");
+            assert!(collected_of(text, &[]) >= written_bytes.max(2 * text.len()));
+        }
+        assert_eq!(collected_of(&"\u{1}".repeat(1000), &[]), 6000);
+    }
+
+    /// What is left of an answer, of which one look remains.
+    struct Left(AtomicUsize);
+
+    impl Leftover for Left {
+        fn is_over(&self, _now: Instant, limit: Duration) -> bool {
+            assert_eq!(limit, SLOW_CLIENT_LIMIT);
+            self.0.fetch_add(1, Ordering::Relaxed) == 1
+        }
+    }
+
+    #[test]
+    fn what_answers_left_is_looked_at_until_nothing_of_it_is_there() {
+        let output = Output::new(OUTPUT_BUDGET_BYTES);
+        let (kept, gone) = (Arc::new(Left(AtomicUsize::new(0))), Arc::new(Left(AtomicUsize::new(0))));
+        for left in [&kept, &gone] {
+            let left: Weak<Left> = Arc::downgrade(left);
+            output.leave(left);
+        }
+        drop(gone);
+        for (looks, left) in [(1, 1), (2, 0), (2, 0)] {
+            output.sweep(Instant::now());
+            assert_eq!((kept.0.load(Ordering::Relaxed), output.leftovers().len()), (looks, left));
+        }
+    }
+
+    #[test]
+    fn nobody_is_waited_for_as_long_once_the_reserve_is_used_up() {
+        let output = Output::new(OUTPUT_BUDGET_BYTES);
+        output.hold(OUTPUT_BUDGET_BYTES + OUTPUT_RESERVE_BYTES);
+        assert_eq!(output.patience(SLOW_CLIENT_LIMIT), SLOW_CLIENT_LIMIT);
+        output.hold(1);
+        assert_eq!(output.patience(SLOW_CLIENT_LIMIT), SLOW_CLIENT_CROWDED_LIMIT);
     }
 
     /// One of many answers, by the rules alone.
@@ -247,14 +378,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is generated and taken in whatever order, an answer that is not over what it may hold goes on, those that
-        /// are together hold no more than the budget and their floors and the last piece of each, and a client that takes all
-        /// has its answer go on at once.
+        /// Whatever is generated and taken in whatever order, an answer that is not over what it may hold goes on, all hold no
+        /// more than the budget and the reserve and the last piece of each, be it that each that pauses is followed by another,
+        /// and a client that takes all has its answer go on at once.
         #[test]
         fn what_waits_is_bounded_and_nobody_who_reads_starves(
-            steps in proptest::collection::vec((0_usize..40, 1_usize..60_000, any::<bool>()), 1..800)
+            steps in proptest::collection::vec((0_usize..40, 1_usize..=PIECE_BYTES, any::<bool>()), 1..800)
         ) {
-            let output = Output::new(OUTPUT_BUDGET_BYTES);
+            let output = Output::with(SMALL_BYTES, SMALL_BYTES / 2);
             let mut answers = vec![Answer::default(); 40];
             let mut held_bytes = 0;
             for (index, bytes, takes) in steps {
@@ -269,11 +400,13 @@ mod tests {
                     answer.own_bytes += bytes;
                     held_bytes += bytes;
                     answer.is_paused = pressure(answer.own_bytes, output.allowance(held_bytes), false) == Pressure::Pause;
-                    prop_assert!(answer.own_bytes > OUTPUT_FLOOR_BYTES || !answer.is_paused);
+                    let is_full = held_bytes > SMALL_BYTES + SMALL_BYTES / 2;
+                    prop_assert!(is_full || answer.own_bytes > OUTPUT_FLOOR_BYTES || !answer.is_paused);
+                    prop_assert!(!is_full || answer.is_paused);
                 }
-                let most = OUTPUT_PER_ANSWER_BYTES + 60_000;
+                let most = OUTPUT_PER_ANSWER_BYTES + PIECE_BYTES;
                 prop_assert!(answers.iter().all(|answer| answer.own_bytes <= most));
-                prop_assert!(held_bytes <= OUTPUT_BUDGET_BYTES + 40 * (OUTPUT_FLOOR_BYTES + 60_000));
+                prop_assert!(held_bytes <= SMALL_BYTES + SMALL_BYTES / 2 + 40 * PIECE_BYTES);
             }
         }
     }

@@ -74,8 +74,9 @@ impl Failure {
                 ApiError::invalid(None, ErrorCode::AnswerTooLarge, message).into()
             }
             TooMuch::Everyone => {
-                let message =
-                    format!("Answers that wait to be whole hold all the memory that they may: {less}; or try again.");
+                let message = format!(
+                    "Answers that clients have not taken hold all the memory that they may: {less}; or try again."
+                );
                 let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
                 Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
             }

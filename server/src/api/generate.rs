@@ -325,7 +325,7 @@ mod tests {
                 _share: Budget::new(1).open(Peer::default()),
             };
             let write = move || if can_be_written { Ok(vec![]) } else { Err(serde_json::Error::custom("no")) };
-            let written = Writers::new().write(0, (), |(), _| (), write).await;
+            let written = Writers::new().write(0, (), |(), _| Ok(()), write).await;
             let usage = gantry_engine::Usage { prompt_tokens: 5, ..Default::default() };
             assert_eq!(observed.settle(written.map(|body| (body, usage))).status().as_u16(), status);
             let line = format!(

@@ -126,7 +126,7 @@ async fn answer_with<S: Send + Sync + 'static>(
         Ok(output) => {
             let usage = gantry_engine::Usage { prompt_tokens: output.prompt_tokens, ..Default::default() };
             let model = version.spec().served_name.clone();
-            let written = app.writers.write(bytes, share, |_, _| (), move || write(model, output)).await;
+            let written = app.writers.write(bytes, share, |_, _| Ok(()), move || write(model, output)).await;
             written.map(|body| (body, usage))
         }
         Err(error) => Err(unanswered(error, names, version.retry_after())),

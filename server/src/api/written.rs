@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 
 use super::errors::Failure;
 use crate::limits::{INLINE_ANSWER_BYTES, WRITES_AT_ONCE};
+use crate::output::TooMuch;
 
 /// Who may write large answers now.
 pub(super) struct Writers(Arc<Semaphore>);
@@ -20,21 +21,21 @@ impl Writers {
     /// Writes an answer of about `bytes`. `share` is what it holds until its client has it, and is told what it takes written.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// It cannot be written, or takes more than it may.
     pub(super) async fn write<S: Send + Sync + 'static>(
         &self,
         bytes: usize,
         share: S,
-        settle: impl FnOnce(&mut S, usize) + Send + 'static,
+        settle: impl FnOnce(&mut S, usize) -> Result<(), TooMuch> + Send + 'static,
         write: impl FnOnce() -> Result<Vec<u8>, serde_json::Error> + Send + 'static,
     ) -> Result<Bytes, Failure> {
         let work = move || {
-            let (body, mut share) = (write()?, share);
-            settle(&mut share, body.len());
-            Ok::<_, serde_json::Error>(Bytes::from_owner(Held { body, _share: share }))
+            let (body, mut share) = (write().map_err(|error| Failure::internal(&error))?, share);
+            settle(&mut share, body.len()).map_err(Failure::too_much_to_collect)?;
+            Ok::<_, Failure>(Bytes::from_owner(Held { body, _share: share }))
         };
         if bytes <= INLINE_ANSWER_BYTES {
-            return work().map_err(|error| Failure::internal(&error));
+            return work();
         }
         let permit = Arc::clone(&self.0).acquire_owned().await.map_err(|error| Failure::internal(&error))?;
         // Many numbers are milliseconds in which no other request would be heard.
@@ -42,10 +43,7 @@ impl Writers {
             let _permit = permit;
             work()
         });
-        match written.await {
-            Ok(written) => written.map_err(|error| Failure::internal(&error)),
-            Err(error) => Err(Failure::internal(&error)),
-        }
+        written.await.unwrap_or_else(|error| Err(Failure::internal(&error)))
     }
 }
 

@@ -47,8 +47,7 @@ impl PodMemory {
     /// The most that the front takes in it, beside the workers of a model that is run so.
     #[must_use]
     pub fn front_bytes(&self, runtime: &RuntimeSettings) -> u64 {
-        let (sequences, waiting) = (runtime.parallel as usize, runtime.scheduling.max_queue);
-        FrontLimits::within(Some(self.limit_bytes)).most_bytes(sequences, waiting, runtime.pooled.is_some())
+        FrontLimits::within(Some(self.limit_bytes)).most_bytes(runtime.parallel as usize, runtime.pooled.is_some())
     }
 }
 

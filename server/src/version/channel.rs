@@ -1,18 +1,19 @@
 //! The way of one answer's events from its worker's supervisor to its client: in order, counted in bytes, never waited for.
 //!
 //! Whoever sends is told when the sequence is to pause, and whoever takes when it is to go on; both know only what
-//! [`Output`] decides. A sender can end an answer whose client takes nothing: what waits is thrown away at once, with the
-//! memory that it holds, and the client finds the error in its place.
+//! [`Output`] decides. A sender can end an answer whose client takes too little: what waits is thrown away at once, with the
+//! memory that it holds, and the client finds the error in its place. What still waits when the sender goes is left to
+//! [`Output`], which does the same.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::generation::{GenerationError, Item};
-use crate::limits::OUTPUT_OVERRUN_BYTES;
-use crate::output::{Output, Pressure, allocated_by, may_resume, pressure};
+use crate::limits::{OUTPUT_OVERRUN_BYTES, SLOW_CLIENT_MIN_BYTES_PER_SECOND};
+use crate::output::{Leftover, Output, Pressure, allocated_by, may_resume, pressure};
 
 /// Places that a queue keeps, however empty it is.
 const KEPT_PLACES: usize = 32;
@@ -22,7 +23,7 @@ const PLACE_BYTES: usize = 2 * size_of::<(Item, usize)>();
 /// How a client was too slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slowness {
-    /// It took nothing for so long of an answer that was paused for it.
+    /// It took too little for so long of an answer that was paused for it, or had ended.
     Stalled(Duration),
     /// More came of a paused answer than [`OUTPUT_OVERRUN_BYTES`].
     Overrun,
@@ -31,7 +32,11 @@ pub enum Slowness {
 impl Display for Slowness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Stalled(limit) => write!(f, "it took nothing of what waited for it for {} s", limit.as_secs()),
+            Self::Stalled(limit) => write!(
+                f,
+                "of what waited for it, it took less than {SLOW_CLIENT_MIN_BYTES_PER_SECOND} bytes a second for {} s",
+                limit.as_secs()
+            ),
             Self::Overrun => {
                 let overrun = OUTPUT_OVERRUN_BYTES >> 10;
                 write!(
@@ -56,14 +61,16 @@ pub(super) enum Sent {
     Gone,
 }
 
-/// A channel for one answer.
-pub(super) fn channel(output: &Arc<Output>) -> (EventSender, EventReceiver) {
-    let channel = Arc::new(Channel { output: Arc::clone(output), queue: Mutex::default() });
+/// A channel for one of so many answers to a request.
+pub(super) fn channel(output: &Arc<Output>, answers: usize) -> (EventSender, EventReceiver) {
+    let channel = Arc::new(Channel { output: Arc::clone(output), answers, queue: Mutex::default() });
     (EventSender(Arc::clone(&channel)), EventReceiver(channel))
 }
 
 struct Channel {
     output: Arc<Output>,
+    /// Those to the same request, which one client takes over one connection.
+    answers: usize,
     queue: Mutex<Queue>,
 }
 
@@ -73,22 +80,65 @@ struct Queue {
     items: VecDeque<(Item, usize)>,
     held_bytes: usize,
     is_paused: bool,
-    /// Something was taken since the sender looked last.
-    is_read: bool,
-    /// Since when it is known that nothing is taken of a paused answer.
-    quiet_since: Option<Instant>,
+    /// Since its client was last seen to take enough, while something waits that nothing but its taking will move.
+    window: Option<Window>,
+    /// What waited was thrown away.
+    is_cut: bool,
     is_sender_gone: bool,
     is_receiver_gone: bool,
     waker: Option<Waker>,
+}
+
+/// A time in which a client is to take enough.
+#[derive(Clone, Copy)]
+struct Window {
+    since: Instant,
+    /// What waited at its beginning.
+    waited_bytes: usize,
+    taken_bytes: usize,
 }
 
 impl Channel {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// See [`EventSender::ends_unread`].
+    fn ends_unread(&self, now: Instant, limit: Duration) -> bool {
+        let limit = self.output.patience(limit);
+        let least_bytes =
+            SLOW_CLIENT_MIN_BYTES_PER_SECOND.saturating_mul(limit.as_secs() as usize) / self.answers.max(1);
+        let mut queue = self.lock();
+        let ends = !queue.is_over() && queue.is_behind(now, limit, least_bytes);
+        if ends {
+            queue.end(Slowness::Stalled(limit), &self.output);
+        }
+        ends
+    }
+}
+
+impl Leftover for Channel {
+    fn is_over(&self, now: Instant, limit: Duration) -> bool {
+        self.ends_unread(now, limit) || self.lock().is_over()
+    }
 }
 
 impl Queue {
+    /// Whether nothing waits of which it matters that it is taken.
+    fn is_over(&self) -> bool {
+        self.is_receiver_gone || self.is_cut || self.items.is_empty()
+    }
+
+    /// Whether its client has taken less than `least_bytes` for `limit`, and less than what waited.
+    fn is_behind(&mut self, now: Instant, limit: Duration, least_bytes: usize) -> bool {
+        // Not anew with each pause, or who takes just enough for the next piece could have it wait for ever.
+        let current = self.window.filter(|window| window.taken_bytes < least_bytes.min(window.waited_bytes));
+        let begins = self.is_paused || self.is_sender_gone;
+        let anew = begins.then_some(Window { since: now, waited_bytes: self.held_bytes, taken_bytes: 0 });
+        self.window = current.or(anew);
+        current.is_some_and(|window| now.saturating_duration_since(window.since) >= limit)
+    }
+
     /// Returns how much waits in all answers then.
     fn push(&mut self, item: Item, output: &Output) -> usize {
         let bytes = PLACE_BYTES + item.as_ref().map_or(0, allocated_by);
@@ -104,7 +154,9 @@ impl Queue {
     fn pop(&mut self, output: &Output) -> Option<(Item, bool)> {
         let (item, bytes) = self.items.pop_front()?;
         self.held_bytes -= bytes;
-        self.is_read = true;
+        if let Some(window) = &mut self.window {
+            window.taken_bytes += bytes;
+        }
         if self.items.capacity() > KEPT_PLACES.max(4 * self.items.len()) {
             self.items.shrink_to(KEPT_PLACES.max(2 * self.items.len()));
         }
@@ -124,6 +176,7 @@ impl Queue {
         self.clear(output);
         self.push(Err(GenerationError::SlowClient(slowness)), output);
         output.note_end();
+        self.is_cut = true;
     }
 }
 
@@ -146,7 +199,6 @@ impl EventSender {
             Pressure::None => Sent::Waits,
             Pressure::Pause => {
                 queue.is_paused = true;
-                queue.quiet_since = None;
                 Sent::Pauses
             }
             Pressure::Overrun => {
@@ -167,25 +219,14 @@ impl EventSender {
 
     /// The sequence begins anew, where nobody has told it to pause.
     pub(super) fn restart(&self) {
-        self.0.lock().is_paused = false;
+        let mut queue = self.0.lock();
+        (queue.is_paused, queue.window) = (false, None);
     }
 
-    /// Ends a paused answer of which nothing has been taken for `limit`, as far as is known: to be asked time and again. True:
+    /// Ends a paused answer of which too little has been taken for `limit`, as far as is known: to be asked time and again. True:
     /// it has ended.
     pub(super) fn ends_unread(&self, now: Instant, limit: Duration) -> bool {
-        let mut queue = self.0.lock();
-        if std::mem::take(&mut queue.is_read) || !queue.is_paused {
-            queue.quiet_since = None;
-        }
-        if !queue.is_paused || queue.is_receiver_gone {
-            return false;
-        }
-        let since = *queue.quiet_since.get_or_insert(now);
-        let ends = now.saturating_duration_since(since) >= limit;
-        if ends {
-            queue.end(Slowness::Stalled(limit), &self.0.output);
-        }
-        ends
+        self.0.ends_unread(now, limit)
     }
 }
 
@@ -195,6 +236,12 @@ impl Drop for EventSender {
         queue.is_sender_gone = true;
         if let Some(waker) = queue.waker.take() {
             waker.wake();
+        }
+        let leaves = !queue.is_over();
+        drop(queue);
+        if leaves {
+            let left: Weak<Channel> = Arc::downgrade(&self.0);
+            self.0.output.leave(left);
         }
     }
 }

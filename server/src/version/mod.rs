@@ -343,14 +343,16 @@ impl Version {
         for digest in &digests {
             self.check_standing(*digest)?;
         }
-        let places = self.admit(requests.len())?;
+        let answers = requests.len();
+        let places = self.admit(answers)?;
         let submitted = requests.into_iter().zip(digests).zip(places);
-        Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place)).collect())
+        Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place, answers)).collect())
     }
 
-    fn hand_over(&self, request: GenerateRequest, digest: Digest, place: Place) -> Generation {
+    /// `answers`: how many its client asked for at once.
+    fn hand_over(&self, request: GenerateRequest, digest: Digest, place: Place, answers: usize) -> Generation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let (events, receiver) = channel::channel(&self.output);
+        let (events, receiver) = channel::channel(&self.output, answers);
         let demand = self.demand(&request);
         let mut request = Request::new(id, request, demand, events, place);
         request.digest = digest;

@@ -378,7 +378,7 @@ impl Request {
         matches!(&self.asked, Asked::Text { events: Some(events), .. } if events.is_paused())
     }
 
-    /// Ends it where its client has let it be paused for `limit`. True: the worker is to give it up.
+    /// Ends it where its client has taken too little of it for `limit`. True: the worker is to give it up.
     pub(super) fn ends_unread(&mut self, now: Instant, limit: Duration) -> bool {
         let Asked::Text { events: listening, .. } = &mut self.asked else { return false };
         listening.take_if(|events| events.ends_unread(now, limit)).is_some()

@@ -55,7 +55,7 @@ impl Stage {
     }
 
     fn request_with(&self, id: RequestId, cells: u64, params: GenerationParams) -> (Box<Request>, Generation) {
-        let (events, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES));
+        let (events, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES), 1);
         let asked = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params };
         let demand = Demand { cells, ..Demand::default() };
         let request = Request::new(id, asked, demand, events, self.admission.enter().ok().unwrap());
@@ -446,7 +446,7 @@ fn a_worker_s_limit_is_told_as_the_client_gave_it() {
 async fn the_room_ends_with_the_version_and_nothing_is_left_in_it() {
     let Stage { lanes, inboxes: _inboxes, room, admission, health, ended } = stage(DispatchStrategy::LeastLoaded, 1);
     let running = tokio::spawn(room.run());
-    let (events, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES));
+    let (events, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES), 1);
     let asked = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params: GenerationParams::default() };
     let request = Request::new(0, asked, Demand::default(), events, admission.enter().ok().unwrap());
     let client = Generation::new(0, receiver, Arc::clone(&lanes), request.worker());

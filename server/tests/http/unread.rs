@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::server::{PATIENCE, Server, await_condition, chat};
 
@@ -29,10 +30,15 @@ fn much() -> Value {
     body
 }
 
-/// A client that has asked and has read nothing. Its own buffer is small, as everybody's is to a server of thousands.
-async fn ask(server: &Server, body: &Value) -> TcpStream {
+/// Of a client that reads nothing its own buffer is small, as everybody's is to a server of thousands.
+const SMALL_BUFFER_BYTES: u32 = 4096;
+/// Of one that reads slowly, it has what keeps its answers for long.
+const LARGE_BUFFER_BYTES: u32 = 64 << 10;
+
+/// A client that has asked and has read nothing.
+async fn ask(server: &Server, body: &Value, buffer_bytes: u32) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
+    socket.set_recv_buffer_size(buffer_bytes).unwrap();
     let mut stream = socket.connect(server.address()).await.unwrap();
     let body = body.to_string();
     // Whose answers come without chunks and end with the connection.
@@ -62,11 +68,37 @@ fn choices_of(answer: &[u8]) -> BTreeMap<u64, Vec<String>> {
 }
 
 /// Reads what is there, a piece at the most.
-fn read_some(stream: &TcpStream, into: &mut Vec<u8>) -> usize {
-    let mut piece = [0; 64 << 10];
+fn read_some(stream: &TcpStream, into: &mut Vec<u8>) {
+    let mut piece = [0; 32 << 10];
     let read = stream.try_read(&mut piece).unwrap_or(0);
     into.extend_from_slice(&piece[..read]);
-    read
+}
+
+/// Waits for `work` while a piece of each of two answers is read every second.
+async fn while_reading<T>(
+    clients: [(&TcpStream, &mut Vec<u8>); 2],
+    beat: &mut Interval,
+    work: impl Future<Output = T>,
+) -> T {
+    let mut clients = clients;
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = beat.tick() => clients.iter_mut().for_each(|(client, into)| read_some(client, into)),
+        }
+    }
+}
+
+/// Reads so much more, or to the end; whether that was it.
+async fn read_more(stream: &mut TcpStream, into: &mut Vec<u8>, bytes: usize) -> bool {
+    let until = into.len() + bytes;
+    while into.len() < until {
+        if stream.read_buf(into).await.unwrap() == 0 {
+            return true;
+        }
+    }
+    false
 }
 
 /// Memory of the front, in RAM.
@@ -89,25 +121,28 @@ fn front_figure(server: &Server, name: &str) -> f64 {
 async fn clients_that_read_nothing_cost_the_front_little_and_nobody_else_and_can_read_in_the_end() {
     let server = Server::start(&["--parallel", "8", "--ctx-size", "8192", "--max-queue", "512"]).await;
     let mut undisturbed = Vec::new();
-    ask(&server, &much()).await.read_to_end(&mut undisturbed).await.unwrap();
+    ask(&server, &much(), LARGE_BUFFER_BYTES).await.read_to_end(&mut undisturbed).await.unwrap();
     let undisturbed = choices_of(&undisturbed);
     assert_eq!(undisturbed.len(), CHOICES);
     let idle_mib = front_mib(&server);
 
     let mut crowd = Vec::new();
     for _ in 0..CLIENTS - 2 {
-        crowd.push(ask(&server, &much()).await);
+        crowd.push(ask(&server, &much(), SMALL_BUFFER_BYTES).await);
     }
-    // One that reads a piece now and then, and one that reads all in the end; by then both have read a little.
-    let (slow, late) = (ask(&server, &much()).await, ask(&server, &much()).await);
+    // One that reads a piece now and then, and one that reads all in the end; until then both read as little as keeps an answer.
+    let mut slow = ask(&server, &much(), LARGE_BUFFER_BYTES).await;
+    let mut late = ask(&server, &much(), LARGE_BUFFER_BYTES).await;
     let (mut of_slow, mut of_late) = (Vec::new(), Vec::new());
+    let mut beat = tokio::time::interval(Duration::from_secs(1));
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (began, mut most_mib, mut answered, mut slowest) = (Instant::now(), 0.0_f64, 0, Duration::ZERO);
     loop {
         let asked = Instant::now();
-        assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
+        let clients = [(&slow, &mut of_slow), (&late, &mut of_late)];
+        let told = while_reading(clients, &mut beat, server.ask("What is the capital of Peru?")).await;
+        assert_eq!(told, "The capital of Peru is Lima.");
         (answered, slowest) = (answered + 1, slowest.max(asked.elapsed()));
-        read_some(&slow, &mut of_slow);
-        read_some(&late, &mut of_late);
         most_mib = most_mib.max(front_mib(&server));
         assert!(most_mib - idle_mib < BOUND_MIB, "the front grew from {idle_mib} MiB to {most_mib} MiB");
         let ended = server.metric("gantry_answers_ended_unread_total").await;
@@ -123,14 +158,16 @@ async fn clients_that_read_nothing_cost_the_front_little_and_nobody_else_and_can
     );
     drop(crowd);
     let rests = async || server.metric("gantry_requests_running").await < 0.5;
-    while server.metric("gantry_undelivered_bytes").await > 0.5 {
-        let before = of_slow.len();
+    loop {
         await_condition("its answers to be paused, or to have ended", rests).await;
-        while of_slow.len() < before + (1 << 20) && read_some(&slow, &mut of_slow) > 0 {}
         read_some(&late, &mut of_late);
+        if read_more(&mut slow, &mut of_slow, 1 << 20).await {
+            break;
+        }
     }
-    for (mut stream, mut answer) in [(slow, of_slow), (late, of_late)] {
-        stream.read_to_end(&mut answer).await.unwrap();
+    assert!(server.metric("gantry_undelivered_bytes").await > 0.5, "most of the other one waits");
+    late.read_to_end(&mut of_late).await.unwrap();
+    for answer in [of_slow, of_late] {
         assert_eq!(choices_of(&answer), undisturbed);
     }
 }

@@ -117,7 +117,7 @@ fn request_in(
     id: RequestId,
 ) -> Option<(Box<Request>, Generation)> {
     let place = shared.admission.enter().ok()?;
-    let (events, receiver) = channel(output);
+    let (events, receiver) = channel(output, 1);
     let asked = GenerateRequest { prompt: Arc::new(Prompt::Text("p".to_owned())), params: GenerationParams::default() };
     let mut request = Request::new(id, asked, Demand::default(), events, place);
     request.assign(shared.desk.lease(&request.demand).ok()?);
@@ -310,15 +310,18 @@ fn a_client_that_does_not_read_has_its_answer_paused_and_then_ended_with_a_reaso
         apply(&mut session, Op::Flood(7), now);
     }
     assert_eq!((told(&mut sent), running()), (vec![ToWorker::Pause { id: 7 }], 0));
-    // A client that reads a little, however late, has it wait; and goes on once it has read enough.
-    for _ in 0..2 {
-        now += SLOW_CLIENT_LIMIT;
-        apply(&mut session, Op::Tick, now);
-        assert_eq!(told(&mut sent), []);
+    // A client that reads a part of it, however late, has it wait; and goes on once it has read enough.
+    apply(&mut session, Op::Tick, now);
+    now += SLOW_CLIENT_LIMIT;
+    for _ in ["that it began", "text"] {
         assert!(client.next().now_or_never().flatten().unwrap().is_ok());
         hear(&mut session, now);
     }
-    assert_eq!((told(&mut sent), running()), (vec![], 0));
+    for _ in 0..2 {
+        apply(&mut session, Op::Tick, now);
+        now += SLOW_CLIENT_LIMIT - SUPERVISOR_TICK;
+        assert_eq!((told(&mut sent), running()), (vec![], 0));
+    }
     assert!(client.next().now_or_never().flatten().unwrap().is_ok());
     hear(&mut session, now);
     assert_eq!((told(&mut sent), running()), (vec![ToWorker::Resume { id: 7 }], 1));
