@@ -432,7 +432,11 @@ type Figure = (&'static str, &'static str, fn(&VersionStats) -> f64);
 
 const FIGURES: &[Figure] = &[
     ("requests_queued", "Requests that wait for a sequence", |s| f64::from(s.queued)),
-    ("requests_running", "Requests that hold a sequence", |s| f64::from(s.running)),
+    (
+        "requests_running",
+        "Requests that have begun and are not paused: they hold a sequence, or wait for one to go on",
+        |s| f64::from(s.running),
+    ),
     ("slots", "Sequences that can generate at once", |s| f64::from(s.slots)),
     ("queue_limit", "Requests that may wait", |s| s.max_queue as f64),
     ("tokens_per_second", "Tokens generated a second, over the last seconds", |s| s.tokens_per_second),
@@ -460,7 +464,7 @@ type WorkerFigure = (&'static str, &'static str, fn(&WorkerStats) -> f64);
 const WORKER_FIGURES: &[WorkerFigure] = &[
     ("worker_dispatchable", "1 while the worker gets requests", |w| f64::from(u8::from(w.dispatchable))),
     ("worker_requests", "Requests that the worker has", |w| f64::from(w.in_flight)),
-    ("worker_requests_running", "Requests that hold one of its sequences", |w| f64::from(w.running)),
+    ("worker_requests_running", "Requests that it has begun and that are not paused", |w| f64::from(w.running)),
     ("worker_tokens_per_second", "Tokens it generated a second, over the last seconds", |w| w.engine.tokens_per_second),
     ("worker_prefill_budget", "Prompt tokens that its last step might take", |w| {
         f64::from(w.engine.prefill_budget_tokens)
