@@ -127,8 +127,13 @@ pub fn own_size(load: &Load) -> (u32, u32) {
 #[must_use]
 pub fn all(quick: bool) -> Vec<Load> {
     let mut loads = vec![
-        ready("ready", Model::Shape, quick),
-        ready("ready-smollm2", Model::SmolLm2, quick),
+        ready(
+            "ready",
+            "from the start of the process to its first text, then 1 prompt of 64 words",
+            Model::Shape,
+            quick,
+        ),
+        ready("ready-smollm2", "the same with SmolLM2-135M-Instruct", Model::SmolLm2, quick),
         chats_smollm2(quick),
         single(quick),
         single_q8(quick),
@@ -169,10 +174,10 @@ fn size<T>(quick: bool, full: T, small: T) -> T {
 
 /// How long it takes from the start of a process to the first text of an answer, and what the first prompt of some length takes,
 /// when costs have hardly been measured.
-fn ready(name: &'static str, model: Model, quick: bool) -> Load {
+fn ready(name: &'static str, title: &'static str, model: Model, quick: bool) -> Load {
     Load {
         name,
-        title: "from the start of the process to its first text, then 1 prompt of 64 words",
+        title,
         model,
         ctx_size: 8192,
         parallel: 8,
