@@ -107,7 +107,8 @@ fn ends(pieces: usize, answers: usize) -> bool {
 
 #[test]
 fn who_sips_is_ended_and_who_takes_what_waited_or_enough_is_not() {
-    assert!(ends(0, 1) && ends(1, 1), "though it goes on now and then");
+    assert!(ends(0, 1) && ends(1, 1));
+    assert!(ends(2, 1), "though it goes on now and then");
     assert!(!ends(3, 1), "all that waited was taken in each minute");
     assert!(ends(0, 16) && !ends(1, 16), "its client takes as much of fifteen others");
 }
