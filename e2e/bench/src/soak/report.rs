@@ -68,7 +68,7 @@ impl SoakReport {
         audited: Vec<Check>,
     ) -> Self {
         let lives = watch.lives();
-        let mut checks = tally.checks();
+        let mut checks = tally.checks(soak.model.is_some());
         checks.push(flat(&lives));
         checks.extend(audited);
         let requests = tally.ended();
