@@ -11,7 +11,8 @@
 //! ([`Leftover`]).
 //!
 //! An answer that is not streamed cannot pause, since nothing of it is taken before its end: what is collected of it counts in
-//! the same memory ([`Collected`]), and past what it may hold its request fails. Absent: waiting, which is the channel's, and pausing, which is the worker's.
+//! the same memory ([`Collected`]), and past what it may hold its request fails. Absent: waiting, which is the channel's, and
+//! pausing, which is the worker's.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
