@@ -24,8 +24,9 @@ pub const GROUP: &str = "gantry.dev";
 pub const VERSION: &str = "v1alpha1";
 /// Label on every child: the InferenceService it belongs to.
 pub const SERVICE_LABEL: &str = "gantry.dev/service";
-/// Finalizer that lets the operator remove children that garbage collection does not reach.
-pub const FINALIZER: &str = "gantry.dev/cleanup";
+/// Finalizer that releases before this one set. The operator takes it off: owner references remove all that belongs to a
+/// service, and a deletion must not wait for an operator that may be gone.
+pub const OLD_FINALIZER: &str = "gantry.dev/cleanup";
 /// Field manager of the operator's server-side applies.
 pub const OPERATOR_FIELD_MANAGER: &str = "gantry-operator";
 

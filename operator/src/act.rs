@@ -7,7 +7,7 @@
 use std::fmt::Debug;
 
 use gantry_crds::{
-    FINALIZER, InferenceService, ModelVersion, ModelVersionSpec, ModelVersionStatus, OPERATOR_FIELD_MANAGER,
+    InferenceService, ModelVersion, ModelVersionSpec, ModelVersionStatus, OLD_FINALIZER, OPERATOR_FIELD_MANAGER,
     SERVICE_LABEL, agent_field_manager,
     status::{InferenceServiceStatus, NamedVersion},
 };
@@ -272,21 +272,22 @@ impl<'a> Actor<'a> {
         Ok(())
     }
 
-    /// Adds or removes the finalizer, if the object is still the one that was read.
+    /// Takes [`OLD_FINALIZER`] off, if the object is still the one that was read; one that is gone already is no error.
     ///
     /// # Errors
     /// [`Error::is_stale`] when it is not; else when the API server cannot be reached or refuses.
-    pub async fn set_finalizer(&self, present: bool) -> Result<(), Error> {
-        let mut finalizers: Vec<_> =
-            self.service.finalizers().iter().filter(|name| *name != FINALIZER).cloned().collect();
-        if present {
-            finalizers.push(FINALIZER.to_owned());
-        }
+    pub async fn remove_old_finalizer(&self) -> Result<(), Error> {
+        let finalizers: Vec<_> = self.service.finalizers().iter().filter(|name| *name != OLD_FINALIZER).collect();
         let body = json!({"metadata": {"resourceVersion": self.service.resource_version(), "finalizers": finalizers}});
         let parameters =
             PatchParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let written = self.api::<InferenceService>().patch(&self.name, &parameters, &Patch::Merge(&body)).await;
-        written.map(drop).map_err(Error::api(format!("setting the finalizer of InferenceService {}", self.name)))
+        match written {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            other => {
+                other.map(drop).map_err(Error::api(format!("taking the finalizer off InferenceService {}", self.name)))
+            }
+        }
     }
 }
 

@@ -11,12 +11,16 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, StreamExt};
-use gantry_crds::{FINALIZER, InferenceService, InferenceServiceStatus};
+use futures::{FutureExt, StreamExt, future};
+use gantry_crds::{InferenceService, InferenceServiceStatus, OLD_FINALIZER};
 use jiff::Timestamp;
 use kube::{
     Client, Resource, ResourceExt,
-    runtime::{Config, applier, controller::Action, reflector::ObjectRef},
+    runtime::{
+        Config, applier,
+        controller::{Action, Error as ControllerError},
+        reflector::ObjectRef,
+    },
 };
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -25,11 +29,10 @@ use tracing::{error, info};
 use crate::{
     act::{self, Actor},
     build::{self, Inputs, StoredTemplate},
-    cleanup::{Cleanup, clean_up},
     decide::{Plan, RolloutState, World, decide},
     events::{Events, describe},
     http::Role,
-    limits::{CLEANUP_POLL, CONFLICT_RETRY, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
+    limits::{CONFLICT_RETRY, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
     metrics::{Metrics, ReconcileOutcome},
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, service_status, version_status},
@@ -68,8 +71,12 @@ impl Context {
         change(memory.entry(ObjectRef::from_obj(service)).or_default())
     }
 
-    fn forget(&self, service: &InferenceService) {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(service));
+    /// Notes how a wake ended: of a service that is not there any more nothing is remembered.
+    fn ended<T, Q>(&self, result: &Result<T, ControllerError<Error, Q>>) {
+        if let Err(ControllerError::ObjectNotFound(gone)) = result {
+            let service = ObjectRef::new(&gone.name).within(gone.namespace.as_deref().unwrap_or_default());
+            self.memory.lock().unwrap_or_else(PoisonError::into_inner).remove(&service);
+        }
     }
 
     /// What is remembered, if anything: a look makes no entry, or each service that is gone would leave one.
@@ -149,8 +156,11 @@ pub async fn run(settings: Settings, role: &watch::Sender<Role>, stop: Cancellat
         queue,
         Config::default().concurrency(RECONCILE_CONCURRENCY),
     )
-    // What a reconcile ran into was logged and counted there; a wake of a service that is gone means nothing.
-    .for_each(|_| async {});
+    // What a reconcile ran into was logged and counted there.
+    .for_each(|result| {
+        context.ended(&result);
+        future::ready(())
+    });
     tokio::join!(filled, reconciles);
 }
 
@@ -207,12 +217,13 @@ pub(crate) async fn step(
     now: Timestamp,
 ) -> Result<Action, act::Error> {
     let actor = Actor::new(&context.client, service);
-    if service.meta().deletion_timestamp.is_some() {
-        return delete(service, observed, context, &actor, now).await;
-    }
-    if !service.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+    if service.finalizers().iter().any(|finalizer| finalizer == OLD_FINALIZER) {
         // The write wakes this service again, with the object that the next writes need.
-        actor.set_finalizer(true).await?;
+        actor.remove_old_finalizer().await?;
+        return Ok(Action::await_change());
+    }
+    if service.meta().deletion_timestamp.is_some() {
+        // Garbage collection ends what belongs to it, by the owner references; what it has ended must not be made anew.
         return Ok(Action::await_change());
     }
 
@@ -287,29 +298,6 @@ async fn apply_children(
         stored: stored.as_ref(),
     });
     actor.apply_children(observed, &children).await
-}
-
-async fn delete(
-    service: &InferenceService,
-    observed: &Observed,
-    context: &Context,
-    actor: &Actor<'_>,
-    now: Timestamp,
-) -> Result<Action, act::Error> {
-    match clean_up(actor, service, observed, now).await? {
-        Cleanup::Waiting => Ok(Action::requeue(CLEANUP_POLL)),
-        Cleanup::NotOurs => {
-            context.forget(service);
-            Ok(Action::await_change())
-        }
-        Cleanup::Done { pods_left } => {
-            if pods_left > 0 {
-                context.events.cleanup_gave_up(service, pods_left).await;
-            }
-            context.forget(service);
-            Ok(Action::await_change())
-        }
-    }
 }
 
 /// Sleeps until the next deadline, or until something happens.

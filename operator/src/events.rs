@@ -39,12 +39,6 @@ impl Events {
         self.publish(service, type_, reason, "Rollout", note, Some(version)).await;
     }
 
-    /// Tells that the pods of a deleted service did not end in time.
-    pub async fn cleanup_gave_up(&self, service: &InferenceService, pods_left: usize) {
-        let note = format!("{pods_left} pods had not ended in time; garbage collection removes what is left");
-        self.publish(service, EventType::Warning, "CleanupGaveUp", "Cleanup", note, None).await;
-    }
-
     async fn publish(
         &self,
         service: &InferenceService,

@@ -14,12 +14,12 @@
 //!
 //! | group | resource | verbs | why |
 //! |---|---|---|---|
-//! | gantry.dev | inferenceservices | list, watch, patch | the watch, which is handed on to agents; patch sets and removes the finalizer |
+//! | gantry.dev | inferenceservices | list, watch, patch | the watch, which is handed on to agents; patch takes off a finalizer of releases before |
 //! | gantry.dev | inferenceservices/finalizers | update | owner references with `blockOwnerDeletion` |
 //! | gantry.dev | inferenceservices/status | patch | the status by server-side apply; entries of gone pods; handed on to agents |
 //! | gantry.dev | modelversions | list, watch, create, delete | stamps versions, removes those beyond the history limit |
 //! | gantry.dev | modelversions/status | patch | their status |
-//! | apps | deployments | get, list, watch, create, patch, delete | the pods; a server-side apply that creates needs create; the finalizer deletes it first |
+//! | apps | deployments | get, list, watch, create, patch | the pods; a server-side apply that creates needs create |
 //! | core | services, serviceaccounts | get, list, watch, create, patch | children |
 //! | core | pods | get, list, watch | readiness, counts, and whether a reporter is gone |
 //! | rbac.authorization.k8s.io | roles, rolebindings | get, list, watch, create, patch | the agents' rights |
@@ -36,7 +36,6 @@
 
 pub mod act;
 pub mod build;
-pub mod cleanup;
 pub mod controller;
 pub mod decide;
 pub mod events;

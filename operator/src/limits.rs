@@ -10,12 +10,6 @@ pub const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// 10 s and its worker 5 s to end.
 pub const TERMINATION_MARGIN: Duration = Duration::from_secs(20);
 
-/// Longest time the finalizer waits for the pods of a deleted service, whatever its drain timeout.
-pub const CLEANUP_TIMEOUT_MAX: Duration = Duration::from_secs(180);
-
-/// How often the finalizer looks when no event woke it.
-pub const CLEANUP_POLL: Duration = Duration::from_secs(5);
-
 /// Services that are reconciled at the same time; one service is never reconciled twice at once.
 pub const RECONCILE_CONCURRENCY: u16 = 8;
 

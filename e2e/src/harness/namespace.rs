@@ -97,7 +97,8 @@ async fn create(cluster: &Cluster, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the services first, so that the operator and not the namespace's end removes their children.
+/// Deletes the services first, so that their pods go with them and not with the namespace. A namespace that the test
+/// itself removed is no error.
 async fn remove(cluster: &Cluster, name: &str) -> Result<()> {
     let services: Api<InferenceService> = Api::namespaced(cluster.client.clone(), name);
     for service in services.list(&ListParams::default()).await? {
@@ -110,8 +111,10 @@ async fn remove(cluster: &Cluster, name: &str) -> Result<()> {
         })
         .await?;
     }
-    Api::<Namespace>::all(cluster.client.clone()).delete(name, &DeleteParams::background()).await?;
-    Ok(())
+    match Api::<Namespace>::all(cluster.client.clone()).delete(name, &DeleteParams::background()).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        deleted => Ok(deleted.map(drop)?),
+    }
 }
 
 /// Prints what one needs to find out why a test failed.

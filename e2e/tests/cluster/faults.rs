@@ -26,9 +26,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Streams on each pod when a worker dies.
 const STREAMS_PER_POD: usize = 4;
 /// Tokens of such a stream: it lasts for seconds.
-const LONG_ANSWER: Length = Length { max_tokens: 1_500, ignore_end: true };
+pub(crate) const LONG_ANSWER: Length = Length { max_tokens: 1_500, ignore_end: true };
 /// Pieces of text that each stream must have had before the worker is killed.
-const PIECES_BEFORE: usize = 3;
+pub(crate) const PIECES_BEFORE: usize = 3;
 /// Time in which a worker must be back.
 const RESPAWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time in which readiness must tell that the worker is gone.
@@ -42,7 +42,7 @@ const STREAMS: usize = 4;
 /// A download that takes about eight seconds.
 const SLOW: &str = "fault/slow/500000";
 
-fn pod_target(pod: &Pod) -> Result<Target> {
+pub(crate) fn pod_target(pod: &Pod) -> Result<Target> {
     let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()).context("the pod has no address")?;
     Ok(Target { base_url: format!("http://{address}:8080/v1"), model: SERVED_NAME.to_owned() })
 }

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 /// Tag of the images that are upgraded to; the same bytes, which the operator cannot know.
 const UPGRADED: &str = "e2e-upgraded";
 /// Longest time in which children must be gone.
-const DELETE_TIMEOUT: Duration = Duration::from_secs(90);
+pub(crate) const DELETE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Every kind of child.
 const CHILD_KINDS: [&str; 11] = [
     "deployments",
@@ -116,7 +116,7 @@ async fn after_upgrade(service: &TestService<'_>, v2: &ModelSource) -> Result<()
 }
 
 /// Names of the objects that belong to a service, by kind.
-async fn children(namespace: &TestNamespace, service: &str) -> Result<BTreeMap<&'static str, Vec<String>>> {
+pub(crate) async fn children(namespace: &TestNamespace, service: &str) -> Result<BTreeMap<&'static str, Vec<String>>> {
     let mut children = BTreeMap::new();
     for kind in CHILD_KINDS {
         let names = namespace.cluster.kubectl(&["get", kind, "-n", &namespace.name, "-o", "name"]).await?;

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod answers;
+mod deletion;
 mod faults;
 mod lifecycle;
 mod rejections;

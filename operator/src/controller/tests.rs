@@ -35,7 +35,7 @@ impl Scene {
         let api = FakeApi::default();
         api.put(SERVICE, json!({
             "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
-            "metadata": {"name": "chat", "namespace": "test", "uid": "the-uid", "generation": 1, "finalizers": [FINALIZER]},
+            "metadata": {"name": "chat", "namespace": "test", "uid": "the-uid", "generation": 1},
             "spec": {"replicas": 2, "resources": {"cpu": "0.5", "memory": "1Gi"}, "model": {"servedName": "chat", "source": {
                 "uri": "https://models/1.gguf", "sha256": "1".repeat(64), "secretRef": {"name": "hf"}}}},
         }));
@@ -127,18 +127,25 @@ fn pod(name: &str) -> PodView {
 }
 
 #[tokio::test]
-async fn the_finalizer_goes_before_everything() {
-    let mut scene = Scene::new();
-    scene.api.edit(SERVICE, |service| service["metadata"]["finalizers"] = json!(["other/one"]));
-    let version = scene.service().resource_version().unwrap();
-    scene.step().await.unwrap();
-    let requests = scene.api.requests();
-    assert_eq!(requests.len(), 1);
-    assert_eq!(requests[0].line, format!("PATCH {SERVICE}"));
-    assert_eq!(
-        requests[0].body,
-        json!({"metadata": {"resourceVersion": version, "finalizers": ["other/one", FINALIZER]}})
-    );
+async fn a_finalizer_of_before_is_taken_off_and_none_is_set() {
+    for being_deleted in [false, true] {
+        let mut scene = Scene::new();
+        scene.api.edit(SERVICE, |service| {
+            service["metadata"]["finalizers"] = json!(["other/one", OLD_FINALIZER]);
+            if being_deleted {
+                service["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+            }
+        });
+        let version = scene.service().resource_version().unwrap();
+        scene.step().await.unwrap();
+        let requests = scene.api.requests();
+        assert_eq!(requests.len(), 1);
+        assert_eq!(requests[0].line, format!("PATCH {SERVICE}"));
+        assert_eq!(requests[0].body, json!({"metadata": {"resourceVersion": version, "finalizers": ["other/one"]}}));
+        scene.step().await.unwrap();
+        assert_eq!(scene.service().finalizers(), ["other/one"]);
+        assert_eq!(scene.api.writes().is_empty(), being_deleted);
+    }
 }
 
 #[tokio::test]
@@ -405,29 +412,30 @@ async fn a_crash_between_stamping_and_the_status_is_made_good() {
 }
 
 #[tokio::test]
-async fn a_deleted_service_ends_its_pods_before_it_goes() {
+async fn a_service_that_is_being_deleted_is_left_to_garbage_collection() {
     let mut scene = Scene::serving().await;
-    scene.api.edit(SERVICE, |service| service["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z"));
-    scene.now = "2027-01-15T08:00:00Z".parse().unwrap();
-    assert_eq!(scene.step().await.unwrap(), Action::requeue(CLEANUP_POLL));
-    assert_eq!(scene.api.writes(), [format!("DELETE {DEPLOYMENT}")]);
-    assert_eq!(scene.step().await.unwrap(), Action::requeue(CLEANUP_POLL));
-    assert_eq!(scene.api.writes().len(), 0, "pods are ending");
-    scene.pods.clear();
-    scene.step().await.unwrap();
-    assert_eq!(scene.api.writes(), [format!("PATCH {SERVICE}")]);
-    assert!(scene.service().finalizers().is_empty());
-    // As `reconcile` does before and after each step.
-    assert!(!scene.context.is_behind(&scene.service()));
-    scene.context.succeeded(&scene.service());
-    assert!(scene.context.memory.lock().unwrap().is_empty(), "nothing is remembered of what is gone");
+    // In the foreground: it stays until its dependents are gone, of which some are by now.
+    scene.api.edit(SERVICE, |service| {
+        service["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+        service["metadata"]["finalizers"] = json!(["foregroundDeletion"]);
+    });
+    for path in [ENDPOINT, DEPLOYMENT] {
+        scene.api.remove(path);
+    }
+    for _ in 0..2 {
+        assert_eq!(scene.step().await.unwrap(), Action::await_change());
+        assert_eq!(scene.api.requests().len(), 0);
+    }
 }
 
 #[tokio::test]
-async fn a_deletion_never_hangs_on_pods_that_do_not_end() {
-    let mut scene = Scene::serving().await;
-    scene.api.edit(SERVICE, |service| service["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z"));
-    scene.now = "2027-01-15T08:02:39Z".parse().unwrap();
-    scene.step().await.unwrap();
-    assert_eq!(scene.api.writes(), [format!("DELETE {DEPLOYMENT}"), format!("PATCH {SERVICE}"), EVENTS.to_owned()]);
+async fn nothing_is_remembered_of_a_service_that_is_gone() {
+    let scene = Scene::serving().await;
+    scene.context.back_off(&scene.service());
+    let gone = ObjectRef::from_obj(&scene.service()).erase();
+    scene.context.ended::<(), Infallible>(&Err(ControllerError::ObjectNotFound(Box::new(gone))));
+    // As `reconcile` does before and after each step.
+    assert!(!scene.context.is_behind(&scene.service()));
+    scene.context.succeeded(&scene.service());
+    assert!(scene.context.memory.lock().unwrap().is_empty());
 }
