@@ -34,12 +34,12 @@ const EXIT_SETTINGS: u8 = 2;
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
 fn main() -> ExitCode {
-    let Line { command, from_environment } = match config::read() {
+    let Line { command, from_environment, moot } = match config::read() {
         Ok(line) => line,
         // Its own way to say so: help is no error, and a mistake is exit code 2.
         Err(error) => error.exit(),
     };
-    let code = match run(command) {
+    let code = match run(command, &moot) {
         Ok(code) => code,
         Err(error) => {
             let (text, code) = match error.downcast::<Problems>() {
@@ -54,12 +54,13 @@ fn main() -> ExitCode {
     code
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => {
             let settings = args.settings()?;
             console::start();
             telemetry::init()?;
+            moot.iter().for_each(|flag| tracing::warn!("{flag}"));
             descriptors::raise();
             block_on_front(serve_file(settings))
         }
@@ -100,30 +101,29 @@ fn block_on_front(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Res
     result.map(|()| ExitCode::SUCCESS)
 }
 
-/// Opens the port and prints where: the one line that is ever written to standard output, for people and for scripts
-/// that asked for port 0.
-async fn listen(host: &str, port: u16) -> anyhow::Result<TcpListener> {
-    let listener = serve::listen(host, port).await.with_context(|| format!("cannot listen on {host}:{port}"))?;
-    let address = listener.local_addr()?;
-    tracing::info!(%address, "listening");
-    let mut out = std::io::stdout();
-    writeln!(out, "listening on http://{address}").and_then(|()| out.flush()).context("cannot write to stdout")?;
-    Ok(listener)
+/// Opens a port, which one flag names and perhaps a variable.
+async fn open(host: &str, port: u16, flag: &str) -> anyhow::Result<TcpListener> {
+    serve::listen(host, port).await.map_err(|error| {
+        let why = serve::why_not_listening(&error, flag);
+        anyhow::anyhow!("cannot listen on {host}:{port}: {why}")
+    })
 }
 
-/// Opens both ports.
+/// Opens both ports and prints where: the one line that is ever written to standard output, for people and for scripts that
+/// asked for port 0.
 async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
-    let requests = listen(&http.host, http.port).await?;
+    let requests = open(&http.host, http.port, "--port").await?;
     let probes = match http.metrics_port {
         None => None,
-        Some(port) => {
-            let listener = serve::listen(&http.host, port)
-                .await
-                .with_context(|| format!("cannot listen on {}:{port}, --metrics-port", http.host))?;
-            tracing::info!(address = %listener.local_addr()?, "listening for probes and metrics");
-            Some(listener)
-        }
+        Some(port) => Some(open(&http.host, port, "--metrics-port").await?),
     };
+    let address = requests.local_addr()?;
+    tracing::info!(%address, "listening");
+    if let Some(probes) = &probes {
+        tracing::info!(address = %probes.local_addr()?, "listening for probes and metrics");
+    }
+    let mut out = std::io::stdout();
+    writeln!(out, "listening on http://{address}").and_then(|()| out.flush()).context("cannot write to stdout")?;
     Ok(Ports { requests, probes })
 }
 
@@ -135,11 +135,13 @@ fn watched_output(limits: &FrontLimits) -> Arc<Output> {
 }
 
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
-    let ports = ports(&settings.http).await?;
-    let url = format!("http://{}", ports.requests.local_addr()?);
     let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
     let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir).with_output(output);
+    // First, so that nobody is told of a port behind which there will never be a model.
+    let spec = settled(settings.version, &workers).await.context("cannot serve the model")?;
+    let ports = ports(&settings.http).await?;
+    let url = format!("http://{}", ports.requests.local_addr()?);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
     let app = App::new(Arc::clone(&router), workers.output(), limits, Some(loading));
@@ -149,7 +151,6 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
         async move {
             // Ends the server unless it is disarmed: without its model it is of no use.
             let stop = stop.drop_guard();
-            let spec = settled(settings.version, &workers).await?;
             let bar = tokio::spawn(console::show_loading(spec.served_name.clone(), progress.subscribe()));
             let loaded = Version::load(spec, &workers, progress).await;
             bar.abort();
@@ -260,11 +261,11 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
     let here = Processors::here();
     let runtime = &version.runtime;
     let several = runtime.workers_for(here) > runtime.worker_count();
-    let open_context = context::is_open(runtime);
+    let (open_context, limited) = (context::is_open(runtime), runtime.engine.memory_limit_bytes.is_some());
     let gpu = match runtime.asks_for_gpus() {
         Some(asks) => asks,
         // Whoever cannot tell says so again as a worker, to whom it matters.
-        None => (several || open_context) && workers.finds_gpus().await.unwrap_or(true),
+        None => (several || open_context || limited) && workers.finds_gpus().await.unwrap_or(true),
     };
     let fitted = tokio::task::spawn_blocking(move || {
         let draft = version.runtime.engine.draft.as_ref().map(|draft| draft.model_path.clone());
@@ -285,6 +286,7 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
             memory::fit_workers(&mut version.runtime, model, draft, here, memory, HEADROOM_RATIO);
         }
         context::fit_context(&mut version.runtime, model, draft, gpu, memory, HEADROOM_RATIO);
+        memory::check_limit(&version.runtime, model, draft, gpu)?;
         anyhow::Ok(version)
     });
     fitted.await.context("the files' reader failed")?

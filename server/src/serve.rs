@@ -53,6 +53,23 @@ pub async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     Err(last)
 }
 
+/// What keeps a port from being opened, and what to do; `flag` names the port.
+#[must_use]
+pub fn why_not_listening(error: &io::Error, flag: &str) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("another process listens there; end it, or choose another port with {flag} (0: any free one)")
+        }
+        io::ErrorKind::AddrNotAvailable => String::from(
+            "no interface of this machine has that address; give --host one of its own, or 0.0.0.0 for all",
+        ),
+        io::ErrorKind::PermissionDenied => {
+            format!("this user may not open that port; choose one from 1024 on with {flag}")
+        }
+        _ => format!("{error}; --host and {flag} say where"),
+    }
+}
+
 fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // A restarted server must not wait for the last one's connections to be forgotten.
@@ -187,5 +204,27 @@ impl Port {
             let _counted = counted;
             connection::serve(stream, routes, place, app, closing).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_that_cannot_be_had_is_told_with_the_flag_that_chooses_another() {
+        let taken = listen("127.0.0.1", 0).await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        for (host, port, says) in [
+            ("127.0.0.1", port, "another process listens there"),
+            ("127.0.0.1", port, "--metrics-port (0: any"),
+            // Of those kept for documents.
+            ("203.0.113.1", 0, "give --host one of its own"),
+            ("no.such.host.invalid", 0, "--host and --metrics-port say where"),
+        ] {
+            let why = why_not_listening(&listen(host, port).await.unwrap_err(), "--metrics-port");
+            assert!(why.contains(says), "{host}: {why}");
+        }
     }
 }

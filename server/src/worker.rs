@@ -22,6 +22,7 @@ use gantry_engine::{
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::journal::Notes;
@@ -147,6 +148,17 @@ fn load_backends(dir: Option<&Path>) -> Result<(), LoadError> {
     }
 }
 
+/// Ends the process, whose events nobody takes any more.
+fn leave<T>(error: &TrySendError<T>) -> ! {
+    match error {
+        TrySendError::Full(_) => tracing::error!("the front does not read its events: the worker ends"),
+        // The front has hung up, as it does when it is told to end at once: there is nobody to be told.
+        TrySendError::Closed(_) => tracing::debug!("the front has hung up: the worker ends"),
+    }
+    crate::telemetry::flush();
+    std::process::exit(1);
+}
+
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {
@@ -233,10 +245,8 @@ impl Worker {
                         // The loop that keeps the handles has ended: so will the process.
                         let _ = ended.send(id);
                     }
-                    if events.try_send((id, event)).is_err() {
-                        tracing::error!("the front does not read its events: the worker ends");
-                        crate::telemetry::flush();
-                        std::process::exit(1);
+                    if let Err(error) = events.try_send((id, event)) {
+                        leave(&error);
                     }
                 });
                 let submitted = match &self.host.engine {

@@ -132,7 +132,9 @@ impl Engine {
         let mut monitor = Monitor::new(config.memory_limit_bytes);
         let prefix_cache = monitor.sized(&config.prefix_cache);
         if prefix_cache.ram_bytes == 0 && config.prefix_cache.ram_bytes > 0 {
-            tracing::warn!("no memory is free for prefixes: none is kept but in the KV cache, and none on disk");
+            tracing::warn!(
+                "no memory is free for prefixes: none is kept but in the KV cache, and none on disk; more memory keeps them"
+            );
         }
         let max_saved_bytes = prefix_cache.ram_bytes;
         let cache = match fingerprint.filter(|_| prefix_cache.enabled && prefix_cache.ram_bytes > 0) {

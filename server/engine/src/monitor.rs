@@ -121,7 +121,13 @@ impl Monitor {
         self.loaded_bytes = own_bytes().unwrap_or(self.loaded_bytes).saturating_add(untouched_bytes);
         let memory = self.gauge.as_ref().and_then(|gauge| gauge.read().ok());
         if let Some(MemoryUse { used_bytes, limit_bytes }) = memory.filter(|memory| free(*memory) == 0) {
-            tracing::warn!(used_bytes, limit_bytes, "the model as loaded takes all the memory that there may be");
+            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+            tracing::warn!(
+                "the model as loaded takes {} MiB, and the limit is {} MiB: allow more (--memory-limit; in a pod \
+                 spec.resources.memory), or lower the context size or the parallel sequences",
+                mib(used_bytes),
+                mib(limit_bytes)
+            );
         }
     }
 

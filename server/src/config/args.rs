@@ -5,10 +5,25 @@ use std::path::{Path, PathBuf};
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
+/// What most people look for.
+const MOST_USED: &str = "\
+`gantry-server FILE` is short for `gantry-server serve FILE`, which takes llama-server's flags. The most used of them:
+  -m, --model FILE           the GGUF file, instead of FILE
+      --host HOST            the address to listen on [127.0.0.1]
+      --port PORT            the port to listen on [8080]
+  -c, --ctx-size TOKENS      context of all sequences together [as the model was trained]
+  -np, --parallel N          requests that generate at once [8]
+  -t, --threads N            threads that compute [one less than the processors]
+  -ngl, --n-gpu-layers N     layers on GPUs [all that can be]
+  -a, --alias NAME           the model's name for clients [the file's]
+      --embeddings           embed texts on /v1/embeddings, too
+
+All flags: gantry-server serve --help";
+
 /// Gantry's inference server.
 #[derive(Debug, Parser)]
 #[command(name = "gantry-server", version, about, max_term_width = 120)]
-#[command(after_help = "`gantry-server FILE` is short for `gantry-server serve FILE`.")]
+#[command(after_help = MOST_USED)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -1,131 +1,63 @@
-//! llama-server's way with its command line: no subcommand, short forms of several letters, and flags for what is always
-//! so here. And what to do instead of the flags that this server does not have.
+//! llama-server's way with its command line: no subcommand, short forms of several letters, flags for what is always so here
+//! or changes no answer, and what to do instead of flags whose promise is not kept here ([`table`]).
 //!
-//! Words are changed before the parser sees them, so that the reference and `--help` name each flag once. Absent: values;
-//! those are the parser's.
+//! Words are changed before the parser sees them, so that the reference and `--help` name each flag once. Absent: values
+//! of flags that are here; those are the parser's.
+
+mod table;
 
 use std::ffi::{OsStr, OsString};
+use std::iter::Peekable;
 use std::path::Path;
 
 use clap::CommandFactory;
 
+use self::table::FLAGS;
 use super::Cli;
 
-/// What becomes of one of llama-server's flags.
+/// One of llama-server's flags, by all of its names.
+#[derive(Clone, Copy, Debug)]
+struct Flag {
+    names: &'static [&'static str],
+    takes: Takes,
+    habit: Habit,
+}
+
+/// Which of the words after a flag are its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    Nothing,
+    /// The next one.
+    Value,
+    /// The next one if it can be nothing else: older versions take none.
+    Perhaps,
+    /// The next two.
+    Two,
+}
+
+/// What becomes of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Habit {
-    /// It is this flag.
+    /// It is this flag, whose value is the parser's.
     Is(&'static [&'static str]),
     /// It asks for what is always done.
     Done,
-    /// It is not here; this is to be done instead.
-    Instead(&'static str),
+    /// It is taken, with a warning that this is done instead: it changes no answer.
+    Moot(&'static str),
+    /// It is not here, and this is to be done instead; unless its value is one of these, which ask for what happens anyway.
+    Refused(&'static [&'static str], &'static str),
 }
 
-use Habit::{Done, Instead, Is};
-
-const READ: &str = "weights are always read into memory, and neither mapped nor locked there";
-const SAMPLING: &str = "requests say how tokens are chosen, each for itself";
-const NO_DOWNLOAD: &str =
-    "serve loads files alone: give the path of a GGUF file; in Kubernetes an InferenceService fetches one";
-const NO_TLS: &str = "TLS belongs to the proxy or ingress in front of it";
-const LOG: &str = "RUST_LOG says what is logged, such as RUST_LOG=debug";
-const FLASH: &str = "how attention is computed follows from --kv-layout, --ctx-size, --parallel and --cache-type-k";
-const BATCH: &str = "steps are as long as --step-ms-target says, and prompts are read in what fits";
-const DRAFT: &str = "--model-draft and --spec-draft-n-max are all there is of it";
-const TEMPLATE: &str = "the model's own template is used, whose file must bring it";
-
-/// By llama-server's names, its short ones among them.
-const HABITS: &[(&str, Habit)] = &[
-    ("-np", Is(&["--parallel"])),
-    ("-ngl", Is(&["--n-gpu-layers"])),
-    ("-dev", Is(&["--device"])),
-    ("-sm", Is(&["--split-mode"])),
-    ("-ts", Is(&["--tensor-split"])),
-    ("-mg", Is(&["--main-gpu"])),
-    ("-ctk", Is(&["--cache-type-k"])),
-    ("-ctv", Is(&["--cache-type-v"])),
-    ("-ub", Is(&["--ubatch-size"])),
-    ("-cram", Is(&["--cache-ram"])),
-    ("-md", Is(&["--model-draft"])),
-    ("-kvu", Is(&["--kv-layout", "unified"])),
-    ("--kv-unified", Is(&["--kv-layout", "unified"])),
-    ("-no-kvu", Is(&["--kv-layout", "split"])),
-    ("--no-kv-unified", Is(&["--kv-layout", "split"])),
-    ("--jinja", Done),
-    ("-cb", Done),
-    ("--cont-batching", Done),
-    ("--metrics", Done),
-    ("--no-mmap", Done),
-    ("--no-webui", Done),
-    ("--no-warmup", Done),
-    ("--cache-prompt", Done),
-    ("--no-context-shift", Done),
-    ("--mmap", Instead(READ)),
-    ("--mlock", Instead(READ)),
-    ("-fa", Instead(FLASH)),
-    ("--flash-attn", Instead(FLASH)),
-    ("-b", Instead(BATCH)),
-    ("--batch-size", Instead(BATCH)),
-    ("-tb", Instead("prompts and answers are computed by the threads of --threads")),
-    ("--threads-batch", Instead("prompts and answers are computed by the threads of --threads")),
-    ("--threads-http", Instead("connections need no threads of their own")),
-    ("-n", Instead("requests say `max_tokens`, each for itself")),
-    ("--predict", Instead("requests say `max_tokens`, each for itself")),
-    ("--n-predict", Instead("requests say `max_tokens`, each for itself")),
-    ("--temp", Instead(SAMPLING)),
-    ("--temperature", Instead(SAMPLING)),
-    ("--top-k", Instead(SAMPLING)),
-    ("--top-p", Instead(SAMPLING)),
-    ("--min-p", Instead(SAMPLING)),
-    ("--repeat-penalty", Instead(SAMPLING)),
-    ("--presence-penalty", Instead(SAMPLING)),
-    ("--frequency-penalty", Instead(SAMPLING)),
-    ("--samplers", Instead(SAMPLING)),
-    ("-s", Instead(SAMPLING)),
-    ("--seed", Instead(SAMPLING)),
-    ("--grammar", Instead("requests say `grammar`, each for itself")),
-    ("-j", Instead("requests say `response_format`, each for itself")),
-    ("--json-schema", Instead("requests say `response_format`, each for itself")),
-    ("-hf", Instead(NO_DOWNLOAD)),
-    ("-hfr", Instead(NO_DOWNLOAD)),
-    ("--hf-repo", Instead(NO_DOWNLOAD)),
-    ("-mu", Instead(NO_DOWNLOAD)),
-    ("--model-url", Instead(NO_DOWNLOAD)),
-    ("--api-key", Instead("there are no keys yet: let a proxy or ingress in front of it ask for them")),
-    ("--api-key-file", Instead("there are no keys yet: let a proxy or ingress in front of it ask for them")),
-    ("--ssl-key-file", Instead(NO_TLS)),
-    ("--ssl-cert-file", Instead(NO_TLS)),
-    ("--chat-template", Instead(TEMPLATE)),
-    ("--chat-template-file", Instead(TEMPLATE)),
-    ("--chat-template-kwargs", Instead(TEMPLATE)),
-    ("--lora", Instead("adapters are not supported: merge it into the model's file")),
-    ("--mmproj", Instead("images and sound are not supported")),
-    ("-to", Instead("--queue-timeout bounds the wait, and --drain-timeout the end")),
-    ("--timeout", Instead("--queue-timeout bounds the wait, and --drain-timeout the end")),
-    ("--slot-save-path", Instead("--cache-disk-dir keeps prompts over restarts")),
-    ("--cache-reuse", Instead("common beginnings of prompts are always found again")),
-    ("--slots", Instead("/metrics says what its sequences do")),
-    ("--props", Instead("/v1/models and /metrics say what is served")),
-    ("--rope-scaling", Instead("the model's file says it")),
-    ("--rope-freq-base", Instead("the model's file says it")),
-    ("--override-kv", Instead("the model's file says it")),
-    ("--numa", Instead("--workers puts a process on each socket")),
-    ("--draft-min", Instead(DRAFT)),
-    ("--draft-p-min", Instead(DRAFT)),
-    ("-v", Instead(LOG)),
-    ("--verbose", Instead(LOG)),
-    ("--log-verbosity", Instead(LOG)),
-    ("--log-file", Instead("the log is on standard error: send it to a file with 2>FILE")),
-    ("--log-disable", Instead("RUST_LOG=off")),
-];
+use Habit::{Done, Is, Moot, Refused};
 
 /// A command line as the parser knows it.
 #[derive(Debug, Default)]
 pub(super) struct Translated {
     /// Its words.
     pub(super) words: Vec<OsString>,
-    /// Those of llama-server's flags that this server does not have, each with what to do instead.
+    /// Those of llama-server's flags that are taken and change nothing, each with what is done instead.
+    pub(super) moot: Vec<String>,
+    /// Those that this server does not have, each with what to do instead.
     pub(super) wrong: Vec<String>,
 }
 
@@ -138,7 +70,7 @@ pub(super) fn translate(words: impl IntoIterator<Item = OsString>, names_model: 
         words.insert(1, OsString::from("serve"));
     }
     if words.get(1).is_none_or(|command| command != "serve" && command != "validate") {
-        return Translated { words, wrong: Vec::new() };
+        return Translated { words, ..Translated::default() };
     }
     let mut known = Translated::default();
     let mut words = words.into_iter().peekable();
@@ -148,43 +80,73 @@ pub(super) fn translate(words: impl IntoIterator<Item = OsString>, names_model: 
             break;
         }
         // A value after an equals sign is the word's own.
-        let name = word.to_str().map(|text| text.split_once('=').map_or(text, |(name, _)| name));
-        match name.and_then(habit) {
-            Some(Is(instead)) => {
-                let rest = word.to_str().and_then(|text| Some(text.split_once('=')?.1.to_owned()));
-                known.words.extend(instead.iter().map(OsString::from));
-                known.words.extend(rest.map(OsString::from));
+        let (name, own) = match word.to_str().map(|text| text.split_once('=').unwrap_or((text, ""))) {
+            Some((name, value)) => (name, (name.len() < word.len()).then(|| value.to_owned())),
+            None => ("", None),
+        };
+        let Some(Flag { takes, habit, .. }) = find(name) else {
+            known.words.push(word);
+            continue;
+        };
+        if let Is(instead) = habit {
+            known.words.extend(instead.iter().map(OsString::from));
+            known.words.extend(own.map(OsString::from));
+            continue;
+        }
+        let value = own.or_else(|| takes.from(&mut words));
+        match habit {
+            Moot(what) => known.moot.push(format!("'{name}' changes nothing here: {what}")),
+            Refused(neutral, what) if !value.is_some_and(|value| neutral.iter().any(|asks| is_same(asks, &value))) => {
+                known.wrong.push(format!("'{name}' is not a flag of this server: {what}"));
             }
-            Some(Done) => {}
-            Some(Instead(what)) => {
-                known.wrong.push(format!("'{}' is not a flag of this server: {what}", name.unwrap_or_default()));
-                if name == word.to_str() {
-                    words.next_if(|next| can_only_be_a_value(next));
-                }
-            }
-            None => known.words.push(word),
+            Is(_) | Done | Refused(..) => {}
         }
     }
     known.words.extend(words);
     known
 }
 
+impl Takes {
+    /// Takes a flag's value from the words after it.
+    fn from(self, words: &mut Peekable<impl Iterator<Item = OsString>>) -> Option<String> {
+        // What looks like another flag is one: the value has been forgotten.
+        let is_no_flag = |word: &OsString| is_number(word) || !word.to_string_lossy().starts_with('-');
+        let word = match self {
+            Self::Nothing => None,
+            Self::Value => words.next_if(is_no_flag),
+            Self::Perhaps => words.next_if(|word| can_only_be_a_value(word)),
+            Self::Two => words.next_if(is_no_flag).and_then(|_| words.next_if(is_no_flag)),
+        };
+        word.map(|word| word.to_string_lossy().into_owned())
+    }
+}
+
+/// Whether a value says the same as another: 0 and 0.0 do.
+fn is_same(one: &str, other: &str) -> bool {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    one == other.trim() || number(one).is_some_and(|one| Some(one) == number(other))
+}
+
+/// Whether a word is a negative number, and no flag.
+fn is_number(word: &OsStr) -> bool {
+    let after = word.to_str().and_then(|word| word.strip_prefix('-'));
+    after.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit() || c == '.'))
+}
+
 /// Whether a word after a flag that is not known is the flag's: neither a flag nor a model's file.
 pub(super) fn can_only_be_a_value(word: &OsStr) -> bool {
-    let Some(word) = word.to_str() else { return false };
-    let negative = word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    negative || !(word.starts_with('-') || is_file(word))
+    is_number(word) || word.to_str().is_some_and(|word| !(word.starts_with('-') || is_file(word)))
 }
 
 /// llama-server's short forms of one of this server's flags, which is named without its dashes.
 pub(super) fn short_forms(flag: &str) -> Vec<&'static str> {
-    let is_it = |habit: &Habit| matches!(habit, Is([long]) if long.strip_prefix("--") == Some(flag));
-    let short = HABITS.iter().filter(|(name, habit)| is_it(habit) && !name.starts_with("--"));
-    short.map(|(name, _)| *name).collect()
+    let is_it = |known: &&Flag| matches!(known.habit, Is([long]) if long.strip_prefix("--") == Some(flag));
+    let names = FLAGS.iter().filter(is_it).flat_map(|known| known.names);
+    names.copied().filter(|name| !name.starts_with("--")).collect()
 }
 
-fn habit(name: &str) -> Option<Habit> {
-    HABITS.iter().find(|(known, _)| *known == name).map(|(_, habit)| *habit)
+fn find(name: &str) -> Option<&'static Flag> {
+    FLAGS.iter().find(|known| known.names.contains(&name))
 }
 
 /// Whether a first word is the parser's: a command, or a question about them.
@@ -210,10 +172,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn translated(line: &str) -> (String, Vec<String>) {
+    fn translated(line: &str) -> (String, Vec<String>, Vec<String>) {
         let words = std::iter::once("gantry-server").chain(line.split_whitespace()).map(OsString::from);
-        let Translated { words, wrong } = translate(words, false);
-        (words.iter().skip(1).map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" "), wrong)
+        let Translated { words, moot, wrong } = translate(words, false);
+        (words.iter().skip(1).map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" "), moot, wrong)
     }
 
     #[test]
@@ -224,6 +186,7 @@ mod tests {
             ("serve a.gguf -np=4", "serve a.gguf --parallel 4"),
             ("--jinja -m a.gguf --metrics -cb", "serve -m a.gguf"),
             ("-m a.gguf -kvu -ctk q8_0", "serve -m a.gguf --kv-layout unified --cache-type-k q8_0"),
+            ("-m a.gguf --draft 4 -ub 512", "serve -m a.gguf --spec-draft-n-max 4 --ubatch-size 512"),
             ("serve -m a.gguf -- -np", "serve -m a.gguf -- -np"),
             ("validate a.gguf -np 4", "validate a.gguf --parallel 4"),
             ("pod -np", "pod -np"),
@@ -232,24 +195,52 @@ mod tests {
             ("-V", "-V"),
             ("", ""),
             ("sreve", "sreve"),
+            // These say what happens anyway.
+            (
+                "-m a.gguf --temp 1.0 --top-k 0 -n -1 -s -1 --reasoning-format none --api-key= -c 512",
+                "serve -m a.gguf -c 512",
+            ),
         ] {
-            assert_eq!(translated(given), (understood.to_owned(), vec![]), "{given}");
+            assert_eq!(translated(given), (understood.to_owned(), vec![], vec![]), "{given}");
         }
     }
 
     #[test]
-    fn a_flag_that_is_not_here_says_what_to_do() {
+    fn a_flag_that_changes_no_answer_is_taken_with_what_is_done_instead() {
+        for (given, understood, says) in [
+            ("-m a.gguf -fa on", "-m a.gguf", "--kv-layout"),
+            ("--flash-attn a.gguf", "a.gguf", "--kv-layout"),
+            ("a.gguf --flash-attn=auto", "a.gguf", "--kv-layout"),
+            ("a.gguf -b 2048", "a.gguf", "--step-ms-target"),
+            ("a.gguf --mlock", "a.gguf", "read into memory"),
+            ("-v a.gguf", "a.gguf", "RUST_LOG"),
+            ("-lv 3 a.gguf", "a.gguf", "RUST_LOG"),
+            ("a.gguf -tb 8 -c 512", "a.gguf -c 512", "--threads"),
+            ("a.gguf --keep -1", "a.gguf", "context"),
+        ] {
+            let (words, moot, wrong) = translated(given);
+            assert_eq!((words, wrong), (format!("serve {understood}"), vec![]), "{given}");
+            assert!(moot.len() == 1 && moot[0].contains(says), "{given}: {moot:?}");
+        }
+    }
+
+    #[test]
+    fn a_flag_whose_promise_is_not_kept_says_what_to_do() {
         for (given, says) in [
-            ("-m a.gguf -fa on", "--kv-layout"),
-            ("serve --flash-attn=on", "--kv-layout"),
             ("-hf org/model", "path of a GGUF file"),
             ("-m a.gguf --api-key x", "proxy"),
+            ("-m a.gguf --lora b.gguf", "merge it"),
+            ("--list-devices", "gantry-server devices"),
+            ("-m a.gguf --version", "gantry-server --version"),
+            ("-m a.gguf --control-vector-layer-range 1 2", "adapters"),
+            ("-m a.gguf --chat-template", "template"),
         ] {
-            let (_, wrong) = translated(given);
-            assert!(wrong.len() == 1 && wrong[0].contains(says), "{given}: {wrong:?}");
+            let (_, moot, wrong) = translated(given);
+            assert!(moot.is_empty() && wrong.len() == 1 && wrong[0].contains(says), "{given}: {wrong:?}");
         }
-        let (rest, wrong) = translated("-m a.gguf -fa on --temp 0.5 -c 512 -s -1 --mlock b.gguf");
-        assert_eq!((&*rest, wrong.len()), ("serve -m a.gguf -c 512 b.gguf", 4), "{wrong:?}");
+        let (rest, moot, wrong) =
+            translated("-m a.gguf -fa on --temp 0.5 -c 512 -s 7 --mlock b.gguf --log-file x.gguf");
+        assert_eq!((&*rest, moot.len(), wrong.len()), ("serve -m a.gguf -c 512 b.gguf", 2, 3), "{wrong:?}");
     }
 
     #[test]
@@ -258,23 +249,46 @@ mod tests {
         assert_eq!((words(false), words(true)), (1, 2));
     }
 
+    /// Every name of this server's own flags.
+    fn own_names() -> Vec<String> {
+        let mut command = Cli::command();
+        command.build();
+        let serve = command.find_subcommand("serve").unwrap();
+        let names = |argument: &clap::Arg| {
+            let aliases = argument.get_visible_aliases().unwrap_or_default();
+            let long = argument.get_long().into_iter().chain(aliases).map(|long| format!("--{long}"));
+            argument.get_short().map(|c| format!("-{c}")).into_iter().chain(long).collect::<Vec<_>>()
+        };
+        serve.get_arguments().flat_map(names).collect()
+    }
+
     #[test]
     fn what_stands_for_a_flag_is_one() {
-        let command = Cli::command();
-        let serve = command.find_subcommand("serve").unwrap();
-        let flags: Vec<String> = serve.get_arguments().filter_map(|a| a.get_long()).map(|l| format!("--{l}")).collect();
-        for (name, habit) in HABITS {
-            let own = serve.get_arguments().any(|argument| {
-                let aliases = argument.get_visible_aliases().unwrap_or_default();
-                let short = argument.get_short().map(|c| format!("-{c}"));
-                let long = argument.get_long().map(|long| format!("--{long}"));
-                short.as_deref() == Some(name)
-                    || long.as_deref() == Some(name)
-                    || aliases.iter().any(|alias| format!("--{alias}") == *name)
-            });
-            assert!(!own, "{name} is this server's own");
+        let own = own_names();
+        let mut seen = Vec::new();
+        for Flag { names, habit, .. } in FLAGS {
+            for name in *names {
+                assert!(!own.iter().any(|known| known == name), "{name} is this server's own");
+                assert!(!seen.contains(name), "{name} stands twice");
+                seen.push(*name);
+            }
             if let Is([flag, ..]) = habit {
-                assert!(flags.iter().any(|known| known == flag), "{name}: there is no {flag}");
+                assert!(own.iter().any(|known| known == flag), "{names:?}: there is no {flag}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_flag_of_llama_server_is_known() {
+        let own = own_names();
+        let reference = include_str!("habits/llama-server.txt");
+        for line in reference.lines().filter(|line| !line.starts_with('#')) {
+            let (names, takes_value) = line.strip_suffix(" *").map_or((line, false), |names| (names, true));
+            for name in names.split_whitespace() {
+                match find(name) {
+                    Some(flag) => assert_eq!(flag.takes != Takes::Nothing, takes_value, "{name} takes a value"),
+                    None => assert!(own.iter().any(|known| known == name), "{name} is not known"),
+                }
             }
         }
     }

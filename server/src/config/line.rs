@@ -25,6 +25,8 @@ pub struct Line {
     pub command: Command,
     /// The settings that the environment made, by flag and variable.
     pub from_environment: Vec<(String, String)>,
+    /// What is to be said of flags that were taken and change nothing.
+    pub moot: Vec<String>,
 }
 
 /// Reads the command line of this process, over its environment.
@@ -38,9 +40,13 @@ pub fn read() -> Result<Line, clap::Error> {
 
 /// As [`read`], of these words. `names_model`: whether the environment names a model.
 pub(super) fn read_words(words: impl IntoIterator<Item = OsString>, names_model: bool) -> Result<Line, clap::Error> {
-    let matches = parse(habits::translate(words, names_model))?;
+    let Translated { words, moot, wrong } = habits::translate(words, names_model);
+    let asked = words.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
+    let matches = parse(words, wrong).map_err(|error| with_way_to_help(error, &asked))?;
     let mut command = Cli::from_arg_matches(&matches)?.command;
-    let Some((name, given)) = matches.subcommand() else { return Ok(Line { command, from_environment: Vec::new() }) };
+    let Some((name, given)) = matches.subcommand() else {
+        return Ok(Line { command, from_environment: Vec::new(), moot });
+    };
     // A file on the command line goes before one in the environment, by whichever of the two names.
     if let Command::Serve(args) = &mut command
         && args.file.is_some()
@@ -54,7 +60,7 @@ pub(super) fn read_words(words: impl IntoIterator<Item = OsString>, names_model:
         Some((flag.to_owned(), variable.to_string_lossy().into_owned()))
     };
     let from_environment = arguments(name).into_iter().filter_map(flag).collect();
-    Ok(Line { command, from_environment })
+    Ok(Line { command, from_environment, moot })
 }
 
 fn is_from_environment(given: &ArgMatches, id: &str) -> bool {
@@ -81,7 +87,23 @@ fn command() -> clap::Command {
     })
 }
 
-fn parse(Translated { mut words, mut wrong }: Translated) -> Result<ArgMatches, clap::Error> {
+/// An error with the help that is of use: the flags are those of a command, and its own usage says no more.
+fn with_way_to_help(error: clap::Error, asked: &str) -> clap::Error {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return error;
+    }
+    let text = error.to_string();
+    let text = text.split("\n\nUsage:").next().unwrap_or_default();
+    let text = text.split("\n\nFor more information").next().unwrap_or_default();
+    let text = text.strip_prefix("error: ").unwrap_or(text).trim_end();
+    let help = match Cli::command().find_subcommand(asked) {
+        Some(command) => format!("`gantry-server {} --help` lists its flags.", command.get_name()),
+        None => String::from("`gantry-server --help` lists the commands, `gantry-server serve --help` the flags."),
+    };
+    clap::Error::raw(error.kind(), format!("{text}\n\n{help}\n"))
+}
+
+fn parse(mut words: Vec<OsString>, mut wrong: Vec<String>) -> Result<ArgMatches, clap::Error> {
     let parser = command();
     for _ in 0..MAX_WRONG_WORDS {
         match parser.clone().try_get_matches_from(&words) {
@@ -135,9 +157,7 @@ fn not_known(error: &clap::Error, words: &[OsString]) -> Option<(usize, usize, S
     let count = if next_is_value { 2 } else { 1 };
     let what = match text(ContextKind::SuggestedArg) {
         Some(similar) => format!("'{name}' is not a flag of this server: did you mean '{similar}'?"),
-        None => {
-            format!("'{name}' is not a flag of this server: `gantry-server {command} --help` lists those there are")
-        }
+        None => format!("'{name}' is not a flag of this server"),
     };
     Some((at, count, what))
 }

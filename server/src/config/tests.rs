@@ -376,11 +376,11 @@ fn a_flag_that_is_spelt_wrong_is_told_the_right_one() {
 fn every_word_that_is_not_understood_is_told_at_once() {
     for (line, told) in [
         (
-            &["m.gguf", "--paralel", "4", "--prot=8081", "-fa", "on", "--frobnicate", "x", "-c", "512"][..],
-            &["'--parallel'", "'--port'", "--kv-layout", "'--frobnicate' is not a flag", "4 words"][..],
+            &["m.gguf", "--paralel", "4", "--prot=8081", "--lora", "on", "--frobnicate", "x", "-c", "512"][..],
+            &["'--parallel'", "'--port'", "'--lora'", "'--frobnicate' is not a flag", "4 words"][..],
         ),
         (&["m.gguf", "--frobnicate", "n.gguf"], &["'--frobnicate'", "'n.gguf': nothing more is expected", "2 words"]),
-        (&["--temp", "0.5", "--seed", "-1"], &["'--temp'", "'--seed'", "2 words"]),
+        (&["--temp", "0.5", "--seed", "-2"], &["'--temp'", "'--seed'", "2 words"]),
         (&["validate", "m.gguf", "--port", "1", "-ngl", "9"], &["'--port' is for `serve`", "'--n-gpu-layers' is for"]),
         (&["validate", "m.gguf", "-m", "m.gguf"], &["cannot be used with"]),
         (&["pod", "--ctx-size", "512", "--pots", "x"], &["'--ctx-size' is for `serve`", "'--pots' is not a flag"]),
@@ -409,6 +409,28 @@ fn what_the_environment_says_is_told_of_its_variable() {
     ] {
         assert!(told.contains(part), "{told}");
     }
+}
+
+#[test]
+fn an_error_says_where_the_flags_are_listed() {
+    for (line, help) in [
+        (&["m.gguf", "--frobnicate"][..], "`gantry-server serve --help`"),
+        (&["m.gguf", "--port"], "`gantry-server serve --help`"),
+        (&["serve"], "`gantry-server serve --help`"),
+        (&["validate", "m.gguf", "--port", "1"], "`gantry-server validate --help`"),
+        (&["serv"], "`gantry-server serve --help` the flags"),
+    ] {
+        let error = read(line).unwrap_err();
+        assert!(error.contains(help) && error.matches("--help").count() <= 2, "{line:?}: {error}");
+        assert!(!error.contains("Usage: gantry-server <COMMAND>"), "{line:?}: {error}");
+    }
+    let help = read(&["--help"]).unwrap_err();
+    for (flag, short) in
+        [("model", "-m"), ("ctx-size", "-c"), ("parallel", "-np"), ("n-gpu-layers", "-ngl"), ("port", "")]
+    {
+        assert!(help.contains(&format!("--{flag} ")) && help.contains(short), "{flag} is not in {help}");
+    }
+    assert!(help.contains("gantry-server serve --help"), "{help}");
 }
 
 #[test]

@@ -3,8 +3,10 @@
 //! What is left under a limit is the limit less what cannot be reclaimed: page cache that nobody has mapped is as good as
 //! free, mapped pages are code, or what another version computes with on a GPU. The limits of all enclosing cgroups count,
 //! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. Of that, what the front may take for
-//! clients ([`crate::front`]) is not for models. The memory of GPUs, which no file tells,
-//! is held against a limit where one is set ([`fit_gpu`]); without one, a model too large for it fails at the Load gate.
+//! clients ([`crate::front`]) is not for models. The memory of GPUs, which no file tells, is held against a limit where one is
+//! set ([`fit_gpu`]); without one, a model too large for it fails at the Load gate.
+
+mod limit;
 
 use std::collections::HashMap;
 use std::fmt::{self, Display};
@@ -16,6 +18,7 @@ use gantry_engine::ALL_LAYERS;
 use gantry_gguf::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
+pub use self::limit::check_limit;
 use super::report::{Refusal, quantity};
 use crate::front::FrontLimits;
 use crate::limits::{TRIAL_GPU_BYTES, TRIAL_HEADROOM_MIN_BYTES};
@@ -29,6 +32,7 @@ const NO_LIMIT_BYTES: u64 = 1 << 62;
 const LEAST_GPU_LAYERS: u32 = 2;
 
 /// What a pod may use, and what of it is left.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodMemory {
     /// The lowest limit, or the machine's memory.
@@ -39,13 +43,11 @@ pub struct PodMemory {
 
 impl PodMemory {
     /// What is left for models, where the front may take so much.
-    #[must_use]
     pub fn beside_front(self, front_bytes: u64) -> Self {
         Self { available_bytes: self.available_bytes.saturating_sub(front_bytes), ..self }
     }
 
     /// The most that the front takes in it, beside the workers of a model that is run so.
-    #[must_use]
     pub fn front_bytes(&self, runtime: &RuntimeSettings) -> u64 {
         FrontLimits::within(Some(self.limit_bytes)).most_bytes(runtime.parallel as usize, runtime.pooled.is_some())
     }
@@ -86,7 +88,6 @@ fn cgroups(root: &Path, own: &str) -> Vec<(PathBuf, PathBuf)> {
 
 fn read_cgroup(folder: &Path) -> Option<PodMemory> {
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
-    let stat = || fields(&fs::read_to_string(folder.join("memory.stat")).unwrap_or_default(), ' ');
     let (limit, used, prefix) = match number("memory.max") {
         Some(limit) => (limit, number("memory.current")?, ""),
         None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, "total_"),
@@ -94,7 +95,7 @@ fn read_cgroup(folder: &Path) -> Option<PodMemory> {
     if limit >= NO_LIMIT_BYTES {
         return None;
     }
-    let stat = stat();
+    let stat = fields(&fs::read_to_string(folder.join("memory.stat")).unwrap_or_default(), ' ');
     let field = |name: &str| stat.get(&format!("{prefix}{name}")).copied().unwrap_or(0);
     let mapped = stat.get(if prefix.is_empty() { "file_mapped" } else { "total_mapped_file" }).copied().unwrap_or(0);
     let cache = field("active_file").saturating_add(field("inactive_file"));

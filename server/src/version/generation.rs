@@ -32,7 +32,9 @@ pub enum GenerationError {
     )]
     EndsWorker,
     /// The version was retired and its time to drain ran out.
-    #[error("the model was taken out of service before the answer was finished")]
+    #[error(
+        "the answer was cut off before its end: the server was told to end at once, or its model was taken out of service"
+    )]
     Retired,
     /// The client takes less than waits for it.
     #[error(

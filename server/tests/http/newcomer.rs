@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, await_condition, model};
+use crate::server::{Events, Server, UNENDING, await_condition, endless, model};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -64,6 +64,43 @@ async fn llama_servers_command_line_and_health_are_understood() {
 }
 
 #[tokio::test]
+async fn flags_that_change_no_answer_are_taken_and_told() {
+    let server = Server::start(&["-fa", "on", "-b", "2048", "-ub", "512", "--mlock", "-v", "-tb", "2"]).await;
+    let log = server.log();
+    for flag in ["-fa", "-b", "--mlock", "-v", "-tb"] {
+        assert_eq!(log.matches(&format!("'{flag}' changes nothing here: ")).count(), 1, "{flag}: {log}");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_and_a_file_that_is_none_are_told_before_anything_is_served() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let file = model("demo-v2.q8_0.gguf");
+    let (code, text) = told(&[file.to_str().unwrap(), "--port", &port], &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("another process listens there") && text.contains("--port (0: any free one)"), "{text}");
+    let (code, text) = told(&[model("README.md").to_str().unwrap(), "--port", "0"], &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("not a GGUF file") && !text.contains("listening"), "{text}");
+}
+
+#[tokio::test]
+async fn who_is_cut_off_is_told_why_and_no_worker_complains() {
+    let mut server = Server::start_unending(1, &[]).await;
+    let mut events = Events::open(server.post("/v1/completions", &endless(UNENDING))).await;
+    events.next().await.unwrap();
+    server.signal("INT");
+    await_condition("the drain", async || server.log().contains("a second signal cuts requests off")).await;
+    server.signal("INT");
+    let last = events.rest().await.pop().unwrap();
+    assert!(last.contains("the server was told to end at once"), "{last}");
+    server.ended().await;
+    let log = server.log();
+    assert!(!log.contains("does not read its events") && !log.contains("\"ERROR\""), "{log}");
+}
+
+#[tokio::test]
 async fn more_context_than_requests_can_use_is_told() {
     let server = Server::start(&["-c", "100000"]).await;
     let said = "each of 8 at once (--parallel) gets 2048; --ctx-size 16384 is enough";
@@ -97,6 +134,11 @@ fn mistakes_are_told_where_they_were_made() {
         (&[file], &[("GANTRY_PARALLEL", "x")], 2, "GANTRY_PARALLEL, which stands for --parallel, must be"),
         (&[file], &[("GANTRY_EMBEDDINGS", "x")], 2, "GANTRY_EMBEDDINGS, which stands for --embeddings, may not be"),
         (&[file, "--memory-limit", "10"], &[], 2, "from 64 to 16777216 MiB, not \"10\""),
+        (&[file, "--memory-limit", "64", "-c", "1000000", "--port", "0"], &[], 1, "--memory-limit 64 is too low"),
+        (&[file, "--list-devices"], &[], 2, "`gantry-server devices` lists them"),
+        (&[file, "--frobnicate"], &[], 2, "`gantry-server serve --help` lists its flags"),
+        (&["--help"], &[], 0, "All flags: gantry-server serve --help"),
+        (&[file, "--port", "1", "--host", "203.0.113.1"], &[], 1, "give --host one of its own"),
         (&["validate", "-m", file, "-np", "4", "--header-only"], &[], 0, "4 x 2048"),
     ] {
         let (ended, text) = told(line, variables);
