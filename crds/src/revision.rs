@@ -5,7 +5,7 @@
 
 use sha2::{Digest, Sha256 as Hasher};
 
-use crate::inference_service::{GatesSpec, InferenceServiceSpec, ModelSpec, RuntimeSpec, SourceSpec};
+use crate::inference_service::{InferenceServiceSpec, ModelSpec, RuntimeSpec, SourceSpec};
 
 /// Hexadecimal digits of the hash in a version's name: 40 bits keep fifty versions of a service apart.
 const NAME_HASH_DIGITS: usize = 10;
@@ -27,10 +27,15 @@ pub fn version_name(service: &str, model: &ModelSpec, runtime: &RuntimeSpec) -> 
     format!("{service}-{}", &hash[..NAME_HASH_DIGITS])
 }
 
-/// Hash of everything that a version is judged by: while it stays the same, a rejection stands.
+/// The fields that a version is judged by: what a gate advises to change is one of them, or a part of one.
+pub const JUDGED_FIELDS: [&str; 6] =
+    ["spec.model", "spec.runtime", "spec.rollout.gates", "spec.resources", "spec.cache", "spec.scheduling"];
+
+/// Hash of [`JUDGED_FIELDS`]: while it stays the same, a rejection stands.
 #[must_use]
 pub fn judged_by(spec: &InferenceServiceSpec) -> String {
-    hash(&(&spec.model, &spec.runtime, &spec.rollout.gates as &GatesSpec))[..32].to_owned()
+    let InferenceServiceSpec { model, runtime, rollout, resources, cache, scheduling, .. } = spec;
+    hash(&(model, runtime, &rollout.gates, resources, cache, scheduling))[..32].to_owned()
 }
 
 fn hash(value: &impl serde::Serialize) -> String {
@@ -40,6 +45,7 @@ fn hash(value: &impl serde::Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::{
         inference_service::{KvLayout, PrefixCacheSpec, SpeculativeSpec},
@@ -88,6 +94,35 @@ mod tests {
         };
         assert_eq!(name("https://a/d.gguf", "b"), name("https://b/d.gguf", "b"));
         assert_ne!(name("https://a/d.gguf", "b"), name("https://a/d.gguf", "c"));
+    }
+
+    #[test]
+    fn every_field_that_a_gate_may_advise_to_change_is_judged_by() {
+        let spec = serde_json::json!({"replicas": 1, "model": {"servedName": "m", "source": {"uri": "https://h/m.gguf", "sha256": "a".repeat(64)}}});
+        let judged = |field: &str, value: serde_json::Value| {
+            let mut spec = spec.clone();
+            let mut parent = &mut spec;
+            for key in field.trim_start_matches("spec.").split('.') {
+                parent = &mut parent[key];
+            }
+            *parent = value;
+            judged_by(&serde_json::from_value(spec).unwrap())
+        };
+        let before = judged_by(&serde_json::from_value(spec.clone()).unwrap());
+        let changes = [
+            ("spec.model.source.uri", "https://h/n.gguf".into()),
+            ("spec.runtime.contextSize", 512.into()),
+            ("spec.rollout.gates.memory.headroom", "1%".into()),
+            ("spec.resources.memory", "2Gi".into()),
+            ("spec.cache.sizeLimit", "2Gi".into()),
+            ("spec.scheduling.maxQueue", 7.into()),
+        ];
+        for (field, (changed, value)) in JUDGED_FIELDS.into_iter().zip(changes) {
+            let changed: &str = changed;
+            assert!(changed.starts_with(field), "{changed} {field}");
+            assert_ne!(judged(changed, value), before, "{changed}");
+        }
+        assert_eq!(judged("spec.replicas", 2.into()), before, "scaling is no new judgement");
     }
 
     /// An operator that knows more settings must not take every service for changed.

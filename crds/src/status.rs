@@ -101,8 +101,8 @@ pub struct RolloutStatus {
     /// How far it is, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Hash of what the version is judged by (model, runtime and gates of the spec): when it changes while pods prepare,
-    /// they prepare again.
+    /// What the version is judged by: a hash of the spec's model, runtime, gates, resources, cache and scheduling, and which
+    /// state the ConfigMap and the Secrets that it names are in. When it changes while pods prepare, they prepare again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<String>,
 }
@@ -142,7 +142,7 @@ pub struct RejectedStatus {
     /// Digest of its file, `sha256:<hex>`, when known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Hash of what it was judged by (model, runtime and gates of the spec): another spec is tried again.
+    /// What it was judged by, as in `rollout`: when that changes, it is tried again.
     pub judged: String,
     /// Gate that refused it.
     pub gate: GateName,

@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 
 use crate::validate::ValidService;
 
-pub use deployment::StoredTemplate;
+pub use deployment::{StoredTemplate, TemplateId};
 
 /// Value of [`MANAGED_BY`] on every child.
 pub const OPERATOR: &str = "gantry-operator";
@@ -83,6 +83,8 @@ pub struct Inputs<'a> {
     pub server_image: &'a str,
     /// The pod template as it was applied before.
     pub stored: Option<&'a StoredTemplate>,
+    /// Whether any pod answers: while none does there is nothing to protect from a change of the template.
+    pub answers: bool,
 }
 
 /// Builds every child.

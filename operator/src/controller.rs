@@ -28,12 +28,13 @@ use tracing::{error, info};
 
 use crate::{
     act::{self, Actor},
-    build::{self, Inputs, StoredTemplate},
-    decide::{Plan, RolloutState, World, decide},
+    build::{self, Inputs, StoredTemplate, TemplateId},
+    decide::{CountedPod, Plan, RolloutState, World, decide},
     events::{Events, describe},
     http::Role,
-    limits::{CONFLICT_RETRY, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
+    limits::{CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
     metrics::{Metrics, ReconcileOutcome},
+    objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, service_status, version_status},
     validate::{Problems, ValidService, validate},
@@ -229,19 +230,42 @@ pub(crate) async fn step(
 
     let no_status = InferenceServiceStatus::default();
     let status = service.status.as_ref().unwrap_or(&no_status);
-    let spec = validate(service);
+    let mut spec = validate(service);
     let state = RolloutState::from(status);
-    let pods = observed.counted(status);
+    let poll = judge_by_objects(&mut spec, &state, service, context).await?;
+    let stored = observed.deployment.as_ref().and_then(|deployment| StoredTemplate::of(deployment.annotations()));
+    let template = spec.as_ref().ok().map(|spec| TemplateId::newest(&spec.pod, stored.as_ref()));
+    let pods = observed.counted(status, template.as_ref());
     let stamped = observed.stamped();
     // A spec that cannot be carried out changes nothing, and so not the number of pods either.
     let target_replicas = match &spec {
         Ok(valid) => valid.replicas,
         Err(_) => observed.scaled_to().unwrap_or(service.spec.replicas),
     };
-    let world = World { now, spec: spec.as_ref().ok(), state: &state, pods: &pods, target_replicas, stamped: &stamped };
+    let world = World {
+        now,
+        spec: spec.as_ref().ok(),
+        state: &state,
+        pods: &pods,
+        target_replicas,
+        stamped: &stamped,
+        older_pods: 0,
+    };
 
     let plan = decide(&world);
-    let applied = apply_children(service, spec.as_ref(), observed, &plan, context, &actor).await;
+    let children = spec.as_ref().ok().map(|spec| Inputs {
+        owner: service,
+        spec,
+        versions: &plan.state.versions,
+        server_image: &context.server_image,
+        stored: stored.as_ref(),
+        answers: answers(&pods),
+    });
+    // A spec that cannot be carried out changes nothing at all.
+    let applied = match children {
+        Some(inputs) => actor.apply_children(observed, &build::build(&inputs)).await,
+        None => Ok(()),
+    };
     let apply_error = match &applied {
         // A refusal stays until somebody acts, so it is said in the status; anything else passes.
         Err(error) if error.is_refusal() => Some(error.to_string()),
@@ -268,43 +292,50 @@ pub(crate) async fn step(
         context.metrics.transition(transition);
         context.events.transition(service, transition).await;
     }
+    // Only pods of the newest template judge.
+    let newest: Vec<_> = pods.iter().filter(|pod| !pod.outdated).copied().collect();
     for version in observed.versions.iter().filter(|version| version.meta().deletion_timestamp.is_none()) {
-        let status = version_status(&VersionInputs { version, before: &state, state: next, pods: &pods, now });
+        let status = version_status(&VersionInputs { version, before: &state, state: next, pods: &newest, now });
         if version.status.as_ref() != Some(&status) {
             actor.write_version_status(&version.name_any(), &status).await?;
         }
     }
     actor.delete_versions(&plan.delete).await?;
     actor.forget_pods(&observed.gone_pods(status)).await?;
-    Ok(wake(&plan))
+    Ok(wake(&plan, poll))
 }
 
-async fn apply_children(
+/// Adds to the spec the states of the objects that its version is judged by. They are of no interest once it is served; until
+/// then this gives the time after which to look again.
+async fn judge_by_objects(
+    spec: &mut Result<ValidService, Problems>,
+    state: &RolloutState,
     service: &InferenceService,
-    spec: Result<&ValidService, &Problems>,
-    observed: &Observed,
-    plan: &Plan,
     context: &Context,
-    actor: &Actor<'_>,
-) -> Result<(), act::Error> {
-    // A spec that cannot be carried out changes nothing at all.
-    let Ok(spec) = spec else { return Ok(()) };
-    let stored = observed.deployment.as_ref().and_then(|deployment| StoredTemplate::of(deployment.annotations()));
-    let children = build::build(&Inputs {
-        owner: service,
-        spec,
-        versions: &plan.state.versions,
-        server_image: &context.server_image,
-        stored: stored.as_ref(),
-    });
-    actor.apply_children(observed, &children).await
+) -> Result<Option<Duration>, act::Error> {
+    let Ok(ValidService { wanted, .. }) = spec else { return Ok(None) };
+    if wanted.objects.is_empty() || state.active.as_ref() == Some(&wanted.name) {
+        return Ok(None);
+    }
+    let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await?;
+    wanted.judge_by(&seen);
+    Ok(Some(JUDGED_POLL))
 }
 
-/// Sleeps until the next deadline, or until something happens.
-fn wake(plan: &Plan) -> Action {
-    let Some(wake_at) = plan.wake_at else { return Action::await_change() };
-    let wait = Duration::try_from(wake_at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO);
-    Action::requeue(wait.max(CONFLICT_RETRY))
+/// Whether any pod has a version that answers, or that did until its worker died and will again.
+fn answers(pods: &[CountedPod]) -> bool {
+    pods.iter().any(|pod| pod.report.is_some_and(|report| report.version.is_some()))
+}
+
+/// Sleeps until the next deadline or look, or until something happens.
+fn wake(plan: &Plan, poll: Option<Duration>) -> Action {
+    let until = |wake_at: Timestamp| {
+        Duration::try_from(wake_at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).max(CONFLICT_RETRY)
+    };
+    match plan.wake_at.map(until).into_iter().chain(poll).min() {
+        Some(wait) => Action::requeue(wait),
+        None => Action::await_change(),
+    }
 }
 
 #[cfg(test)]

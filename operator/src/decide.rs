@@ -32,8 +32,12 @@ use crate::{
 use failure::{Failure, prepare_message};
 
 mod failure;
+pub mod judged;
+#[cfg(test)]
+mod latch_tests;
 #[cfg(test)]
 mod model;
+mod template;
 #[cfg(test)]
 mod tests;
 
@@ -52,6 +56,8 @@ pub struct World<'a> {
     pub target_replicas: i32,
     /// ModelVersions that exist.
     pub stamped: &'a [StampedVersion],
+    /// Pods left out of `pods` because they are of an older template, and others come for them.
+    pub older_pods: usize,
 }
 
 /// A pod that a rollout waits for.
@@ -63,6 +69,8 @@ pub struct CountedPod<'a> {
     pub started_at: Option<Timestamp>,
     /// Its own entry in the status, once there is one.
     pub report: Option<&'a ReplicaStatus>,
+    /// It is of an older template, with other resources than the spec asks for.
+    pub outdated: bool,
 }
 
 /// A ModelVersion that exists.
@@ -284,11 +292,15 @@ fn rest(world: &World, mut state: RolloutState) -> Step {
 /// Whether `wanted` was refused and nothing that it is judged by has changed since.
 #[must_use]
 pub fn is_latched(state: &RolloutState, wanted: &WantedVersion) -> bool {
-    let latch = state.rejected.as_ref();
-    latch.is_some_and(|rejected| rejected.version == wanted.name && rejected.judged == wanted.judged)
+    let latch = state.rejected.as_ref().filter(|rejected| rejected.version == wanted.name);
+    latch.is_some_and(|rejected| {
+        judged::of_verdict(&wanted.judged, rejected.gate, rejected.outcome, wanted.progress_deadline) == rejected.judged
+    })
 }
 
 fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
+    let (newest, older_pods) = template::newest(world);
+    let world = &World { pods: &newest, older_pods, ..world.clone() };
     let wanted = &spec.wanted;
     let instead_of = state.candidate.take();
     // The version before the active one, if it is still kept, makes room for the new one or becomes it.
@@ -308,6 +320,8 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
 }
 
 fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -> Step {
+    let (newest, older_pods) = template::newest(world);
+    let world = &World { pods: &newest, older_pods, ..world.clone() };
     let Some(spec) = world.spec else {
         return cancel(state, rollout.version, "the spec asks for something that cannot be carried out");
     };
@@ -318,7 +332,8 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if world.target_replicas == 0 {
         return cancel(state, rollout.version, "spec.replicas is 0, and only a pod can validate a version");
     }
-    if wanted.name != rollout.version || rollout.judged.as_deref() != Some(wanted.judged.as_str()) {
+    let begun_with = rollout.judged.as_deref();
+    if wanted.name != rollout.version || !begun_with.is_some_and(|judged| judged::still_holds(judged, &wanted.judged)) {
         return start(world, state, spec);
     }
     let failed = world.pods.iter().find_map(|pod| Failure::of_candidate(pod, &rollout));
@@ -326,7 +341,7 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         return reject(world, state, &rollout, failure);
     }
     let prepared = prepared_pods(world, &rollout);
-    if prepared > 0 && prepared == world.pods.len() {
+    if prepared > 0 && prepared == world.pods.len() && world.older_pods == 0 {
         return switch(world, state, rollout);
     }
     // Time in which no pod ran could not be used by the version: it counts from the start of the oldest pod. A deadline
@@ -505,7 +520,12 @@ fn latch(
         version: now.version.clone(),
         digest: named.and_then(|named| named.model.source.sha256.as_ref()).map(|digest| format!("sha256:{digest}")),
         // What was judged is what the rollout began with, not what the spec says by now.
-        judged: now.judged.clone().unwrap_or_default(),
+        judged: judged::of_verdict(
+            now.judged.as_deref().unwrap_or_default(),
+            failure.gate,
+            outcome,
+            world.spec.map_or(Duration::ZERO, |spec| spec.progress_deadline),
+        ),
         gate: failure.gate,
         value: failure.value,
         message: failure.message,

@@ -43,6 +43,7 @@ pub mod http;
 pub mod lease;
 pub mod limits;
 pub mod metrics;
+pub mod objects;
 pub mod observe;
 pub mod status;
 pub mod validate;

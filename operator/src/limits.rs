@@ -26,6 +26,10 @@ pub const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 /// on: the API server refuses a status that was decided from an object that is not the newest.
 pub const STORE_LAG_MAX: Duration = Duration::from_secs(30);
 
+/// How often is looked whether the ConfigMap or the Secrets that a version was judged by, or is being judged by, are others
+/// by now: no watch tells of them.
+pub const JUDGED_POLL: Duration = Duration::from_secs(15);
+
 /// Longest answer of the API server to any request but a watch.
 pub const API_TIMEOUT: Duration = Duration::from_secs(15);
 

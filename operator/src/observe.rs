@@ -39,7 +39,7 @@ use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use crate::{
-    build::{MANAGED_BY, OPERATOR},
+    build::{MANAGED_BY, OPERATOR, TemplateId},
     decide::{CountedPod, StampedVersion},
     limits::WATCH_PAGE_OBJECTS,
 };
@@ -328,6 +328,8 @@ pub struct PodView {
     pub started_at: Option<Timestamp>,
     /// Why it does not run, in a line.
     pub trouble: Option<String>,
+    /// Which template it is of.
+    pub template: TemplateId,
 }
 
 impl PodView {
@@ -348,6 +350,7 @@ impl PodView {
             over,
             started_at: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             trouble: if ending || over { None } else { trouble(pod, condition("PodScheduled")) },
+            template: TemplateId::of(pod.labels()),
         }
     }
 }
@@ -367,13 +370,23 @@ fn trouble(pod: &Pod, scheduled: Option<&k8s_openapi::api::core::v1::PodConditio
 }
 
 impl Observed {
-    /// Pods that a rollout waits for, with their entries in `status`.
+    /// Pods that a rollout waits for, with their entries in `status`; `newest` is the template that they are to be of, where
+    /// the spec says which.
     #[must_use]
-    pub fn counted<'a>(&'a self, status: &'a InferenceServiceStatus) -> Vec<CountedPod<'a>> {
+    pub fn counted<'a>(
+        &'a self,
+        status: &'a InferenceServiceStatus,
+        newest: Option<&TemplateId>,
+    ) -> Vec<CountedPod<'a>> {
         let report = |name: &str| status.replicas.iter().find(|replica| replica.pod == name);
         let counted = self.pods.iter().filter(|pod| pod.counted);
         counted
-            .map(|pod| CountedPod { name: &pod.name, started_at: pod.started_at, report: report(&pod.name) })
+            .map(|pod| CountedPod {
+                name: &pod.name,
+                started_at: pod.started_at,
+                report: report(&pod.name),
+                outdated: newest.is_some_and(|newest| *newest != pod.template),
+            })
             .collect()
     }
 

@@ -48,12 +48,45 @@ pub struct ValidService {
 pub struct WantedVersion {
     /// Name of its ModelVersion.
     pub name: String,
-    /// Hash of all that it is judged by.
+    /// All that it is judged by, as [`judged`](crate::decide::judged) writes it.
     pub judged: String,
+    /// Objects beside the spec that it is judged by.
+    pub objects: Vec<NamedObject>,
+    /// Time in which every pod must have prepared it.
+    pub progress_deadline: Duration,
     /// The model.
     pub model: ModelSpec,
     /// The settings it is loaded with.
     pub runtime: RuntimeSpec,
+}
+
+/// An object of the service's namespace whose content a version is judged by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ObjectKind {
+    /// Golden prompts.
+    ConfigMap,
+    /// Credentials of a source.
+    Secret,
+}
+
+impl ObjectKind {
+    /// The kind as it stands in YAML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
+        }
+    }
+}
+
+/// One such object, which need not be there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedObject {
+    /// Its kind.
+    pub kind: ObjectKind,
+    /// Its name.
+    pub name: String,
 }
 
 /// What a serving pod is built from: a change of any of these restarts the pods.
@@ -164,14 +197,17 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     if let Some(prompts) = &spec.rollout.gates.prompts {
         problems.parsed("spec.rollout.gates.prompts.minPass", prompts.min_pass.ratio());
     }
+    let progress_deadline = problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std());
     let valid = ValidService {
         wanted: WantedVersion {
             name: version_name(&service.name_any(), &spec.model, &spec.runtime),
             judged: judged(service),
+            objects: named_objects(spec),
+            progress_deadline,
             model: spec.model.clone(),
             runtime: spec.runtime.clone(),
         },
-        progress_deadline: problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std()),
+        progress_deadline,
         bake: problems.parsed("spec.rollout.rollback.bake", spec.rollout.rollback.bake.to_std()),
         keep_resident: spec.rollout.rollback.keep_resident,
         replicas,
@@ -186,7 +222,24 @@ fn prompts_config_map(gate: &PromptsGate) -> String {
     gate.config_map_ref.name.clone()
 }
 
-/// Hash of all that a version is judged by, the user's wish to try again included.
+/// The objects whose contents the version is judged by, each once.
+fn named_objects(spec: &InferenceServiceSpec) -> Vec<NamedObject> {
+    let draft = spec.runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
+    let secrets =
+        [Some(&spec.model.source), draft].into_iter().flatten().filter_map(|source| source.secret_ref.as_ref());
+    let prompts = spec.rollout.gates.prompts.as_ref().map(|gate| gate.config_map_ref.name.clone());
+    let mut objects: Vec<_> =
+        prompts.into_iter().map(|name| NamedObject { kind: ObjectKind::ConfigMap, name }).collect();
+    for secret in secrets {
+        let object = NamedObject { kind: ObjectKind::Secret, name: secret.name.clone() };
+        if !objects.contains(&object) {
+            objects.push(object);
+        }
+    }
+    objects
+}
+
+/// What of the spec a version is judged by, the user's wish to try again included.
 fn judged(service: &InferenceService) -> String {
     let hash = judged_by(&service.spec);
     match service.annotations().get(RETRY_ANNOTATION) {

@@ -7,6 +7,7 @@
 mod answers;
 mod deletion;
 mod faults;
+mod latch;
 mod lifecycle;
 mod rejections;
 mod swap;

@@ -34,6 +34,8 @@ use crate::{
 const TEMPLATE_ANNOTATION: &str = "gantry.dev/pod-template";
 /// Annotation with the hash of the template's inputs from the spec.
 const INPUTS_ANNOTATION: &str = "gantry.dev/pod-template-inputs";
+/// Label of pods that tells templates apart.
+const TEMPLATE_LABEL: &str = "gantry.dev/pod-template";
 /// User and group of the server: nothing in the image belongs to another.
 const SERVER_USER: i64 = 65532;
 const CACHE_DIR: &str = "/var/cache/gantry";
@@ -54,6 +56,32 @@ impl StoredTemplate {
             inputs: annotations.get(INPUTS_ANNOTATION)?.clone(),
         })
     }
+
+    fn template(&self) -> Option<PodTemplateSpec> {
+        serde_json::from_str(&self.json).ok()
+    }
+}
+
+/// Which template a pod is of. Those that were made before templates had a label have none, all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TemplateId(Option<String>);
+
+impl TemplateId {
+    /// Reads it from the labels of a pod or of a template.
+    #[must_use]
+    pub fn of(labels: &BTreeMap<String, String>) -> Self {
+        Self(labels.get(TEMPLATE_LABEL).cloned())
+    }
+
+    /// The template that pods with these settings are to be of.
+    #[must_use]
+    pub fn newest(pod: &PodSettings, stored: Option<&StoredTemplate>) -> Self {
+        let inputs = inputs_hash(pod);
+        match stored.filter(|stored| stored.inputs == inputs).and_then(StoredTemplate::template) {
+            Some(template) => Self::of(&template.metadata.and_then(|metadata| metadata.labels).unwrap_or_default()),
+            None => Self(Some(inputs)),
+        }
+    }
 }
 
 /// The Deployment, named as the InferenceService.
@@ -71,7 +99,7 @@ pub fn deployment(inputs: &Inputs) -> Deployment {
             replicas: Some(inputs.spec.replicas),
             revision_history_limit: Some(REPLICA_SETS_KEPT),
             selector: pod_selector(&name),
-            strategy: Some(strategy(&inputs.spec.pod)),
+            strategy: Some(strategy(&inputs.spec.pod, inputs.answers)),
             template,
             ..DeploymentSpec::default()
         }),
@@ -79,14 +107,19 @@ pub fn deployment(inputs: &Inputs) -> Deployment {
     }
 }
 
-/// With a GPU there is none to spare for an extra pod, so the old one goes first.
-fn strategy(pod: &PodSettings) -> DeploymentStrategy {
-    let (surge, unavailable) = if pod.gpu.is_some() { (0, 1) } else { (1, 0) };
+/// With a GPU there is none to spare for an extra pod, so the old one goes first. Pods of which none answers all go at once:
+/// a model may need what only the new ones have, and none of them would ever be ready for the others to follow.
+fn strategy(pod: &PodSettings, answers: bool) -> DeploymentStrategy {
+    let (surge, unavailable) = match (answers, pod.gpu.is_some()) {
+        (false, _) => (0, IntOrString::String("100%".to_owned())),
+        (true, true) => (0, IntOrString::Int(1)),
+        (true, false) => (1, IntOrString::Int(0)),
+    };
     DeploymentStrategy {
         type_: Some("RollingUpdate".to_owned()),
         rolling_update: Some(RollingUpdateDeployment {
             max_surge: Some(IntOrString::Int(surge)),
-            max_unavailable: Some(IntOrString::Int(unavailable)),
+            max_unavailable: Some(unavailable),
         }),
     }
 }
@@ -96,11 +129,11 @@ fn template(inputs: &Inputs) -> (PodTemplateSpec, StoredTemplate) {
     let wanted_inputs = inputs_hash(&inputs.spec.pod);
     let unchanged = inputs.stored.filter(|stored| stored.inputs == wanted_inputs);
     if let Some(stored) = unchanged
-        && let Ok(template) = serde_json::from_str(&stored.json)
+        && let Some(template) = stored.template()
     {
         return (template, stored.clone());
     }
-    let template = new_template(inputs);
+    let template = new_template(inputs, &wanted_inputs);
     let json = serde_json::to_string(&template).unwrap_or_default();
     (template, StoredTemplate { json, inputs: wanted_inputs })
 }
@@ -117,13 +150,15 @@ fn inputs_hash(pod: &PodSettings) -> String {
     ))
 }
 
-fn new_template(inputs: &Inputs) -> PodTemplateSpec {
+fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
     let name = inputs.owner.name_any();
     let pod = &inputs.spec.pod;
+    let mut labels = labels(&name);
+    labels.insert(TEMPLATE_LABEL.to_owned(), id.to_owned());
     let grace = drain_seconds(pod) + TERMINATION_MARGIN.as_secs();
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
-            labels: Some(labels(&name)),
+            labels: Some(labels),
             annotations: pod.restart.clone().map(|value| [(RESTART_ANNOTATION.to_owned(), value)].into()),
             ..ObjectMeta::default()
         }),

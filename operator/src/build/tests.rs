@@ -23,7 +23,7 @@ fn owner(patch: &Value) -> InferenceService {
 fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Children {
     let owner = owner(patch);
     let spec = validate(&owner).unwrap();
-    build(&Inputs { owner: &owner, spec: &spec, versions: &[], server_image: image, stored })
+    build(&Inputs { owner: &owner, spec: &spec, versions: &[], server_image: image, stored, answers: true })
 }
 
 fn stored(children: &Children) -> StoredTemplate {
@@ -189,8 +189,14 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
         model: old_model,
         runtime: spec.wanted.runtime.clone(),
     };
-    let children =
-        build(&Inputs { owner: &owner, spec: &spec, versions: &[old], server_image: "server:1", stored: None });
+    let children = build(&Inputs {
+        owner: &owner,
+        spec: &spec,
+        versions: &[old],
+        server_image: "server:1",
+        stored: None,
+        answers: true,
+    });
     assert_eq!(
         serde_json::to_value(&children.role).unwrap()["rules"],
         json!([

@@ -19,6 +19,8 @@ const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/test/rolebi
 const ENDPOINT: &str = "/api/v1/namespaces/test/services/chat";
 const BUDGET: &str = "/apis/policy/v1/namespaces/test/poddisruptionbudgets/chat";
 const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/chat";
+const PROMPTS: &str = "/api/v1/namespaces/test/configmaps/golden";
+const SECRET: &str = "/api/v1/namespaces/test/secrets/hf";
 const EVENTS: &str = "POST /apis/events.k8s.io/v1/namespaces/test/events";
 const CHILDREN: [&str; 7] = [ACCOUNT, ROLE, BINDING, POLICY, ENDPOINT, BUDGET, DEPLOYMENT];
 
@@ -27,6 +29,8 @@ struct Scene {
     api: FakeApi,
     context: Context,
     pods: Vec<PodView>,
+    /// Whether the pods are of an older template than the Deployment's.
+    outdated: bool,
     now: Timestamp,
 }
 
@@ -44,6 +48,7 @@ impl Scene {
             api,
             context,
             pods: vec![pod("chat-a"), pod("chat-b")],
+            outdated: false,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
         }
     }
@@ -74,10 +79,16 @@ impl Scene {
     fn observed(&self) -> Observed {
         let mut versions: Vec<ModelVersion> = self.api.list(&format!("{VERSIONS}/"));
         versions.sort_by_key(|version| version.spec.revision);
+        let deployment: Option<Deployment> = self.api.get(DEPLOYMENT);
+        let mut pods = self.pods.clone();
+        if let Some(deployment) = deployment.as_ref().filter(|_| !self.outdated) {
+            let template = deployment.spec.as_ref().unwrap().template.metadata.clone().unwrap();
+            pods.iter_mut().for_each(|pod| pod.template = TemplateId::of(template.labels.as_ref().unwrap()));
+        }
         Observed {
             versions,
-            pods: self.pods.clone(),
-            deployment: self.api.get(DEPLOYMENT),
+            pods,
+            deployment,
             endpoint: self.api.get(ENDPOINT),
             service_account: self.api.get::<PartialObjectMeta<ServiceAccount>>(ACCOUNT),
             role: self.api.get(ROLE),
@@ -156,6 +167,7 @@ async fn the_first_reconcile_makes_identity_then_pods_then_version_then_status()
     let version = scene.service().status.unwrap().candidate_version.unwrap();
     let mut expected: Vec<_> =
         CHILDREN.iter().flat_map(|path| [format!("GET {path}"), format!("PATCH {path}")]).collect();
+    expected.insert(0, format!("GET {SECRET}"));
     expected.extend([format!("GET {VERSIONS}"), format!("POST {VERSIONS}"), STATUS.to_owned(), EVENTS.to_owned()]);
     assert_eq!(requests.iter().map(|request| request.line.clone()).collect::<Vec<_>>(), expected);
     for request in requests.iter().filter(|request| request.line.starts_with("PATCH ")) {
@@ -438,4 +450,89 @@ async fn nothing_is_remembered_of_a_service_that_is_gone() {
     assert!(!scene.context.is_behind(&scene.service()));
     scene.context.succeeded(&scene.service());
     assert!(scene.context.memory.lock().unwrap().is_empty());
+}
+
+/// A service that asks for golden prompts and whose first version they have refused.
+async fn refused_by_prompts() -> (Scene, String) {
+    let mut scene = Scene::new();
+    scene.api.edit(SERVICE, |service| {
+        service["spec"]["rollout"] = json!({"gates": {"prompts": {"configMapRef": {"name": "golden"}}}});
+    });
+    scene.api.put(
+        PROMPTS,
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "golden", "namespace": "test"}}),
+    );
+    scene
+        .api
+        .put(SECRET, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf", "namespace": "test"}}));
+    scene.step().await.unwrap();
+    let version = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"candidate": {"version": version, "phase": "Failed",
+        "gates": [{"name": "Prompts", "verdict": "Fail", "message": "line 1 was answered otherwise; correct the prompts"}]}}));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Stalled").1, "GateFailed");
+    (scene, version)
+}
+
+#[tokio::test]
+async fn a_refused_version_is_tried_again_when_its_prompts_or_credentials_are_others() {
+    for object in [PROMPTS, SECRET] {
+        let (mut scene, version) = refused_by_prompts().await;
+        scene.step().await.unwrap();
+        scene.api.requests();
+        let action = scene.step().await.unwrap();
+        assert_eq!(action, Action::requeue(JUDGED_POLL), "nobody tells of a change");
+        let looks: Vec<_> = scene.api.requests().into_iter().map(|request| request.line).collect();
+        assert_eq!(looks, [format!("GET {PROMPTS}"), format!("GET {SECRET}")]);
+        scene.api.edit(object, |object| object["data"] = json!({"corrected": "yes"}));
+        scene.step().await.unwrap();
+        let status = scene.service().status.unwrap();
+        assert_eq!((status.candidate_version.as_ref(), &status.rejected), (Some(&version), &None), "{object}");
+        scene.report(json!({"prepared": version}));
+        scene.step().await.unwrap();
+        assert_eq!(scene.service().status.unwrap().active_version, Some(version));
+        // What is served is judged by nothing.
+        scene.api.requests();
+        scene.step().await.unwrap();
+        assert!(
+            scene
+                .api
+                .requests()
+                .iter()
+                .all(|request| ![PROMPTS, SECRET].iter().any(|path| request.line.ends_with(path)))
+        );
+    }
+}
+
+#[tokio::test]
+async fn while_pods_answer_they_are_replaced_one_by_one_and_all_at_once_while_none_does() {
+    let most = |scene: &Scene| {
+        let deployment: Value = scene.api.get(DEPLOYMENT).unwrap();
+        let update = &deployment["spec"]["strategy"]["rollingUpdate"];
+        (update["maxSurge"].clone(), update["maxUnavailable"].clone())
+    };
+    let mut scene = Scene::new();
+    scene.step().await.unwrap();
+    assert_eq!(most(&scene), (json!(0), json!("100%")));
+    let scene = Scene::serving().await;
+    assert_eq!(most(&scene), (json!(1), json!(0)));
+    let (mut scene, version) = refused_by_prompts().await;
+    assert_eq!(most(&scene), (json!(0), json!("100%")), "a version that was refused answers nobody");
+    // The user gives more memory: what the old pods say about the new attempt says nothing.
+    scene.outdated = true;
+    scene.api.edit(SERVICE, |service| service["spec"]["resources"]["memory"] = json!("2Gi"));
+    scene.step().await.unwrap();
+    scene.report(
+        json!({"candidate": {"version": version, "phase": "Failed", "gates": [{"name": "Memory", "verdict": "Fail"}]}}),
+    );
+    scene.step().await.unwrap();
+    let status = scene.service().status.unwrap();
+    assert_eq!((status.candidate_version.as_ref(), &status.rejected), (Some(&version), &None));
+    let (_, _, message) = scene.condition("UpToDate");
+    assert!(message.contains("2 older pods are replaced first"), "{message}");
+    assert_eq!(scene.version(&version).status.unwrap().gates, [], "nor do they stand in the version's status");
+    scene.outdated = false;
+    scene.report(json!({"prepared": version}));
+    scene.step().await.unwrap();
+    assert_eq!(scene.service().status.unwrap().active_version, Some(version));
 }

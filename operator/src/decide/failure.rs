@@ -2,7 +2,7 @@
 
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth, RolloutStatus};
 
-use super::{CountedPod, World, candidate_report, is_prepared, prepared_pods, serves};
+use super::{CountedPod, World, candidate_report, is_prepared, prepared_pods, serves, template};
 use crate::{
     limits::{self, MESSAGE_PODS_MAX, SWITCH_TIMEOUT},
     validate::RETRY_ANNOTATION,
@@ -41,7 +41,8 @@ impl Failure {
     pub(super) fn of_deadline(world: &World, now: &RolloutStatus, prepared: usize) -> Self {
         let seconds = now.deadline.0.duration_since(now.started_at.0).as_secs();
         let value = format!("{prepared} of {} pods prepared in {seconds}s", world.pods.len());
-        let message = format!("{value}; {}", waiting_for(world, now));
+        let message = [Some(value.clone()), waiting_for(world, now), template::waits_for_replacement(world)];
+        let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
 
@@ -73,15 +74,16 @@ impl Failure {
 
 /// Adds the next action to the cause.
 fn with_action(gate: GateName, cause: &str) -> String {
+    // What these say may be put right without the spec, so that nothing here tells of it.
+    let otherwise =
+        format!("where that changes nothing here, annotate the service with {RETRY_ANNOTATION}=<any new value>");
     let action = match gate {
-        GateName::Fetch | GateName::Deadline | GateName::Load => {
-            format!(
-                "correct it, then change spec.model or annotate the service with {RETRY_ANNOTATION}=<any new value>"
-            )
-        }
-        GateName::Digest => "correct the sha256 in the spec, or the file".to_owned(),
+        GateName::Fetch | GateName::Load => format!("correct it; {otherwise}"),
+        GateName::Deadline => format!("correct that, or raise spec.rollout.progressDeadline; {otherwise}"),
+        GateName::Digest => format!("correct the sha256 in the spec, or the file; {otherwise}"),
         GateName::Memory => "use a smaller model or context, or raise spec.resources.memory".to_owned(),
-        GateName::Health | GateName::Template => "change spec.model".to_owned(),
+        GateName::Health => format!("change spec.model, or raise spec.resources.memory; {otherwise}"),
+        GateName::Template => "change spec.model".to_owned(),
         _ => "change spec.model or spec.rollout.gates".to_owned(),
     };
     limits::message(&format!("{}; {action}", cause.trim_end_matches(['.', ' '])))
@@ -89,16 +91,17 @@ fn with_action(gate: GateName, cause: &str) -> String {
 
 /// How far the fleet is with a version that it prepares.
 pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
+    let replacement = template::waits_for_replacement(world);
     if world.pods.is_empty() {
-        return "waits for a running pod".to_owned();
+        return replacement.unwrap_or_else(|| "waits for a running pod".to_owned());
     }
     let prepared = prepared_pods(world, now);
-    let summary = format!("{prepared} of {} pods prepared", world.pods.len());
-    if prepared == world.pods.len() { summary } else { format!("{summary}; {}", waiting_for(world, now)) }
+    let summary = Some(format!("{prepared} of {} pods prepared", world.pods.len()));
+    [summary, waiting_for(world, now), replacement].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-/// The pods that are not prepared, and how far each is.
-fn waiting_for(world: &World, now: &RolloutStatus) -> String {
+/// The pods that are not prepared, if there are any, and how far each is.
+fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
     let unprepared = world.pods.iter().filter(|pod| !is_prepared(pod, now)).map(|pod| match pod.report {
         Some(_) => match candidate_report(pod, now) {
             Some(candidate) => format!("{} is {:?}", pod.name, candidate.phase),
@@ -106,7 +109,8 @@ fn waiting_for(world: &World, now: &RolloutStatus) -> String {
         },
         None => format!("{} has not reported", pod.name),
     });
-    some_of(&unprepared.collect::<Vec<_>>())
+    let unprepared: Vec<_> = unprepared.collect();
+    (!unprepared.is_empty()).then(|| some_of(&unprepared))
 }
 
 /// The first few of `items`, and how many more there are.

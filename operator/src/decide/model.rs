@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_crds::status::ReplicaHealth;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::{prelude::*, strategy::ValueTree};
 use serde_json::json;
 
@@ -24,15 +25,24 @@ const REST_STEPS: usize = 200;
 
 #[derive(Debug, Clone)]
 enum Event {
-    Edit { model: u8, variant: u8, valid: bool },
+    Edit {
+        model: u8,
+        variant: u8,
+        valid: bool,
+    },
     Scale(i32),
     PodComes,
     PodDies(usize),
     PodRestarts(usize),
+    /// The Deployment's controller replaces pods of an older template.
+    Deployment,
     WorkerFails(usize),
     WorkerRecovers(usize),
     Agent(usize),
-    Operator { stale: usize, crash: Crash },
+    Operator {
+        stale: usize,
+        crash: Crash,
+    },
     Time(i64),
 }
 
@@ -53,11 +63,12 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Crash::BeforeDelete),
     ];
     prop_oneof![
-        3 => (1..=MODELS, 0..2u8, prop::bool::weighted(0.9)).prop_map(|(model, variant, valid)| Event::Edit { model, variant, valid }),
+        3 => (1..=MODELS, 0..4u8, prop::bool::weighted(0.9)).prop_map(|(model, variant, valid)| Event::Edit { model, variant, valid }),
         1 => (0..4i32).prop_map(Event::Scale),
         2 => Just(Event::PodComes),
         1 => any::<usize>().prop_map(Event::PodDies),
         1 => any::<usize>().prop_map(Event::PodRestarts),
+        3 => Just(Event::Deployment),
         1 => any::<usize>().prop_map(Event::WorkerFails),
         1 => any::<usize>().prop_map(Event::WorkerRecovers),
         12 => any::<usize>().prop_map(Event::Agent),
@@ -78,6 +89,8 @@ struct Pod {
     loaded: BTreeMap<String, Option<i64>>,
     refused: Option<(String, i64)>,
     failed: bool,
+    /// It is of the template with much memory.
+    large: bool,
 }
 
 /// The object as the API server holds it.
@@ -97,6 +110,9 @@ struct Cluster {
     stamped: Vec<StampedVersion>,
     pods: Vec<Pod>,
     pods_made: usize,
+    /// What the Deployment was told last: pods with much memory, and whether any answered, so that they go one by one.
+    large: bool,
+    answers: bool,
     now: i64,
     /// Versions that were active once: the only ones that may be gone back to without being prepared.
     were_active: BTreeSet<String>,
@@ -113,6 +129,8 @@ impl Cluster {
             stamped: Vec::new(),
             pods: Vec::new(),
             pods_made: 0,
+            large: false,
+            answers: false,
             now: 0,
             were_active: BTreeSet::new(),
             reached: BTreeSet::new(),
@@ -132,7 +150,30 @@ impl Cluster {
         self.pods_made += 1;
         let name = format!("pod-{}", self.pods_made);
         let clock_ahead_seconds = [0, 3600, -3600][self.pods_made % 3];
-        self.pods.push(Pod { name, started_at: self.now, clock_ahead_seconds, ..Pod::default() });
+        let large = self.large;
+        self.pods.push(Pod { name, started_at: self.now, clock_ahead_seconds, large, ..Pod::default() });
+    }
+
+    /// One step of a rolling update: with an extra pod, and none missing of those that answer. All at once while none does.
+    /// Says whether there was any to replace.
+    fn replace_pods(&mut self) -> bool {
+        let large = self.large;
+        let older = |pod: &Pod| pod.large != large;
+        let Some(oldest) = self.pods.iter().position(older) else { return false };
+        let replicas = usize::try_from(self.object.replicas).unwrap();
+        if !self.answers {
+            self.pods.retain(|pod| !older(pod));
+            while self.pods.len() < replicas {
+                self.pod_comes();
+            }
+        } else if self.pods.iter().any(|pod| !older(pod) && pod.serving.is_none()) {
+            // The next one follows when this one is ready.
+        } else if self.pods.len() <= replicas {
+            self.pod_comes();
+        } else {
+            self.pods.remove(oldest);
+        }
+        true
     }
 
     fn happen(&mut self, event: Event) {
@@ -157,8 +198,8 @@ impl Cluster {
             }
             Event::PodRestarts(index) => {
                 if let Some(index) = pick(index, &self.pods) {
-                    let Pod { name, started_at, clock_ahead_seconds, .. } = self.pods[index].clone();
-                    self.pods[index] = Pod { name, started_at, clock_ahead_seconds, ..Pod::default() };
+                    let Pod { name, started_at, clock_ahead_seconds, large, .. } = self.pods[index].clone();
+                    self.pods[index] = Pod { name, started_at, clock_ahead_seconds, large, ..Pod::default() };
                 }
             }
             Event::WorkerFails(_) | Event::WorkerRecovers(_) if self.pods.is_empty() => {}
@@ -174,6 +215,9 @@ impl Cluster {
                 if let Some(index) = pick(index, &self.pods) {
                     self.agent(index);
                 }
+            }
+            Event::Deployment => {
+                self.replace_pods();
             }
             Event::Operator { stale, crash } => self.operator(stale, crash),
             Event::Time(seconds) => self.now += seconds,
@@ -248,6 +292,7 @@ impl Cluster {
                 name: &pod.name,
                 started_at: Some(time(pod.started_at)),
                 report: seen.reports.iter().find(|report| report.pod == pod.name),
+                outdated: seen.spec.as_ref().is_some_and(|spec| is_large(spec) != pod.large),
             })
             .collect();
         let world = World {
@@ -257,8 +302,14 @@ impl Cluster {
             pods: &pods,
             target_replicas: seen.replicas,
             stamped: &self.stamped,
+            older_pods: 0,
         };
         let plan = decide(&world);
+        // Children go first, from whatever was seen.
+        if let Some(spec) = &seen.spec {
+            self.large = is_large(spec);
+            self.answers = pods.iter().any(|pod| pod.report.is_some_and(|report| report.version.is_some()));
+        }
         if crash == Crash::BeforeStamp {
             return;
         }
@@ -318,6 +369,7 @@ fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(
                 for pod in world.pods {
                     let prepared = pod.report.and_then(|report| report.prepared.as_ref());
                     prop_assert_eq!(prepared, Some(active), "{} had not prepared it", pod.name);
+                    prop_assert!(!pod.outdated, "{} has not what the spec asks for", pod.name);
                     let attempt = pod.report.and_then(|report| report.attempt);
                     prop_assert_eq!(attempt, old.rollout.as_ref().map(|rollout| rollout.attempt), "{}", pod.name);
                 }
@@ -340,12 +392,20 @@ fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(
     Ok(())
 }
 
+fn is_large(spec: &ValidService) -> bool {
+    spec.pod.memory.is_some()
+}
+
 fn model_spec(model: u8, variant: u8) -> ValidService {
-    let headroom = ["5%", "6%"][usize::from(variant)];
+    let headroom = ["5%", "6%"][usize::from(variant % 2)];
     let mut spec = spec_with(
         model,
-        json!({"gates": {"memory": {"headroom": headroom}}, "rollback": {"keepResident": variant == 0}}),
+        json!({"gates": {"memory": {"headroom": headroom}}, "rollback": {"keepResident": variant.is_multiple_of(2)}}),
     );
+    if variant >= 2 {
+        spec.pod.memory = Some(Quantity("2Gi".to_owned()));
+        spec.wanted.judged = format!("2Gi {}", spec.wanted.judged);
+    }
     spec.history_limit = 1;
     spec
 }
@@ -367,10 +427,11 @@ proptest! {
             }
             let before = (cluster.object.resource_version, cluster.stamped.len());
             cluster.operator(0, Crash::Never);
+            let replaces = cluster.replace_pods();
             for index in 0..cluster.pods.len() {
                 cluster.agent(index);
             }
-            if cluster.rests() && before == (cluster.object.resource_version, cluster.stamped.len()) {
+            if cluster.rests() && !replaces && before == (cluster.object.resource_version, cluster.stamped.len()) {
                 break;
             }
             cluster.now += 20;
@@ -390,6 +451,7 @@ proptest! {
         if cluster.object.state.rollout.is_none() {
             for pod in &cluster.pods {
                 prop_assert_eq!(&pod.serving, &cluster.object.state.active);
+                prop_assert_eq!(pod.large, cluster.large, "{:?}", pod);
             }
         }
     }
@@ -420,8 +482,9 @@ fn the_rules_refuse_what_must_not_happen() {
     let seen = cluster.object.clone();
     let pods = |count: usize| -> Vec<_> {
         let reports = seen.reports.iter();
-        let pod = |report| CountedPod { name: "pod", started_at: None, report: Some(report) };
-        let missing = (count..2).map(|_| CountedPod { name: "silent", started_at: None, report: None });
+        let pod = |report| CountedPod { name: "pod", started_at: None, report: Some(report), outdated: false };
+        let missing =
+            (count..2).map(|_| CountedPod { name: "silent", started_at: None, report: None, outdated: false });
         reports.take(count).map(pod).chain(missing).collect()
     };
     let (all, some) = (pods(2), pods(1));
@@ -432,6 +495,7 @@ fn the_rules_refuse_what_must_not_happen() {
         pods,
         target_replicas: 2,
         stamped: &cluster.stamped,
+        older_pods: 0,
     };
     let commit = decide(&world(&all));
     assert!(matches!(commit.transition, Some(Transition::Committed { .. })));

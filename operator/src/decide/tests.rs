@@ -150,7 +150,7 @@ impl Scene {
         let pods: Vec<_> = self
             .counted
             .iter()
-            .map(|pod| CountedPod { name: pod, started_at: Some(time(0)), report: find(pod) })
+            .map(|pod| CountedPod { name: pod, started_at: Some(time(0)), report: find(pod), outdated: false })
             .collect();
         decide(&World {
             now: time(self.now),
@@ -159,6 +159,7 @@ impl Scene {
             pods: &pods,
             target_replicas: self.replicas,
             stamped: &self.stamped,
+            older_pods: 0,
         })
     }
 
@@ -270,7 +271,7 @@ fn a_pod_that_is_not_prepared_in_time_rejects_the_version() {
     assert_eq!(scene.step(), Some(Transition::Rejected {
         version: name(2),
         gate: GateName::Deadline,
-        message: "1 of 2 pods prepared in 900s; b has not begun; correct it, then change spec.model or annotate the service with gantry.dev/retry=<any new value>".to_owned(),
+        message: "1 of 2 pods prepared in 900s; b has not begun; correct that, or raise spec.rollout.progressDeadline; where that changes nothing here, annotate the service with gantry.dev/retry=<any new value>".to_owned(),
     }));
 }
 

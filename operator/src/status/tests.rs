@@ -47,8 +47,10 @@ fn status(
     after: &RolloutState,
     reports: &[ReplicaStatus],
 ) -> ModelVersionStatus {
-    let pods: Vec<_> =
-        reports.iter().map(|report| CountedPod { name: &report.pod, started_at: None, report: Some(report) }).collect();
+    let pods: Vec<_> = reports
+        .iter()
+        .map(|report| CountedPod { name: &report.pod, started_at: None, report: Some(report), outdated: false })
+        .collect();
     version_status(&VersionInputs {
         version: &version(old),
         before,

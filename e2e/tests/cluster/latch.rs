@@ -1,0 +1,112 @@
+//! What refused a version is put right as the message says, and it serves.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use gantry_crds::status::GateName;
+use gantry_e2e::{
+    harness::{
+        fixtures::{ModelStore, PROMPTS, ServiceFixture, apply, golden_prompts_config_map},
+        namespace::{TestNamespace, with_temp_ns},
+        say,
+        service::{ROLLOUT_TIMEOUT, TestService},
+    },
+    load::Load,
+    models::{DemoModel, Question, Since, questions},
+};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use serde_json::json;
+
+/// Memory in which the sequences of [`many_sequences`] fit.
+const ENOUGH: &str = "1536Mi";
+/// Longest time from a correction that no watch tells of to the next attempt: the operator looks every 15 s.
+const NOTICED: Duration = Duration::from_secs(30);
+
+/// Sequences of the trained length whose cells alone take 512 MiB: more than a pod of the fixtures has beside its front.
+fn many_sequences() -> ServiceFixture {
+    ServiceFixture { parallel: 128, sequence_tokens: 2048, ..ServiceFixture::default() }
+}
+
+/// Prompts that no model answers so.
+async fn wrong_prompts(namespace: &TestNamespace) -> Result<()> {
+    let line = json!({"messages": [{"role": "user", "content": "Hello!"}], "expected": "Certainly not this."});
+    let config_map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROMPTS},
+        "data": {"prompts.jsonl": line.to_string()}});
+    apply::<ConfigMap>(&namespace.api(), PROMPTS, &config_map).await.map(drop)
+}
+
+/// One stream of questions that V1 knows, so that a service that does not answer is seen.
+async fn light_load(service: &TestService<'_>) -> Result<Load> {
+    let asked: Vec<Question> =
+        questions()?.into_iter().filter(|question| question.since == Since::V1).take(12).collect();
+    service.load(1, asked, None).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_first_version_refused_for_memory_serves_once_its_pods_have_more() -> Result<()> {
+    with_temp_ns("more-memory", async |namespace| {
+        let v1 = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::create(namespace, many_sequences(), &v1).await?;
+        let rejected = service.await_rejected(&v1, GateName::Memory, ROLLOUT_TIMEOUT).await?;
+        say(format_args!("rejected: {:?}: {}", rejected.value, rejected.message));
+        ensure!(rejected.message.contains("spec.resources.memory"), "the message names no field: {rejected:?}");
+        service.patch(json!({"spec": {"resources": {"memory": ENOUGH}}})).await?;
+        let status = service.await_settled(&v1, ROLLOUT_TIMEOUT).await?;
+        ensure!(status.rejected.is_none(), "the latch outlives its cause: {:?}", status.rejected);
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_model_and_the_memory_for_it_in_one_edit_are_judged_together_and_lose_no_request() -> Result<()> {
+    with_temp_ns("both-at-once", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let (v1, v2) = (store.model(DemoModel::V1)?, store.model(DemoModel::V2)?);
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &v1).await?;
+        let before: BTreeSet<_> = service.pods().await?.iter().map(ResourceExt::name_any).collect();
+        let load = light_load(&service).await?;
+
+        let large = many_sequences();
+        let spec = large.build(&v2).spec;
+        let edit = json!({"spec": {"model": spec.model, "runtime": spec.runtime, "resources": {"memory": ENOUGH}}});
+        service.patch(edit).await?;
+        let service = TestService { fixture: large, ..service };
+        let status = service.await_settled(&v2, ROLLOUT_TIMEOUT).await?;
+        ensure!(status.attempts == 2, "it took more than one attempt: {status:?}");
+        let after: BTreeSet<_> = service.pods().await?.iter().map(ResourceExt::name_any).collect();
+        ensure!(before.is_disjoint(&after), "pods without the memory stayed: {before:?} {after:?}");
+
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_version_refused_by_wrong_prompts_serves_once_they_are_right() -> Result<()> {
+    with_temp_ns("right-prompts", async |namespace| {
+        let v1 = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        wrong_prompts(namespace).await?;
+        let service = TestService::create(namespace, ServiceFixture::default(), &v1).await?;
+        let rejected = service.await_rejected(&v1, GateName::Prompts, ROLLOUT_TIMEOUT).await?;
+        say(format_args!("rejected: {:?}: {}", rejected.value, rejected.message));
+        golden_prompts_config_map(namespace).await?;
+        let version = service.fixture.version(&v1);
+        service
+            .await_status("it is tried again", NOTICED, |_, status| {
+                (status.candidate_version.as_ref().or(status.active_version.as_ref()) == Some(&version)).then_some(())
+            })
+            .await
+            .context("the operator did not see that the prompts are others")?;
+        service.await_settled(&v1, ROLLOUT_TIMEOUT).await.map(drop)
+    })
+    .await
+}

@@ -1,0 +1,305 @@
+#![allow(clippy::unwrap_used)]
+//! For each gate: a version that it refused stays refused while nothing changes, and is tried again and served once its user
+//! has done what the message says.
+
+use gantry_crds::{InferenceService, status::GateResult};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{
+    judged::Sighting,
+    tests::{report, time},
+    *,
+};
+use crate::validate::{ObjectKind, RETRY_ANNOTATION, validate};
+use gantry_crds::status::{CandidatePhase, GateVerdict, ReplicaHealth};
+
+/// A service as its user sees it, with the objects that it names.
+struct User {
+    service: Value,
+    /// State of the ConfigMap and of the Secret.
+    prompts: Option<u32>,
+    token: Option<u32>,
+}
+
+impl User {
+    fn new() -> Self {
+        let source = json!({"uri": "https://h/m.gguf", "sha256": "a".repeat(64), "secretRef": {"name": "hf"}});
+        let service = json!({
+            "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "chat", "annotations": {}},
+            "spec": {"replicas": 1, "resources": {"memory": "1Gi"}, "model": {"servedName": "m", "source": source},
+                "rollout": {"gates": {"prompts": {"configMapRef": {"name": "golden"}}}}},
+        });
+        Self { service, prompts: Some(1), token: Some(1) }
+    }
+
+    fn set(&mut self, pointer: &str, value: Value) {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let parent = parent.split('/').skip(1).fold(&mut self.service, |object, key| &mut object[key]);
+        parent[key] = value;
+    }
+
+    fn retry(&mut self) {
+        self.service["metadata"]["annotations"][RETRY_ANNOTATION] = json!("again");
+    }
+
+    /// What the operator makes of it.
+    fn spec(&self) -> ValidService {
+        let service: InferenceService = serde_json::from_value(self.service.clone()).unwrap();
+        let mut spec = validate(&service).unwrap();
+        assert_eq!(service.name_any(), "chat");
+        let state = |kind| match kind {
+            ObjectKind::ConfigMap => self.prompts,
+            ObjectKind::Secret => self.token,
+        };
+        let seen = spec.wanted.objects.iter().cloned().map(|object| {
+            let state = state(object.kind).map(|version| ("uid".to_owned(), version.to_string()));
+            Sighting { object, state }
+        });
+        let seen: Vec<_> = seen.collect();
+        spec.wanted.judge_by(&seen);
+        spec
+    }
+}
+
+/// One service with one pod, and time.
+struct Cluster {
+    state: RolloutState,
+    stamped: Vec<StampedVersion>,
+    now: i64,
+    pods: usize,
+}
+
+impl Cluster {
+    fn step(&mut self, user: &User, says: impl Fn(&mut ReplicaStatus), outdated: bool) -> Option<Transition> {
+        self.now += 1;
+        let mut entry = report("a", self.now);
+        entry.attempt = self.state.rollout.as_ref().map(|rollout| rollout.attempt);
+        says(&mut entry);
+        let pod = CountedPod { name: "a", started_at: Some(time(0)), report: Some(&entry), outdated };
+        let pods = vec![pod; self.pods];
+        let spec = user.spec();
+        let world = World {
+            now: time(self.now),
+            spec: Some(&spec),
+            state: &self.state,
+            pods: &pods,
+            target_replicas: 1,
+            stamped: &self.stamped,
+            older_pods: 0,
+        };
+        let plan = decide(&world);
+        self.stamped.extend(plan.stamp.into_iter().map(|version| StampedVersion { version, revision: 1 }));
+        self.state = plan.state;
+        plan.transition
+    }
+
+    /// One that refused what the user asks for.
+    fn refusing(user: &User, gate: GateName, message: &str) -> Self {
+        let mut cluster = Self { state: RolloutState::default(), stamped: Vec::new(), now: 0, pods: 1 };
+        assert!(matches!(cluster.step(user, |_| {}, false), Some(Transition::Started { .. })));
+        let version = user.spec().wanted.name;
+        let refused = if gate == GateName::Deadline {
+            cluster.now += 900;
+            cluster.step(user, |_| {}, false)
+        } else {
+            cluster.step(user, |report| report.candidate = Some(refused(&version, gate, message)), false)
+        };
+        let Some(Transition::Rejected { gate: by, .. }) = refused else { panic!("{gate:?}: {refused:?}") };
+        assert_eq!(by, gate);
+        for _ in 0..3 {
+            assert_eq!(cluster.step(user, |_| {}, false), None, "{gate:?} latches");
+        }
+        cluster
+    }
+
+    /// Whether it is tried again, and is served when the pods find nothing wrong.
+    fn ensure_served(&mut self, user: &User, what: &str) {
+        let started = self.step(user, |_| {}, false);
+        assert!(matches!(started, Some(Transition::Started { .. })), "{what}: {started:?} {:#?}", self.state.rejected);
+        let version = user.spec().wanted.name;
+        let committed = self.step(user, |report| report.prepared = Some(version.clone()), false);
+        assert!(matches!(committed, Some(Transition::Committed { .. })), "{what}: {committed:?}");
+        self.step(user, |report| report.version = Some(version.clone()), false);
+        assert_eq!((self.state.active.as_ref(), &self.state.rejected), (Some(&version), &None), "{what}");
+    }
+}
+
+fn refused(version: &str, gate: GateName, message: &str) -> CandidateStatus {
+    let message = Some(message.to_owned());
+    CandidateStatus {
+        version: version.to_owned(),
+        phase: CandidatePhase::Failed,
+        progress: None,
+        gates: vec![GateResult { name: gate, verdict: GateVerdict::Fail, value: None, message: message.clone() }],
+        gguf: None,
+        fit: None,
+        message,
+    }
+}
+
+type Advice = (&'static str, fn(&mut User));
+
+#[test]
+fn whoever_does_what_a_gate_says_is_tried_again() {
+    const RETRY: Advice = ("annotate the service with gantry.dev/retry", User::retry);
+    let cases: [(GateName, &str, &[Advice]); 8] = [
+        (
+            GateName::Fetch,
+            "https://h/m.gguf is refused with 401; correct the token of Secret hf",
+            &[
+                ("the token", |user| user.token = Some(2)),
+                ("the Secret, made anew", |user| user.token = None),
+                ("the address", |user| user.set("/spec/model/source/uri", json!("https://h/n.gguf"))),
+                ("spec.cache.sizeLimit", |user| user.set("/spec/cache", json!({"sizeLimit": "20Gi"}))),
+                RETRY,
+            ],
+        ),
+        (
+            GateName::Digest,
+            "correct the sha256 in the spec, or the address",
+            &[
+                ("the sha256", |user| user.set("/spec/model/source/sha256", json!("b".repeat(64)))),
+                ("the address", |user| user.set("/spec/model/source/uri", json!("https://h/n.gguf"))),
+                RETRY,
+            ],
+        ),
+        (
+            GateName::Format,
+            "make the file again",
+            &[("another file", |user| user.set("/spec/model/source/sha256", json!("b".repeat(64))))],
+        ),
+        (
+            GateName::Memory,
+            "give the pod more memory (spec.resources.memory), or lower contextSize or parallel",
+            &[
+                ("memory", |user| user.set("/spec/resources/memory", json!("2Gi"))),
+                ("GPUs", |user| user.set("/spec/resources/gpu", json!({"count": 2}))),
+                ("contextSize", |user| user.set("/spec/runtime", json!({"contextSize": 512}))),
+                ("headroom", |user| user.set("/spec/rollout/gates/memory", json!({"headroom": "1%"}))),
+                ("the queue", |user| user.set("/spec/scheduling", json!({"maxQueue": 8}))),
+                RETRY,
+            ],
+        ),
+        (
+            GateName::Template,
+            "correct the template, or serve a file with another one",
+            &[("another file", |user| user.set("/spec/model/source/sha256", json!("b".repeat(64))))],
+        ),
+        (
+            GateName::Load,
+            "check the file, spec.runtime, and the pod's memory",
+            &[
+                ("runtime", |user| user.set("/spec/runtime", json!({"parallel": 1}))),
+                ("memory", |user| user.set("/spec/resources/memory", json!("2Gi"))),
+                RETRY,
+            ],
+        ),
+        (
+            GateName::Prompts,
+            "correct the prompts, or use another model",
+            &[
+                ("the prompts", |user| user.prompts = Some(2)),
+                ("minPass", |user| {
+                    user.set(
+                        "/spec/rollout/gates/prompts",
+                        json!({"configMapRef": {"name": "golden"}, "minPass": "50%"}),
+                    );
+                }),
+                ("other prompts", |user| {
+                    user.set("/spec/rollout/gates/prompts", json!({"configMapRef": {"name": "silver"}}));
+                }),
+                RETRY,
+            ],
+        ),
+        (
+            GateName::Deadline,
+            "",
+            &[
+                ("spec.rollout.progressDeadline", |user| user.set("/spec/rollout/progressDeadline", json!("1h"))),
+                ("cpu", |user| user.set("/spec/resources/cpu", json!("4"))),
+                RETRY,
+            ],
+        ),
+    ];
+    for (gate, message, advice) in cases {
+        for (what, follow) in advice {
+            let mut user = User::new();
+            let mut cluster = Cluster::refusing(&user, gate, message);
+            follow(&mut user);
+            cluster.ensure_served(&user, &format!("{gate:?}: {what}"));
+        }
+    }
+}
+
+/// Model, then what it is taken back for.
+#[test]
+fn a_version_that_was_taken_back_is_tried_again_when_what_it_ran_with_changes() {
+    let changes: [Advice; 3] = [
+        ("memory", |user| user.set("/spec/resources/memory", json!("2Gi"))),
+        ("runtime", |user| user.set("/spec/runtime", json!({"parallel": 1, "contextSize": 4096}))),
+        ("retry", User::retry),
+    ];
+    for (what, follow) in changes {
+        let mut user = User::new();
+        let mut cluster = Cluster { state: RolloutState::default(), stamped: Vec::new(), now: 0, pods: 1 };
+        cluster.step(&user, |_| {}, false);
+        let first = user.spec().wanted.name;
+        cluster.step(&user, |report| report.prepared = Some(first.clone()), false);
+        cluster.step(&user, |report| report.version = Some(first.clone()), false);
+        user.set("/spec/model/source/sha256", json!("b".repeat(64)));
+        let version = user.spec().wanted.name;
+        cluster.step(&user, |report| report.version = Some(first.clone()), false);
+        cluster.step(&user, |report| report.prepared = Some(version.clone()), false);
+        let dies = |report: &mut ReplicaStatus| {
+            (report.version, report.health) = (Some(version.clone()), ReplicaHealth::Failed);
+        };
+        let taken_back = cluster.step(&user, dies, false);
+        let Some(Transition::RollingBack { message, .. }) = taken_back else { panic!("{taken_back:?}") };
+        assert!(message.contains("spec.resources.memory") && message.contains(RETRY_ANNOTATION), "{message}");
+        for _ in 0..3 {
+            cluster.step(&user, |report| report.version = Some(first.clone()), false);
+        }
+        assert!(cluster.state.rejected.is_some() && cluster.state.rollout.is_none());
+        follow(&mut user);
+        cluster.ensure_served(&user, what);
+    }
+}
+
+#[test]
+fn what_nothing_was_judged_by_lifts_no_latch() {
+    let user = User::new();
+    for change in [
+        |user: &mut User| user.set("/spec/replicas", json!(2)),
+        |user: &mut User| user.set("/spec/revisionHistoryLimit", json!(2)),
+        |user: &mut User| user.set("/spec/rollout/drainTimeout", json!("1s")),
+        |user: &mut User| user.set("/spec/rollout/progressDeadline", json!("1h")),
+    ] {
+        let mut cluster = Cluster::refusing(&user, GateName::Prompts, "correct the prompts");
+        let mut edited = User::new();
+        change(&mut edited);
+        assert_eq!(cluster.step(&edited, |_| {}, false), None, "{}", edited.service);
+        assert!(cluster.state.rejected.is_some());
+    }
+}
+
+/// A first version, refused for memory: the pod that refused it is still there when its user has given more.
+#[test]
+fn a_pod_without_what_the_spec_asks_for_judges_nothing() {
+    let mut user = User::new();
+    let mut cluster = Cluster::refusing(&user, GateName::Memory, "give more memory");
+    user.set("/spec/resources/memory", json!("4Gi"));
+    let version = user.spec().wanted.name;
+    let refuses = |report: &mut ReplicaStatus| report.candidate = Some(refused(&version, GateName::Memory, "more"));
+    assert!(matches!(cluster.step(&user, refuses, true), Some(Transition::Started { .. })));
+    for seconds in [0, 10, 10_000] {
+        cluster.now += seconds;
+        assert_eq!(cluster.step(&user, refuses, true), None);
+    }
+    let message = cluster.state.rollout.as_ref().unwrap().message.clone().unwrap();
+    assert_eq!(message, "1 older pod is replaced first: the spec asks for other resources than it has");
+    // Nor is one that would let it through asked.
+    assert_eq!(cluster.step(&user, |report| report.prepared = Some(version.clone()), true), None);
+    let committed = cluster.step(&user, |report| report.prepared = Some(version.clone()), false);
+    assert!(matches!(committed, Some(Transition::Committed { .. })), "{committed:?}");
+}
