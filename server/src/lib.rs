@@ -20,6 +20,7 @@ mod journal;
 pub mod limits;
 pub mod metrics;
 pub mod output;
+pub mod peer;
 pub mod processors;
 pub mod protocol;
 pub mod rollout;

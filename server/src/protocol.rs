@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, Stream, StreamExt};
 use gantry_engine::{
     EngineConfig, EngineStats, GenerationEvent, GenerationParams, LoadError, ModelInfo, PooledEvent, PooledStats,
-    PooledWork, Priority, ProbeError, Prompt,
+    PooledWork, Priority, ProbeError, Prompt, Turn,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -46,6 +46,8 @@ pub enum ToWorker {
         work: PooledWork,
         /// Who goes first.
         priority: Priority,
+        /// Whose it is, and its turn among those of the same priority.
+        turn: Turn,
         /// The most milliseconds until all of it is there.
         timeout_ms: Option<u64>,
     },
@@ -237,8 +239,10 @@ mod tests {
                 .prop_map(|(query, documents)| PooledWork::Rank { query, documents }),
         ];
         let priority = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
-        let pool = (any::<u64>(), work, priority, any::<Option<u64>>())
-            .prop_map(|(id, work, priority, timeout_ms)| ToWorker::Pool { id, work, priority, timeout_ms });
+        let pool = (any::<u64>(), work, priority, any::<Option<u64>>()).prop_map(|(id, work, priority, timeout_ms)| {
+            let turn = Turn { client: id, start_tag: id / 2 };
+            ToWorker::Pool { id, work, priority, turn, timeout_ms }
+        });
         let of_one = (any::<u64>(), 0..3).prop_map(|(id, what)| match what {
             0 => ToWorker::Cancel { id },
             1 => ToWorker::Pause { id },

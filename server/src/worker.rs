@@ -258,7 +258,7 @@ impl Worker {
                 };
                 self.keep(id, submitted).await?;
             }
-            ToWorker::Pool { id, work, priority, timeout_ms } => {
+            ToWorker::Pool { id, work, priority, turn, timeout_ms } => {
                 let (pooled, ended, notes) = (self.outbox.pooled.clone(), ended.clone(), Arc::clone(&self.notes));
                 let activity = self.activity(id, self.faults.of_texts(&work));
                 let sink = Box::new(move |event: PooledEvent| {
@@ -272,7 +272,8 @@ impl Worker {
                 });
                 let submitted = match &self.host.embedder {
                     Some(embedder) => {
-                        embedder.submit_observed(work, priority, timeout_ms, Some(activity), sink).map(Handle::Pooled)
+                        let activity = Some(activity);
+                        embedder.submit_observed(work, priority, turn, timeout_ms, activity, sink).map(Handle::Pooled)
                     }
                     None => Err(not_loaded_for("input")),
                 };

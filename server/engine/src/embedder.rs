@@ -26,6 +26,7 @@ use crate::params::{
 };
 use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
 use crate::queue::{Queue, Waiting};
+use crate::turn::Turn;
 
 /// Threads that tokenise. Two, so that one enormous request does not hold up the others.
 const PREPARE_THREADS: usize = 2;
@@ -43,6 +44,7 @@ enum Command {
 struct Job {
     /// The order of submission.
     ticket: u64,
+    turn: Turn,
     left: Texts,
     done: VecDeque<Vec<Token>>,
     priority: Priority,
@@ -110,8 +112,8 @@ impl Drop for Jobs {
 }
 
 fn push(waiting: &WaitingJobs, job: Box<Job>) {
-    let Job { ticket, priority, waiting_since: since, .. } = *job;
-    lock(waiting).push(Waiting { ticket, priority, since, deadline: None, value: job });
+    let Job { ticket, turn, priority, waiting_since: since, .. } = *job;
+    lock(waiting).push(Waiting { ticket, turn, priority, since, deadline: None, value: job });
 }
 
 /// Who is next. In a function of its own, so that it is unlocked afterwards.
@@ -244,10 +246,10 @@ impl Embedder {
         timeout_ms: Option<u64>,
         sink: PooledSink,
     ) -> Result<PooledHandle, SubmitError> {
-        self.submit_observed(work, priority, timeout_ms, None, sink)
+        self.submit_observed(work, priority, Turn::default(), timeout_ms, None, sink)
     }
 
-    /// As [`Embedder::submit`]; `activity` hears whenever the embedder is about to work on the request.
+    /// As [`Embedder::submit`], for one of several clients; `activity` hears whenever the embedder is about to work on the request.
     ///
     /// # Errors
     /// As [`Embedder::submit`].
@@ -255,6 +257,7 @@ impl Embedder {
         &self,
         work: PooledWork,
         priority: Priority,
+        turn: Turn,
         timeout_ms: Option<u64>,
         activity: Option<ActivitySink>,
         sink: PooledSink,
@@ -274,6 +277,7 @@ impl Embedder {
         let now = Instant::now();
         let job = Job {
             ticket: jobs.tickets.fetch_add(1, Relaxed),
+            turn,
             left: Texts::of(work),
             done: VecDeque::new(),
             priority,
@@ -476,8 +480,8 @@ impl Preparer {
             }
             Ok(()) if !job.left.is_empty() => Slice::More(job),
             Ok(()) => {
-                let Job { done: texts, priority, reply, submitted_at, limit, .. } = *job;
-                Slice::Ready(PooledRequest { reply, texts, priority, submitted_at, limit })
+                let Job { done: texts, turn, priority, reply, submitted_at, limit, .. } = *job;
+                Slice::Ready(PooledRequest { reply, texts, client: turn.client, priority, submitted_at, limit })
             }
         }
     }

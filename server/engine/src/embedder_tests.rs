@@ -24,7 +24,17 @@ fn job(
     let reply = Reply::new(sink, Place::take(counters, u32::MAX).unwrap(), Arc::default()).observed(activity);
     let (left, done) = (Texts::of(work), VecDeque::new());
     let now = Instant::now();
-    let job = Job { ticket, left, done, priority, reply, submitted_at: now, waiting_since: now, limit: None };
+    let job = Job {
+        ticket,
+        turn: Turn::default(),
+        left,
+        done,
+        priority,
+        reply,
+        submitted_at: now,
+        waiting_since: now,
+        limit: None,
+    };
     (Box::new(job), events)
 }
 

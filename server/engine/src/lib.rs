@@ -33,7 +33,8 @@
 //!   come together are read once.
 //! - **Pressure**: a full KV cache fails nobody. Leftovers go first; then the youngest sequence of the lowest priority
 //!   gives its slot away and comes back. Memory moves the engine along [`DegradationLevel`].
-//! - **Order** (`queue`): [`Priority`], within it the order of submission; waiting raises, and ends at a deadline. One
+//! - **Order** (`queue`): [`Priority`], within it the [`Turn`]s of clients, and of each the order of submission; waiting
+//!   raises, and ends at a deadline. One
 //!   whose beginning is in memory goes before a long prompt that must be read, within a bound.
 //! - **Guesses** (`lookup`, `draft`): repetitions, and what a small model says, are guessed and checked in one step, while
 //!   that pays.
@@ -82,6 +83,7 @@ mod pooler;
 mod prepare;
 mod queue;
 mod request;
+mod ring;
 mod sample_pool;
 mod sampler;
 mod scheduler;
@@ -89,6 +91,7 @@ mod sequence;
 mod stats;
 mod template;
 mod text;
+mod turn;
 mod window;
 
 #[cfg(test)]
@@ -124,14 +127,15 @@ pub use ladder::DegradationLevel;
 pub use params::{
     DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_POOLED_BATCH, DEFAULT_POOLED_TOKENS, DEFAULT_POOLED_WAIT_MS,
     DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES, DEFAULT_PREFIX_CACHE_RAM_BYTES,
-    DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EmbedInput, EngineConfig, GenerationParams, Grammar,
-    LEAST_STEP_LIMIT_MS, MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS,
-    MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
-    MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS,
-    MAX_POOLED_WAIT_MS, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY,
-    MAX_RESUMES_AHEAD, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE,
-    MAX_THREADS, MOST_STEP_LIMIT_MS, PooledConfig, PooledWork, PrefixCacheConfig, Priority, Prompt, STEP_LIMIT_FACTOR,
-    SpeculationConfig,
+    DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EmbedInput, EngineConfig, FIRST_SLOT_PATIENCE_MS,
+    GenerationParams, Grammar, LEAST_STEP_LIMIT_MS, MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH,
+    MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_POOLED_BATCH,
+    MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS, MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE,
+    MAX_REPEAT_PENALTY, MAX_RESUMES_AHEAD, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES,
+    MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS, MOST_STEP_LIMIT_MS, PooledConfig, PooledWork, PrefixCacheConfig,
+    Priority, Prompt, STEP_LIMIT_FACTOR, SpeculationConfig,
 };
 pub use queue::AGEING_STEP;
 pub use template::{TemplateReport, check_template, limits as template_limits, serve_template};
+pub use turn::Turn;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
 use crate::kv_plan::{CacheType, KvLayout};
+use crate::turn::Turn;
 
 /// The most sequences one engine may run at once: llama.cpp's own limit of sequence ids.
 pub const MAX_PARALLEL: u32 = 256;
@@ -19,6 +20,9 @@ pub const MAX_QUEUE: usize = 65_536;
 /// How often a paused request that has begun its answer goes on before those that came later and wait. Afterwards it takes its turn
 /// behind all that wait, each time, or those that are paused again and again would keep everybody else from a slot.
 pub const MAX_RESUMES_AHEAD: u32 = 4;
+/// How long a request whose client has no slot waits, in milliseconds, before one of a client that has several gives way to it:
+/// several steps, in which a slot may become free by itself.
+pub const FIRST_SLOT_PATIENCE_MS: u64 = 100;
 /// The most prompt tokens in one step.
 pub const MAX_PREFILL_TOKENS_PER_STEP: u32 = 16_384;
 /// The most threads an engine computes with: ggml's own limit.
@@ -296,7 +300,8 @@ impl EngineConfig {
     }
 }
 
-/// Who is served first. Within one priority the order is that of submission, and waiting raises a request in time.
+/// Who is served first. Within one priority clients have their [`Turn`]s and each client's requests the order of submission,
+/// and waiting raises a request in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Priority {
     /// After everyone else; the first to be preempted.
@@ -411,6 +416,8 @@ pub struct GenerationParams {
     pub ignore_eos: bool,
     /// Who goes first.
     pub priority: Priority,
+    /// Whose it is, and its turn among those of the same priority.
+    pub turn: Turn,
     /// The most milliseconds from submission to the first token; past that the request fails with
     /// [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded). `None`: the engine's own limit.
     pub queue_timeout_ms: Option<u64>,
@@ -439,6 +446,7 @@ impl Default for GenerationParams {
             stop: Vec::new(),
             ignore_eos: false,
             priority: Priority::default(),
+            turn: Turn::default(),
             queue_timeout_ms: None,
         }
     }

@@ -1,8 +1,8 @@
 //! The embedder's state: open requests, whose texts take turns in the window, and the batches that leave it.
 //!
 //! Flow: [`Pooler::add`] → [`Pooler::turn`], again and again: a request's next text enters the window, those of higher
-//! priority first, which waiting raises as in [`crate::queue`] (within one level one text a request and turn, so that two
-//! thousand texts of one do not hold up the one of another), a batch that is full or due is computed,
+//! priority first, which waiting raises as in [`crate::queue`] (within one level one text a client and turn, and of a client
+//! one a request, so that two thousand texts of one do not hold up the one of another), a batch that is full or due is computed,
 //! each text's vector is sent at once, and the last one ends its request. A batch is what the backend computes in one go, and
 //! no more than it is known to compute in [`MAX_POOLED_BATCH_MS`]: who comes meanwhile is looked at after that. One that
 //! fails is computed text by text, so that whoever is at fault fails alone. Absent: threads, channels, tokenising
@@ -22,6 +22,7 @@ use crate::finite::{NOT_FINITE, NoNumbers, is_vector};
 use crate::monitor::Pressure;
 use crate::params::{MAX_POOLED_BATCH_MS, Priority};
 use crate::queue::{LEVELS, aged_level};
+use crate::ring::Ring;
 use crate::stats::RunningStep;
 use crate::window::{Batch, BatchWindow};
 
@@ -168,6 +169,8 @@ pub(crate) struct PooledRequest {
     pub(crate) reply: Reply,
     /// At least one, none empty or longer than the backend takes.
     pub(crate) texts: VecDeque<Vec<Token>>,
+    /// Whose it is.
+    pub(crate) client: u64,
     pub(crate) priority: Priority,
     pub(crate) submitted_at: Instant,
     /// The most that it may take, from its submission to its last vector's computation.
@@ -258,7 +261,7 @@ pub(crate) struct Pooler<B> {
     max_batch: u32,
     open: HashMap<u64, Open>,
     /// Requests with texts that are not in the window yet, by level, in the order of their turns.
-    rings: [VecDeque<u64>; LEVELS],
+    rings: [Ring; LEVELS],
     tickets: u64,
     counters: Arc<PooledCounters>,
     pace: BatchPace,
@@ -297,7 +300,7 @@ impl<B: PooledBackend> Pooler<B> {
         let tokens: usize = request.texts.iter().map(Vec::len).sum();
         let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let open = Open { waiting_since: request.submitted_at, request, left, next_index: 0, prompt_tokens };
-        self.rings[open.level(now)].push_back(self.tickets);
+        self.rings[open.level(now)].push_back(open.request.client, self.tickets);
         self.open.insert(self.tickets, open);
     }
 
@@ -357,7 +360,7 @@ impl<B: PooledBackend> Pooler<B> {
 
     /// Ends everyone.
     pub(crate) fn fail_all(&mut self, error: &RequestError) {
-        self.rings.iter_mut().for_each(VecDeque::clear);
+        self.rings.iter_mut().for_each(Ring::clear);
         drop(self.window.flush());
         for open in std::mem::take(&mut self.open).into_values() {
             open.request.reply.fail(error.clone());
@@ -368,7 +371,7 @@ impl<B: PooledBackend> Pooler<B> {
     fn next_ticket(&mut self) -> Option<u64> {
         loop {
             let ring = self.rings.iter_mut().rfind(|ring| !ring.is_empty())?;
-            let ticket = *ring.front()?;
+            let ticket = ring.front()?;
             // One that has ended is in the ring until its turn.
             if self.open.get(&ticket).is_some_and(|open| !open.request.texts.is_empty()) {
                 return Some(ticket);
@@ -393,7 +396,7 @@ impl<B: PooledBackend> Pooler<B> {
         open.next_index += 1;
         open.waiting_since = now;
         if !open.request.texts.is_empty() {
-            self.rings[open.level(now)].push_back(ticket);
+            self.rings[open.level(now)].push_back(open.request.client, ticket);
         }
         Some(Text { ticket, index, tokens })
     }
@@ -401,15 +404,11 @@ impl<B: PooledBackend> Pooler<B> {
     /// Those that have waited long enough take their turns with those of the next level.
     fn raise(&mut self, now: Instant) {
         for level in 0..LEVELS - 1 {
-            let mut raised = std::mem::take(&mut self.rings[level]);
-            raised.retain(|ticket| {
-                let stays = self.open.get(ticket).is_some_and(|open| open.level(now) == level);
-                if stays {
-                    self.rings[level].push_back(*ticket);
-                }
-                !stays
-            });
-            self.rings[level + 1].append(&mut raised);
+            let open = &self.open;
+            let rises = |ticket: u64| open.get(&ticket).is_none_or(|open| open.level(now) != level);
+            for (client, ticket) in self.rings[level].extract(rises) {
+                self.rings[level + 1].push_back(client, ticket);
+            }
         }
     }
 

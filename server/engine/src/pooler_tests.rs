@@ -125,13 +125,24 @@ impl Stage {
         now: Instant,
         limit: Option<Duration>,
     ) -> Client {
+        self.submit_of(0, priority, texts, now, limit)
+    }
+
+    fn submit_of(
+        &mut self,
+        whose: u64,
+        priority: Priority,
+        texts: Vec<Vec<Token>>,
+        now: Instant,
+        limit: Option<Duration>,
+    ) -> Client {
         let client = Client::default();
         let events = client.events.clone();
         let sink = Box::new(move |event| events.lock().unwrap().push(event));
         let place = Place::take(&self.counters, u32::MAX).unwrap();
         let reply = Reply::new(sink, place, client.cancelled.clone());
         let texts = VecDeque::from(texts);
-        self.pooler.add(PooledRequest { reply, texts, priority, submitted_at: now, limit }, now);
+        self.pooler.add(PooledRequest { reply, texts, client: whose, priority, submitted_at: now, limit }, now);
         client
     }
 
@@ -255,6 +266,22 @@ fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
     assert!(other.end().is_some() && low.end().is_none());
     stage.settle(later);
     assert!(low.end().is_some());
+}
+
+#[test]
+fn clients_take_turns_whatever_each_asks_for() {
+    let (mut stage, now) = (stage(2), Instant::now());
+    let crowd: Vec<Client> =
+        (0..20).map(|_| stage.submit_of(1, Priority::Normal, vec![text(1); 8], now, None)).collect();
+    let other = stage.submit_of(2, Priority::Normal, vec![text(2); 3], now, None);
+    for _ in 0..3 {
+        assert_eq!(stage.pooler.turn(now), Next::Now);
+    }
+    assert_eq!(stage.batches(), [[1, 2], [1, 2], [1, 2]], "every second text is the other client's");
+    assert!(other.end().is_some() && crowd.iter().all(|client| client.end().is_none()));
+    stage.settle(now);
+    stage.settle(now + WAIT);
+    assert!(crowd.iter().all(|client| client.end().is_some()));
 }
 
 #[test]

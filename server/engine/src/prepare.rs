@@ -93,8 +93,8 @@ impl Stage {
 
     fn push(&self, waits: Waits) -> bool {
         let Job { ticket, submitted_at, deadline, ref params, .. } = *waits.job;
-        let priority = params.priority;
-        self.lock().push(Waiting { ticket, priority, since: submitted_at, deadline, value: waits });
+        let (priority, turn) = (params.priority, params.turn);
+        self.lock().push(Waiting { ticket, turn, priority, since: submitted_at, deadline, value: waits });
         self.calls.send(()).is_ok()
     }
 

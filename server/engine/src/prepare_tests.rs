@@ -12,6 +12,7 @@ use crate::event::GenerationEvent;
 use crate::params::Priority;
 use crate::request::Permit;
 use crate::stats::Stats;
+use crate::turn::Turn;
 
 const LIMIT: u32 = 16;
 /// See [`Gated::render`].
@@ -119,7 +120,19 @@ impl Busy {
         self.push_prompt(Prompt::Chat { messages_json: messages_json.to_owned() }, Priority::Normal, None)
     }
 
+    fn push_of(&mut self, prompt: &str, turn: Turn) -> u64 {
+        self.push_params(
+            Prompt::Text(prompt.to_owned()),
+            GenerationParams { turn, ..GenerationParams::greedy(4) },
+            None,
+        )
+    }
+
     fn push_prompt(&mut self, prompt: Prompt, priority: Priority, deadline: Option<Instant>) -> u64 {
+        self.push_params(prompt, GenerationParams { priority, ..GenerationParams::greedy(4) }, deadline)
+    }
+
+    fn push_params(&mut self, prompt: Prompt, params: GenerationParams, deadline: Option<Instant>) -> u64 {
         self.tickets += 1;
         let (ticket, events) = (self.tickets, self.events.0.clone());
         let sink = Box::new(move |event| events.send((ticket, event)).unwrap());
@@ -128,7 +141,7 @@ impl Busy {
         let job = Job {
             ticket,
             prompt,
-            params: GenerationParams { priority, ..GenerationParams::greedy(4) },
+            params,
             emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()),
             signals,
             submitted_at: Instant::now(),
@@ -179,6 +192,22 @@ fn prompts_are_prepared_in_the_order_of_their_priorities() {
     let mut ready: Vec<u64> = busy.ready.iter().collect();
     ready.sort_unstable();
     assert_eq!(ready, (1..=7).collect::<Vec<_>>(), "each is delivered, and once");
+}
+
+#[test]
+fn the_prompts_of_several_clients_are_prepared_by_turns() {
+    let mut busy = Busy::new();
+    for (prompt, client, start_tag) in [("a0", 1, 0), ("a1", 1, 10), ("a2", 1, 20), ("b0", 2, 5), ("b1", 2, 10)] {
+        busy.push_of(prompt, Turn { client, start_tag });
+    }
+    let mut order = Vec::new();
+    for _ in 0..5 {
+        busy.gate.as_ref().unwrap().send(()).unwrap();
+        order.push(busy.given.recv().unwrap());
+    }
+    // Those that the threads are at are of low priority.
+    assert_eq!(order, ["a0", "b0", "a1", "b1", "a2"]);
+    busy.end();
 }
 
 #[test]

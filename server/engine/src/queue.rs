@@ -3,22 +3,27 @@
 //! Flow: submission asks [`Watermarks::observe`] → the scheduler [`push`](Queue::push)es what was accepted → each step
 //! [`expire`](Queue::expire)s and [`remove_if`](Queue::remove_if)s what is over → a free slot [`pop`](Queue::pop)s.
 //!
-//! Order: higher priority first, and within one priority always by ticket, the order of submission. Each
+//! Order: higher priority first, and within one priority by the start tags of [`Turn`]s, which share the service out among
+//! clients, and then by ticket, the order of submission, which is that of each client. Each
 //! [`AGEING_STEP`] of waiting lifts a request one level, to [`Priority::High`] at most, where the ticket decides. So
 //! nothing starves: once a request has waited for two of them, only those submitted before it can go first, and those
 //! only become fewer. (The scheduler may let others with less to read go first, a bounded number of them, and those that
 //! were paused, a bounded number of times.) With its slot
 //! it keeps the level that it got it at ([`Waiting::standing`]), or those it had waited for would take it back at once.
 //!
+//! Before a request of another client waiting lifts a request only as far as its client had nothing meanwhile: who has so many
+//! waiting that the first of them have always waited for long would go before everybody else who has just come.
+//!
 //! Absent: threads and clocks (time is handed in), a limit on the length (submission's permits have it).
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
 use std::iter::Peekable;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::params::Priority;
+use crate::turn::Turn;
 
 /// So much waiting lifts a request one level.
 pub const AGEING_STEP: Duration = Duration::from_secs(10);
@@ -35,6 +40,7 @@ const DEFAULT_LOW_WATERMARK: (usize, usize) = (3, 4);
 pub(crate) struct Waiting<T> {
     /// The order of submission. A preempted request keeps its own, and so comes before all that were submitted later.
     pub(crate) ticket: u64,
+    pub(crate) turn: Turn,
     pub(crate) priority: Priority,
     /// Since when it waits: its submission, or for a preempted one as long before its preemption as it had waited until
     /// then. What it ran is not waiting, or one that ran for long would drive out at once what it was preempted for.
@@ -64,8 +70,8 @@ impl<T> Waiting<T> {
 
     /// The same with another value.
     pub(crate) fn map<U>(self, value: impl FnOnce(T) -> U) -> Waiting<U> {
-        let Self { ticket, priority, since, deadline, .. } = self;
-        Waiting { ticket, priority, since, deadline, value: value(self.value) }
+        let Self { ticket, turn, priority, since, deadline, .. } = self;
+        Waiting { ticket, turn, priority, since, deadline, value: value(self.value) }
     }
 }
 
@@ -75,35 +81,53 @@ impl QueueDepth {
     }
 }
 
-/// A ticket, and the order of entry for those that share one.
-type Key = (u64, u64);
+/// A start tag, a ticket, and the order of entry for those that share them.
+type Key = (u64, u64, u64);
+
+/// What is known of a client of which something waits.
+#[derive(Clone, Copy, Default)]
+struct Client {
+    waiting: usize,
+    /// When one of its requests was taken last, while others of it waited.
+    served: Option<Instant>,
+}
 
 /// The waiting requests. Taking one costs the logarithm of their number.
 pub(crate) struct Queue<T> {
     /// By rank. Only the first of each can be next, so each stays in order whatever the clocks say.
     levels: [BTreeMap<Key, Waiting<T>>; LEVELS],
     deadlines: BTreeSet<(Instant, usize, Key)>,
+    /// Those of whom something waits.
+    clients: HashMap<u64, Client>,
     entered: u64,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { levels: Default::default(), deadlines: BTreeSet::new(), entered: 0 }
+        Self { levels: Default::default(), deadlines: BTreeSet::new(), clients: HashMap::new(), entered: 0 }
     }
 }
 
 impl<T> Queue<T> {
     /// Takes a request, also one that was preempted, at the place of its ticket.
     pub(crate) fn push(&mut self, request: Waiting<T>) {
-        let ticket = request.ticket;
-        self.push_at(request, ticket);
+        let key = (request.turn.start_tag, request.ticket);
+        self.push_at(request, key);
     }
 
-    /// Takes a request at the place of another ticket, behind what is there.
-    pub(crate) fn push_at(&mut self, request: Waiting<T>, ticket: u64) {
-        let key = (ticket, self.entered);
+    /// Takes a request as if it had this ticket, the newest, behind all that is there of its client.
+    pub(crate) fn push_behind_own(&mut self, request: Waiting<T>, ticket: u64) {
+        let level = &self.levels[rank(request.priority)];
+        let own = level.values().filter(|other| other.turn.client == request.turn.client);
+        let tag = own.map(|other| other.turn.start_tag).fold(request.turn.start_tag, u64::max);
+        self.push_at(request, (tag, ticket));
+    }
+
+    fn push_at(&mut self, request: Waiting<T>, (tag, ticket): (u64, u64)) {
+        let key = (tag, ticket, self.entered);
         self.entered += 1;
         let rank = rank(request.priority);
+        self.clients.entry(request.turn.client).or_default().waiting += 1;
         if let Some(deadline) = request.deadline {
             self.deadlines.insert((deadline, rank, key));
         }
@@ -112,18 +136,14 @@ impl<T> Queue<T> {
 
     /// Takes out the request that is next.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<Waiting<T>> {
-        let first = |(rank, level): (usize, &BTreeMap<Key, Waiting<T>>)| {
-            let (key, request) = level.first_key_value()?;
-            Some((service_order(request, *key, now), rank, *key))
-        };
-        let (_, rank, key) = self.levels.iter().enumerate().filter_map(first).min_by_key(|&(order, _, _)| order)?;
-        self.take(rank, key)
+        let (rank, key, _) = self.ordered(now).next()?;
+        self.serve(rank, key, now)
     }
 
     /// Takes out the first request, in the order of service, that `fits`: for a step in which the next one does not.
     pub(crate) fn pop_where(&mut self, now: Instant, fits: impl Fn(&Waiting<T>) -> bool) -> Option<Waiting<T>> {
         let (rank, key) = self.ordered(now).find(|(_, _, request)| fits(request)).map(|(rank, key, _)| (rank, key))?;
-        self.take(rank, key)
+        self.serve(rank, key, now)
     }
 
     /// The request that is next.
@@ -145,7 +165,7 @@ impl<T> Queue<T> {
                 break;
             }
             self.deadlines.pop_first();
-            expired.extend(self.levels[rank].remove(&key));
+            expired.extend(self.take(rank, key));
         }
         expired
     }
@@ -163,6 +183,7 @@ impl<T> Queue<T> {
                 if let Some(deadline) = request.deadline {
                     self.deadlines.remove(&(deadline, rank, key));
                 }
+                forget(&mut self.clients, request.turn.client);
                 removed.push(request);
             }
         }
@@ -197,17 +218,42 @@ impl<T> Queue<T> {
         if let Some(deadline) = request.deadline {
             self.deadlines.remove(&(deadline, rank, key));
         }
+        forget(&mut self.clients, request.turn.client);
         Some(request)
     }
 
+    /// Takes one out that gets what it waited for.
+    fn serve(&mut self, rank: usize, key: Key, now: Instant) -> Option<Waiting<T>> {
+        let request = self.take(rank, key)?;
+        if let Some(client) = self.clients.get_mut(&request.turn.client) {
+            client.served = Some(now);
+        }
+        Some(request)
+    }
+
+    /// The clients of which something waits.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = u64> {
+        self.clients.keys().copied()
+    }
+
     fn ordered(&self, now: Instant) -> Ordered<'_, T> {
-        Ordered { levels: self.levels.each_ref().map(|level| level.iter().peekable()), now }
+        Ordered { levels: self.levels.each_ref().map(|level| level.iter().peekable()), clients: &self.clients, now }
+    }
+}
+
+fn forget(clients: &mut HashMap<u64, Client>, client: u64) {
+    if let Some(known) = clients.get_mut(&client) {
+        known.waiting -= 1;
+        if known.waiting == 0 {
+            clients.remove(&client);
+        }
     }
 }
 
 /// The three levels merged.
 struct Ordered<'a, T> {
     levels: [Peekable<btree_map::Iter<'a, Key, Waiting<T>>>; LEVELS],
+    clients: &'a HashMap<u64, Client>,
     now: Instant,
 }
 
@@ -215,18 +261,32 @@ impl<'a, T> Iterator for Ordered<'a, T> {
     type Item = (usize, Key, &'a Waiting<T>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let now = self.now;
+        let (now, clients) = (self.now, self.clients);
         let first = |(rank, level): (usize, &mut Peekable<btree_map::Iter<'a, Key, Waiting<T>>>)| {
-            level.peek().map(|&(key, request)| (service_order(request, *key, now), rank))
+            level.peek().map(|&(key, request)| (rank, *key, request))
         };
-        let (_, rank) = self.levels.iter_mut().enumerate().filter_map(first).min()?;
+        let firsts = self.levels.iter_mut().enumerate().filter_map(first);
+        let (rank, ..) = firsts.reduce(|best, other| {
+            let alike = best.2.turn.client == other.2.turn.client;
+            let order = |&(_, key, request): &(usize, Key, &Waiting<T>)| {
+                let served = clients.get(&request.turn.client).and_then(|client| client.served);
+                service_order(request, key, served.filter(|_| !alike), now)
+            };
+            if order(&other) < order(&best) { other } else { best }
+        })?;
         self.levels[rank].next().map(|(key, request)| (rank, *key, request))
     }
 }
 
-/// The lowest goes first.
-fn service_order<T>(request: &Waiting<T>, key: Key, now: Instant) -> (Reverse<usize>, Key) {
-    (Reverse(aged_level(request.priority, now.saturating_duration_since(request.since))), key)
+/// The lowest goes first. `served`: when its client had something last, where the other one is of another client.
+fn service_order<T>(
+    request: &Waiting<T>,
+    (_, ticket, entered): Key,
+    served: Option<Instant>,
+    now: Instant,
+) -> (Reverse<usize>, u64, u64) {
+    let since = served.map_or(request.since, |served| request.since.max(served));
+    (Reverse(aged_level(request.priority, now.saturating_duration_since(since))), ticket, entered)
 }
 
 /// The level of a request of this priority that has waited so long.

@@ -6,7 +6,7 @@ use super::*;
 use crate::params::Priority::{High, Low, Normal};
 
 fn waiting(ticket: u64, priority: Priority, since: Instant) -> Waiting<u64> {
-    Waiting { ticket, priority, since, deadline: None, value: ticket }
+    Waiting { ticket, turn: Turn::default(), priority, since, deadline: None, value: ticket }
 }
 
 fn tickets<T>(requests: &[Waiting<T>]) -> Vec<u64> {
@@ -62,7 +62,7 @@ fn requests_that_share_a_ticket_are_all_kept_in_their_order_of_entry() {
     let now = Instant::now();
     let mut queue = Queue::default();
     for value in ["first", "second", "third"] {
-        queue.push(Waiting { ticket: 1, priority: Normal, since: now, deadline: Some(now), value });
+        queue.push(Waiting { deadline: Some(now), ..waiting(1, Normal, now).map(|_| value) });
     }
     let values = queue.expire(now).into_iter().map(|r| r.value).collect::<Vec<_>>();
     assert_eq!(values, ["first", "second", "third"]);
@@ -108,6 +108,65 @@ fn watermarks_default_to_the_queue_and_three_quarters_of_it_and_stay_in_order() 
     assert_eq!(marks(512, Some(10), None), (10, 7));
     assert_eq!(marks(512, Some(9999), Some(9999)), (512, 512));
     assert_eq!(marks(usize::MAX, None, None).1, usize::MAX / 4 * 3 + 2);
+}
+
+fn of(client: u64, start_tag: u64, request: Waiting<u64>) -> Waiting<u64> {
+    Waiting { turn: Turn { client, start_tag }, ..request }
+}
+
+#[test]
+fn start_tags_share_out_one_priority_and_each_client_keeps_its_order() {
+    let now = Instant::now();
+    let mut queue = Queue::default();
+    for ticket in 0..4 {
+        queue.push(of(1, ticket * 10, waiting(ticket, Normal, now)));
+    }
+    queue.push(of(2, 0, waiting(4, Normal, now)));
+    queue.push(of(2, 15, waiting(5, Normal, now)));
+    queue.push(of(3, 99, waiting(6, High, now)));
+    let order = [6, 0, 4, 1, 5, 2, 3];
+    assert_eq!(queue.iter(now).map(|r| r.ticket).collect::<Vec<_>>(), order);
+    assert_eq!(queue.clients().collect::<BTreeSet<_>>(), BTreeSet::from([1, 2, 3]));
+    assert_eq!(tickets(&queue.drain(now)), order);
+    assert_eq!(queue.clients().count(), 0);
+}
+
+#[test]
+fn who_has_much_waiting_is_not_lifted_before_others_by_its_own_queue() {
+    let start = Instant::now();
+    let mut queue = Queue::default();
+    for ticket in 0..9 {
+        queue.push(of(1, ticket, waiting(ticket, Low, start)));
+    }
+    // Nobody had anything until then.
+    let mut now = start + AGEING_BOUND * 2;
+    queue.push(of(2, 0, waiting(10, Normal, now)));
+    assert_eq!(queue.pop(now).unwrap().ticket, 0);
+    // From now on they wait for those of others, as who comes now would.
+    assert_eq!(queue.pop(now).unwrap().ticket, 10);
+    let mut ticket = 11;
+    while now < start + AGEING_BOUND * 2 + AGEING_STEP {
+        queue.push(of(2, 0, waiting(ticket, Normal, now)));
+        assert_eq!(queue.pop(now).unwrap().ticket, ticket);
+        (now, ticket) = (now + AGEING_STEP / 4, ticket + 1);
+    }
+    // And they are lifted again while they have nothing.
+    queue.push(of(2, 0, waiting(ticket, Normal, now)));
+    assert_eq!(queue.pop(now).unwrap().ticket, 1);
+    // Of one client each is lifted by its own time.
+    queue.push(of(1, 20, waiting(ticket + 1, Normal, now)));
+    assert_eq!(queue.pop_where(now, |r| r.turn.client == 1).unwrap().ticket, 2);
+}
+
+#[test]
+fn who_goes_behind_its_own_is_not_behind_those_of_others() {
+    let now = Instant::now();
+    let mut queue = Queue::default();
+    for (ticket, client, start_tag) in [(1, 1, 10), (2, 1, 20), (3, 2, 30)] {
+        queue.push(of(client, start_tag, waiting(ticket, Normal, now)));
+    }
+    queue.push_behind_own(of(1, 0, waiting(0, Normal, now)), 3);
+    assert_eq!(tickets(&queue.drain(now)), [1, 2, 0, 3]);
 }
 
 fn priority() -> impl Strategy<Value = Priority> {
@@ -170,7 +229,7 @@ proptest! {
                     if list.iter().any(|r| r.ticket == ticket) { continue; }
                     let since = now - Duration::from_millis(late_ms);
                     let deadline = timeout_ms.map(|ms| since + Duration::from_millis(ms));
-                    let request = Waiting { ticket, priority, since, deadline, value: ticket };
+                    let request = Waiting { deadline, ..waiting(ticket, priority, since) };
                     queue.push(request.clone());
                     list.push(request);
                 }

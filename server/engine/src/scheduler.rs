@@ -1,6 +1,7 @@
 //! Continuous batching: which request holds which slot, and what each step decodes.
 //!
-//! Flow of a step: end what is over → take their slots from those that are paused ([`pause`]) → give free slots to those that wait ([`admission`]) → close the gaps between
+//! Flow of a step: end what is over → take their slots from those that are paused ([`pause`]) → give a client without a slot
+//! one of those that have several ([`first_slot`]) → give free slots to those that wait ([`admission`]) → close the gaps between
 //! streams ([`gaps`]) → plan (one token for each sequence that generates, rows of nobody's where a whole group takes less
 //! ([`fill`]), then prompts within the budget) → make room ([`pressure`]) → decode one batch → sample each row → post the
 //! tokens to the text thread. One owner, no threads of its own, no clock but for figures and deadlines: tests run it step by
@@ -16,6 +17,7 @@ mod copies;
 mod cost;
 mod failure;
 mod fill;
+mod first_slot;
 mod gaps;
 mod guess;
 mod measure;
@@ -41,7 +43,7 @@ use crate::event::FinishReason;
 use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
 use crate::plan::{ATTENTION_TILE_TOKENS, Bounds, Need, plan_in_tiles};
-use crate::queue::Queue;
+use crate::queue::{LEVELS, Queue};
 use crate::request::{Request, too_late};
 use crate::sample_pool::{SampleDone, SampleJob, SamplePool, SampledRows};
 use crate::sampler::Sampled;
@@ -150,6 +152,8 @@ pub(crate) struct Scheduler<B> {
     waiting: Queue<Waiter>,
     paused: Queue<Paused>,
     newest_ticket: u64,
+    /// Of each priority, the highest start tag of those that have had a slot.
+    begun_tags: [u64; LEVELS],
     batch: Vec<BatchEntry>,
     /// Those of the batch that are nobody's.
     fillers: Fillers,
@@ -202,6 +206,7 @@ impl<B: Backend> Scheduler<B> {
             waiting: Queue::default(),
             paused: Queue::default(),
             newest_ticket: 0,
+            begun_tags: [0; LEVELS],
             batch: Vec::new(),
             fillers: Fillers::default(),
             worth_filling: WorthFilling::default(),
@@ -279,6 +284,7 @@ impl<B: Backend> Scheduler<B> {
         }
         self.end_what_is_over(started);
         self.pause_and_resume(started);
+        self.give_first_slot(started);
         self.admit(started);
         if self.suspects.is_empty() {
             self.close_gaps();

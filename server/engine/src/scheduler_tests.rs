@@ -26,6 +26,7 @@ use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 mod bursts;
+mod clients;
 mod copies;
 mod failures;
 mod fill;

@@ -12,7 +12,6 @@
 //! Absent: how fast a body must come, which is [`super::body`]'s.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,27 +21,7 @@ use tokio::time::{Instant, timeout_at};
 use super::errors::Failure;
 use crate::limits::{BODY_CLIENT_FACTOR, MAX_BODY_BYTES};
 
-/// Who sent a request, as far as sharing goes: an address, of IPv6 the network of 64 bits that one host has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Peer(IpAddr);
-
-impl Peer {
-    /// The client at an address.
-    #[must_use]
-    pub fn of(address: IpAddr) -> Self {
-        Self(match address.to_canonical() {
-            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
-            v4 => v4,
-        })
-    }
-}
-
-impl Default for Peer {
-    /// Nobody that is known.
-    fn default() -> Self {
-        Self(Ipv6Addr::UNSPECIFIED.into())
-    }
-}
+pub use crate::peer::Peer;
 
 /// Why no more can be had now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

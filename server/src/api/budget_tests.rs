@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 //! Nobody has all of the memory, and half-read bodies never wait for each other.
 
+use std::net::IpAddr;
+
 use proptest::prelude::*;
 
 use super::*;

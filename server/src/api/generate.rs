@@ -16,7 +16,7 @@ use gantry_engine::{Prompt, Timings};
 use gantry_openai::{ApiError, Common, ErrorCode, Priority, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
-use super::budget::Share;
+use super::budget::{Peer, Share};
 use super::choices::{Choices, Gathered, Uncollected, sum_of};
 use super::errors::{Failure, of_submission, unanswered};
 use super::middleware::{CountedLater, RequestIdentity};
@@ -61,6 +61,8 @@ struct Asked {
 pub(super) struct Origin {
     arrival: Instant,
     identity: String,
+    /// Whose it is.
+    pub(super) peer: Peer,
     pub(super) scheduling: Scheduling,
 }
 
@@ -68,7 +70,8 @@ impl Origin {
     pub(super) fn read(request: &Request) -> Result<Self, Failure> {
         let id = request.extensions().get::<RequestIdentity>().and_then(|id| id.0.to_str().ok());
         let identity = id.unwrap_or_default().to_owned();
-        Ok(Self { arrival: Instant::now(), identity, scheduling: Scheduling::read(request.headers())? })
+        let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
+        Ok(Self { arrival: Instant::now(), identity, peer, scheduling: Scheduling::read(request.headers())? })
     }
 }
 
@@ -76,7 +79,7 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
     let Asked { shape, prompt, common, origin, share } = asked;
     let names = Names { prompt: shape.prompt_param(), format: common.format.param() };
     let request = GenerateRequest { prompt: Arc::new(prompt), params: params(&common, origin.scheduling) };
-    let (version, choices) = submit(app, request, &common, names).await?;
+    let (version, choices) = submit(app, origin.peer, request, &common, names).await?;
     let priority = priority_of(&common, origin.scheduling);
     let observed = Observed::new(app, shape.route(), &version, origin, Some(priority), choices.total(), share);
     let envelope = Envelope::new(shape, &version, &common);
@@ -94,6 +97,7 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
 
 async fn submit(
     app: &App,
+    client: Peer,
     request: GenerateRequest,
     common: &Common,
     names: Names,
@@ -107,7 +111,7 @@ async fn submit(
             let message = format!("`n` must be at most {most}: no more requests run and wait here at a time.");
             return Err(ApiError::invalid(Some(Cow::Borrowed("n")), ErrorCode::InvalidValue, message).into());
         }
-        match submit_all(&version, &request, common.choices).await {
+        match submit_all(&version, client, &request, common.choices).await {
             Ok(generations) => return Ok((version, Choices::new(generations))),
             Err(retired @ SubmitError::Retired) => last = Some(retired),
             Err(other) => return Err(of_submission(other, names)),
@@ -120,6 +124,7 @@ async fn submit(
 /// Submits one request for each answer, all or none.
 async fn submit_all(
     version: &Version,
+    client: Peer,
     request: &GenerateRequest,
     choices: u32,
 ) -> Result<Vec<Generation>, SubmitError> {
@@ -128,7 +133,7 @@ async fn submit_all(
         request.params.seed = seed_of(request.params.seed, choice);
         request
     };
-    version.submit_all((0..choices).map(of_choice).collect()).await
+    version.submit_all(client, (0..choices).map(of_choice).collect()).await
 }
 
 async fn whole(
@@ -296,7 +301,7 @@ mod tests {
     use serde::ser::Error;
 
     use super::*;
-    use crate::api::budget::{Budget, Peer};
+    use crate::api::budget::Budget;
     use crate::api::written::Writers;
     use crate::limits::OUTPUT_BUDGET_BYTES;
     use crate::output::Output;
@@ -314,6 +319,7 @@ mod tests {
                 origin: Origin {
                     arrival: Instant::now(),
                     identity: String::new(),
+                    peer: Peer::default(),
                     scheduling: Scheduling::read(&axum::http::HeaderMap::new()).unwrap(),
                 },
                 priority: None,

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use axum::http::{HeaderMap, HeaderName};
-use gantry_engine::{DryParams, GenerationParams, Grammar};
+use gantry_engine::{DryParams, GenerationParams, Grammar, Turn};
 use gantry_openai::{ApiError, Common, ErrorCode, Format, MAX_QUEUE_TIMEOUT_MS, Priority, Sampling};
 
 /// The header that says who goes first; it goes before the body's `priority`, since a gateway can set it.
@@ -98,6 +98,8 @@ pub(super) fn params(common: &Common, scheduling: Scheduling) -> GenerationParam
         stop,
         ignore_eos,
         priority: engine_priority(priority_of(common, scheduling)),
+        // Which is known where it is let in.
+        turn: Turn::default(),
         queue_timeout_ms: scheduling.queue_timeout_ms,
     }
 }

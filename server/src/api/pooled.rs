@@ -25,7 +25,6 @@ use crate::version::{PoolRequest, Pooled, SubmitError, Version};
 
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let origin = Origin::read(&request)?;
-    let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
     let (body, share) = body::read(&app.bodies, request).await?;
     let mut valid = ValidEmbeddingsRequest::parse(&body)?;
     drop(body);
@@ -50,8 +49,8 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
         );
         return Err(ApiError::invalid(Some("input".into()), ErrorCode::AnswerTooLarge, message).into());
     }
-    let answer_share = app.answers.take(peer, answer, BODY_BUDGET_WAIT).await?;
-    let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
+    let answer_share = app.answers.take(origin.peer, answer, BODY_BUDGET_WAIT).await?;
+    let (version, pooled) = submit(&app, origin.peer, request, names, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Embeddings, &version, origin, Some(priority), 0, share);
     let encoding = valid.encoding;
     let write = move |model: String, output: PooledOutput| {
@@ -68,7 +67,7 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let names = Names { prompt: "documents", format: "documents" };
     let work = PooledWork::Rank { query: valid.query.clone(), documents: valid.documents.clone() };
     let (request, priority) = pool_request(work, origin.scheduling, valid.priority);
-    let (version, pooled) = submit(&app, request, names, |served| valid.check_model(served)).await?;
+    let (version, pooled) = submit(&app, origin.peer, request, names, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Rerank, &version, origin, Some(priority), 0, share);
     let answer = valid.answer_bytes();
     let write = move |model: String, output: PooledOutput| {
@@ -96,13 +95,14 @@ fn input(input: EmbeddingInput) -> EmbedInput {
 
 async fn submit(
     app: &App,
+    client: Peer,
     request: PoolRequest,
     names: Names,
     check: impl Fn(&[&str]) -> Result<(), ApiError>,
 ) -> Result<(Arc<Version>, Pooled), Failure> {
     for _ in 0..SUBMIT_ATTEMPTS {
         let version = app.check_model(&check)?;
-        match version.pool(request.clone()).await {
+        match version.pool(client, request.clone()).await {
             Ok(pooled) => return Ok((version, pooled)),
             Err(SubmitError::Retired) => {}
             Err(other) => return Err(of_submission(other, names)),

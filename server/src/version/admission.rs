@@ -2,22 +2,30 @@
 //!
 //! A [`Place`] is one admitted request and is given back when dropped; a request keeps its place when its worker dies
 //! and it is run again. With watermarks, refusing begins when more than the high one wait and ends when no more than the
-//! low one do, so that a queue at its limit is not refused and let in by turns. Absent: the order of service, which is
-//! the engine's, and the choice of a worker, which is the dispatcher's.
+//! low one do, so that a queue at its limit is not refused and let in by turns. Where other clients have filled the queue, one
+//! that has no more than its equal part of the places is let in all the same, as long as no more than [`SHARED_PLACES`] are. A
+//! place says whose [turn](super::fair) it is. Absent: what waits where, and the choice of a worker, which is the dispatcher's.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use gantry_engine::{Priority, Turn};
+
+use super::fair::Fair;
 use super::settings::Scheduling;
-use crate::limits::{RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS, SERVICE_RATE_SAMPLES, SERVICE_RATE_WINDOW};
+use crate::limits::{
+    RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS, SERVICE_RATE_SAMPLES, SERVICE_RATE_WINDOW, SHARED_PLACES,
+};
+use crate::peer::Peer;
 
 /// Counts the requests inside, up to a limit.
 pub(super) struct Admission(Mutex<State>);
 
 struct State {
     gate: Gate,
+    fair: Fair,
     rate: ServiceRate,
     closed: bool,
 }
@@ -78,12 +86,49 @@ pub(super) enum Refusal {
     Closed,
 }
 
+/// Who asks, and for how much.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ask {
+    pub(super) client: Peer,
+    pub(super) priority: Priority,
+    /// Of each of its requests, as far as is known.
+    pub(super) tokens: u64,
+}
+
 /// One admitted request.
-pub(super) struct Place(Arc<Admission>);
+pub(super) struct Place {
+    admission: Arc<Admission>,
+    ask: Ask,
+    turn: Turn,
+    has_begun: bool,
+    used_tokens: Option<u64>,
+}
+
+impl Place {
+    pub(super) fn turn(&self) -> Turn {
+        self.turn
+    }
+
+    /// The request has what it waited for. Said again it changes nothing.
+    pub(super) fn begin(&mut self) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.admission.state().fair.begin(self.ask.priority, self.turn);
+        }
+    }
+
+    /// What it has used, now that it has ended.
+    pub(super) fn uses(&mut self, tokens: u64) {
+        self.used_tokens = Some(tokens);
+    }
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.state().gate.leave();
+        let Ask { client, priority, tokens } = self.ask;
+        let used = self.used_tokens.unwrap_or(if self.has_begun { tokens } else { 0 });
+        let mut state = self.admission.state();
+        state.gate.leave();
+        state.fair.leave(client, priority, tokens, used);
     }
 }
 
@@ -130,6 +175,19 @@ impl Gate {
         Ok(())
     }
 
+    /// Lets so many in of a client that has `own` inside, where others have filled the queue: as many as make its equal part.
+    fn enter_beside(&mut self, count: usize, own: usize, clients: usize) -> bool {
+        let places = self.slots.saturating_add(self.max_queue);
+        let is_let_in = clients > 1
+            && own.saturating_add(count) <= places / clients
+            && self.inside.saturating_add(count) <= places.saturating_add(SHARED_PLACES);
+        if is_let_in {
+            self.inside += count;
+            self.look();
+        }
+        is_let_in
+    }
+
     fn leave(&mut self) {
         self.inside = self.inside.saturating_sub(1);
         self.look();
@@ -149,7 +207,7 @@ impl Admission {
     /// An empty queue before `slots` sequences.
     pub(super) fn new(scheduling: &Scheduling, slots: usize) -> Self {
         let gate = Gate::new(scheduling, slots);
-        Self(Mutex::new(State { gate, rate: ServiceRate::default(), closed: false }))
+        Self(Mutex::new(State { gate, fair: Fair::default(), rate: ServiceRate::default(), closed: false }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -159,19 +217,25 @@ impl Admission {
     /// Takes a place.
     #[cfg(test)]
     pub(super) fn enter(self: &Arc<Self>) -> Result<Place, Refusal> {
-        self.enter_all(1)?.pop().ok_or(Refusal::Closed)
+        self.enter_all(1, Ask::default())?.pop().ok_or(Refusal::Closed)
     }
 
     /// Takes so many places, all or none: two who want several each must not take from each other what both then lack.
-    pub(super) fn enter_all(self: &Arc<Self>, count: usize) -> Result<Vec<Place>, Refusal> {
+    pub(super) fn enter_all(self: &Arc<Self>, count: usize, ask: Ask) -> Result<Vec<Place>, Refusal> {
         let mut state = self.state();
         if state.closed {
             return Err(Refusal::Closed);
         }
-        match state.gate.enter(count) {
-            Ok(()) => Ok((0..count).map(|_| Place(Arc::clone(self))).collect()),
-            Err(limit) => Err(Refusal::Full { waiting: state.gate.waiting(), limit, retry_after: state.retry_after() }),
+        if let Err(limit) = state.gate.enter(count) {
+            let (own, clients) = (state.fair.inside(ask.client), state.fair.clients_with(ask.client));
+            if !state.gate.enter_beside(count, own, clients) {
+                let (waiting, retry_after) = (state.gate.waiting(), state.retry_after());
+                return Err(Refusal::Full { waiting, limit, retry_after });
+            }
         }
+        let place = |turn| Place { admission: Arc::clone(self), ask, turn, has_begun: false, used_tokens: None };
+        let turns = (0..count).map(|_| state.fair.enter(ask.client, ask.priority, ask.tokens));
+        Ok(turns.map(place).collect())
     }
 
     /// From now on the queue has these limits. Those inside stay, even where they are more than may wait now.

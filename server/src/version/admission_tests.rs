@@ -167,17 +167,17 @@ fn several_places_are_taken_all_or_none() {
     let scheduling = Scheduling { max_queue: 8, ..Scheduling::default() };
     let admission = Arc::new(Admission::new(&scheduling, 8));
     // Two requests of 16 answers, where 16 run and wait: one gets all of them, and the other one is refused as a whole.
-    let all = admission.enter_all(16).ok().unwrap();
-    assert!(matches!(admission.enter_all(16), Err(Refusal::Full { .. })));
+    let all = admission.enter_all(16, Ask::default()).ok().unwrap();
+    assert!(matches!(admission.enter_all(16, Ask::default()), Err(Refusal::Full { .. })));
     assert_eq!(admission.in_flight(), 16);
     drop(all);
-    assert!(admission.enter_all(17).is_err());
+    assert!(admission.enter_all(17, Ask::default()).is_err());
     assert_eq!(admission.in_flight(), 0, "what was refused holds nothing");
-    let some = admission.enter_all(1).ok().unwrap();
-    assert!(admission.enter_all(16).is_err());
+    let some = admission.enter_all(1, Ask::default()).ok().unwrap();
+    assert!(admission.enter_all(16, Ask::default()).is_err());
     assert_eq!(admission.in_flight(), 1);
     drop(some);
-    assert_eq!(admission.enter_all(16).ok().unwrap().len(), 16);
+    assert_eq!(admission.enter_all(16, Ask::default()).ok().unwrap().len(), 16);
 }
 
 proptest! {
@@ -190,7 +190,7 @@ proptest! {
         let (mut held, mut held_singly): (Vec<Vec<Place>>, Vec<Vec<Place>>) = Default::default();
         for (turn, count) in counts.into_iter().enumerate() {
             let singly: Vec<Place> = std::iter::from_fn(|| one_by_one.enter().ok()).take(count).collect();
-            match together.enter_all(count) {
+            match together.enter_all(count, Ask::default()) {
                 Ok(places) => {
                     prop_assert_eq!((places.len(), singly.len()), (count, count));
                     held.push(places);
@@ -208,4 +208,35 @@ proptest! {
             }
         }
     }
+}
+
+fn ask(host: u8) -> Ask {
+    Ask { client: Peer::of(std::net::IpAddr::from([10, 0, 0, host])), tokens: 10, ..Ask::default() }
+}
+
+#[test]
+fn who_has_less_than_its_part_is_let_in_where_others_have_filled_the_queue() {
+    for scheduling in [queue(8, None, None), queue(8, Some(7), Some(2))] {
+        let admission = Arc::new(Admission::new(&scheduling, 2));
+        let crowd: Vec<_> = std::iter::from_fn(|| admission.enter_all(1, ask(1)).ok()).collect();
+        assert_eq!(crowd.len(), 10, "one client alone has all of it");
+        let own = admission.enter_all(5, ask(2)).ok().unwrap();
+        assert!(admission.enter_all(1, ask(2)).is_err(), "half of the places is its part");
+        assert!(admission.enter_all(1, ask(1)).is_err());
+        let third = admission.enter_all(3, ask(3)).ok().unwrap();
+        assert!(admission.enter_all(1, ask(3)).is_err());
+        assert_eq!(admission.in_flight(), 18);
+        drop((crowd, own, third));
+        assert_eq!(admission.in_flight(), 0);
+        assert!(admission.enter_all(10, ask(2)).is_ok());
+    }
+}
+
+#[test]
+fn no_more_than_so_many_are_inside_past_the_limit() {
+    let admission = Arc::new(Admission::new(&queue(100, None, None), 1));
+    let _crowd = admission.enter_all(101, ask(0)).ok().unwrap();
+    let others: Vec<_> = (1..=200).filter_map(|host| admission.enter_all(1, ask(host)).ok()).collect();
+    // Each of more clients than there are places has no part of them.
+    assert_eq!(others.len(), SHARED_PLACES);
 }

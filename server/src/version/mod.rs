@@ -11,6 +11,7 @@ mod admission;
 mod channel;
 mod desk;
 mod dispatch;
+mod fair;
 mod generation;
 mod health;
 mod label;
@@ -40,10 +41,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::limits::{RESTART_QUEUE_LIMIT, RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS};
 use crate::output::Output;
+use crate::peer::Peer;
 use crate::processors::Processors;
 use crate::vital;
 
-use admission::{Place, Refusal};
+use admission::{Ask, Place, Refusal};
 use desk::Lanes;
 use dispatch::Demand;
 use request::Request;
@@ -320,15 +322,19 @@ impl Version {
     /// # Errors
     /// The queue is full, no worker is ready, the version is being retired, or a parameter is out of its range.
     pub async fn submit(&self, request: GenerateRequest) -> Result<Generation, SubmitError> {
-        let mut generations = self.submit_all(vec![request]).await?;
+        let mut generations = self.submit_all(Peer::default(), vec![request]).await?;
         generations.pop().ok_or(SubmitError::Retired)
     }
 
-    /// Hands several requests to workers, all or none, or has them wait. Dropping a [`Generation`] cancels its request.
+    /// Hands several requests of a client to workers, all or none, or has them wait. Dropping a [`Generation`] cancels its request.
     ///
     /// # Errors
     /// As [`Version::submit`], for any of them.
-    pub async fn submit_all(&self, requests: Vec<GenerateRequest>) -> Result<Vec<Generation>, SubmitError> {
+    pub async fn submit_all(
+        &self,
+        client: Peer,
+        requests: Vec<GenerateRequest>,
+    ) -> Result<Vec<Generation>, SubmitError> {
         let requests: Vec<GenerateRequest> =
             requests.into_iter().map(|request| self.shared.with_defaults(request)).collect();
         for request in &requests {
@@ -344,7 +350,10 @@ impl Version {
             self.check_standing(*digest)?;
         }
         let answers = requests.len();
-        let places = self.admit(answers)?;
+        // Several answers to one request are asked for alike.
+        let priority = requests.first().map(|request| request.params.priority).unwrap_or_default();
+        let tokens = requests.iter().map(GenerateRequest::fair_tokens).max().unwrap_or_default();
+        let places = self.admit(answers, Ask { client, priority, tokens })?;
         let submitted = requests.into_iter().zip(digests).zip(places);
         Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place, answers)).collect())
     }
@@ -361,11 +370,11 @@ impl Version {
         generation
     }
 
-    /// Hands a request for vectors or scores to a worker, or has it wait for one. Dropping the [`Pooled`] cancels it.
+    /// Hands a client's request for vectors or scores to a worker, or has it wait for one. Dropping the [`Pooled`] cancels it.
     ///
     /// # Errors
     /// As [`Version::submit`], or the model is not served for such work.
-    pub async fn pool(&self, mut request: PoolRequest) -> Result<Pooled, SubmitError> {
+    pub async fn pool(&self, client: Peer, mut request: PoolRequest) -> Result<Pooled, SubmitError> {
         let pooling = self.shared.model.borrow().as_ref().map(|model| model.pooled.map(|pooled| pooled.pooling));
         // A version that has not said what it is says that it is not ready.
         if let Some(pooling) = pooling {
@@ -374,7 +383,8 @@ impl Version {
         request.timeout_ms = request.timeout_ms.or(self.shared.queue_timeout_ms());
         let digest = self.shared.desk.digests.of_texts(&request);
         self.check_standing(digest)?;
-        let place = self.admit(1)?.pop().ok_or(SubmitError::Retired)?;
+        let ask = Ask { client, priority: request.priority, tokens: request.fair_tokens() };
+        let place = self.admit(1, ask)?.pop().ok_or(SubmitError::Retired)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, receiver) = oneshot::channel();
         let mut request = Request::pooled(id, request, reply, place);
@@ -393,7 +403,7 @@ impl Version {
     }
 
     /// Places for so many requests, while a worker is ready or soon is.
-    fn admit(&self, count: usize) -> Result<Vec<Place>, SubmitError> {
+    fn admit(&self, count: usize, ask: Ask) -> Result<Vec<Place>, SubmitError> {
         match &*self.shared.health.borrow() {
             WorkerHealth::Ready => {}
             WorkerHealth::Stopped => return Err(SubmitError::Retired),
@@ -401,7 +411,7 @@ impl Version {
             WorkerHealth::Restarting { .. } if self.load_left().is_some_and(|left| left <= RESTART_QUEUE_LIMIT) => {}
             other => return Err(unavailable(other, self.load_left())),
         }
-        self.shared.admission.enter_all(count).map_err(|refusal| match refusal {
+        self.shared.admission.enter_all(count, ask).map_err(|refusal| match refusal {
             Refusal::Closed => SubmitError::Retired,
             Refusal::Full { waiting, limit, retry_after } => {
                 SubmitError::QueueFull { waiting, places: count, limit, retry_after }

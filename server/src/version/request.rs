@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gantry_engine::{
-    AGEING_STEP, GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Priority, Prompt,
-    RequestError,
+    AGEING_STEP, EmbedInput, GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Priority,
+    Prompt, RequestError,
 };
 use tokio::sync::oneshot;
 
@@ -19,7 +19,7 @@ use super::desk::Lease;
 use super::dispatch::Demand;
 use super::generation::GenerationError;
 use super::suspects::{AtDeath, Digest};
-use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, MEMORY_REFUSALS, SUSPECT_ALONE_LIMIT};
+use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, FAIR_ANSWER_TOKENS, MEMORY_REFUSALS, SUSPECT_ALONE_LIMIT};
 use crate::protocol::{RequestId, ToWorker};
 
 /// Text that a request asks of a version.
@@ -65,14 +65,46 @@ impl GenerateRequest {
     /// The KV cells that it will need where a sequence can have `cells_per_sequence`: an estimate for text, since only
     /// the worker has the tokeniser, and at least what it must need for tokens.
     pub(super) fn cells(&self, cells_per_sequence: u64) -> u64 {
-        let (prompt, least) = match &*self.prompt {
-            Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => {
-                (text.len() / BYTES_PER_TOKEN_ESTIMATE, 1)
-            }
-            Prompt::Tokens(tokens) => (tokens.len(), tokens.len() as u64 + 1),
-        };
+        let prompt = self.prompt_tokens();
+        let least = if let Prompt::Tokens(_) = &*self.prompt { prompt + 1 } else { 1 };
         let answer = self.params.max_tokens.map_or(cells_per_sequence, u64::from);
-        (prompt as u64).saturating_add(answer).min(cells_per_sequence).max(least)
+        prompt.saturating_add(answer).min(cells_per_sequence).max(least)
+    }
+
+    /// What it asks for, where clients share the service.
+    pub(super) fn fair_tokens(&self) -> u64 {
+        let answer = self.params.max_tokens.map_or(FAIR_ANSWER_TOKENS, |most| most.min(FAIR_ANSWER_TOKENS));
+        self.prompt_tokens().saturating_add(answer.into()).max(1)
+    }
+
+    /// Of the prompt, of which the front knows no more where it is text.
+    fn prompt_tokens(&self) -> u64 {
+        let tokens = match &*self.prompt {
+            Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => {
+                text.len() / BYTES_PER_TOKEN_ESTIMATE
+            }
+            Prompt::Tokens(tokens) => tokens.len(),
+        };
+        tokens as u64
+    }
+}
+
+impl PoolRequest {
+    /// What it asks for, where clients share the service.
+    pub(super) fn fair_tokens(&self) -> u64 {
+        let bytes: usize = match &self.work {
+            PooledWork::Embed(inputs) => inputs
+                .iter()
+                .map(|input| match input {
+                    EmbedInput::Text(text) => text.len(),
+                    EmbedInput::Tokens(tokens) => tokens.len() * BYTES_PER_TOKEN_ESTIMATE,
+                })
+                .sum(),
+            PooledWork::Rank { query, documents } => {
+                documents.iter().map(|document| query.len() + document.len()).sum()
+            }
+        };
+        (bytes / BYTES_PER_TOKEN_ESTIMATE).max(1) as u64
     }
 }
 
@@ -135,7 +167,7 @@ pub(super) struct Request {
     refusals: u32,
     told_started: bool,
     told_text: bool,
-    _place: Place,
+    place: Place,
 }
 
 impl Request {
@@ -175,7 +207,7 @@ impl Request {
             refusals: 0,
             told_started: false,
             told_text: false,
-            _place: place,
+            place,
         })
     }
 
@@ -194,16 +226,24 @@ impl Request {
     /// Its place among those that wait, the earliest first: one of a lower priority goes as if it had been submitted later,
     /// and so in the end before those of a higher one that come after it.
     pub(super) fn turn(&self) -> (Instant, RequestId) {
-        let priority = match &self.asked {
-            Asked::Text { request, .. } => request.params.priority,
-            Asked::Pooled { request, .. } => request.priority,
-        };
-        let later = match priority {
+        let later = match self.priority() {
             Priority::High => Duration::ZERO,
             Priority::Normal => AGEING_STEP,
             Priority::Low => 2 * AGEING_STEP,
         };
         (self.submitted + later, self.id)
+    }
+
+    pub(super) fn priority(&self) -> Priority {
+        match &self.asked {
+            Asked::Text { request, .. } => request.params.priority,
+            Asked::Pooled { request, .. } => request.priority,
+        }
+    }
+
+    /// Its place among those of the same priority, the lowest first, whosever they are.
+    pub(super) fn start_tag(&self) -> u64 {
+        self.place.turn().start_tag
     }
 
     /// The message that gives it to a worker. Of the time that it may wait, what is left.
@@ -219,6 +259,7 @@ impl Request {
                 }
                 let mut params = request.params.clone();
                 params.queue_timeout_ms = params.queue_timeout_ms.map(left);
+                params.turn = self.place.turn();
                 ToWorker::Submit { id: self.id, prompt: Arc::clone(&request.prompt), params }
             }
             Asked::Pooled { request, vectors, .. } => {
@@ -226,7 +267,7 @@ impl Request {
                 *vectors = vec![Vec::new(); request.work.len()];
                 let timeout_ms = request.timeout_ms.map(left);
                 let (work, priority) = (request.work.clone(), request.priority);
-                ToWorker::Pool { id: self.id, work, priority, timeout_ms }
+                ToWorker::Pool { id: self.id, work, priority, turn: self.place.turn(), timeout_ms }
             }
         }
     }
@@ -354,6 +395,7 @@ impl Request {
             event => event,
         };
         self.outputs += u64::from(matches!(event, PooledEvent::Vector { .. }));
+        self.place.begin();
         let Asked::Pooled { vectors, reply, .. } = &mut self.asked else { return };
         let answer = match event {
             PooledEvent::Vector { index, vector } => {
@@ -390,6 +432,8 @@ impl Request {
             GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
             // A worker knows nothing of the time before: waiting for one with room, and with one that died.
             GenerationEvent::Finished { reason, usage, mut timings } => {
+                let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+                self.place.uses(u64::from(read) + u64::from(usage.completion_tokens));
                 timings.queue_ms += self.given.saturating_duration_since(self.submitted).as_secs_f64() * 1e3;
                 GenerationEvent::Finished { reason, usage, timings }
             }
@@ -397,6 +441,9 @@ impl Request {
         };
         if let GenerationEvent::Delta { tokens, .. } = &event {
             self.outputs += u64::from(*tokens);
+        }
+        if let GenerationEvent::Started { .. } = &event {
+            self.place.begin();
         }
         let Asked::Text { request, events: listening } = &mut self.asked else { return Passed::Goes };
         let Some(events) = listening else { return Passed::Goes };

@@ -1,8 +1,8 @@
 //! Where requests wait for a worker: those whose worker died before they had sent anything, those that find none healthy or
 //! none with the memory, and those that a worker may have died of.
 //!
-//! They are placed by [priority and submission](Request::turn), none before the one in front of it, so that a large
-//! request is not passed over for ever. One that waits longer than it said it would fails with that; when the version has
+//! They are placed by [priority and submission](Request::turn), those of several clients by [turns](super::fair), none before
+//! the one in front of it, so that a large request is not passed over for ever. One that waits longer than it said it would fails with that; when the version has
 //! failed for good, all fail after [`RETRY_LIMIT`]. The room ends with the version.
 //!
 //! A [suspect](super::suspects) gets a worker without requests, to which no other one is given until it is cleared or has had
@@ -10,6 +10,8 @@
 //! a suspect has waited for [`TRIAL_PATIENCE`], and lets the requests that it has end. While others wait, trials take no more
 //! than [`TRIALS_LIMIT`] in a row, and whoever cannot be tried within [`TRIAL_WAIT_LIMIT`] fails. Absent: requests that wait in
 //! a worker for a sequence.
+
+mod lines;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -30,6 +32,7 @@ use crate::limits::{
     RETRY_LIMIT, SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT,
 };
 use crate::protocol::RequestId;
+use lines::Lines;
 
 /// A version's waiting room.
 pub(super) struct Room {
@@ -38,7 +41,7 @@ pub(super) struct Room {
     lanes: Weak<Lanes>,
     inbox: mpsc::UnboundedReceiver<Box<Request>>,
     health: watch::Receiver<WorkerHealth>,
-    waiting: BTreeMap<(Instant, RequestId), Waiting>,
+    waiting: Lines,
     /// Those that must be by themselves.
     suspects: BTreeMap<(Instant, RequestId), Waiting>,
     /// Since when suspects have been tried one after the other.
@@ -65,7 +68,7 @@ impl Room {
             lanes: Arc::downgrade(lanes),
             inbox,
             health,
-            waiting: BTreeMap::new(),
+            waiting: Lines::default(),
             suspects: BTreeMap::new(),
             trials_since: None,
             verdicts: 0,
@@ -100,20 +103,26 @@ impl Room {
         while let Ok(request) = self.inbox.try_recv() {
             self.admit(request, Instant::now());
         }
-        for waiting in
-            std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.suspects).into_values())
-        {
+        for waiting in self.take_all() {
             self.desk.leave_room();
             waiting.request.fail(GenerationError::Retired);
         }
     }
 
+    /// Those that wait, be they suspects.
+    fn take_all(&mut self) -> Vec<Waiting> {
+        let mut all = self.waiting.extract(|_| true);
+        all.extend(std::mem::take(&mut self.suspects).into_values());
+        all
+    }
+
     fn admit(&mut self, request: Box<Request>, now: Instant) {
-        self.sort(request.turn(), Waiting { request, since: now }, now);
+        self.sort(Waiting { request, since: now }, now);
     }
 
     /// Puts a request where it waits, by what is known of it.
-    fn sort(&mut self, turn: (Instant, RequestId), waiting: Waiting, now: Instant) {
+    fn sort(&mut self, waiting: Waiting, now: Instant) {
+        let turn = waiting.request.turn();
         let standing = self.desk.suspects().standing(waiting.request.digest, now);
         match standing {
             Standing::Convicted => {
@@ -122,7 +131,7 @@ impl Room {
             }
             Standing::Suspected { .. } => drop(self.suspects.insert(turn, waiting)),
             Standing::Clear if waiting.request.suspect => drop(self.suspects.insert(turn, waiting)),
-            Standing::Clear => drop(self.waiting.insert(turn, waiting)),
+            Standing::Clear => self.waiting.insert(waiting),
         }
     }
 
@@ -132,11 +141,11 @@ impl Room {
         self.see_to_verdicts(now);
         let Some(lanes) = self.lanes.upgrade() else { return };
         self.try_suspects(&lanes, now);
-        while let Some((turn, Waiting { request, since })) = self.waiting.pop_first() {
+        while let Some(Waiting { request, since }) = self.waiting.pop_first() {
             match lanes.place(request) {
                 Placed::Yes => self.desk.leave_room(),
                 Placed::No(request, refusal) => {
-                    self.waiting.insert(turn, Waiting { request, since });
+                    self.waiting.insert(Waiting { request, since });
                     if refusal == Refusal::NoWorker {
                         self.drop_hopeless(now);
                     }
@@ -152,11 +161,10 @@ impl Room {
         if std::mem::replace(&mut self.verdicts, verdicts) == verdicts {
             return;
         }
-        let all = std::mem::take(&mut self.waiting).into_iter().chain(std::mem::take(&mut self.suspects));
-        for (turn, mut waiting) in all.collect::<Vec<_>>() {
+        for mut waiting in self.take_all() {
             // What it is suspected of is known by its digest as long as it is.
             waiting.request.suspect = false;
-            self.sort(turn, waiting, now);
+            self.sort(waiting, now);
         }
     }
 
@@ -219,10 +227,10 @@ impl Room {
 
     fn drop_overdue(&mut self, now: Instant) {
         let is_late = |waiting: &Waiting| waiting.request.overdue(now).is_some();
-        let overdue = self.waiting.extract_if(.., |_, waiting| waiting.request.is_abandoned() || is_late(waiting));
+        let mut overdue = self.waiting.extract(|waiting| waiting.request.is_abandoned() || is_late(waiting));
         // Whether a suspect is one is to be known, be it that nobody waits for its answer any more.
-        let overdue = overdue.chain(self.suspects.extract_if(.., |_, waiting| is_late(waiting)));
-        for (_, Waiting { request, .. }) in overdue {
+        overdue.extend(self.suspects.extract_if(.., |_, waiting| is_late(waiting)).map(|(_, waiting)| waiting));
+        for Waiting { request, .. } in overdue {
             self.desk.leave_room();
             if let Some(error) = request.overdue(now) {
                 request.fail(error.into());
@@ -242,8 +250,8 @@ impl Room {
         if !matches!(*self.health.borrow(), WorkerHealth::Failed { .. }) {
             return;
         }
-        let hopeless = |waiting: &mut Waiting| now.saturating_duration_since(waiting.since) >= RETRY_LIMIT;
-        for (_, Waiting { request, .. }) in self.waiting.extract_if(.., |_, waiting| hopeless(waiting)) {
+        let hopeless = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= RETRY_LIMIT;
+        for Waiting { request, .. } in self.waiting.extract(hopeless) {
             self.desk.leave_room();
             let reason = format!("no other one could take the request within {RETRY_LIMIT:?}");
             request.fail(GenerationError::WorkerDied(reason));

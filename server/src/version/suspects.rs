@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::io;
 use std::time::Instant;
 
-use gantry_engine::{GenerationParams, Priority};
+use gantry_engine::{GenerationParams, Priority, Turn};
 use serde::Serialize;
 
 use super::request::{GenerateRequest, PoolRequest};
@@ -102,12 +102,12 @@ impl Default for DigestKeys {
 }
 
 impl DigestKeys {
-    /// Of what a request for text asks: not of its seed, its priority and how long it may wait, which change nothing that a
+    /// Of what a request for text asks: not of its seed, its priority, its turn and how long it may wait, which change nothing that a
     /// worker could die of; several answers to one request are the same.
     pub(super) fn of_text(&self, request: &GenerateRequest) -> Digest {
         let mut params = request.params.clone();
-        let GenerationParams { seed, priority, queue_timeout_ms, .. } = &mut params;
-        (*seed, *priority, *queue_timeout_ms) = (None, Priority::default(), None);
+        let GenerationParams { seed, priority, turn, queue_timeout_ms, .. } = &mut params;
+        (*seed, *priority, *turn, *queue_timeout_ms) = (None, Priority::default(), Turn::default(), None);
         self.of(&(&*request.prompt, &params))
     }
 

@@ -8,6 +8,7 @@ mod backends;
 mod bad_input;
 mod cache;
 mod choices;
+mod clients;
 mod crowds;
 mod dispatch;
 mod drain;

@@ -4,7 +4,7 @@
 //! with a prompt that is being read waits until that is read, and then copies it: others go before it meanwhile. And one
 //! whose beginning is still in memory goes before a long prompt that must be read ([`OVERTAKING_SHARE`]): it is answered in
 //! a fraction of that time, and what it needs might be gone later. Those that came more than [`MAX_OVERTAKING`] requests
-//! later never do, so that nobody is overtaken more often.
+//! later never do, so that nobody is overtaken more often, and those of other clients do not at all.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -70,8 +70,9 @@ impl Waiter {
     /// One that had a slot, and waits as if it had done so until now but for the time that it had it.
     pub(super) fn preempted(sequence: Box<Sequence>, saved: Saved, now: Instant) -> Waiting<Self> {
         let (ticket, priority, deadline) = (sequence.ticket, sequence.priority(), sequence.due());
+        let turn = sequence.params.turn;
         let since = now.checked_sub(sequence.waited).unwrap_or(now);
-        Waiting { ticket, priority, since, deadline, value: Self::Preempted(sequence, saved) }
+        Waiting { ticket, turn, priority, since, deadline, value: Self::Preempted(sequence, saved) }
     }
 
     fn saved_bytes(&self) -> u64 {
@@ -99,8 +100,8 @@ impl Waiter {
 impl<B: Backend> Scheduler<B> {
     pub(super) fn wait(&mut self, request: Box<Request>) {
         let Request { ticket, submitted_at: since, deadline, .. } = *request;
-        let priority = request.params.priority;
-        self.waiting.push(Waiting { ticket, priority, since, deadline, value: Waiter::New(request) });
+        let (priority, turn) = (request.params.priority, request.params.turn);
+        self.waiting.push(Waiting { ticket, turn, priority, since, deadline, value: Waiter::New(request) });
     }
 
     pub(super) fn wait_again(&mut self, sequence: Box<Sequence>, saved: Saved, now: Instant) {
@@ -182,17 +183,22 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let Some(waiting) = self.waiting.pop_where(now, |waiting| waiting.ticket == ticket) else { return };
-            let (standing, waited) = (waiting.standing(now), now.saturating_duration_since(waiting.since));
-            match waiting.value {
-                Waiter::New(request) => self.start(request, standing, now),
-                Waiter::Preempted(sequence, saved) => {
-                    self.resume(Box::new(Sequence { standing, waited, ..*sequence }), saved, now);
-                }
-            }
+            self.give_slot(waiting, now);
             if streams && began.elapsed() >= self.most_admitting {
                 return;
             }
             admitted = true;
+        }
+    }
+
+    /// Gives one that waited a free slot.
+    pub(super) fn give_slot(&mut self, waiting: Waiting<Waiter>, now: Instant) {
+        let (standing, waited) = (waiting.standing(now), now.saturating_duration_since(waiting.since));
+        match waiting.value {
+            Waiter::New(request) => self.start(request, standing, now),
+            Waiter::Preempted(sequence, saved) => {
+                self.resume(Box::new(Sequence { standing, waited, ..*sequence }), saved, now);
+            }
         }
     }
 
@@ -224,6 +230,7 @@ impl<B: Backend> Scheduler<B> {
         let most = self.unread(&first.value).filter(|&unread| unread >= MIN_UNREAD_TO_OVERTAKE)? / OVERTAKING_SHARE;
         let may = |w: &&Waiting<Waiter>| {
             w.ticket <= first.ticket.saturating_add(MAX_OVERTAKING)
+                && w.turn.client == first.turn.client
                 && w.standing(now) == first.standing(now)
                 // Its beginning is known, and it is not just short.
                 && w.value.tokens().len() >= MIN_UNREAD_TO_OVERTAKE
@@ -285,7 +292,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Whether there are cells for what a waiter will likely use `beside` those who have a slot. One that finds nobody else
     /// is always let in.
-    fn fits(&self, waiter: &Waiter, beside: impl Fn(&Sequence) -> bool) -> bool {
+    pub(super) fn fits(&self, waiter: &Waiter, beside: impl Fn(&Sequence) -> bool) -> bool {
         let stays = |slot: usize| self.slots.get(slot).and_then(Option::as_ref).is_some_and(&beside);
         if !self.limits.unified || !(0..self.slots.len()).any(stays) {
             return true;
@@ -321,6 +328,8 @@ impl<B: Backend> Scheduler<B> {
             self.wait(request);
             return;
         };
+        let begun = &mut self.begun_tags[request.params.priority as usize];
+        *begun = request.params.turn.start_tag.max(*begun);
         let prompt_tokens = request.prompt_len();
         let Request {
             ticket,

@@ -62,7 +62,7 @@ impl<B: Backend> Scheduler<B> {
             sequence.resumes += 1;
             if sequence.resumes > MAX_RESUMES_AHEAD {
                 resumed.since = now;
-                self.waiting.push_at(resumed.map(|paused| paused.waiter), self.newest_ticket);
+                self.waiting.push_behind_own(resumed.map(|paused| paused.waiter), self.newest_ticket);
                 return;
             }
         }

@@ -146,7 +146,11 @@ impl<B: Backend> Scheduler<B> {
             .filter(|(_, s)| s.standing <= highest)
             .min_by_key(|(_, s)| (s.standing, std::cmp::Reverse(s.ticket)))
             .map(|(slot, _)| slot);
-        let Some(slot) = victim else { return false };
+        victim.is_some_and(|slot| self.preempt_slot(slot, now))
+    }
+
+    /// Has who has this slot give it away.
+    pub(super) fn preempt_slot(&mut self, slot: usize, now: Instant) -> bool {
         let Some((sequence, saved)) = self.vacate(slot, now) else { return false };
         // Somebody needs them now.
         self.kv.clear(u32::try_from(slot).unwrap_or(u32::MAX));

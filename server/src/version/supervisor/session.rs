@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt};
 use gantry_engine::{
     EmbedInput, FinishReason, GenerationEvent, GenerationParams, MOST_STEP_LIMIT_MS, PooledEvent, PooledWork, Priority,
-    ProbeError, Prompt, RequestError, SubmitError as EngineRefusal,
+    ProbeError, Prompt, RequestError, SubmitError as EngineRefusal, Turn,
 };
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -547,7 +547,13 @@ impl<'a> Session<'a> {
 fn control(pooled_only: bool) -> ToWorker {
     if pooled_only {
         let work = PooledWork::Embed(vec![EmbedInput::Text(CONTROL_TEXT.to_owned())]);
-        return ToWorker::Pool { id: CONTROL_ID, work, priority: Priority::High, timeout_ms: None };
+        return ToWorker::Pool {
+            id: CONTROL_ID,
+            work,
+            priority: Priority::High,
+            turn: Turn::default(),
+            timeout_ms: None,
+        };
     }
     let max_tokens = Some(CONTROL_TOKENS);
     let params = GenerationParams { max_tokens, priority: Priority::High, ..GenerationParams::default() };
