@@ -96,8 +96,11 @@ pub struct RolloutStatus {
     pub plan: String,
     /// When the step began.
     pub started_at: Time,
-    /// When the step is given up (Prepare, Commit) or done (Bake).
+    /// When the step is given up (Prepare, Commit) or done (Bake). In Prepare it starts anew when pods make progress.
     pub deadline: Time,
+    /// What the deadline of Prepare counts from; absent while no pod runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<RolloutProgress>,
     /// How far it is, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -105,6 +108,18 @@ pub struct RolloutStatus {
     /// state the ConfigMap and the Secrets that it names are in. When it changes while pods prepare, they prepare again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<String>,
+}
+
+/// How far the pods have come with a version that they prepare.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutProgress {
+    /// The furthest that they were: phases and percents of downloads, added up over the pods. It never falls.
+    pub figure: i64,
+    /// When that was.
+    pub at: Time,
+    /// Since when there have been pods that could make progress.
+    pub since: Time,
 }
 
 /// What every pod is asked to do.

@@ -101,18 +101,20 @@ impl<'a> Actor<'a> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Applies the children that differ; identity and rights before the pods that use them.
-    ///
-    /// # Errors
-    /// With the first child that could not be written.
-    pub async fn apply_children(&self, observed: &Observed, children: &Children) -> Result<(), Error> {
-        self.apply(observed.service_account.as_ref(), &children.service_account).await?;
-        self.apply(observed.role.as_ref(), &children.role).await?;
-        self.apply(observed.role_binding.as_ref(), &children.role_binding).await?;
-        self.apply(observed.network_policy.as_ref(), &children.network_policy).await?;
-        self.apply(observed.endpoint.as_ref(), &children.service).await?;
-        self.apply(observed.budget.as_ref(), &children.pod_disruption_budget).await?;
-        self.apply(observed.deployment.as_ref(), &children.deployment).await
+    /// Applies the children that differ; identity and rights before the pods that use them. One that cannot be written
+    /// holds back no other: gives all that could not.
+    #[must_use]
+    pub async fn apply_children(&self, observed: &Observed, children: &Children) -> Vec<Error> {
+        let applied = [
+            self.apply(observed.service_account.as_ref(), &children.service_account).await,
+            self.apply(observed.role.as_ref(), &children.role).await,
+            self.apply(observed.role_binding.as_ref(), &children.role_binding).await,
+            self.apply(observed.network_policy.as_ref(), &children.network_policy).await,
+            self.apply(observed.endpoint.as_ref(), &children.service).await,
+            self.apply(observed.budget.as_ref(), &children.pod_disruption_budget).await,
+            self.apply(observed.deployment.as_ref(), &children.deployment).await,
+        ];
+        applied.into_iter().filter_map(Result::err).collect()
     }
 
     /// Applies `desired` when `observed` (the object, or its metadata where that is all there is to it) differs.

@@ -1,7 +1,8 @@
 //! One reconcile: observe → validate → decide → build → act → status, for one service at a time.
 //!
-//! Children go first, then the versions that the status will name, then the status itself: an agent that is told about a
-//! version finds the rights to fetch it. Events and metrics follow what was written. A reconcile that fails is repeated
+//! When a rollout begins, children go first, then the versions that the status will name, then the status itself: an agent
+//! that is told about a version finds the rights to fetch it. Every other step of a rollout goes before the children, so
+//! that pods are told to switch back whatever else cannot be written. Events and metrics follow what was written. A reconcile that fails is repeated
 //! with a back-off; one that lost a race is repeated with the newer object.
 
 use std::{
@@ -12,7 +13,10 @@ use std::{
 };
 
 use futures::{FutureExt, StreamExt, future};
-use gantry_crds::{InferenceService, InferenceServiceStatus, OLD_FINALIZER};
+use gantry_crds::{
+    InferenceService, InferenceServiceStatus, OLD_FINALIZER,
+    conditions::{ConditionType, Reason},
+};
 use jiff::Timestamp;
 use kube::{
     Client, Resource, ResourceExt,
@@ -29,10 +33,10 @@ use tracing::{error, info};
 use crate::{
     act::{self, Actor},
     build::{self, Inputs, StoredTemplate, TemplateId},
-    decide::{CountedPod, Plan, RolloutState, World, decide},
+    decide::{CountedPod, Plan, RolloutState, Transition, World, decide},
     events::{Events, describe},
     http::Role,
-    limits::{CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
+    limits::{self, CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
@@ -55,6 +59,8 @@ pub struct Context {
 struct Memory {
     /// Failures in a row.
     failures: u32,
+    /// When time alone would change the decision of the pass that failed.
+    wake_at: Option<Timestamp>,
     /// Resource version of the operator's own last write of the status, and when that was.
     written: Option<(u64, Instant)>,
 }
@@ -93,6 +99,13 @@ impl Context {
             memory.failures = memory.failures.saturating_add(1);
             wait
         })
+    }
+
+    /// Time to wait after a pass that failed: a deadline is kept however many failed before.
+    fn next_try(&self, service: &InferenceService) -> Duration {
+        let due = self.recall(service, |memory| memory.wake_at.take()).flatten().map(wait_until);
+        let wait = self.back_off(service);
+        due.map_or(wait, |due| due.min(wait))
     }
 
     /// Whether the store is still behind the operator's own last write: what it holds would be decided on twice. For a
@@ -198,7 +211,7 @@ pub fn error_policy(service: Arc<InferenceService>, error: &Error, context: Arc<
         Error::Act(error) if error.is_gone() => Action::requeue(RETRY_MIN),
         Error::WatchesEnded(_) => Action::await_change(),
         Error::Act(_) => {
-            let wait = context.back_off(&service);
+            let wait = context.next_try(&service);
             error!(service = %ObjectRef::from_obj(&*service), %error, wait_seconds = wait.as_secs(), "a reconcile failed");
             Action::requeue(wait)
         }
@@ -253,56 +266,128 @@ pub(crate) async fn step(
     };
 
     let plan = decide(&world);
-    let children = spec.as_ref().ok().map(|spec| Inputs {
-        owner: service,
-        spec,
-        versions: &plan.state.versions,
-        server_image: &context.server_image,
-        stored: stored.as_ref(),
-        answers: answers(&pods),
-    });
-    // A spec that cannot be carried out changes nothing at all.
-    let applied = match children {
-        Some(inputs) => actor.apply_children(observed, &build::build(&inputs)).await,
-        None => Ok(()),
-    };
-    let apply_error = match &applied {
-        // A refusal stays until somebody acts, so it is said in the status; anything else passes.
-        Err(error) if error.is_refusal() => Some(error.to_string()),
-        Err(_) => return applied.map(|()| Action::await_change()),
-        Ok(()) => None,
-    };
-    // Without its children a rollout does not go on.
-    let next = if apply_error.is_some() { &state } else { &plan.state };
-    if apply_error.is_none() {
-        actor.stamp(&plan.stamp).await?;
-    }
-    let inputs =
-        ServiceInputs { service, spec: spec.as_ref(), state: next, observed, target_replicas, apply_error, now };
-    let new_status = service_status(&inputs);
-    if differs(service.status.as_ref(), &new_status) {
-        let written = actor.write_status(&new_status).await?;
-        let written = written.and_then(|version| version.parse().ok());
-        context.remember(service, |memory| memory.written = written.map(|version| (version, Instant::now())));
-    }
-    applied?;
-    if let Some(transition) = &plan.transition {
-        let (_, reason, note) = describe(transition);
-        info!(service = %ObjectRef::from_obj(service), version = transition.version(), reason, "{note}");
-        context.metrics.transition(transition);
-        context.events.transition(service, transition).await;
-    }
-    // Only pods of the newest template judge.
-    let newest: Vec<_> = pods.iter().filter(|pod| !pod.outdated).copied().collect();
-    for version in observed.versions.iter().filter(|version| version.meta().deletion_timestamp.is_none()) {
-        let status = version_status(&VersionInputs { version, before: &state, state: next, pods: &newest, now });
-        if version.status.as_ref() != Some(&status) {
-            actor.write_version_status(&version.name_any(), &status).await?;
+    let (spec, stored) = (spec.as_ref(), stored.as_ref());
+    let pass = Pass { service, observed, context, actor, spec, state: &state, pods: &pods, stored, now };
+    let errors = pass.carry_out(&plan, target_replicas).await?;
+    // A pass that could not write a child is tried again; what was decided does not wait for that.
+    let Some(error) = worst(errors) else { return Ok(wake(&plan, poll)) };
+    context.remember(service, |memory| memory.wake_at = plan.wake_at);
+    Err(error)
+}
+
+/// The error to act upon: one that passes is tried again soon, a refusal stays until somebody acts.
+fn worst(errors: Vec<act::Error>) -> Option<act::Error> {
+    let (refused, passing): (Vec<_>, Vec<_>) = errors.into_iter().partition(act::Error::is_refusal);
+    passing.into_iter().chain(refused).next()
+}
+
+/// One pass over a service: what was observed and validated of it.
+struct Pass<'a> {
+    service: &'a InferenceService,
+    observed: &'a Observed,
+    context: &'a Context,
+    actor: Actor<'a>,
+    spec: Result<&'a ValidService, &'a Problems>,
+    state: &'a RolloutState,
+    pods: &'a [CountedPod<'a>],
+    stored: Option<&'a StoredTemplate>,
+    now: Timestamp,
+}
+
+impl Pass<'_> {
+    /// Writes what was decided. Gives the children that could not be written.
+    ///
+    /// A rollout that begins waits for its children, since agents need the rights to fetch what it names. Every other step
+    /// goes before them: pods switch back whether or not a budget can be written.
+    async fn carry_out(&self, plan: &Plan, target_replicas: i32) -> Result<Vec<act::Error>, act::Error> {
+        let begins = matches!(plan.transition, Some(Transition::Started { .. }));
+        let goes_on = plan.transition.is_some() && !begins;
+        let mut next = &plan.state;
+        if goes_on {
+            self.write_status(next, target_replicas, self.refused_before()).await?;
+            self.tell(plan).await;
         }
+        let errors = self.apply_children(plan).await;
+        if begins && !errors.is_empty() {
+            next = self.state;
+        } else {
+            self.actor.stamp(&plan.stamp).await?;
+        }
+        if !goes_on {
+            self.write_status(next, target_replicas, refusals(&errors)).await?;
+        }
+        if begins && errors.is_empty() {
+            self.tell(plan).await;
+        }
+        // Only pods of the newest template judge.
+        let newest: Vec<_> = self.pods.iter().filter(|pod| !pod.outdated).copied().collect();
+        let (before, pods, now) = (self.state, newest.as_slice(), self.now);
+        for version in self.observed.versions.iter().filter(|version| version.meta().deletion_timestamp.is_none()) {
+            let status = version_status(&VersionInputs { version, before, state: next, pods, now });
+            if version.status.as_ref() != Some(&status) {
+                self.actor.write_version_status(&version.name_any(), &status).await?;
+            }
+        }
+        self.actor.delete_versions(&plan.delete).await?;
+        let no_status = InferenceServiceStatus::default();
+        let status = self.service.status.as_ref().unwrap_or(&no_status);
+        self.actor.forget_pods(&self.observed.gone_pods(status)).await?;
+        Ok(errors)
     }
-    actor.delete_versions(&plan.delete).await?;
-    actor.forget_pods(&observed.gone_pods(status)).await?;
-    Ok(wake(&plan, poll))
+
+    async fn write_status(
+        &self,
+        state: &RolloutState,
+        target_replicas: i32,
+        apply_error: Option<String>,
+    ) -> Result<(), act::Error> {
+        let (service, spec, observed, now) = (self.service, self.spec, self.observed, self.now);
+        let status =
+            service_status(&ServiceInputs { service, spec, state, observed, target_replicas, apply_error, now });
+        if differs(service.status.as_ref(), &status) {
+            let written = self.actor.write_status(&status).await?;
+            let written = written.and_then(|version| version.parse().ok());
+            self.context.remember(service, |memory| memory.written = written.map(|version| (version, Instant::now())));
+        }
+        Ok(())
+    }
+
+    /// Why children could not be written in the pass before, as the status says it.
+    fn refused_before(&self) -> Option<String> {
+        let conditions = &self.service.status.as_ref()?.conditions;
+        let stalled = conditions.iter().find(|condition| condition.type_ == ConditionType::Stalled.as_str())?;
+        (stalled.reason == Reason::ApplyFailed.as_str()).then(|| stalled.message.clone())
+    }
+
+    /// Logs and counts the step that was written, and makes it an Event.
+    async fn tell(&self, plan: &Plan) {
+        let Some(transition) = &plan.transition else { return };
+        let (_, reason, note) = describe(transition);
+        info!(service = %ObjectRef::from_obj(self.service), version = transition.version(), reason, "{note}");
+        self.context.metrics.transition(transition);
+        self.context.events.transition(self.service, transition).await;
+    }
+
+    async fn apply_children(&self, plan: &Plan) -> Vec<act::Error> {
+        // A spec that cannot be carried out changes nothing at all.
+        let Ok(spec) = self.spec else { return Vec::new() };
+        let children = build::build(&Inputs {
+            owner: self.service,
+            spec,
+            versions: &plan.state.versions,
+            server_image: &self.context.server_image,
+            stored: self.stored,
+            answers: answers(self.pods),
+        });
+        self.actor.apply_children(self.observed, &children).await
+    }
+}
+
+/// A refusal stays until somebody acts, so it is said in the status; any other failure passes.
+fn refusals(errors: &[act::Error]) -> Option<String> {
+    let refused: Vec<_> =
+        errors.iter().filter(|error| error.is_refusal()).map(|error| limits::message(&error.to_string())).collect();
+    (!refused.is_empty()).then(|| refused.join("; "))
 }
 
 /// Adds to the spec the states of the objects that its version is judged by. They are of no interest once it is served; until
@@ -329,13 +414,13 @@ fn answers(pods: &[CountedPod]) -> bool {
 
 /// Sleeps until the next deadline or look, or until something happens.
 fn wake(plan: &Plan, poll: Option<Duration>) -> Action {
-    let until = |wake_at: Timestamp| {
-        Duration::try_from(wake_at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).max(CONFLICT_RETRY)
-    };
-    match plan.wake_at.map(until).into_iter().chain(poll).min() {
-        Some(wait) => Action::requeue(wait),
-        None => Action::await_change(),
-    }
+    let due = plan.wake_at.map(wait_until).into_iter().chain(poll).min();
+    due.map_or_else(Action::await_change, Action::requeue)
+}
+
+fn wait_until(wake_at: Timestamp) -> Duration {
+    let wait = Duration::try_from(wake_at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO);
+    wait.max(CONFLICT_RETRY)
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! One call makes at most one step: each step is one status write that agents act upon, and what may follow is decided
-//! from what they then report. A status write is refused by the API server when the object it was decided from is no
+//! from what they then report. What fails in one pod and works in the others is that pod's and no reason to refuse a
+//! version: `fleet` counts their voices. A status write is refused by the API server when the object it was decided from is no
 //! longer the newest, so a decision from a stale world has no effect; a crash before or after the write is the same as
 //! one late pass. Absent: anything about children (see `build`) and conditions (see `status`).
 
@@ -30,8 +31,12 @@ use crate::{
     validate::{ValidService, WantedVersion},
 };
 use failure::{Failure, prepare_message};
+use fleet::{Candidacy, Switched};
 
 mod failure;
+mod fleet;
+#[cfg(test)]
+mod fleet_tests;
 pub mod judged;
 #[cfg(test)]
 mod latch_tests;
@@ -65,8 +70,8 @@ pub struct World<'a> {
 pub struct CountedPod<'a> {
     /// Name.
     pub name: &'a str,
-    /// When the kubelet took it in.
-    pub started_at: Option<Timestamp>,
+    /// Whether requests reach it.
+    pub ready: bool,
     /// Its own entry in the status, once there is one.
     pub report: Option<&'a ReplicaStatus>,
     /// It is of an older template, with other resources than the spec asks for.
@@ -184,12 +189,12 @@ pub enum Transition {
         /// Why.
         why: &'static str,
     },
-    /// All pods are prepared and switch.
+    /// The pods are prepared and switch.
     Committed {
         /// The version they switch to.
         version: String,
     },
-    /// All pods have switched.
+    /// The pods have switched.
     Baking {
         /// The version that is watched.
         version: String,
@@ -268,7 +273,8 @@ pub fn decide(world: &World) -> Plan {
 /// The next moment at which time alone changes the decision.
 fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let rollout = state.rollout.as_ref()?;
-    Some(rollout.deadline.0).filter(|deadline| *deadline > world.now)
+    let note = fleet::note_due(world, rollout).filter(|_| rollout.step == RolloutStep::Prepare);
+    note.into_iter().chain([rollout.deadline.0]).filter(|at| *at > world.now).min()
 }
 
 type Step = (RolloutState, Option<Transition>);
@@ -314,6 +320,7 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
     state.attempts = state.attempts.saturating_add(1);
     let mut rollout = rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline);
     (rollout.attempt, rollout.judged) = (state.attempts, Some(wanted.judged.clone()));
+    fleet::count_progress(world, &mut rollout, spec.progress_deadline);
     rollout.message = Some(prepare_message(world, &rollout));
     state.rollout = Some(rollout);
     (state, Some(Transition::Started { version: wanted.name.clone(), instead_of }))
@@ -336,22 +343,11 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if wanted.name != rollout.version || !begun_with.is_some_and(|judged| judged::still_holds(judged, &wanted.judged)) {
         return start(world, state, spec);
     }
-    let failed = world.pods.iter().find_map(|pod| Failure::of_candidate(pod, &rollout));
-    if let Some(failure) = failed {
-        return reject(world, state, &rollout, failure);
-    }
-    let prepared = prepared_pods(world, &rollout);
-    if prepared > 0 && prepared == world.pods.len() && world.older_pods == 0 {
-        return switch(world, state, rollout);
-    }
-    // Time in which no pod ran could not be used by the version: it counts from the start of the oldest pod. A deadline
-    // that the user moves holds at once.
-    if let Some(oldest) = world.pods.iter().filter_map(|pod| pod.started_at).min() {
-        rollout.deadline.0 = after(rollout.started_at.0.max(oldest), spec.progress_deadline);
-    }
-    if world.now >= rollout.deadline.0 && !world.pods.is_empty() {
-        let failure = Failure::of_deadline(world, &rollout, prepared);
-        return reject(world, state, &rollout, failure);
+    fleet::count_progress(world, &mut rollout, spec.progress_deadline);
+    match fleet::judge_candidate(world, &rollout) {
+        Candidacy::Refused(failure) => return reject(world, state, &rollout, failure),
+        Candidacy::Ready => return switch(world, state, rollout),
+        Candidacy::Open => {}
     }
     rollout.message = Some(prepare_message(world, &rollout));
     let candidates = world.pods.iter().filter_map(|pod| candidate_report(pod, &rollout));
@@ -391,7 +387,7 @@ fn serves(report: &ReplicaStatus, version: &str) -> bool {
     report.version.as_deref() == Some(version)
 }
 
-/// Every pod is prepared: one write makes the candidate active and keeps the way back.
+/// The pods are prepared: one write makes the candidate active and keeps the way back.
 fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) -> Step {
     let version = rollout_now.version.clone();
     state.previous = state.active.replace(version.clone());
@@ -406,48 +402,39 @@ fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) ->
 
 fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     let version = now.version.as_str();
+    let switched = fleet::judge_switch(world, now);
     let Some(way_back) = state.way_back().map(str::to_owned) else {
         // The first version: there is nothing to go back to, and nothing to keep.
-        let done = all_switched(world, version) || world.now >= now.deadline.0;
-        return if done { settle(state, version) } else { (state, None) };
+        let open = matches!(switched, Switched::Open { .. }) && world.now < now.deadline.0;
+        return if open { (state, None) } else { settle(state, version) };
     };
-    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
-    if let Some(failure) = failed {
-        return take_back(world, state, now, way_back, failure);
-    }
-    if all_switched(world, version) {
-        // A spec that became unusable meanwhile does not stop what was begun.
-        let bake = world.spec.map_or(Duration::ZERO, |spec| spec.bake);
-        if world.spec.is_some_and(|spec| !spec.keep_resident) {
-            state.previous = None;
+    match switched {
+        Switched::Failed(failure) => take_back(world, state, now, way_back, failure),
+        Switched::Done => {
+            // A spec that became unusable meanwhile does not stop what was begun.
+            let bake = world.spec.map_or(Duration::ZERO, |spec| spec.bake);
+            if world.spec.is_some_and(|spec| !spec.keep_resident) {
+                state.previous = None;
+            }
+            let mut baking = RolloutStatus {
+                attempt: now.attempt,
+                judged: now.judged.clone(),
+                ..rollout(world, version, RolloutStep::Bake, now.plan.clone(), bake)
+            };
+            baking.message = fleet::left_behind(world, &baking);
+            state.rollout = Some(baking);
+            (state, Some(Transition::Baking { version: version.to_owned() }))
         }
-        state.rollout = Some(RolloutStatus {
-            attempt: now.attempt,
-            judged: now.judged.clone(),
-            ..rollout(world, version, RolloutStep::Bake, now.plan.clone(), bake)
-        });
-        return (state, Some(Transition::Baking { version: version.to_owned() }));
+        Switched::Open { deadline } => {
+            let message = fleet::left_behind(world, now);
+            state.rollout = Some(RolloutStatus { deadline: Time(deadline), message, ..now.clone() });
+            (state, None)
+        }
     }
-    if world.now >= now.deadline.0 {
-        let failure = Failure::of_switch_deadline(world, version);
-        return take_back(world, state, now, way_back, failure);
-    }
-    (state, None)
 }
 
-/// Whether no pod lags behind. A pod that serves nothing yet is a new one: it starts with the active version.
-fn all_switched(world: &World, version: &str) -> bool {
-    let reports = || world.pods.iter().filter_map(|pod| pod.report);
-    let lags = |report: &ReplicaStatus| match &report.version {
-        Some(serving) => serving != version,
-        None => has_prepared(report, version),
-    };
-    !reports().any(lags) && (world.pods.is_empty() || reports().any(|report| serves(report, version)))
-}
-
-fn bake(world: &World, state: RolloutState, now: &RolloutStatus) -> Step {
-    let failed = world.pods.iter().find_map(|pod| Failure::after_switch(pod, now));
-    if let (Some(failure), Some(way_back)) = (failed, state.way_back().map(str::to_owned)) {
+fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
+    if let (Some(failure), Some(way_back)) = (fleet::judge_bake(world, now), state.way_back().map(str::to_owned)) {
         return take_back(world, state, now, way_back, failure);
     }
     if let Some(spec) = world.spec
@@ -456,11 +443,16 @@ fn bake(world: &World, state: RolloutState, now: &RolloutStatus) -> Step {
     {
         return start(world, state, spec);
     }
-    if world.now >= now.deadline.0 { settle(state, &now.version) } else { (state, None) }
+    if world.now >= now.deadline.0 {
+        return settle(state, &now.version);
+    }
+    state.rollout = Some(RolloutStatus { message: fleet::left_behind(world, now), ..now.clone() });
+    (state, None)
 }
 
 fn rollback(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
-    let lags = |pod: &CountedPod| pod.report.is_some_and(|report| serves(report, &now.version));
+    // Who answers nobody lags behind nobody.
+    let lags = |pod: &CountedPod| pod.ready && pod.report.is_some_and(|report| serves(report, &now.version));
     if world.pods.iter().any(lags) && world.now < now.deadline.0 {
         return (state, None);
     }
@@ -542,6 +534,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         plan,
         started_at: Time(world.now),
         deadline: Time(after(world.now, time)),
+        progress: None,
         message: None,
         judged: None,
     }

@@ -2,9 +2,16 @@
 
 use std::time::Duration;
 
-/// Time in which all pods must have switched after Commit or back after Rollback. Switching is a pointer swap in each
+/// Time in which pods must have switched after Commit or back after Rollback. Switching is a pointer swap in each
 /// pod; the time is for watch events that come late.
 pub const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest time that pods may prepare a version, in progress deadlines of the spec: each progress of a pod starts the
+/// deadline anew, and a source that sends a byte now and then must not do so for ever.
+pub const PROGRESS_DEADLINES_MAX: u32 = 4;
+
+/// Parts of the progress deadline of which at most one write of the status is spent on noting progress.
+pub const PROGRESS_NOTES: u32 = 20;
 
 /// Time added to the drain timeout for a pod to end: it goes on accepting for 2 s, and after the drain its agent may take
 /// 10 s and its worker 5 s to end.

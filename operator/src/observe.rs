@@ -18,7 +18,6 @@ use gantry_crds::{
     InferenceService, ModelVersion,
     status::{InferenceServiceStatus, NamedVersion},
 };
-use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::{Deployment, DeploymentStatus},
     core::v1::{Pod, PodStatus, Service, ServiceAccount},
@@ -282,7 +281,6 @@ fn trim_pod(pod: &mut Pod) {
         let conditions = status.conditions.map(|all| all.into_iter().filter(|one| wanted(&one.type_)).collect());
         pod.status = Some(PodStatus {
             phase: status.phase,
-            start_time: status.start_time,
             conditions,
             container_statuses: status.container_statuses,
             ..PodStatus::default()
@@ -324,8 +322,6 @@ pub struct PodView {
     pub ready: bool,
     /// It has ended and will not come back.
     pub over: bool,
-    /// When the kubelet took it in.
-    pub started_at: Option<Timestamp>,
     /// Why it does not run, in a line.
     pub trouble: Option<String>,
     /// Which template it is of.
@@ -348,7 +344,6 @@ impl PodView {
             counted: phase == "Running" && !ending,
             ready: !ending && condition("Ready").is_some_and(|ready| ready.status == "True"),
             over,
-            started_at: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             trouble: if ending || over { None } else { trouble(pod, condition("PodScheduled")) },
             template: TemplateId::of(pod.labels()),
         }
@@ -383,7 +378,7 @@ impl Observed {
         counted
             .map(|pod| CountedPod {
                 name: &pod.name,
-                started_at: pod.started_at,
+                ready: pod.ready,
                 report: report(&pod.name),
                 outdated: newest.is_some_and(|newest| *newest != pod.template),
             })

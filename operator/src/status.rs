@@ -3,6 +3,7 @@
 //! Pure: the same inputs give the same status, and figures that wander (memory) move only when they move much, so that a
 //! settled service is written once and then left alone. Entries of `replicas` are never part of it: the agents own them.
 
+mod pods;
 mod version;
 
 use gantry_crds::{
@@ -126,7 +127,9 @@ fn available(inputs: &ServiceInputs, ready: usize) -> NewCondition {
     use ConditionType::Available;
     let of_target = format!("{ready} of {} pods answer", inputs.target_replicas);
     if ready > 0 {
-        return new(Available, true, Reason::PodsReady, of_target);
+        let missing = if count(ready) < inputs.target_replicas { pods::missing(inputs) } else { None };
+        let message = missing.map_or_else(|| of_target.clone(), |why| format!("{of_target}; {why}"));
+        return new(Available, true, Reason::PodsReady, message);
     }
     if inputs.target_replicas == 0 {
         return new(Available, false, Reason::NoPodReady, "spec.replicas is 0: raise it to serve");
@@ -140,7 +143,10 @@ fn available(inputs: &ServiceInputs, ready: usize) -> NewCondition {
             new(Available, false, Reason::NoActiveVersion, format!("the first version is not validated yet: {waits}"))
         }
         (None, None) => new(Available, false, Reason::NoActiveVersion, "no version has passed its gates yet"),
-        (Some(active), _) => new(Available, false, Reason::NoPodReady, format!("{of_target}; pods load {active}")),
+        (Some(active), _) => {
+            let why = pods::missing(inputs).unwrap_or_else(|| format!("pods load {active}"));
+            new(Available, false, Reason::NoPodReady, format!("{of_target}; {why}"))
+        }
     }
 }
 
@@ -218,7 +224,7 @@ fn reconciling(inputs: &ServiceInputs, ready: usize, stalled: &NewCondition) -> 
         return new(Reconciling, false, stalled.reason, "waits for a change of the spec");
     }
     if count(ready) < inputs.target_replicas {
-        let message = inputs.observed.trouble().unwrap_or_else(|| "waits for pods to answer".to_owned());
+        let message = pods::missing(inputs).unwrap_or_else(|| "waits for pods to answer".to_owned());
         return new(Reconciling, true, Reason::WaitingForPods, message);
     }
     new(Reconciling, false, Reason::AsRequested, "nothing is left to do")

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 //! Whole reconciles against the API server of `testing`: which requests are made, in which order, with which bodies.
 
-use gantry_crds::ModelVersion;
+use gantry_crds::{ModelVersion, status::RolloutStep};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount};
 use kube::core::PartialObjectMeta;
 use serde_json::{Value, json};
@@ -111,7 +111,9 @@ impl Scene {
             let entries = ["chat-a", "chat-b"].map(|pod| {
                 let mut entry = entry.clone();
                 entry["pod"] = json!(pod);
-                entry["health"] = json!("Healthy");
+                if entry["health"].is_null() {
+                    entry["health"] = json!("Healthy");
+                }
                 entry["reportedAt"] = json!(at);
                 entry["attempt"] = attempt.clone();
                 entry
@@ -354,6 +356,85 @@ async fn somebody_elses_object_is_not_taken_over() {
     assert!(message.starts_with("Service chat exists and does not belong"), "{message}");
     assert_eq!(scene.condition("Ready").1, "ApplyFailed", "what the user has to do goes first");
     assert!(scene.service().status.unwrap().rollout.is_none());
+}
+
+#[tokio::test]
+async fn a_rollback_goes_before_children_that_are_refused() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"version": old, "prepared": new}));
+    scene.step().await.unwrap();
+    scene.report(json!({"version": new, "health": "Failed"}));
+    scene.api.edit(BUDGET, |budget| budget["spec"]["maxUnavailable"] = json!(2));
+    scene.api.edit(DEPLOYMENT, |deployment| deployment["spec"]["replicas"] = json!(7));
+    scene.api.fail(&format!("PATCH {BUDGET}"), 403, "Forbidden");
+    scene.api.requests();
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    let status = scene.service().status.unwrap();
+    assert_eq!((status.active_version, status.rollout.unwrap().step), (Some(old), RolloutStep::Rollback));
+    let writes: Vec<_> = scene.api.writes().into_iter().filter(|line| !line.contains("modelversions")).collect();
+    let budget = format!("PATCH {BUDGET}");
+    assert_eq!(writes, [STATUS, EVENTS, &budget, &format!("PATCH {DEPLOYMENT}")], "one child holds back no other");
+    // The pass after it says what was refused.
+    scene.api.fail(&budget, 403, "Forbidden");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    let (status, reason, message) = scene.condition("Stalled");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
+    assert!(message.starts_with("applying PodDisruptionBudget chat"), "{message}");
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Stalled").1, "AsRequested", "and it is over when it is over");
+}
+
+#[tokio::test]
+async fn why_a_pod_does_not_answer_stands_in_available() {
+    let mut scene = Scene::serving().await;
+    let active = scene.service().status.unwrap().active_version.unwrap();
+    scene.pods[1].ready = false;
+    let says = |scene: &Scene, message: Value| {
+        scene.report(json!({"version": active}));
+        scene.api.edit(SERVICE, |service| {
+            service["status"]["replicas"][1] = json!({"pod": "chat-b", "health": "Starting", "reportedAt": "2026-01-01T00:00:00Z",
+                "candidate": {"version": active, "phase": "Fetching", "message": message}});
+        });
+    };
+    says(&scene, json!("https://models/1.gguf cannot be reached; tries again in 2 s"));
+    scene.step().await.unwrap();
+    let (status, reason, message) = scene.condition("Available");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "PodsReady"));
+    assert_eq!(message, "1 of 2 pods answer; pod chat-b: https://models/1.gguf cannot be reached");
+    assert_eq!(scene.condition("Ready").2, message, "kubectl get shows this one");
+    assert_eq!(scene.condition("Reconciling").2, "pod chat-b: https://models/1.gguf cannot be reached");
+    scene.api.requests();
+    says(&scene, json!("https://models/1.gguf cannot be reached; tries again in 30 s"));
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes().len(), 0, "each try says the same");
+    scene.pods[1].ready = true;
+    scene.report(json!({"version": active}));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Available").2, "2 of 2 pods answer", "and it goes when it is over");
+}
+
+#[tokio::test]
+async fn a_deadline_is_kept_while_children_cannot_be_written() {
+    let mut scene = Scene::serving().await;
+    scene.now = whole_seconds(Timestamp::now());
+    scene.api.edit(SERVICE, |service| {
+        service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64));
+        service["spec"]["rollout"]["progressDeadline"] = json!("60s");
+    });
+    scene.step().await.unwrap();
+    let service = Arc::new(scene.service());
+    for _ in 0..9 {
+        scene.context.back_off(&service);
+    }
+    scene.api.edit(BUDGET, |budget| budget["spec"]["maxUnavailable"] = json!(2));
+    scene.api.fail(&format!("PATCH {BUDGET}"), 403, "Forbidden");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    assert!(scene.context.next_try(&service) <= Duration::from_secs(65), "the deadline is sooner than the next try");
+    assert_eq!(scene.context.next_try(&service), RETRY_MAX, "and is not looked at twice");
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
 //! Why a version is refused or taken back, and the sentences that say so: cause, figure, next action.
 
-use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth, RolloutStatus};
+use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, RolloutStatus};
 
-use super::{CountedPod, World, candidate_report, is_prepared, prepared_pods, serves, template};
+use super::{CountedPod, World, candidate_report, fleet, is_prepared, prepared_pods, template};
 use crate::{
-    limits::{self, MESSAGE_PODS_MAX, SWITCH_TIMEOUT},
+    limits::{self, MESSAGE_PODS_MAX},
     validate::RETRY_ANNOTATION,
 };
 
@@ -39,35 +39,46 @@ impl Failure {
     }
 
     pub(super) fn of_deadline(world: &World, now: &RolloutStatus, prepared: usize) -> Self {
-        let seconds = now.deadline.0.duration_since(now.started_at.0).as_secs();
-        let value = format!("{prepared} of {} pods prepared in {seconds}s", world.pods.len());
+        let since = now.progress.as_ref().map_or(now.started_at.0, |progress| progress.at.0);
+        let seconds = now.deadline.0.duration_since(since).as_secs();
+        let value = format!("{prepared} of {} pods prepared, none got on for {seconds}s", world.pods.len());
         let message = [Some(value.clone()), waiting_for(world, now), template::waits_for_replacement(world)];
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
 
-    /// The worker of a pod that has switched died too often, or a pod lost the version before it could switch.
-    pub(super) fn after_switch(pod: &CountedPod, now: &RolloutStatus) -> Option<Self> {
-        let report = pod.report?;
-        if serves(report, &now.version) && report.health == ReplicaHealth::Failed {
-            let why = report.message.as_deref().unwrap_or("its worker died too often: see the pod's log");
-            let message = format!("pod {}: {why}", pod.name);
-            return Some(Self {
-                gate: GateName::Health,
-                value: Some("worker failed".to_owned()),
-                message: with_action(GateName::Health, &message),
-            });
-        }
-        // A pod without any version is new: that it cannot load the active one is no reason to change the others.
-        report.version.as_ref().and_then(|_| Self::of_candidate(pod, now))
+    /// Says of a verdict that only some pods reached how many did.
+    pub(super) fn of_some(mut self, refusals: usize, pods: usize) -> Self {
+        self.message = limits::message(&format!(
+            "{refusals} of {pods} pods refused it: {}; if the trouble is theirs alone, delete them, and annotate the service \
+             with {RETRY_ANNOTATION}=<any new value>",
+            self.message
+        ));
+        self
     }
 
-    pub(super) fn of_switch_deadline(world: &World, version: &str) -> Self {
-        let lags = |pod: &&CountedPod| !pod.report.is_some_and(|report| serves(report, version));
-        let late: Vec<_> = world.pods.iter().filter(lags).map(|pod| pod.name.to_owned()).collect();
-        let value =
-            format!("{} of {} pods did not switch in {}s", late.len(), world.pods.len(), SWITCH_TIMEOUT.as_secs());
-        let message = format!("{value}: {}", some_of(&late));
+    /// The worker of a pod that has switched died too often.
+    pub(super) fn of_worker(pod: &CountedPod) -> Self {
+        let why = pod.report.and_then(|report| report.message.as_deref());
+        let message = format!("pod {}: {}", pod.name, why.unwrap_or("its worker died too often: see the pod's log"));
+        Self {
+            gate: GateName::Health,
+            value: Some("worker failed".to_owned()),
+            message: with_action(GateName::Health, &message),
+        }
+    }
+
+    pub(super) fn of_switch_deadline(world: &World, now: &RolloutStatus, late: &[String]) -> Self {
+        let seconds = now.deadline.0.duration_since(now.started_at.0).as_secs();
+        let (value, who) = if late.is_empty() {
+            (
+                format!("no pod answered with it in {seconds}s"),
+                world.pods.iter().map(|pod| pod.name.to_owned()).collect(),
+            )
+        } else {
+            (format!("{} of {} pods did not switch in {seconds}s", late.len(), world.pods.len()), late.to_vec())
+        };
+        let message = format!("{value}: {}", some_of(&who));
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
 }
@@ -102,7 +113,9 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
 
 /// The pods that are not prepared, if there are any, and how far each is.
 fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
+    let answered = fleet::answered(world);
     let unprepared = world.pods.iter().filter(|pod| !is_prepared(pod, now)).map(|pod| match pod.report {
+        _ if answered && !pod.ready => format!("{} is not ready and not waited for", pod.name),
         Some(_) => match candidate_report(pod, now) {
             Some(candidate) => format!("{} is {:?}", pod.name, candidate.phase),
             None => format!("{} has not begun", pod.name),
@@ -114,7 +127,7 @@ fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
 }
 
 /// The first few of `items`, and how many more there are.
-fn some_of(items: &[String]) -> String {
+pub(super) fn some_of(items: &[String]) -> String {
     let shown = items.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join(", ");
     match items.len().saturating_sub(MESSAGE_PODS_MAX) {
         0 => shown,

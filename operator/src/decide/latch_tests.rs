@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     judged::Sighting,
-    tests::{report, time},
+    tests::{can_answer, report, time},
     *,
 };
 use crate::validate::{ObjectKind, RETRY_ANNOTATION, validate};
@@ -76,7 +76,7 @@ impl Cluster {
         let mut entry = report("a", self.now);
         entry.attempt = self.state.rollout.as_ref().map(|rollout| rollout.attempt);
         says(&mut entry);
-        let pod = CountedPod { name: "a", started_at: Some(time(0)), report: Some(&entry), outdated };
+        let pod = CountedPod { name: "a", ready: can_answer(&entry), report: Some(&entry), outdated };
         let pods = vec![pod; self.pods];
         let spec = user.spec();
         let world = World {

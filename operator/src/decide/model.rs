@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
-//! `decide` against a model of the cluster: random edits, pods that come, die and restart, workers that fail, agents that
-//! lag, an operator that crashes before and after each write and decides from stale worlds.
+//! `decide` against a model of the cluster: random edits, pods that come, die and restart, workers that fail, nodes that are
+//! lost and have troubles of their own, agents that lag, an operator that crashes before and after each write and decides from stale worlds.
 //!
 //! After each status write the safety rules are checked; after the events the world is left alone and must come to rest.
 
@@ -15,6 +15,10 @@ use super::{
     tests::{name, refused, report, spec_with, time},
     *,
 };
+
+use rules::check;
+
+mod rules;
 
 const MODELS: u8 = 4;
 /// Models that no pod can prepare.
@@ -37,7 +41,14 @@ enum Event {
     /// The Deployment's controller replaces pods of an older template.
     Deployment,
     WorkerFails(usize),
+    /// The version that answers fails everywhere.
+    VersionFails,
     WorkerRecovers(usize),
+    /// Requests and the agent's words come to a pod and from it no more.
+    NodeLost(usize),
+    NodeBack(usize),
+    /// Nothing more can be loaded in a pod.
+    Trouble(usize),
     Agent(usize),
     Operator {
         stale: usize,
@@ -70,7 +81,11 @@ fn event() -> impl Strategy<Value = Event> {
         1 => any::<usize>().prop_map(Event::PodRestarts),
         3 => Just(Event::Deployment),
         1 => any::<usize>().prop_map(Event::WorkerFails),
+        3 => Just(Event::VersionFails),
         1 => any::<usize>().prop_map(Event::WorkerRecovers),
+        1 => any::<usize>().prop_map(Event::NodeLost),
+        1 => any::<usize>().prop_map(Event::NodeBack),
+        1 => any::<usize>().prop_map(Event::Trouble),
         12 => any::<usize>().prop_map(Event::Agent),
         12 => (0..3usize, crash).prop_map(|(stale, crash)| Event::Operator { stale, crash }),
         3 => prop_oneof![1..30i64, Just(61), Just(600), Just(900)].prop_map(Event::Time),
@@ -81,16 +96,24 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Debug, Clone, Default)]
 struct Pod {
     name: String,
-    started_at: i64,
     /// No two clocks agree.
     clock_ahead_seconds: i64,
     serving: Option<String>,
     /// Loaded versions, with the attempt each was judged in.
     loaded: BTreeMap<String, Option<i64>>,
-    refused: Option<(String, i64)>,
+    /// The version that was refused, with the attempt it was judged in.
+    refused: Option<(String, Option<i64>)>,
     failed: bool,
     /// It is of the template with much memory.
     large: bool,
+    cut_off: bool,
+    trouble: bool,
+}
+
+impl Pod {
+    fn ready(&self) -> bool {
+        self.serving.is_some() && !self.failed && !self.cut_off
+    }
 }
 
 /// The object as the API server holds it.
@@ -151,7 +174,7 @@ impl Cluster {
         let name = format!("pod-{}", self.pods_made);
         let clock_ahead_seconds = [0, 3600, -3600][self.pods_made % 3];
         let large = self.large;
-        self.pods.push(Pod { name, started_at: self.now, clock_ahead_seconds, large, ..Pod::default() });
+        self.pods.push(Pod { name, clock_ahead_seconds, large, ..Pod::default() });
     }
 
     /// One step of a rolling update: with an extra pod, and none missing of those that answer. All at once while none does.
@@ -198,8 +221,8 @@ impl Cluster {
             }
             Event::PodRestarts(index) => {
                 if let Some(index) = pick(index, &self.pods) {
-                    let Pod { name, started_at, clock_ahead_seconds, large, .. } = self.pods[index].clone();
-                    self.pods[index] = Pod { name, started_at, clock_ahead_seconds, large, ..Pod::default() };
+                    let Pod { name, clock_ahead_seconds, large, cut_off, trouble, .. } = self.pods[index].clone();
+                    self.pods[index] = Pod { name, clock_ahead_seconds, large, cut_off, trouble, ..Pod::default() };
                 }
             }
             Event::WorkerFails(_) | Event::WorkerRecovers(_) if self.pods.is_empty() => {}
@@ -207,9 +230,27 @@ impl Cluster {
                 let index = index % self.pods.len();
                 self.pods[index].failed = self.pods[index].serving.is_some();
             }
+            Event::VersionFails => {
+                for index in 0..self.pods.len() {
+                    self.pods[index].failed = self.pods[index].serving.is_some();
+                    if !self.pods[index].cut_off {
+                        self.report(index);
+                    }
+                }
+            }
             Event::WorkerRecovers(index) => {
                 let index = index % self.pods.len();
                 self.pods[index].failed = false;
+            }
+            Event::NodeLost(index) | Event::NodeBack(index) => {
+                if let Some(index) = pick(index, &self.pods) {
+                    self.pods[index].cut_off = matches!(event, Event::NodeLost(_));
+                }
+            }
+            Event::Trouble(index) => {
+                if let Some(index) = pick(index, &self.pods) {
+                    self.pods[index].trouble = true;
+                }
             }
             Event::Agent(index) => {
                 if let Some(index) = pick(index, &self.pods) {
@@ -228,10 +269,15 @@ impl Cluster {
     fn agent(&mut self, index: usize) {
         let state = self.object.state.clone();
         let pod = &mut self.pods[index];
+        if pod.cut_off {
+            return;
+        }
         let attempt = state.rollout.as_ref().filter(|rollout| rollout.step == RolloutStep::Prepare);
         let attempt = attempt.map(|rollout| (rollout.version.clone(), rollout.attempt));
         let described = |version: &str| state.versions.iter().any(|named| named.name == version);
-        if let Some(active) = state.active.clone().filter(|active| pod.serving.as_ref() != Some(active)) {
+        let active = state.active.clone().filter(|active| pod.serving.as_ref() != Some(active));
+        let loads = |pod: &Pod, version: &String| !pod.trouble || pod.loaded.contains_key(version);
+        if let Some(active) = active.clone().filter(|active| loads(pod, active)) {
             assert!(described(&active), "the active version is described");
             // Loading a version as the active one asks no golden prompts, so it was no attempt.
             pod.loaded.entry(active.clone()).or_insert(None);
@@ -239,11 +285,13 @@ impl Cluster {
             pod.failed = false;
         } else if let Some((version, attempt)) = attempt {
             assert!(described(&version), "the candidate is described");
-            if version == name(BAD) {
-                pod.refused = Some((version, attempt));
+            if version == name(BAD) || !loads(pod, &version) {
+                pod.refused = Some((version, Some(attempt)));
             } else {
                 pod.loaded.insert(version, Some(attempt));
             }
+        } else if let Some(active) = active {
+            pod.refused = Some((active, None));
         }
         let named = [&state.active, &state.candidate, &state.previous];
         let serving = pod.serving.clone();
@@ -265,8 +313,20 @@ impl Cluster {
             .iter()
             .find(|(version, judged)| judged.is_some_and(|at| judged_now(version, at)))
             .map(|(version, _)| version.clone());
-        entry.candidate =
-            pod.refused.as_ref().filter(|(version, at)| judged_now(version, *at)).map(|(version, _)| refused(version));
+        let restores = |version: &String| {
+            self.object.state.active.as_ref() == Some(version) && pod.serving.as_ref() != Some(version)
+        };
+        let judged = pod.refused.as_ref().filter(|(version, at)| match at {
+            Some(at) => judged_now(version, *at) || restores(version),
+            None => restores(version),
+        });
+        entry.candidate = judged.map(|(version, _)| {
+            let mut refused = refused(version);
+            if *version != name(BAD) {
+                refused.gates[0].name = GateName::Load;
+            }
+            refused
+        });
         entry.health = if pod.failed { ReplicaHealth::Failed } else { ReplicaHealth::Healthy };
         let same =
             |old: &ReplicaStatus| ReplicaStatus { reported_at: entry.reported_at.clone(), ..old.clone() } == entry;
@@ -290,7 +350,7 @@ impl Cluster {
             .iter()
             .map(|pod| CountedPod {
                 name: &pod.name,
-                started_at: Some(time(pod.started_at)),
+                ready: pod.ready(),
                 report: seen.reports.iter().find(|report| report.pod == pod.name),
                 outdated: seen.spec.as_ref().is_some_and(|spec| is_large(spec) != pod.large),
             })
@@ -357,41 +417,6 @@ impl Cluster {
     }
 }
 
-/// The rules that every write must keep.
-fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(), TestCaseError> {
-    let (old, new) = (world.state, &plan.state);
-    let step = new.rollout.as_ref().map(|rollout| rollout.step);
-    if new.active != old.active {
-        let active = new.active.as_ref().unwrap();
-        match step {
-            Some(RolloutStep::Commit) => {
-                prop_assert!(!world.pods.is_empty());
-                for pod in world.pods {
-                    let prepared = pod.report.and_then(|report| report.prepared.as_ref());
-                    prop_assert_eq!(prepared, Some(active), "{} had not prepared it", pod.name);
-                    prop_assert!(!pod.outdated, "{} has not what the spec asks for", pod.name);
-                    let attempt = pod.report.and_then(|report| report.attempt);
-                    prop_assert_eq!(attempt, old.rollout.as_ref().map(|rollout| rollout.attempt), "{}", pod.name);
-                }
-                prop_assert_eq!(&new.previous, &old.active, "the way back is kept");
-            }
-            Some(RolloutStep::Rollback) => {
-                prop_assert!(were_active.contains(active), "went back to what never answered");
-            }
-            other => prop_assert!(false, "active changed in {:?}", other),
-        }
-    }
-    for name in [&new.active, &new.candidate, &new.previous].into_iter().flatten() {
-        prop_assert!(new.versions.iter().any(|version| version.name == *name), "{} is not described", name);
-        prop_assert!(!plan.delete.contains(name), "{} is deleted", name);
-    }
-    prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
-    if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
-        prop_assert!(false, "a version that was refused answers");
-    }
-    Ok(())
-}
-
 fn is_large(spec: &ValidService) -> bool {
     spec.pod.memory.is_some()
 }
@@ -419,7 +444,8 @@ proptest! {
         for event in events {
             cluster.happen(event);
         }
-        // Left alone: no edit, no death, all agents and the operator alive, time going on.
+        // Left alone: no edit, no death, all agents and the operator alive, nodes back and sound, time going on.
+        cluster.pods.iter_mut().for_each(|pod| (pod.cut_off, pod.trouble) = (false, false));
         let mut steps = 0;
         loop {
             for index in 0..cluster.pods.len() {
@@ -463,7 +489,7 @@ fn random_lives_reach_every_transition() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let lives = prop::collection::vec(event(), 1..120);
     let mut reached = BTreeSet::new();
-    for _ in 0..500 {
+    for _ in 0..800 {
         let events = lives.new_tree(&mut runner).unwrap().current();
         let mut cluster = Cluster::new();
         events.into_iter().for_each(|event| cluster.happen(event));
@@ -482,9 +508,8 @@ fn the_rules_refuse_what_must_not_happen() {
     let seen = cluster.object.clone();
     let pods = |count: usize| -> Vec<_> {
         let reports = seen.reports.iter();
-        let pod = |report| CountedPod { name: "pod", started_at: None, report: Some(report), outdated: false };
-        let missing =
-            (count..2).map(|_| CountedPod { name: "silent", started_at: None, report: None, outdated: false });
+        let pod = |report| CountedPod { name: "pod", ready: false, report: Some(report), outdated: false };
+        let missing = (count..2).map(|_| CountedPod { name: "silent", ready: false, report: None, outdated: false });
         reports.take(count).map(pod).chain(missing).collect()
     };
     let (all, some) = (pods(2), pods(1));

@@ -74,25 +74,33 @@ pub(super) fn refused(version: &str) -> CandidateStatus {
     }
 }
 
+/// Whether the pod's own probe would say that it is ready.
+pub(super) fn can_answer(report: &ReplicaStatus) -> bool {
+    report.version.is_some() && report.health != ReplicaHealth::Failed
+}
+
 /// A world that a test changes and steps.
-struct Scene {
-    spec: Option<ValidService>,
-    state: RolloutState,
-    reports: Vec<ReplicaStatus>,
-    counted: Vec<&'static str>,
+pub(super) struct Scene {
+    pub(super) spec: Option<ValidService>,
+    pub(super) state: RolloutState,
+    pub(super) reports: Vec<ReplicaStatus>,
+    pub(super) counted: Vec<&'static str>,
+    /// Pods that get no requests although they say that they could answer.
+    pub(super) cut_off: Vec<&'static str>,
     stamped: Vec<StampedVersion>,
     replicas: i32,
-    now: i64,
+    pub(super) now: i64,
 }
 
 impl Scene {
     /// Two pods that have not reported yet.
-    fn new(model: u8) -> Self {
+    pub(super) fn new(model: u8) -> Self {
         Self {
             spec: Some(spec(model)),
             state: RolloutState::default(),
             reports: Vec::new(),
             counted: vec!["a", "b"],
+            cut_off: Vec::new(),
             stamped: Vec::new(),
             replicas: 2,
             now: 0,
@@ -101,7 +109,13 @@ impl Scene {
 
     /// Two pods that serve model 1, settled.
     fn serving() -> Self {
+        Self::served_by(&["a", "b"])
+    }
+
+    /// Pods that serve model 1, settled.
+    pub(super) fn served_by(pods: &[&'static str]) -> Self {
         let mut scene = Self::new(1);
+        scene.counted = pods.to_vec();
         scene.step();
         scene.all(|report| report.prepared = Some(name(1)));
         scene.step();
@@ -113,7 +127,11 @@ impl Scene {
 
     /// Model 1 is served and all have prepared model 2 and are told to switch.
     fn committed() -> Self {
-        let mut scene = Self::serving();
+        Self::committed_by(&["a", "b"])
+    }
+
+    pub(super) fn committed_by(pods: &[&'static str]) -> Self {
+        let mut scene = Self::served_by(pods);
         scene.spec = Some(spec(2));
         scene.step();
         scene.all(|report| report.prepared = Some(name(2)));
@@ -123,19 +141,23 @@ impl Scene {
 
     /// Model 2 is served and model 1 stays loaded.
     fn baking() -> Self {
-        let mut scene = Self::committed();
+        Self::baked_by(&["a", "b"])
+    }
+
+    pub(super) fn baked_by(pods: &[&'static str]) -> Self {
+        let mut scene = Self::committed_by(pods);
         scene.all(|report| (report.version, report.prepared) = (Some(name(2)), None));
         assert!(matches!(scene.step(), Some(Transition::Baking { .. })));
         scene
     }
 
-    fn all(&mut self, change: impl Fn(&mut ReplicaStatus)) {
+    pub(super) fn all(&mut self, change: impl Fn(&mut ReplicaStatus)) {
         for pod in self.counted.clone() {
             self.pod(pod, &change);
         }
     }
 
-    fn pod(&mut self, pod: &str, change: impl Fn(&mut ReplicaStatus)) {
+    pub(super) fn pod(&mut self, pod: &str, change: impl Fn(&mut ReplicaStatus)) {
         let (now, attempt) = (self.now, self.state.rollout.as_ref().map(|rollout| rollout.attempt));
         if !self.reports.iter().any(|report| report.pod == pod) {
             self.reports.push(report(pod, now));
@@ -145,12 +167,17 @@ impl Scene {
         change(entry);
     }
 
-    fn plan(&self) -> Plan {
+    pub(super) fn plan(&self) -> Plan {
         let find = |pod: &str| self.reports.iter().find(|report| report.pod == pod);
         let pods: Vec<_> = self
             .counted
             .iter()
-            .map(|pod| CountedPod { name: pod, started_at: Some(time(0)), report: find(pod), outdated: false })
+            .map(|pod| CountedPod {
+                name: pod,
+                ready: !self.cut_off.contains(pod) && find(pod).is_some_and(can_answer),
+                report: find(pod),
+                outdated: false,
+            })
             .collect();
         decide(&World {
             now: time(self.now),
@@ -164,7 +191,7 @@ impl Scene {
     }
 
     /// Carries out a plan, a second later.
-    fn step(&mut self) -> Option<Transition> {
+    pub(super) fn step(&mut self) -> Option<Transition> {
         self.now += 1;
         let plan = self.plan();
         for version in plan.stamp {
@@ -176,13 +203,13 @@ impl Scene {
         plan.transition
     }
 
-    fn settled(&self) {
+    pub(super) fn settled(&self) {
         let plan = self.plan();
         assert_eq!((&plan.state, plan.transition, plan.wake_at), (&self.state, None, None));
         assert!(plan.stamp.is_empty() && plan.delete.is_empty());
     }
 
-    fn step_now(&self) -> Option<RolloutStep> {
+    pub(super) fn step_now(&self) -> Option<RolloutStep> {
         self.state.rollout.as_ref().map(|rollout| rollout.step)
     }
 }
@@ -262,16 +289,18 @@ fn going_back_to_the_active_version_clears_the_latch() {
 }
 
 #[test]
-fn a_pod_that_is_not_prepared_in_time_rejects_the_version() {
+fn where_half_of_the_pods_are_not_prepared_in_time_the_version_is_rejected() {
     let mut scene = Scene::serving();
     scene.spec = Some(spec(2));
     scene.step();
     scene.pod("a", |report| report.prepared = Some(name(2)));
+    scene.now += 100;
+    assert_eq!(scene.step(), None);
     scene.now += 899;
     assert_eq!(scene.step(), Some(Transition::Rejected {
         version: name(2),
         gate: GateName::Deadline,
-        message: "1 of 2 pods prepared in 900s; b has not begun; correct that, or raise spec.rollout.progressDeadline; where that changes nothing here, annotate the service with gantry.dev/retry=<any new value>".to_owned(),
+        message: "1 of 2 pods prepared, none got on for 900s; b has not begun; correct that, or raise spec.rollout.progressDeadline; where that changes nothing here, annotate the service with gantry.dev/retry=<any new value>".to_owned(),
     }));
 }
 
@@ -346,7 +375,7 @@ fn an_attempt_keeps_its_number_to_its_end_and_no_other_gets_it() {
     let number = |scene: &Scene| scene.state.rollout.as_ref().map(|rollout| rollout.attempt);
     let mut scene = Scene::baking();
     assert_eq!(number(&scene), Some(2), "the first version was attempt 1");
-    scene.pod("a", |report| report.health = ReplicaHealth::Failed);
+    scene.all(|report| report.health = ReplicaHealth::Failed);
     scene.step();
     assert_eq!((scene.step_now(), number(&scene)), (Some(RolloutStep::Rollback), Some(2)));
     scene.all(|report| (report.version, report.health) = (Some(name(1)), ReplicaHealth::Healthy));
@@ -363,9 +392,9 @@ fn an_attempt_keeps_its_number_to_its_end_and_no_other_gets_it() {
 }
 
 #[test]
-fn a_worker_that_dies_after_the_switch_takes_the_version_back() {
+fn workers_that_die_after_the_switch_take_the_version_back() {
     for mut scene in [Scene::committed(), Scene::baking()] {
-        scene.pod("a", |report| (report.version, report.health) = (Some(name(2)), ReplicaHealth::Failed));
+        scene.all(|report| (report.version, report.health) = (Some(name(2)), ReplicaHealth::Failed));
         let Some(Transition::RollingBack { to, .. }) = scene.step() else { panic!("{:?}", scene.state) };
         assert_eq!(to, name(1));
         assert_eq!((scene.state.active.clone(), scene.state.previous.as_ref()), (Some(name(1)), None));
@@ -377,13 +406,13 @@ fn a_worker_that_dies_after_the_switch_takes_the_version_back() {
 }
 
 #[test]
-fn a_pod_that_does_not_switch_in_time_takes_the_version_back() {
+fn a_version_that_no_pod_switches_to_in_time_is_taken_back() {
     let mut scene = Scene::committed();
-    scene.pod("a", |report| report.version = Some(name(2)));
     scene.now += 58;
     assert_eq!(scene.step(), None);
-    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
-    assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("1 of 2 pods did not switch in 60s"));
+    scene.step();
+    assert_eq!(scene.step_now(), Some(RolloutStep::Rollback));
+    assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("2 of 2 pods did not switch in 60s"));
 }
 
 #[test]
@@ -449,7 +478,7 @@ fn without_residency_the_way_back_is_kept_by_name() {
     scene.all(|report| (report.version, report.prepared) = (Some(name(2)), None));
     scene.step();
     assert_eq!((scene.step_now(), scene.state.previous.as_ref()), (Some(RolloutStep::Bake), None));
-    scene.pod("a", |report| report.health = ReplicaHealth::Failed);
+    scene.all(|report| report.health = ReplicaHealth::Failed);
     assert!(matches!(scene.step(), Some(Transition::RollingBack { to, .. }) if to == name(1)));
     let rollout = scene.state.rollout.as_ref().unwrap();
     assert_eq!(rollout.deadline.0, after(rollout.started_at.0, Duration::from_secs(900)), "it has to be loaded again");

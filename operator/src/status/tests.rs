@@ -49,7 +49,7 @@ fn status(
 ) -> ModelVersionStatus {
     let pods: Vec<_> = reports
         .iter()
-        .map(|report| CountedPod { name: &report.pod, started_at: None, report: Some(report), outdated: false })
+        .map(|report| CountedPod { name: &report.pod, ready: true, report: Some(report), outdated: false })
         .collect();
     version_status(&VersionInputs {
         version: &version(old),

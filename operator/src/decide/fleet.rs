@@ -1,0 +1,281 @@
+//! What a fleet says of a version, from what its pods say: whose failure a failure is.
+//!
+//! What fails in one pod and works in the others is that pod's. A version is refused or taken back when the failures are
+//! the version's: when no pod does better, or when two at least and more than half of the pods fail ([`is_versions`]).
+//! So in a fleet of one the pod's word is the verdict, and in a fleet of two it takes both. Gates that judge the file or
+//! its answers are no matter of numbers ([`one_is_enough`]). A pod that gets no requests holds nobody up as long as
+//! others get them. Why: `docs/decisions/0016-a-fleet-judges.md`.
+
+use std::time::Duration;
+
+use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth, RolloutProgress, RolloutStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{
+    CountedPod, World, after, candidate_report,
+    failure::{Failure, some_of},
+    has_prepared, is_prepared, serves,
+};
+use crate::limits::{self, PROGRESS_DEADLINES_MAX, PROGRESS_NOTES};
+
+/// What the pods say of a candidate.
+pub(super) enum Candidacy {
+    /// Some are still at it.
+    Open,
+    /// It can be switched to.
+    Ready,
+    /// It is refused.
+    Refused(Failure),
+}
+
+/// What the pods say of a version that they are to switch to.
+pub(super) enum Switched {
+    /// Some have not switched yet.
+    Open {
+        /// Until when they may.
+        deadline: Timestamp,
+    },
+    /// It answers.
+    Done,
+    /// It has to be taken back.
+    Failed(Failure),
+}
+
+/// Whether `failures` of `pods` are the version's and not the pods' own.
+fn is_versions(failures: usize, pods: usize) -> bool {
+    failures > 0 && (failures == pods || (failures >= 2 && failures * 2 > pods))
+}
+
+/// Whether any pod gets requests.
+pub(super) fn answered(world: &World) -> bool {
+    world.pods.iter().any(|pod| pod.ready)
+}
+
+/// Judges a candidate. More than half of the pods that are waited for must have prepared it; where no pod answers at
+/// all, one is better than none.
+pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
+    let answered = answered(world);
+    let (mut prepared, mut at_it, mut refusals) = (0, 0, Vec::new());
+    for pod in world.pods {
+        if is_prepared(pod, now) {
+            prepared += 1;
+            continue;
+        }
+        match Failure::of_candidate(pod, now) {
+            Some(failure) if one_is_enough(world, now, failure.gate) => return Candidacy::Refused(failure),
+            // It gets no requests while others do: it takes up what they answer with when it can.
+            _ if answered && !pod.ready => {}
+            Some(failure) => refusals.push(failure),
+            None => at_it += 1,
+        }
+    }
+    let voices = prepared + at_it + refusals.len();
+    let refused = refusals.len();
+    if is_versions(refused, voices) {
+        return Candidacy::Refused(refusals.swap_remove(0));
+    }
+    let over = !world.pods.is_empty() && world.now >= now.deadline.0;
+    if at_it > 0 && !over {
+        return Candidacy::Open;
+    }
+    // Pods of an older template would switch, too, and they are not what it was judged in.
+    if prepared > 0 && (prepared * 2 > voices || !answered) && world.older_pods == 0 {
+        return Candidacy::Ready;
+    }
+    match (over, refusals.into_iter().next()) {
+        (false, _) => Candidacy::Open,
+        (true, Some(failure)) => Candidacy::Refused(failure.of_some(refused, world.pods.len())),
+        (true, None) => Candidacy::Refused(Failure::of_deadline(world, now, prepared)),
+    }
+}
+
+/// Whether one pod's refusal by this gate is the version's. What a file is made of is the same in every pod, unless one
+/// of them found it otherwise; answers that are not good enough in one pod would be given there.
+fn one_is_enough(world: &World, now: &RolloutStatus, gate: GateName) -> bool {
+    match gate {
+        GateName::Digest | GateName::Format | GateName::Template => !world.pods.iter().any(|pod| {
+            let passed = |report: &gantry_crds::status::CandidateStatus| {
+                report.gates.iter().any(|one| one.name == gate && one.verdict == GateVerdict::Pass)
+            };
+            is_prepared(pod, now) || candidate_report(pod, now).is_some_and(passed)
+        }),
+        GateName::Prompts | GateName::Drift | GateName::Shadow => true,
+        GateName::Fetch
+        | GateName::Memory
+        | GateName::Load
+        | GateName::Performance
+        | GateName::Deadline
+        | GateName::Health => false,
+    }
+}
+
+/// How the pods stand with a version that is active.
+#[derive(Default)]
+struct Tally {
+    /// Its worker failed there, or the pod lost it before it could switch.
+    failures: Vec<Failure>,
+    /// Pods without any version that cannot load this one. A source that is away for a moment is no reason to give up.
+    unable: Vec<Failure>,
+    /// Pods that get requests and answer with another version.
+    late: Vec<String>,
+    /// Pods that have it and do not say that it failed.
+    has: usize,
+    /// Those of them that get requests.
+    works: usize,
+}
+
+impl Tally {
+    fn of(world: &World, now: &RolloutStatus) -> Self {
+        let mut tally = Self::default();
+        for pod in world.pods {
+            let Some(report) = pod.report else { continue };
+            match &report.version {
+                Some(serving) if *serving == now.version => {
+                    if report.health == ReplicaHealth::Failed {
+                        tally.failures.push(Failure::of_worker(pod));
+                    } else {
+                        tally.has += 1;
+                        tally.works += usize::from(pod.ready);
+                    }
+                }
+                // A pod without any version is new: it starts with the active one.
+                serving => match (Failure::of_candidate(pod, now), serving) {
+                    (Some(failure), Some(_)) => tally.failures.push(failure),
+                    (Some(failure), None) if failure.gate != GateName::Fetch => tally.unable.push(failure),
+                    (None, Some(_)) if pod.ready => tally.late.push(pod.name.to_owned()),
+                    (None, None) if has_prepared(report, &now.version) => tally.late.push(pod.name.to_owned()),
+                    _ => {}
+                },
+            }
+        }
+        tally
+    }
+
+    /// Why it has to be taken back, of the pods that had it.
+    fn verdict(self) -> Option<Failure> {
+        let (failed, had) = (self.failures.len(), self.failures.len() + self.has);
+        // Where nobody can get it and nobody has it, nobody answers.
+        let nobody = self.works == 0 && (failed > 0 || self.has == 0);
+        let mut all = self.failures.into_iter().chain(self.unable.into_iter().filter(|_| nobody));
+        if nobody || is_versions(failed, had) { all.next() } else { None }
+    }
+}
+
+/// Judges a version that pods are told to switch to.
+pub(super) fn judge_switch(world: &World, now: &RolloutStatus) -> Switched {
+    let tally = Tally::of(world, now);
+    let over = world.now >= now.deadline.0;
+    let pods = tally.failures.len() + tally.has + tally.late.len();
+    if is_versions(tally.failures.len(), pods) || tally.late.is_empty() {
+        let has = tally.has;
+        return match tally.verdict() {
+            Some(failure) => Switched::Failed(failure),
+            None if has > 0 || world.pods.is_empty() => Switched::Done,
+            None if over => without_anybody(world, now),
+            None => Switched::Open { deadline: now.deadline.0 },
+        };
+    }
+    if !over {
+        return Switched::Open { deadline: now.deadline.0 };
+    }
+    let failed = tally.failures.len() + tally.late.len();
+    if tally.works > 0 && !is_versions(failed, pods) {
+        return Switched::Done;
+    }
+    let late = Failure::of_switch_deadline(world, now, &tally.late);
+    Switched::Failed(tally.failures.into_iter().next().unwrap_or(late))
+}
+
+/// Every pod is new, and none has the version yet. They get the time of a rollout: whatever became of the pods that had
+/// it, it says nothing of the version.
+fn without_anybody(world: &World, now: &RolloutStatus) -> Switched {
+    let time = world.spec.map_or(Duration::ZERO, |spec| spec.progress_deadline);
+    let deadline = after(now.started_at.0, time);
+    if world.now < deadline {
+        Switched::Open { deadline }
+    } else {
+        Switched::Failed(Failure::of_switch_deadline(world, now, &[]))
+    }
+}
+
+/// Why a version that bakes has to be taken back.
+pub(super) fn judge_bake(world: &World, now: &RolloutStatus) -> Option<Failure> {
+    Tally::of(world, now).verdict()
+}
+
+/// The pods that the others go on without, and why.
+pub(super) fn left_behind(world: &World, now: &RolloutStatus) -> Option<String> {
+    let trouble = |pod: &CountedPod| {
+        let report = pod.report?;
+        let refused = || Failure::of_candidate(pod, now).map(|failure| failure.message);
+        match &report.version {
+            Some(_) if serves(report, &now.version) => {
+                let failed = report.health == ReplicaHealth::Failed;
+                failed.then(|| format!("{}: {}", pod.name, report.message.as_deref().unwrap_or("its worker failed")))
+            }
+            Some(other) => {
+                let why = refused().map(|why| format!(": {why}")).unwrap_or_default();
+                Some(format!("{}, which answers with {other}{why}", pod.name))
+            }
+            None => refused().map(|why| format!("{}: {why}", pod.name)),
+        }
+    };
+    let left: Vec<_> = world.pods.iter().filter_map(trouble).collect();
+    (!left.is_empty()).then(|| limits::message(&format!("goes on without {}", some_of(&left))))
+}
+
+/// What a phase weighs in the figure of progress: more than the MiB of any download.
+const PHASE_WEIGHT: i64 = 10_000_000;
+
+/// How far a pod has come with the version.
+fn figure(pod: &CountedPod, now: &RolloutStatus) -> i64 {
+    if is_prepared(pod, now) {
+        return 6 * PHASE_WEIGHT;
+    }
+    let Some(candidate) = candidate_report(pod, now) else { return 0 };
+    let mib = candidate.progress.as_ref().map_or(0, |progress| progress.bytes >> 20).clamp(0, PHASE_WEIGHT - 1);
+    match candidate.phase {
+        CandidatePhase::Failed => 0,
+        CandidatePhase::Fetching => PHASE_WEIGHT + mib,
+        CandidatePhase::Validating => 2 * PHASE_WEIGHT,
+        CandidatePhase::Loading => 3 * PHASE_WEIGHT,
+        CandidatePhase::Testing => 4 * PHASE_WEIGHT,
+        CandidatePhase::Prepared => 5 * PHASE_WEIGHT,
+    }
+}
+
+/// How far the pods together have come with the version.
+fn fleet_figure(world: &World, now: &RolloutStatus) -> i64 {
+    world.pods.iter().map(|pod| figure(pod, now)).fold(0, i64::saturating_add)
+}
+
+/// Sets the deadline of Prepare: `time` after a pod made progress last, `PROGRESS_DEADLINES_MAX` times that in all.
+/// Time without a pod does not count, and a deadline that the user moves holds at once.
+pub(super) fn count_progress(world: &World, rollout: &mut RolloutStatus, time: Duration) {
+    if world.pods.is_empty() {
+        rollout.progress = None;
+        return;
+    }
+    let figure = fleet_figure(world, rollout);
+    let first = || RolloutProgress { figure, at: Time(world.now), since: Time(world.now) };
+    let mut progress = rollout.progress.take().unwrap_or_else(first);
+    if figure > progress.figure && world.now >= next_note(&progress, time) {
+        (progress.figure, progress.at) = (figure, Time(world.now));
+    }
+    let at_the_latest = after(progress.since.0, time.saturating_mul(PROGRESS_DEADLINES_MAX));
+    rollout.deadline.0 = after(progress.at.0, time).min(at_the_latest);
+    rollout.progress = Some(progress);
+}
+
+/// When progress may be noted again: every note is a write that wakes each agent.
+fn next_note(progress: &RolloutProgress, time: Duration) -> Timestamp {
+    after(progress.at.0, time / PROGRESS_NOTES)
+}
+
+/// When progress has to be noted that was made too soon after the last note.
+pub(super) fn note_due(world: &World, now: &RolloutStatus) -> Option<Timestamp> {
+    let time = world.spec?.progress_deadline;
+    let progress = now.progress.as_ref().filter(|progress| fleet_figure(world, now) > progress.figure)?;
+    Some(next_note(progress, time))
+}

@@ -1,0 +1,272 @@
+#![allow(clippy::unwrap_used)]
+//! Whose failure a failure is: fleets of one to five pods of which some fail, lag, or come and go.
+
+use gantry_crds::status::{CandidatePhase, CandidateStatus, GateResult, GateVerdict, Progress, ReplicaHealth};
+
+use super::{
+    tests::{START, Scene, name, refused, spec},
+    *,
+};
+
+const FIVE: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// What a pod says of model 2 when `gate` refused it there.
+fn refused_by(gate: GateName) -> CandidateStatus {
+    let result = GateResult {
+        name: gate,
+        verdict: GateVerdict::Fail,
+        value: Some("bad".to_owned()),
+        message: Some("it went wrong".to_owned()),
+    };
+    CandidateStatus { gates: vec![result], ..refused(&name(2)) }
+}
+
+fn at(phase: CandidatePhase, bytes: i64) -> CandidateStatus {
+    let progress = Some(Progress { bytes, total: None, eta_seconds: None, summary: None });
+    CandidateStatus { phase, progress, gates: Vec::new(), ..refused(&name(2)) }
+}
+
+/// Pods serve model 1 and prepare model 2.
+fn preparing(pods: &[&'static str]) -> Scene {
+    let mut scene = Scene::served_by(pods);
+    scene.spec = Some(spec(2));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    scene
+}
+
+fn prepare(scene: &mut Scene, pods: &[&'static str]) {
+    pods.iter().for_each(|pod| scene.pod(pod, |report| report.prepared = Some(name(2))));
+}
+
+fn refuse(scene: &mut Scene, pods: &[&'static str], gate: GateName) {
+    pods.iter().for_each(|pod| scene.pod(pod, |report| report.candidate = Some(refused_by(gate))));
+}
+
+#[test]
+fn a_gate_that_fails_in_a_minority_of_the_pods_is_their_problem() {
+    use GateName::{Fetch, Load, Memory};
+    for gate in [Fetch, Memory, Load] {
+        for (pods, failing, committed) in [(3, 1, true), (4, 1, true), (5, 2, true), (5, 3, false), (3, 2, false)] {
+            let mut scene = preparing(&FIVE[..pods]);
+            refuse(&mut scene, &FIVE[..failing], gate);
+            if committed {
+                assert_eq!(scene.step(), None, "{gate:?}: {failing} of {pods} failed, the others are still at it");
+                prepare(&mut scene, &FIVE[failing..pods]);
+                assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "{gate:?} {pods} {failing}");
+            } else {
+                let step = scene.step();
+                assert!(matches!(step, Some(Transition::Rejected { .. })), "{gate:?} {pods} {failing}: {step:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn in_a_fleet_of_one_its_word_is_the_verdict_and_in_one_of_two_it_takes_both() {
+    let mut scene = preparing(&["a"]);
+    refuse(&mut scene, &["a"], GateName::Load);
+    assert!(matches!(scene.step(), Some(Transition::Rejected { .. })));
+    let mut scene = preparing(&["a", "b"]);
+    refuse(&mut scene, &["a"], GateName::Load);
+    assert_eq!(scene.step(), None);
+    refuse(&mut scene, &["b"], GateName::Load);
+    assert!(matches!(scene.step(), Some(Transition::Rejected { .. })));
+}
+
+#[test]
+fn one_of_two_pods_that_fails_has_until_the_deadline_to_be_replaced() {
+    let tie = || {
+        let mut scene = preparing(&["a", "b"]);
+        refuse(&mut scene, &["a"], GateName::Memory);
+        prepare(&mut scene, &["b"]);
+        scene.now += 60;
+        assert_eq!(scene.step(), None);
+        scene
+    };
+    let mut scene = tie();
+    scene.now += 900;
+    let Some(Transition::Rejected { gate, message, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+    assert_eq!(gate, GateName::Memory);
+    assert_eq!(
+        message,
+        "1 of 2 pods refused it: Memory gate on pod a: it went wrong; if the trouble is theirs alone, delete them, and \
+         annotate the service with gantry.dev/retry=<any new value>"
+    );
+    let mut scene = tie();
+    scene.counted = vec!["b", "new"];
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "who replaces it is not waited for");
+}
+
+#[test]
+fn what_a_file_is_made_of_and_what_it_answers_is_the_same_in_every_pod() {
+    use GateName::{Digest, Format, Prompts, Template};
+    for gate in [Digest, Format, Template, Prompts] {
+        let mut scene = preparing(&FIVE);
+        refuse(&mut scene, &["e"], gate);
+        assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "{gate:?}");
+    }
+}
+
+#[test]
+fn a_digest_that_is_right_elsewhere_is_the_word_of_one_mirror() {
+    let mut scene = preparing(&["a", "b", "c"]);
+    prepare(&mut scene, &["a", "b"]);
+    refuse(&mut scene, &["c"], GateName::Digest);
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+}
+
+#[test]
+fn a_pod_without_requests_holds_nobody_up_as_long_as_others_get_them() {
+    let mut scene = preparing(&["a", "b"]);
+    scene.counted.push("new");
+    scene.cut_off.push("b");
+    prepare(&mut scene, &["a"]);
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "b is on a node that is lost");
+    let mut scene = Scene::new(2);
+    scene.step();
+    scene.pod("a", |report| report.prepared = Some(name(2)));
+    assert_eq!(scene.step(), None, "nobody answers yet: both may be the first");
+    scene.now += 60;
+    assert_eq!(scene.step(), None);
+    scene.now += 900;
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "one is better than none");
+}
+
+#[test]
+fn the_deadline_counts_from_the_last_progress() {
+    let mut scene = preparing(&["a", "b"]);
+    for mib in 1..=3 {
+        scene.now += 800;
+        scene.pod("a", |report| report.candidate = Some(at(CandidatePhase::Fetching, mib << 20)));
+        assert_eq!(scene.step(), None, "{mib}");
+    }
+    scene.now += 898;
+    assert_eq!(scene.step(), None);
+    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Deadline, .. })));
+}
+
+#[test]
+fn progress_extends_a_rollout_to_a_bound() {
+    let mut scene = preparing(&["a", "b"]);
+    let started = scene.now;
+    for mib in 1.. {
+        scene.now += 600;
+        scene.pod("a", |report| report.candidate = Some(at(CandidatePhase::Fetching, mib << 20)));
+        if scene.step().is_some() {
+            break;
+        }
+    }
+    assert_eq!(scene.step_now(), None);
+    assert!((4 * 900..4 * 900 + 602).contains(&(scene.now - started)), "{}", scene.now - started);
+}
+
+#[test]
+fn new_pods_neither_eat_into_a_deadline_nor_extend_it() {
+    const NEW: [&str; 12] = ["n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "n10", "n11", "n12"];
+    let mut scene = preparing(&["a"]);
+    for new in NEW {
+        // An autoscaler takes the last one away and brings another, which begins with the candidate.
+        scene.counted = vec!["a", new];
+        scene.pod(new, |report| report.candidate = Some(at(CandidatePhase::Fetching, 1 << 20)));
+        scene.now += 74;
+        assert_eq!(scene.step(), None);
+    }
+    scene.now += 100;
+    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Deadline, .. })), "a made no progress");
+}
+
+#[test]
+fn progress_is_noted_seldom_and_missed_never() {
+    let mut scene = preparing(&["a"]);
+    let mut notes = Vec::new();
+    for mib in 1..=300 {
+        scene.now += 1;
+        scene.pod("a", |report| report.candidate = Some(at(CandidatePhase::Fetching, mib << 20)));
+        scene.step();
+        notes.push(scene.state.rollout.as_ref().unwrap().progress.as_ref().unwrap().at.clone());
+    }
+    notes.dedup();
+    assert!(notes.len() <= 300 * 2 / 45 + 1, "{} notes in ten minutes", notes.len());
+    // What was made after the last note is noted when its time has come.
+    let due = scene.plan().wake_at.unwrap();
+    let rollout = scene.state.rollout.clone().unwrap();
+    assert!(due < rollout.deadline.0, "{due} {}", rollout.deadline.0);
+    scene.now = due.as_second() - START;
+    assert_eq!(scene.step(), None);
+    assert!(scene.state.rollout.as_ref().unwrap().deadline.0 > rollout.deadline.0);
+}
+
+#[test]
+fn a_worker_that_dies_in_one_pod_and_works_in_the_others_is_that_pods_problem() {
+    for (pods, failing, stays) in
+        [(2, 1, true), (3, 1, true), (4, 2, true), (1, 1, false), (2, 2, false), (3, 2, false)]
+    {
+        for mut scene in [Scene::committed_by(&FIVE[..pods]), Scene::baked_by(&FIVE[..pods])] {
+            for pod in &FIVE[..pods] {
+                let health = if FIVE[..failing].contains(pod) { ReplicaHealth::Failed } else { ReplicaHealth::Healthy };
+                scene.pod(pod, |report| {
+                    (report.version, report.prepared, report.health) = (Some(name(2)), None, health);
+                    report.message = Some("the worker keeps dying".to_owned());
+                });
+            }
+            let step = scene.step();
+            assert_eq!(!matches!(step, Some(Transition::RollingBack { .. })), stays, "{failing} of {pods}: {step:?}");
+            if stays {
+                let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+                assert!(message.starts_with("goes on without a: the worker keeps dying"), "{message}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_pod_to_switch_does_not_judge_for_all() {
+    let mut scene = Scene::committed_by(&["a", "b"]);
+    scene.pod("a", |report| (report.version, report.health) = (Some(name(2)), ReplicaHealth::Failed));
+    assert_eq!(scene.step(), None, "b may show that it works");
+    scene.now += 60;
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })), "nobody answers with it");
+}
+
+#[test]
+fn a_pod_that_lags_behind_a_switch_is_left_behind() {
+    let mut scene = Scene::committed_by(&["a", "b"]);
+    scene.pod("a", |report| report.version = Some(name(2)));
+    scene.now += 58;
+    assert_eq!(scene.step(), None);
+    assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }));
+    let message = scene.state.rollout.as_ref().unwrap().message.clone();
+    assert_eq!(message, Some(format!("goes on without b, which answers with {}", name(1))));
+}
+
+#[test]
+fn a_pod_that_gets_no_requests_does_not_lag() {
+    let mut scene = Scene::committed_by(&["a", "b"]);
+    scene.cut_off.push("b");
+    scene.pod("a", |report| report.version = Some(name(2)));
+    assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }));
+}
+
+#[test]
+fn pods_that_are_all_new_say_nothing_of_a_version_until_they_had_time_to_load_it() {
+    let dies = || {
+        let mut scene = Scene::committed_by(&["a"]);
+        scene.counted = vec!["new"];
+        scene.now += 120;
+        assert_eq!(scene.step(), None);
+        scene
+    };
+    let mut scene = dies();
+    assert_eq!(scene.plan().wake_at, Some(scene.state.rollout.as_ref().unwrap().deadline.0));
+    scene.pod("new", |report| report.version = Some(name(2)));
+    assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }));
+    let mut scene = dies();
+    scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Fetch)));
+    assert_eq!(scene.step(), None, "a source may come back");
+    scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Load)));
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })), "nobody has it, and nobody can load it");
+    let mut scene = dies();
+    scene.now += 900;
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
+    assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("no pod answered with it in 900s"));
+}

@@ -1,0 +1,77 @@
+//! The rules that every write must keep, said without the code that keeps them.
+
+use std::collections::BTreeSet;
+
+use gantry_crds::status::{CandidatePhase, GateVerdict, ReplicaHealth};
+use proptest::prelude::*;
+
+use super::*;
+
+/// The rules that every write must keep.
+pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(), TestCaseError> {
+    let (old, new) = (world.state, &plan.state);
+    let step = new.rollout.as_ref().map(|rollout| rollout.step);
+    if new.active != old.active {
+        let active = new.active.as_ref().unwrap();
+        match step {
+            Some(RolloutStep::Commit) => {
+                for pod in world.pods {
+                    prop_assert!(!pod.outdated, "{} has not what the spec asks for", pod.name);
+                }
+                check_commit(world, active)?;
+                prop_assert_eq!(&new.previous, &old.active, "the way back is kept");
+            }
+            Some(RolloutStep::Rollback) => {
+                prop_assert!(were_active.contains(active), "went back to what never answered");
+                check_rollback(world)?;
+            }
+            other => prop_assert!(false, "active changed in {:?}", other),
+        }
+    }
+    for name in [&new.active, &new.candidate, &new.previous].into_iter().flatten() {
+        prop_assert!(new.versions.iter().any(|version| version.name == *name), "{} is not described", name);
+        prop_assert!(!plan.delete.contains(name), "{} is deleted", name);
+    }
+    prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
+    if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
+        prop_assert!(false, "a version that was refused answers");
+    }
+    Ok(())
+}
+
+/// A version may be switched to when all who answer have judged it or had their time, and more than half of them let it
+/// through.
+fn check_commit(world: &World, candidate: &String) -> Result<(), TestCaseError> {
+    let now = world.state.rollout.as_ref().unwrap();
+    let said = |pod: &CountedPod| pod.report.filter(|report| report.attempt == Some(now.attempt)).cloned();
+    let prepared = |pod: &CountedPod| said(pod).is_some_and(|report| report.prepared.as_ref() == Some(candidate));
+    let refusal = |pod: &CountedPod| {
+        let candidate =
+            said(pod)?.candidate.filter(|one| one.version == *candidate && one.phase == CandidatePhase::Failed);
+        candidate?.gates.into_iter().find(|gate| gate.verdict == GateVerdict::Fail)
+    };
+    let nobody_answers = !world.pods.iter().any(|pod| pod.ready);
+    let asked: Vec<_> = world.pods.iter().filter(|pod| pod.ready || nobody_answers || prepared(pod)).collect();
+    let passed = asked.iter().filter(|pod| prepared(pod)).count();
+    prop_assert!(passed > 0 && (nobody_answers || passed * 2 > asked.len()), "{} of {}", passed, asked.len());
+    for pod in asked {
+        let judged = prepared(pod) || refusal(pod).is_some();
+        prop_assert!(judged || world.now >= now.deadline.0, "{} had not judged it", pod.name);
+    }
+    for pod in world.pods.iter().filter(|pod| !prepared(pod)) {
+        let answers_badly = refusal(pod).is_some_and(|gate| gate.name == GateName::Prompts);
+        prop_assert!(!answers_badly, "its answers were not good enough in {}", pod.name);
+    }
+    Ok(())
+}
+
+/// A version is not taken back where it works, unless it fails in two pods at least and in more than half of them.
+fn check_rollback(world: &World) -> Result<(), TestCaseError> {
+    let bad = world.state.active.as_ref();
+    let serving = |pod: &&CountedPod| pod.report.is_some_and(|report| report.version.as_ref() == bad);
+    let failed = |pod: &&CountedPod| pod.report.is_some_and(|report| report.health == ReplicaHealth::Failed);
+    let works = world.pods.iter().filter(|pod| pod.ready).filter(serving).filter(|pod| !failed(pod)).count();
+    let answers = world.pods.iter().filter(|pod| pod.ready || serving(pod)).count();
+    prop_assert!(works * 2 < answers.max(1) && (works == 0 || answers - works >= 2), "{} of {} work", works, answers);
+    Ok(())
+}
