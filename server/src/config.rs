@@ -119,6 +119,18 @@ impl PodArgs {
     }
 }
 
+impl ValidateArgs {
+    /// Looks whether there is a file at all, in the words of `serve`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn check(&self) -> Result<(), Problems> {
+        let mut check = Check::default();
+        check.file("model", self.file());
+        check.finish(())
+    }
+}
+
 impl ServeArgs {
     fn gpu_split(&self, check: &mut Check) -> GpuSplit {
         let list = |text: &Option<String>| -> Vec<String> {

@@ -106,7 +106,11 @@ pub fn context_of(spec: &VersionSpec, model: &ModelInfo) -> String {
     } else {
         String::new()
     };
-    format!("{each} tokens for each request, {at_once} at once{shared}")
+    let more = match u64::from(model.n_ctx_train) {
+        trained if trained > each => format!("; trained for {trained}, --ctx-size gives more"),
+        _ => String::new(),
+    };
+    format!("{each} tokens for each request, {at_once} at once{shared}{more}")
 }
 
 /// What there is to say where more context was asked for than requests can use: they get no more than the model was trained
@@ -249,7 +253,10 @@ mod tests {
         for part in ["--ctx-size 100000", "trained for 8192", "4 at once (--parallel) gets 8192", "--ctx-size 32768"] {
             assert!(told.contains(part), "{told}");
         }
-        let pool = ModelInfo { kv_cells: 8192, ..model };
+        let pool = ModelInfo { kv_cells: 8192, ..model.clone() };
         assert_eq!(context_of(&spec, &pool), "8192 tokens for each request, 4 at once, who share 8192");
+        let more = ModelInfo { n_ctx_train: 1 << 20, ..model };
+        let told = "8192 tokens for each request, 4 at once; trained for 1048576, --ctx-size gives more";
+        assert_eq!(context_of(&spec, &more), told);
     }
 }

@@ -27,6 +27,7 @@ pub mod rollout;
 pub mod routing;
 pub mod serve;
 pub mod telemetry;
+mod throttle;
 pub mod validate;
 pub mod version;
 pub mod vital;

@@ -46,6 +46,8 @@ pub const SLOW_CLIENT_LIMIT: Duration = Duration::from_secs(60);
 pub const SLOW_CLIENT_CROWDED_LIMIT: Duration = Duration::from_secs(10);
 /// The least rate at which what waits must be taken, of all answers to one request together.
 pub const SLOW_CLIENT_MIN_BYTES_PER_SECOND: usize = 1024;
+/// The time between two records of the log that tell of an answer that was ended because its client reads too slowly.
+pub const SLOW_CLIENT_LOG_PERIOD: Duration = Duration::from_secs(10);
 /// The most that all answers to one request that are not streamed may hold of that memory while they are collected, and no
 /// more than what is left free of it; past that the request fails and says what to ask for instead.
 pub const WHOLE_ANSWER_BYTES: usize = 8 * 1024 * 1024;

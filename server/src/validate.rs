@@ -27,8 +27,9 @@ const TRIAL: &str = "trial";
 /// Checks the file and prints the report. The exit code says whether the file may be served.
 ///
 /// # Errors
-/// The report cannot be printed, or no worker can be started.
+/// There is no such file, the report cannot be printed, or no worker can be started.
 pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
+    args.check()?;
     let title = args.file().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let header = match gantry_gguf::read_header(args.file()) {
         Ok(header) => header,

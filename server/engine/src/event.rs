@@ -233,6 +233,8 @@ pub struct ModelInfo {
     pub size_bytes: u64,
     /// Whether the file brings a chat template; without one, chats are refused.
     pub has_chat_template: bool,
+    /// Whether that template knows of thinking before an answer: the model may think unless it is told not to.
+    pub thinks: bool,
     /// What it rendered when it was tried.
     pub template: Option<Box<TemplateReport>>,
     /// What computes it.

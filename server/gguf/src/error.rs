@@ -83,7 +83,7 @@ pub(crate) fn printable(name: &str) -> String {
 #[allow(missing_docs, reason = "each variant's message is its documentation; the fields are described above")]
 pub enum Defect {
     // The file as a whole.
-    #[error("this is not a GGUF file: it starts with {found:02x?}, not \"GGUF\"; {hint}")]
+    #[error("this is not a GGUF file: it starts with \"{}\", not \"GGUF\"; {hint}", found.escape_ascii())]
     BadMagic { found: [u8; 4], hint: &'static str },
     #[error(
         "this is a {format} file, from before GGUF; convert the original weights again with llama.cpp's convert_hf_to_gguf.py"

@@ -4,8 +4,9 @@
 //! it. Lines are put together per thread. Errors are also kept per thread, a few of them, because most
 //! functions answer only with null: [`take_recent_errors`] is then the reason.
 //!
-//! llama.cpp is talkative at load, so its INFO becomes DEBUG here, and its DEBUG becomes TRACE. What it says of a decode that
-//! was ended on purpose is no error: that becomes DEBUG, too.
+//! llama.cpp is talkative at load, so its INFO becomes DEBUG here, and its DEBUG becomes TRACE. So does a warning that asks
+//! nothing of anybody ([`ASKING`]), as of tokens whose type it corrects by itself. What it says of a decode that was ended on
+//! purpose is no error: that becomes DEBUG, too.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -16,6 +17,20 @@ use llama_cpp_sys_2 as sys;
 
 /// Error lines kept per thread for the next failure's reason.
 const MAX_RECENT_ERRORS: usize = 4;
+/// Words of warnings that are for whoever runs it: another file is to be used, or something of the machine is missing.
+const ASKING: &[&str] = &[
+    "consider regenerating",
+    "generation quality will be degraded",
+    "missing pre-tokenizer",
+    "reconvert",
+    "may be incorrect",
+    "bad special token",
+    "out of range",
+    "out of vocab range",
+    "failed",
+    "not available",
+    "retrying without",
+];
 /// The longest line kept or logged, in bytes.
 const MAX_LINE_BYTES: usize = 2048;
 
@@ -101,9 +116,20 @@ impl ThreadLog {
         if self.abort.as_ref().is_some_and(|abort| abort.load(Relaxed)) {
             done.iter_mut().for_each(|(level, _)| *level = (*level).min(sys::GGML_LOG_LEVEL_INFO));
         }
+        for (level, line) in &mut done {
+            if *level == sys::GGML_LOG_LEVEL_WARN && !asks(line) {
+                *level = sys::GGML_LOG_LEVEL_INFO;
+            }
+        }
         done.retain(|(_, line)| !line.trim_matches('.').is_empty());
         done
     }
+}
+
+/// Whether a warning is for somebody.
+fn asks(line: &str) -> bool {
+    let line = line.to_lowercase();
+    ASKING.iter().any(|words| line.contains(words))
 }
 
 fn emit(level: sys::ggml_log_level, line: &str) {
@@ -127,11 +153,9 @@ mod tests {
         let done = log.push(sys::GGML_LOG_LEVEL_CONT, "file\nand more");
         assert_eq!(done, vec![(sys::GGML_LOG_LEVEL_ERROR, "bad: file".to_owned())]);
         // An unfinished line ends where the next one begins.
-        let done = log.push(sys::GGML_LOG_LEVEL_WARN, "x\n");
-        assert_eq!(
-            done,
-            vec![(sys::GGML_LOG_LEVEL_ERROR, "and more".to_owned()), (sys::GGML_LOG_LEVEL_WARN, "x".to_owned())]
-        );
+        let done = log.push(sys::GGML_LOG_LEVEL_WARN, "decoding failed\n");
+        let warning = (sys::GGML_LOG_LEVEL_WARN, "decoding failed".to_owned());
+        assert_eq!(done, vec![(sys::GGML_LOG_LEVEL_ERROR, "and more".to_owned()), warning]);
         assert_eq!(log.errors, ["bad: file", "and more"]);
         // Progress dots are no lines.
         assert!(log.push(sys::GGML_LOG_LEVEL_INFO, "......\n").is_empty());
@@ -146,5 +170,25 @@ mod tests {
         }
         assert_eq!(log.errors.len(), MAX_RECENT_ERRORS);
         assert!(log.errors.iter().all(|line| line.len() <= MAX_LINE_BYTES));
+    }
+
+    #[test]
+    fn a_warning_that_asks_nothing_of_anybody_is_for_who_looks_closely() {
+        let mut log = ThreadLog::default();
+        let mut level = |line: &str| log.push(sys::GGML_LOG_LEVEL_WARN, &format!("{line}\n"))[0].0;
+        for noise in [
+            "load: control-looking token:    212 '</s>' was not control-type; this is probably a bug in the model. its type \
+             will be overridden",
+            "llama_kv_cache_iswa: using full-size SWA cache (ref: https://github.com/)",
+        ] {
+            assert_eq!(level(noise), sys::GGML_LOG_LEVEL_INFO, "{noise}");
+        }
+        for asking in [
+            "load: missing pre-tokenizer type, using: 'default'",
+            "load: CONSIDER REGENERATING THE MODEL             ",
+            "print_info: special_eos_id is not in special_eog_ids - the tokenizer config may be incorrect",
+        ] {
+            assert_eq!(level(asking), sys::GGML_LOG_LEVEL_WARN, "{asking}");
+        }
     }
 }

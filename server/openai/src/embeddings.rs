@@ -5,20 +5,12 @@ use serde_json::{Map, Value, json};
 
 use crate::base64;
 use crate::error::ApiError;
-use crate::fields::{Fields, missing, wrong_type, wrong_value};
+use crate::fields::{Fields, wrong_value};
+use crate::inputs::{Bounds, TextInput, inputs};
 use crate::limits::{MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS};
 use crate::parameters::Place;
 use crate::request::{Priority, check_model, model, parse_object};
 use crate::response::EmbeddingUsage;
-
-/// One thing to embed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EmbeddingInput {
-    /// A text, not empty.
-    Text(String),
-    /// Token ids, at least one, none negative.
-    Tokens(Vec<i32>),
-}
 
 /// How vectors are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,13 +22,15 @@ pub enum EncodingFormat {
     Base64,
 }
 
+const BOUNDS: Bounds = Bounds { elements: MAX_EMBEDDING_INPUTS, tokens: MAX_EMBEDDING_TOKENS };
+
 /// Texts to embed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidEmbeddingsRequest {
     /// The model asked for; `None`: whichever is served.
     pub model: Option<String>,
     /// 1 to [`MAX_EMBEDDING_INPUTS`].
-    pub inputs: Vec<EmbeddingInput>,
+    pub inputs: Vec<TextInput>,
     /// How to write the vectors.
     pub encoding: EncodingFormat,
     /// The width asked for; see [`Self::check_dimensions`].
@@ -61,7 +55,7 @@ impl ValidEmbeddingsRequest {
         };
         Ok(Self {
             model: model(&fields)?,
-            inputs: inputs(&fields)?,
+            inputs: inputs(&fields, "input", BOUNDS)?,
             encoding,
             dimensions: fields.integer("dimensions", 1..=u32::MAX)?,
             priority: Priority::read(&fields)?,
@@ -71,14 +65,10 @@ impl ValidEmbeddingsRequest {
     /// The same request on the wire.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let input = |input: &EmbeddingInput| match input {
-            EmbeddingInput::Text(text) => json!(text),
-            EmbeddingInput::Tokens(tokens) => json!(tokens),
-        };
         let mut object = Map::new();
         for (name, value) in [
             ("model", json!(self.model)),
-            ("input", self.inputs.iter().map(input).collect()),
+            ("input", self.inputs.iter().map(TextInput::to_json).collect()),
             ("encoding_format", json!(if self.encoding == EncodingFormat::Float { "float" } else { "base64" })),
             ("dimensions", json!(self.dimensions)),
             ("priority", json!(self.priority.map(Priority::as_str))),
@@ -111,63 +101,6 @@ impl ValidEmbeddingsRequest {
             _ => Ok(()),
         }
     }
-}
-
-fn inputs(fields: &Fields<'_>) -> Result<Vec<EmbeddingInput>, ApiError> {
-    let expected = "a string, an array of strings, an array of token ids or an array of those";
-    let path = || fields.path("input");
-    let value = fields.get("input").ok_or_else(|| missing(path(), &format!("{expected} is expected")))?;
-    let mut tokens = 0;
-    match value {
-        Value::String(text) => Ok(vec![text_input(path(), text)?]),
-        Value::Array(items) if items.first().is_some_and(Value::is_number) => {
-            Ok(vec![token_input(&path(), items, &mut tokens)?])
-        }
-        Value::Array(items) if items.is_empty() || items.len() > MAX_EMBEDDING_INPUTS => {
-            let n = items.len();
-            Err(wrong_value(path(), format_args!("must have 1 to {MAX_EMBEDDING_INPUTS} elements, not {n}")))
-        }
-        Value::Array(items) => {
-            let one = |(i, item): (usize, &Value)| {
-                let path = format!("{}[{i}]", path());
-                match item {
-                    Value::String(text) => text_input(path, text),
-                    Value::Array(ids) => token_input(&path, ids, &mut tokens),
-                    other => Err(wrong_type(path, "a string or an array of token ids", other)),
-                }
-            };
-            items.iter().enumerate().map(one).collect()
-        }
-        other => Err(wrong_type(path(), expected, other)),
-    }
-}
-
-fn text_input(path: String, text: &str) -> Result<EmbeddingInput, ApiError> {
-    if text.is_empty() {
-        return Err(wrong_value(path, "must not be empty"));
-    }
-    Ok(EmbeddingInput::Text(text.to_owned()))
-}
-
-/// Reads token ids; `before` counts those of the whole request.
-fn token_input(path: &str, items: &[Value], before: &mut usize) -> Result<EmbeddingInput, ApiError> {
-    if items.is_empty() {
-        return Err(wrong_value(path.to_owned(), "must not be empty"));
-    }
-    *before = before.saturating_add(items.len());
-    if *before > MAX_EMBEDDING_TOKENS {
-        let message = format_args!("is past the {MAX_EMBEDDING_TOKENS} tokens that one request may have; send several");
-        return Err(wrong_value(path.to_owned(), message));
-    }
-    let id = |(i, item): (usize, &Value)| {
-        let path = || format!("{path}[{i}]");
-        match item.as_i64().map(i32::try_from) {
-            Some(Ok(id)) if id >= 0 => Ok(id),
-            _ if item.is_number() => Err(wrong_value(path(), "must be a token id: an integer of 0 and more")),
-            _ => Err(wrong_type(path(), "a token id", item)),
-        }
-    };
-    items.iter().enumerate().map(id).collect::<Result<_, _>>().map(EmbeddingInput::Tokens)
 }
 
 /// The answer to `/v1/embeddings`.

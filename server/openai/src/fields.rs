@@ -1,6 +1,6 @@
 //! Typed reading of a JSON object, field by field, with errors that name the field, what came and what was expected.
 //!
-//! `null` counts as absent everywhere: clients send it for what they do not set.
+//! `null` counts as absent everywhere, and what is empty where that says nothing: clients send it for what they do not set.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -76,9 +76,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The field, unless it is absent or null.
+    /// The field, unless it is absent, or says nothing.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
-        self.object.get(name).filter(|value| !value.is_null())
+        // Within messages and their like, an empty text is one.
+        let is_left_out = |value: &Value| self.prefix.is_empty() && parameters::says_nothing(name, value);
+        self.object.get(name).filter(|value| !value.is_null() && !is_left_out(value))
     }
 
     pub(crate) fn string(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
@@ -147,12 +149,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An array of so many strings, none empty or longer than `max_bytes`.
+    /// An array of so many strings, each of so many bytes.
     pub(crate) fn strings(
         &self,
         name: &str,
         count: RangeInclusive<usize>,
-        max_bytes: usize,
+        bytes: RangeInclusive<usize>,
     ) -> Result<Option<Vec<String>>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let items = value.as_array().ok_or_else(|| wrong_type(self.path(name), "an array of strings", value))?;
@@ -163,9 +165,9 @@ impl<'a> Fields<'a> {
         let string = |(i, item): (usize, &Value)| {
             let path = || format!("{}[{i}]", self.path(name));
             match item {
-                Value::String(text) if text.is_empty() || text.len() > max_bytes => {
-                    let n = text.len();
-                    Err(wrong_value(path(), format_args!("must have 1 to {max_bytes} bytes, not {n}")))
+                Value::String(text) if !bytes.contains(&text.len()) => {
+                    let (low, high, n) = (bytes.start(), bytes.end(), text.len());
+                    Err(wrong_value(path(), format_args!("must have {low} to {high} bytes, not {n}")))
                 }
                 Value::String(text) => Ok(text.clone()),
                 other => Err(wrong_type(path(), "a string", other)),

@@ -12,6 +12,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod format;
+mod inputs;
 mod limits;
 mod logprobs;
 mod messages;
@@ -23,11 +24,10 @@ mod sampling;
 mod sse;
 
 pub use chunk::{ChunkHead, ChunkTemplate};
-pub use embeddings::{
-    Embedding, EmbeddingInput, EmbeddingList, EmbeddingVector, EncodingFormat, ValidEmbeddingsRequest,
-};
+pub use embeddings::{Embedding, EmbeddingList, EmbeddingVector, EncodingFormat, ValidEmbeddingsRequest};
 pub use error::{ApiError, ErrorCode, ErrorKind, ErrorObject, ErrorResponse};
 pub use format::Format;
+pub use inputs::TextInput;
 pub use limits::*;
 pub use logprobs::{ChatLogprob, ChatLogprobs, TextLogprobs, TextOffset, TokenChance, TopLogprob};
 pub use messages::{Message, Role, ToolCall};

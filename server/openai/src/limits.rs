@@ -43,6 +43,10 @@ pub const MAX_LOGIT_BIAS: f32 = 100.0;
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 /// The most answers to one request (`n`); each one takes a place of its own in the queue.
 pub const MAX_CHOICES: u32 = 16;
+/// The most answers to one request on `/v1/completions`: its prompts times `n`.
+pub const MAX_PROMPT_CHOICES: u32 = 128;
+/// The most tokens in the prompts of one request, where they come as numbers.
+pub const MAX_PROMPT_TOKENS: usize = 1 << 20;
 /// The longest `grammar`, in bytes.
 pub const MAX_GRAMMAR_BYTES: usize = 64 * 1024;
 /// The longest JSON schema in a `response_format`, in bytes.

@@ -53,7 +53,7 @@ pub enum Treatment {
     NoEffect(&'static str),
 }
 
-/// The value that asks for what happens anyway; `null` always does.
+/// The value that asks for what happens anyway; `null` always does, and what is empty wherever this is not [`Neutral::Absent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neutral {
     /// None but to be absent.
@@ -78,6 +78,9 @@ pub enum Neutral {
     Words(&'static [&'static str]),
     /// An array of nothing but `"text"`.
     OnlyText,
+    /// False, `"none"`, or an object that says no more than that: nothing is to be thought before the answer. Only where a model
+    /// does not think by itself does that happen anyway, which is looked at when it is known which model is asked.
+    NoThought,
 }
 
 /// One parameter.
@@ -112,11 +115,51 @@ impl Place {
     }
 }
 
+impl Treatment {
+    /// Whether it is about what a model thinks before it answers.
+    pub(crate) fn is_about_thinking(self) -> bool {
+        matches!(self, Self::Refused(Neutral::NoThought, _))
+    }
+}
+
+/// Names that mean something when they are empty.
+const MEANT_WHEN_EMPTY: &[&str] = &["messages", "prompt", "input", "query", "documents", "dry_sequence_breakers"];
+
+/// Whether a parameter of a request is as good as left out with such a value.
+pub(crate) fn says_nothing(name: &str, value: &Value) -> bool {
+    is_empty(value) && !MEANT_WHEN_EMPTY.contains(&name)
+}
+
+/// Whether a value is `null` or an empty string, array or object.
+pub(crate) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Whether a value of any of the parameters about thinking says that nothing is to be thought.
+fn says_no_thought(value: &Value) -> bool {
+    match value {
+        Value::Bool(thinks) => !thinks,
+        Value::String(word) => ["none", "off", "disabled"].contains(&word.as_str()),
+        Value::Object(fields) => fields.iter().all(|(name, value)| {
+            ["type", "enable_thinking", "thinking", "effort", "reasoning_effort"].contains(&name.as_str())
+                && (is_empty(value) || (!value.is_object() && says_no_thought(value)))
+        }),
+        _ => false,
+    }
+}
+
 impl Neutral {
     fn accepts(self, value: &Value) -> bool {
         let number = value.as_f64();
         match self {
             Self::Absent => false,
+            _ if is_empty(value) => true,
             Self::Zero => number == Some(0.0),
             Self::NotPositive => number.is_some_and(|n| n <= 0.0),
             Self::MinusOne => number == Some(-1.0),
@@ -124,12 +167,8 @@ impl Neutral {
             Self::Two => number == Some(2.0),
             Self::False => value.as_bool() == Some(false),
             Self::True => value.as_bool() == Some(true),
-            Self::Empty => match value {
-                Value::String(text) => text.is_empty(),
-                Value::Array(items) => items.is_empty(),
-                Value::Object(fields) => fields.is_empty(),
-                _ => false,
-            },
+            Self::Empty => false,
+            Self::NoThought => says_no_thought(value),
             Self::Words(words) => value.as_str().is_some_and(|word| words.contains(&word)),
             Self::OnlyText => {
                 value.as_array().is_some_and(|items| items.iter().all(|item| item.as_str() == Some("text")))
@@ -155,6 +194,7 @@ impl Neutral {
                 words.join(" or ")
             }
             Self::OnlyText => "[\"text\"]".to_owned(),
+            Self::NoThought => "false or \"none\" for a model that does not think".to_owned(),
         }
     }
 }
@@ -179,6 +219,16 @@ pub(crate) fn refuse(place: Place, object: &Map<String, Value>, prefix: &str) ->
 pub fn find(place: Place, name: &str) -> Option<Treatment> {
     let here = |parameter: &&Parameter| parameter.name == name && parameter.places.contains(&place);
     PARAMETERS.iter().find(here).map(|parameter| parameter.treatment)
+}
+
+/// What is said of a chat that is to be answered without thinking, by this parameter, by a model that may think.
+#[must_use]
+pub fn cannot_stop_thinking(param: &'static str) -> ApiError {
+    let message = format!(
+        "`{param}` cannot be obeyed: the template of this model lets it think before it answers, and is always rendered as it \
+         stands; leave it out."
+    );
+    ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::UnsupportedParameter, message)
 }
 
 fn refused(param: String, neutral: Neutral, instead: &str) -> ApiError {
@@ -227,7 +277,7 @@ const LEAST_LIKENESS: f64 = 0.87;
 /// The most characters of an unknown name that an error repeats.
 const MAX_SHOWN_NAME_CHARS: usize = 64;
 
-use Neutral::{Absent, Empty, False, MinusOne, NotPositive, One, OnlyText, True, Two, Words, Zero};
+use Neutral::{Absent, Empty, False, MinusOne, NoThought, NotPositive, One, OnlyText, True, Two, Words, Zero};
 use Place::{
     Chat, Document, Embeddings, Function, JsonSchema, Message, Part, Rerank, ResponseFormat, StreamOptions, Text,
     ToolCall,
@@ -263,12 +313,13 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "echo", Refused(False, "")),
     at(&[Chat], "add_special_tokens", Refused(False, "")),
     at(&[Text, Embeddings], "add_special_tokens", Refused(True, "")),
-    at(ANY, "truncate_prompt_tokens", Refused(Absent, "shorten the text before it is sent")),
+    at(ANY, "truncate_prompt_tokens", Refused(Empty, "shorten the text before it is sent")),
     at(ANY, "truncation_side", NoEffect("belongs to `truncate_prompt_tokens`, which is refused")),
     at(POOLING, "padding", Refused(Words(&["do_not_pad"]), "")),
     at(&[Chat], "documents", Refused(Empty, "put them into a message")),
     at(&[Chat, Embeddings], "chat_template", Refused(Empty, "")),
-    at(&[Chat, Embeddings], "chat_template_kwargs", Refused(Empty, "")),
+    at(&[Chat], "chat_template_kwargs", Refused(NoThought, "")),
+    at(&[Embeddings], "chat_template_kwargs", Refused(Empty, "")),
     at(&[Chat], "add_generation_prompt", Refused(True, "")),
     at(&[Embeddings], "add_generation_prompt", Refused(False, "")),
     at(&[Chat, Embeddings], "continue_final_message", Refused(False, "")),
@@ -296,7 +347,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "stop_token_ids", Refused(Empty, "name texts in `stop`")),
     at(GENERATION, "include_stop_str_in_output", Refused(False, "")),
     at(GENERATION, "ignore_eos", Obeyed),
-    at(GENERATION, "repetition_detection", Refused(Absent, "")),
+    at(GENERATION, "repetition_detection", Refused(Empty, "")),
     at(GENERATION, "n_indent", Refused(Zero, "")),
     at(GENERATION, "n_keep", NoEffect(NO_SHIFT)),
     at(GENERATION, "n_discard", NoEffect(NO_SHIFT)),
@@ -370,10 +421,10 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[JsonSchema], "description", NoEffect("says what the form is for; a model reads messages alone")),
     at(&[Chat], "verbosity", Refused(Words(&["medium"]), "ask for a short or long answer in a message")),
     at(&[Chat], "modalities", Refused(OnlyText, "")),
-    at(&[Chat], "audio", Refused(Absent, "")),
-    at(&[Chat], "prediction", Refused(Absent, "")),
+    at(&[Chat], "audio", Refused(Empty, "")),
+    at(&[Chat], "prediction", Refused(Empty, "")),
     at(&[Chat], "web_search_options", Refused(Absent, "")),
-    at(&[Chat], "moderation", Refused(Absent, "")),
+    at(&[Chat], "moderation", Refused(Empty, "")),
     // Tools.
     at(&[Chat], "tools", Refused(Empty, "")),
     at(&[Chat], "tool_choice", Refused(Words(&["none", "auto"]), "")),
@@ -382,9 +433,11 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Chat], "parallel_tool_calls", NoEffect(WITHOUT_TOOLS)),
     at(GENERATION, "parse_tool_calls", NoEffect(WITHOUT_TOOLS)),
     // Reasoning.
-    at(&[Chat], "reasoning_effort", Refused(Absent, "")),
-    at(GENERATION, "enable_thinking", Refused(Absent, "")),
-    at(GENERATION, "thinking", Refused(Absent, "")),
+    at(&[Chat], "reasoning_effort", Refused(NoThought, "")),
+    at(&[Chat], "reasoning", Refused(NoThought, "")),
+    at(&[Chat], "think", Refused(NoThought, "")),
+    at(GENERATION, "enable_thinking", Refused(NoThought, "")),
+    at(GENERATION, "thinking", Refused(NoThought, "")),
     at(GENERATION, "thinking_budget_tokens", Refused(MinusOne, "")),
     at(GENERATION, "thinking_forced_open", Refused(False, "")),
     at(GENERATION, "reasoning_in_content", Refused(False, "")),
@@ -397,7 +450,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "reasoning_budget_end_tag", NoEffect(WITH_BUDGET)),
     at(GENERATION, "reasoning_budget_end_tags", NoEffect(WITH_BUDGET)),
     at(GENERATION, "reasoning_budget_message", NoEffect(WITH_BUDGET)),
-    at(GENERATION, "chat_format", Refused(Absent, "")),
+    at(GENERATION, "chat_format", Refused(Empty, "")),
     at(GENERATION, "chat_parser", Refused(Empty, "")),
     // What is told beside the answer.
     at(GENERATION, "stream", Obeyed),
@@ -406,13 +459,13 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[StreamOptions], "include_obfuscation", Refused(False, "")),
     at(&[StreamOptions], "continuous_usage_stats", Refused(False, "")),
     at(GENERATION, "stream_interval", Refused(One, "")),
-    at(GENERATION, "sse_ping_interval", Refused(Absent, "")),
+    at(GENERATION, "sse_ping_interval", Refused(Empty, "")),
     at(GENERATION, "logprobs", Obeyed),
     at(&[Chat], "top_logprobs", Obeyed),
     at(&[Text], "top_logprobs", Refused(Zero, "on texts `logprobs` is the number")),
     at(GENERATION, "n_probs", Refused(Zero, "ask with `logprobs`")),
     at(GENERATION, "post_sampling_probs", Refused(False, "")),
-    at(GENERATION, "prompt_logprobs", Refused(Absent, "")),
+    at(GENERATION, "prompt_logprobs", Refused(Empty, "")),
     at(GENERATION, "logprob_token_ids", Refused(Empty, "")),
     at(GENERATION, "return_tokens", Refused(False, "")),
     at(GENERATION, "return_token_ids", Refused(False, "")),
@@ -432,15 +485,15 @@ pub const PARAMETERS: &[Parameter] = &[
     at(ANY, "user", NoEffect("names the end user")),
     at(&[Chat], "safety_identifier", NoEffect("names the end user")),
     at(GENERATION, "session_id", NoEffect("names the conversation")),
-    at(ANY, "request_id", Refused(Absent, "send the header `x-request-id`")),
+    at(ANY, "request_id", Refused(Empty, "send the header `x-request-id`")),
     at(&[Chat], "metadata", NoEffect("is kept with stored answers, and none are stored")),
-    at(&[Chat], "store", Refused(False, "")),
+    at(&[Chat], "store", Refused(False, "keep the answer where it is read: nothing is stored here")),
     at(&[Chat], "prompt_cache_key", NoEffect(CACHE_HINT)),
     at(&[Chat], "prompt_cache_options", NoEffect(CACHE_HINT)),
     at(&[Chat], "prompt_cache_retention", NoEffect(CACHE_HINT)),
     at(GENERATION, "cache_prompt", Refused(True, "")),
     at(GENERATION, "n_cache_reuse", NoEffect(CACHE_HINT)),
-    at(GENERATION, "cache_salt", Refused(Absent, "")),
+    at(GENERATION, "cache_salt", Refused(Empty, "")),
     at(POOLING, "cache_salt", NoEffect("nothing of these texts is kept")),
     at(GENERATION, "id_slot", Refused(MinusOne, "")),
     at(GENERATION, "kv_transfer_params", Refused(Empty, "")),
@@ -455,8 +508,8 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "speculative.ngram_m_hits", NoEffect(GUESSES)),
     // Embeddings and rankings.
     at(&[Embeddings], "input", Obeyed),
-    at(&[Embeddings], "content", Refused(Absent, "name it `input`")),
-    at(&[Embeddings], "messages", Refused(Absent, "send their text as `input`")),
+    at(&[Embeddings], "content", Refused(Empty, "name it `input`")),
+    at(&[Embeddings], "messages", Refused(Empty, "send their text as `input`")),
     at(&[Embeddings], "dimensions", Obeyed),
     at(&[Embeddings], "encoding_format", Obeyed),
     at(&[Embeddings], "embd_normalize", Refused(Two, "")),
@@ -466,7 +519,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Rerank], "use_activation", Refused(False, "")),
     at(&[Rerank], "query", Obeyed),
     at(&[Rerank], "documents", Obeyed),
-    at(&[Rerank], "texts", Refused(Absent, "name them `documents`")),
+    at(&[Rerank], "texts", Refused(Empty, "name them `documents`")),
     at(&[Rerank], "top_n", Obeyed),
     at(&[Rerank], "return_documents", Obeyed),
     at(&[Rerank], "return_text", Refused(False, "ask for `return_documents`")),
@@ -478,15 +531,15 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Message], "tool_call_id", Obeyed),
     at(&[Message], "reasoning_content", Obeyed),
     at(&[Message], "reasoning", Obeyed),
-    at(&[Message], "function_call", Refused(Absent, "send `tool_calls`")),
+    at(&[Message], "function_call", Refused(Empty, "send `tool_calls`")),
     at(&[Message], "refusal", Obeyed),
-    at(&[Message], "audio", Refused(Absent, "")),
+    at(&[Message], "audio", Refused(Empty, "")),
     at(&[Message], "annotations", Refused(Empty, "")),
     at(&[Message], "parsed", NoEffect("is the `content`, as a client read it")),
     at(&[Message], "prefix", Refused(False, "")),
     at(&[Message], "partial", Refused(False, "")),
     at(&[Message], "tools", Refused(Empty, "")),
-    at(&[Message], "task", Refused(Absent, "")),
+    at(&[Message], "task", Refused(Empty, "")),
     at(&[Part], "type", Obeyed),
     at(&[Part], "text", Obeyed),
     at(&[Part], "refusal", Obeyed),

@@ -5,11 +5,12 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, ErrorCode, ErrorKind};
-use crate::fields::{Fields, missing, wrong_type, wrong_value};
+use crate::fields::{Fields, wrong_type, wrong_value};
 use crate::format::{Format, chat_logprobs, text_logprobs};
-use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_TOP_LOGPROBS};
+use crate::inputs::{Bounds, TextInput, inputs};
+use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_TOP_LOGPROBS};
 use crate::messages::{Message, messages};
-use crate::parameters::Place;
+use crate::parameters::{PARAMETERS, Parameter, Place, is_empty};
 use crate::sampling::{COMPLETION_MAX_TOKENS, Sampling};
 
 /// Who is served first.
@@ -92,6 +93,9 @@ pub struct Common {
     pub streaming: Streaming,
     /// Tell where each answer's time went.
     pub timings: bool,
+    /// A chat that is to be answered without thinking first, by the parameter that says so. Nothing is done for it, so it must
+    /// not be given to a model that thinks unless it is told not to.
+    pub unthinking: Option<&'static str>,
 }
 
 impl Default for Common {
@@ -105,6 +109,7 @@ impl Default for Common {
             priority: None,
             streaming: Streaming::default(),
             timings: false,
+            unthinking: None,
         }
     }
 }
@@ -122,6 +127,7 @@ impl Common {
             priority: Priority::read(fields)?,
             streaming: streaming(fields)?,
             timings: fields.boolean("timings")?.unwrap_or(false),
+            unthinking: None,
         })
     }
 
@@ -137,6 +143,7 @@ impl Common {
             ("stream", json!(self.streaming.enabled)),
             ("stream_options", json!(stream_options)),
             ("timings", json!(self.timings)),
+            ("enable_thinking", json!(self.unthinking.map(|_| false))),
         ] {
             object.insert(name.to_owned(), value);
         }
@@ -161,12 +168,15 @@ pub struct ValidChatRequest {
     pub common: Common,
 }
 
-/// A text to go on with.
+/// What one request may have of prompts; the number of answers bounds them further.
+const BOUNDS: Bounds = Bounds { elements: MAX_PROMPT_CHOICES as usize, tokens: MAX_PROMPT_TOKENS };
+
+/// Texts to go on with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidCompletionRequest {
-    /// The text.
-    pub prompt: String,
-    /// Whether special tokens that the text writes are those tokens.
+    /// The texts, at least one; each has [`Common::choices`] answers, no more than [`MAX_PROMPT_CHOICES`] in all.
+    pub prompts: Vec<TextInput>,
+    /// Whether special tokens that a text writes are those tokens.
     pub parse_special: bool,
     /// What chats and texts have in common.
     pub common: Common,
@@ -181,7 +191,9 @@ impl ValidChatRequest {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
         fields.refuse(Place::Chat)?;
-        Ok(Self { messages: messages(&fields)?, common: Common::read(&fields, chat_logprobs)? })
+        let unthinking = unthinking(&fields);
+        let messages = messages(&fields)?;
+        Ok(Self { messages, common: Common { unthinking, ..Common::read(&fields, chat_logprobs)? } })
     }
 
     /// The `messages` array for a chat template, as JSON.
@@ -214,21 +226,30 @@ impl ValidCompletionRequest {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
         fields.refuse(Place::Text)?;
-        let prompt = prompt(&fields)?;
+        let prompts = inputs(&fields, "prompt", BOUNDS)?;
         let parse_special = fields.boolean("parse_special")?.unwrap_or(false);
         let mut common = Common::read(&fields, text_logprobs)?;
-        // Who gives llama-server's name and gets here without a number asked for no bound.
-        if fields.get("n_predict").is_none() {
+        // Who names it and gets here without a number asked for no bound.
+        if ["n_predict", "max_completion_tokens", "max_tokens"].iter().all(|name| fields.get(name).is_none()) {
             common.sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
         }
-        Ok(Self { prompt, parse_special, common })
+        let answers = prompts.len().saturating_mul(common.choices as usize);
+        if answers > MAX_PROMPT_CHOICES as usize {
+            let (n, count) = (common.choices, prompts.len());
+            let message = format_args!(
+                "asks for {answers} answers, {count} prompts with {n} each (`n`), and {MAX_PROMPT_CHOICES} is the most of one \
+                 request; send several"
+            );
+            return Err(wrong_value("prompt".to_owned(), message));
+        }
+        Ok(Self { prompts, parse_special, common })
     }
 
     /// The same request on the wire.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut object = self.common.write();
-        object.insert("prompt".to_owned(), json!(self.prompt));
+        object.insert("prompt".to_owned(), self.prompts.iter().map(TextInput::to_json).collect());
         object.insert("parse_special".to_owned(), json!(self.parse_special));
         object.insert("logprobs".to_owned(), json!(self.common.logprobs));
         Value::Object(object)
@@ -243,7 +264,10 @@ pub(crate) fn check_model(asked: Option<&str>, served: &[&str]) -> Result<(), Ap
             kind: ErrorKind::NotFoundError,
             param: Some(Cow::Borrowed("model")),
             code: ErrorCode::ModelNotFound,
-            message: format!("The model {model:?} is not served here; there is {}.", served.join(", ")),
+            message: format!(
+                "The model {model:?} is not served here; there is {}, which GET /v1/models lists.",
+                served.join(", ")
+            ),
         }),
         _ => Ok(()),
     }
@@ -269,9 +293,6 @@ pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> 
 
 pub(crate) fn model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
     match fields.string("model")? {
-        Some("") => {
-            Err(wrong_value("model".to_owned(), "must not be empty; leave it out for the model that is served"))
-        }
         Some(model) if model.len() > MAX_MODEL_NAME_BYTES => {
             let n = model.len();
             Err(wrong_value(
@@ -283,39 +304,26 @@ pub(crate) fn model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
     }
 }
 
-fn prompt(fields: &Fields<'_>) -> Result<String, ApiError> {
-    let param = || "prompt".to_owned();
-    let value = fields.get("prompt").ok_or_else(|| missing(param(), "a string is expected"))?;
-    let text = match value {
-        Value::String(text) => text,
-        Value::Array(items) => match items.as_slice() {
-            [Value::String(text)] => text,
-            [other] => return Err(wrong_type("prompt[0]".to_owned(), "a string", other)),
-            _ => {
-                let n = items.len();
-                return Err(wrong_value(
-                    param(),
-                    format_args!("must be a string or an array of one string, not of {n}"),
-                ));
-            }
-        },
-        other => return Err(wrong_type(param(), "a string or an array of one string", other)),
+/// The parameter that says that a model is not to think; those that say that it is have been refused.
+fn unthinking(fields: &Fields<'_>) -> Option<&'static str> {
+    let says_no = |parameter: &&Parameter| {
+        parameter.treatment.is_about_thinking() && fields.get(parameter.name).is_some_and(|value| !is_empty(value))
     };
-    if text.is_empty() { Err(wrong_value(param(), "must not be empty")) } else { Ok(text.clone()) }
+    PARAMETERS.iter().filter(|parameter| parameter.places.contains(&Place::Chat)).find(says_no).map(|found| found.name)
 }
 
 fn streaming(fields: &Fields<'_>) -> Result<Streaming, ApiError> {
     let enabled = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = match fields.object("stream_options")? {
-        Some(_) if !enabled => {
-            return Err(wrong_value("stream_options".to_owned(), "may be given only with `stream: true`"));
-        }
         Some(options) => {
             options.refuse(Place::StreamOptions)?;
             options.boolean("include_usage")?.unwrap_or(false)
         }
         None => false,
     };
+    if include_usage && !enabled {
+        return Err(wrong_value("stream_options".to_owned(), "may ask for usage only with `stream: true`"));
+    }
     Ok(Streaming { enabled, include_usage })
 }
 

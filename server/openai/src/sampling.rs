@@ -185,15 +185,16 @@ impl Dry {
 
 /// llama-server's name goes before the others, as there, and `OpenAI`'s newer one before its older.
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
-    let newer = fields.integer("max_completion_tokens", 1..=MAX_TOKENS_LIMIT)?;
-    let older = fields.integer("max_tokens", 1..=MAX_TOKENS_LIMIT)?;
-    match fields.integer("n_predict", -1..=i64::from(MAX_TOKENS_LIMIT))? {
-        None => Ok(newer.or(older)),
-        Some(-1) => Ok(None),
-        Some(0) => Err(wrong_value(fields.path("n_predict"), "must be -1, which is no bound, or 1 and more, not 0")),
-        // The range has been looked at.
-        Some(tokens) => Ok(u32::try_from(tokens).ok()),
+    let mut bound = None;
+    for name in ["n_predict", "max_completion_tokens", "max_tokens"] {
+        let tokens = fields.integer(name, -1..=i64::from(MAX_TOKENS_LIMIT))?;
+        if tokens == Some(0) {
+            return Err(wrong_value(fields.path(name), "must be -1, which is no bound, or 1 and more, not 0"));
+        }
+        bound = bound.or(tokens);
     }
+    // What does not fit is the -1.
+    Ok(bound.and_then(|tokens| u32::try_from(tokens).ok()))
 }
 
 fn repeat_penalty(fields: &Fields<'_>) -> Result<Option<f32>, ApiError> {
@@ -220,20 +221,25 @@ fn seed(fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
 
 fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     match fields.get("stop") {
-        Some(Value::String(text)) if text.is_empty() || text.len() > MAX_STOP_BYTES => {
+        Some(Value::String(text)) if text.len() > MAX_STOP_BYTES => {
             let n = text.len();
-            Err(wrong_value(fields.path("stop"), format_args!("must have 1 to {MAX_STOP_BYTES} bytes, not {n}")))
+            Err(wrong_value(fields.path("stop"), format_args!("must have at most {MAX_STOP_BYTES} bytes, not {n}")))
         }
         Some(Value::String(text)) => Ok(vec![text.clone()]),
         Some(other) if !other.is_array() => {
             Err(wrong_type(fields.path("stop"), "a string or an array of strings", other))
         }
-        _ => Ok(fields.strings("stop", 0..=MAX_STOP_STRINGS, MAX_STOP_BYTES)?.unwrap_or_default()),
+        _ => {
+            let mut stop = fields.strings("stop", 0..=MAX_STOP_STRINGS, 0..=MAX_STOP_BYTES)?.unwrap_or_default();
+            // Nothing ends with the text that is everywhere.
+            stop.retain(|text| !text.is_empty());
+            Ok(stop)
+        }
     }
 }
 
 fn breakers(fields: &Fields<'_>) -> Result<Option<Vec<String>>, ApiError> {
-    fields.strings("dry_sequence_breakers", 0..=MAX_DRY_BREAKERS, MAX_DRY_BREAKER_BYTES)
+    fields.strings("dry_sequence_breakers", 0..=MAX_DRY_BREAKERS, 1..=MAX_DRY_BREAKER_BYTES)
 }
 
 /// `OpenAI`'s object of token ids, or llama-server's array of pairs.

@@ -52,6 +52,8 @@ pub(super) struct Envelope {
     logprobs: Option<u32>,
     /// Whether it is told where the time went.
     timings: bool,
+    /// Answers to each prompt.
+    of_each_prompt: usize,
 }
 
 impl Envelope {
@@ -69,12 +71,19 @@ impl Envelope {
             include_usage: common.streaming.include_usage,
             logprobs: common.logprobs,
             timings: common.timings,
+            of_each_prompt: common.choices as usize,
         }
+    }
+
+    /// The tokens of all answers together.
+    pub(super) fn sum_of(&self, usages: &[gantry_engine::Usage]) -> gantry_engine::Usage {
+        sum_of(usages, self.of_each_prompt)
     }
 
     /// The whole answer, as JSON.
     pub(super) fn whole(&self, choices: Vec<Gathered>) -> Result<Vec<u8>, serde_json::Error> {
-        let usage = usage_of(sum_of(choices.iter().map(|choice| choice.usage)));
+        let usages: Vec<_> = choices.iter().map(|choice| choice.usage).collect();
+        let usage = usage_of(self.sum_of(&usages));
         match self.shape {
             Shape::Chat => {
                 let choice = |(index, choice): (u32, Gathered)| ChatChoice {
@@ -250,7 +259,7 @@ impl EventWriter {
         }
         let ended: Option<Vec<_>> = self.choices.iter().map(|choice| choice.usage).collect();
         let Some(usages) = ended else { return Ok(None) };
-        let sum = sum_of(usages.into_iter());
+        let sum = self.envelope.sum_of(&usages);
         self.closing(sum)?;
         Ok(Some(sum))
     }
@@ -276,7 +285,7 @@ impl EventWriter {
     }
 }
 
-/// Choices are counted to `MAX_CHOICES`.
+/// Choices are counted to `MAX_PROMPT_CHOICES`.
 fn wire_index(choice: usize) -> u32 {
     u32::try_from(choice).unwrap_or(u32::MAX)
 }

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 fn envelope(shape: Shape, include_usage: bool, logprobs: Option<u32>) -> Envelope {
     let (id, model, fingerprint) = ("id-1".to_owned(), "demo \"q\"".to_owned(), "v1".to_owned());
-    Envelope { shape, id, created: 1_770_000_000, model, fingerprint, include_usage, logprobs, timings: false }
+    let created = 1_770_000_000;
+    Envelope { shape, id, created, model, fingerprint, include_usage, logprobs, timings: false, of_each_prompt: 16 }
 }
 
 fn engine_chance(text: &str, logprob: f32) -> EngineChance {

@@ -114,15 +114,21 @@ fn ended_early() -> GenerationError {
     GenerationError::WorkerDied("its supervisor ended".to_owned())
 }
 
-/// The tokens of all answers: those of the prompt once, of which cached are those that were so for everyone.
-pub(super) fn sum_of(usages: impl Iterator<Item = Usage>) -> Usage {
-    usages
-        .reduce(|sum, usage| Usage {
+/// The tokens of all answers, of which so many belong to each prompt: those of a prompt once, of which cached are those that
+/// were so for all of its answers.
+pub(super) fn sum_of(usages: &[Usage], of_each_prompt: usize) -> Usage {
+    let of_prompt = |usages: &[Usage]| {
+        usages.iter().copied().reduce(|sum, usage| Usage {
             prompt_tokens: sum.prompt_tokens.max(usage.prompt_tokens),
             completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
             cached_tokens: sum.cached_tokens.min(usage.cached_tokens),
         })
-        .unwrap_or_default()
+    };
+    usages.chunks(of_each_prompt.max(1)).filter_map(of_prompt).fold(Usage::default(), |sum, usage| Usage {
+        prompt_tokens: sum.prompt_tokens.saturating_add(usage.prompt_tokens),
+        completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
+        cached_tokens: sum.cached_tokens.saturating_add(usage.cached_tokens),
+    })
 }
 
 #[cfg(test)]
@@ -166,8 +172,19 @@ mod tests {
             .await
             .unwrap();
         assert_eq!((whole[0].text.as_str(), whole[1].text.as_str()), ("ab", "x"));
-        let usage = sum_of(whole.iter().map(|choice| choice.usage));
+        let usages: Vec<Usage> = whole.iter().map(|choice| choice.usage).collect();
+        let usage = sum_of(&usages, usages.len());
         assert_eq!(usage, Usage { prompt_tokens: 7, completion_tokens: 4, cached_tokens: 0 });
+    }
+
+    #[test]
+    fn the_tokens_of_several_prompts_add_up_and_those_of_one_count_once() {
+        let usage = |prompt_tokens, cached_tokens| Usage { prompt_tokens, completion_tokens: 1, cached_tokens };
+        let two_each = [usage(5, 5), usage(5, 2), usage(7, 0), usage(7, 6)];
+        let sum = |prompt_tokens, cached_tokens| Usage { prompt_tokens, completion_tokens: 4, cached_tokens };
+        assert_eq!(sum_of(&two_each, 2), sum(12, 2));
+        assert_eq!(sum_of(&two_each, 1), sum(24, 13));
+        assert_eq!(sum_of(&[], 1), Usage::default());
     }
 
     #[tokio::test]

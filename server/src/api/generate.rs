@@ -13,11 +13,12 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use gantry_engine::{Prompt, Timings};
-use gantry_openai::{ApiError, Common, ErrorCode, Priority, ValidChatRequest, ValidCompletionRequest};
+use gantry_openai::parameters::cannot_stop_thinking;
+use gantry_openai::{ApiError, Common, ErrorCode, Priority, TextInput, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
 use super::budget::{Peer, Share};
-use super::choices::{Choices, Gathered, Uncollected, sum_of};
+use super::choices::{Choices, Gathered, Uncollected};
 use super::errors::{Failure, of_submission, unanswered};
 use super::middleware::{CountedLater, RequestIdentity};
 use super::params::{Names, Scheduling, params, priority_of, seed_of};
@@ -36,22 +37,28 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     let valid = ValidChatRequest::parse(&body)?;
     drop(body);
     let prompt = Prompt::Chat { messages_json: valid.messages_json() };
-    answer(&app, Asked { shape: Shape::Chat, prompt, common: valid.common, origin, share }).await
+    answer(&app, Asked { shape: Shape::Chat, prompts: vec![prompt], common: valid.common, origin, share }).await
 }
 
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
-    let ValidCompletionRequest { prompt, parse_special, common } = ValidCompletionRequest::parse(&body)?;
+    let ValidCompletionRequest { prompts, parse_special, common } = ValidCompletionRequest::parse(&body)?;
     drop(body);
-    let prompt = if parse_special { Prompt::Markup(prompt) } else { Prompt::Text(prompt) };
-    answer(&app, Asked { shape: Shape::Text, prompt, common, origin, share }).await
+    let prompt = |prompt| match prompt {
+        TextInput::Text(text) if parse_special => Prompt::Markup(text),
+        TextInput::Text(text) => Prompt::Text(text),
+        // A number names one token, and no text can become one: who sends it asks for that token.
+        TextInput::Tokens(tokens) => Prompt::Tokens(tokens),
+    };
+    let prompts = prompts.into_iter().map(prompt).collect();
+    answer(&app, Asked { shape: Shape::Text, prompts, common, origin, share }).await
 }
 
 /// What is asked, in full.
 struct Asked {
     shape: Shape,
-    prompt: Prompt,
+    prompts: Vec<Prompt>,
     common: Common,
     origin: Origin,
     share: Share,
@@ -76,10 +83,12 @@ impl Origin {
 }
 
 async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
-    let Asked { shape, prompt, common, origin, share } = asked;
+    let Asked { shape, prompts, common, origin, share } = asked;
     let names = Names { prompt: shape.prompt_param(), format: common.format.param() };
-    let request = GenerateRequest { prompt: Arc::new(prompt), params: params(&common, origin.scheduling) };
-    let (version, choices) = submit(app, origin.peer, request, &common, names).await?;
+    let params = params(&common, origin.scheduling);
+    let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
+    let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
+    let (version, choices) = submit(app, origin.peer, &requests, &common, names).await?;
     let priority = priority_of(&common, origin.scheduling);
     let observed = Observed::new(app, shape.route(), &version, origin, Some(priority), choices.total(), share);
     let envelope = Envelope::new(shape, &version, &common);
@@ -98,20 +107,28 @@ async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
 async fn submit(
     app: &App,
     client: Peer,
-    request: GenerateRequest,
+    requests: &[GenerateRequest],
     common: &Common,
     names: Names,
 ) -> Result<(Arc<Version>, Choices), Failure> {
+    let answers = requests.len().saturating_mul(common.choices as usize);
     let mut last = None;
     for _ in 0..SUBMIT_ATTEMPTS {
         let version = app.check_model(|served| common.check_model(served))?;
-        let most = version.capacity();
-        if common.choices as usize > most {
-            // Later it would be no better, so this is no 429.
-            let message = format!("`n` must be at most {most}: no more requests run and wait here at a time.");
-            return Err(ApiError::invalid(Some(Cow::Borrowed("n")), ErrorCode::InvalidValue, message).into());
+        if let Some(param) = common.unthinking
+            && version.model().is_some_and(|model| model.thinks)
+        {
+            return Err(cannot_stop_thinking(param).into());
         }
-        match submit_all(&version, client, &request, common.choices).await {
+        let most = version.capacity();
+        if answers > most {
+            // Later it would be no better, so this is no 429.
+            let param = if requests.len() > 1 { names.prompt } else { "n" };
+            let message =
+                format!("`{param}` must ask for at most {most} answers: no more requests run and wait here at a time.");
+            return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
+        }
+        match submit_all(&version, client, requests, common.choices).await {
             Ok(generations) => return Ok((version, Choices::new(generations))),
             Err(retired @ SubmitError::Retired) => last = Some(retired),
             Err(other) => return Err(of_submission(other, names)),
@@ -121,19 +138,20 @@ async fn submit(
     Err(of_submission(last.unwrap_or(SubmitError::Retired), names))
 }
 
-/// Submits one request for each answer, all or none.
+/// Submits one request for each answer to each prompt, all or none.
 async fn submit_all(
     version: &Version,
     client: Peer,
-    request: &GenerateRequest,
+    requests: &[GenerateRequest],
     choices: u32,
 ) -> Result<Vec<Generation>, SubmitError> {
-    let of_choice = |choice| {
+    let of_choice = |request: &GenerateRequest, choice| {
         let mut request = request.clone();
         request.params.seed = seed_of(request.params.seed, choice);
         request
     };
-    version.submit_all(client, (0..choices).map(of_choice).collect()).await
+    let of_prompt = |request| (0..choices).map(move |choice| of_choice(request, choice));
+    version.submit_all(client, requests.iter().flat_map(of_prompt).collect()).await
 }
 
 async fn whole(
@@ -154,7 +172,8 @@ async fn whole(
     };
     observed.first_tokens_of(&whole);
     whole.iter().for_each(|choice| observed.timed(&choice.timings));
-    let usage = sum_of(whole.iter().map(|choice| choice.usage));
+    let usages: Vec<_> = whole.iter().map(|choice| choice.usage).collect();
+    let usage = envelope.sum_of(&usages);
     let bytes = collected.bytes();
     let written = app.writers.write(bytes, collected, Collected::become_written, move || envelope.whole(whole)).await;
     observed.settle(written.map(|body| (body, usage)))

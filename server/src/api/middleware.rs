@@ -41,10 +41,11 @@ pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
 
 pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let route = match request.uri().path() {
-        "/v1/chat/completions" => Route::Chat,
+        "/v1/chat/completions" | "/chat/completions" => Route::Chat,
         "/v1/completions" => Route::Completions,
         "/v1/embeddings" => Route::Embeddings,
         "/v1/rerank" | "/v1/reranking" | "/rerank" | "/reranking" => Route::Rerank,
+        "/models" => Route::Models,
         path if path.starts_with("/v1/models") => Route::Models,
         _ => Route::Other,
     };

@@ -14,7 +14,9 @@ mod generate;
 mod middleware;
 mod models;
 mod params;
+mod paths;
 mod pooled;
+mod props;
 mod ready;
 mod stream;
 mod written;
@@ -28,7 +30,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use gantry_openai::{ApiError, ErrorCode, ErrorKind};
+use gantry_openai::ApiError;
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -141,6 +143,7 @@ impl App {
 pub fn routes(app: &Arc<App>) -> axum::Router {
     axum::Router::new()
         .route(CHAT, post(generate::chat))
+        .route("/chat/completions", post(generate::chat))
         .route(TEXT, post(generate::completion))
         .route(EMBEDDINGS, post(pooled::embeddings))
         .route(RERANK, post(pooled::rerank))
@@ -148,12 +151,14 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .route("/rerank", post(pooled::rerank))
         .route("/reranking", post(pooled::rerank))
         .route(MODELS, get(models::list))
+        .route("/models", get(models::list))
+        .route("/props", get(props::props))
         .route("/v1/models/{id}", get(models::one))
         .merge(probes())
         .route("/health", get(ready::health))
         .route("/v1/health", get(ready::health))
-        .fallback(unknown_url)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(paths::unknown_url)
+        .method_not_allowed_fallback(paths::wrong_method)
         .with_state(Arc::clone(app))
         .layer(CatchPanicLayer::custom(errors::panicked))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))
@@ -177,17 +182,4 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
         Ok(text) => ([(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
-}
-
-async fn unknown_url(request: axum::extract::Request) -> Failure {
-    let (method, path) = (request.method(), request.uri().path());
-    let message =
-        format!("There is no {method} {path} here; there are {MODELS}, {CHAT}, {TEXT}, {EMBEDDINGS} and {RERANK}.");
-    ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
-}
-
-async fn wrong_method(request: axum::extract::Request) -> Failure {
-    let (method, path) = (request.method(), request.uri().path());
-    let message = format!("{path} does not take {method}; the Allow header says what it takes.");
-    ApiError::new(405, ErrorKind::InvalidRequestError, ErrorCode::MethodNotAllowed, message).into()
 }

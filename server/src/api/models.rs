@@ -35,7 +35,9 @@ pub(super) async fn one(
     let active = app.router.active();
     let found = active.iter().find(|version| [&version.spec().served_name, &version.spec().name].contains(&&id));
     found.map(|version| Json(model(version))).ok_or_else(|| {
-        let message = format!("The model {id:?} is not served here; GET /v1/models lists what is.");
+        let served = active.as_ref().map(|version| format!("there is {}, which", version.spec().served_name));
+        let served = served.as_deref().unwrap_or("nothing is loaded yet that");
+        let message = format!("The model {id:?} is not served here; {served} GET /v1/models lists.");
         let error = ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::ModelNotFound, message);
         ApiError { param: Some("model".into()), ..error }.into()
     })

@@ -10,7 +10,7 @@ use axum::http::HeaderValue;
 use axum::response::Response;
 use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
 use gantry_openai::{
-    ApiError, EmbeddingInput, EmbeddingList, ErrorCode, Priority, ValidEmbeddingsRequest, ValidRerankRequest,
+    ApiError, EmbeddingList, ErrorCode, Priority, TextInput, ValidEmbeddingsRequest, ValidRerankRequest,
 };
 
 use super::budget::Peer;
@@ -86,10 +86,10 @@ fn pool_request(work: PooledWork, scheduling: Scheduling, body: Option<Priority>
     (PoolRequest { work, priority: engine_priority(priority), timeout_ms }, priority)
 }
 
-fn input(input: EmbeddingInput) -> EmbedInput {
+fn input(input: TextInput) -> EmbedInput {
     match input {
-        EmbeddingInput::Text(text) => EmbedInput::Text(text),
-        EmbeddingInput::Tokens(tokens) => EmbedInput::Tokens(tokens),
+        TextInput::Text(text) => EmbedInput::Text(text),
+        TextInput::Tokens(tokens) => EmbedInput::Tokens(tokens),
     }
 }
 

@@ -152,8 +152,8 @@ impl Check {
     pub(super) fn file(&mut self, flag: &str, path: &Path) {
         let why = match path.metadata() {
             Ok(found) if found.is_file() => return,
-            Ok(found) if found.is_dir() => "is a directory".to_owned(),
-            Ok(_) => "is none".to_owned(),
+            Ok(found) if found.is_dir() => "is a directory: name the file in it".to_owned(),
+            Ok(_) => "is a pipe, a device or a socket".to_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => "is not there: no such file".to_owned(),
             Err(error) => format!("cannot be looked at: {error}"),
         };

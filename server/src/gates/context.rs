@@ -2,13 +2,15 @@
 //!
 //! Cells for every sequence's whole context at once are the fastest, and for small models they take little. Where they
 //! take more, there is one pool of so many cells as one request may need, which all share. Where that takes too much,
-//! the pool is halved until it fits. Why so: decision 13. Absent: what was asked for, which is never changed.
+//! the pool is halved until it fits. A file may say that its model was trained for millions of tokens, or for any number:
+//! unasked, no request gets more than [`MAX_OPEN_CONTEXT_TOKENS`]. Why so: decision 13. Absent: what was asked for, which is
+//! never changed.
 
 use gantry_engine::KvLayout;
 use gantry_gguf::Summary;
 use gantry_gguf::fit::verdict;
 
-use super::limits::{CONTEXT_MEMORY_DIVISOR, MIN_POOL_TOKENS};
+use super::limits::{CONTEXT_MEMORY_DIVISOR, MAX_OPEN_CONTEXT_TOKENS, MIN_POOL_TOKENS};
 use super::memory::{PodMemory, predict};
 use crate::version::RuntimeSettings;
 
@@ -28,7 +30,10 @@ pub fn fit_context(
     memory: Option<PodMemory>,
     headroom_ratio: f64,
 ) {
+    let each = model.context_length.min(MAX_OPEN_CONTEXT_TOKENS);
+    let bounded = if runtime.ctx_size == 0 && each < model.context_length { each } else { runtime.ctx_size };
     if !is_open(runtime) || model.context_length == 0 {
+        runtime.ctx_size = bounded;
         return;
     }
     let with = |ctx_size: u32, kv_layout: KvLayout| {
@@ -43,7 +48,7 @@ pub fn fit_context(
         memory.is_none_or(|memory| verdict(takes(settings), memory.available_bytes, headroom_ratio).fits)
             && takes(settings) <= limit_bytes
     };
-    let whole = model.context_length.checked_mul(runtime.parallel).filter(|_| !gpu && memory.is_some());
+    let whole = each.checked_mul(runtime.parallel).filter(|_| !gpu && memory.is_some());
     let whole = whole.map(|ctx_size| with(ctx_size, KvLayout::Whole));
     if let Some(whole) = whole.filter(|whole| fits(whole) && takes(whole) <= limit_bytes / CONTEXT_MEMORY_DIVISOR) {
         *runtime = whole;
@@ -51,14 +56,15 @@ pub fn fit_context(
     }
     // Each of several workers would have a pool of its own, of which a request gets no more than a share of all.
     if runtime.worker_count() > 1 {
+        runtime.ctx_size = bounded;
         return;
     }
     let pool = |ctx_size: u32| with(ctx_size, KvLayout::Unified);
-    let halves = std::iter::successors(Some(model.context_length), |cells| Some(cells / 2));
+    let halves = std::iter::successors(Some(each), |cells| Some(cells / 2));
     let enough = halves.take_while(|&cells| cells >= MIN_POOL_TOKENS);
     let fitting = enough.map(pool).find(|pool| gpu || fits(pool));
     // What does not fit at all is refused where it is loaded, with what it would take.
-    *runtime = fitting.unwrap_or_else(|| pool(model.context_length));
+    *runtime = fitting.unwrap_or_else(|| pool(each));
 }
 
 #[cfg(test)]
@@ -73,8 +79,18 @@ mod tests {
     }
 
     fn settled(runtime: &RuntimeSettings, gpu: bool, limit_bytes: u64, available_bytes: u64) -> (u32, KvLayout) {
+        settled_of(&demo(), runtime, gpu, limit_bytes, available_bytes)
+    }
+
+    fn settled_of(
+        model: &Summary,
+        runtime: &RuntimeSettings,
+        gpu: bool,
+        limit_bytes: u64,
+        available_bytes: u64,
+    ) -> (u32, KvLayout) {
         let mut settled = runtime.clone();
-        fit_context(&mut settled, &demo(), None, gpu, Some(PodMemory { limit_bytes, available_bytes }), 0.0);
+        fit_context(&mut settled, model, None, gpu, Some(PodMemory { limit_bytes, available_bytes }), 0.0);
         let unchanged =
             RuntimeSettings { ctx_size: runtime.ctx_size, engine: runtime.engine.clone(), ..settled.clone() };
         assert_eq!(&unchanged, runtime, "nothing else is settled");
@@ -117,6 +133,26 @@ mod tests {
         assert_eq!(settled(&open, false, half - 1, half), (trained / 4, KvLayout::Unified));
         // What cannot be loaded is refused with what it takes.
         assert_eq!(settled(&open, false, 1, 1), (trained, KvLayout::Unified));
+    }
+
+    #[test]
+    fn a_file_that_tells_of_endless_training_gets_no_endless_context() {
+        let plenty = 1 << 50;
+        for trained in [MAX_OPEN_CONTEXT_TOKENS + 1, i32::MAX.unsigned_abs(), u32::MAX] {
+            let model = Summary { context_length: trained, ..demo() };
+            let cells = |runtime: &RuntimeSettings, gpu| settled_of(&model, runtime, gpu, plenty, plenty).0;
+            let open = RuntimeSettings::default();
+            assert_eq!(cells(&open, false), MAX_OPEN_CONTEXT_TOKENS * open.parallel);
+            assert_eq!(cells(&open, true), MAX_OPEN_CONTEXT_TOKENS);
+            let one = RuntimeSettings { parallel: 1, ..open.clone() };
+            let several = RuntimeSettings { workers: Some(2), ..open };
+            for runtime in [one, several, with(0, KvLayout::Split), with(0, KvLayout::Unified)] {
+                assert!(
+                    cells(&runtime, false) <= MAX_OPEN_CONTEXT_TOKENS * runtime.parallel && cells(&runtime, true) != 0
+                );
+            }
+            assert_eq!(cells(&with(1 << 20, KvLayout::Auto), false), 1 << 20, "who asks gets it");
+        }
     }
 
     #[test]

@@ -34,5 +34,7 @@ pub const OBJECT_RETRY_MAX: Duration = Duration::from_secs(15);
 /// this part of the memory: one part in so many. A version that is to replace it fits beside it, and so does the rest of
 /// the machine.
 pub const CONTEXT_MEMORY_DIVISOR: u64 = 4;
+/// The most tokens of context that each request gets where nobody says how many, whatever the file says of the training.
+pub const MAX_OPEN_CONTEXT_TOKENS: u32 = 131_072;
 /// The smallest pool of cells that is chosen because no larger one fits.
 pub const MIN_POOL_TOKENS: u32 = 512;

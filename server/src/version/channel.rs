@@ -12,13 +12,17 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::generation::{GenerationError, Item};
-use crate::limits::{OUTPUT_OVERRUN_BYTES, SLOW_CLIENT_MIN_BYTES_PER_SECOND};
+use crate::limits::{OUTPUT_OVERRUN_BYTES, SLOW_CLIENT_LOG_PERIOD, SLOW_CLIENT_MIN_BYTES_PER_SECOND};
 use crate::output::{Leftover, Output, Pressure, allocated_by, may_resume, pressure};
+use crate::throttle::Throttle;
 
 /// Places that a queue keeps, however empty it is.
 const KEPT_PLACES: usize = 32;
 /// What an event takes in the queue, of which up to half is empty.
 const PLACE_BYTES: usize = 2 * size_of::<(Item, usize)>();
+
+/// Ends of answers are told so often; `others` of a record are those since the last one.
+static TOLD_SLOW: Throttle = Throttle::new(SLOW_CLIENT_LOG_PERIOD);
 
 /// How a client was too slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +181,9 @@ impl Queue {
         self.push(Err(GenerationError::SlowClient(slowness)), output);
         output.note_end();
         self.is_cut = true;
+        if let Some(others) = TOLD_SLOW.pass(Instant::now()) {
+            tracing::warn!(others, "an answer was ended, since its client reads too slowly: {slowness}");
+        }
     }
 }
 

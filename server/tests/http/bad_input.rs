@@ -49,8 +49,8 @@ fn rows() -> Vec<Row> {
         raw(CHAT, b"\x00\x01\x02", None, "invalid_json"),
         raw(CHAT, b"{}", Some("messages"), "missing_required_parameter"),
         raw(TEXT, b"{}", Some("prompt"), "missing_required_parameter"),
-        raw(TEXT, b"{\"prompt\": [\"a\", \"b\"]}", Some("prompt"), "invalid_value"),
-        raw(TEXT, b"{\"prompt\": [1, 2, 3]}", Some("prompt"), "invalid_value"),
+        raw(TEXT, b"{\"prompt\": [\"a\", \"\"]}", Some("prompt[1]"), "invalid_value"),
+        raw(TEXT, b"{\"prompt\": [1, 2, 1000000]}", Some("prompt"), "invalid_token"),
         raw(TEXT, b"{\"prompt\": \"\"}", Some("prompt"), "invalid_value"),
         bad("messages", json!([]), "messages", "invalid_value"),
         bad("messages", json!("hi"), "messages", "invalid_type"),
@@ -157,10 +157,18 @@ async fn every_mistake_has_its_error_and_the_process_lives() {
     // What is said to be there is.
     let told: Value = server.get("/v1/nothing").await.json().await.unwrap();
     let message = told["error"]["message"].as_str().unwrap();
-    for address in ["/v1/models", CHAT, TEXT, "/v1/embeddings", "/v1/rerank"] {
+    let probes = ["/props", "/health", "/healthz", "/readyz", "/metrics"];
+    for address in ["/v1/models", CHAT, TEXT, "/v1/embeddings", "/v1/rerank"].into_iter().chain(probes) {
         assert!(message.contains(address), "{message}");
         assert_ne!(server.get(address).await.status(), 404, "{address}");
     }
+    for (address, hint) in [("/", "/v1"), ("/completion/", TEXT), ("/v1/responses", CHAT), ("/slots", "/metrics")] {
+        let told: Value = server.get(address).await.json().await.unwrap();
+        let (_, instead) = told["error"]["message"].as_str().unwrap().split_once("Instead: ").unwrap();
+        assert!(instead.contains(hint), "{told}");
+    }
+    let told: Value = server.get(CHAT).await.json().await.unwrap();
+    assert_eq!(told["error"]["message"], "/v1/chat/completions does not take GET, but POST.");
     let other = server.post(CHAT, &json!({"model": "standalone", "messages": []})).send().await.unwrap();
     assert_eq!(other.status(), 400, "messages come first");
     let other: Value = server
@@ -173,7 +181,10 @@ async fn every_mistake_has_its_error_and_the_process_lives() {
         .json()
         .await
         .unwrap();
-    assert_eq!(other["error"]["message"], "The model \"standalone\" is not served here; there is demo.");
+    assert_eq!(
+        other["error"]["message"],
+        "The model \"standalone\" is not served here; there is demo, which GET /v1/models lists."
+    );
     assert_eq!(server.workers(), workers, "the same worker serves on");
     assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
 }

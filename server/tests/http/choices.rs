@@ -74,6 +74,36 @@ async fn choices_differ_and_repeat_with_the_seed_streamed_or_not() {
 }
 
 #[tokio::test]
+async fn several_prompts_are_answered_in_their_order_each_as_if_alone() {
+    let server = Server::start(&["--ctx-size", "2048", "--parallel", "1"]).await;
+    let body = |prompt: Value, n: u32| json!({"prompt": prompt, "n": n, "temperature": 1.5, "max_tokens": 8, "seed": 7, "ignore_eos": true});
+    let ask = async |body: &Value| -> Value { server.post(TEXT, body).send().await.unwrap().json().await.unwrap() };
+    let alone = [ask(&body(json!("One"), 2)).await, ask(&body(json!([5, 6, 7]), 2)).await];
+    let both = ask(&body(json!(["One"]), 2)).await;
+    assert_eq!(texts(&both), texts(&alone[0]));
+    let one = ask(&body(json!(["One", "Two"]), 2)).await;
+    assert_eq!(texts(&one)[..2], texts(&alone[0])[..]);
+    let tokens = body(json!([[5, 6, 7], [5, 6, 7]]), 2);
+    let whole = ask(&tokens).await;
+    assert_eq!(texts(&whole), [texts(&alone[1]), texts(&alone[1])].concat());
+    // Three tokens, and what the vocabulary puts before a text is not put before tokens.
+    assert_eq!((&whole["usage"]["prompt_tokens"], &alone[1]["usage"]["prompt_tokens"]), (&json!(6), &json!(3)));
+    assert_eq!(whole["usage"]["completion_tokens"], 4 * 8);
+    let mut stream = tokens.clone();
+    stream["stream"] = json!(true);
+    let events = Events::open(server.post(TEXT, &stream)).await.rest().await;
+    let (done, chunks) = events.split_last().unwrap();
+    assert_eq!(done, "[DONE]");
+    let mut streamed = vec![String::new(); 4];
+    for chunk in chunks {
+        let choice: Value = serde_json::from_str::<Value>(chunk).unwrap()["choices"][0].take();
+        streamed[usize::try_from(choice["index"].as_u64().unwrap()).unwrap()]
+            .push_str(choice["text"].as_str().unwrap());
+    }
+    assert_eq!(streamed, texts(&whole));
+}
+
+#[tokio::test]
 async fn choices_of_a_chat_come_together() {
     let server = Server::start(&["--ctx-size", "16384"]).await;
     let mut body = chat("What is the capital of Peru?");
@@ -109,6 +139,9 @@ async fn choices_that_do_not_all_fit_are_refused_together() {
     assert_eq!(never.status(), 400, "it would not fit later either");
     let never: Value = never.json().await.unwrap();
     assert_eq!(never["error"]["param"], "n");
+    let never = json!({"prompt": ["a", "b", "c", "d"], "max_tokens": 8});
+    let never: Value = server.post(TEXT, &never).send().await.unwrap().json().await.unwrap();
+    assert_eq!(never["error"]["param"], "prompt");
     let inside =
         async || server.metric("gantry_requests_queued{").await + server.metric("gantry_requests_running{").await;
     let mut other = Events::open(server.post(TEXT, &endless(UNENDING))).await;

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::server::{Events, Server, UNENDING, await_condition, endless, model};
+use crate::server::{Events, Server, UNENDING, await_condition, endless, model, unending_model};
+use crate::template_file::with_template;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -61,6 +62,22 @@ async fn llama_servers_command_line_and_health_are_understood() {
     // The record follows the moment from which requests are served.
     let said = "512 tokens for each request, 2 at once";
     await_condition("the record of what is served", async || server.log().contains(said)).await;
+}
+
+#[tokio::test]
+async fn a_file_that_tells_of_endless_training_is_served() {
+    let (_folder, file) = unending_model();
+    let mut bytes = std::fs::read(&file).unwrap();
+    let key = b"llama.context_length";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&i32::MAX.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    let server = Server::launch(&file, &[]);
+    server.until_ready().await;
+    let said = "131072 tokens for each request, 8 at once";
+    await_condition("the record of what is served", async || server.log().contains(said)).await;
+    assert!(server.log().contains("trained for 2147483647, --ctx-size gives more"), "{}", server.log());
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
 }
 
 #[tokio::test]
@@ -128,6 +145,9 @@ fn mistakes_are_told_where_they_were_made() {
         (&["./missing.gguf"][..], &[][..], 2, "\"./missing.gguf\" is not there: no such file"),
         (&["./missing"], &[], 2, "\"./missing\" is not there: no such file"),
         (&["/tmp"], &[], 2, "\"/tmp\" is a directory"),
+        (&["validate", "/tmp"], &[], 2, "\"/tmp\" is a directory: name the file in it"),
+        (&["validate", "./missing.gguf"], &[], 2, "\"./missing.gguf\" is not there: no such file"),
+        (&["validate", "/dev/null"], &[], 2, "\"/dev/null\" is a pipe, a device or a socket"),
         (&[], &missing, 2, "GANTRY_MODEL, which stands for --model, must be a readable file"),
         (&[], &[], 2, "Usage: gantry-server"),
         (&[file, "--port", "x"], &missing, 2, "--port must be"),
@@ -145,6 +165,47 @@ fn mistakes_are_told_where_they_were_made() {
         assert_eq!(ended, Some(code), "{line:?}: {text}");
         assert!(text.contains(says), "{line:?}: {text}");
         assert!(!text.contains("two models"), "{line:?}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn what_llama_servers_clients_probe_is_answered() {
+    let server = Server::start(&["--alias", "demo", "-c", "1024", "-np", "2"]).await;
+    let json = async |path: &str| -> Value { server.get(path).await.json().await.unwrap() };
+    assert_eq!(json("/models").await, json("/v1/models").await);
+    assert_eq!(json("/v1/health").await, json!({"status": "ok"}));
+    let props = json("/props").await;
+    assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(2), &json!("demo")));
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
+    assert_eq!(props["modalities"], json!({"vision": false, "audio": false}));
+    let chat =
+        json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": -1, "reasoning_effort": "none"});
+    assert_eq!(server.post("/chat/completions", &chat).send().await.unwrap().status(), 200);
+    let told = json("/v1/models/gpt-4").await;
+    let message = told["error"]["message"].as_str().unwrap();
+    assert!(message.contains("there is demo, which GET /v1/models lists"), "{message}");
+}
+
+#[tokio::test]
+async fn not_to_think_cannot_be_asked_of_a_model_that_would() {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<think>{% endif %}";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("thinks.gguf");
+    std::fs::write(&file, with_template(std::fs::read(model("demo-v2.q8_0.gguf")).unwrap(), template)).unwrap();
+    let server = Server::launch(&file, &["-c", "1024", "-np", "2"]);
+    server.until_ready().await;
+    for (name, value, status) in
+        [("think", json!(false), 400), ("reasoning_effort", json!("none"), 400), ("reasoning_effort", json!(""), 200)]
+    {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1});
+        body[name] = value;
+        let response = server.post(CHAT, &body).send().await.unwrap();
+        let (told, answer): (_, Value) = (response.status(), response.json().await.unwrap());
+        assert_eq!(told, status, "{body}: {answer}");
+        if status == 400 {
+            let error = &answer["error"];
+            assert_eq!((&error["code"], &error["param"]), (&json!("unsupported_parameter"), &json!(name)));
+        }
     }
 }
 

@@ -1,15 +1,16 @@
-//! What requests may say: a table of mistakes, and properties over any input.
+//! What requests may say: a table of mistakes and of what is taken, and [`properties`] over any input.
 #![allow(clippy::unwrap_used)]
 
 use gantry_openai::{
-    ApiError, Common, Dry, EmbeddingInput, EncodingFormat, ErrorCode, Format, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH,
-    MAX_DRY_BREAKERS, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES,
-    MAX_MODEL_NAME_BYTES, MAX_NAME_BYTES, MAX_RERANK_DOCUMENTS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_TOKENS_LIMIT, MAX_TOOL_CALLS, MAX_TOP_LOGPROBS, Message, Priority, Role, Sampling, Streaming, ToolCall,
-    ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
+    ApiError, Common, Dry, ErrorCode, Format, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKERS, MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIASES, MAX_MODEL_NAME_BYTES, MAX_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_SCHEMA_BYTES,
+    MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOOL_CALLS, MAX_TOP_LOGPROBS, Message, Priority, Role,
+    Streaming, TextInput, ValidChatRequest, ValidCompletionRequest,
 };
-use proptest::prelude::*;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+
+mod properties;
+mod vectors;
 
 /// A valid chat with `name` set to `value`.
 fn chat_with(name: &str, value: Value) -> Result<ValidChatRequest, ApiError> {
@@ -53,12 +54,11 @@ fn mistakes_in_a_chat_are_named() {
             MissingRequiredParameter,
         ),
         ("model", json!(4), "model", InvalidType),
-        ("model", json!(""), "model", InvalidValue),
         ("model", json!("m".repeat(MAX_MODEL_NAME_BYTES + 1)), "model", InvalidValue),
         ("max_tokens", json!(0), "max_tokens", InvalidValue),
         ("max_tokens", json!(1_000_000_000), "max_tokens", InvalidValue),
         ("max_tokens", json!(1e9), "max_tokens", InvalidValue),
-        ("max_tokens", json!(-1), "max_tokens", InvalidValue),
+        ("max_tokens", json!(-2), "max_tokens", InvalidValue),
         ("max_tokens", json!(1.5), "max_tokens", InvalidType),
         ("max_tokens", json!("10"), "max_tokens", InvalidType),
         ("max_completion_tokens", json!(0), "max_completion_tokens", InvalidValue),
@@ -74,12 +74,11 @@ fn mistakes_in_a_chat_are_named() {
         ("seed", json!("x"), "seed", InvalidType),
         ("seed", json!(1.5), "seed", InvalidType),
         ("stop", json!(1), "stop", InvalidType),
-        ("stop", json!(""), "stop", InvalidValue),
         ("stop", json!(["a", 1]), "stop[1]", InvalidType),
         ("stop", json!(vec!["x"; MAX_STOP_STRINGS + 1]), "stop", InvalidValue),
         ("stop", json!("x".repeat(MAX_STOP_BYTES + 1)), "stop", InvalidValue),
         ("stream", json!("yes"), "stream", InvalidType),
-        ("stream_options", json!([]), "stream_options", InvalidType),
+        ("stream_options", json!([1]), "stream_options", InvalidType),
         ("stream_options", json!({"include_usage": 1}), "stream_options.include_usage", InvalidType),
         ("n", json!(0), "n", InvalidValue),
         ("n", json!(MAX_CHOICES + 1), "n", InvalidValue),
@@ -121,7 +120,7 @@ fn mistakes_in_a_chat_are_named() {
         ("top_logprobs", json!(2), "top_logprobs", InvalidValue),
         ("top_logprobs", json!(MAX_TOP_LOGPROBS + 1), "top_logprobs", InvalidValue),
         ("response_format", json!("json"), "response_format", InvalidType),
-        ("response_format", json!({}), "response_format.type", MissingRequiredParameter),
+        ("response_format", json!({"schema": {}}), "response_format.type", MissingRequiredParameter),
         ("response_format", json!({"type": "xml"}), "response_format.type", InvalidValue),
         ("response_format", json!({"type": "json_schema"}), "response_format.json_schema", MissingRequiredParameter),
         (
@@ -184,15 +183,134 @@ fn bodies_that_are_no_object_are_named() {
 }
 
 #[test]
-fn prompts_are_one_string() {
-    let parse = |prompt: Value| ValidCompletionRequest::parse(json!({"prompt": prompt}).to_string().as_bytes());
-    assert_eq!(parse(json!("a")).unwrap().prompt, "a");
-    assert_eq!(parse(json!(["a"])).unwrap().prompt, "a");
-    for (prompt, param) in
-        [(json!(null), "prompt"), (json!(["a", "b"]), "prompt"), (json!([1, 2]), "prompt"), (json!([[1]]), "prompt[0]")]
-    {
-        assert_eq!(parse(prompt).unwrap_err().param.as_deref(), Some(param));
+fn prompts_are_taken_in_all_four_shapes() {
+    let ask =
+        |prompt: Value, n: u32| ValidCompletionRequest::parse(json!({"prompt": prompt, "n": n}).to_string().as_bytes());
+    let parse = |prompt: Value| ask(prompt, 1).map(|request| request.prompts);
+    let text = |t: &str| TextInput::Text(t.to_owned());
+    assert_eq!(parse(json!("a")).unwrap(), [text("a")]);
+    assert_eq!(parse(json!(["a", "b"])).unwrap(), [text("a"), text("b")]);
+    assert_eq!(parse(json!([1, 2])).unwrap(), [TextInput::Tokens(vec![1, 2])]);
+    assert_eq!(parse(json!([[1], [2, 3]])).unwrap(), [TextInput::Tokens(vec![1]), TextInput::Tokens(vec![2, 3])]);
+    for (prompt, param, code) in [
+        (json!(null), "prompt", ErrorCode::MissingRequiredParameter),
+        (json!(""), "prompt", ErrorCode::InvalidValue),
+        (json!([]), "prompt", ErrorCode::InvalidValue),
+        (json!({"a": 1}), "prompt", ErrorCode::InvalidType),
+        (json!(["a", ""]), "prompt[1]", ErrorCode::InvalidValue),
+        (json!([1, -1]), "prompt[1]", ErrorCode::InvalidValue),
+        (json!([[1], ["a"]]), "prompt[1][0]", ErrorCode::InvalidType),
+        (json!(vec!["a"; MAX_PROMPT_CHOICES as usize + 1]), "prompt", ErrorCode::InvalidValue),
+        (json!(vec![1; MAX_PROMPT_TOKENS + 1]), "prompt", ErrorCode::InvalidValue),
+    ] {
+        let error = parse(prompt).unwrap_err();
+        assert_eq!((error.param.as_deref(), &error.code), (Some(param), &code));
     }
+    // What is bounded are the answers.
+    let eight = json!(vec!["a"; 8]);
+    assert_eq!(ask(eight, MAX_CHOICES).unwrap().common.choices, MAX_CHOICES);
+    let error = ask(json!(vec!["a"; 9]), MAX_CHOICES).unwrap_err();
+    assert!(error.message.contains("144 answers, 9 prompts with 16 each"), "{error}");
+}
+
+#[test]
+fn what_says_nothing_is_as_good_as_left_out() {
+    let plain = Common::default();
+    for name in [
+        "model",
+        "max_tokens",
+        "temperature",
+        "stop",
+        "tools",
+        "logit_bias",
+        "response_format",
+        "grammar",
+        "json_schema",
+        "stream_options",
+        "user",
+        "metadata",
+        "service_tier",
+        "reasoning_effort",
+        "functions",
+        "seed",
+        "priority",
+        "store",
+        "chat_template_kwargs",
+        "modalities",
+        "lora",
+        "cache_salt",
+        "verbosity",
+        "prediction",
+    ] {
+        for nothing in [json!(null), json!(""), json!([]), json!({})] {
+            let body = json!({"messages": [{"role": "user", "content": "Hi"}], name: nothing});
+            let request = ValidChatRequest::parse(body.to_string().as_bytes());
+            assert_eq!(request.as_ref().map(|request| &request.common), Ok(&plain), "{name}: {nothing}");
+        }
+    }
+    // These mean something when they are empty.
+    let none = chat_with("dry_sequence_breakers", json!([])).unwrap().common;
+    assert_ne!(none, plain);
+    assert_eq!(chat_with("web_search_options", json!({})).unwrap_err().code, ErrorCode::UnsupportedParameter);
+    assert_eq!(chat_with("messages", json!([])).unwrap_err().param.as_deref(), Some("messages"));
+    for (name, value) in [
+        ("stop", json!([""])),
+        ("max_tokens", json!(-1)),
+        ("max_completion_tokens", json!(-1)),
+        ("store", json!(false)),
+        ("service_tier", json!("auto")),
+        ("service_tier", json!("default")),
+        ("parallel_tool_calls", json!(true)),
+        ("metadata", json!({"a": "b"})),
+        ("tool_choice", json!("auto")),
+    ] {
+        assert_eq!(chat_with(name, value.clone()).unwrap().common, plain, "{name}: {value}");
+    }
+    let error = chat_with("store", json!(true)).unwrap_err();
+    assert!(error.message.contains("nothing is stored here"), "{error}");
+    let unasked = json!({"messages": [{"role": "user", "content": "Hi"}], "stream_options": {"include_usage": false}});
+    assert_eq!(ValidChatRequest::parse(unasked.to_string().as_bytes()).unwrap().common, plain);
+}
+
+#[test]
+fn a_chat_may_say_that_nothing_is_to_be_thought() {
+    let unthinking = |name: &str, value: Value| chat_with(name, value).map(|request| request.common.unthinking);
+    for (name, value) in [
+        ("reasoning_effort", json!("none")),
+        ("think", json!(false)),
+        ("enable_thinking", json!(false)),
+        ("thinking", json!({"type": "disabled"})),
+        ("chat_template_kwargs", json!({"enable_thinking": false})),
+        ("chat_template_kwargs", json!({"thinking": false})),
+        ("reasoning", json!({"effort": "none"})),
+    ] {
+        assert_eq!(unthinking(name, value.clone()).unwrap(), Some(name), "{name}: {value}");
+    }
+    for (name, value) in [
+        ("reasoning_effort", json!("low")),
+        ("think", json!(true)),
+        ("think", json!("high")),
+        ("thinking", json!({"type": "enabled", "budget_tokens": 1024})),
+        ("chat_template_kwargs", json!({"enable_thinking": false, "date": "today"})),
+        ("chat_template_kwargs", json!({"enable_thinking": {"enable_thinking": false}})),
+        ("enable_thinking", json!(0)),
+    ] {
+        assert_eq!(
+            unthinking(name, value.clone()).unwrap_err().code,
+            ErrorCode::UnsupportedParameter,
+            "{name}: {value}"
+        );
+    }
+    // A text has no template that could have a model think.
+    let text = json!({"prompt": "a", "enable_thinking": false});
+    assert_eq!(ValidCompletionRequest::parse(text.to_string().as_bytes()).unwrap().common.unthinking, None);
+}
+
+#[test]
+fn of_a_name_that_stands_twice_the_last_counts() {
+    let body = br#"{"messages": [{"role": "user", "content": "a", "content": "b"}], "seed": 1, "n": 2, "seed": 3}"#;
+    let request = ValidChatRequest::parse(body).unwrap();
+    assert_eq!((&*request.messages[0].content, request.common.sampling.seed), ("b", Some(3)));
 }
 
 #[test]
@@ -438,6 +556,7 @@ fn a_text_without_a_bound_must_ask_for_it() {
     assert_eq!(parse("user", json!("u")), Some(16));
     assert_eq!(parse("n_predict", json!(-1)), None);
     assert_eq!(parse("n_predict", json!(5)), Some(5));
+    assert_eq!((parse("max_tokens", json!(-1)), parse("max_completion_tokens", json!(-1))), (None, None));
 }
 
 #[test]
@@ -477,290 +596,6 @@ fn two_names_of_one_penalty_may_not_differ() {
     assert_eq!(parse(1.5, 1.4).unwrap_err().param.as_deref(), Some("repetition_penalty"));
 }
 
-#[test]
-fn inputs_of_embeddings_are_taken_in_all_four_shapes() {
-    let parse = |input: Value| {
-        ValidEmbeddingsRequest::parse(json!({"input": input}).to_string().as_bytes()).map(|request| request.inputs)
-    };
-    let text = |t: &str| EmbeddingInput::Text(t.to_owned());
-    assert_eq!(parse(json!("a")).unwrap(), [text("a")]);
-    assert_eq!(parse(json!(["a", "b"])).unwrap(), [text("a"), text("b")]);
-    assert_eq!(parse(json!([1, 2])).unwrap(), [EmbeddingInput::Tokens(vec![1, 2])]);
-    assert_eq!(parse(json!([[1], "a"])).unwrap(), [EmbeddingInput::Tokens(vec![1]), text("a")]);
-    let many = vec!["a"; MAX_EMBEDDING_INPUTS];
-    assert_eq!(parse(json!(many)).unwrap().len(), MAX_EMBEDDING_INPUTS);
-    for (input, param, code) in [
-        (json!(null), "input", ErrorCode::MissingRequiredParameter),
-        (json!(5), "input", ErrorCode::InvalidType),
-        (json!(""), "input", ErrorCode::InvalidValue),
-        (json!([]), "input", ErrorCode::InvalidValue),
-        (json!([""]), "input[0]", ErrorCode::InvalidValue),
-        (json!(["a", 1]), "input[1]", ErrorCode::InvalidType),
-        (json!([1, "a"]), "input[1]", ErrorCode::InvalidType),
-        (json!([1, -1]), "input[1]", ErrorCode::InvalidValue),
-        (json!([1.5]), "input[0]", ErrorCode::InvalidValue),
-        (json!([[]]), "input[0]", ErrorCode::InvalidValue),
-        (json!([[1], [null]]), "input[1][0]", ErrorCode::InvalidType),
-        (json!([[i64::from(i32::MAX) + 1]]), "input[0][0]", ErrorCode::InvalidValue),
-        (json!(vec!["a"; MAX_EMBEDDING_INPUTS + 1]), "input", ErrorCode::InvalidValue),
-        (json!([vec![1; MAX_EMBEDDING_TOKENS], vec![1]]), "input[1]", ErrorCode::InvalidValue),
-    ] {
-        let error = parse(input.clone()).unwrap_err();
-        assert_eq!((error.param.as_deref(), &error.code), (Some(param), &code));
-        is_told(&error);
-    }
-}
-
-#[test]
-fn an_embedding_has_the_models_width_and_a_known_encoding() {
-    let parse = |name: &str, value: Value| {
-        let mut body = json!({"input": "a"});
-        body[name] = value;
-        ValidEmbeddingsRequest::parse(body.to_string().as_bytes())
-    };
-    assert_eq!(parse("encoding_format", json!("float")).unwrap().encoding, EncodingFormat::Float);
-    assert_eq!(parse("encoding_format", json!("base64")).unwrap().encoding, EncodingFormat::Base64);
-    assert_eq!(parse("encoding_format", json!("hex")).unwrap_err().param.as_deref(), Some("encoding_format"));
-    assert_eq!(parse("dimensions", json!(0)).unwrap_err().param.as_deref(), Some("dimensions"));
-    assert!(parse("user", json!("u")).unwrap().check_dimensions(384).is_ok());
-    let asked = parse("dimensions", json!(384)).unwrap();
-    assert!(asked.check_dimensions(384).is_ok());
-    let error = asked.check_dimensions(768).unwrap_err();
-    assert_eq!((error.param.as_deref(), error.code), (Some("dimensions"), ErrorCode::InvalidValue));
-}
-
-#[test]
-fn mistakes_in_a_ranking_are_named() {
-    use ErrorCode::{InvalidType, InvalidValue, MissingRequiredParameter, UnknownParameter};
-    for (name, value, param, code) in [
-        ("query", json!(null), "query", MissingRequiredParameter),
-        ("query", json!(""), "query", InvalidValue),
-        ("query", json!(["a"]), "query", InvalidType),
-        ("documents", json!(null), "documents", MissingRequiredParameter),
-        ("documents", json!("a"), "documents", InvalidType),
-        ("documents", json!([]), "documents", InvalidValue),
-        ("documents", json!(["a", ""]), "documents[1]", InvalidValue),
-        ("documents", json!([{}]), "documents[0].text", MissingRequiredParameter),
-        ("documents", json!([{"text": "a", "title": "b"}]), "documents[0].title", UnknownParameter),
-        ("documents", json!([1]), "documents[0]", InvalidType),
-        ("documents", json!(vec!["a"; MAX_RERANK_DOCUMENTS + 1]), "documents", InvalidValue),
-        ("top_n", json!(0), "top_n", InvalidValue),
-        ("top_n", json!("1"), "top_n", InvalidType),
-        ("return_documents", json!(1), "return_documents", InvalidType),
-        ("model", json!(1), "model", InvalidType),
-    ] {
-        let mut body = json!({"query": "q", "documents": ["a"]});
-        body[name] = value;
-        let error = ValidRerankRequest::parse(body.to_string().as_bytes()).unwrap_err();
-        assert_eq!((error.param.as_deref(), &error.code), (Some(param), &code), "{body}");
-        is_told(&error);
-    }
-}
-
-#[test]
-fn a_ranking_has_the_best_first() {
-    let body = json!({"query": "q", "documents": ["a", {"text": "b"}, "c"], "top_n": 2, "return_documents": true});
-    let request = ValidRerankRequest::parse(body.to_string().as_bytes()).unwrap();
-    let answer = serde_json::to_value(request.answer("m".to_owned(), &[0.25, f32::NAN, 0.5], 9)).unwrap();
-    assert_eq!(
-        answer,
-        json!({
-            "object": "list", "model": "m", "usage": {"prompt_tokens": 9, "total_tokens": 9},
-            "results": [
-                {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
-                {"index": 0, "relevance_score": 0.25, "document": {"text": "a"}},
-            ],
-        })
-    );
-}
-
-fn any_json() -> impl Strategy<Value = Value> {
-    let leaf = prop_oneof![
-        Just(Value::Null),
-        any::<bool>().prop_map(Value::from),
-        any::<i64>().prop_map(Value::from),
-        any::<f64>().prop_map(Value::from),
-        (-3_i64..40).prop_map(Value::from),
-        ".{0,20}".prop_map(Value::from),
-        prop::sample::select(vec!["user", "system", "assistant", "tool", "robot", "text", "auto"])
-            .prop_map(Value::from),
-    ];
-    leaf.prop_recursive(4, 48, 6, |inner| {
-        prop_oneof![
-            prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
-            prop::collection::vec((field(), inner), 0..5)
-                .prop_map(|pairs| Value::Object(pairs.into_iter().collect::<Map<_, _>>())),
-        ]
-    })
-}
-
-fn field() -> impl Strategy<Value = String> {
-    let known = vec![
-        "messages",
-        "role",
-        "content",
-        "name",
-        "tool_calls",
-        "tool_call_id",
-        "reasoning_content",
-        "json_schema",
-        "n_predict",
-        "type",
-        "text",
-        "prompt",
-        "model",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "include_usage",
-        "n",
-        "tools",
-        "logprobs",
-        "top_logprobs",
-        "typical_p",
-        "xtc_probability",
-        "xtc_threshold",
-        "repeat_penalty",
-        "repetition_penalty",
-        "repeat_last_n",
-        "frequency_penalty",
-        "presence_penalty",
-        "dry_multiplier",
-        "dry_base",
-        "dry_allowed_length",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
-        "logit_bias",
-        "response_format",
-        "json_schema",
-        "schema",
-        "grammar",
-        "priority",
-        "input",
-        "encoding_format",
-        "dimensions",
-        "query",
-        "documents",
-        "top_n",
-    ];
-    prop_oneof![4 => prop::sample::select(known).prop_map(String::from), 1 => "[a-z]{1,8}"]
-}
-
-/// A hundredth of what is drawn: a number that JSON writes exactly enough.
-fn hundredths(range: std::ops::RangeInclusive<i16>) -> impl Strategy<Value = f32> {
-    range.prop_map(|n| f32::from(n) / 100.0)
-}
-
-fn dry() -> impl Strategy<Value = Dry> {
-    (hundredths(0..=500), hundredths(100..=300), 0..100_u32, 0..MAX_TOKENS_LIMIT, prop::collection::vec(".{1,8}", 0..4))
-        .prop_map(|(multiplier, base, allowed_length, penalty_last_n, sequence_breakers)| Dry {
-            multiplier,
-            base,
-            allowed_length,
-            penalty_last_n,
-            sequence_breakers,
-        })
-}
-
-fn sampling() -> impl Strategy<Value = Sampling> {
-    let bias = prop_oneof![Just(f32::NEG_INFINITY), hundredths(-10_000..=10_000)];
-    (
-        (1..=MAX_TOKENS_LIMIT, hundredths(0..=200), hundredths(1..=100), -1_i32..1000, hundredths(0..=100)),
-        (any::<Option<u64>>(), prop::collection::vec(".{1,20}", 0..4), any::<bool>(), dry()),
-        (hundredths(1..=100), hundredths(0..=100), hundredths(0..=100), hundredths(1..=200), 0..=MAX_TOKENS_LIMIT),
-        (hundredths(-200..=200), hundredths(-200..=200), prop::collection::vec((0..i32::MAX, bias), 0..5)),
-    )
-        .prop_map(
-            |(common, (seed, stop, ignore_eos, dry), tails, (frequency_penalty, presence_penalty, logit_bias))| {
-                let (max_tokens, temperature, top_p, top_k, min_p) = common;
-                let (typical_p, xtc_probability, xtc_threshold, repeat_penalty, repeat_last_n) = tails;
-                Sampling {
-                    max_tokens: Some(max_tokens),
-                    temperature,
-                    top_p,
-                    top_k,
-                    min_p,
-                    typical_p,
-                    xtc_probability,
-                    xtc_threshold,
-                    repeat_penalty,
-                    repeat_last_n,
-                    frequency_penalty,
-                    presence_penalty,
-                    dry,
-                    logit_bias,
-                    seed,
-                    stop,
-                    ignore_eos,
-                }
-            },
-        )
-}
-
-fn format() -> impl Strategy<Value = Format> {
-    prop_oneof![
-        Just(Format::Text),
-        Just(Format::JsonObject),
-        ("[a-z]{1,9}", any::<bool>())
-            .prop_map(|(title, strict)| Format::JsonSchema { schema: json!({"title": title}).to_string(), strict }),
-        ".{1,30}".prop_map(Format::Grammar),
-    ]
-}
-
-fn common() -> impl Strategy<Value = Common> {
-    let priority = prop::option::of(prop::sample::select(Priority::ALL.to_vec()));
-    let logprobs = prop::option::of(0..=MAX_TOP_LOGPROBS);
-    let streaming = (streaming(), any::<bool>());
-    (prop::option::of("[a-z]{1,9}"), sampling(), format(), logprobs, 1..=MAX_CHOICES, priority, streaming).prop_map(
-        |(model, sampling, format, logprobs, choices, priority, (streaming, timings))| Common {
-            model,
-            sampling,
-            format,
-            logprobs,
-            choices,
-            priority,
-            streaming,
-            timings,
-        },
-    )
-}
-
-/// A message, or an assistant's turn with the answers to its calls.
-fn turn() -> impl Strategy<Value = Vec<Message>> {
-    let role = prop::sample::select(vec![Role::System, Role::User, Role::Assistant]);
-    let text = (role, ".{0,30}", prop::option::of("[a-z]{1,5}"))
-        .prop_map(|(role, content, name)| vec![Message { name, ..Message::text(role, content) }]);
-    let calls = prop::collection::vec(("[a-z0-9]{1,8}", "[a-z]{1,5}", ".{0,20}"), 1..4);
-    let called = (".{0,30}", prop::option::of(".{1,9}"), calls).prop_map(|(content, reasoning, calls)| {
-        let answers: Vec<Message> = calls
-            .iter()
-            .map(|(id, name, answer)| Message {
-                tool_call_id: Some(id.clone()),
-                name: Some(name.clone()),
-                ..Message::text(Role::Tool, answer)
-            })
-            .collect();
-        let call = |(id, name, arguments)| ToolCall { id, name, arguments };
-        let tool_calls = calls.into_iter().map(call).collect();
-        let turn = Message { reasoning, tool_calls, ..Message::text(Role::Assistant, content) };
-        [vec![turn], answers].concat()
-    });
-    prop_oneof![2 => text, 1 => called]
-}
-
-fn streaming() -> impl Strategy<Value = Streaming> {
-    prop_oneof![
-        Just(Streaming::default()),
-        any::<bool>().prop_map(|include_usage| Streaming { enabled: true, include_usage })
-    ]
-}
-
 /// Every error can be told: all four fields, a status that fits.
 fn is_told(error: &ApiError) {
     let told = serde_json::to_value(error.to_response()).unwrap();
@@ -770,77 +605,4 @@ fn is_told(error: &ApiError) {
     }
     assert!((400..500).contains(&error.status));
     assert!(!error.message.is_empty());
-}
-
-/// What is said of any body that is refused, whatever it was sent to.
-fn parse_all(body: &[u8]) {
-    let errors = [
-        ValidChatRequest::parse(body).err(),
-        ValidCompletionRequest::parse(body).err(),
-        ValidEmbeddingsRequest::parse(body).err(),
-        ValidRerankRequest::parse(body).err(),
-    ];
-    errors.iter().flatten().for_each(is_told);
-}
-
-proptest! {
-    /// **Feature: distributed-inference-server, Property 24: Error Response Format**
-    /// **Validates: Requirements 11.4**
-    #[test]
-    fn any_bytes_are_valid_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        parse_all(&bytes);
-    }
-
-    /// **Feature: distributed-inference-server, Property 24: Error Response Format**
-    /// **Validates: Requirements 11.4**
-    #[test]
-    fn any_json_is_valid_or_an_error(value in any_json()) {
-        parse_all(value.to_string().as_bytes());
-    }
-
-    #[test]
-    fn any_value_of_any_parameter_is_valid_or_an_error_that_names_it(name in field(), value in any_json()) {
-        if let Err(error) = chat_with(&name, value) {
-            is_told(&error);
-            prop_assert!(error.param.as_deref().is_some_and(|param| param.starts_with(&name)), "{name}: {error}");
-        }
-    }
-
-    #[test]
-    fn valid_chats_survive_the_wire(
-        turns in prop::collection::vec(turn(), 1..6),
-        common in common(),
-    ) {
-        let messages = turns.into_iter().flatten().collect();
-        let request = ValidChatRequest { messages, common };
-        prop_assert_eq!(ValidChatRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
-    }
-
-    #[test]
-    fn valid_completions_survive_the_wire(prompt in ".{1,60}", common in common()) {
-        let request = ValidCompletionRequest { prompt, parse_special: common.timings, common };
-        prop_assert_eq!(ValidCompletionRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
-    }
-
-    #[test]
-    fn valid_embeddings_and_rankings_survive_the_wire(
-        texts in prop::collection::vec(".{1,20}", 1..5), tokens in prop::collection::vec(0..i32::MAX, 1..9),
-        number in prop::option::of(1..9_u32), flag in any::<bool>(),
-    ) {
-        let mut inputs: Vec<EmbeddingInput> = texts.iter().cloned().map(EmbeddingInput::Text).collect();
-        inputs.push(EmbeddingInput::Tokens(tokens));
-        let encoding = if flag { EncodingFormat::Float } else { EncodingFormat::Base64 };
-        let priority = flag.then_some(Priority::High);
-        let request = ValidEmbeddingsRequest { model: None, inputs, encoding, dimensions: number, priority };
-        prop_assert_eq!(ValidEmbeddingsRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
-
-        let query = texts[0].clone();
-        let request = ValidRerankRequest { model: None, query, documents: texts, top_n: number, return_documents: flag, priority };
-        let answer = request.answer(String::new(), &vec![-0.123_456_78; request.documents.len()], 1);
-        let texts_escaped: usize = answer.results.iter().filter_map(|result| result.document.as_ref())
-            .map(|document| serde_json::to_string(document).unwrap().len() - document.text.len()).sum();
-        let written = serde_json::to_vec(&answer).unwrap().len();
-        prop_assert!(written <= request.answer_bytes() + texts_escaped + 128, "{} of {}", request.answer_bytes(), written);
-        prop_assert_eq!(ValidRerankRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
-    }
 }

@@ -1,0 +1,98 @@
+//! Texts that a model reads as they are, and token ids in their place: the `input` of embeddings and the `prompt` of texts, which
+//! take the same four shapes. Absent: whether a vocabulary has an id, which only the model knows.
+
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::fields::{Fields, missing, wrong_type, wrong_value};
+
+/// One text, or its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextInput {
+    /// A text, not empty.
+    Text(String),
+    /// Token ids, at least one, none negative.
+    Tokens(Vec<i32>),
+}
+
+impl TextInput {
+    /// The same on the wire.
+    pub(crate) fn to_json(&self) -> Value {
+        match self {
+            Self::Text(text) => json!(text),
+            Self::Tokens(tokens) => json!(tokens),
+        }
+    }
+}
+
+/// How much one request may have of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Texts, or arrays of ids.
+    pub(crate) elements: usize,
+    /// Ids of all of them.
+    pub(crate) tokens: usize,
+}
+
+/// Reads a parameter that is one or several of them.
+pub(crate) fn inputs(fields: &Fields<'_>, name: &str, bounds: Bounds) -> Result<Vec<TextInput>, ApiError> {
+    let expected = "a string, an array of strings, an array of token ids or an array of those";
+    let path = || fields.path(name);
+    let value = fields.get(name).ok_or_else(|| missing(path(), &format!("{expected} is expected")))?;
+    let mut tokens = Count { most: bounds.tokens, so_far: 0 };
+    match value {
+        Value::String(text) => Ok(vec![text_input(path(), text)?]),
+        Value::Array(items) if items.first().is_some_and(Value::is_number) => {
+            Ok(vec![token_input(&path(), items, &mut tokens)?])
+        }
+        Value::Array(items) if items.is_empty() || items.len() > bounds.elements => {
+            let n = items.len();
+            Err(wrong_value(path(), format_args!("must have 1 to {} elements, not {n}", bounds.elements)))
+        }
+        Value::Array(items) => {
+            let one = |(i, item): (usize, &Value)| {
+                let path = format!("{}[{i}]", path());
+                match item {
+                    Value::String(text) => text_input(path, text),
+                    Value::Array(ids) => token_input(&path, ids, &mut tokens),
+                    other => Err(wrong_type(path, "a string or an array of token ids", other)),
+                }
+            };
+            items.iter().enumerate().map(one).collect()
+        }
+        other => Err(wrong_type(path(), expected, other)),
+    }
+}
+
+fn text_input(path: String, text: &str) -> Result<TextInput, ApiError> {
+    if text.is_empty() {
+        return Err(wrong_value(path, "must not be empty"));
+    }
+    Ok(TextInput::Text(text.to_owned()))
+}
+
+/// The token ids of a whole request.
+struct Count {
+    most: usize,
+    so_far: usize,
+}
+
+fn token_input(path: &str, items: &[Value], count: &mut Count) -> Result<TextInput, ApiError> {
+    if items.is_empty() {
+        return Err(wrong_value(path.to_owned(), "must not be empty"));
+    }
+    count.so_far = count.so_far.saturating_add(items.len());
+    if count.so_far > count.most {
+        let message = format_args!("is past the {} tokens that one request may have; send several", count.most);
+        return Err(wrong_value(path.to_owned(), message));
+    }
+    let id = |(i, item): (usize, &Value)| {
+        let path = || format!("{path}[{i}]");
+        match item.as_i64().map(i32::try_from) {
+            Some(Ok(id)) if id >= 0 => Ok(id),
+            _ if item.is_number() => Err(wrong_value(path(), "must be a token id: an integer of 0 and more")),
+            _ => Err(wrong_type(path(), "a token id", item)),
+        }
+    };
+    items.iter().enumerate().map(id).collect::<Result<_, _>>().map(TextInput::Tokens)
+}

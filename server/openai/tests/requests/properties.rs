@@ -1,0 +1,276 @@
+//! Properties of any input.
+
+use gantry_openai::{
+    Common, Dry, EncodingFormat, Format, MAX_CHOICES, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Message, Priority, Role,
+    Sampling, Streaming, TextInput, ToolCall, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest,
+    ValidRerankRequest,
+};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use crate::{chat_with, is_told};
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        (-3_i64..40).prop_map(Value::from),
+        ".{0,20}".prop_map(Value::from),
+        prop::sample::select(vec!["user", "system", "assistant", "tool", "robot", "text", "auto"])
+            .prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 48, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            prop::collection::vec((field(), inner), 0..5)
+                .prop_map(|pairs| Value::Object(pairs.into_iter().collect::<Map<_, _>>())),
+        ]
+    })
+}
+
+fn field() -> impl Strategy<Value = String> {
+    let known = vec![
+        "messages",
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+        "reasoning_content",
+        "json_schema",
+        "n_predict",
+        "type",
+        "text",
+        "prompt",
+        "model",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "include_usage",
+        "n",
+        "tools",
+        "logprobs",
+        "top_logprobs",
+        "typical_p",
+        "xtc_probability",
+        "xtc_threshold",
+        "repeat_penalty",
+        "repetition_penalty",
+        "repeat_last_n",
+        "frequency_penalty",
+        "presence_penalty",
+        "dry_multiplier",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "logit_bias",
+        "response_format",
+        "json_schema",
+        "schema",
+        "grammar",
+        "priority",
+        "input",
+        "encoding_format",
+        "dimensions",
+        "query",
+        "documents",
+        "top_n",
+    ];
+    prop_oneof![4 => prop::sample::select(known).prop_map(String::from), 1 => "[a-z]{1,8}"]
+}
+
+/// A hundredth of what is drawn: a number that JSON writes exactly enough.
+fn hundredths(range: std::ops::RangeInclusive<i16>) -> impl Strategy<Value = f32> {
+    range.prop_map(|n| f32::from(n) / 100.0)
+}
+
+fn dry() -> impl Strategy<Value = Dry> {
+    (hundredths(0..=500), hundredths(100..=300), 0..100_u32, 0..MAX_TOKENS_LIMIT, prop::collection::vec(".{1,8}", 0..4))
+        .prop_map(|(multiplier, base, allowed_length, penalty_last_n, sequence_breakers)| Dry {
+            multiplier,
+            base,
+            allowed_length,
+            penalty_last_n,
+            sequence_breakers,
+        })
+}
+
+fn sampling() -> impl Strategy<Value = Sampling> {
+    let bias = prop_oneof![Just(f32::NEG_INFINITY), hundredths(-10_000..=10_000)];
+    (
+        (1..=MAX_TOKENS_LIMIT, hundredths(0..=200), hundredths(1..=100), -1_i32..1000, hundredths(0..=100)),
+        (any::<Option<u64>>(), prop::collection::vec(".{1,20}", 0..4), any::<bool>(), dry()),
+        (hundredths(1..=100), hundredths(0..=100), hundredths(0..=100), hundredths(1..=200), 0..=MAX_TOKENS_LIMIT),
+        (hundredths(-200..=200), hundredths(-200..=200), prop::collection::vec((0..i32::MAX, bias), 0..5)),
+    )
+        .prop_map(
+            |(common, (seed, stop, ignore_eos, dry), tails, (frequency_penalty, presence_penalty, logit_bias))| {
+                let (max_tokens, temperature, top_p, top_k, min_p) = common;
+                let (typical_p, xtc_probability, xtc_threshold, repeat_penalty, repeat_last_n) = tails;
+                Sampling {
+                    max_tokens: Some(max_tokens),
+                    temperature,
+                    top_p,
+                    top_k,
+                    min_p,
+                    typical_p,
+                    xtc_probability,
+                    xtc_threshold,
+                    repeat_penalty,
+                    repeat_last_n,
+                    frequency_penalty,
+                    presence_penalty,
+                    dry,
+                    logit_bias,
+                    seed,
+                    stop,
+                    ignore_eos,
+                }
+            },
+        )
+}
+
+fn format() -> impl Strategy<Value = Format> {
+    prop_oneof![
+        Just(Format::Text),
+        Just(Format::JsonObject),
+        ("[a-z]{1,9}", any::<bool>())
+            .prop_map(|(title, strict)| Format::JsonSchema { schema: json!({"title": title}).to_string(), strict }),
+        ".{1,30}".prop_map(Format::Grammar),
+    ]
+}
+
+fn common() -> impl Strategy<Value = Common> {
+    let priority = prop::option::of(prop::sample::select(Priority::ALL.to_vec()));
+    let logprobs = prop::option::of(0..=MAX_TOP_LOGPROBS);
+    let streaming = (streaming(), any::<bool>());
+    (prop::option::of("[a-z]{1,9}"), sampling(), format(), logprobs, 1..=MAX_CHOICES, priority, streaming).prop_map(
+        |(model, sampling, format, logprobs, choices, priority, (streaming, timings))| Common {
+            model,
+            sampling,
+            format,
+            logprobs,
+            choices,
+            priority,
+            streaming,
+            timings,
+            unthinking: None,
+        },
+    )
+}
+
+/// A message, or an assistant's turn with the answers to its calls.
+fn turn() -> impl Strategy<Value = Vec<Message>> {
+    let role = prop::sample::select(vec![Role::System, Role::User, Role::Assistant]);
+    let text = (role, ".{0,30}", prop::option::of("[a-z]{1,5}"))
+        .prop_map(|(role, content, name)| vec![Message { name, ..Message::text(role, content) }]);
+    let calls = prop::collection::vec(("[a-z0-9]{1,8}", "[a-z]{1,5}", ".{0,20}"), 1..4);
+    let called = (".{0,30}", prop::option::of(".{1,9}"), calls).prop_map(|(content, reasoning, calls)| {
+        let answers: Vec<Message> = calls
+            .iter()
+            .map(|(id, name, answer)| Message {
+                tool_call_id: Some(id.clone()),
+                name: Some(name.clone()),
+                ..Message::text(Role::Tool, answer)
+            })
+            .collect();
+        let call = |(id, name, arguments)| ToolCall { id, name, arguments };
+        let tool_calls = calls.into_iter().map(call).collect();
+        let turn = Message { reasoning, tool_calls, ..Message::text(Role::Assistant, content) };
+        [vec![turn], answers].concat()
+    });
+    prop_oneof![2 => text, 1 => called]
+}
+
+fn streaming() -> impl Strategy<Value = Streaming> {
+    prop_oneof![
+        Just(Streaming::default()),
+        any::<bool>().prop_map(|include_usage| Streaming { enabled: true, include_usage })
+    ]
+}
+
+/// What is said of any body that is refused, whatever it was sent to.
+fn parse_all(body: &[u8]) {
+    let errors = [
+        ValidChatRequest::parse(body).err(),
+        ValidCompletionRequest::parse(body).err(),
+        ValidEmbeddingsRequest::parse(body).err(),
+        ValidRerankRequest::parse(body).err(),
+    ];
+    errors.iter().flatten().for_each(is_told);
+}
+
+proptest! {
+    /// **Feature: distributed-inference-server, Property 24: Error Response Format**
+    /// **Validates: Requirements 11.4**
+    #[test]
+    fn any_bytes_are_valid_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        parse_all(&bytes);
+    }
+
+    /// **Feature: distributed-inference-server, Property 24: Error Response Format**
+    /// **Validates: Requirements 11.4**
+    #[test]
+    fn any_json_is_valid_or_an_error(value in any_json()) {
+        parse_all(value.to_string().as_bytes());
+    }
+
+    #[test]
+    fn any_value_of_any_parameter_is_valid_or_an_error_that_names_it(name in field(), value in any_json()) {
+        if let Err(error) = chat_with(&name, value) {
+            is_told(&error);
+            prop_assert!(error.param.as_deref().is_some_and(|param| param.starts_with(&name)), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn valid_chats_survive_the_wire(
+        turns in prop::collection::vec(turn(), 1..6),
+        common in common(),
+    ) {
+        let messages = turns.into_iter().flatten().collect();
+        let request = ValidChatRequest { messages, common };
+        prop_assert_eq!(ValidChatRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+    }
+
+    #[test]
+    fn valid_completions_survive_the_wire(
+        texts in prop::collection::vec(".{1,60}", 1..4), tokens in prop::collection::vec(0..i32::MAX, 1..9), common in common(),
+    ) {
+        let mut prompts: Vec<TextInput> = texts.into_iter().map(TextInput::Text).collect();
+        prompts.push(TextInput::Tokens(tokens));
+        let request = ValidCompletionRequest { prompts, parse_special: common.timings, common };
+        prop_assert_eq!(ValidCompletionRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+    }
+
+    #[test]
+    fn valid_embeddings_and_rankings_survive_the_wire(
+        texts in prop::collection::vec(".{1,20}", 1..5), tokens in prop::collection::vec(0..i32::MAX, 1..9),
+        number in prop::option::of(1..9_u32), flag in any::<bool>(),
+    ) {
+        let mut inputs: Vec<TextInput> = texts.iter().cloned().map(TextInput::Text).collect();
+        inputs.push(TextInput::Tokens(tokens));
+        let encoding = if flag { EncodingFormat::Float } else { EncodingFormat::Base64 };
+        let priority = flag.then_some(Priority::High);
+        let request = ValidEmbeddingsRequest { model: None, inputs, encoding, dimensions: number, priority };
+        prop_assert_eq!(ValidEmbeddingsRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+
+        let query = texts[0].clone();
+        let request = ValidRerankRequest { model: None, query, documents: texts, top_n: number, return_documents: flag, priority };
+        let answer = request.answer(String::new(), &vec![-0.123_456_78; request.documents.len()], 1);
+        let texts_escaped: usize = answer.results.iter().filter_map(|result| result.document.as_ref())
+            .map(|document| serde_json::to_string(document).unwrap().len() - document.text.len()).sum();
+        let written = serde_json::to_vec(&answer).unwrap().len();
+        prop_assert!(written <= request.answer_bytes() + texts_escaped + 128, "{} of {}", request.answer_bytes(), written);
+        prop_assert_eq!(ValidRerankRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+    }
+}
