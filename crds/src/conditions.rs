@@ -31,6 +31,8 @@ text_enum!(
         Reconciling,
         /// The operator cannot get there without the user (kstatus).
         Stalled,
+        /// Every pod that there should be answers.
+        PodsReady,
         /// Everything in the spec is carried out by this release.
         Supported,
         /// The version's file is in every pod.
@@ -79,6 +81,22 @@ text_enum!(
         Superseded,
         /// A child could not be written.
         ApplyFailed,
+        /// No node takes a pod.
+        Unschedulable,
+        /// A pod's image cannot be had.
+        ImagePullBackOff,
+        /// A pod took more than its memory.
+        OOMKilled,
+        /// A pod's node ended it.
+        Evicted,
+        /// A pod ends again and again.
+        CrashLoopBackOff,
+        /// A pod's container cannot be made.
+        CreateContainerError,
+        /// A pod waits for its volumes or its network.
+        ContainerCreating,
+        /// Pods are refused, by a quota or a policy.
+        FailedCreate,
         /// The object is being deleted.
         Deleting,
     }

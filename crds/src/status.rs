@@ -136,6 +136,9 @@ pub enum RolloutStep {
 }
 
 impl RolloutStep {
+    /// Every step, in the order of a rollout.
+    pub const ALL: [Self; 4] = [Self::Prepare, Self::Commit, Self::Bake, Self::Rollback];
+
     /// The step as it stands in YAML.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -287,12 +290,6 @@ pub struct ReplicaStatus {
     /// Memory of the serving version's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ReplicaMemory>,
-    /// Requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queue: Option<ReplicaQueue>,
-    /// Generated tokens a second, with one decimal.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokens_per_second: Option<String>,
     /// How far the serving version's service is cut down because memory is short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degradation: Option<Degradation>,
@@ -425,24 +422,12 @@ pub struct ReplicaMemory {
     /// Predicted for the serving version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_bytes: Option<i64>,
-    /// Resident set of its worker.
+    /// Resident set of its worker when this was written; it is written again when the figure has moved much.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_bytes: Option<i64>,
     /// What the pod may use in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<i64>,
-}
-
-/// Requests of a pod.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ReplicaQueue {
-    /// Waiting.
-    pub waiting: i32,
-    /// Being answered.
-    pub running: i32,
-    /// That can be answered at the same time.
-    pub slots: i32,
 }
 
 /// What is known of a version.

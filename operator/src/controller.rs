@@ -36,11 +36,13 @@ use crate::{
     decide::{CountedPod, Plan, RolloutState, Transition, World, decide},
     events::{Events, describe},
     http::Role,
-    limits::{self, CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX},
+    limits::{
+        self, CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RESYNC_PERIOD, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX,
+    },
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
-    status::{ServiceInputs, VersionInputs, differs, service_status, version_status},
+    status::{ServiceInputs, VersionInputs, differs, pods_event, service_status, version_status},
     validate::{Problems, ValidService, validate},
 };
 
@@ -82,6 +84,7 @@ impl Context {
     fn ended<T, Q>(&self, result: &Result<T, ControllerError<Error, Q>>) {
         if let Err(ControllerError::ObjectNotFound(gone)) = result {
             let service = ObjectRef::new(&gone.name).within(gone.namespace.as_deref().unwrap_or_default());
+            self.metrics.forget(&service);
             self.memory.lock().unwrap_or_else(PoisonError::into_inner).remove(&service);
         }
     }
@@ -153,6 +156,7 @@ pub struct Settings {
 /// Reconciles all services until `stop`, then finishes what is running.
 pub async fn run(settings: Settings, role: &watch::Sender<Role>, stop: CancellationToken) {
     let (stores, wakes) = Stores::watch(&settings.watch_client);
+    settings.metrics.watch(stores.services());
     let context =
         Arc::new(Context::new(settings.client, stores, settings.server_image, settings.instance, settings.metrics));
     let filled = async {
@@ -270,7 +274,10 @@ pub(crate) async fn step(
     let pass = Pass { service, observed, context, actor, spec, state: &state, pods: &pods, stored, now };
     let errors = pass.carry_out(&plan, target_replicas).await?;
     // A pass that could not write a child is tried again; what was decided does not wait for that.
-    let Some(error) = worst(errors) else { return Ok(wake(&plan, poll)) };
+    let Some(error) = worst(errors) else {
+        let wake_at = plan.wake_at.into_iter().chain(observed.next_trouble(now)).min();
+        return Ok(wake(wake_at, poll));
+    };
     context.remember(service, |memory| memory.wake_at = plan.wake_at);
     Err(error)
 }
@@ -348,6 +355,9 @@ impl Pass<'_> {
             let written = self.actor.write_status(&status).await?;
             let written = written.and_then(|version| version.parse().ok());
             self.context.remember(service, |memory| memory.written = written.map(|version| (version, Instant::now())));
+            if let Some(event) = pods_event(service.status.as_ref(), &status) {
+                self.context.events.pods(service, event).await;
+            }
         }
         Ok(())
     }
@@ -364,7 +374,8 @@ impl Pass<'_> {
         let Some(transition) = &plan.transition else { return };
         let (_, reason, note) = describe(transition);
         info!(service = %ObjectRef::from_obj(self.service), version = transition.version(), reason, "{note}");
-        self.context.metrics.transition(transition);
+        let before = self.state.rollout.as_ref();
+        self.context.metrics.transition(self.service, transition, before, self.now);
         self.context.events.transition(self.service, transition).await;
     }
 
@@ -412,10 +423,10 @@ fn answers(pods: &[CountedPod]) -> bool {
     pods.iter().any(|pod| pod.report.is_some_and(|report| report.version.is_some()))
 }
 
-/// Sleeps until the next deadline or look, or until something happens.
-fn wake(plan: &Plan, poll: Option<Duration>) -> Action {
-    let due = plan.wake_at.map(wait_until).into_iter().chain(poll).min();
-    due.map_or_else(Action::await_change, Action::requeue)
+/// Sleeps until the next deadline or look, or until something happens, and not for ever: a wake that was lost is made up
+/// for.
+fn wake(at: Option<Timestamp>, poll: Option<Duration>) -> Action {
+    Action::requeue(at.map(wait_until).into_iter().chain(poll).min().unwrap_or(RESYNC_PERIOD))
 }
 
 fn wait_until(wake_at: Timestamp) -> Duration {

@@ -10,7 +10,7 @@ use kube::{
 };
 use tracing::warn;
 
-use crate::{build::OPERATOR, decide::Transition, limits};
+use crate::{build::OPERATOR, decide::Transition, limits, status::PodsEvent};
 
 /// Writes Events about services.
 pub struct Events {
@@ -37,6 +37,15 @@ impl Events {
             ..ObjectReference::default()
         };
         self.publish(service, type_, reason, "Rollout", note, Some(version)).await;
+    }
+
+    /// Tells that a pod is not there, and why, or that all are again.
+    pub async fn pods(&self, service: &InferenceService, event: PodsEvent) {
+        let (type_, reason, note) = match event {
+            PodsEvent::Trouble { reason, message } => (EventType::Warning, reason, message),
+            PodsEvent::Over { message } => (EventType::Normal, "PodsReady".to_owned(), message),
+        };
+        self.publish(service, type_, &reason, "Pods", note, None).await;
     }
 
     async fn publish(

@@ -20,6 +20,9 @@ pub const TERMINATION_MARGIN: Duration = Duration::from_secs(20);
 /// Services that are reconciled at the same time; one service is never reconciled twice at once.
 pub const RECONCILE_CONCURRENCY: u16 = 8;
 
+/// Longest time between two looks at a service when nothing wakes it. A look at a settled one is no request.
+pub const RESYNC_PERIOD: Duration = Duration::from_secs(600);
+
 /// First wait after a reconcile that failed; it doubles with each failure in a row.
 pub const RETRY_MIN: Duration = Duration::from_secs(1);
 
@@ -51,6 +54,9 @@ pub const MESSAGE_BYTES_MAX: usize = 1000;
 
 /// Pods that a message names before it goes on with their number.
 pub const MESSAGE_PODS_MAX: usize = 3;
+
+/// Time that a pod's containers may take to be made, its image and volumes included, before that is called a trouble.
+pub const CREATING_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Size of the scratch volume at `/tmp` in a serving pod: sockets and small files only.
 pub const TMP_SIZE: &str = "64Mi";

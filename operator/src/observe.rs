@@ -9,6 +9,7 @@
 //! undone, and status writes carry the resource version that they were decided from.
 
 mod kept;
+mod trouble;
 
 use futures::{
     Stream, StreamExt, future,
@@ -18,6 +19,7 @@ use gantry_crds::{
     InferenceService, ModelVersion,
     status::{InferenceServiceStatus, NamedVersion},
 };
+use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::{Deployment, DeploymentStatus},
     core::v1::{Pod, PodStatus, Service, ServiceAccount},
@@ -44,6 +46,7 @@ use crate::{
 };
 
 use self::kept::{Child, Kept, OfService};
+pub use self::trouble::Trouble;
 
 /// Where kubectl's client-side apply keeps what it applied.
 const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -281,6 +284,9 @@ fn trim_pod(pod: &mut Pod) {
         let conditions = status.conditions.map(|all| all.into_iter().filter(|one| wanted(&one.type_)).collect());
         pod.status = Some(PodStatus {
             phase: status.phase,
+            reason: status.reason,
+            message: status.message,
+            start_time: status.start_time,
             conditions,
             container_statuses: status.container_statuses,
             ..PodStatus::default()
@@ -322,8 +328,10 @@ pub struct PodView {
     pub ready: bool,
     /// It has ended and will not come back.
     pub over: bool,
-    /// Why it does not run, in a line.
-    pub trouble: Option<String>,
+    /// Why it does not run; of one that is over, why it was ended.
+    pub trouble: Option<Trouble>,
+    /// When it will have waited for its containers for too long, while it does.
+    pub creation_limit: Option<Timestamp>,
     /// Which template it is of.
     pub template: TemplateId,
 }
@@ -344,24 +352,15 @@ impl PodView {
             counted: phase == "Running" && !ending,
             ready: !ending && condition("Ready").is_some_and(|ready| ready.status == "True"),
             over,
-            trouble: if ending || over { None } else { trouble(pod, condition("PodScheduled")) },
+            trouble: match (over, ending) {
+                (true, _) => Trouble::of_over(pod),
+                (false, true) => None,
+                (false, false) => Trouble::of_living(pod, condition("PodScheduled")),
+            },
+            creation_limit: if ending || over { None } else { trouble::creation_limit(pod) },
             template: TemplateId::of(pod.labels()),
         }
     }
-}
-
-/// Why a pod does not run: it finds no node, its image cannot be pulled, it crashes.
-fn trouble(pod: &Pod, scheduled: Option<&k8s_openapi::api::core::v1::PodCondition>) -> Option<String> {
-    if let Some(scheduled) = scheduled.filter(|scheduled| scheduled.status == "False") {
-        let message = scheduled.message.as_deref().unwrap_or("no reason given");
-        return Some(format!("pod {} finds no node: {message}", pod.name_any()));
-    }
-    let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
-    let waiting = containers.iter().find_map(|container| container.state.as_ref()?.waiting.as_ref())?;
-    let reason =
-        waiting.reason.as_deref().filter(|reason| !matches!(*reason, "ContainerCreating" | "PodInitializing"))?;
-    let message = waiting.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-    Some(format!("pod {} waits with {reason}{message}", pod.name_any()))
 }
 
 impl Observed {
@@ -414,16 +413,26 @@ impl Observed {
         status.replicas.iter().map(|replica| replica.pod.clone()).filter(|name| !lives(name)).collect()
     }
 
-    /// Why pods are missing, in a line.
+    /// Why a pod that there should be is not there. A pod that was evicted counts while one is missing (`is_short`).
     #[must_use]
-    pub fn trouble(&self) -> Option<String> {
+    pub fn trouble(&self, is_short: bool, now: Timestamp) -> Option<Trouble> {
         let conditions =
             self.deployment.as_ref().and_then(|deployment| deployment.status.as_ref()?.conditions.as_ref());
         let refused =
             conditions.and_then(|all| all.iter().find(|one| one.type_ == "ReplicaFailure" && one.status == "True"));
-        let refused =
-            refused.map(|one| format!("pods are refused: {}", one.message.as_deref().unwrap_or("no reason given")));
-        refused.or_else(|| self.pods.iter().find_map(|pod| pod.trouble.clone()))
+        let of_living = |pod: &PodView| {
+            let slow = || trouble::of_slow_creation(&pod.name, pod.creation_limit, now);
+            pod.trouble.clone().filter(|_| !pod.over).or_else(slow)
+        };
+        let living = || self.pods.iter().find_map(of_living);
+        let over = || self.pods.iter().filter(|pod| pod.over && is_short).find_map(|pod| pod.trouble.clone());
+        refused.map(|one| Trouble::of_refusal(one.message.as_deref())).or_else(living).or_else(over)
+    }
+
+    /// When a pod's creation becomes a trouble by time alone.
+    #[must_use]
+    pub fn next_trouble(&self, now: Timestamp) -> Option<Timestamp> {
+        self.pods.iter().filter_map(|pod| pod.creation_limit).filter(|limit| *limit > now).min()
     }
 }
 
@@ -527,23 +536,70 @@ mod tests {
         assert!(!evicted.counted && evicted.over);
     }
 
+    fn waiting(reason: &str, last: Option<&str>) -> serde_json::Value {
+        let last = last.map(|reason| json!({"terminated": {"reason": reason, "exitCode": 137}}));
+        let message = format!("back-off: try {}", reason.len());
+        json!({"phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [{"name": "server",
+            "image": "r/server:1", "imageID": "", "ready": false, "restartCount": 3, "lastState": last.unwrap_or_default(),
+            "state": {"waiting": {"reason": reason, "message": message}}}]})
+    }
+
     #[test]
     fn a_pod_that_cannot_run_says_why() {
+        use gantry_crds::conditions::Reason;
         let unschedulable = json!({"phase": "Pending", "conditions": [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no nvidia.com/gpu"}]});
-        assert_eq!(
-            PodView::of(&pod(unschedulable)).trouble.unwrap(),
-            "pod chat-1 finds no node: 0/1 nodes: no nvidia.com/gpu"
-        );
-        let waiting = |reason: &str| {
-            json!({"phase": "Running", "containerStatuses": [{"name": "server", "image": "", "imageID": "", "ready": false,
-                "restartCount": 3, "state": {"waiting": {"reason": reason}}}]})
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no nvidia.com/gpu."}]});
+        let evicted =
+            json!({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory. "});
+        for (status, reason, starts) in [
+            (unschedulable, Reason::Unschedulable, "pod chat-1 finds no node: 0/1 nodes: no nvidia.com/gpu; add"),
+            (waiting("ErrImagePull", None), Reason::ImagePullBackOff, "pod chat-1 cannot have its image r/server:1: "),
+            (
+                waiting("ImagePullBackOff", None),
+                Reason::ImagePullBackOff,
+                "pod chat-1 cannot have its image r/server:1: ",
+            ),
+            (waiting("CrashLoopBackOff", Some("Error")), Reason::CrashLoopBackOff, "pod chat-1 ends again and again"),
+            (waiting("CrashLoopBackOff", Some("OOMKilled")), Reason::OOMKilled, "pod chat-1 took more than its memory"),
+            (
+                waiting("CreateContainerConfigError", None),
+                Reason::CreateContainerError,
+                "pod chat-1 waits with CreateContainerConfigError: back-off: try 26",
+            ),
+            (evicted, Reason::Evicted, "pod chat-1 was evicted: The node was low on resource: memory"),
+        ] {
+            let trouble = PodView::of(&pod(status)).trouble.unwrap();
+            assert_eq!(trouble.reason, reason, "{}", trouble.message);
+            assert!(trouble.message.starts_with(starts), "{}", trouble.message);
+        }
+        assert_eq!(PodView::of(&pod(waiting("ContainerCreating", None))).trouble, None);
+    }
+
+    #[test]
+    fn what_is_over_is_no_trouble_any_more() {
+        let state = |ready: bool, now: serde_json::Value| {
+            json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{
+                "name": "server", "image": "", "imageID": "", "ready": ready, "restartCount": 1, "state": now,
+                "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]})
         };
-        assert_eq!(
-            PodView::of(&pod(waiting("CrashLoopBackOff"))).trouble.unwrap(),
-            "pod chat-1 waits with CrashLoopBackOff"
-        );
-        assert_eq!(PodView::of(&pod(waiting("ContainerCreating"))).trouble, None);
+        let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+        assert!(PodView::of(&pod(state(false, running.clone()))).trouble.is_some(), "it starts again");
+        assert_eq!(PodView::of(&pod(state(true, running))).trouble, None);
+    }
+
+    #[test]
+    fn an_evicted_pod_counts_while_one_is_missing_and_creation_may_take_a_while() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let (soon, late) = (at("2026-01-01T00:01:59Z"), at("2026-01-01T00:02:00Z"));
+        let evicted = PodView::of(&pod(json!({"phase": "Failed", "reason": "Evicted"})));
+        let observed = Observed { pods: vec![evicted], ..Observed::default() };
+        assert!(observed.trouble(true, soon).is_some() && observed.trouble(false, soon).is_none());
+        let creating = PodView::of(&pod(waiting("ContainerCreating", None)));
+        let observed = Observed { pods: vec![creating], ..Observed::default() };
+        assert_eq!((observed.trouble(true, soon), observed.next_trouble(soon)), (None, Some(late)));
+        let trouble = observed.trouble(true, late).unwrap();
+        assert!(trouble.message.contains("for its volumes or its network"), "{}", trouble.message);
+        assert_eq!(observed.next_trouble(late), None);
     }
 
     #[test]

@@ -20,10 +20,11 @@ use crate::{
     build,
     decide::{RolloutState, is_latched},
     limits::{self, MEMORY_CHANGE_PERCENT},
-    observe::Observed,
+    observe::{Observed, Trouble},
     validate::{Problems, ValidService},
 };
 
+pub use pods::{PodsEvent, pods_event};
 pub use version::{VersionInputs, version_status};
 
 /// What a service's status is computed from.
@@ -103,8 +104,10 @@ fn memory(old: &InferenceServiceStatus) -> Option<String> {
     Some(kept.map_or_else(|| format!("{}{limit}", human_bytes(measured)), str::to_owned))
 }
 
-fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 6] {
-    let available = available(inputs, ready);
+fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
+    let is_short = count(ready) < inputs.target_replicas;
+    let trouble = pods::trouble(inputs, is_short);
+    let available = available(inputs, ready, trouble.as_ref());
     let up_to_date = up_to_date(inputs);
     let stalled = stalled(inputs);
     let (is_available, is_up_to_date) = (available.status == Some(true), up_to_date.status == Some(true));
@@ -115,27 +118,26 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 6] {
         (false, _) => new(ConditionType::Ready, false, available.reason, available.message.clone()),
         (true, false) => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
     };
-    let reconciling = reconciling(inputs, ready, &stalled);
-    [available, up_to_date, ready_condition, reconciling, stalled, supported(inputs)]
+    let reconciling = reconciling(inputs, is_short, trouble.as_ref(), &stalled);
+    let pods_ready = pods::condition(inputs, ready, trouble);
+    [available, up_to_date, ready_condition, reconciling, stalled, pods_ready, supported(inputs)]
 }
 
 fn new(type_: ConditionType, status: bool, reason: Reason, message: impl AsRef<str>) -> NewCondition {
     NewCondition { type_, status: Some(status), reason, message: limits::message(message.as_ref()) }
 }
 
-fn available(inputs: &ServiceInputs, ready: usize) -> NewCondition {
+fn available(inputs: &ServiceInputs, ready: usize, trouble: Option<&Trouble>) -> NewCondition {
     use ConditionType::Available;
-    let of_target = format!("{ready} of {} pods answer", inputs.target_replicas);
+    let of_target = pods::of_target(inputs, ready, trouble);
     if ready > 0 {
-        let missing = if count(ready) < inputs.target_replicas { pods::missing(inputs) } else { None };
-        let message = missing.map_or_else(|| of_target.clone(), |why| format!("{of_target}; {why}"));
-        return new(Available, true, Reason::PodsReady, message);
+        return new(Available, true, Reason::PodsReady, of_target);
     }
     if inputs.target_replicas == 0 {
         return new(Available, false, Reason::NoPodReady, "spec.replicas is 0: raise it to serve");
     }
-    if let Some(trouble) = inputs.observed.trouble() {
-        return new(Available, false, Reason::NoPodReady, format!("{of_target}; {trouble}"));
+    if let Some(trouble) = trouble.filter(|trouble| trouble.reason != Reason::WaitingForPods) {
+        return new(Available, false, trouble.reason, of_target);
     }
     match (&inputs.state.active, &inputs.state.rollout) {
         (None, Some(rollout)) => {
@@ -143,10 +145,8 @@ fn available(inputs: &ServiceInputs, ready: usize) -> NewCondition {
             new(Available, false, Reason::NoActiveVersion, format!("the first version is not validated yet: {waits}"))
         }
         (None, None) => new(Available, false, Reason::NoActiveVersion, "no version has passed its gates yet"),
-        (Some(active), _) => {
-            let why = pods::missing(inputs).unwrap_or_else(|| format!("pods load {active}"));
-            new(Available, false, Reason::NoPodReady, format!("{of_target}; {why}"))
-        }
+        (Some(_), _) if trouble.is_some() => new(Available, false, Reason::NoPodReady, of_target),
+        (Some(active), _) => new(Available, false, Reason::NoPodReady, format!("{of_target}; pods load {active}")),
     }
 }
 
@@ -215,7 +215,12 @@ fn stalled(inputs: &ServiceInputs) -> NewCondition {
     }
 }
 
-fn reconciling(inputs: &ServiceInputs, ready: usize, stalled: &NewCondition) -> NewCondition {
+fn reconciling(
+    inputs: &ServiceInputs,
+    is_short: bool,
+    trouble: Option<&Trouble>,
+    stalled: &NewCondition,
+) -> NewCondition {
     use ConditionType::Reconciling;
     if let Some(rollout) = &inputs.state.rollout {
         return new(Reconciling, true, Reason::RollingOut, format!("{} of {}", rollout.step.as_str(), rollout.version));
@@ -223,9 +228,11 @@ fn reconciling(inputs: &ServiceInputs, ready: usize, stalled: &NewCondition) -> 
     if stalled.status == Some(true) {
         return new(Reconciling, false, stalled.reason, "waits for a change of the spec");
     }
-    if count(ready) < inputs.target_replicas {
-        let message = pods::missing(inputs).unwrap_or_else(|| "waits for pods to answer".to_owned());
-        return new(Reconciling, true, Reason::WaitingForPods, message);
+    if let Some(trouble) = trouble {
+        return new(Reconciling, true, trouble.reason, &trouble.message);
+    }
+    if is_short {
+        return new(Reconciling, true, Reason::WaitingForPods, "waits for pods to answer");
     }
     new(Reconciling, false, Reason::AsRequested, "nothing is left to do")
 }

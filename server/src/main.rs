@@ -144,7 +144,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
     let url = format!("http://{}", ports.requests.local_addr()?);
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
-    let app = App::new(Arc::clone(&router), workers.output(), limits, Some(loading));
+    let app = App::new(Arc::clone(&router), workers.output(), limits, Some(loading), None);
     let stop = CancellationToken::new();
     let load = tokio::spawn({
         let (router, stop) = (Arc::clone(&router), stop.clone());
@@ -207,7 +207,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
     let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir).with_output(output);
     let router = Router::new();
-    let app = App::new(Arc::clone(&router), workers.output(), limits, None);
+    let app = App::new(Arc::clone(&router), workers.output(), limits, None, Some(args.service.clone()));
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
     let config =
         AgentConfig { service: args.service, namespace: args.namespace, pod: args.pod, cache_dir: args.cache_dir };

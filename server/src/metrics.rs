@@ -6,15 +6,16 @@
 
 mod engine;
 
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::{Device, Timings, Usage};
+use gantry_engine::{Device, ModelInfo, Timings, Usage};
 use gantry_openai::Priority;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder,
+    DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder, MetricEncoder,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -27,7 +28,7 @@ use crate::output::Output;
 use crate::routing::Router;
 use crate::serve::Phase;
 use crate::telemetry;
-use crate::version::{VersionStats, WorkerStats};
+use crate::version::{Version, VersionStats, WorkerStats};
 
 /// The content type of `/metrics`.
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -115,11 +116,30 @@ impl EncodeLabelValue for Outcome {
     }
 }
 
+/// A version, and the name under which clients ask for its model: neither changes while the series lasts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct VersionLabels {
+    /// Name of the version; empty for what came to none.
+    pub version: String,
+    /// Name of its model in the API.
+    pub model: String,
+}
+
+impl VersionLabels {
+    /// The labels of `version`.
+    #[must_use]
+    pub fn of(version: &Version) -> Self {
+        let spec = version.spec();
+        Self { version: spec.name.clone(), model: spec.served_name.clone() }
+    }
+}
+
 /// Labels of [`Metrics::requests`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     route: Route,
-    version: String,
+    #[prometheus(flatten)]
+    version: VersionLabels,
     status: u16,
     outcome: Outcome,
 }
@@ -130,19 +150,16 @@ struct PhaseLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VersionLabel {
-    version: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StageLabels {
-    version: String,
+    #[prometheus(flatten)]
+    version: VersionLabels,
     stage: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PriorityLabels {
-    version: String,
+    #[prometheus(flatten)]
+    version: VersionLabels,
     priority: &'static str,
 }
 
@@ -150,14 +167,14 @@ struct PriorityLabels {
 pub struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
-    first_token: Family<VersionLabel, Histogram, fn() -> Histogram>,
-    between_tokens: Family<VersionLabel, Histogram, fn() -> Histogram>,
-    whole: Family<VersionLabel, Histogram, fn() -> Histogram>,
+    first_token: Family<VersionLabels, Histogram, fn() -> Histogram>,
+    between_tokens: Family<VersionLabels, Histogram, fn() -> Histogram>,
+    whole: Family<VersionLabels, Histogram, fn() -> Histogram>,
     stages: Family<StageLabels, Histogram, fn() -> Histogram>,
     prioritised: Family<PriorityLabels, Counter>,
-    prompt_tokens: Family<VersionLabel, Counter>,
-    cached_tokens: Family<VersionLabel, Counter>,
-    completion_tokens: Family<VersionLabel, Counter>,
+    prompt_tokens: Family<VersionLabels, Counter>,
+    cached_tokens: Family<VersionLabels, Counter>,
+    completion_tokens: Family<VersionLabels, Counter>,
     connections: Gauge,
     shed: Family<PhaseLabel, Counter>,
 }
@@ -173,19 +190,21 @@ fn whole_histogram() -> Histogram {
 }
 
 impl Metrics {
-    /// Metrics of a front that serves what `router` holds, and of which `output` waits for clients.
+    /// Metrics of a front that serves what `router` holds, and of which `output` waits for clients. Each series has a
+    /// label of the InferenceService `service` where there is one.
     #[must_use]
-    pub fn new(router: Arc<Router>, output: Arc<Output>) -> Arc<Self> {
-        let mut registry = Registry::with_prefix("gantry");
+    pub fn new(router: Arc<Router>, output: Arc<Output>, service: Option<String>) -> Arc<Self> {
+        let labels = service.map(|service| (Cow::Borrowed("service"), Cow::Owned(service)));
+        let mut registry = Registry::with_prefix_and_labels("gantry", labels.into_iter());
         let requests = Family::<RequestLabels, Counter>::default();
         let latency = || Family::new_with_constructor(latency_histogram as fn() -> Histogram);
         let (first_token, between_tokens) = (latency(), latency());
         let whole = Family::new_with_constructor(whole_histogram as fn() -> Histogram);
         let stages = Family::new_with_constructor(latency_histogram as fn() -> Histogram);
         let prioritised = Family::<PriorityLabels, Counter>::default();
-        let prompt_tokens = Family::<VersionLabel, Counter>::default();
-        let cached_tokens = Family::<VersionLabel, Counter>::default();
-        let completion_tokens = Family::<VersionLabel, Counter>::default();
+        let prompt_tokens = Family::<VersionLabels, Counter>::default();
+        let cached_tokens = Family::<VersionLabels, Counter>::default();
+        let completion_tokens = Family::<VersionLabels, Counter>::default();
         let connections = Gauge::<i64>::default();
         registry.register("requests", "Requests that ended", requests.clone());
         registry.register(
@@ -258,43 +277,41 @@ impl Metrics {
     }
 
     /// Counts a request that ended.
-    pub fn request_ended(&self, route: Route, version: &str, status: u16, outcome: Outcome) {
-        let labels = RequestLabels { route, version: version.to_owned(), status, outcome };
+    pub fn request_ended(&self, route: Route, version: &VersionLabels, status: u16, outcome: Outcome) {
+        let labels = RequestLabels { route, version: version.clone(), status, outcome };
         self.requests.get_or_create(&labels).inc();
     }
 
     /// Counts a request that ended, by its priority.
-    pub fn prioritised(&self, version: &str, priority: Priority) {
-        let labels = PriorityLabels { version: version.to_owned(), priority: priority.as_str() };
+    pub fn prioritised(&self, version: &VersionLabels, priority: Priority) {
+        let labels = PriorityLabels { version: version.clone(), priority: priority.as_str() };
         self.prioritised.get_or_create(&labels).inc();
     }
 
     /// Where a version's latencies are noted; to be kept for as long as there are some, since finding it costs more
     /// than a note.
     #[must_use]
-    pub fn latencies(&self, version: &str) -> Latencies {
-        let label = VersionLabel { version: version.to_owned() };
+    pub fn latencies(&self, version: &VersionLabels) -> Latencies {
         Latencies {
-            first_token: self.first_token.get_or_create_owned(&label),
-            between_tokens: self.between_tokens.get_or_create_owned(&label),
+            first_token: self.first_token.get_or_create_owned(version),
+            between_tokens: self.between_tokens.get_or_create_owned(version),
         }
     }
 
     /// Notes an answer that was given whole.
-    pub fn answered(&self, version: &str, took: Duration, usage: &Usage) {
-        let label = VersionLabel { version: version.to_owned() };
-        self.whole.get_or_create(&label).observe(took.as_secs_f64());
-        self.prompt_tokens.get_or_create(&label).inc_by(u64::from(usage.prompt_tokens));
-        self.cached_tokens.get_or_create(&label).inc_by(u64::from(usage.cached_tokens));
-        self.completion_tokens.get_or_create(&label).inc_by(u64::from(usage.completion_tokens));
+    pub fn answered(&self, version: &VersionLabels, took: Duration, usage: &Usage) {
+        self.whole.get_or_create(version).observe(took.as_secs_f64());
+        self.prompt_tokens.get_or_create(version).inc_by(u64::from(usage.prompt_tokens));
+        self.cached_tokens.get_or_create(version).inc_by(u64::from(usage.cached_tokens));
+        self.completion_tokens.get_or_create(version).inc_by(u64::from(usage.completion_tokens));
     }
 
     /// Notes where the time of an answer went.
-    pub fn timed(&self, version: &str, timings: &Timings) {
+    pub fn timed(&self, version: &VersionLabels, timings: &Timings) {
         let Timings { tokenize_ms, queue_ms, prefill_ms, decode_ms, .. } = *timings;
         let stages = [("tokenize", tokenize_ms), ("queue", queue_ms), ("prefill", prefill_ms), ("decode", decode_ms)];
         for (stage, ms) in stages {
-            let labels = StageLabels { version: version.to_owned(), stage };
+            let labels = StageLabels { version: version.clone(), stage };
             self.stages.get_or_create(&labels).observe(ms / 1e3);
         }
     }
@@ -364,62 +381,109 @@ impl Collector for RouterCollector {
         let ended = ConstCounter::new(self.output.ended());
         let help = "Answers that ended, since their clients took too little of what waited for them";
         ended.encode(encoder.encode_descriptor("answers_ended_unread", help, None, ended.metric_type())?)?;
-        let routing = self.router.routing();
-        let roles = [("active", &routing.active), ("previous", &routing.previous)];
-        let resident = roles.into_iter().filter_map(|(role, version)| Some((role, version.as_ref()?)));
-        let read: Vec<_> = resident.map(|(role, version)| (role, version, version.stats())).collect();
-        for (name, help, figure) in FIGURES {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (role, version, stats) in &read {
-                let labels = [("version", version.spec().name.as_str()), ("role", role)];
-                let gauge = ConstGauge::new(figure(stats));
-                gauge.encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let workers = || {
-            read.iter().flat_map(|(role, version, stats)| {
-                let name = version.spec().name.as_str();
-                stats.workers.iter().enumerate().map(move |(index, worker)| (*role, name, index.to_string(), worker))
+        let build = [("version", env!("CARGO_PKG_VERSION"))];
+        let mut family =
+            encoder.encode_descriptor("build_info", "1 for the release of this server", None, MetricType::Gauge)?;
+        ConstGauge::new(1_i64).encode(family.encode_family(&build)?)?;
+        Resident::of(&self.router).encode(&mut encoder)
+    }
+}
+
+/// The versions that are loaded, as of one moment.
+struct Resident(Vec<ResidentVersion>);
+
+struct ResidentVersion {
+    labels: VersionLabels,
+    /// Whether it answers; else it is kept as the way back.
+    is_active: bool,
+    stats: VersionStats,
+    model: Option<ModelInfo>,
+}
+
+impl ResidentVersion {
+    fn labels(&self) -> [(&str, &str); 2] {
+        [("version", &self.labels.version), ("model", &self.labels.model)]
+    }
+}
+
+impl Resident {
+    fn of(router: &Router) -> Self {
+        let routing = router.routing();
+        let read = |(version, is_active): (Option<Arc<Version>>, bool)| {
+            let version = version?;
+            Some(ResidentVersion {
+                labels: VersionLabels::of(&version),
+                is_active,
+                stats: version.stats(),
+                model: version.model(),
             })
         };
-        for (name, help, figure) in WORKER_FIGURES {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (role, version, index, worker) in workers() {
-                let labels = [("version", version), ("role", role), ("worker", index.as_str())];
-                ConstGauge::new(figure(worker)).encode(family.encode_family(&labels)?)?;
+        Self([(routing.active, true), (routing.previous, false)].into_iter().filter_map(read).collect())
+    }
+
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "1 for the version that answers, 0 for the one before it, which is kept loaded for a while";
+        let mut family = encoder.encode_descriptor("version_active", help, None, MetricType::Gauge)?;
+        for version in &self.0 {
+            ConstGauge::new(i64::from(version.is_active)).encode(family.encode_family(&version.labels())?)?;
+        }
+        for (name, help, kind, figure) in FIGURES {
+            let mut family = encoder.encode_descriptor(name, help, None, *kind)?;
+            for version in &self.0 {
+                encode_figure(*kind, figure(&version.stats), family.encode_family(&version.labels())?)?;
             }
         }
-        engine::encode(&mut encoder, &workers().collect::<Vec<_>>())?;
+        self.encode_workers(encoder)?;
+        self.encode_devices(encoder)
+    }
+
+    fn workers(&self) -> impl Iterator<Item = (Vec<(&str, String)>, &WorkerStats)> {
+        self.0.iter().flat_map(|version| {
+            version.stats.workers.iter().enumerate().map(move |(index, worker)| {
+                let own = version.labels().map(|(name, value)| (name, value.to_owned()));
+                (own.into_iter().chain([("worker", index.to_string())]).collect(), worker)
+            })
+        })
+    }
+
+    fn encode_workers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let workers: Vec<_> = self.workers().collect();
+        for (name, help, kind, figure) in WORKER_FIGURES {
+            let mut family = encoder.encode_descriptor(name, help, None, *kind)?;
+            for (labels, worker) in &workers {
+                encode_figure(*kind, figure(worker), family.encode_family(&labels.as_slice())?)?;
+            }
+        }
+        engine::encode(encoder, &workers)?;
         let mut family =
             encoder.encode_descriptor("worker_state", "1 for the worker's state", None, MetricType::Gauge)?;
-        for (role, version, index, worker) in workers() {
-            let state = worker.health.label();
-            let labels = [("version", version), ("role", role), ("worker", index.as_str()), ("state", state)];
-            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
+        for (labels, worker) in &workers {
+            let labels = [labels.as_slice(), &[("state", worker.health.label().to_owned())]].concat();
+            ConstGauge::new(1_i64).encode(family.encode_family(&labels.as_slice())?)?;
         }
-        let models: Vec<_> =
-            read.iter().filter_map(|(role, version, _)| Some((*role, *version, version.model()?))).collect();
+        Ok(())
+    }
+
+    fn encode_devices(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let models = || self.0.iter().filter_map(|version| Some((version.labels(), version.model.as_ref()?)));
         let help = "1 for the CPU backend that computes: builtin, or the variant that was loaded";
         let mut family = encoder.encode_descriptor("backend_info", help, None, MetricType::Gauge)?;
-        for (role, version, model) in &models {
+        for (labels, model) in models() {
             let features = model.backends.cpu_features.join(" ");
-            let cpu = model.backends.cpu.as_str();
-            let labels =
-                [("version", version.spec().name.as_str()), ("role", role), ("cpu", cpu), ("features", &features)];
-            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
+            let own = [("cpu", model.backends.cpu.as_str()), ("features", features.as_str())];
+            ConstGauge::new(1_i64).encode(family.encode_family(&[labels, own].concat())?)?;
         }
         for (name, help, figure) in DEVICE_FIGURES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (role, version, model) in &models {
+            for (labels, model) in models() {
                 for device in &model.backends.devices {
-                    let labels = [
-                        ("version", version.spec().name.as_str()),
-                        ("role", role),
+                    let own = [
                         ("device", device.name.as_str()),
                         ("kind", device.kind.as_str()),
                         ("description", device.description.as_str()),
                     ];
-                    ConstGauge::new(figure(device)).encode(family.encode_family(&labels)?)?;
+                    let labels = [labels.as_slice(), own.as_slice()].concat();
+                    ConstGauge::new(figure(device)).encode(family.encode_family(&labels.as_slice())?)?;
                 }
             }
         }
@@ -427,27 +491,38 @@ impl Collector for RouterCollector {
     }
 }
 
+fn encode_figure(kind: MetricType, figure: f64, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+    match kind {
+        MetricType::Counter => ConstCounter::new(figure).encode(encoder),
+        _ => ConstGauge::new(figure).encode(encoder),
+    }
+}
+
 /// A figure of a resident version: its name, what it is, and how to read it.
-type Figure = (&'static str, &'static str, fn(&VersionStats) -> f64);
+type Figure = (&'static str, &'static str, MetricType, fn(&VersionStats) -> f64);
+
+const GAUGE: MetricType = MetricType::Gauge;
+const COUNTER: MetricType = MetricType::Counter;
 
 const FIGURES: &[Figure] = &[
-    ("requests_queued", "Requests that wait for a sequence", |s| f64::from(s.queued)),
+    ("requests_queued", "Requests that wait for a sequence", GAUGE, |s| f64::from(s.queued)),
     (
         "requests_running",
         "Requests that have begun and are not paused: they hold a sequence, or wait for one to go on",
+        GAUGE,
         |s| f64::from(s.running),
     ),
-    ("slots", "Sequences that can generate at once", |s| f64::from(s.slots)),
-    ("queue_limit", "Requests that may wait", |s| s.max_queue as f64),
-    ("tokens_per_second", "Tokens generated a second, over the last seconds", |s| s.tokens_per_second),
-    ("kv_cells_used", "KV cells in use", |s| s.kv_used_cells as f64),
-    ("kv_cells", "KV cells there are", |s| s.kv_total_cells as f64),
-    ("resident_bytes", "Memory of the workers in RAM, mapped pages counted once", |s| s.worker_rss_bytes as f64),
-    ("requests_retried", "Requests given to another worker because theirs died", |s| s.retries as f64),
-    ("degradation_level", "0 while all is served, up to 4 (nothing new is) as memory runs short", |s| {
+    ("slots", "Sequences that can generate at once", GAUGE, |s| f64::from(s.slots)),
+    ("queue_limit", "Requests that may wait", GAUGE, |s| s.max_queue as f64),
+    ("tokens_per_second", "Tokens generated a second, over the last seconds", GAUGE, |s| s.tokens_per_second),
+    ("kv_cells_used", "KV cells in use", GAUGE, |s| s.kv_used_cells as f64),
+    ("kv_cells", "KV cells there are", GAUGE, |s| s.kv_total_cells as f64),
+    ("resident_bytes", "Memory of the workers in RAM, mapped pages counted once", GAUGE, |s| s.worker_rss_bytes as f64),
+    ("requests_retried", "Requests given to another worker because theirs died", COUNTER, |s| s.retries as f64),
+    ("degradation_level", "0 while all is served, up to 4 (nothing new is) as memory runs short", GAUGE, |s| {
         engine::rank(s.degradation)
     }),
-    ("accepting", "1 while the next request would be let into the queue", |s| f64::from(u8::from(s.accepting))),
+    ("accepting", "1 while the next request would be let into the queue", GAUGE, |s| f64::from(u8::from(s.accepting))),
 ];
 
 /// A figure of a device that a version's workers compute with.
@@ -459,24 +534,27 @@ const DEVICE_FIGURES: &[DeviceFigure] = &[
 ];
 
 /// A figure of one worker.
-type WorkerFigure = (&'static str, &'static str, fn(&WorkerStats) -> f64);
+type WorkerFigure = (&'static str, &'static str, MetricType, fn(&WorkerStats) -> f64);
 
 const WORKER_FIGURES: &[WorkerFigure] = &[
-    ("worker_dispatchable", "1 while the worker gets requests", |w| f64::from(u8::from(w.dispatchable))),
-    ("worker_requests", "Requests that the worker has", |w| f64::from(w.in_flight)),
-    ("worker_requests_running", "Requests that it has begun and that are not paused", |w| f64::from(w.running)),
-    ("worker_tokens_per_second", "Tokens it generated a second, over the last seconds", |w| w.engine.tokens_per_second),
-    ("worker_prefill_budget", "Prompt tokens that its last step might take", |w| {
+    ("worker_dispatchable", "1 while the worker gets requests", GAUGE, |w| f64::from(u8::from(w.dispatchable))),
+    ("worker_requests", "Requests that the worker has", GAUGE, |w| f64::from(w.in_flight)),
+    ("worker_requests_running", "Requests that it has begun and that are not paused", GAUGE, |w| f64::from(w.running)),
+    ("worker_tokens_per_second", "Tokens it generated a second, over the last seconds", GAUGE, |w| {
+        w.engine.tokens_per_second
+    }),
+    ("worker_prefill_budget", "Prompt tokens that its last step might take", GAUGE, |w| {
         f64::from(w.engine.prefill_budget_tokens)
     }),
-    ("worker_step_target_seconds", "How long its last step might take", |w| w.engine.step_target_ms / 1e3),
-    ("worker_kv_cells_used", "KV cells in use", |w| w.engine.kv_used_cells as f64),
-    ("worker_kv_cells", "KV cells it has", |w| w.engine.kv_total_cells as f64),
-    ("worker_resident_bytes", "Its memory in RAM, with the pages that it shares", |w| w.rss_bytes as f64),
-    ("worker_restarts", "How often it died", |w| f64::from(w.restarts)),
+    ("worker_step_target_seconds", "How long its last step might take", GAUGE, |w| w.engine.step_target_ms / 1e3),
+    ("worker_kv_cells_used", "KV cells in use", GAUGE, |w| w.engine.kv_used_cells as f64),
+    ("worker_kv_cells", "KV cells it has", GAUGE, |w| w.engine.kv_total_cells as f64),
+    ("worker_resident_bytes", "Its memory in RAM, with the pages that it shares", GAUGE, |w| w.rss_bytes as f64),
+    ("worker_restarts", "How often it died", COUNTER, |w| f64::from(w.restarts)),
     (
         "worker_threads",
         "Threads that it may compute with: fewer than it was loaded for while others compute beside it",
+        GAUGE,
         |w| f64::from(w.threads),
     ),
 ];
@@ -489,30 +567,31 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_told() {
-        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES));
-        metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
-        metrics.request_ended(Route::Chat, "v1", 200, Outcome::Ok);
-        metrics.latencies("v1").first_token(Duration::from_millis(3));
+        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), Some("chat".to_owned()));
+        let v1 = VersionLabels { version: "v1".to_owned(), model: "m".to_owned() };
+        metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);
+        metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);
+        metrics.latencies(&v1).first_token(Duration::from_millis(3));
         let usage = Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 4 };
-        metrics.answered("v1", Duration::from_secs(1), &usage);
-        metrics.prioritised("v1", Priority::High);
-        metrics.timed("v1", &Timings { queue_ms: 250.0, ..Timings::default() });
+        metrics.answered(&v1, Duration::from_secs(1), &usage);
+        metrics.prioritised(&v1, Priority::High);
+        metrics.timed(&v1, &Timings { queue_ms: 250.0, ..Timings::default() });
         let connection = metrics.connection();
         let text = metrics.encode().unwrap();
         for line in [
-            "gantry_requests_total{route=\"chat_completions\",version=\"v1\",status=\"200\",outcome=\"ok\"} 2",
-            "gantry_time_to_first_token_seconds_count{version=\"v1\"} 1",
-            "gantry_completion_tokens_total{version=\"v1\"} 7",
-            "gantry_cached_tokens_total{version=\"v1\"} 4",
-            "gantry_answer_stage_seconds_sum{version=\"v1\",stage=\"queue\"} 0.25",
-            "gantry_requests_by_priority_total{version=\"v1\",priority=\"high\"} 1",
-            "gantry_connections 1",
-            "gantry_version_swaps_total 0",
+            "gantry_requests_total{service=\"chat\",route=\"chat_completions\",version=\"v1\",model=\"m\",status=\"200\",outcome=\"ok\"} 2",
+            "gantry_time_to_first_token_seconds_count{service=\"chat\",version=\"v1\",model=\"m\"} 1",
+            "gantry_completion_tokens_total{service=\"chat\",version=\"v1\",model=\"m\"} 7",
+            "gantry_cached_tokens_total{service=\"chat\",version=\"v1\",model=\"m\"} 4",
+            "gantry_answer_stage_seconds_sum{service=\"chat\",version=\"v1\",model=\"m\",stage=\"queue\"} 0.25",
+            "gantry_requests_by_priority_total{service=\"chat\",version=\"v1\",model=\"m\",priority=\"high\"} 1",
+            "gantry_connections{service=\"chat\"} 1",
+            "gantry_version_swaps_total{service=\"chat\"} 0",
             "# EOF",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing in:\n{text}");
         }
         drop(connection);
-        assert!(metrics.encode().unwrap().contains("gantry_connections 0"));
+        assert!(metrics.encode().unwrap().contains("gantry_connections{service=\"chat\"} 0"));
     }
 }

@@ -11,4 +11,5 @@ mod latch;
 mod lifecycle;
 mod rejections;
 mod swap;
+mod y_scale;
 mod z_audit;

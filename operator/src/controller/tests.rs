@@ -1,13 +1,16 @@
 #![allow(clippy::unwrap_used)]
 //! Whole reconciles against the API server of `testing`: which requests are made, in which order, with which bodies.
 
-use gantry_crds::{ModelVersion, status::RolloutStep};
+use gantry_crds::{ModelVersion, conditions::Reason, status::RolloutStep};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount};
 use kube::core::PartialObjectMeta;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{observe::PodView, testing::FakeApi};
+use crate::{
+    observe::{PodView, Trouble},
+    testing::FakeApi,
+};
 
 const SERVICE: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat";
 const STATUS: &str = "PATCH /apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat/status";
@@ -215,6 +218,31 @@ async fn figures_of_pods_cause_no_request() {
     scene.report(memory(120 << 20));
     scene.step().await.unwrap();
     assert_eq!(scene.service().status.unwrap().memory.as_deref(), Some("120Mi/1Gi"));
+}
+
+#[tokio::test]
+async fn a_pod_that_no_node_takes_is_told_once_though_others_answer_and_is_cleared() {
+    let mut scene = Scene::serving().await;
+    let message = "pod chat-c finds no node: no GPU".to_owned();
+    let unschedulable = Trouble { reason: Reason::Unschedulable, message };
+    scene.pods.push(PodView { name: "chat-c".to_owned(), trouble: Some(unschedulable), ..PodView::default() });
+    scene.step().await.unwrap();
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!((&event["reason"], &event["type"]), (&json!("Unschedulable"), &json!("Warning")));
+    let told = "2 of 2 pods answer; pod chat-c finds no node: no GPU".to_owned();
+    assert_eq!(scene.condition("PodsReady"), ("False".to_owned(), "Unschedulable".to_owned(), told.clone()));
+    assert_eq!((scene.condition("Ready").0.as_str(), scene.condition("Ready").2), ("True", told));
+    assert_eq!(scene.condition("Reconciling").1, "Unschedulable");
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0, "told once");
+
+    scene.pods.pop();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [STATUS, EVENTS]);
+    let over = ("True".to_owned(), "AsRequested".to_owned(), "2 of 2 pods answer".to_owned());
+    assert_eq!(scene.condition("PodsReady"), over);
+    assert_eq!((scene.condition("Ready").2, scene.condition("Reconciling").0), (over.2, "False".to_owned()));
 }
 
 #[tokio::test]

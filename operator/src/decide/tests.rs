@@ -50,8 +50,6 @@ pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
         message: None,
         candidate: None,
         memory: None,
-        queue: None,
-        tokens_per_second: None,
         degradation: None,
         reported_at: Time(time(at)),
     }

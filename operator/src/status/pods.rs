@@ -1,13 +1,71 @@
-//! Why pods do not answer, from what they say themselves: for the conditions of their service.
+//! Why pods do not answer, from what the cluster and they themselves say: for conditions and Events of their service.
 
-use gantry_crds::status::{ReplicaHealth, ReplicaStatus};
+use gantry_crds::{
+    InferenceServiceStatus,
+    conditions::{ConditionType, NewCondition, Reason},
+    status::{ReplicaHealth, ReplicaStatus},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::ServiceInputs;
-use crate::limits::MESSAGE_PODS_MAX;
+use super::{ServiceInputs, count, new};
+use crate::{limits::MESSAGE_PODS_MAX, observe::Trouble};
 
-/// Why pods are missing among those that answer, in a line: what the cluster says of them, then what they say.
-pub(super) fn missing(inputs: &ServiceInputs) -> Option<String> {
-    inputs.observed.trouble().or_else(|| own_words(inputs))
+/// Why pods are not there: what the cluster says of them or, while too few answer, what they say.
+pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble> {
+    let own_words = || own_words(inputs).map(|message| Trouble { reason: Reason::WaitingForPods, message });
+    let of_cluster = inputs.observed.trouble(is_short, inputs.now);
+    of_cluster.or_else(|| if is_short { own_words() } else { None })
+}
+
+/// How many pods answer, and why others do not.
+pub(super) fn of_target(inputs: &ServiceInputs, ready: usize, trouble: Option<&Trouble>) -> String {
+    let why = trouble.map(|trouble| format!("; {}", trouble.message)).unwrap_or_default();
+    format!("{ready} of {} pods answer{why}", inputs.target_replicas)
+}
+
+/// Whether all pods are there, and else why not: also where others answer, or those that are to be replaced.
+pub(super) fn condition(inputs: &ServiceInputs, ready: usize, trouble: Option<Trouble>) -> NewCondition {
+    use ConditionType::PodsReady;
+    let of_target = of_target(inputs, ready, trouble.as_ref());
+    match trouble {
+        Some(trouble) => new(PodsReady, false, trouble.reason, of_target),
+        None if count(ready) < inputs.target_replicas => new(PodsReady, false, Reason::WaitingForPods, of_target),
+        None => new(PodsReady, true, Reason::AsRequested, of_target),
+    }
+}
+
+/// The trouble with pods that `new` tells of and `old` did not, or that it was over: what an Event is worth.
+#[must_use]
+pub fn pods_event(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<PodsEvent> {
+    let of = |status: &InferenceServiceStatus| {
+        status.conditions.iter().find(|condition| condition.type_ == ConditionType::PodsReady.as_str()).cloned()
+    };
+    let is_trouble =
+        |condition: &Condition| condition.status == "False" && condition.reason != Reason::WaitingForPods.as_str();
+    let (old, new) = (old.and_then(of), of(new)?);
+    let was_trouble = old.as_ref().is_some_and(is_trouble);
+    if is_trouble(&new) {
+        let is_news = !was_trouble || old.is_none_or(|old| old.reason != new.reason);
+        return is_news.then_some(PodsEvent::Trouble { reason: new.reason, message: new.message });
+    }
+    (was_trouble && new.status == "True").then_some(PodsEvent::Over { message: new.message })
+}
+
+/// What an Event tells of a service's pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodsEvent {
+    /// A pod that there should be is not there.
+    Trouble {
+        /// Why, in a word.
+        reason: String,
+        /// Why, and what to do.
+        message: String,
+    },
+    /// All are there again.
+    Over {
+        /// How many.
+        message: String,
+    },
 }
 
 /// What pods that do not answer say of themselves.
@@ -15,7 +73,7 @@ fn own_words(inputs: &ServiceInputs) -> Option<String> {
     let status = inputs.service.status.as_ref()?;
     let silent = inputs.observed.pods.iter().filter(|pod| pod.counted && !pod.ready);
     let reports = silent.filter_map(|pod| status.replicas.iter().find(|report| report.pod == pod.name));
-    let words: Vec<_> = reports.filter_map(trouble).collect();
+    let words: Vec<_> = reports.filter_map(of_report).collect();
     let shown = words.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join("; ");
     match words.len().saturating_sub(MESSAGE_PODS_MAX) {
         _ if words.is_empty() => None,
@@ -25,7 +83,7 @@ fn own_words(inputs: &ServiceInputs) -> Option<String> {
 }
 
 /// What a pod lacks. A wait that is told in seconds is left out: a condition would be written at each try.
-fn trouble(report: &ReplicaStatus) -> Option<String> {
+fn of_report(report: &ReplicaStatus) -> Option<String> {
     let restored = report.candidate.as_ref().and_then(|candidate| candidate.message.as_deref());
     let of_worker = || (report.health != ReplicaHealth::Healthy).then_some(restored).flatten();
     let why = report.message.as_deref().or_else(of_worker)?;

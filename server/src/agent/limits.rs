@@ -28,5 +28,7 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 pub const WATCH_BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest such wait: a spec that changed while the API server was away is seen this soon after it is back.
 pub const WATCH_BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// Bytes in which memory is reported: finer changes are no news.
-pub const MEMORY_STEP_BYTES: u64 = 1024 * 1024;
+/// Change of a worker's memory below which it is not reported again, in bytes.
+pub const MEMORY_CHANGE_MIN_BYTES: u64 = 64 * 1024 * 1024;
+/// The same in percent of what was reported last: both have to be passed.
+pub const MEMORY_CHANGE_PERCENT: u128 = 10;

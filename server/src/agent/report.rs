@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{Degradation, ReplicaMemory, ReplicaQueue, ReplicaStatus};
+use gantry_crds::status::{Degradation, ReplicaMemory, ReplicaStatus};
 use gantry_engine::DegradationLevel;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::limits::{
-    FIGURES_PERIOD_MIN, FIGURES_PERIOD_PER_REPLICA, MEMORY_STEP_BYTES, STATE_PERIOD, WRITE_BACKOFF_MAX,
-    WRITE_BACKOFF_MIN,
+    FIGURES_PERIOD_MIN, FIGURES_PERIOD_PER_REPLICA, MEMORY_CHANGE_MIN_BYTES, MEMORY_CHANGE_PERCENT, STATE_PERIOD,
+    WRITE_BACKOFF_MAX, WRITE_BACKOFF_MIN,
 };
 use crate::gates::memory::PodMemory;
 use crate::rollout::Snapshot;
@@ -25,7 +25,6 @@ pub fn entry(
 ) -> ReplicaStatus {
     let stats = snapshot.serving.as_ref().map(|serving| (serving, serving.version.stats()));
     let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    let count = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
     ReplicaStatus {
         pod: pod.to_owned(),
         version: snapshot.serving.as_ref().map(|serving| serving.version.spec().name.clone()),
@@ -37,15 +36,9 @@ pub fn entry(
         candidate: snapshot.candidate.clone(),
         memory: stats.as_ref().map(|(serving, stats)| ReplicaMemory {
             predicted_bytes: Some(signed(serving.predicted_bytes)),
-            measured_bytes: Some(signed(stats.worker_rss_bytes.next_multiple_of(MEMORY_STEP_BYTES))),
+            measured_bytes: Some(signed(stats.worker_rss_bytes)),
             limit_bytes: memory.map(|memory| signed(memory.limit_bytes)),
         }),
-        queue: stats.as_ref().map(|(_, stats)| ReplicaQueue {
-            waiting: count(stats.queued),
-            running: count(stats.running),
-            slots: count(stats.slots),
-        }),
-        tokens_per_second: stats.as_ref().map(|(_, stats)| format!("{:.1}", stats.tokens_per_second)),
         degradation: stats.as_ref().map(|(_, stats)| degradation(stats.degradation)),
         reported_at: Time(now),
     }
@@ -64,7 +57,7 @@ fn degradation(level: DegradationLevel) -> Degradation {
 /// The entry without what may wait.
 fn state(entry: &ReplicaStatus) -> ReplicaStatus {
     let mut state = entry.clone();
-    (state.memory, state.queue, state.tokens_per_second) = (None, None, None);
+    state.memory = None;
     state.reported_at = Time(Timestamp::UNIX_EPOCH);
     if let Some(candidate) = &mut state.candidate {
         candidate.progress = None;
@@ -72,9 +65,22 @@ fn state(entry: &ReplicaStatus) -> ReplicaStatus {
     state
 }
 
-/// The entry without the time of its writing.
-fn content(entry: &ReplicaStatus) -> ReplicaStatus {
-    ReplicaStatus { reported_at: Time(Timestamp::UNIX_EPOCH), ..entry.clone() }
+/// Whether `entry` says what `written` does, but for the time of its writing and for memory that is about the same: what a
+/// worker has in RAM moves with every request, and a write of it is news for nobody.
+fn says_the_same(entry: &ReplicaStatus, written: &ReplicaStatus) -> bool {
+    let mut entry = ReplicaStatus { reported_at: written.reported_at.clone(), ..entry.clone() };
+    let both = entry.memory.as_mut().zip(written.memory.as_ref());
+    if let Some((memory, old)) = both.filter(|(memory, old)| is_near(memory.measured_bytes, old.measured_bytes)) {
+        memory.measured_bytes = old.measured_bytes;
+    }
+    entry == *written
+}
+
+fn is_near(measured: Option<i64>, written: Option<i64>) -> bool {
+    let Some((measured, written)) = measured.zip(written) else { return false };
+    let moved = measured.abs_diff(written);
+    moved < MEMORY_CHANGE_MIN_BYTES
+        || u128::from(moved) * 100 < u128::from(written.unsigned_abs()) * MEMORY_CHANGE_PERCENT
 }
 
 /// What to do with an entry now.
@@ -107,7 +113,7 @@ impl Cadence {
         let figures_due = *at + figures_period(replicas).mul_f64(1.0 + self.jitter);
         let due = if state(entry) != state(written) {
             *at + STATE_PERIOD
-        } else if content(entry) != content(written) {
+        } else if !says_the_same(entry, written) {
             figures_due
         } else {
             return Decision::LookAgain(figures_due.max(now + STATE_PERIOD));
@@ -141,13 +147,15 @@ fn figures_period(replicas: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use gantry_crds::status::ReplicaHealth;
+    use gantry_crds::status::{CandidateStatus, Progress, ReplicaHealth};
     use proptest::prelude::*;
 
     use super::*;
     use crate::gates::report::blank;
 
-    fn entry(version: &str, waiting: i32) -> ReplicaStatus {
+    /// An entry whose candidate is that far: a figure.
+    fn entry(version: &str, fetched: i64) -> ReplicaStatus {
+        let progress = Progress { bytes: fetched, total: None, eta_seconds: None, summary: None };
         ReplicaStatus {
             pod: "p".into(),
             version: Some(version.into()),
@@ -156,10 +164,8 @@ mod tests {
             resident: None,
             health: ReplicaHealth::Healthy,
             message: None,
-            candidate: Some(blank("v9", None)),
+            candidate: Some(CandidateStatus { progress: Some(progress), ..blank("v9", None) }),
             memory: None,
-            queue: Some(ReplicaQueue { waiting, running: 0, slots: 8 }),
-            tokens_per_second: None,
             degradation: None,
             reported_at: Time(Timestamp::now()),
         }
@@ -175,9 +181,6 @@ mod tests {
         let mut cadence = Cadence::default();
         assert!(after(&cadence, &entry("v1", 0), 2, start, 0), "the first entry");
         cadence.written(entry("v1", 0), 0.0, start);
-        let mut progress = entry("v1", 0);
-        progress.candidate.as_mut().unwrap().progress =
-            Some(gantry_crds::status::Progress { bytes: 1, total: None, eta_seconds: None, summary: None });
         let degraded = ReplicaStatus { degradation: Some(Degradation::EvictCache), ..entry("v1", 0) };
         for (what, now, replicas, millis, writes) in [
             ("a change, after others of the same moment", entry("v2", 0), 2, 100, false),
@@ -187,8 +190,6 @@ mod tests {
             ("figures", entry("v1", 5), 2, 10_000, true),
             ("figures of a large fleet, too soon", entry("v1", 5), 256, 255_999, false),
             ("figures of a large fleet", entry("v1", 5), 256, 256_000, true),
-            ("a download's progress is a figure", progress.clone(), 2, 5_000, false),
-            ("a download's progress", progress, 2, 10_000, true),
             ("a degradation", degraded.clone(), 2, 250, true),
             ("a degradation in a large fleet", degraded, 256, 250, true),
             ("nothing", entry("v1", 0), 2, 3_600_000, false),
@@ -197,6 +198,29 @@ mod tests {
         }
         cadence.lost();
         assert!(after(&cadence, &entry("v1", 0), 2, start, 1), "the entry is gone from the status");
+    }
+
+    #[test]
+    fn memory_is_written_again_when_it_has_moved_much() {
+        const MIB: i64 = 1 << 20;
+        let measured = |mib: i64| {
+            let memory = ReplicaMemory { measured_bytes: Some(mib * MIB), ..ReplicaMemory::default() };
+            ReplicaStatus { memory: Some(memory), ..entry("v1", 0) }
+        };
+        let start = Instant::now();
+        for (written, now, writes) in [
+            (200, 263, false),
+            (200, 264, true),
+            (200, 136, true),
+            (10_000, 10_999, false),
+            (10_000, 9_001, false),
+            (10_000, 11_000, true),
+        ] {
+            let mut cadence = Cadence::default();
+            cadence.written(measured(written), 0.0, start);
+            assert!(!after(&cadence, &measured(now), 2, start, 9_999), "{written} to {now} MiB, too soon");
+            assert_eq!(after(&cadence, &measured(now), 2, start, 10_000), writes, "{written} to {now} MiB");
+        }
     }
 
     #[test]
@@ -223,12 +247,12 @@ mod tests {
             let start = Instant::now();
             let span = Duration::from_secs(600);
             let mut cadence = Cadence::default();
-            let (mut now, mut waiting, mut writes) = (start, 0, 0_u32);
+            let (mut now, mut fetched, mut writes) = (start, 0, 0_u32);
             while now < start + span {
                 let since = now.duration_since(start).as_millis() as u64;
                 let version = changes.iter().filter(|at| **at <= since).count();
-                waiting += 1;
-                let current = entry(&format!("v{version}"), waiting);
+                fetched += 1;
+                let current = entry(&format!("v{version}"), fetched);
                 match cadence.decide(&current, replicas, now) {
                     Decision::Write => {
                         writes += 1;

@@ -24,7 +24,7 @@ use super::middleware::{CountedLater, RequestIdentity};
 use super::params::{Names, Scheduling, params, priority_of, seed_of};
 use super::{App, body, stream};
 use crate::limits::SUBMIT_ATTEMPTS;
-use crate::metrics::{Latencies, Metrics, Outcome, Route};
+use crate::metrics::{Latencies, Metrics, Outcome, Route, VersionLabels};
 use crate::output::Collected;
 use crate::version::{GenerateRequest, Generation, SubmitError, Version};
 
@@ -184,7 +184,7 @@ pub(super) struct Observed {
     metrics: Arc<Metrics>,
     latencies: Latencies,
     route: Route,
-    version: String,
+    version: VersionLabels,
     origin: Origin,
     /// `None` where there is but one.
     priority: Option<Priority>,
@@ -208,11 +208,12 @@ impl Observed {
         choices: usize,
         share: Share,
     ) -> Self {
+        let version = VersionLabels::of(version);
         Self {
             metrics: Arc::clone(&app.metrics),
-            latencies: app.metrics.latencies(&version.spec().name),
+            latencies: app.metrics.latencies(&version),
             route,
-            version: version.spec().name.clone(),
+            version,
             origin,
             priority,
             status: 200,
@@ -299,7 +300,7 @@ impl Drop for Observed {
         tracing::info!(
             request_id = self.origin.identity,
             route = self.route.as_str(),
-            version = self.version,
+            version = self.version.version,
             status = self.status,
             outcome = self.outcome.as_str(),
             priority = self.priority.map(Priority::as_str),
@@ -328,13 +329,14 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_cannot_be_written_is_counted_as_the_client_is_told() {
-        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES));
+        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), None);
+        let version = VersionLabels { version: "v1".to_owned(), model: "m".to_owned() };
         for (can_be_written, status, outcome) in [(true, 200, "ok"), (false, 500, "failed")] {
             let observed = Observed {
                 metrics: Arc::clone(&metrics),
-                latencies: metrics.latencies("v1"),
+                latencies: metrics.latencies(&version),
                 route: Route::Chat,
-                version: String::from("v1"),
+                version: version.clone(),
                 origin: Origin {
                     arrival: Instant::now(),
                     identity: String::new(),
@@ -354,11 +356,14 @@ mod tests {
             let usage = gantry_engine::Usage { prompt_tokens: 5, ..Default::default() };
             assert_eq!(observed.settle(written.map(|body| (body, usage))).status().as_u16(), status);
             let line = format!(
-                "gantry_requests_total{{route=\"chat_completions\",version=\"v1\",status=\"{status}\",outcome=\"{outcome}\"}} 1"
+                "gantry_requests_total{{route=\"chat_completions\",version=\"v1\",model=\"m\",status=\"{status}\",outcome=\"{outcome}\"}} 1"
             );
             let text = metrics.encode().unwrap();
             assert!(text.contains(&line), "{line} is missing in:\n{text}");
-            assert!(text.contains("gantry_prompt_tokens_total{version=\"v1\"} 5"), "the tokens of one answer:\n{text}");
+            assert!(
+                text.contains("gantry_prompt_tokens_total{version=\"v1\",model=\"m\"} 5"),
+                "the tokens of one answer:\n{text}"
+            );
         }
     }
 }

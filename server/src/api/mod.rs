@@ -68,15 +68,17 @@ pub struct App {
 }
 
 impl App {
-    /// An application that serves what `router` holds. `output`: of the workers of its versions.
+    /// An application that serves what `router` holds. `output`: of the workers of its versions; `service`: the
+    /// InferenceService that it belongs to, in a pod.
     #[must_use]
     pub fn new(
         router: Arc<Router>,
         output: Arc<Output>,
         limits: FrontLimits,
         loading: Option<watch::Receiver<f32>>,
+        service: Option<String>,
     ) -> Arc<Self> {
-        let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output));
+        let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service);
         Arc::new(Self {
             router,
             metrics,

@@ -6,10 +6,8 @@
 use std::fmt;
 
 use gantry_engine::DegradationLevel;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::version::WorkerStats;
 
@@ -299,23 +297,18 @@ const GAUGES: &[Family] = &[
     },
 ];
 
-/// A worker of a resident version: role, version, index, figures.
-pub(super) type Labelled<'a> = (&'a str, &'a str, String, &'a WorkerStats);
+/// A worker of a resident version: its labels, and its figures.
+pub(super) type Labelled<'a> = (Vec<(&'a str, String)>, &'a WorkerStats);
 
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[Labelled<'_>]) -> fmt::Result {
     let kinds = [(COUNTERS, MetricType::Counter), (POOLED_COUNTERS, MetricType::Counter), (GAUGES, MetricType::Gauge)];
     for (family, kind) in kinds.iter().flat_map(|(families, kind)| families.iter().map(move |family| (family, *kind))) {
         let mut encoded = encoder.encode_descriptor(family.name, family.help, None, kind)?;
-        for (role, version, index, worker) in workers {
+        for (labels, worker) in workers {
             for (value, figure) in family.figures {
-                let mut labels = vec![("version", *version), ("role", *role), ("worker", index.as_str())];
-                labels.extend((!family.label.is_empty()).then_some((family.label, *value)));
-                let metric = encoded.encode_family(&labels)?;
-                let figure = figure(worker);
-                match kind {
-                    MetricType::Counter => ConstCounter::new(figure).encode(metric)?,
-                    _ => ConstGauge::new(figure).encode(metric)?,
-                }
+                let own = (!family.label.is_empty()).then_some((family.label, (*value).to_owned()));
+                let labels: Vec<_> = labels.iter().cloned().chain(own).collect();
+                super::encode_figure(kind, figure(worker), encoded.encode_family(&labels)?)?;
             }
         }
     }

@@ -21,7 +21,7 @@ struct Served {
 
 impl Served {
     async fn new(limit: usize) -> Self {
-        let app = App::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), FrontLimits::default(), None);
+        let app = App::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), FrontLimits::default(), None, None);
         let connections = Connections::new(limit, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self { listener, connections, app, closing: CancellationToken::new() }

@@ -178,13 +178,12 @@ async fn the_engine_s_own_figures_are_told() {
     for _ in 0..2 {
         server.ask("What is the capital of Peru?").await;
     }
-    let figure =
-        async |name: &str| server.metric(&format!("gantry_{name}{{version=\"standalone\",role=\"active\"")).await;
+    let figure = async |name: &str| server.metric(&format!("gantry_{name}{{version=\"standalone\"")).await;
     // A heartbeat in the midst of the second would tell only a part of it.
     await_condition("both requests to be told", async || figure("engine_requests_total").await > 1.5).await;
     // The second prompt was held already, but for its last token.
     let cached = async || {
-        server.metric("gantry_engine_prompt_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",source=\"device\"}").await
+        server.metric("gantry_engine_prompt_tokens_total{version=\"standalone\",worker=\"0\",source=\"device\"}").await
     };
     assert!(cached().await > 10.0);
     for name in ["engine_steps_total", "engine_generated_tokens_total", "engine_batch_tokens_total"] {
@@ -194,15 +193,17 @@ async fn the_engine_s_own_figures_are_told() {
     assert!(figure("engine_step_seconds_total").await > 0.0);
     let text = server.get("/metrics").await.text().await.unwrap();
     for series in [
-        "engine_lookup_tokens_total{version=\"standalone\",role=\"active\",worker=\"0\",verdict=\"accepted\"}",
+        "engine_lookup_tokens_total{version=\"standalone\",model=\"demo-v2.q8_0\",worker=\"0\",verdict=\"accepted\"}",
         // Sequences of 2,048 cells on a CPU: each has its own.
-        "engine_kv_unified{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
-        "engine_flash_attention{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
-        "engine_preemptions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
-        "engine_evictions_total{version=\"standalone\",role=\"active\",worker=\"0\"} 0",
-        "engine_requests_waiting{version=\"standalone\",role=\"active\",worker=\"0\",priority=\"high\"} 0",
-        "engine_prefix_cache_bytes{version=\"standalone\",role=\"active\",worker=\"0\",tier=\"ram\"}",
-        "degradation_level{version=\"standalone\",role=\"active\"} 0",
+        "engine_kv_unified{version=\"standalone\",model=\"demo-v2.q8_0\",worker=\"0\"} 0",
+        "engine_flash_attention{version=\"standalone\",model=\"demo-v2.q8_0\",worker=\"0\"} 0",
+        "engine_preemptions_total{version=\"standalone\",model=\"demo-v2.q8_0\",worker=\"0\"} 0",
+        "engine_evictions_total{version=\"standalone\",model=\"demo-v2.q8_0\",worker=\"0\"} 0",
+        "engine_requests_waiting{version=\"standalone\",model=\"demo-v2.q8_0\",worker=\"0\",priority=\"high\"} 0",
+        "engine_prefix_cache_bytes{version=\"standalone\",model=\"demo-v2.q8_0\",worker=\"0\",tier=\"ram\"}",
+        "requests_retried_total{version=\"standalone\",model=\"demo-v2.q8_0\"} 0",
+        "version_active{version=\"standalone\",model=\"demo-v2.q8_0\"} 1",
+        "degradation_level{version=\"standalone\",model=\"demo-v2.q8_0\"} 0",
     ] {
         assert!(text.contains(&format!("\ngantry_{series}")), "{series} is missing in:\n{text}");
     }
@@ -221,7 +222,6 @@ async fn models_and_health_are_told() {
     assert_eq!(server.post(CHAT, &body).send().await.unwrap().status(), 200);
     let id = server.post(CHAT, &body).header("x-request-id", "mine-1").send().await.unwrap();
     assert_eq!(id.headers()["x-request-id"], "mine-1");
-    let ready =
-        server.metric("gantry_worker_state{version=\"standalone\",role=\"active\",worker=\"0\",state=\"ready\"}").await;
+    let ready = server.metric("gantry_worker_state{version=\"standalone\",worker=\"0\",state=\"ready\"}").await;
     assert!((ready - 1.0).abs() < 0.1);
 }

@@ -64,7 +64,7 @@ async fn answers(server: &Server) -> Vec<String> {
 }
 
 async fn computes_with(server: &Server, cpu: &str) -> bool {
-    server.metric(&format!("gantry_backend_info{{version=\"standalone\",role=\"active\",cpu=\"{cpu}\"")).await == 1.0
+    server.metric(&format!("gantry_backend_info{{version=\"standalone\",cpu=\"{cpu}\"")).await == 1.0
 }
 
 /// How a server that cannot start ends.

@@ -46,7 +46,7 @@ async fn who_asks_while_memory_is_short_is_refused_and_served_once_there_is_room
     }
     // Not a reason to take it out of service, or to start it anew.
     assert_eq!(server.get("/readyz").await.status(), 200);
-    assert_eq!(server.metric("gantry_worker_restarts{").await, 0.0);
+    assert_eq!(server.metric("gantry_worker_restarts_total{").await, 0.0);
 
     clients.shutdown().await;
     await_condition("all to be served again", async || server.metric(LEVEL).await == 0.0).await;

@@ -156,7 +156,7 @@ async fn what_a_worker_died_with_is_computed_by_the_next() {
     let alone = vectors(&embed(&server, json!(text(7))).await);
     let texts: Vec<String> = (0..2048).map(text).collect();
     let computing = async || server.metric("gantry_requests_running{").await > 0.5;
-    let retried = async || server.metric("gantry_requests_retried{").await > 0.5;
+    let retried = async || server.metric("gantry_requests_retried_total{").await > 0.5;
     // The answer may come before the signal does; then again, and fewer times than make the version fail.
     for _ in 1..gantry_server::limits::CRASH_LIMIT {
         let ready = async || server.ready().await.0 == 200 && !server.workers().is_empty();

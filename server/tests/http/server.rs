@@ -154,10 +154,10 @@ impl Server {
         (status, body["reason"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// A figure of `/metrics`; 0 where it is not told.
+    /// A figure of `/metrics`, whatever the model's name; 0 where it is not told.
     pub(crate) async fn metric(&self, start: &str) -> f64 {
         let text = self.get("/metrics").await.text().await.unwrap();
-        let lines = text.lines().filter(|line| line.starts_with(start));
+        let lines = text.lines().map(without_model).filter(|line| line.starts_with(start));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
@@ -301,5 +301,14 @@ impl Events {
             all.push(event);
         }
         all
+    }
+}
+
+/// A line of `/metrics` without the label for the model's name.
+fn without_model(line: &str) -> String {
+    let label = line.find(",model=\"").map(|at| (at, line[at + 8..].find('"').map(|end| at + 8 + end + 1)));
+    match label {
+        Some((at, Some(end))) => format!("{}{}", &line[..at], &line[end..]),
+        _ => line.to_owned(),
     }
 }

@@ -51,7 +51,7 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     let url = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
     let ports = Ports { requests: listener, probes: None };
-    let app = App::new(Arc::clone(&router), Output::new(OUTPUT_BUDGET_BYTES), FrontLimits::default(), None);
+    let app = App::new(Arc::clone(&router), Output::new(OUTPUT_BUDGET_BYTES), FrontLimits::default(), None, None);
     let server = tokio::spawn(serve::run(ports, app, stop.clone(), PATIENCE));
 
     drop(rustls::crypto::ring::default_provider().install_default());

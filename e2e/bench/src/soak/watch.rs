@@ -199,7 +199,7 @@ fn read(metrics: &str) -> Figures {
         queued: sum(&["gantry_requests_queued{"]),
         workers_have: sum(&["gantry_worker_requests{"]),
         dispatchable: sum(&["gantry_worker_dispatchable{"]),
-        restarts: sum(&["gantry_worker_restarts{"]),
+        restarts: sum(&["gantry_worker_restarts_total{"]),
         connections: sum(&["gantry_connections "]),
         prompt_tokens: sum(&["gantry_prompt_tokens_total{"]),
         cached_tokens: sum(&["gantry_cached_tokens_total{"]),

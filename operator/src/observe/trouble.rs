@@ -1,0 +1,101 @@
+//! Why pods are not there: no node takes one, its image cannot be had, it was evicted, a quota refuses it.
+//!
+//! The texts hold no count and no time, so that a trouble that lasts is written once. Kubelet's own texts for an image or
+//! a crash alternate with every try: they stay where `kubectl describe pod` shows them.
+
+use gantry_crds::conditions::Reason;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use kube::ResourceExt;
+
+use crate::limits::CREATING_TIMEOUT;
+
+/// Why a pod is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// In a word, as Kubernetes calls it.
+    pub reason: Reason,
+    /// Cause and next action, in a sentence.
+    pub message: String,
+}
+
+impl Trouble {
+    /// What keeps a pod that is neither over nor being ended from running.
+    pub(super) fn of_living(pod: &Pod, scheduled: Option<&PodCondition>) -> Option<Self> {
+        let name = pod.name_any();
+        if let Some(scheduled) = scheduled.filter(|scheduled| scheduled.status == "False") {
+            let message = scheduled.message.as_deref().unwrap_or("no reason given").trim_end_matches('.');
+            let message = format!("pod {name} finds no node: {message}; add such a node, or lower spec.resources");
+            return Some(Self { reason: Reason::Unschedulable, message });
+        }
+        let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
+        containers.iter().find_map(|container| Self::of_container(&name, container))
+    }
+
+    fn of_container(pod: &str, container: &ContainerStatus) -> Option<Self> {
+        let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
+        let waits_with = waiting.and_then(|waiting| waiting.reason.as_deref());
+        let ended = [&container.state, &container.last_state]
+            .into_iter()
+            .find_map(|state| state.as_ref()?.terminated.as_ref()?.reason.as_deref());
+        let (reason, message) = match (waits_with, ended) {
+            (Some("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"), _) => {
+                let image = &container.image;
+                let says = format!("cannot have its image {image}: `kubectl describe pod {pod}` says why");
+                (Reason::ImagePullBackOff, says)
+            }
+            (_, Some("OOMKilled")) if !container.ready => {
+                let says = "took more than its memory and was ended: raise spec.resources.memory";
+                (Reason::OOMKilled, says.to_owned())
+            }
+            (Some("CrashLoopBackOff"), _) => {
+                (Reason::CrashLoopBackOff, format!("ends again and again: see `kubectl logs {pod} --previous`"))
+            }
+            (Some("ContainerCreating" | "PodInitializing") | None, _) => return None,
+            (Some(other), _) => {
+                let message = waiting.and_then(|waiting| waiting.message.as_deref()).unwrap_or("no reason given");
+                (Reason::CreateContainerError, format!("waits with {other}: {message}"))
+            }
+        };
+        Some(Self { reason, message: format!("pod {pod} {message}") })
+    }
+
+    /// Why a pod was ended that will not come back, where its node did it.
+    pub(super) fn of_over(pod: &Pod) -> Option<Self> {
+        let status = pod.status.as_ref().filter(|status| status.reason.as_deref() == Some("Evicted"))?;
+        let message = status.message.as_deref().unwrap_or("no reason given").trim_end_matches(['.', ' ']);
+        Some(Self { reason: Reason::Evicted, message: format!("pod {} was evicted: {message}", pod.name_any()) })
+    }
+
+    /// The Deployment may not make pods: a quota, or an admission policy.
+    pub(super) fn of_refusal(message: Option<&str>) -> Self {
+        let message = message.unwrap_or("no reason given");
+        Self { reason: Reason::FailedCreate, message: format!("pods are refused: {message}") }
+    }
+
+    /// A pod's containers could not be made for long: kubelet tells of volumes and networks in Events alone.
+    fn of_creation(pod: &str) -> Self {
+        let seconds = CREATING_TIMEOUT.as_secs();
+        let message = format!(
+            "pod {pod} has waited for more than {seconds} s for its volumes or its network: `kubectl describe pod {pod}` says for which"
+        );
+        Self { reason: Reason::ContainerCreating, message }
+    }
+}
+
+/// When a pod whose containers are still being made has waited for too long, if it is one.
+pub(super) fn creation_limit(pod: &Pod) -> Option<Timestamp> {
+    let status = pod.status.as_ref()?;
+    let creating = |container: &ContainerStatus| {
+        let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
+        waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("ContainerCreating"))
+    };
+    let waits = status.container_statuses.as_ref().is_some_and(|all| all.iter().any(creating));
+    let since = status.start_time.as_ref().filter(|_| waits)?.0;
+    Some(since + SignedDuration::try_from(CREATING_TIMEOUT).unwrap_or(SignedDuration::MAX))
+}
+
+/// The trouble of a pod's creation, where `limit` is past.
+pub(super) fn of_slow_creation(pod: &str, limit: Option<Timestamp>, now: Timestamp) -> Option<Trouble> {
+    limit.filter(|limit| *limit <= now).map(|_| Trouble::of_creation(pod))
+}
