@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::MemfdFlags;
 
@@ -56,6 +56,40 @@ impl Journal {
     }
 }
 
+/// What is noted of one request. The threads that work on it and the one that tells of its end may be different ones: after its
+/// end nothing is noted any more, or it would stand there for ever.
+pub(crate) struct Entry {
+    notes: Arc<Notes>,
+    id: RequestId,
+    is_over: Mutex<bool>,
+}
+
+impl Entry {
+    pub(crate) fn new(notes: &Arc<Notes>, id: RequestId) -> Arc<Self> {
+        Arc::new(Self { notes: Arc::clone(notes), id, is_over: Mutex::new(false) })
+    }
+
+    /// Work on it begins.
+    pub(crate) fn begin(&self) {
+        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*is_over {
+            self.notes.begin(self.id);
+        }
+    }
+
+    /// It waits.
+    pub(crate) fn pause(&self) {
+        self.notes.end(self.id);
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self) {
+        let mut is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_over = true;
+        self.notes.end(self.id);
+    }
+}
+
 /// The worker's end. It notes nothing where standard output is no journal, as when somebody starts a worker by hand.
 pub(crate) struct Notes {
     file: Option<File>,
@@ -87,7 +121,7 @@ impl Notes {
     }
 
     /// Work on a request begins.
-    pub(crate) fn begin(&self, id: RequestId) {
+    fn begin(&self, id: RequestId) {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         if places.of.contains_key(&id) {
             return;
@@ -99,7 +133,7 @@ impl Notes {
     }
 
     /// It has ended well, for now or for good.
-    pub(crate) fn end(&self, id: RequestId) {
+    fn end(&self, id: RequestId) {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = places.of.remove(&id) {
             places.free.push(place);
@@ -143,6 +177,22 @@ mod tests {
             let bytes = journal.0.metadata().unwrap().len();
             prop_assert!(bytes <= 12 * PLACE_BYTES as u64, "places are used again: {} bytes", bytes);
         }
+    }
+
+    #[test]
+    fn nothing_is_noted_of_a_request_after_its_end() {
+        let journal = Journal::create().unwrap();
+        let notes = Arc::new(Notes::to(Some(journal.for_worker().unwrap().into())));
+        let entry = Entry::new(&notes, 7);
+        entry.begin();
+        assert_eq!(journal.begun().unwrap(), BTreeSet::from([7]));
+        entry.pause();
+        assert_eq!(journal.begun().unwrap(), BTreeSet::new());
+        entry.begin();
+        entry.end();
+        // As the engine's thread does that resumes it while the other one ends it.
+        entry.begin();
+        assert_eq!(journal.begun().unwrap(), BTreeSet::new());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::journal::Notes;
+use crate::journal::{Entry, Notes};
 use crate::limits::{HEARTBEAT_PERIOD, MAX_EVENTS_PER_FRAME, MAX_WORKER_EVENT_BACKLOG, PROBE_LIMIT, WORKER_EXIT_LIMIT};
 use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
 
@@ -231,9 +231,9 @@ impl Worker {
         match message {
             ToWorker::Load(_) => return Err(anyhow!("a worker loads one model")),
             ToWorker::Submit { id, prompt, params } => {
-                let (events, ended, notes) = (self.outbox.events.clone(), ended.clone(), Arc::clone(&self.notes));
+                let (events, ended, entry) = (self.outbox.events.clone(), ended.clone(), Entry::new(&self.notes, id));
                 let fault = self.faults.of_prompt(&prompt);
-                let activity = self.activity(id, fault);
+                let activity = activity(&entry, fault);
                 let (faults, mut has_text) = (Arc::clone(&self.faults), false);
                 let sink = Box::new(move |event: GenerationEvent| {
                     if has_text {
@@ -241,7 +241,7 @@ impl Worker {
                     }
                     has_text = matches!(event, GenerationEvent::Delta { .. });
                     if event.is_terminal() {
-                        notes.end(id);
+                        entry.end();
                         // The loop that keeps the handles has ended: so will the process.
                         let _ = ended.send(id);
                     }
@@ -259,11 +259,11 @@ impl Worker {
                 self.keep(id, submitted).await?;
             }
             ToWorker::Pool { id, work, priority, turn, timeout_ms } => {
-                let (pooled, ended, notes) = (self.outbox.pooled.clone(), ended.clone(), Arc::clone(&self.notes));
-                let activity = self.activity(id, self.faults.of_texts(&work));
+                let (pooled, ended, entry) = (self.outbox.pooled.clone(), ended.clone(), Entry::new(&self.notes, id));
+                let activity = activity(&entry, self.faults.of_texts(&work));
                 let sink = Box::new(move |event: PooledEvent| {
                     if event.is_terminal() {
-                        notes.end(id);
+                        entry.end();
                         // The loop that keeps the handles has ended: so will the process.
                         let _ = ended.send(id);
                     }
@@ -311,20 +311,6 @@ impl Worker {
         }
     }
 
-    /// Notes what is worked on.
-    fn activity(&self, id: RequestId, fault: Option<Moment>) -> ActivitySink {
-        let notes = Arc::clone(&self.notes);
-        let prepared = AtomicBool::new(false);
-        Box::new(move |activity| match activity {
-            Activity::Begun => {
-                notes.begin(id);
-                let is_prepared = prepared.swap(true, Ordering::Relaxed);
-                faults::at(fault, if is_prepared { Moment::Slot } else { Moment::Preparation });
-            }
-            Activity::Paused => notes.end(id),
-        })
-    }
-
     /// Keeps a request's handle, or tells the front why there is none.
     async fn keep(&mut self, id: RequestId, submitted: Result<Handle, SubmitError>) -> anyhow::Result<()> {
         match submitted {
@@ -346,6 +332,20 @@ impl Worker {
         // Elsewhere, while the writer goes on: the embedder may be waiting for it. A panic there is in the log.
         let _ = tokio::task::spawn_blocking(move || drop(self.host)).await;
     }
+}
+
+/// Notes whether a request is worked on.
+fn activity(entry: &Arc<Entry>, fault: Option<Moment>) -> ActivitySink {
+    let entry = Arc::clone(entry);
+    let prepared = AtomicBool::new(false);
+    Arc::new(move |activity| match activity {
+        Activity::Begun => {
+            entry.begin();
+            let is_prepared = prepared.swap(true, Ordering::Relaxed);
+            faults::at(fault, if is_prepared { Moment::Slot } else { Moment::Preparation });
+        }
+        Activity::Paused => entry.pause(),
+    })
 }
 
 /// The front knows what a worker has been loaded for, so this is never seen.

@@ -57,7 +57,7 @@ fn bulk_input_lets_a_higher_priority_go_first(waited: Duration) {
     let (urgent, queue) = (Mutex::new(Some(urgent)), waiting.clone());
     let slices = Arc::new(AtomicU64::new(0));
     let counted = slices.clone();
-    let activity: ActivitySink = Box::new(move |activity| {
+    let activity: ActivitySink = Arc::new(move |activity| {
         if activity == Activity::Begun {
             counted.fetch_add(1, Relaxed);
         } else if let Some(urgent) = urgent.lock().unwrap().take() {

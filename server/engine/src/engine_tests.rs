@@ -338,7 +338,7 @@ fn what_is_worked_on_is_told_before_the_work_and_after_it() {
     let (engine, control) = engine(1, 4);
     let observed = |prompt: &str| {
         let (sender, activity) = unbounded();
-        let tell: ActivitySink = Box::new(move |activity| sender.send(activity).unwrap());
+        let tell: ActivitySink = Arc::new(move |activity| sender.send(activity).unwrap());
         let (sink, events) = channel();
         engine.submit_observed(text(prompt), GenerationParams::greedy(4), Some(tell), sink).unwrap();
         (activity, events)
@@ -356,6 +356,26 @@ fn what_is_worked_on_is_told_before_the_work_and_after_it() {
     for events in [first_events, second_events] {
         assert!(matches!(terminal(&events), GenerationEvent::Finished { .. }));
     }
+}
+
+#[test]
+fn one_that_is_paused_is_not_worked_on_until_it_has_a_slot_again() {
+    let (engine, control) = engine(1, 4);
+    let (sender, activity) = unbounded();
+    let tell: ActivitySink = Arc::new(move |activity| sender.send(activity).unwrap());
+    let (sink, events) = channel();
+    let gate = control.gate.lock().unwrap();
+    let endless = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(40) };
+    let handle = engine.submit_observed(text("abc"), endless, Some(tell), sink).unwrap();
+    let next = || activity.recv_timeout(PATIENCE).unwrap();
+    assert_eq!([next(), next(), next()], [Activity::Begun, Activity::Paused, Activity::Begun]);
+    handle.pause();
+    drop(gate);
+    assert_eq!(next(), Activity::Paused);
+    assert!(activity.is_empty(), "it has no slot");
+    handle.resume();
+    assert_eq!(next(), Activity::Begun);
+    assert!(matches!(terminal(&events), GenerationEvent::Finished { .. }));
 }
 
 #[test]

@@ -5,6 +5,8 @@
 
 use crate::template::TemplateReport;
 use gantry_llama::Backends;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
@@ -20,13 +22,13 @@ pub type EventSink = Box<dyn FnMut(GenerationEvent) + Send>;
 pub enum Activity {
     /// It is prepared or computed from now on.
     Begun,
-    /// It waits: for a slot, or for its next batch.
+    /// It waits: for a slot, be it that it gave its own away or is paused, or for its next batch.
     Paused,
 }
 
 /// Hears of a request's [`Activity`], each time before the work begins and after it has ended well, on the thread that does
-/// it. After the request's last event nothing of it counts any more.
-pub type ActivitySink = Box<dyn Fn(Activity) + Send>;
+/// it. After the request's last event, which another thread may send meanwhile, nothing of it counts any more.
+pub type ActivitySink = Arc<dyn Fn(Activity) + Send + Sync>;
 
 /// One step of a generation as its caller sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -64,6 +64,11 @@ impl Emitter {
         }
     }
 
+    /// Where its activity is told, for who works on it while this is elsewhere.
+    pub(crate) fn activity(&self) -> Option<ActivitySink> {
+        self.activity.clone()
+    }
+
     pub(crate) fn is_cancelled(&self) -> bool {
         self.signals.cancelled.load(Relaxed)
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::Token;
 use crate::burst::Asking;
-use crate::event::FinishReason;
+use crate::event::{Activity, ActivitySink, FinishReason};
 use crate::lookup::{Acceptance, NgramIndex};
 use crate::output::Signals;
 use crate::params::{GenerationParams, Priority};
@@ -43,6 +43,8 @@ pub(crate) struct Sequence {
     pub(crate) waited: Duration,
     pub(crate) params: GenerationParams,
     pub(crate) signals: Arc<Signals>,
+    /// Hears whether it is worked on.
+    pub(crate) activity: Option<ActivitySink>,
     /// Away while a thread of the pool samples.
     pub(crate) sampler: Option<Box<Sampler>>,
     /// Prompt and answer.
@@ -71,6 +73,12 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub(crate) fn priority(&self) -> Priority {
         self.params.priority
+    }
+
+    pub(crate) fn is(&self, activity: Activity) {
+        if let Some(tell) = &self.activity {
+            tell(activity);
+        }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {

@@ -195,8 +195,9 @@ impl Dispatcher {
     /// Picks a worker without requests for one that must be by itself, and keeps it for that until [`Dispatcher::open`].
     ///
     /// Paused ones would end with their worker, so one that has any is no such worker; but they may stay for as long as
-    /// their clients please, so they count no more in the one that [is kept](Self::reserve) already. Who is beside it counts
-    /// as begun in the worker's journal, paused or not: its death then shows two, and convicts neither.
+    /// their clients please, so they count no more in the one that [is kept](Self::reserve) already. The worker's journal names
+    /// nobody who has given its slot away: while who is beside it is paused, its death convicts who must be by itself; if it goes
+    /// on meanwhile, two were worked on, and neither is convicted.
     pub(super) fn choose_alone(&mut self, demand: &Demand) -> Option<usize> {
         let takes = |load: &Load| load.healthy && load.level.admits(demand.priority);
         let free = self.workers.iter().position(|load| takes(load) && load.in_flight == 0);

@@ -319,7 +319,6 @@ impl<B: Backend> Scheduler<B> {
 
     /// Gives a request its slot.
     fn start(&mut self, mut request: Box<Request>, standing: Priority, now: Instant) {
-        // It counts as being worked on until it ends, be it that it gives way for a while.
         request.emitter.is(Activity::Begun);
         let fetched = request.fetched.take();
         let Some((slot, reused)) = self.place(&request.prompt, &request.blocks, fetched, now) else {
@@ -352,6 +351,7 @@ impl<B: Backend> Scheduler<B> {
             queue_ms: ms(tokenized_at, now),
             at: now,
         };
+        let activity = emitter.activity();
         let text = RequestText::new(emitter, signals.clone(), self.vocabulary.clone(), params.stop.clone(), &admitted);
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
         let of_prompt = || repeats.map_or_else(|| NgramIndex::of_prompt(&prompt), |r| (r.index, r.acceptance));
@@ -362,6 +362,7 @@ impl<B: Backend> Scheduler<B> {
             waited: now.saturating_duration_since(submitted_at),
             params,
             signals,
+            activity,
             sampler: Some(sampler),
             tokens: prompt,
             prompt_len: prompt_tokens,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Scheduler;
 use crate::backend::{BLOCK_TOKENS, Backend};
 use crate::cache::{EVICTED_BYTES_PER_LOOK, chain};
+use crate::event::Activity;
 use crate::kv::chunks_of;
 use crate::ladder::DegradationLevel;
 use crate::monitor::PERIOD;
@@ -171,6 +172,7 @@ impl<B: Backend> Scheduler<B> {
         }
         sequence.drafts.clear();
         sequence.decoded = 0;
+        sequence.is(Activity::Paused);
         Some((Box::new(sequence), saved))
     }
 
@@ -256,6 +258,8 @@ impl<B: Backend> Scheduler<B> {
 
     /// Gives a sequence that gave way a slot again.
     pub(super) fn resume(&mut self, mut sequence: Box<Sequence>, saved: Saved, now: Instant) {
+        // Before its state is touched, too: that may be what a process dies of.
+        sequence.is(Activity::Begun);
         // Before what makes room for it is saved.
         let tokens = self.copied(saved.tokens, 1);
         if tokens > 0
@@ -272,6 +276,7 @@ impl<B: Backend> Scheduler<B> {
         }
         let blocks = self.fingerprint.map_or_else(Vec::new, |fingerprint| chain(fingerprint, &sequence.tokens));
         let Some((slot, reused)) = self.place(&sequence.tokens, &blocks, None, now) else {
+            sequence.is(Activity::Paused);
             self.wait_again(sequence, Saved::default(), now);
             return;
         };
