@@ -42,7 +42,8 @@ pub const OUTPUT_OVERRUN_BYTES: usize = 2 * 1024 * 1024;
 /// The time in which a client must take [`SLOW_CLIENT_MIN_BYTES_PER_SECOND`] on average of an answer that is paused for it, or
 /// that has ended, or all that waited of it, time and again; else what waits is thrown away and the answer ends with an error.
 pub const SLOW_CLIENT_LIMIT: Duration = Duration::from_secs(60);
-/// The same while no more requests may wait, so that others are refused, or [`OUTPUT_RESERVE_BYTES`] are used up.
+/// The same while no more requests may wait, so that others are refused, or [`OUTPUT_RESERVE_BYTES`] are used up, or the server
+/// is about to end.
 pub const SLOW_CLIENT_CROWDED_LIMIT: Duration = Duration::from_secs(10);
 /// The least rate at which what waits must be taken, of all answers to one request together.
 pub const SLOW_CLIENT_MIN_BYTES_PER_SECOND: usize = 1024;

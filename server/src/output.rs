@@ -11,10 +11,10 @@
 //! ([`Leftover`]).
 //!
 //! An answer that is not streamed cannot pause, since nothing of it is taken before its end: what is collected of it counts in
-//! the same memory ([`Collected`]), and past what it may hold its request fails. Absent: waiting, which is the channel's, and
-//! pausing, which is the worker's.
+//! the same memory ([`Collected`]), and past what it may hold its request fails. Until its client has it, it is taken at the same
+//! least rate (`serve::connection`). Absent: waiting, which is the channel's, and pausing, which is the worker's.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ pub struct Output {
     budget_bytes: usize,
     reserve_bytes: usize,
     held_bytes: AtomicUsize,
+    /// The server is about to end, and waits for clients no longer than it has to.
+    hurries: AtomicBool,
     ended: AtomicU64,
     leftovers: Mutex<Vec<Weak<dyn Leftover>>>,
 }
@@ -56,7 +58,7 @@ impl Output {
 
     fn with(budget_bytes: usize, reserve_bytes: usize) -> Self {
         let (held_bytes, ended, leftovers) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::default());
-        Self { budget_bytes, reserve_bytes, held_bytes, ended, leftovers }
+        Self { budget_bytes, reserve_bytes, held_bytes, hurries: AtomicBool::new(false), ended, leftovers }
     }
 
     /// Throws away, time and again, what answers left whose clients do not take it. Never ends.
@@ -119,9 +121,18 @@ impl Output {
         held_bytes > self.budget_bytes.saturating_add(self.reserve_bytes)
     }
 
-    /// How long a client may take too little that has so long where there is memory.
+    /// The server is about to end: from now on who takes too little has no longer than in a crowd.
+    pub(crate) fn hurry(&self) {
+        self.hurries.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn hurries(&self) -> bool {
+        self.hurries.load(Ordering::Relaxed)
+    }
+
+    /// How long a client may take too little that has so long where there is memory, and time.
     pub(crate) fn patience(&self, limit: Duration) -> Duration {
-        if self.is_used_up(self.held_bytes()) { limit.min(SLOW_CLIENT_CROWDED_LIMIT) } else { limit }
+        if self.is_used_up(self.held_bytes()) || self.hurries() { limit.min(SLOW_CLIENT_CROWDED_LIMIT) } else { limit }
     }
 
     pub(crate) fn note_end(&self) {

@@ -132,6 +132,12 @@ impl App {
     /// served.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
+        self.output.hurry();
+    }
+
+    /// What answers hold until their clients have taken it.
+    pub(crate) fn output(&self) -> &Arc<Output> {
+        &self.output
     }
 
     /// Whether the server is about to end.

@@ -3,6 +3,9 @@
 //! hyper does not say whether a connection is silent, asks for something or is idle, so it is seen from outside: bytes that
 //! are read, a request that is handed on, the end of its body, an answer whose body has been taken, and the flush after it. By that it is known
 //! who may be made to leave, and at the end of the server who is waited for.
+//!
+//! Of an answer that hyper has as a whole nobody else knows what its client takes. So here it has the least rate that
+//! [streams have](crate::output) while they are written, or who reads a byte a second would hold its memory for hours.
 
 use std::convert::Infallible;
 use std::io;
@@ -10,6 +13,7 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::http::{HeaderValue, Request, Response, header};
@@ -22,14 +26,18 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::table::{Id, Phase, Room, Table};
 use crate::api::{App, Peer};
-use crate::limits::{CLIENT_STALL_LIMIT, DRAIN_QUIET_LIMIT, HEADER_READ_LIMIT, MAX_HEAD_BYTES, SEND_BUFFER_BYTES};
+use crate::limits::{
+    CLIENT_STALL_LIMIT, DRAIN_QUIET_LIMIT, HEADER_READ_LIMIT, MAX_HEAD_BYTES, SEND_BUFFER_BYTES, SLOW_CLIENT_LIMIT,
+    SLOW_CLIENT_MIN_BYTES_PER_SECOND, SUPERVISOR_TICK,
+};
 use crate::metrics::Metrics;
+use crate::output::Output;
 
 /// All connections of one listener.
 pub(super) struct Connections {
@@ -130,6 +138,10 @@ impl Place {
         }
     }
 
+    fn is_ending(&self) -> bool {
+        self.state.load(Ordering::Acquire) == State::Ending as u8
+    }
+
     fn is_busy(&self) -> bool {
         let state = self.state.load(Ordering::Acquire);
         state == State::Busy as u8 || state == State::Ending as u8
@@ -166,6 +178,7 @@ pub(super) async fn serve(
     if let Err(error) = prepare(&stream) {
         tracing::debug!(%error, "cannot set a connection's options");
     }
+    let output = Arc::clone(app.output());
     let peer = stream.peer_addr().map(|address| Peer::of(address.ip())).unwrap_or_default();
     let service = service_fn(|request: Request<Incoming>| {
         for before in [State::Waiting, State::Idle, State::Ending] {
@@ -190,7 +203,7 @@ pub(super) async fn serve(
     });
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_READ_LIMIT).max_buf_size(MAX_HEAD_BYTES);
-    let stream = TokioIo::new(Watched { stream, place: Arc::clone(&place) });
+    let stream = TokioIo::new(Watched { stream, place: Arc::clone(&place), output, sending: None });
     let mut serving = pin!(server.serve_connection(stream, service));
     let mut ending = false;
     let served = loop {
@@ -302,10 +315,70 @@ impl HttpBody for Answer {
     }
 }
 
-/// A socket whose reads and flushes tell what its connection is doing.
+/// What a client takes of an answer, since its socket took no more for the first time.
+#[derive(Clone, Copy)]
+struct Window {
+    since: Instant,
+    taken_bytes: usize,
+}
+
+impl Window {
+    fn new(now: Instant) -> Self {
+        Self { since: now, taken_bytes: 0 }
+    }
+
+    /// Whether too little was taken for so long; where it was enough the next window begins.
+    fn is_behind(&mut self, now: Instant, patience: Duration) -> bool {
+        if now.saturating_duration_since(self.since) < patience {
+            return false;
+        }
+        let least_bytes = SLOW_CLIENT_MIN_BYTES_PER_SECOND.saturating_mul(patience.as_secs() as usize);
+        let is_behind = self.taken_bytes < least_bytes;
+        *self = Self::new(now);
+        is_behind
+    }
+}
+
+/// A window, and when it is looked at.
+struct Sending {
+    window: Window,
+    look: Pin<Box<Sleep>>,
+}
+
+/// A socket whose reads, writes and flushes tell what its connection is doing.
 struct Watched {
     stream: TcpStream,
     place: Arc<Place>,
+    output: Arc<Output>,
+    /// While the socket has not taken all that hyper has.
+    sending: Option<Sending>,
+}
+
+impl Watched {
+    /// Notes what the socket took, and fails where its client has taken too little for too long, of a whole answer or at the end
+    /// of the server.
+    fn watch(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(taken) = &written {
+            if let (Ok(bytes), Some(sending)) = (taken, &mut self.sending) {
+                sending.window.taken_bytes += bytes;
+            }
+            return written;
+        }
+        let begin = || Sending { window: Window::new(Instant::now()), look: Box::pin(sleep(SUPERVISOR_TICK)) };
+        let sending = self.sending.get_or_insert_with(begin);
+        while sending.look.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            let is_behind = sending.window.is_behind(now, self.output.patience(SLOW_CLIENT_LIMIT));
+            // Of a stream its channel knows more, but at the end of the server only this connection is left of it.
+            if is_behind && (self.place.is_ending() || self.output.hurries()) {
+                self.output.note_end();
+                let slowness = "the client took too little of an answer for too long";
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, slowness)));
+            }
+            sending.look.as_mut().reset(now + SUPERVISOR_TICK);
+        }
+        Poll::Pending
+    }
 }
 
 impl AsyncRead for Watched {
@@ -321,13 +394,15 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.watch(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // hyper flushes when nothing is left in its own buffer.
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         if flushed.is_ready() {
+            self.sending = None;
             self.place.turn(State::Ending, State::Idle);
         }
         flushed
@@ -342,7 +417,8 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.watch(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

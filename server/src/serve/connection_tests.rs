@@ -187,3 +187,22 @@ async fn a_head_that_is_too_long_is_refused() {
     assert!(text[..read].starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&text[..read]));
     served.until_open(0).await;
 }
+
+#[test]
+fn who_takes_a_whole_answer_in_sips_is_behind_after_a_while_and_who_takes_enough_never() {
+    let (began, patience) = (Instant::now(), Duration::from_secs(10));
+    let at = |seconds| began + Duration::from_secs(seconds);
+    let taking = |bytes_per_second: usize| {
+        let mut window = Window::new(began);
+        (1..=100).find(|&second| {
+            window.taken_bytes += bytes_per_second;
+            window.is_behind(at(second), patience)
+        })
+    };
+    assert_eq!(taking(0), Some(10));
+    assert_eq!(taking(SLOW_CLIENT_MIN_BYTES_PER_SECOND - 1), Some(10));
+    assert_eq!(taking(SLOW_CLIENT_MIN_BYTES_PER_SECOND), None);
+    // The time gets short while it is taken.
+    let mut window = Window::new(began);
+    assert!(!window.is_behind(at(30), Duration::from_secs(60)) && window.is_behind(at(31), patience));
+}

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::server::{Events, Server, await_condition, endless};
 
@@ -14,6 +16,47 @@ async fn read_some(stream: &mut TcpStream) -> String {
     let mut block = [0; 4096];
     let read = stream.read(&mut block).await.unwrap_or(0);
     String::from_utf8_lossy(&block[..read]).into_owned()
+}
+
+/// Asks for a text on a connection whose reads are all the buffer that it has.
+async fn ask_unread(server: &Server, body: &Value) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(server.address()).await.unwrap();
+    let body = body.to_string();
+    let head = format!(
+        "POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_take_nothing_or_a_sip_do_not_hold_the_end_up() {
+    let mut server = Server::start(&["--ctx-size", "8192", "--parallel", "4"]).await;
+    // Each is more than the socket takes: 20 candidates for each of 400 tokens.
+    let much = |stream: bool| json!({"prompt": "Once", "n": 3, "max_tokens": 400, "ignore_eos": true, "logprobs": 20, "stream": stream});
+    let streamed = ask_unread(&server, &much(true)).await;
+    let mut whole = ask_unread(&server, &much(false)).await;
+    await_condition("both to be answered", async || {
+        server.metric("gantry_completion_tokens_total").await >= 1200.0
+            && server.metric("gantry_requests_running").await <= 3.0
+    })
+    .await;
+    assert!(whole.read_u8().await.is_ok());
+    let began = Instant::now();
+    server.signal("TERM");
+    let sips = tokio::spawn(async move {
+        while whole.read_u8().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    });
+    assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
+    // Two seconds of announcement and twice the ten that a client has then, not the 120 of the drain.
+    assert!(began.elapsed() < Duration::from_secs(45), "{:?}", began.elapsed());
+    sips.abort();
+    drop(streamed);
 }
 
 #[tokio::test]
