@@ -13,6 +13,7 @@ pub mod limits;
 pub mod memory;
 pub mod objects;
 pub mod prompts;
+mod refusals;
 pub mod report;
 
 use std::path::Path;
@@ -23,7 +24,7 @@ use gantry_crds::inference_service::{GpuSplitSpec, PromptsGate, RuntimeSpec, Sou
 use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion};
 use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, SplitMode, TemplateReport};
-use gantry_gguf::{Defect, GgufError, Header, Summary};
+use gantry_gguf::{GgufError, Header, Summary};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -31,12 +32,13 @@ use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
 use crate::processors::Processors;
 use crate::version::{
-    DraftSettings, EngineTuning, LoadError, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
+    DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
 };
 use file::FileError;
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::{GpuUnfit, PodMemory};
 use objects::{NotThere, Objects};
+use refusals::{fetch_refusal, format_refusal, load_refusal};
 use report::quantity;
 pub use report::{Board, Refusal, Report};
 
@@ -532,58 +534,6 @@ fn digest_of(field: &str, source: &SourceSpec) -> Result<Digest, String> {
         return Err(format!("{field}.sha256 is missing; give what sha256sum prints for the file"));
     };
     sha256.0.parse().map_err(|error| format!("{field}.sha256: {error}"))
-}
-
-/// Digits of a digest that a figure shows: enough to see which file it is.
-const DIGEST_DIGITS_SHOWN: usize = 12;
-
-fn fetch_refusal(error: &FetchError) -> Refusal {
-    match error {
-        FetchError::WrongDigest { found, .. } => {
-            // The message has all of it; this stands in a column of a table.
-            let found = &found.to_string()[..DIGEST_DIGITS_SHOWN];
-            Refusal::new(GateName::Digest, error.to_string()).with_value(format!("found {found}..."))
-        }
-        error => Refusal::new(GateName::Fetch, error.to_string()),
-    }
-}
-
-fn format_refusal(error: &GgufError) -> Refusal {
-    let value = match error {
-        GgufError::Part { number, count, .. } => format!("part {number} of {count}"),
-        GgufError::Malformed { defect: Defect::DataTruncated { expected, found, .. }, .. }
-        | GgufError::Malformed { defect: Defect::TrailingBytes { expected, found }, .. }
-        | GgufError::Malformed {
-            defect: Defect::HeaderTruncated { needed: expected, file_bytes: found, .. }, ..
-        } => {
-            format!("{found} bytes, {expected} expected")
-        }
-        GgufError::Malformed { offset, .. } => format!("byte {offset}"),
-        GgufError::Io { .. } | GgufError::NeedMoreBytes { .. } => "unreadable".to_owned(),
-    };
-    Refusal::new(GateName::Format, error.to_string()).with_value(value)
-}
-
-fn load_refusal(error: &LoadError) -> Refusal {
-    let (value, what) = match error {
-        LoadError::Template(_) => {
-            let message = format!("{error}, or serve a file with another one");
-            return Refusal::new(GateName::Template, message).with_value("cannot render");
-        }
-        LoadError::Settings(_) => ("bad settings", "correct spec.runtime"),
-        LoadError::Spawn(_) => ("no worker", "the pod may be out of processes or memory; look at its log"),
-        LoadError::Model(_) => ("refused by llama.cpp", "check the file, and that this release knows its architecture"),
-        LoadError::Numbers(_) => return Refusal::new(GateName::Load, error.to_string()).with_value("computes NaN"),
-        LoadError::Useless(_) => return Refusal::new(GateName::Load, error.to_string()).with_value("answers nobody"),
-        LoadError::Backend(_) => ("no backend", "see docs/operations.md, Processors and GPUs"),
-        LoadError::Memory(_) => (
-            "more memory than predicted",
-            "the file may not be what its header says; where it is, lower spec.runtime.contextSize or parallel, or raise \
-             spec.resources.memory and spec.rollout.gates.memory.headroom",
-        ),
-        LoadError::WorkerDied(_) => ("worker died", "check the file, spec.runtime, and the pod's memory"),
-    };
-    Refusal::new(GateName::Load, format!("{error}; {what}")).with_value(value)
 }
 
 /// Tries until it works or fails for good.
