@@ -5,10 +5,11 @@
 
 use std::fmt::{self, Display};
 
+use gantry_engine::KvLayout;
 use gantry_gguf::Summary;
-use gantry_gguf::fit::MemoryEstimate;
 
 use super::in_all_workers;
+use crate::gates::limits::MIN_POOL_TOKENS;
 use crate::processors::Processors;
 use crate::version::RuntimeSettings;
 
@@ -17,8 +18,8 @@ use crate::version::RuntimeSettings;
 pub struct LimitTooLow {
     /// What the workers take.
     pub required_bytes: u64,
-    /// What they take whatever their context is: the weights.
-    pub weights_bytes: u64,
+    /// What one would take that generates for one request of [`MIN_POOL_TOKENS`].
+    pub least_bytes: u64,
     /// What they may.
     pub limit_bytes: u64,
 }
@@ -26,13 +27,19 @@ pub struct LimitTooLow {
 impl Display for LimitTooLow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let (need, weights, limit) = (mib(self.required_bytes), mib(self.weights_bytes), mib(self.limit_bytes));
-        let way = if weights < limit { "lower --ctx-size or --parallel" } else { "serve a smaller model" };
-        write!(
-            f,
-            "--memory-limit {limit} is too low: so the model takes about {need} MiB, of which {weights} are its weights; allow \
-             {need}, or {way}"
-        )
+        let (need, least, limit) = (mib(self.required_bytes), mib(self.least_bytes), mib(self.limit_bytes));
+        write!(f, "--memory-limit {limit} is too low: so the model takes about {need} MiB, ")?;
+        if self.least_bytes <= self.limit_bytes {
+            write!(
+                f,
+                "and {least} MiB for one request of {MIN_POOL_TOKENS} tokens; allow {need}, or lower --ctx-size or --parallel"
+            )
+        } else {
+            write!(
+                f,
+                "and {least} MiB even for one request of {MIN_POOL_TOKENS} tokens; allow more, or serve a smaller model"
+            )
+        }
     }
 }
 
@@ -49,13 +56,16 @@ pub fn check_limit(
     gpu: bool,
 ) -> Result<(), LimitTooLow> {
     let Some(limit_bytes) = runtime.engine.memory_limit_bytes else { return Ok(()) };
-    let of =
-        |part: &dyn Fn(&MemoryEstimate) -> u64| in_all_workers(model, draft, runtime, gpu, Processors::here(), part);
-    let required_bytes = of(&|estimate| estimate.host_bytes);
+    let takes = |runtime: &RuntimeSettings| {
+        in_all_workers(model, draft, runtime, gpu, Processors::here(), |estimate| estimate.host_bytes)
+    };
+    let required_bytes = takes(runtime);
     if required_bytes <= limit_bytes {
         return Ok(());
     }
-    Err(LimitTooLow { required_bytes, weights_bytes: of(&|estimate| estimate.weights_bytes), limit_bytes })
+    let mut least = RuntimeSettings { ctx_size: MIN_POOL_TOKENS, parallel: 1, workers: Some(1), ..runtime.clone() };
+    least.engine.kv_layout = KvLayout::Auto;
+    Err(LimitTooLow { required_bytes, least_bytes: takes(&least).min(required_bytes), limit_bytes })
 }
 
 #[cfg(test)]
