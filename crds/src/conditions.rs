@@ -2,6 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+use crate::status::WaitReason;
+
 macro_rules! text_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident),+ $(,)? }) => {
         $(#[$doc])*
@@ -99,8 +101,39 @@ text_enum!(
         FailedCreate,
         /// The object is being deleted.
         Deleting,
+        /// As [`WaitReason::FetchBackOff`].
+        FetchBackOff,
+        /// As [`WaitReason::ConfigMapNotFound`].
+        ConfigMapNotFound,
+        /// As [`WaitReason::ConfigMapInvalid`].
+        ConfigMapInvalid,
+        /// As [`WaitReason::SecretNotFound`].
+        SecretNotFound,
+        /// As [`WaitReason::SecretInvalid`].
+        SecretInvalid,
+        /// As [`WaitReason::AccessDenied`].
+        AccessDenied,
+        /// As [`WaitReason::ApiUnavailable`].
+        ApiUnavailable,
+        /// As [`WaitReason::NoRoom`].
+        NoRoom,
     }
 );
+
+impl From<WaitReason> for Reason {
+    fn from(reason: WaitReason) -> Self {
+        match reason {
+            WaitReason::FetchBackOff => Self::FetchBackOff,
+            WaitReason::ConfigMapNotFound => Self::ConfigMapNotFound,
+            WaitReason::ConfigMapInvalid => Self::ConfigMapInvalid,
+            WaitReason::SecretNotFound => Self::SecretNotFound,
+            WaitReason::SecretInvalid => Self::SecretInvalid,
+            WaitReason::AccessDenied => Self::AccessDenied,
+            WaitReason::ApiUnavailable => Self::ApiUnavailable,
+            WaitReason::NoRoom => Self::NoRoom,
+        }
+    }
+}
 
 /// What a condition says, before it meets the one that is there.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -39,7 +39,8 @@ pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, Run
     printcolumn(name = "Step", type_ = "string", json_path = ".status.rollout.step", description = "Step of the rollout"),
     printcolumn(name = "Memory", type_ = "string", json_path = ".status.memory", description = "Measured memory of the largest pod, and what is available to it"),
     printcolumn(name = "Replicas", type_ = "string", json_path = ".status.replicaSummary", description = "Ready pods of the pods asked for"),
-    printcolumn(name = "Reason", type_ = "string", priority = 1, json_path = ".status.conditions[?(@.type==\"Ready\")].message", description = "Why, and what to do"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", description = "Why, in a word"),
+    printcolumn(name = "Message", type_ = "string", priority = 1, json_path = ".status.conditions[?(@.type==\"Ready\")].message", description = "The same in a sentence, with what to do"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -27,6 +27,7 @@ use crate::{
     printcolumn(
         name = "Service",
         type_ = "string",
+        priority = 1,
         json_path = ".spec.service",
         description = "InferenceService it belongs to"
     ),
@@ -46,6 +47,7 @@ use crate::{
     printcolumn(
         name = "Quant",
         type_ = "string",
+        priority = 1,
         json_path = ".status.gguf.quantization",
         description = "Quantisation of the file"
     ),
@@ -66,7 +68,14 @@ use crate::{
         name = "Reason",
         type_ = "string",
         json_path = ".status.reason",
-        description = "Why it is where it is, and what to do"
+        description = "Why it is where it is, in a word"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        priority = 1,
+        json_path = ".status.message",
+        description = "The same in a sentence, with what to do"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]

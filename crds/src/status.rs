@@ -104,6 +104,9 @@ pub struct RolloutStatus {
     /// How far it is, or what it waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Why a pod cannot go on, in a word; absent while all do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_reason: Option<WaitReason>,
     /// What the version is judged by: a hash of the spec's model, runtime, gates, resources, cache and scheduling, and which
     /// state the ConfigMap and the Secrets that it names are in. When it changes while pods prepare, they prepare again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -333,6 +336,9 @@ pub struct CandidateStatus {
     pub version: String,
     /// How far.
     pub phase: CandidatePhase,
+    /// Why it cannot go on, in a word; absent while it does. The sentence is `message`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_reason: Option<WaitReason>,
     /// Of the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
@@ -348,6 +354,35 @@ pub struct CandidateStatus {
     /// What it waits for, or why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+/// Why a pod cannot go on with a version: it tries again by itself until the deadline.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WaitReason {
+    /// The file cannot be fetched: the source does not answer, or says that it will later.
+    FetchBackOff,
+    /// The ConfigMap with the golden prompts is not there.
+    ConfigMapNotFound,
+    /// It has not the key that is wanted.
+    ConfigMapInvalid,
+    /// The Secret with the credentials of a source is not there.
+    SecretNotFound,
+    /// It holds no usable credentials.
+    SecretInvalid,
+    /// The pod may not read what it needs.
+    AccessDenied,
+    /// The API server does not answer the pod.
+    ApiUnavailable,
+    /// There is no room for it until another version is unloaded.
+    NoRoom,
+}
+
+impl WaitReason {
+    /// The word as it stands in YAML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        crate::conditions::Reason::from(self).as_str()
+    }
 }
 
 /// How far a pod is with a version.
@@ -455,12 +490,15 @@ pub struct ModelVersionStatus {
     /// What the gates said: the worst over the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gates: Vec<GateResult>,
-    /// The gates in a few words, e.g. `5/5` or `Prompts: 3% of 20`.
+    /// Passed gates of those asked for, e.g. `5/5`, or the figure of the one that refused it, e.g. `3% of 20 prompts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate_summary: Option<String>,
-    /// Why it is where it is, in a line.
+    /// Why it is where it is, in a word: of one that was refused the gate, e.g. `PromptsFailed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The same in a sentence, with what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// Fetched, Verified, Fits, Validated, Serving.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]

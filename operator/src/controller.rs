@@ -16,6 +16,7 @@ use futures::{FutureExt, StreamExt, future};
 use gantry_crds::{
     InferenceService, InferenceServiceStatus, OLD_FINALIZER,
     conditions::{ConditionType, Reason},
+    status::RolloutStatus,
 };
 use jiff::Timestamp;
 use kube::{
@@ -358,6 +359,11 @@ impl Pass<'_> {
             if let Some(event) = pods_event(service.status.as_ref(), &status) {
                 self.context.events.pods(service, event).await;
             }
+            if let Some(rollout) = &state.rollout
+                && waits_anew(self.state.rollout.as_ref(), rollout)
+            {
+                self.context.events.waits(service, rollout).await;
+            }
         }
         Ok(())
     }
@@ -416,6 +422,12 @@ async fn judge_by_objects(
     let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await?;
     wanted.judge_by(&seen);
     Ok(Some(JUDGED_POLL))
+}
+
+/// Whether pods wait for something else than was told last. What was told stands in the status, so no restart tells it again.
+fn waits_anew(told: Option<&RolloutStatus>, now: &RolloutStatus) -> bool {
+    let told = told.filter(|told| told.attempt == now.attempt).and_then(|told| told.wait_reason);
+    now.wait_reason.is_some() && now.wait_reason != told
 }
 
 /// Whether any pod has a version that answers, or that did until its worker died and will again.

@@ -45,6 +45,7 @@ mod model;
 mod template;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 /// All that a decision depends on.
 #[derive(Debug, Clone)]
@@ -298,10 +299,7 @@ fn rest(world: &World, mut state: RolloutState) -> Step {
 /// Whether `wanted` was refused and nothing that it is judged by has changed since.
 #[must_use]
 pub fn is_latched(state: &RolloutState, wanted: &WantedVersion) -> bool {
-    let latch = state.rejected.as_ref().filter(|rejected| rejected.version == wanted.name);
-    latch.is_some_and(|rejected| {
-        judged::of_verdict(&wanted.judged, rejected.gate, rejected.outcome, wanted.progress_deadline) == rejected.judged
-    })
+    state.rejected.as_ref().is_some_and(|rejected| rejected.version == wanted.name && judged::stands(rejected, wanted))
 }
 
 fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
@@ -350,6 +348,7 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         Candidacy::Open => {}
     }
     rollout.message = Some(prepare_message(world, &rollout));
+    rollout.wait_reason = waits::causes(world, &rollout).first().map(|cause| cause.reason);
     let candidates = world.pods.iter().filter_map(|pod| candidate_report(pod, &rollout));
     if let Some(fit) = tightest_fit(candidates) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
@@ -536,6 +535,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         deadline: Time(after(world.now, time)),
         progress: None,
         message: None,
+        wait_reason: None,
         judged: None,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An Event that cannot be written is logged and forgotten: the status holds all that matters.
 
-use gantry_crds::{InferenceService, ModelVersion};
+use gantry_crds::{InferenceService, ModelVersion, status::RolloutStatus};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client, Resource, ResourceExt,
@@ -29,13 +29,7 @@ impl Events {
     pub async fn transition(&self, service: &InferenceService, transition: &Transition) {
         let (type_, reason, note) = describe(transition);
         // Events of one reason about one object are counted together, with the first one's text: the version keeps them apart.
-        let version = ObjectReference {
-            api_version: Some(ModelVersion::api_version(&()).into_owned()),
-            kind: Some(ModelVersion::kind(&()).into_owned()),
-            name: Some(transition.version().to_owned()),
-            namespace: service.namespace(),
-            ..ObjectReference::default()
-        };
+        let version = version_reference(service, transition.version());
         self.publish(service, type_, reason, "Rollout", note, Some(version)).await;
     }
 
@@ -46,6 +40,14 @@ impl Events {
             PodsEvent::Over { message } => (EventType::Normal, "PodsReady".to_owned(), message),
         };
         self.publish(service, type_, &reason, "Pods", note, None).await;
+    }
+
+    /// Tells why pods cannot go on with a version. Once for each reason: they try again by themselves, again and again.
+    pub async fn waits(&self, service: &InferenceService, rollout: &RolloutStatus) {
+        let Some(reason) = rollout.wait_reason else { return };
+        let note = format!("{}: {}", rollout.version, rollout.message.as_deref().unwrap_or("pods wait"));
+        let version = version_reference(service, &rollout.version);
+        self.publish(service, EventType::Warning, reason.as_str(), "Rollout", note, Some(version)).await;
     }
 
     async fn publish(
@@ -67,6 +69,16 @@ impl Events {
         if let Err(error) = self.recorder.publish(&event, &service.object_ref(&())).await {
             warn!(%error, reason, "an Event could not be written");
         }
+    }
+}
+
+fn version_reference(service: &InferenceService, name: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(ModelVersion::api_version(&()).into_owned()),
+        kind: Some(ModelVersion::kind(&()).into_owned()),
+        name: Some(name.to_owned()),
+        namespace: service.namespace(),
+        ..ObjectReference::default()
     }
 }
 

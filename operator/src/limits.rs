@@ -58,6 +58,9 @@ pub const MESSAGE_PODS_MAX: usize = 3;
 /// Time that a pod's containers may take to be made, its image and volumes included, before that is called a trouble.
 pub const CREATING_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Characters of a gate's figure in the table of versions, which is to fit a terminal.
+pub const FIGURE_CHARS_MAX: usize = 20;
+
 /// Size of the scratch volume at `/tmp` in a serving pod: sockets and small files only.
 pub const TMP_SIZE: &str = "64Mi";
 

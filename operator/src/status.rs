@@ -110,11 +110,13 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
     let available = available(inputs, ready, trouble.as_ref());
     let up_to_date = up_to_date(inputs);
     let stalled = stalled(inputs);
+    let waits = inputs.state.rollout.as_ref().is_some_and(|rollout| rollout.wait_reason.is_some());
     let (is_available, is_up_to_date) = (available.status == Some(true), up_to_date.status == Some(true));
     let ready_condition = match (is_available, is_up_to_date) {
         (true, true) => new(ConditionType::Ready, true, Reason::AsRequested, available.message.clone()),
-        // What the user has to do goes first, then what keeps it from answering, then from the newest version.
+        // What the user has to do goes first, then what pods wait for, what keeps it from answering, and from the newest version.
         _ if stalled.status == Some(true) => new(ConditionType::Ready, false, stalled.reason, stalled.message.clone()),
+        _ if waits => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
         (false, _) => new(ConditionType::Ready, false, available.reason, available.message.clone()),
         (true, false) => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
     };
@@ -165,7 +167,8 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
         }
         Some(rollout) => {
             let waits = rollout.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-            new(UpToDate, false, Reason::RollingOut, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))
+            let reason = rollout.wait_reason.map_or(Reason::RollingOut, Reason::from);
+            new(UpToDate, false, reason, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))
         }
         None if is_active => new(UpToDate, true, Reason::AsRequested, format!("{} answers", wanted.name)),
         None if is_latched(state, wanted) => {
@@ -226,7 +229,7 @@ fn reconciling(
         return new(Reconciling, true, Reason::RollingOut, format!("{} of {}", rollout.step.as_str(), rollout.version));
     }
     if stalled.status == Some(true) {
-        return new(Reconciling, false, stalled.reason, "waits for a change of the spec");
+        return new(Reconciling, false, stalled.reason, "waits for a change of what it was judged by");
     }
     if let Some(trouble) = trouble {
         return new(Reconciling, true, trouble.reason, &trouble.message);

@@ -6,10 +6,11 @@ use anyhow::{Context, Result, ensure};
 use gantry_crds::status::GateName;
 use gantry_e2e::{
     harness::{
-        fixtures::{ModelStore, PROMPTS, ServiceFixture, apply, golden_prompts_config_map},
+        fixtures::{ModelSource, ModelStore, PROMPTS, ServiceFixture, apply, golden_prompts_config_map},
         namespace::{TestNamespace, with_temp_ns},
         say,
         service::{ROLLOUT_TIMEOUT, TestService},
+        wait::{Check, poll},
     },
     load::Load,
     models::{DemoModel, Question, Since, questions},
@@ -22,6 +23,9 @@ use serde_json::json;
 const ENOUGH: &str = "1536Mi";
 /// Longest time from a correction that no watch tells of to the next attempt: the operator looks every 15 s.
 const NOTICED: Duration = Duration::from_secs(30);
+
+/// Characters of a line that a terminal shows.
+const TERMINAL_COLUMNS: usize = 120;
 
 /// Sequences of the trained length whose cells alone take 512 MiB: more than a pod of the fixtures has beside its front.
 fn many_sequences() -> ServiceFixture {
@@ -107,6 +111,52 @@ async fn a_version_refused_by_wrong_prompts_serves_once_they_are_right() -> Resu
             .await
             .context("the operator did not see that the prompts are others")?;
         service.await_settled(&v1, ROLLOUT_TIMEOUT).await.map(drop)
+    })
+    .await
+}
+
+/// An address that no DNS knows, and a ConfigMap that nobody applied: each is told before any deadline, and serves once it is put
+/// right.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn what_a_version_waits_for_is_told_from_the_first_try_on() -> Result<()> {
+    with_temp_ns("told", async |namespace| {
+        let v1 = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        let nowhere = ModelSource { uri: format!("http://nowhere.invalid/{}", v1.path), ..v1.clone() };
+        let service = TestService::create(namespace, ServiceFixture::default(), &nowhere).await?;
+        told(&service, "FetchBackOff", "nowhere.invalid").await?;
+        service.set_model(&v1).await?;
+        told(&service, "ConfigMapNotFound", PROMPTS).await?;
+        golden_prompts_config_map(namespace).await?;
+        let status = service.await_settled(&v1, ROLLOUT_TIMEOUT).await?;
+        ensure!(status.rejected.is_none(), "what was waited for was taken for a refusal: {:?}", status.rejected);
+        Ok(())
+    })
+    .await
+}
+
+/// Waits until `reason` stands in the conditions, in both tables and in an Event, with `what` in the sentence.
+async fn told(service: &TestService<'_>, reason: &str, what: &str) -> Result<()> {
+    let namespace = service.namespace;
+    let message = service
+        .await_status(&format!("Ready says {reason}"), ROLLOUT_TIMEOUT, |_, status| {
+            let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready")?;
+            (ready.reason == reason).then(|| ready.message.clone())
+        })
+        .await?;
+    say(format_args!("{reason}: {message}"));
+    ensure!(message.contains(what), "the message does not say what it is about: {message}");
+    poll(&format!("kubectl tells of {reason}"), NOTICED, Duration::from_millis(500), async || {
+        let mut missing = Vec::new();
+        for arguments in [["get", "infs"], ["get", "mv"], ["get", "events"]] {
+            let table = namespace.cluster.kubectl(&[&arguments[..], &["-n", &namespace.name]].concat()).await?;
+            if !table.contains(reason) {
+                missing.push(format!("{arguments:?}: {table}"));
+            }
+            let widest = table.lines().map(|line| line.chars().count()).max().unwrap_or_default();
+            ensure!(arguments[1] != "mv" || widest <= TERMINAL_COLUMNS, "too wide: {table}");
+        }
+        Ok(Check::when(missing.is_empty(), || missing.join("\n")))
     })
     .await
 }

@@ -12,6 +12,8 @@ use crate::{
     testing::FakeApi,
 };
 
+mod latch;
+
 const SERVICE: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat";
 const STATUS: &str = "PATCH /apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat/status";
 const VERSIONS: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/modelversions";
@@ -287,7 +289,7 @@ async fn a_rejection_is_told_in_both_objects_and_in_an_event() {
     assert_eq!(event["related"]["name"], json!(new));
     let version = scene.version(&new).status.unwrap();
     assert_eq!(version.phase, Some(gantry_crds::status::VersionPhase::Rejected));
-    assert_eq!(version.gate_summary.as_deref(), Some("Digest: got 3333"));
+    assert_eq!(version.gate_summary.as_deref(), Some("got 3333"));
     let stalled = scene.condition("Stalled");
     assert_eq!((stalled.0.as_str(), stalled.1.as_str()), ("True", "GateFailed"));
     assert_eq!(scene.condition("Available").0, "True");
@@ -559,89 +561,4 @@ async fn nothing_is_remembered_of_a_service_that_is_gone() {
     assert!(!scene.context.is_behind(&scene.service()));
     scene.context.succeeded(&scene.service());
     assert!(scene.context.memory.lock().unwrap().is_empty());
-}
-
-/// A service that asks for golden prompts and whose first version they have refused.
-async fn refused_by_prompts() -> (Scene, String) {
-    let mut scene = Scene::new();
-    scene.api.edit(SERVICE, |service| {
-        service["spec"]["rollout"] = json!({"gates": {"prompts": {"configMapRef": {"name": "golden"}}}});
-    });
-    scene.api.put(
-        PROMPTS,
-        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "golden", "namespace": "test"}}),
-    );
-    scene
-        .api
-        .put(SECRET, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf", "namespace": "test"}}));
-    scene.step().await.unwrap();
-    let version = scene.service().status.unwrap().candidate_version.unwrap();
-    scene.report(json!({"candidate": {"version": version, "phase": "Failed",
-        "gates": [{"name": "Prompts", "verdict": "Fail", "message": "line 1 was answered otherwise; correct the prompts"}]}}));
-    scene.step().await.unwrap();
-    assert_eq!(scene.condition("Stalled").1, "GateFailed");
-    (scene, version)
-}
-
-#[tokio::test]
-async fn a_refused_version_is_tried_again_when_its_prompts_or_credentials_are_others() {
-    for object in [PROMPTS, SECRET] {
-        let (mut scene, version) = refused_by_prompts().await;
-        scene.step().await.unwrap();
-        scene.api.requests();
-        let action = scene.step().await.unwrap();
-        assert_eq!(action, Action::requeue(JUDGED_POLL), "nobody tells of a change");
-        let looks: Vec<_> = scene.api.requests().into_iter().map(|request| request.line).collect();
-        assert_eq!(looks, [format!("GET {PROMPTS}"), format!("GET {SECRET}")]);
-        scene.api.edit(object, |object| object["data"] = json!({"corrected": "yes"}));
-        scene.step().await.unwrap();
-        let status = scene.service().status.unwrap();
-        assert_eq!((status.candidate_version.as_ref(), &status.rejected), (Some(&version), &None), "{object}");
-        scene.report(json!({"prepared": version}));
-        scene.step().await.unwrap();
-        assert_eq!(scene.service().status.unwrap().active_version, Some(version));
-        // What is served is judged by nothing.
-        scene.api.requests();
-        scene.step().await.unwrap();
-        assert!(
-            scene
-                .api
-                .requests()
-                .iter()
-                .all(|request| ![PROMPTS, SECRET].iter().any(|path| request.line.ends_with(path)))
-        );
-    }
-}
-
-#[tokio::test]
-async fn while_pods_answer_they_are_replaced_one_by_one_and_all_at_once_while_none_does() {
-    let most = |scene: &Scene| {
-        let deployment: Value = scene.api.get(DEPLOYMENT).unwrap();
-        let update = &deployment["spec"]["strategy"]["rollingUpdate"];
-        (update["maxSurge"].clone(), update["maxUnavailable"].clone())
-    };
-    let mut scene = Scene::new();
-    scene.step().await.unwrap();
-    assert_eq!(most(&scene), (json!(0), json!("100%")));
-    let scene = Scene::serving().await;
-    assert_eq!(most(&scene), (json!(1), json!(0)));
-    let (mut scene, version) = refused_by_prompts().await;
-    assert_eq!(most(&scene), (json!(0), json!("100%")), "a version that was refused answers nobody");
-    // The user gives more memory: what the old pods say about the new attempt says nothing.
-    scene.outdated = true;
-    scene.api.edit(SERVICE, |service| service["spec"]["resources"]["memory"] = json!("2Gi"));
-    scene.step().await.unwrap();
-    scene.report(
-        json!({"candidate": {"version": version, "phase": "Failed", "gates": [{"name": "Memory", "verdict": "Fail"}]}}),
-    );
-    scene.step().await.unwrap();
-    let status = scene.service().status.unwrap();
-    assert_eq!((status.candidate_version.as_ref(), &status.rejected), (Some(&version), &None));
-    let (_, _, message) = scene.condition("UpToDate");
-    assert!(message.contains("2 older pods are replaced first"), "{message}");
-    assert_eq!(scene.version(&version).status.unwrap().gates, [], "nor do they stand in the version's status");
-    scene.outdated = false;
-    scene.report(json!({"prepared": version}));
-    scene.step().await.unwrap();
-    assert_eq!(scene.service().status.unwrap().active_version, Some(version));
 }

@@ -2,7 +2,7 @@
 
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, RolloutStatus};
 
-use super::{CountedPod, World, candidate_report, fleet, is_prepared, prepared_pods, template};
+use super::{CountedPod, World, candidate_report, fleet, is_prepared, prepared_pods, template, waits};
 use crate::{
     limits::{self, MESSAGE_PODS_MAX},
     validate::RETRY_ANNOTATION,
@@ -108,13 +108,17 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     }
     let prepared = prepared_pods(world, now);
     let summary = Some(format!("{prepared} of {} pods prepared", world.pods.len()));
-    [summary, waiting_for(world, now), replacement].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    limits::message(
+        &[summary, waiting_for(world, now), replacement].into_iter().flatten().collect::<Vec<_>>().join("; "),
+    )
 }
 
 /// The pods that are not prepared, if there are any, and how far each is.
 fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
     let answered = fleet::answered(world);
-    let unprepared = world.pods.iter().filter(|pod| !is_prepared(pod, now)).map(|pod| match pod.report {
+    let causes = waits::causes(world, now);
+    let moves = |pod: &&CountedPod| !causes.iter().any(|cause| cause.pods.contains(&pod.name));
+    let unprepared = world.pods.iter().filter(|pod| !is_prepared(pod, now)).filter(moves).map(|pod| match pod.report {
         _ if answered && !pod.ready => format!("{} is not ready and not waited for", pod.name),
         Some(_) => match candidate_report(pod, now) {
             Some(candidate) => format!("{} is {:?}", pod.name, candidate.phase),
@@ -123,12 +127,16 @@ fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
         None => format!("{} has not reported", pod.name),
     });
     let unprepared: Vec<_> = unprepared.collect();
-    (!unprepared.is_empty()).then(|| some_of(&unprepared))
+    let stuck =
+        causes.iter().take(MESSAGE_PODS_MAX).map(|cause| format!("{}: {}", some_of(&cause.pods), cause.message));
+    let moving = (!unprepared.is_empty()).then(|| some_of(&unprepared));
+    let all: Vec<_> = stuck.chain(moving).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 /// The first few of `items`, and how many more there are.
-pub(super) fn some_of(items: &[String]) -> String {
-    let shown = items.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join(", ");
+pub(super) fn some_of(items: &[impl AsRef<str>]) -> String {
+    let shown = items.iter().take(MESSAGE_PODS_MAX).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
     match items.len().saturating_sub(MESSAGE_PODS_MAX) {
         0 => shown,
         more => format!("{shown} and {more} more"),

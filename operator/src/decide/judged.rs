@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use gantry_crds::status::{GateName, RejectedOutcome};
+use gantry_crds::status::{GateName, RejectedOutcome, RejectedStatus};
 
 use crate::{
     build::hash,
@@ -72,6 +72,12 @@ pub fn still_holds(begun: &str, now: &str) -> bool {
         }
     };
     begun.len() == now.len() && begun.iter().zip(&now).all(same)
+}
+
+/// Whether nothing has changed that a verdict on this version rests on.
+#[must_use]
+pub fn stands(rejected: &RejectedStatus, wanted: &WantedVersion) -> bool {
+    of_verdict(&wanted.judged, rejected.gate, rejected.outcome, wanted.progress_deadline) == rejected.judged
 }
 
 /// What a verdict rests on that was reached with `judged`: one of the Deadline gate also on the time that there was.

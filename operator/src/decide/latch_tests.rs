@@ -130,6 +130,7 @@ fn refused(version: &str, gate: GateName, message: &str) -> CandidateStatus {
     CandidateStatus {
         version: version.to_owned(),
         phase: CandidatePhase::Failed,
+        wait_reason: None,
         progress: None,
         gates: vec![GateResult { name: gate, verdict: GateVerdict::Fail, value: None, message: message.clone() }],
         gguf: None,

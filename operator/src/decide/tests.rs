@@ -59,6 +59,7 @@ pub(super) fn refused(version: &str) -> CandidateStatus {
     CandidateStatus {
         version: version.to_owned(),
         phase: CandidatePhase::Failed,
+        wait_reason: None,
         progress: None,
         gates: vec![GateResult {
             name: GateName::Prompts,

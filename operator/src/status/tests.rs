@@ -114,7 +114,7 @@ fn one_pods_failed_gate_stands_for_all() {
             {"name": "Memory", "verdict": "Pass"}, {"name": "Prompts", "verdict": verdict, "value": "3% of 20"}]})
     };
     let status = status(None, &preparing(), &preparing(), &reports(&[gates("Pass"), gates("Fail")]));
-    assert_eq!(status.gate_summary.as_deref(), Some("Prompts: 3% of 20"));
+    assert_eq!(status.gate_summary.as_deref(), Some("3% of 20"));
     assert_eq!(condition(&status, "Fits"), "True");
     assert_eq!(condition(&status, "Validated"), "Unknown");
 }
@@ -140,8 +140,8 @@ fn a_life_from_pending_to_superseded_keeps_what_was_learnt() {
     let replaced = state(json!({"activeVersion": "chat-third"}));
     let superseded = status(Some(active), &replaced, &replaced, &[]);
     assert_eq!(
-        (superseded.phase, superseded.reason.as_deref()),
-        (Some(VersionPhase::Superseded), Some("replaced by chat-third"))
+        (superseded.phase, superseded.reason.as_deref(), superseded.message.as_deref()),
+        (Some(VersionPhase::Superseded), Some("Superseded"), Some("replaced by chat-third"))
     );
     assert_eq!(condition(&superseded, "Validated"), "True");
     let later = state(json!({"activeVersion": "chat-fourth"}));
@@ -154,7 +154,7 @@ fn a_candidate_that_is_given_up_never_answered() {
     let cancelled = state(json!({"activeVersion": "chat-old"}));
     let given_up = status(Some(pending), &preparing(), &cancelled, &[]);
     assert_eq!(given_up.phase, Some(VersionPhase::Superseded));
-    assert_eq!(given_up.reason.as_deref(), Some("replaced by chat-old before it answered"));
+    assert_eq!(given_up.message.as_deref(), Some("replaced by chat-old before it answered"));
 }
 
 #[test]
@@ -165,12 +165,13 @@ fn a_rejected_version_says_so_for_good() {
     );
     let first = status(None, &preparing(), &rejected, &[]);
     assert_eq!((first.phase, first.role), (Some(VersionPhase::Rejected), Some(VersionRole::History)));
-    assert_eq!(first.gate_summary.as_deref(), Some("Deadline: 1 of 2 pods prepared in 900s"));
-    assert_eq!(first.reason.as_deref(), Some("why"));
+    assert_eq!(first.gate_summary.as_deref(), Some("1 of 2 pods prepared"));
+    assert_eq!((first.reason.as_deref(), first.message.as_deref()), (Some("DeadlineExceeded"), Some("why")));
     assert_eq!(condition(&first, "Validated"), "False");
     let moved_on = state(json!({"activeVersion": "chat-old"}));
     let later = status(Some(first), &moved_on, &moved_on, &[]);
-    assert_eq!((later.phase, later.reason.as_deref()), (Some(VersionPhase::Rejected), Some("why")));
+    assert_eq!((later.phase, later.message.as_deref()), (Some(VersionPhase::Rejected), Some("why")));
+    assert_eq!(later.reason.as_deref(), Some("DeadlineExceeded"));
     let again = status(Some(later), &preparing(), &preparing(), &[]);
     assert_eq!((again.phase, again.gates.len()), (Some(VersionPhase::Pending), 0), "another try begins anew");
 }

@@ -5,7 +5,7 @@ use gantry_crds::{
     conditions::{ConditionType, NewCondition, Reason},
     status::{
         CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress, RejectedOutcome, RejectedStatus,
-        RolloutStatus, RolloutStep, VersionPhase, VersionRole,
+        RolloutStatus, RolloutStep, VersionPhase, VersionRole, WaitReason,
     },
 };
 use jiff::Timestamp;
@@ -14,7 +14,7 @@ use kube::ResourceExt;
 use super::set_all;
 use crate::{
     decide::{CountedPod, RolloutState, candidate_report, is_prepared, tightest_fit},
-    limits,
+    limits::{self, FIGURE_CHARS_MAX},
 };
 
 /// What a version's status is computed from.
@@ -43,6 +43,7 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
         if is_candidate(inputs.before) || is_candidate(inputs.state) { reports(inputs, &name) } else { Vec::new() };
     let phase = phase(inputs, &name, &reports, &old);
     let gates = gates(&reports, &old, is_candidate(inputs.state), rejected);
+    let (reason, message) = (reason(inputs, phase, rejected, &old), message(inputs, phase, rejected, &old));
     let mut status = ModelVersionStatus {
         phase: Some(phase),
         role: Some(role(inputs.state, &name)),
@@ -52,10 +53,13 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
         progress: if is_candidate(inputs.state) { furthest_behind(&reports) } else { None },
         gate_summary: gate_summary(&gates, rejected),
         gates,
-        reason: Some(limits::message(&reason(inputs, phase, rejected, old.phase, old.reason.as_deref()))),
+        reason: Some(reason),
+        message: Some(limits::message(&message)),
         conditions: old.conditions,
     };
-    let all = conditions(&status, phase, rejected, |gate| passed_everywhere(inputs, &name, gate));
+    let waits =
+        inputs.state.rollout.as_ref().and_then(|rollout| rollout.wait_reason).filter(|_| is_candidate(inputs.state));
+    let all = conditions(&status, phase, rejected, waits, |gate| passed_everywhere(inputs, &name, gate));
     set_all(&mut status.conditions, all, inputs.now);
     status
 }
@@ -173,19 +177,30 @@ fn rank(verdict: GateVerdict) -> u8 {
 }
 
 fn gate_summary(gates: &[GateResult], rejected: Option<&RejectedStatus>) -> Option<String> {
-    let describe = |name: GateName, value: Option<&String>| match value {
-        Some(value) => format!("{}: {value}", name.as_str()),
-        None => format!("{}: failed", name.as_str()),
-    };
-    if let Some(rejected) = rejected {
-        return Some(describe(rejected.gate, rejected.value.as_ref()));
-    }
-    if let Some(failed) = gates.iter().find(|gate| gate.verdict == GateVerdict::Fail) {
-        return Some(describe(failed.name, failed.value.as_ref()));
+    let failed = gates.iter().find(|gate| gate.verdict == GateVerdict::Fail);
+    let value = rejected.map(|rejected| &rejected.value).or(failed.map(|gate| &gate.value));
+    if let Some(value) = value {
+        return Some(value.as_deref().map_or_else(|| "failed".to_owned(), short_figure));
     }
     let asked = gates.iter().filter(|gate| gate.verdict != GateVerdict::Skipped).count();
     let passed = gates.iter().filter(|gate| gate.verdict == GateVerdict::Pass).count();
     (asked > 0).then(|| format!("{passed}/{asked}"))
+}
+
+/// As much of a figure as fits into a column, in whole words.
+fn short_figure(value: &str) -> String {
+    let mut short = String::new();
+    // What follows a comma says what was wanted.
+    for word in value.split(',').next().unwrap_or_default().split_whitespace() {
+        if !short.is_empty() && short.chars().count() + 1 + word.chars().count() > FIGURE_CHARS_MAX {
+            break;
+        }
+        if !short.is_empty() {
+            short.push(' ');
+        }
+        short.push_str(word);
+    }
+    short.chars().take(FIGURE_CHARS_MAX).collect()
 }
 
 fn furthest_behind(reports: &[&CandidateStatus]) -> Option<Progress> {
@@ -193,13 +208,42 @@ fn furthest_behind(reports: &[&CandidateStatus]) -> Option<Progress> {
     progresses.min_by_key(|progress| progress.bytes).cloned()
 }
 
+/// Why it is where it is, in a word.
 fn reason(
     inputs: &VersionInputs,
     phase: VersionPhase,
     rejected: Option<&RejectedStatus>,
-    old_phase: Option<VersionPhase>,
-    old_reason: Option<&str>,
+    old: &ModelVersionStatus,
 ) -> String {
+    let waits = inputs.state.rollout.as_ref().and_then(|rollout| rollout.wait_reason);
+    match phase {
+        VersionPhase::Pending | VersionPhase::Fetching | VersionPhase::Validating | VersionPhase::Prepared => {
+            waits.map_or(Reason::RollingOut, Reason::from).as_str().to_owned()
+        }
+        VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active => {
+            Reason::AsRequested.as_str().to_owned()
+        }
+        VersionPhase::Superseded => Reason::Superseded.as_str().to_owned(),
+        VersionPhase::Rejected | VersionPhase::RolledBack => {
+            match (rejected.map(|rejected| rejected.gate), &old.reason) {
+                (Some(GateName::Deadline), _) => Reason::DeadlineExceeded.as_str().to_owned(),
+                (Some(gate), _) => format!("{}Failed", gate.as_str()),
+                (None, Some(old)) => old.clone(),
+                (None, None) => Reason::GateFailed.as_str().to_owned(),
+            }
+        }
+    }
+}
+
+/// The same in a sentence.
+fn message(
+    inputs: &VersionInputs,
+    phase: VersionPhase,
+    rejected: Option<&RejectedStatus>,
+    old: &ModelVersionStatus,
+) -> String {
+    // An operator of before had the sentence as the reason.
+    let (old_phase, old_message) = (old.phase, old.message.as_deref().or(old.reason.as_deref()));
     let state = inputs.state;
     let rollout = state.rollout.as_ref();
     match phase {
@@ -213,12 +257,12 @@ fn reason(
             _ => "answers".to_owned(),
         },
         VersionPhase::Active => "answers".to_owned(),
-        VersionPhase::Rejected | VersionPhase::RolledBack => match (rejected, old_reason) {
+        VersionPhase::Rejected | VersionPhase::RolledBack => match (rejected, old_message) {
             (Some(rejected), _) => rejected.message.clone(),
             (None, Some(old)) => old.to_owned(),
             (None, None) => "it was refused".to_owned(),
         },
-        VersionPhase::Superseded => match old_reason {
+        VersionPhase::Superseded => match old_message {
             // The first successor is the reason; later ones change nothing.
             Some(old) if old_phase == Some(VersionPhase::Superseded) => old.to_owned(),
             _ => {
@@ -238,6 +282,7 @@ fn conditions(
     status: &ModelVersionStatus,
     phase: VersionPhase,
     rejected: Option<&RejectedStatus>,
+    waits: Option<WaitReason>,
     passed_everywhere: impl Fn(GateName) -> bool,
 ) -> [NewCondition; 5] {
     let answered = matches!(phase, VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active);
@@ -265,6 +310,10 @@ fn conditions(
         }
         (_, VersionPhase::Prepared) => (Some(true), Reason::Passed, "in every pod".to_owned()),
         _ if answered || phase == VersionPhase::RolledBack => (Some(true), Reason::Passed, "in every pod".to_owned()),
+        _ if waits.is_some() && !matches!(phase, VersionPhase::Superseded | VersionPhase::Rejected) => {
+            let reason = waits.map_or(Reason::Pending, Reason::from);
+            (None, reason, status.message.clone().unwrap_or_default())
+        }
         _ => {
             let known = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Validated.as_str());
             match known.filter(|_| matches!(phase, VersionPhase::Superseded | VersionPhase::Rejected)) {

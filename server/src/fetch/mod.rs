@@ -155,10 +155,12 @@ impl Fetcher {
                 Ok(()) => {}
                 Err(error @ FetchError::Temporary { .. }) => {
                     let bytes = partial.as_ref().map_or(0, Partial::bytes);
+                    // A try that brought bytes is no standstill, and the next one may bring more.
+                    let stands_still = !backoff.has_come(bytes);
                     let wait = backoff.after(&error, bytes);
                     tracing::warn!(%digest, %error, wait_ms = wait.as_millis() as u64, "fetch interrupted");
-                    let note = format!("{error}; tries again in {:.0} s", wait.as_secs_f64().max(1.0));
-                    progress.send_modify(|p| (p.note, p.eta) = (Some(note), None));
+                    let note = Some(error.to_string());
+                    progress.send_modify(|p| (p.note, p.stands_still, p.eta) = (note, stands_still, None));
                     tokio::time::sleep(wait).await;
                 }
                 Err(error) => {
@@ -306,6 +308,11 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
+    /// Whether the last try brought any of the `bytes` that are there.
+    fn has_come(&self, bytes: u64) -> bool {
+        bytes > self.bytes
+    }
+
     /// The wait after `error`, when `bytes` are there.
     pub(crate) fn after(&mut self, error: &FetchError, bytes: u64) -> Duration {
         if bytes > self.bytes {

@@ -15,8 +15,10 @@ pub struct FetchProgress {
     pub total: Option<u64>,
     /// Time left at the rate of this connection.
     pub eta: Option<Duration>,
-    /// Why nothing moves and when the next try is; `None` while bytes come.
+    /// Why nothing moves, the same for every try that fails alike; `None` while bytes come.
     pub note: Option<String>,
+    /// Whether the last try, too, brought no byte.
+    pub stands_still: bool,
 }
 
 /// Reports on one connection.
@@ -29,15 +31,20 @@ pub(super) struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     pub(super) fn new(out: &'a watch::Sender<FetchProgress>, bytes: u64, total: Option<u64>, now: Instant) -> Self {
-        out.send_replace(FetchProgress { bytes, total, eta: None, note: None });
+        out.send_modify(|progress| {
+            (progress.bytes, progress.total, progress.eta) = (bytes, total, None);
+            // A connection alone is no progress: why the last try failed stands until bytes come.
+            progress.note = progress.note.take().filter(|_| progress.stands_still);
+        });
         Self { out, start: (bytes, now), reported: now, total }
     }
 
     pub(super) fn at(&mut self, bytes: u64, now: Instant) {
-        if now.duration_since(self.reported) >= PROGRESS_PERIOD || self.total == Some(bytes) {
+        let stood_still = bytes > self.start.0 && self.out.borrow().stands_still;
+        if stood_still || now.duration_since(self.reported) >= PROGRESS_PERIOD || self.total == Some(bytes) {
             self.reported = now;
             let eta = eta(self.start, (bytes, now), self.total);
-            self.out.send_replace(FetchProgress { bytes, total: self.total, eta, note: None });
+            self.out.send_replace(FetchProgress { bytes, total: self.total, eta, note: None, stands_still: false });
         }
     }
 }

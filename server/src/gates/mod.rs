@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use gantry_crds::inference_service::{GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::scalars::DurationString;
-use gantry_crds::status::{CandidatePhase, GateName, NamedVersion};
+use gantry_crds::status::{CandidatePhase, GateName, NamedVersion, WaitReason};
 use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, SplitMode, TemplateReport};
 use gantry_gguf::{GgufError, Header, Summary};
 use tokio::sync::watch;
@@ -542,14 +542,20 @@ where
     F: Future<Output = Result<T, FetchError>>,
 {
     let mut backoff = Backoff::default();
+    let mut waited = false;
     loop {
         match attempt().await {
             Err(error @ FetchError::Temporary { .. }) => {
-                let wait = backoff.after(&error, 0);
-                report.waits_for(&format!("{error}; tries again in {:.0} s", wait.as_secs_f64().max(1.0)));
-                tokio::time::sleep(wait).await;
+                report.waits_for(WaitReason::FetchBackOff, &error.to_string());
+                waited = true;
+                tokio::time::sleep(backoff.after(&error, 0)).await;
             }
-            result => return result,
+            result => {
+                if waited {
+                    report.goes_on();
+                }
+                return result;
+            }
         }
     }
 }
@@ -562,9 +568,17 @@ where
     let mut wait = OBJECT_RETRY_MIN;
     loop {
         match read().await {
-            Ok(value) => return value,
-            Err(reason) => {
-                report.waits_for(&reason.to_string());
+            Ok(value) => {
+                if wait > OBJECT_RETRY_MIN {
+                    report.goes_on();
+                }
+                return value;
+            }
+            Err(error) => {
+                // A right that was granted a moment ago may not be known everywhere yet.
+                if error.reason != WaitReason::AccessDenied || wait > OBJECT_RETRY_MIN {
+                    report.waits_for(error.reason, &error.message);
+                }
                 tokio::time::sleep(wait).await;
                 wait = wait.saturating_mul(2).min(OBJECT_RETRY_MAX);
             }

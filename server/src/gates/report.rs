@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gantry_crds::status::{CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, GgufStatus};
+use gantry_crds::status::{
+    CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, GgufStatus, WaitReason,
+};
 use gantry_gguf::{Summary, fit::Fit, human_count};
 use tokio::sync::watch;
 
@@ -41,7 +43,7 @@ impl Report {
 
     /// The version is doing something else now.
     pub fn phase(&self, phase: CandidatePhase) {
-        self.change(|status| (status.phase, status.message) = (phase, None));
+        self.change(|status| (status.phase, status.wait_reason, status.message) = (phase, None, None));
     }
 
     /// Takes the line off the board.
@@ -49,9 +51,14 @@ impl Report {
         self.board.send_if_modified(|board| board.remove(&self.version).is_some());
     }
 
-    /// What it waits for.
-    pub fn waits_for(&self, reason: &str) {
-        self.change(|status| status.message = Some(clip(reason)));
+    /// Why it cannot go on, and what to do. The same text for every try that fails alike: each change of it is a write.
+    pub fn waits_for(&self, reason: WaitReason, message: &str) {
+        self.change(|status| (status.wait_reason, status.message) = (Some(reason), Some(clip(message))));
+    }
+
+    /// It goes on.
+    pub fn goes_on(&self) {
+        self.change(|status| (status.wait_reason, status.message) = (None, None));
     }
 
     /// A gate was passed.
@@ -69,6 +76,7 @@ impl Report {
     pub fn refuse(&self, refusal: &Refusal) {
         self.change(|status| {
             status.phase = CandidatePhase::Failed;
+            status.wait_reason = None;
             status.message = Some(format!("{}: {}", refusal.gate.as_str(), clip(&refusal.message)));
         });
         self.gate(GateResult {
@@ -93,8 +101,11 @@ impl Report {
             let percent = u128::from(progress.bytes) * 100 / u128::from(total);
             format!("{percent}%")
         });
+        // A source that breaks every connection, and yet sends the file by and by, would be told and untold all the time.
+        let note = progress.note.as_deref().filter(|_| progress.stands_still);
         self.change(|status| {
-            status.message = progress.note.as_deref().map(clip);
+            status.message = note.map(clip);
+            status.wait_reason = note.map(|_| WaitReason::FetchBackOff);
             status.progress = Some(gantry_crds::status::Progress {
                 bytes: signed(progress.bytes),
                 total,
@@ -151,6 +162,7 @@ pub fn blank(version: &str, message: Option<String>) -> CandidateStatus {
     CandidateStatus {
         version: version.to_owned(),
         phase: CandidatePhase::Fetching,
+        wait_reason: None,
         progress: None,
         gates: Vec::new(),
         gguf: None,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, ReplicaHealth};
+use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, ReplicaHealth, WaitReason};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -327,7 +327,8 @@ impl Manager {
                 entry.retry_at = Some(Instant::now() + retry_wait(entry.failures));
                 entry.failures = entry.failures.saturating_add(1);
                 entry.report.phase(CandidatePhase::Validating);
-                entry.report.waits_for(&format!("waits until another version is unloaded: {}", refusal.message));
+                let message = format!("waits until another version is unloaded: {}", refusal.message);
+                entry.report.waits_for(WaitReason::NoRoom, &message);
                 Step::NoRoom
             }
             Outcome::Refused(refusal) => {

@@ -14,3 +14,4 @@ mod script;
 mod swelling;
 #[path = "../http/template_file.rs"]
 mod template_file;
+mod told;

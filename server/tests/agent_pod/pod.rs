@@ -191,6 +191,7 @@ async fn a_change_of_model_there_and_back() {
         |entry: &Value| entry["candidate"]["message"].as_str().is_some_and(|text| text.contains("ConfigMap golden"));
     let entry = pod.api.entry("it waits for the prompts", waits).await;
     assert_eq!((&entry["version"], &entry["candidate"]["phase"]), (&json!("v1"), &json!("Testing")));
+    assert_eq!(entry["candidate"]["waitReason"], "ConfigMapNotFound");
     let line = json!({"messages": [{"role": "user", "content": "Which version are you?"}], "expected": TWO});
     pod.api.put_config_map("golden", json!({"prompts.jsonl": format!("{line}\n")}));
     let entry = pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
@@ -574,8 +575,9 @@ async fn a_right_that_comes_late_is_waited_for_and_a_third_version_finds_room() 
     pod.api.set_forbidden(true);
     pod.prepare(&version("v2", &two, &sha_two));
     let waits =
-        |entry: &Value| entry["candidate"]["message"].as_str().is_some_and(|text| text.contains("the right to read"));
-    pod.api.entry("it waits for the right", waits).await;
+        |entry: &Value| entry["candidate"]["message"].as_str().is_some_and(|text| text.contains("may not be read"));
+    let entry = pod.api.entry("it waits for the right", waits).await;
+    assert_eq!(entry["candidate"]["waitReason"], "AccessDenied");
     pod.api.set_forbidden(false);
     pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
     pod.activate("v2", Some("v1"));
@@ -656,12 +658,12 @@ async fn a_token_is_read_and_what_is_wrong_with_it_is_told_without_it() {
         let error = objects.token("hub").await.unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains("hush"), "{error}");
     };
-    says("which is not there").await;
+    says("is not there").await;
     api.set_forbidden(true);
-    says("the operator grants").await;
+    says("the operator is to grant").await;
     api.set_forbidden(false);
     api.put_secret("hub", json!({"password": "aHVzaA=="}));
-    says("waits for key token").await;
+    says("not the key token").await;
     // "hush hush": a header cannot hold what is no token.
     api.put_secret("hub", json!({"token": "aHVzaCBodXNo"}));
     says("is no bearer token").await;

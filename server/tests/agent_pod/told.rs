@@ -1,0 +1,82 @@
+//! What a pod tells of a version that it cannot prepare: why, once, and what to do.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use gantry_crds::revision::JUDGED_FIELDS;
+use serde_json::Value;
+
+use crate::api_server::PATIENCE;
+use crate::files::Fault;
+use crate::pod::{Pod, served, version};
+
+/// What a pod writes about a source that does not answer: why, once, and that it is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn why_a_fetch_fails_is_told_once_and_not_with_every_try() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    one.always(Some(Fault::Status(503)));
+    pod.prepare(&version("v1", &one, &sha_one));
+    let fails = |entry: &Value| entry["candidate"]["waitReason"] == "FetchBackOff";
+    let entry = pod.api.entry("it says why", fails).await;
+    let message = entry["candidate"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("503") && message.contains(&one.url()), "{message}");
+    let writes = || pod.api.seen().iter().filter(|seen| seen.method == Method::PATCH).count();
+    let (before, tries) = (writes(), one.asked().len());
+    let start = Instant::now();
+    while one.asked().len() < tries + 3 {
+        assert!(start.elapsed() < PATIENCE, "it does not try again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(writes(), before, "a write for every try");
+    one.always(None);
+    let entry = pod.api.entry("v1 prepared", |entry| entry["prepared"] == "v1").await;
+    assert_eq!(entry["candidate"].get("waitReason"), None, "{entry}");
+    pod.end().await;
+}
+
+/// The texts of a source file's string literals, those over several lines as one.
+fn literals(source: &str) -> Vec<String> {
+    let mut literals = Vec::new();
+    let mut chars = source.chars().peekable();
+    while let Some(first) = chars.next() {
+        match first {
+            // A quotation mark as a character begins no text.
+            '\'' if chars.peek() == Some(&'"') => drop(chars.next()),
+            '"' => {
+                let mut text = String::new();
+                while let Some(next) = chars.next().filter(|next| *next != '"') {
+                    if next == '\\' {
+                        chars.next();
+                    }
+                    text.push(next);
+                }
+                literals.push(text);
+            }
+            _ => {}
+        }
+    }
+    literals
+}
+
+#[test]
+fn every_field_that_a_refusal_names_lifts_the_latch_when_it_is_changed() {
+    let mut named = BTreeSet::new();
+    for folder in ["gates", "fetch", "version"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(folder);
+        for file in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).filter(|path| path.is_file()) {
+            for literal in literals(&std::fs::read_to_string(&file).unwrap()) {
+                let words = literal.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.'));
+                let fields =
+                    words.filter(|word| word.starts_with("spec.")).map(|word| word.trim_end_matches('.').to_owned());
+                named.extend(fields);
+            }
+        }
+    }
+    assert!(named.contains("spec.resources.memory") && named.contains("spec.runtime.contextSize"), "{named:?}");
+    let judged = |field: &String| JUDGED_FIELDS.iter().any(|judged| field.starts_with(judged));
+    let left_out: Vec<_> = named.iter().filter(|field| !judged(field)).collect();
+    assert!(left_out.is_empty(), "a rejection outlives a change of {left_out:?}");
+}
