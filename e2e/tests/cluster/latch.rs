@@ -95,6 +95,33 @@ async fn a_model_and_the_memory_for_it_in_one_edit_are_judged_together_and_lose_
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a cluster: make test"]
+async fn less_memory_and_a_model_that_fits_into_it_in_one_edit_lose_no_request() -> Result<()> {
+    with_temp_ns("less-memory", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let (v1, v2) = (store.model(DemoModel::V1)?, store.model(DemoModel::V2)?);
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::create(namespace, many_sequences(), &v1).await?;
+        service.patch(json!({"spec": {"resources": {"memory": ENOUGH}}})).await?;
+        service.await_settled(&v1, ROLLOUT_TIMEOUT).await?;
+        let load = light_load(&service).await?;
+
+        let small = ServiceFixture::default();
+        let spec = small.build(&v2).spec;
+        service
+            .patch(json!({"spec": {"model": spec.model, "runtime": spec.runtime, "resources": spec.resources}}))
+            .await?;
+        let service = TestService { fixture: small, ..service };
+        service.await_settled(&v2, ROLLOUT_TIMEOUT).await?;
+
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
 async fn a_version_refused_by_wrong_prompts_serves_once_they_are_right() -> Result<()> {
     with_temp_ns("right-prompts", async |namespace| {
         let v1 = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;

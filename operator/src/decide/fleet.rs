@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{
     CountedPod, World, after, candidate_report,
     failure::{Failure, some_of},
-    has_prepared, is_prepared, serves,
+    has_prepared, is_prepared, serves, template,
 };
 use crate::limits::{self, PROGRESS_DEADLINES_MAX, PROGRESS_NOTES};
 
@@ -80,7 +80,8 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
         return Candidacy::Open;
     }
     // Pods of an older template would switch, too, and they are not what it was judged in.
-    if prepared > 0 && (prepared * 2 > voices || !answered) && world.older_pods == 0 {
+    let alone = world.older_pods == 0 || template::needs_the_switch(world, now);
+    if prepared > 0 && (prepared * 2 > voices || !answered) && alone {
         return Candidacy::Ready;
     }
     match (over, refusals.into_iter().next()) {
@@ -130,6 +131,10 @@ impl Tally {
         let mut tally = Self::default();
         for pod in world.pods {
             let Some(report) = pod.report else { continue };
+            // One that is being replaced need not switch any more, nor be able to.
+            if pod.outdated && !serves(report, &now.version) {
+                continue;
+            }
             match &report.version {
                 Some(serving) if *serving == now.version => {
                     if report.health == ReplicaHealth::Failed {

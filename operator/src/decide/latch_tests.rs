@@ -304,3 +304,58 @@ fn a_pod_without_what_the_spec_asks_for_judges_nothing() {
     let committed = cluster.step(&user, |report| report.prepared = Some(version.clone()), false);
     assert!(matches!(committed, Some(Transition::Committed { .. })), "{committed:?}");
 }
+
+/// Less memory, and a model that fits into it: the new pod cannot have the active version, and so is never ready before the
+/// switch, for which the old one would have to wait for ever.
+#[test]
+fn a_smaller_model_and_less_memory_in_one_edit_leave_the_old_pods_behind() {
+    let mut user = User::new();
+    let mut cluster = Cluster { state: RolloutState::default(), stamped: Vec::new(), now: 0, pods: 1 };
+    let first = user.spec().wanted.name;
+    cluster.step(&user, |_| {}, false);
+    cluster.step(&user, |report| report.prepared = Some(first.clone()), false);
+    cluster.step(&user, |report| report.version = Some(first.clone()), false);
+    user.set("/spec/model/source/sha256", json!("b".repeat(64)));
+    user.set("/spec/resources/memory", json!("512Mi"));
+    cluster.step(&user, |report| report.version = Some(first.clone()), true);
+    let (spec, second) = (user.spec(), user.spec().wanted.name);
+    assert_eq!(cluster.state.candidate.as_ref(), Some(&second));
+    let attempt = cluster.state.rollout.as_ref().map(|rollout| rollout.attempt);
+    let entry = |pod: &str, version: Option<&String>| {
+        let mut entry = report(pod, 0);
+        (entry.attempt, entry.version) = (attempt, version.cloned());
+        entry
+    };
+    let mut step = |old: &ReplicaStatus, new: &ReplicaStatus, switched: bool| {
+        cluster.now += 1;
+        let pods = [(old, true, true), (new, switched, false)].map(|(report, ready, outdated)| CountedPod {
+            name: &report.pod,
+            ready,
+            report: Some(report),
+            outdated,
+        });
+        let plan = decide(&World {
+            now: time(cluster.now),
+            spec: Some(&spec),
+            state: &cluster.state,
+            pods: &pods,
+            target_replicas: 1,
+            stamped: &cluster.stamped,
+            older_pods: 0,
+        });
+        cluster.state = plan.state;
+        plan.transition
+    };
+    let (old, mut new) = (entry("old", Some(&first)), entry("new", None));
+    assert_eq!(step(&old, &new, false), None, "it has not prepared it");
+    // One that answers with the active version is waited for like any other.
+    let restored = ReplicaStatus { prepared: Some(second.clone()), ..entry("new", Some(&first)) };
+    assert_eq!(step(&old, &restored, true), None, "old pods go when it is ready");
+    new.prepared = Some(second.clone());
+    assert!(matches!(step(&old, &new, false), Some(Transition::Committed { .. })));
+    let mut old = old;
+    old.candidate = Some(refused(&second, GateName::Memory, "it does not fit beside the active one"));
+    let new = entry("new", Some(&second));
+    assert!(matches!(step(&old, &new, true), Some(Transition::Baking { .. })), "what the old pod says does not count");
+    assert_eq!(step(&old, &new, true), None);
+}
