@@ -30,6 +30,7 @@ pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, Run
     status = "InferenceServiceStatus",
     validation = Rule::new("self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name: use at most 40 lower-case letters, digits and dashes, starting with a letter: Services and pods are named after it"),
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.gpuMemory) || (has(self.spec.resources) && has(self.spec.resources.gpu))").message("spec.runtime.gpuMemory: it is a limit for a pod with GPUs, so ask for some (spec.resources.gpu), or leave it out"),
+    validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.prefixCache) || !has(self.spec.runtime.prefixCache.disk) || (has(self.spec.cache) && has(self.spec.cache.sizeLimit))").message("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit, so give that as well"),
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.prefixCache) || !has(self.spec.runtime.prefixCache.disk) || !has(self.spec.cache) || !has(self.spec.cache.sizeLimit) || !isQuantity(self.spec.runtime.prefixCache.disk) || !isQuantity(self.spec.cache.sizeLimit) || quantity(self.spec.runtime.prefixCache.disk).isLessThan(quantity(self.spec.cache.sizeLimit))").message("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit, whose rest is for models, so give less"),
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicaCount", label_selector_path = ".status.selector"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "It answers, with what the spec asks for"),
@@ -107,7 +108,11 @@ pub struct SourceSpec {
     /// Address of the file: https://, http://, hf://, s3://, gs://, azure://, oci:// or file://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
-    #[x_kube(validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https://, http://, hf://, s3://, gs://, azure://, oci:// or file://, without spaces"))]
+    #[x_kube(
+        validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https://, http://, hf://, s3://, gs://, azure://, oci:// or file://, without spaces"),
+        validation = Rule::new("!self.matches('^[a-z0-9]+://[/\\\\\\\\]*[^/\\\\\\\\?#]*@')").message("uri: leave user and password out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"),
+        validation = Rule::new("!self.matches('(?i)^[^#]*[?&;](x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|x-goog-credential|awsaccesskeyid|signature|sig|token|access_token|auth_token|api_key|apikey|password)=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef")
+    )]
     pub uri: Option<String>,
     /// A file on a PersistentVolumeClaim of the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -115,7 +120,8 @@ pub struct SourceSpec {
     /// SHA-256 of the file. A file with another digest is never loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<Sha256>,
-    /// Secret of the same namespace with the credentials of the source (key `token`).
+    /// Secret of the same namespace with the token of the source (key `token`), which is sent over https:// to the hosts that
+    /// the Secret's annotation gantry.dev/hosts names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalName>,
 }
@@ -181,9 +187,27 @@ pub struct CacheSpec {
     /// Who shares the files.
     #[serde(default)]
     pub mode: CacheMode,
-    /// Most bytes that the cache of a pod may take; the least recently used models go first.
+    /// Most bytes that the cache of a pod may take, of its node's disk; the least recently used models go first. If left out,
+    /// as much as spec.resources.memory and 40Gi for each GPU, or 20Gi without these: the models that are loaded fit into
+    /// that. A change restarts the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<PositiveQuantity>,
+}
+
+/// Bytes of a pod's cache for each of its GPUs, where spec.cache.sizeLimit does not say.
+pub const CACHE_BYTES_PER_GPU: u64 = 40 << 30;
+/// Bytes of a pod's cache where neither spec.cache.sizeLimit nor spec.resources says anything of it.
+pub const CACHE_BYTES_DEFAULT: u64 = 20 << 30;
+
+/// Bytes that the cache of a pod may take. What is not said follows from what a pod can have loaded: models that fit into
+/// its memory, the version that answers and the one beside it, fit into a cache of the same size. It does not follow from the
+/// models themselves: pods are not restarted for another model.
+#[must_use]
+pub fn cache_bytes(limit: Option<&PositiveQuantity>, memory: Option<&PositiveQuantity>, gpus: u32) -> u64 {
+    let of_gpus = CACHE_BYTES_PER_GPU * u64::from(gpus);
+    let loaded = memory.and_then(PositiveQuantity::bytes).unwrap_or(0).saturating_add(of_gpus);
+    let default = if loaded == 0 { CACHE_BYTES_DEFAULT } else { loaded };
+    limit.and_then(PositiveQuantity::bytes).unwrap_or(default)
 }
 
 /// Who shares downloaded models.

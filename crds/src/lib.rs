@@ -5,6 +5,7 @@
 //! check stand here as CEL with a message that says what to do; rules that need more than one object stand in the
 //! operator. Nothing in this crate talks to a cluster.
 
+pub mod address;
 pub mod conditions;
 pub mod inference_service;
 pub mod model_version;
@@ -24,6 +25,9 @@ pub const GROUP: &str = "gantry.dev";
 pub const VERSION: &str = "v1alpha1";
 /// Label on every child: the InferenceService it belongs to.
 pub const SERVICE_LABEL: &str = "gantry.dev/service";
+/// Annotation of a Secret: the hosts to which its token may be sent, `huggingface.co, *.example.com, files.ns.svc:8443`.
+/// Who owns the Secret sets it; without it the Secret is not used.
+pub const HOSTS_ANNOTATION: &str = "gantry.dev/hosts";
 /// Finalizer that releases before this one set. The operator takes it off: owner references remove all that belongs to a
 /// service, and a deletion must not wait for an operator that may be gone.
 pub const OLD_FINALIZER: &str = "gantry.dev/cleanup";

@@ -43,6 +43,11 @@ pub struct InferenceServiceStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".to_string()]))]
     #[schemars(length(max = 4))]
     pub versions: Vec<NamedVersion>,
+    /// SHA-256 of every model file that a revision names. Pods keep these while there is room, and remove all others. Nothing is
+    /// removed while it is empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub digests: Vec<String>,
     /// What each pod reports about itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["pod".to_string()]))]

@@ -70,6 +70,15 @@ pub struct Children {
     pub deployment: Deployment,
 }
 
+/// What the installation says of pods that are made from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewPods {
+    /// Image of the server.
+    pub image: String,
+    /// Whether models may be fetched from private addresses, as those of the cluster are.
+    pub private_sources: bool,
+}
+
 /// What children are built from.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
@@ -79,8 +88,8 @@ pub struct Inputs<'a> {
     pub spec: &'a ValidService,
     /// Versions whose Secrets the agents may read.
     pub versions: &'a [NamedVersion],
-    /// Image of new pod templates.
-    pub server_image: &'a str,
+    /// What new pod templates get from the operator.
+    pub new_pods: &'a NewPods,
     /// The pod template as it was applied before.
     pub stored: Option<&'a StoredTemplate>,
     /// Whether any pod answers: while none does there is nothing to protect from a change of the template.

@@ -33,7 +33,7 @@ use tracing::{error, info};
 
 use crate::{
     act::{self, Actor},
-    build::{self, Inputs, StoredTemplate, TemplateId},
+    build::{self, Inputs, NewPods, StoredTemplate, TemplateId},
     decide::{CountedPod, Plan, RolloutState, Transition, World, decide},
     events::{Events, describe},
     http::Role,
@@ -51,7 +51,7 @@ use crate::{
 pub struct Context {
     client: Client,
     stores: Stores,
-    server_image: String,
+    new_pods: NewPods,
     events: Events,
     metrics: Arc<Metrics>,
     memory: Mutex<HashMap<ObjectRef<InferenceService>, Memory>>,
@@ -71,9 +71,9 @@ struct Memory {
 impl Context {
     /// A context that writes with `client` and sees what is in `stores`.
     #[must_use]
-    pub fn new(client: Client, stores: Stores, server_image: String, instance: String, metrics: Arc<Metrics>) -> Self {
+    pub fn new(client: Client, stores: Stores, new_pods: NewPods, instance: String, metrics: Arc<Metrics>) -> Self {
         let events = Events::new(client.clone(), instance);
-        Self { client, stores, server_image, events, metrics, memory: Mutex::default() }
+        Self { client, stores, new_pods, events, metrics, memory: Mutex::default() }
     }
 
     fn remember<T>(&self, service: &InferenceService, change: impl FnOnce(&mut Memory) -> T) -> T {
@@ -146,8 +146,8 @@ pub struct Settings {
     pub watch_client: Client,
     /// Client for all other requests.
     pub client: Client,
-    /// Image of new serving pods.
-    pub server_image: String,
+    /// What new serving pods get.
+    pub new_pods: NewPods,
     /// Name of this operator's pod.
     pub instance: String,
     /// Metrics.
@@ -159,7 +159,7 @@ pub async fn run(settings: Settings, role: &watch::Sender<Role>, stop: Cancellat
     let (stores, wakes) = Stores::watch(&settings.watch_client);
     settings.metrics.watch(stores.services());
     let context =
-        Arc::new(Context::new(settings.client, stores, settings.server_image, settings.instance, settings.metrics));
+        Arc::new(Context::new(settings.client, stores, settings.new_pods, settings.instance, settings.metrics));
     let filled = async {
         if context.stores.ready().await.is_ok() {
             role.send_replace(Role::Leading);
@@ -392,7 +392,7 @@ impl Pass<'_> {
             owner: self.service,
             spec,
             versions: &plan.state.versions,
-            server_image: &self.context.server_image,
+            new_pods: &self.context.new_pods,
             stored: self.stored,
             answers: answers(self.pods),
         });

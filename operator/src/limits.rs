@@ -64,6 +64,9 @@ pub const FIGURE_CHARS_MAX: usize = 20;
 /// Size of the scratch volume at `/tmp` in a serving pod: sockets and small files only.
 pub const TMP_SIZE: &str = "64Mi";
 
+/// Disk of a serving pod beside its cache: what is at `/tmp`, and logs that the container runtime keeps of it.
+pub const DISK_BESIDE_CACHE_BYTES: u64 = 256 << 20;
+
 /// Old ReplicaSets that are kept.
 pub const REPLICA_SETS_KEPT: i32 = 3;
 

@@ -8,6 +8,7 @@ use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use gantry_operator::{
+    build::NewPods,
     controller::{self, Settings},
     http::{self, Role},
     lease::Elector,
@@ -43,6 +44,9 @@ struct Run {
     /// Image of new serving pods
     #[arg(long, env = "SERVER_IMAGE")]
     server_image: String,
+    /// Whether new serving pods may fetch models from private addresses, as those of the cluster are
+    #[arg(long, env = "PRIVATE_SOURCES", default_value_t = true, action = clap::ArgAction::Set)]
+    private_sources: bool,
     /// Namespace of the operator, which holds its Lease
     #[arg(long, env = "POD_NAMESPACE")]
     pod_namespace: String,
@@ -108,7 +112,7 @@ async fn run(arguments: Run) -> anyhow::Result<()> {
     let settings = Settings {
         watch_client,
         client,
-        server_image: arguments.server_image,
+        new_pods: NewPods { image: arguments.server_image, private_sources: arguments.private_sources },
         instance: arguments.pod_name,
         metrics: Arc::clone(&metrics),
     };

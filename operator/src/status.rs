@@ -6,6 +6,8 @@
 mod pods;
 mod version;
 
+use std::collections::BTreeSet;
+
 use gantry_crds::{
     InferenceService, InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason, set_condition},
@@ -61,6 +63,7 @@ pub fn service_status(inputs: &ServiceInputs) -> InferenceServiceStatus {
         rollout: state.rollout.clone(),
         rejected: state.rejected.clone(),
         versions: state.versions.clone(),
+        digests: digests(inputs),
         attempts: state.attempts,
         replicas: Vec::new(),
         replica_count: count(pods.iter().filter(|pod| !pod.over).count()),
@@ -84,6 +87,20 @@ pub fn differs(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatu
         Some(old) => InferenceServiceStatus { replicas: Vec::new(), ..old.clone() } != *new,
         None => true,
     }
+}
+
+/// Digests of the files that the versions of the state and of the history name.
+fn digests(inputs: &ServiceInputs) -> Vec<String> {
+    let living = inputs.observed.versions.iter().filter(|version| version.metadata.deletion_timestamp.is_none());
+    let history = living.map(|version| (&version.spec.model, &version.spec.runtime));
+    let named = inputs.state.versions.iter().map(|version| (&version.model, &version.runtime));
+    let sources = history.chain(named).flat_map(|(model, runtime)| {
+        let draft = runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
+        std::iter::once(&model.source).chain(draft)
+    });
+    let digests: BTreeSet<&String> =
+        sources.filter_map(|source| source.sha256.as_ref().map(|sha256| &sha256.0)).collect();
+    digests.into_iter().cloned().collect()
 }
 
 fn count(number: usize) -> i32 {

@@ -8,7 +8,10 @@ use std::{fmt, time::Duration};
 
 use gantry_crds::{
     InferenceService, InferenceServiceSpec,
-    inference_service::{CacheMode, ModelSpec, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec},
+    address::credential,
+    inference_service::{
+        CacheMode, ModelSpec, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes,
+    },
     revision::{judged_by, version_name},
     scalars::PositiveQuantity,
 };
@@ -98,8 +101,10 @@ pub struct PodSettings {
     pub memory: Option<Quantity>,
     /// Extended resource and number of GPUs.
     pub gpu: Option<(String, u32)>,
-    /// Most bytes of the model cache.
+    /// Most bytes of the model cache, where the spec says so.
     pub cache_limit: Option<Quantity>,
+    /// Most bytes of the model cache.
+    pub cache_bytes: u64,
     /// Longest time that requests in flight get.
     pub drain_timeout: Duration,
     /// Value of [`RESTART_ANNOTATION`].
@@ -180,6 +185,11 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         memory: problems.quantity("spec.resources.memory", spec.resources.memory.as_ref()),
         gpu: spec.resources.gpu.as_ref().map(|gpu| (gpu.resource_name.clone(), gpu.count)),
         cache_limit: problems.quantity("spec.cache.sizeLimit", spec.cache.size_limit.as_ref()),
+        cache_bytes: cache_bytes(
+            spec.cache.size_limit.as_ref(),
+            spec.resources.memory.as_ref(),
+            spec.resources.gpu.as_ref().map_or(0, |gpu| gpu.count),
+        ),
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
     };
@@ -307,6 +317,9 @@ impl Collector {
         if let Some(ttl) = &spec.ttl {
             self.parsed("spec.runtime.prefixCache.ttl", ttl.to_std());
         }
+        if spec.disk.is_some() && limit.is_none() {
+            self.invalid(DISK, "it is a part of spec.cache.sizeLimit: give that as well");
+        }
         let bytes = |quantity: Option<&PositiveQuantity>| quantity.and_then(PositiveQuantity::bytes);
         if let (Some(disk), Some(limit)) = (bytes(spec.disk.as_ref()), bytes(limit))
             && disk >= limit
@@ -316,6 +329,9 @@ impl Collector {
     }
 
     fn source(&mut self, fields: &SourceFields, source: &SourceSpec) {
+        if let Some(found) = source.uri.as_deref().and_then(credential) {
+            self.invalid(fields.uri, found.to_string());
+        }
         match (&source.uri, &source.pvc) {
             (Some(uri), None) if uri.starts_with("https://") || uri.starts_with("http://") => match &source.sha256 {
                 Some(digest) => {
@@ -472,6 +488,24 @@ mod tests {
         ] {
             assert!(fields.contains(&field), "{field} in {problems}");
         }
+    }
+
+    #[test]
+    fn a_credential_in_an_address_is_refused_and_not_repeated() {
+        for uri in ["https://me:hush@h/m.gguf", "https://h/m.gguf?X-Amz-Signature=hush"] {
+            let problems = validate(&service(json!({"model": {"source": {"uri": uri}}}))).unwrap_err();
+            let text = problems.to_string();
+            assert!(problems.any_invalid() && text.starts_with("spec.model.source.uri: "), "{text}");
+            assert!(text.contains("secretRef") && !text.contains("hush"), "{text}");
+        }
+    }
+
+    #[test]
+    fn prompts_on_disk_need_a_limit_of_the_cache_that_they_are_a_part_of() {
+        let disk = |limit: Value| json!({"runtime": {"prefixCache": {"disk": "1Gi"}}, "cache": {"sizeLimit": limit}});
+        let problems = validate(&service(disk(Value::Null))).unwrap_err().to_string();
+        assert!(problems.contains("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit"), "{problems}");
+        assert!(validate(&service(disk(json!("2Gi")))).is_ok());
     }
 
     #[test]

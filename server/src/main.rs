@@ -12,6 +12,7 @@ use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig};
 use gantry_server::api::App;
 use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
+use gantry_server::fetch::Reach;
 use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
@@ -209,8 +210,14 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
     let router = Router::new();
     let app = App::new(Arc::clone(&router), workers.output(), limits, None, Some(args.service.clone()));
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
-    let config =
-        AgentConfig { service: args.service, namespace: args.namespace, pod: args.pod, cache_dir: args.cache_dir };
+    let config = AgentConfig {
+        service: args.service,
+        namespace: args.namespace,
+        pod: args.pod,
+        cache_dir: args.cache_dir,
+        cache_bytes: args.cache_bytes,
+        reach: Reach { private: args.private_sources, ..Reach::default() },
+    };
     let agent = tokio::spawn({
         let (router, stop, stop_agent) = (Arc::clone(&router), stop.clone(), stop_agent.clone());
         async move {

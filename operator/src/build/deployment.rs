@@ -22,11 +22,11 @@ use k8s_openapi::{
 use kube::ResourceExt;
 
 use super::{
-    Inputs, METRICS_PORT, METRICS_PORT_NAME, PORT_NAME, SERVER_PORT, hash, identity_name, labels, metadata,
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, hash, identity_name, labels, metadata,
     pod_selector,
 };
 use crate::{
-    limits::{REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
+    limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
     validate::{PodSettings, RESTART_ANNOTATION},
 };
 
@@ -176,9 +176,9 @@ fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
                 ..PodSecurityContext::default()
             }),
             topology_spread_constraints: Some(vec![spread(&name)]),
-            containers: vec![container(inputs.owner, pod, inputs.server_image)],
+            containers: vec![container(inputs.owner, pod, inputs.new_pods)],
             volumes: Some(vec![
-                empty_dir("cache", pod.cache_limit.clone()),
+                empty_dir("cache", Some(cache_limit(pod))),
                 empty_dir("tmp", Some(Quantity(TMP_SIZE.to_owned()))),
             ]),
             ..PodSpec::default()
@@ -205,7 +205,29 @@ fn empty_dir(name: &str, size_limit: Option<Quantity>) -> Volume {
     }
 }
 
-fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Container {
+/// Whoever wrote the limit reads it as it was written.
+fn cache_limit(pod: &PodSettings) -> Quantity {
+    pod.cache_limit.clone().unwrap_or_else(|| Quantity(pod.cache_bytes.to_string()))
+}
+
+fn environment(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) -> Vec<EnvVar> {
+    let plain = |name: &str, value: String| EnvVar { name: name.to_owned(), value: Some(value), ..EnvVar::default() };
+    let mut environment = vec![
+        plain("GANTRY_SERVICE", owner.name_any()),
+        from_field("GANTRY_NAMESPACE", "metadata.namespace"),
+        from_field("GANTRY_POD", "metadata.name"),
+        plain("GANTRY_DRAIN_TIMEOUT", drain_seconds(pod).to_string()),
+        plain("GANTRY_HTTP_METRICS_PORT", METRICS_PORT.to_string()),
+        // The volume's size is the template's, and the spec may say another one by the time that it is read.
+        plain("GANTRY_CACHE_BYTES", pod.cache_bytes.to_string()),
+    ];
+    if !new_pods.private_sources {
+        environment.push(plain("GANTRY_PRIVATE_SOURCES", "false".to_owned()));
+    }
+    environment
+}
+
+fn container(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) -> Container {
     let mount = |name: &str, path: &str| VolumeMount {
         name: name.to_owned(),
         mount_path: path.to_owned(),
@@ -213,24 +235,10 @@ fn container(owner: &InferenceService, pod: &PodSettings, image: &str) -> Contai
     };
     Container {
         name: "server".to_owned(),
-        image: Some(image.to_owned()),
+        image: Some(new_pods.image.clone()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         args: Some(vec!["pod".to_owned()]),
-        env: Some(vec![
-            EnvVar { name: "GANTRY_SERVICE".to_owned(), value: Some(owner.name_any()), ..EnvVar::default() },
-            from_field("GANTRY_NAMESPACE", "metadata.namespace"),
-            from_field("GANTRY_POD", "metadata.name"),
-            EnvVar {
-                name: "GANTRY_DRAIN_TIMEOUT".to_owned(),
-                value: Some(drain_seconds(pod).to_string()),
-                ..EnvVar::default()
-            },
-            EnvVar {
-                name: "GANTRY_HTTP_METRICS_PORT".to_owned(),
-                value: Some(METRICS_PORT.to_string()),
-                ..EnvVar::default()
-            },
-        ]),
+        env: Some(environment(owner, pod, new_pods)),
         ports: Some(vec![port(PORT_NAME, SERVER_PORT), port(METRICS_PORT_NAME, METRICS_PORT)]),
         // The process must be up within a minute; a model that loads shows in readiness alone, however long it takes.
         startup_probe: Some(probe("/healthz", 1, 2, 60)),
@@ -291,7 +299,8 @@ fn probe(path: &str, period_seconds: i32, timeout_seconds: i32, failure_threshol
 }
 
 /// Memory is request and limit, so that the memory gate has a firm figure; CPUs are a request only, because a limit
-/// would stall decoding in the middle of a token.
+/// would stall decoding in the middle of a token. Disk is request and limit: models that a node has no room for would fill
+/// it, and the kubelet would evict one pod after the other.
 fn resources(pod: &PodSettings) -> ResourceRequirements {
     let mut requests = BTreeMap::new();
     let mut limits = BTreeMap::new();
@@ -301,6 +310,10 @@ fn resources(pod: &PodSettings) -> ResourceRequirements {
     if let Some(memory) = &pod.memory {
         requests.insert("memory".to_owned(), memory.clone());
         limits.insert("memory".to_owned(), memory.clone());
+    }
+    let disk = (pod.cache_bytes.saturating_add(DISK_BESIDE_CACHE_BYTES)).div_ceil(1 << 20);
+    for side in [&mut requests, &mut limits] {
+        side.insert("ephemeral-storage".to_owned(), Quantity(format!("{disk}Mi")));
     }
     if let Some((resource, count)) = &pod.gpu {
         limits.insert(resource.clone(), Quantity(count.to_string()));

@@ -20,10 +20,14 @@ fn owner(patch: &Value) -> InferenceService {
     serde_json::from_value(object).unwrap()
 }
 
+fn new_pods(image: &str) -> NewPods {
+    NewPods { image: image.to_owned(), private_sources: true }
+}
+
 fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Children {
     let owner = owner(patch);
     let spec = validate(&owner).unwrap();
-    build(&Inputs { owner: &owner, spec: &spec, versions: &[], server_image: image, stored, answers: true })
+    build(&Inputs { owner: &owner, spec: &spec, versions: &[], new_pods: &new_pods(image), stored, answers: true })
 }
 
 fn stored(children: &Children) -> StoredTemplate {
@@ -156,13 +160,59 @@ fn memory_is_request_and_limit_and_a_gpu_leaves_no_room_for_a_surge() {
         None,
     );
     let resources = &pod(&children)["containers"][0]["resources"];
-    assert_eq!(resources["requests"], json!({"cpu": "4", "memory": "24Gi"}));
-    assert_eq!(resources["limits"], json!({"memory": "24Gi", "nvidia.com/gpu": "2"}));
+    let disk = format!("{}Mi", (24 + 2 * 40) * 1024 + 256);
+    assert_eq!(resources["requests"], json!({"cpu": "4", "memory": "24Gi", "ephemeral-storage": disk}));
+    assert_eq!(resources["limits"], json!({"memory": "24Gi", "nvidia.com/gpu": "2", "ephemeral-storage": disk}));
     let strategy = |children: &Children| {
         serde_json::to_value(&children.deployment).unwrap()["spec"]["strategy"]["rollingUpdate"].clone()
     };
     assert_eq!(strategy(&children), json!({"maxSurge": 0, "maxUnavailable": 1}));
     assert_eq!(strategy(&built(&json!({}), "server:1", None)), json!({"maxSurge": 1, "maxUnavailable": 0}));
+}
+
+#[test]
+fn a_cache_has_a_limit_that_the_node_keeps_room_for_and_the_server_knows() {
+    for (change, limit, bytes, disk) in [
+        (json!({}), "21474836480", 20_u64 << 30, "20736Mi"),
+        (json!({"/spec/resources": {"memory": "24Gi"}}), "25769803776", 24 << 30, "24832Mi"),
+        (json!({"/spec/resources": {"memory": "1500M"}}), "1500000000", 1_500_000_000, "1687Mi"),
+        (json!({"/spec/resources": {"gpu": {"count": 1}}}), "42949672960", 40 << 30, "41216Mi"),
+        (
+            json!({"/spec/resources": {"memory": "8Gi"}, "/spec/cache": {"sizeLimit": "10Gi"}}),
+            "10Gi",
+            10 << 30,
+            "10496Mi",
+        ),
+    ] {
+        let pod = pod(&built(&change, "server:1", None));
+        assert_eq!(pod["volumes"][0]["emptyDir"], json!({"sizeLimit": limit}), "{change}");
+        let container = &pod["containers"][0];
+        for side in ["requests", "limits"] {
+            assert_eq!(container["resources"][side]["ephemeral-storage"], disk, "{change}");
+        }
+        let variable = json!({"name": "GANTRY_CACHE_BYTES", "value": bytes.to_string()});
+        assert!(container["env"].as_array().unwrap().contains(&variable), "{change}");
+    }
+}
+
+#[test]
+fn pods_fetch_from_private_addresses_unless_the_installation_forbids_it() {
+    let owner = owner(&json!({}));
+    let spec = validate(&owner).unwrap();
+    for (private_sources, says) in [(true, Value::Null), (false, json!("false"))] {
+        let new_pods = NewPods { private_sources, ..new_pods("server:1") };
+        let children = build(&Inputs {
+            owner: &owner,
+            spec: &spec,
+            versions: &[],
+            new_pods: &new_pods,
+            stored: None,
+            answers: true,
+        });
+        let env = pod(&children)["containers"][0]["env"].clone();
+        let said = env.as_array().unwrap().iter().find(|variable| variable["name"] == "GANTRY_PRIVATE_SOURCES");
+        assert_eq!(said.map_or(Value::Null, |variable| variable["value"].clone()), says);
+    }
 }
 
 #[test]
@@ -193,7 +243,7 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
         owner: &owner,
         spec: &spec,
         versions: &[old],
-        server_image: "server:1",
+        new_pods: &new_pods("server:1"),
         stored: None,
         answers: true,
     });

@@ -137,7 +137,8 @@ impl Scene {
 fn context(api: &FakeApi, server_image: &str) -> Context {
     let client = api.client();
     let (stores, _) = Stores::watch(&client);
-    Context::new(client, stores, server_image.to_owned(), "operator-0".to_owned(), Arc::default())
+    let new_pods = NewPods { image: server_image.to_owned(), private_sources: true };
+    Context::new(client, stores, new_pods, "operator-0".to_owned(), Arc::default())
 }
 
 fn pod(name: &str) -> PodView {
@@ -532,6 +533,31 @@ async fn a_crash_between_stamping_and_the_status_is_made_good() {
             &format!("PATCH {VERSIONS}/{}/status", scene.service().status.unwrap().candidate_version.unwrap())
         ]
     );
+}
+
+#[tokio::test]
+async fn pods_are_told_which_files_a_revision_names() {
+    let mut scene = Scene::serving().await;
+    let digests = |scene: &Scene| scene.service().status.unwrap().digests;
+    assert_eq!(digests(&scene), ["1".repeat(64)]);
+    scene.api.edit(SERVICE, |service| {
+        service["metadata"]["generation"] = json!(2);
+        service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64));
+        let draft = json!({"uri": "https://models/d.gguf", "sha256": "d".repeat(64)});
+        service["spec"]["runtime"] = json!({"speculative": {"draft": draft}});
+    });
+    scene.step().await.unwrap();
+    assert_eq!(digests(&scene), ["1", "2", "d"].map(|digit| digit.repeat(64)), "with the write that names the version");
+    // What is taken out of the history is not named any more.
+    for version in scene.api.list::<ModelVersion>(&format!("{VERSIONS}/")) {
+        if version.spec.revision == 2 {
+            scene.api.remove(&format!("{VERSIONS}/{}", version.name_any()));
+        }
+    }
+    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("1".repeat(64)));
+    scene.api.edit(SERVICE, |service| drop(service["spec"].as_object_mut().unwrap().remove("runtime")));
+    scene.step().await.unwrap();
+    assert_eq!(digests(&scene), ["1".repeat(64)]);
 }
 
 #[tokio::test]

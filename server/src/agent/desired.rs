@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
-use gantry_crds::inference_service::{RuntimeSpec, SchedulingSpec};
-use gantry_crds::scalars::PositiveQuantity;
+use gantry_crds::inference_service::{RuntimeSpec, SchedulingSpec, cache_bytes};
 use gantry_crds::status::RolloutStep;
 use kube::core::DynamicObject;
 
@@ -24,9 +23,11 @@ pub struct InvalidObject(String);
 
 /// Reads what is asked.
 ///
+/// `volume_bytes` is what the cache's volume holds, if that is known: an edited spec is read before the pods are made anew.
+///
 /// # Errors
 /// The object does not have the shape that this release knows.
-pub fn read(object: DynamicObject) -> Result<(Desired, InferenceService), InvalidObject> {
+pub fn read(object: DynamicObject, volume_bytes: Option<u64>) -> Result<(Desired, InferenceService), InvalidObject> {
     let invalid = |error: serde_json::Error| InvalidObject(error.to_string());
     let mut value = serde_json::to_value(object).map_err(invalid)?;
     // Who wrote which field is most of a large object, and of no use here.
@@ -34,10 +35,10 @@ pub fn read(object: DynamicObject) -> Result<(Desired, InferenceService), Invali
         metadata.remove("managedFields");
     }
     let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
-    Ok((desired(&service), service))
+    Ok((desired(&service, volume_bytes), service))
 }
 
-fn desired(service: &InferenceService) -> Desired {
+fn desired(service: &InferenceService, volume_bytes: Option<u64>) -> Desired {
     let status = service.status.clone().unwrap_or_default();
     let (candidate, kept) = match &status.rollout {
         Some(rollout) if rollout.step == RolloutStep::Prepare => {
@@ -61,7 +62,7 @@ fn desired(service: &InferenceService) -> Desired {
             .into_iter()
             .map(|version| (version.name.clone(), version))
             .collect::<BTreeMap<_, _>>(),
-        settings: settings(service, kept_prefix_bytes),
+        settings: settings(service, volume_bytes, kept_prefix_bytes),
     }
 }
 
@@ -73,22 +74,21 @@ fn prefix_bytes(runtime: &RuntimeSpec) -> u64 {
 /// The API server has checked these values; one that it would refuse today falls back to the default.
 ///
 /// `kept_prefix_bytes` of the cache's volume are not for models.
-fn settings(service: &InferenceService, kept_prefix_bytes: u64) -> Settings {
+fn settings(service: &InferenceService, volume_bytes: Option<u64>, kept_prefix_bytes: u64) -> Settings {
     let spec = &service.spec;
     let fallback = Settings::default();
     let warn = |error: &dyn std::fmt::Display| tracing::warn!(%error, "a value of the spec is not usable");
     let gates = &spec.rollout.gates;
+    let resources = &spec.resources;
+    let gpus = resources.gpu.as_ref().map_or(0, |gpu| gpu.count);
+    let asked = cache_bytes(spec.cache.size_limit.as_ref(), resources.memory.as_ref(), gpus);
+    let volume = volume_bytes.map_or(asked, |volume| volume.min(asked));
     Settings {
         headroom_ratio: gates.memory.headroom.ratio().inspect_err(|e| warn(e)).unwrap_or(fallback.headroom_ratio),
         prompts: gates.prompts.clone(),
         scheduling: scheduling(&spec.scheduling),
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
-        cache_limit_bytes: spec
-            .cache
-            .size_limit
-            .as_ref()
-            .and_then(PositiveQuantity::bytes)
-            .map(|all| (all - all / CACHE_MARGIN_DIVISOR).saturating_sub(kept_prefix_bytes)),
+        cache_limit_bytes: Some((volume - volume / CACHE_MARGIN_DIVISOR).saturating_sub(kept_prefix_bytes)),
         gpu: spec.resources.gpu.is_some(),
     }
 }
@@ -175,7 +175,7 @@ mod tests {
             (json!({"activeVersion": "v1", "candidateVersion": "v2"}), Some("v1"), None, None, true),
         ] {
             let text = status.to_string();
-            let (desired, _) = read(object(status)).unwrap();
+            let (desired, _) = read(object(status), None).unwrap();
             assert_eq!(desired.active.as_deref(), active, "{text}");
             assert_eq!(desired.candidate, wanted, "{text}");
             assert_eq!(desired.attempt, text.contains("rollout").then_some(3), "{text}");
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_spec_says_how() {
-        let (desired, _) = read(object(json!({}))).unwrap();
+        let (desired, _) = read(object(json!({})), None).unwrap();
         let settings = desired.settings;
         assert!((settings.headroom_ratio - 0.1).abs() < 1e-9);
         assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
@@ -204,6 +204,23 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_without_a_limit_of_its_own_has_that_of_the_pods_memory_and_never_more_than_its_volume() {
+        let limit = |cache: Value, resources: Value, volume: Option<u64>| {
+            let mut object = object(json!({}));
+            (object.data["spec"]["cache"], object.data["spec"]["resources"]) = (cache, resources);
+            read(object, volume).unwrap().0.settings.cache_limit_bytes.unwrap()
+        };
+        let usable = |bytes: u64| bytes - bytes / 50;
+        let memory = || json!({"memory": "8Gi"});
+        assert_eq!(limit(json!({}), memory(), None), usable(8 << 30));
+        assert_eq!(limit(json!({}), json!({}), None), usable(20 << 30));
+        assert_eq!(limit(json!({"sizeLimit": "30Gi"}), memory(), None), usable(30 << 30));
+        // The limit was raised, and this pod is from before it.
+        assert_eq!(limit(json!({"sizeLimit": "30Gi"}), memory(), Some(8 << 30)), usable(8 << 30));
+        assert_eq!(limit(json!({"sizeLimit": "4Gi"}), memory(), Some(8 << 30)), usable(4 << 30));
+    }
+
+    #[test]
     fn models_have_what_prompts_on_disk_leave_of_the_cache() {
         let limit = |own: Value, running: Value| {
             let source = json!({"uri": "http://h/m.gguf", "sha256": "a".repeat(64)});
@@ -211,7 +228,7 @@ mod tests {
             let versions = json!([{"name": "v1", "model": model, "runtime": {"prefixCache": running}}]);
             let mut object = object(json!({"activeVersion": "v1", "versions": versions}));
             object.data["spec"]["runtime"] = json!({"prefixCache": own});
-            read(object).unwrap().0.settings.cache_limit_bytes.unwrap() >> 20
+            read(object, None).unwrap().0.settings.cache_limit_bytes.unwrap() >> 20
         };
         assert_eq!(limit(json!({}), json!({})), 980);
         assert_eq!(limit(json!({"disk": "100Mi"}), json!({})), 880);
@@ -229,7 +246,7 @@ mod tests {
 
     #[test]
     fn an_object_of_another_shape_is_told_apart() {
-        let error = read(object(json!({"rollout": {"version": "v2", "step": "Dance"}}))).unwrap_err().to_string();
+        let error = read(object(json!({"rollout": {"version": "v2", "step": "Dance"}})), None).unwrap_err().to_string();
         assert!(error.contains("goes on answering"), "{error}");
     }
 }

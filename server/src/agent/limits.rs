@@ -28,6 +28,9 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 pub const WATCH_BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest such wait: a spec that changed while the API server was away is seen this soon after it is back.
 pub const WATCH_BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// How often the cache is looked through for files that no revision names, besides when these change: one that was in use
+/// then may be no more.
+pub const TIDY_PERIOD: Duration = Duration::from_secs(60);
 /// Change of a worker's memory below which it is not reported again, in bytes.
 pub const MEMORY_CHANGE_MIN_BYTES: u64 = 64 * 1024 * 1024;
 /// The same in percent of what was reported last: both have to be passed.

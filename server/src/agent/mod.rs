@@ -1,9 +1,9 @@
 //! The pod's agent: follows one InferenceService and reports on it.
 //!
-//! Three tasks: [`watch`] turns the object's events into [`Desired`](crate::rollout::Desired) values
+//! Four tasks: [`watch`] turns the object's events into [`Desired`](crate::rollout::Desired) values
 //! ([`desired`], pure); the [`Manager`](crate::rollout::Manager) carries them out; [`writer`] applies this pod's entry of
-//! `status.replicas`, when and with what [`report`] (pure) says. With the API server away the first and the last wait,
-//! and the model goes on answering. Absent: any right beyond this one object, its status, and the objects its gates
+//! `status.replicas`, when and with what [`report`] (pure) says; and [`tidy`] removes files that no revision names. With the
+//! API server away all but the second wait, and the model goes on answering. Absent: any right beyond this one object, its status, and the objects its gates
 //! name; and any decision about the fleet, which is the operator's.
 
 mod desired;
@@ -12,6 +12,7 @@ mod report;
 mod watch;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,13 +20,13 @@ use kube::{Client, Config};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::{Cache, FetchError, Fetcher};
+use crate::fetch::{Cache, Digest, FetchError, Fetcher, Reach};
 use crate::gates::Gates;
 use crate::gates::objects::Objects;
 use crate::rollout::Manager;
 use crate::routing::Router;
 use crate::version::WorkerConfig;
-use limits::{CONNECT_LIMIT, READ_LIMIT};
+use limits::{CONNECT_LIMIT, READ_LIMIT, TIDY_PERIOD};
 
 pub use desired::{InvalidObject, read as read_desired};
 pub use report::{Cadence, Decision, entry};
@@ -41,6 +42,10 @@ pub struct AgentConfig {
     pub pod: String,
     /// Where models are kept.
     pub cache_dir: PathBuf,
+    /// Bytes that the volume there may hold, if that is known.
+    pub cache_bytes: Option<u64>,
+    /// Where models may be fetched from.
+    pub reach: Reach,
 }
 
 /// The agent cannot work at all.
@@ -97,21 +102,23 @@ pub async fn run_with(
 ) -> Result<(), AgentError> {
     let cache = Cache::open(&config.cache_dir)
         .map_err(|error| AgentError::Cache { folder: config.cache_dir.clone(), error })?;
-    let fetcher = Fetcher::new(cache)?;
+    let fetcher = Fetcher::new(Arc::clone(&cache), config.reach)?;
     let objects = Objects::new(client.clone(), &config.namespace);
     let gates = Arc::new(Gates { fetcher, workers, objects });
 
     let (seen, observed) = tokio::sync::watch::channel(watch::Observed::default());
     let (asked, desired) = tokio::sync::watch::channel(None);
+    let (named, digests) = tokio::sync::watch::channel(BTreeSet::new());
     let (manager, snapshots) = Manager::new(router, gates, desired);
     let writer = writer::Writer::new(client.clone(), &config, snapshots, observed);
 
     // Whichever task ends first, the others end with it: an agent that reports but does not act would mislead.
     let stop = stop.child_token();
     let mut tasks = JoinSet::new();
-    tasks.spawn(until(stop.clone(), watch::follow(client, config.clone(), seen, asked)));
+    tasks.spawn(until(stop.clone(), watch::follow(client, config.clone(), seen, asked, named)));
     tasks.spawn(manager.run(stop.clone()));
     tasks.spawn(until(stop.clone(), writer.run()));
+    tasks.spawn(until(stop.clone(), tidy(cache, digests)));
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
             tracing::error!(%error, "a task of the agent failed; the process should be restarted");
@@ -119,6 +126,23 @@ pub async fn run_with(
         stop.cancel();
     }
     Ok(())
+}
+
+/// Removes from the cache what no revision of the service names any more. While none is named nothing is removed: an
+/// operator of before says nothing of it.
+async fn tidy(cache: Arc<Cache>, mut named: tokio::sync::watch::Receiver<BTreeSet<Digest>>) {
+    loop {
+        tokio::select! {
+            changed = named.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(TIDY_PERIOD) => {}
+        }
+        let (cache, digests) = (Arc::clone(&cache), named.borrow_and_update().clone());
+        if !digests.is_empty()
+            && let Err(error) = tokio::task::spawn_blocking(move || cache.keep(&digests)).await
+        {
+            tracing::error!(%error, "the cache could not be tidied");
+        }
+    }
 }
 
 async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {

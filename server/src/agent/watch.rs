@@ -3,6 +3,7 @@
 //! The object is taken as it comes and read here, so that one of another shape is an event like any other and not a
 //! failed watch.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use super::AgentConfig;
 use super::desired::read;
 use super::limits::{WATCH_BACKOFF_MAX, WATCH_BACKOFF_MIN, WATCH_SECONDS};
+use crate::fetch::Digest;
 use crate::rollout::Desired;
 
 /// What the writer needs to know of the object.
@@ -46,6 +48,7 @@ pub(super) async fn follow(
     config: AgentConfig,
     seen: watch::Sender<Observed>,
     asked: watch::Sender<Option<Arc<Desired>>>,
+    named: watch::Sender<BTreeSet<Digest>>,
 ) {
     // With a name in `resourceNames`, list and watch are allowed for exactly this selector.
     let only = watcher::Config::default().fields(&format!("metadata.name={}", config.service)).timeout(WATCH_SECONDS);
@@ -56,7 +59,7 @@ pub(super) async fn follow(
             Ok(Event::Init) => listed = false,
             Ok(Event::Apply(object) | Event::InitApply(object)) => {
                 listed = true;
-                take(object, &config.pod, &seen, &asked);
+                take(object, &config, &seen, &asked, &named);
             }
             Ok(Event::InitDone) if listed => {}
             Ok(Event::InitDone | Event::Delete(_)) => {
@@ -71,9 +74,15 @@ pub(super) async fn follow(
     }
 }
 
-fn take(object: DynamicObject, pod: &str, seen: &watch::Sender<Observed>, asked: &watch::Sender<Option<Arc<Desired>>>) {
+fn take(
+    object: DynamicObject,
+    config: &AgentConfig,
+    seen: &watch::Sender<Observed>,
+    asked: &watch::Sender<Option<Arc<Desired>>>,
+    named: &watch::Sender<BTreeSet<Digest>>,
+) {
     let resource_version = object.metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
-    let observed = match read(object) {
+    let observed = match read(object, config.cache_bytes) {
         Ok((desired, service)) => {
             asked.send_if_modified(|asked| {
                 let changed = asked.as_deref() != Some(&desired);
@@ -83,11 +92,19 @@ fn take(object: DynamicObject, pod: &str, seen: &watch::Sender<Observed>, asked:
                 changed
             });
             let status = service.status.unwrap_or_default();
+            let digests: BTreeSet<Digest> = status.digests.iter().filter_map(|digest| digest.parse().ok()).collect();
+            named.send_if_modified(|named| {
+                let changed = *named != digests;
+                if changed {
+                    *named = digests;
+                }
+                changed
+            });
             let replicas = service.spec.replicas.max(status.replica_count);
             Observed {
                 exists: true,
                 resource_version,
-                has_entry: status.replicas.iter().any(|entry| entry.pod == pod),
+                has_entry: status.replicas.iter().any(|entry| entry.pod == config.pod),
                 replicas: u32::try_from(replicas).unwrap_or(1),
                 problem: None,
             }

@@ -289,6 +289,12 @@ pub struct PodArgs {
     /// Where models are kept
     #[arg(long, env = "GANTRY_CACHE_DIR", default_value = "/var/cache/gantry", value_name = "DIR")]
     pub cache_dir: PathBuf,
+    /// Bytes that may be kept there, prompts included; as much as the service says if left out
+    #[arg(long, env = "GANTRY_CACHE_BYTES", value_name = "BYTES")]
+    pub cache_bytes: Option<u64>,
+    /// Whether models may be fetched from private addresses, as those of a cluster and its machines are
+    #[arg(long, env = "GANTRY_PRIVATE_SOURCES", default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
+    pub private_sources: bool,
 }
 
 impl ValidateArgs {

@@ -1,10 +1,12 @@
 //! The content-addressed store: `sha256/<hex>` is a whole file with that digest, `sha256/<hex>.partial` one on its way.
 //!
 //! A file counts only after its bytes were hashed by this process, once: a disk may have changed them since. What a
-//! [`Lease`] names is never evicted; everything else goes when room is needed, the least recently used first. Absent:
-//! where files come from, and a lock against other processes: the folder belongs to one pod.
+//! [`Lease`] names is never evicted; everything else goes when room is needed, the least recently used first, and at once
+//! when no revision names it any more ([`Cache::keep`]). A file that comes has a [`Grant`] of room before its bytes do, so
+//! that the limit holds for several at a time, and for those whose length nobody said. Absent: where files come from, and a
+//! lock against other processes: the folder belongs to one pod.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,13 +24,40 @@ const PARTIAL_EXTENSION: &str = "partial";
 pub struct Cache {
     folder: PathBuf,
     state: Mutex<State>,
+    /// Held while room is made: two that look at once would give the same room away.
+    making_room: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     verified: HashSet<Digest>,
     leases: HashMap<Digest, usize>,
+    /// Bytes that files on their way may have.
+    grants: HashMap<Digest, u64>,
     limit_bytes: Option<u64>,
+}
+
+/// Room for one file that comes. There is one for a digest at a time, as there is one fetch.
+#[derive(Debug)]
+pub(super) struct Grant {
+    cache: Arc<Cache>,
+    digest: Digest,
+}
+
+impl Grant {
+    /// Makes room for the file to have `wanted_bytes`, or as many as there are, at least `needed_bytes`, and tells how
+    /// many. Evicts what is not in use. Blocks.
+    pub(super) fn grow(&self, needed_bytes: u64, wanted_bytes: u64) -> Result<u64, FetchError> {
+        let granted = self.cache.make_room(self.digest, needed_bytes, wanted_bytes)?;
+        self.cache.lock().grants.insert(self.digest, granted);
+        Ok(granted)
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.cache.lock().grants.remove(&self.digest);
+    }
 }
 
 /// Keeps a digest's files from eviction for as long as it lives.
@@ -87,7 +116,7 @@ impl Cache {
     pub fn open(folder: impl AsRef<Path>) -> io::Result<Arc<Self>> {
         let folder = folder.as_ref().join("sha256");
         fs::create_dir_all(&folder)?;
-        Ok(Arc::new(Self { folder, state: Mutex::default() }))
+        Ok(Arc::new(Self { folder, state: Mutex::default(), making_room: Mutex::default() }))
     }
 
     /// Where prompts are kept, beside the models; it is not made here.
@@ -109,6 +138,11 @@ impl Cache {
     pub(super) fn lease(self: &Arc<Self>, digest: Digest) -> Lease {
         *self.lock().leases.entry(digest).or_insert(0) += 1;
         Lease { cache: Arc::clone(self), digest }
+    }
+
+    /// A grant of no room yet.
+    pub(super) fn grant(self: &Arc<Self>, digest: Digest) -> Grant {
+        Grant { cache: Arc::clone(self), digest }
     }
 
     pub(super) fn path(&self, digest: Digest) -> PathBuf {
@@ -149,30 +183,53 @@ impl Cache {
         Ok(Some(CachedModel { path, digest, bytes, _lease: Arc::new(lease) }))
     }
 
-    /// Evicts until `needed_bytes` more fit under the limit. Blocks.
-    pub(super) fn make_room(&self, needed_bytes: u64) -> Result<(), FetchError> {
-        let Some(limit) = self.lock().limit_bytes else { return Ok(()) };
+    /// Evicts until the file of `digest` may have `wanted_bytes`, and tells how many it may have: at least `needed_bytes`.
+    fn make_room(&self, digest: Digest, needed_bytes: u64, wanted_bytes: u64) -> Result<u64, FetchError> {
+        let _one = self.making_room.lock().unwrap_or_else(PoisonError::into_inner);
+        let (limit, mut grants) = {
+            let state = self.lock();
+            let Some(limit) = state.limit_bytes else { return Ok(wanted_bytes) };
+            (limit, state.grants.clone())
+        };
+        grants.remove(&digest);
         let mut files = self.files().map_err(|error| FetchError::disk("list", &error))?;
+        files.retain(|file| file.digest != digest);
         files.sort_by_key(|file| file.used);
-        let mut total: u64 = files.iter().map(|file| file.bytes).sum();
-        for file in files {
-            if total.saturating_add(needed_bytes) <= limit {
-                return Ok(());
+        let came = |granted: &Digest| files.iter().filter(|f| f.digest == *granted).map(|f| f.bytes).sum::<u64>();
+        // Of what is on its way the whole counts.
+        let to_come = grants.iter().map(|(granted, bytes)| bytes.saturating_sub(came(granted))).sum::<u64>();
+        let mut others = files.iter().map(|file| file.bytes).sum::<u64>().saturating_add(to_come);
+        for file in &files {
+            if others.saturating_add(wanted_bytes) <= limit {
+                return Ok(wanted_bytes);
             }
-            if self.evict(&file) {
-                total -= file.bytes;
+            if self.evict(file) {
+                others = others.saturating_sub(file.bytes);
             }
         }
-        if total.saturating_add(needed_bytes) <= limit {
-            return Ok(());
+        let left = limit.saturating_sub(others);
+        if left >= needed_bytes {
+            return Ok(left.min(wanted_bytes));
         }
-        Err(FetchError::Permanent(format!(
-            "the model needs {} more in the cache, of whose {} (spec.cache.sizeLimit) {} are in use; raise the limit or \
-             choose a smaller model",
+        Err(FetchError::TooLarge(format!(
+            "the model needs {} in the cache, of whose {} {} are in use; raise spec.cache.sizeLimit (it is as much as \
+             spec.resources.memory if left out), or choose a smaller model",
             gantry_gguf::human_bytes(needed_bytes),
             gantry_gguf::human_bytes(limit),
-            gantry_gguf::human_bytes(total),
+            gantry_gguf::human_bytes(others),
         )))
+    }
+
+    /// Evicts what is neither in use nor `named`. Blocks.
+    pub fn keep(&self, named: &BTreeSet<Digest>) {
+        match self.files() {
+            Ok(files) => {
+                for file in files.iter().filter(|file| !named.contains(&file.digest)) {
+                    self.evict(file);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot look for models in the cache that nothing names any more"),
+        }
     }
 
     /// Evicts everything that nobody uses, for a disk that is full. Blocks. Returns whether there was something.
@@ -256,14 +313,53 @@ mod tests {
         let newest = put(&cache, 3, 100, Duration::from_secs(100));
         let used = cache.get(oldest, cache.lease(oldest)).unwrap().unwrap();
         cache.set_limit_bytes(Some(350));
-        cache.make_room(100).unwrap();
+        let next = cache.grant("ab".repeat(32).parse().unwrap());
+        assert_eq!(next.grow(100, 100).unwrap(), 100);
         assert_eq!([oldest, older, newest].map(|d| is_there(&cache, d)), [true, false, true]);
-        let error = cache.make_room(300).unwrap_err().to_string();
-        assert!(error.contains("sizeLimit") && is_there(&cache, oldest), "{error}");
-        assert!(!is_there(&cache, newest));
+        let error = next.grow(300, 300).unwrap_err();
+        assert!(matches!(&error, FetchError::TooLarge(text) if text.contains("sizeLimit")), "{error}");
+        assert!(is_there(&cache, oldest) && !is_there(&cache, newest));
+        assert_eq!(next.grow(200, 300).unwrap(), 250, "as much as there is");
         drop(used);
-        cache.make_room(300).unwrap();
+        assert_eq!(next.grow(300, 300).unwrap(), 300);
         assert!(!is_there(&cache, oldest));
+    }
+
+    #[test]
+    fn room_is_given_away_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        cache.set_limit_bytes(Some(1000));
+        let digest = |digits: &str| digits.repeat(32).parse::<Digest>().unwrap();
+        let (one, other) = (cache.grant(digest("ab")), cache.grant(digest("cd")));
+        let _leases = [digest("ab"), digest("cd")].map(|digest| cache.lease(digest));
+        assert_eq!(one.grow(700, 700).unwrap(), 700);
+        // However much of it has come.
+        for came in [0, 200, 700] {
+            fs::write(cache.partial_path(digest("ab")), vec![0; came]).unwrap();
+            assert_eq!(other.grow(100, 5000).unwrap(), 300, "{came}");
+            assert!(other.grow(301, 301).is_err(), "{came}");
+        }
+        assert_eq!(one.grow(700, 5000).unwrap(), 700);
+        fs::remove_file(cache.partial_path(digest("ab"))).unwrap();
+        drop(one);
+        assert_eq!(other.grow(1000, 5000).unwrap(), 1000);
+    }
+
+    #[test]
+    fn what_no_revision_names_goes_unless_it_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let [named, used, neither] = [1, 2, 3].map(|seed| put(&cache, seed, 100, Duration::ZERO));
+        let lease = cache.lease(used);
+        let abandoned: Digest = "ab".repeat(32).parse().unwrap();
+        fs::write(cache.partial_path(abandoned), b"half").unwrap();
+        cache.keep(&BTreeSet::from([named]));
+        assert_eq!([named, used, neither].map(|d| is_there(&cache, d)), [true, true, false]);
+        assert!(!cache.partial_path(abandoned).exists());
+        drop(lease);
+        cache.keep(&BTreeSet::from([named]));
+        assert!(!is_there(&cache, used));
     }
 
     #[test]
@@ -296,7 +392,7 @@ mod tests {
         fs::write(&partial, vec![0; 200]).unwrap();
         fs::write(validator_path(&partial), b"{}").unwrap();
         cache.set_limit_bytes(Some(250));
-        cache.make_room(100).unwrap();
+        cache.grant("cd".repeat(32).parse().unwrap()).grow(100, 100).unwrap();
         assert!(!partial.exists() && !validator_path(&partial).exists());
     }
 }

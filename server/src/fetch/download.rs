@@ -4,28 +4,26 @@
 //! handed to that thread and comes back with it, so that at no time two sides hold it.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use reqwest::{Client, Response};
+use reqwest::Response;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::cache::Cache;
+use super::cache::Grant;
 use super::error::FetchError;
-use super::http::{self, Answer};
-use super::limits::{MAX_MODEL_BYTES, WRITE_QUEUE_CHUNKS};
+use super::http::{self, Answer, Target};
+use super::limits::{MAX_MODEL_BYTES, UNSAID_LENGTH_STEP_BYTES, WRITE_QUEUE_CHUNKS};
+use super::magic::Magic;
 use super::partial::{Partial, Validator};
 use super::progress::{FetchProgress, Meter};
-use super::source::Token;
 
 /// What one connection needs.
 pub(super) struct Download<'a> {
-    pub(super) client: &'a Client,
-    pub(super) cache: &'a std::sync::Arc<Cache>,
-    pub(super) url: &'a reqwest::Url,
-    pub(super) token: Option<&'a Token>,
-    pub(super) address: &'a str,
+    pub(super) target: Target<'a>,
+    pub(super) grant: Arc<Grant>,
     pub(super) progress: &'a watch::Sender<FetchProgress>,
 }
 
@@ -37,12 +35,11 @@ impl Download<'_> {
     pub(super) async fn connect(&self, partial: Partial) -> Ended {
         let offset = partial.bytes();
         let range = (offset > 0).then_some((offset, None));
-        let sent = http::request(self.client, self.url, self.token, range, partial.validator()).send().await;
-        let response = match sent {
+        let response = match http::send(self.target, range, partial.validator()).await {
             Ok(response) => response,
-            Err(error) => return (Some(partial), Err(http::failure(self.address, &error))),
+            Err(error) => return (Some(partial), Err(error)),
         };
-        match http::judge(self.address, response.status(), response.headers(), offset, partial.validator()) {
+        match http::judge(self.target.address, response.status(), response.headers(), offset, partial.validator()) {
             Answer::Complete => (Some(partial), Ok(())),
             Answer::Refused(error) => (Some(partial), Err(error)),
             Answer::StartOver(reason) => restart(partial, FetchError::temporary(reason)).await,
@@ -79,13 +76,13 @@ impl Download<'_> {
         if let Some(total) = total.filter(|&total| total > MAX_MODEL_BYTES) {
             let error = FetchError::Permanent(format!(
                 "{} has {}, the limit is {}; check the address",
-                self.address,
+                self.target.address,
                 gantry_gguf::human_bytes(total),
                 gantry_gguf::human_bytes(MAX_MODEL_BYTES)
             ));
             return (Some(partial), Err(error));
         }
-        let cache = std::sync::Arc::clone(self.cache);
+        let grant = Arc::clone(&self.grant);
         blocking(move || {
             let ready = (|| {
                 if start == 0 && partial.bytes() > 0 {
@@ -93,7 +90,7 @@ impl Download<'_> {
                 }
                 partial.resumed();
                 partial.set_validator(validator).map_err(|error| FetchError::disk("write", &error))?;
-                cache.make_room(total.map_or(0, |total| total.saturating_sub(start)))
+                total.map_or(Ok(()), |total| grant.grow(total, total).map(drop))
             })();
             (Some(partial), ready)
         })
@@ -110,17 +107,16 @@ impl Download<'_> {
         chunks: mpsc::Sender<Bytes>,
     ) -> Result<(), FetchError> {
         let mut bytes = start;
+        let mut granted = total.unwrap_or(start);
+        let mut magic = Magic::from(start);
         let mut meter = Meter::new(self.progress, bytes, total, Instant::now());
         loop {
             match response.chunk().await {
                 Ok(Some(chunk)) => {
                     bytes += chunk.len() as u64;
-                    let limit = total.unwrap_or(MAX_MODEL_BYTES);
-                    if bytes > limit {
-                        return Err(FetchError::Permanent(format!(
-                            "{} sends more than the {limit} bytes that are allowed for it; check the address",
-                            self.address
-                        )));
+                    magic.check(&chunk).map_err(|_| FetchError::NotGguf(self.target.address.to_owned()))?;
+                    if bytes > granted {
+                        granted = self.grant_more(bytes, total).await?;
                     }
                     if chunks.send(chunk).await.is_err() {
                         // The writer has stopped; its own error says why.
@@ -131,15 +127,40 @@ impl Download<'_> {
                 Ok(None) if total.is_none_or(|total| bytes == total) => return Ok(()),
                 Ok(None) => {
                     let total = total.unwrap_or(bytes);
-                    let reason = format!("{} ended its answer after {bytes} of {total} bytes", self.address);
+                    let reason = format!("{} ended its answer after {bytes} of {total} bytes", self.target.address);
                     return Err(FetchError::temporary(reason));
                 }
                 Err(error) => {
-                    let error = http::failure(self.address, &error);
+                    let error = http::failure(self.target.address, &error);
                     return Err(FetchError::temporary(format!("{error} (after {bytes} bytes)")));
                 }
             }
         }
+    }
+}
+
+impl Download<'_> {
+    /// Room for an answer of which `bytes` have come, and more than there was room for.
+    async fn grant_more(&self, bytes: u64, total: Option<u64>) -> Result<u64, FetchError> {
+        let address = self.target.address;
+        if let Some(total) = total {
+            return Err(FetchError::Permanent(format!(
+                "{address} sends more than the {total} bytes that it said; check the address"
+            )));
+        }
+        if bytes > MAX_MODEL_BYTES {
+            let limit = gantry_gguf::human_bytes(MAX_MODEL_BYTES);
+            return Err(FetchError::TooLarge(format!("{address} sends more than {limit}; check the address")));
+        }
+        let grant = Arc::clone(&self.grant);
+        let wanted = bytes.saturating_add(UNSAID_LENGTH_STEP_BYTES).min(MAX_MODEL_BYTES);
+        let granted = blocking(move || grant.grow(bytes, wanted)).await?;
+        granted.map_err(|error| match error {
+            FetchError::TooLarge(reason) => {
+                FetchError::TooLarge(format!("{address} sends a file without saying how long it is: {reason}"))
+            }
+            error => error,
+        })
     }
 }
 

@@ -18,6 +18,14 @@ pub enum FetchError {
     /// Nothing changes by asking again; the message says what to do.
     #[error("{0}")]
     Permanent(String),
+    /// The file does not fit into the cache, beside what is in use there.
+    #[error("{0}")]
+    TooLarge(String),
+    /// What came is no model file. What it is instead is not told: who writes a spec may not be somebody who may read it.
+    #[error(
+        "{0} is no GGUF file: it begins otherwise; give the address of the model file itself, not of a page about it, a Git LFS pointer or an archive"
+    )]
+    NotGguf(String),
     /// The disk under the cache is full.
     #[error(
         "the cache's disk is full ({0}); give the pods more ephemeral storage, lower spec.cache.sizeLimit, or choose a smaller model"

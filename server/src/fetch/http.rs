@@ -1,35 +1,47 @@
 //! The client, and what an answer means: [`judge`] decides from status and headers alone.
+//!
+//! Messages tell the status of an answer and nothing of what it holds: a spec may name any address that the pods reach, and
+//! who writes it is not thereby somebody who may read what is there.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, RANGE,
     RETRY_AFTER,
 };
-use reqwest::{Client, RequestBuilder, StatusCode, Url, redirect};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, Url, redirect};
 
 use super::error::FetchError;
 use super::limits::{CONNECT_LIMIT, MAX_REDIRECTS, READ_LIMIT, RETRY_BACKOFF_MAX};
 use super::partial::Validator;
-use super::source::{Token, shown};
+use super::reach::{Reach, Resolver, Unreachable};
+use super::source::Token;
 
 /// Makes the client that all downloads share.
-pub(super) fn client() -> Result<Client, reqwest::Error> {
+pub(super) fn client(reach: Reach) -> Result<Client, reqwest::Error> {
     Client::builder()
+        // Through a proxy, whatever the proxy reaches would be reached.
+        .no_proxy()
+        .dns_resolver(Arc::new(Resolver(reach)))
         .user_agent(concat!("gantry/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT_LIMIT)
         .read_timeout(READ_LIMIT)
         .referer(false)
-        .redirect(redirect::Policy::custom(follow))
+        .redirect(redirect::Policy::custom(move |attempt| follow(reach, attempt)))
         .build()
 }
 
-/// Follows a few redirects, and none from https to http.
-fn follow(attempt: redirect::Attempt<'_>) -> redirect::Action {
+/// Follows a few redirects, none from https to http, and none to an address that may not be reached.
+fn follow(reach: Reach, attempt: redirect::Attempt<'_>) -> redirect::Action {
     let downgrade = attempt.url().scheme() != "https" && attempt.previous().iter().any(|url| url.scheme() == "https");
     if downgrade || !matches!(attempt.url().scheme(), "http" | "https") {
-        let to = shown(attempt.url());
-        return attempt.error(RedirectRefused(format!("it redirects to {to}, which is not https")));
+        let scheme = attempt.url().scheme().to_owned();
+        return attempt
+            .error(RedirectRefused(format!("it redirects to an address of {scheme}://, and not of https://")));
+    }
+    if let Err(unreachable) = reach.check(attempt.url()) {
+        return attempt.error(unreachable);
     }
     if attempt.previous().len() > MAX_REDIRECTS {
         return attempt.error(RedirectRefused(format!("it redirects more than {MAX_REDIRECTS} times")));
@@ -41,17 +53,34 @@ fn follow(attempt: redirect::Attempt<'_>) -> redirect::Action {
 #[error("{0}")]
 struct RedirectRefused(String);
 
-/// A request for the bytes of `url` from `first` on, and only to `last` if that is given.
-pub(super) fn request(
-    client: &Client,
-    url: &Url,
-    token: Option<&Token>,
+/// Where a request goes to.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub(super) client: &'a Client,
+    pub(super) reach: Reach,
+    pub(super) url: &'a Url,
+    pub(super) token: Option<&'a Token>,
+    /// As it is shown.
+    pub(super) address: &'a str,
+}
+
+/// Asks for the bytes of a file from `first` on, and only to `last` if that is given.
+pub(super) async fn send(
+    target: Target<'_>,
     range: Option<(u64, Option<u64>)>,
     validator: &Validator,
-) -> RequestBuilder {
+) -> Result<Response, FetchError> {
+    if let Err(unreachable) = target.reach.check(target.url) {
+        return Err(FetchError::Permanent(format!("{}: {unreachable}", target.address)));
+    }
+    let sent = request(target, range, validator).send().await;
+    sent.map_err(|error| failure(target.address, &error))
+}
+
+fn request(target: Target<'_>, range: Option<(u64, Option<u64>)>, validator: &Validator) -> RequestBuilder {
     // A compressed answer could be neither continued nor hashed.
-    let mut request = client.get(url.clone()).header(ACCEPT_ENCODING, "identity");
-    if let Some(token) = token {
+    let mut request = target.client.get(target.url.clone()).header(ACCEPT_ENCODING, "identity");
+    if let Some(token) = target.token {
         // reqwest drops the header when a redirect leaves the host, the port or the scheme.
         request = request.bearer_auth(token.reveal());
     }
@@ -145,6 +174,9 @@ pub(super) fn failure(address: &str, error: &reqwest::Error) -> FetchError {
     let mut reasons = vec![error.to_string()];
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
+        if let Some(unreachable) = error.downcast_ref::<Unreachable>() {
+            return FetchError::Permanent(format!("{address}: {unreachable}"));
+        }
         reasons.push(error.to_string());
         cause = error.source();
     }
@@ -290,16 +322,53 @@ mod tests {
         (address, seen)
     }
 
+    const HERE: Reach = Reach { private: true, loopback: true };
+
+    async fn asked(reach: Reach, url: &str, token: Option<&Token>) -> Result<Response, FetchError> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let (client, url) = (client(reach).unwrap(), Url::parse(url).unwrap());
+        let target = Target { client: &client, reach, url: &url, token, address: "the address" };
+        send(target, None, &Validator::default()).await
+    }
+
+    #[tokio::test]
+    async fn no_connection_is_made_to_what_may_not_be_reached() {
+        let (here, mut seen) =
+            scripted("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_owned()).await;
+        let port = here.port();
+        for host in ["127.0.0.1", "localhost", "0x7f.1", "[::ffff:127.0.0.1]", "0.0.0.0"] {
+            let error = asked(Reach::default(), &format!("http://{host}:{port}/m"), None).await.unwrap_err();
+            let says = "the address: it leads to the pod itself, from which models are not fetched";
+            assert!(matches!(&error, FetchError::Permanent(text) if text == says), "{host}: {error}");
+        }
+        assert!(seen.try_recv().is_err(), "it was connected to");
+        assert_eq!(asked(HERE, &format!("http://localhost:{port}/m"), None).await.unwrap().status(), 200);
+        assert!(seen.recv().await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_redirect_leads_to_no_place_that_may_not_be_reached() {
+        let redirect = "HTTP/1.1 302 Found\r\ncontent-length: 0\r\nconnection: close\r\n";
+        for (to, says) in [
+            ("http://169.254.169.254/latest/meta-data", "a link-local address or a cloud's metadata"),
+            ("http://[fd00:ec2::254]/hush", "a link-local address or a cloud's metadata"),
+            ("http://10.0.0.1/hush", "a private address"),
+        ] {
+            let (here, _seen) = scripted(format!("{redirect}location: {to}\r\n\r\n")).await;
+            let reach = Reach { private: false, loopback: true };
+            let error = asked(reach, &format!("http://{here}/m"), None).await.unwrap_err();
+            let told = error.to_string();
+            assert!(!error.is_temporary() && told.contains(says) && !told.contains("hush"), "{to}: {told}");
+        }
+    }
+
     #[tokio::test]
     async fn a_token_goes_to_the_first_host_alone() {
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let empty = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
         let (elsewhere, mut second) = scripted(empty.to_owned()).await;
         let redirect = "HTTP/1.1 302 Found\r\ncontent-length: 0\r\nconnection: close\r\n";
         let (here, mut first) = scripted(format!("{redirect}location: http://{elsewhere}/m\r\n\r\n")).await;
-        let url = Url::parse(&format!("http://{here}/m")).unwrap();
-        let token = Token::new("hush");
-        let sent = request(&client().unwrap(), &url, Some(&token), None, &Validator::default()).send().await.unwrap();
+        let sent = asked(HERE, &format!("http://{here}/m"), Some(&Token::new("hush"))).await.unwrap();
         assert_eq!(sent.status(), 200);
         assert!(first.recv().await.unwrap().contains("authorization: bearer hush"));
         let head = second.recv().await.unwrap();

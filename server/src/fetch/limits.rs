@@ -24,5 +24,5 @@ pub const PEEK_FIRST_BYTES: u64 = 1024 * 1024;
 pub const PEEK_MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// The shortest time between two reports on a download.
 pub const PROGRESS_PERIOD: Duration = Duration::from_millis(250);
-/// The longest address that is shown in a message.
-pub const MAX_SHOWN_ADDRESS_BYTES: usize = 256;
+/// How much of the cache a download without a length takes at a time.
+pub const UNSAID_LENGTH_STEP_BYTES: u64 = 64 << 20;

@@ -12,8 +12,10 @@ mod download;
 mod error;
 mod http;
 pub mod limits;
+mod magic;
 mod partial;
 mod progress;
+mod reach;
 mod source;
 
 use std::collections::HashMap;
@@ -32,11 +34,14 @@ pub use cache::{Cache, CachedModel};
 pub use digest::{Digest, InvalidDigest};
 pub use error::FetchError;
 pub use progress::FetchProgress;
+pub use reach::Reach;
 pub use source::{Source, SourceError, Token};
 
+use cache::Grant;
 use download::{Download, blocking};
-use http::Answer;
+use http::{Answer, Target};
 use limits::{FILE_BUFFER_BYTES, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN};
+use magic::Magic;
 use partial::{Partial, Validator};
 use progress::Meter;
 use source::Location;
@@ -44,6 +49,7 @@ use source::Location;
 /// Fetches model files into one cache.
 pub struct Fetcher {
     client: Client,
+    reach: Reach,
     cache: Arc<Cache>,
     /// One lock per digest that was ever fetched: a handful of versions in a pod's life.
     flights: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
@@ -59,16 +65,16 @@ pub struct Peek {
 }
 
 impl Fetcher {
-    /// A fetcher that keeps its files in `cache`.
+    /// A fetcher that keeps its files in `cache`, and connects to what is within `reach`.
     ///
     /// # Errors
     /// The TLS client cannot be set up, for want of root certificates for instance.
-    pub fn new(cache: Arc<Cache>) -> Result<Self, FetchError> {
+    pub fn new(cache: Arc<Cache>, reach: Reach) -> Result<Self, FetchError> {
         // An error means that the process has installed its provider already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = http::client()
+        let client = http::client(reach)
             .map_err(|error| FetchError::Permanent(format!("the https client cannot be set up: {error:?}")))?;
-        Ok(Self { client, cache, flights: Mutex::default() })
+        Ok(Self { client, reach, cache, flights: Mutex::default() })
     }
 
     /// The cache.
@@ -102,8 +108,7 @@ impl Fetcher {
             Location::Http(url) => {
                 let range = Some((0, Some(bytes.saturating_sub(1))));
                 let validator = Validator::default();
-                let request = http::request(&self.client, url, source.token.as_ref(), range, &validator);
-                let response = request.send().await.map_err(|error| http::failure(&address, &error))?;
+                let response = http::send(self.target(source, url, &address), range, &validator).await?;
                 match http::judge(&address, response.status(), response.headers(), 0, &validator) {
                     Answer::Body { total: Some(total), .. } if response.status() == 206 => {
                         Ok(Some(Peek { prefix: prefix(response, bytes, &address).await?, total }))
@@ -114,6 +119,10 @@ impl Fetcher {
                 }
             }
         }
+    }
+
+    fn target<'a>(&'a self, source: &'a Source, url: &'a reqwest::Url, address: &'a str) -> Target<'a> {
+        Target { client: &self.client, reach: self.reach, url, token: source.token.as_ref(), address }
     }
 
     /// Brings the file into the cache. Tries again what may pass, until `cancel`.
@@ -193,11 +202,12 @@ impl Fetcher {
             }
         };
         let address = source.to_string();
+        let grant = Arc::new(self.cache.grant(digest));
         let (partial, result) = match &source.location {
-            Location::File(path) => self.copy(partial, path, &address, progress).await,
+            Location::File(path) => copy(grant, partial, path, &address, progress).await,
             Location::Http(url) => {
-                let (client, cache, token) = (&self.client, &self.cache, source.token.as_ref());
-                Download { client, cache, url, token, address: &address, progress }.connect(partial).await
+                let target = self.target(source, url, &address);
+                Download { target, grant, progress }.connect(partial).await
             }
         };
         match result {
@@ -207,7 +217,15 @@ impl Fetcher {
             },
             Err(error) => {
                 let full = matches!(error, FetchError::DiskFull(_));
-                *slot = partial;
+                // What will not come to an end is not kept for a next try, nor what is no model.
+                let useless = matches!(error, FetchError::TooLarge(_) | FetchError::NotGguf(_));
+                match partial {
+                    Some(partial) if useless => {
+                        let discarded = blocking(move || partial.discard()).await?;
+                        discarded.map_err(|error| FetchError::disk("remove", &error))?;
+                    }
+                    partial => *slot = partial,
+                }
                 let cache = Arc::clone(&self.cache);
                 if full && blocking(move || cache.evict_unused()).await? {
                     return Err(FetchError::temporary("the disk was full, and unused models were evicted"));
@@ -249,54 +267,54 @@ impl Fetcher {
         restarted.map_err(|error| FetchError::disk("truncate", &error))?;
         Err(FetchError::temporary("the pieces of the file do not belong together; it is fetched again as a whole"))
     }
+}
 
-    /// Copies a file of this machine: what it holds may change, what the cache holds may not.
-    async fn copy(
-        &self,
-        mut partial: Partial,
-        from: &Path,
-        address: &str,
-        progress: &watch::Sender<FetchProgress>,
-    ) -> download::Ended {
-        let (path, cache) = (from.to_owned(), Arc::clone(&self.cache));
-        let opened = blocking(move || {
-            let opened = open_source(&path).and_then(|(file, total)| partial.restart().map(|()| (file, total)));
-            let roomy = opened.map(|(file, total)| cache.make_room(total).map(|()| (file, total)));
-            (partial, roomy)
-        });
-        let (partial, file, total) = match opened.await {
-            Ok((partial, Ok(Ok((file, total))))) => (partial, file, total),
-            Ok((partial, Ok(Err(error)))) => return (Some(partial), Err(error)),
-            Ok((partial, Err(error))) => return (Some(partial), Err(local(address, &error))),
-            Err(error) => return (None, Err(error)),
-        };
-        let (chunks, writer) = download::write(partial);
-        let out = progress.clone();
-        let read = blocking(move || {
-            let mut meter = Meter::new(&out, 0, Some(total), Instant::now());
-            let mut file = file;
-            let mut bytes = 0;
-            loop {
-                let mut chunk = vec![0; FILE_BUFFER_BYTES];
-                let n = file.read(&mut chunk)?;
-                chunk.truncate(n);
-                if n == 0 || chunks.blocking_send(Bytes::from(chunk)).is_err() {
-                    return Ok(());
-                }
-                bytes += n as u64;
-                meter.at(bytes, Instant::now());
+/// Copies a file of this machine: what it holds may change, what the cache holds may not.
+async fn copy(
+    grant: Arc<Grant>,
+    mut partial: Partial,
+    from: &Path,
+    address: &str,
+    progress: &watch::Sender<FetchProgress>,
+) -> download::Ended {
+    let path = from.to_owned();
+    let opened = blocking(move || {
+        let opened = open_source(&path).and_then(|(file, total)| partial.restart().map(|()| (file, total)));
+        let roomy = opened.map(|(file, total)| grant.grow(total, total).map(|_| (grant, file, total)));
+        (partial, roomy)
+    });
+    let (partial, grant, file, total) = match opened.await {
+        Ok((partial, Ok(Ok((grant, file, total))))) => (partial, grant, file, total),
+        Ok((partial, Ok(Err(error)))) => return (Some(partial), Err(error)),
+        Ok((partial, Err(error))) => return (Some(partial), Err(local(address, &error))),
+        Err(error) => return (None, Err(error)),
+    };
+    let (chunks, writer) = download::write(partial);
+    let (out, shown) = (progress.clone(), address.to_owned());
+    let read = blocking(move || {
+        let mut meter = Meter::new(&out, 0, Some(total), Instant::now());
+        // A file that grows meanwhile has another digest as well.
+        let mut file = file.take(total);
+        let (mut bytes, mut magic) = (0, Magic::from(0));
+        loop {
+            let mut chunk = vec![0; FILE_BUFFER_BYTES];
+            let n = file.read(&mut chunk).map_err(|error| local(&shown, &error))?;
+            chunk.truncate(n);
+            magic.check(&chunk).map_err(|_| FetchError::NotGguf(shown.clone()))?;
+            if n == 0 || chunks.blocking_send(Bytes::from(chunk)).is_err() {
+                return Ok(());
             }
-        });
-        let result = match read.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(local(address, &error)),
-            Err(error) => Err(error),
-        };
-        match writer.await {
-            Ok((partial, Ok(()))) => (Some(partial), result),
-            Ok((partial, Err(error))) => (Some(partial), Err(FetchError::disk("write", &error))),
-            Err(error) => (None, Err(FetchError::temporary(format!("the cache's own work failed: {error}")))),
+            bytes += n as u64;
+            meter.at(bytes, Instant::now());
         }
+    });
+    let result = read.await.and_then(|result| result);
+    let written = writer.await;
+    drop(grant);
+    match written {
+        Ok((partial, Ok(()))) => (Some(partial), result),
+        Ok((partial, Err(error))) => (Some(partial), Err(FetchError::disk("write", &error))),
+        Err(error) => (None, Err(FetchError::temporary(format!("the cache's own work failed: {error}")))),
     }
 }
 

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use gantry_crds::address::shown;
 use reqwest::Url;
-
-use super::limits::MAX_SHOWN_ADDRESS_BYTES;
 
 /// A place that can be fetched from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +56,7 @@ pub enum SourceError {
     #[error("models cannot be fetched from {0}:// in this release; use https://, http:// or file://")]
     UnsupportedScheme(String),
     /// A token would be readable on the way.
-    #[error("a token is sent over https:// only, and the address is http://; use https:// or leave secretRef out")]
+    #[error("a token is sent over https:// only; use an address of https://, or leave secretRef out")]
     TokenOverHttp,
     /// A file's address without a path on this machine.
     #[error("{0:?} names no file of this pod; use file:///path/model.gguf")]
@@ -70,7 +69,7 @@ impl Source {
     /// # Errors
     /// It is no address, its scheme is not supported, or a token would travel in the clear.
     pub fn parse(address: &str, token: Option<Token>) -> Result<Self, SourceError> {
-        let shown = || clip(address);
+        let shown = || shown(address);
         let url = Url::parse(address)
             .map_err(|error| SourceError::NotAnAddress { address: shown(), reason: error.to_string() })?;
         let location = match url.scheme() {
@@ -80,6 +79,26 @@ impl Source {
             other => return Err(SourceError::UnsupportedScheme(other.to_owned())),
         };
         Ok(Self { location, token })
+    }
+
+    /// The host and the port to which a token for this source would be sent.
+    ///
+    /// # Errors
+    /// A token would be readable on the way.
+    pub fn token_host(&self) -> Result<(String, u16), SourceError> {
+        match &self.location {
+            Location::Http(url) if url.scheme() == "https" => {
+                let host = url.host_str().unwrap_or_default().trim_end_matches('.').to_owned();
+                Ok((host, url.port_or_known_default().unwrap_or_default()))
+            }
+            _ => Err(SourceError::TokenOverHttp),
+        }
+    }
+
+    /// The source with a token that is sent to its host.
+    #[must_use]
+    pub fn with_token(self, token: Token) -> Self {
+        Self { token: Some(token), ..self }
     }
 
     /// A file of this machine.
@@ -93,22 +112,9 @@ impl Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.location {
-            Location::File(path) => f.write_str(&clip(&path.display().to_string())),
-            Location::Http(url) => f.write_str(&shown(url)),
+            Location::File(path) => f.write_str(&shown(&path.display().to_string())),
+            Location::Http(url) => f.write_str(&shown(url.as_str())),
         }
-    }
-}
-
-/// An address without what may be secret in it.
-pub(super) fn shown(url: &Url) -> String {
-    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-    clip(&format!("{}://{}{port}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path()))
-}
-
-fn clip(text: &str) -> String {
-    match text.char_indices().nth(MAX_SHOWN_ADDRESS_BYTES) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
     }
 }
 
@@ -142,5 +148,11 @@ mod tests {
         assert_eq!(source.to_string(), "https://h:1/m.gguf");
         assert_eq!(source.token.as_ref().unwrap().reveal(), "hush");
         assert!(!format!("{:?}", source.token).contains("hush"));
+        for bad in
+            ["https://user:hush@", "https://h:hush/m?hush", "file://user:hush@host/m.gguf?hush", "user:hush@h/m?hush"]
+        {
+            let error = Source::parse(bad, None).unwrap_err().to_string();
+            assert!(!error.contains("user:hush") && !error.contains("?hush"), "{bad}: {error}");
+        }
     }
 }

@@ -239,11 +239,11 @@ impl Gates {
                 "models cannot be read from a PersistentVolumeClaim in this release; give {field}.uri"
             ));
         };
-        let token = match &spec.secret_ref {
-            Some(secret) => Some(awaited(report, || self.objects.token(&secret.name)).await),
-            None => None,
-        };
-        Source::parse(uri, token).map_err(|error| format!("{field}.uri: {error}"))
+        let wrong = |error| format!("{field}.uri: {error}");
+        let source = Source::parse(uri, None).map_err(wrong)?;
+        let Some(secret) = &spec.secret_ref else { return Ok(source) };
+        let (host, port) = source.token_host().map_err(wrong)?;
+        Ok(source.with_token(awaited(report, || self.objects.token(&secret.name, &host, port)).await))
     }
 
     /// Judges the header before the download, where the source serves parts of files.

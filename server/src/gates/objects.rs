@@ -2,10 +2,14 @@
 //!
 //! An object that is not there, or may not be read yet, may be applied in a moment: every failure is something to wait
 //! for, told with what to do, and the rollout's deadline ends the wait.
+//!
+//! Whoever writes an InferenceService names a Secret and an address, and need not be somebody who may read the Secret. So its
+//! token goes only to hosts that the Secret itself names ([`HOSTS_ANNOTATION`]), which is for its owner to write.
 
+use gantry_crds::HOSTS_ANNOTATION;
 use gantry_crds::status::WaitReason;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 
 use crate::fetch::Token;
 
@@ -13,6 +17,11 @@ use crate::fetch::Token;
 pub const PROMPTS_KEY: &str = "prompts.jsonl";
 /// The Secret's key with the bearer token.
 pub const TOKEN_KEY: &str = "token";
+
+/// The type of Secrets that are used. Others hold what was made for something else, a service account's token for instance.
+const SECRET_TYPE: &str = "Opaque";
+/// The port of https://.
+const HTTPS_PORT: u16 = 443;
 
 /// Reads objects of one namespace.
 #[derive(Clone)]
@@ -49,13 +58,14 @@ impl Objects {
         data.remove(PROMPTS_KEY).ok_or_else(|| missing_key(Kind::ConfigMap, config_map, PROMPTS_KEY, data.keys()))
     }
 
-    /// The bearer token.
+    /// The bearer token, for a request to this host and port.
     ///
     /// # Errors
     /// Says what is missing.
-    pub async fn token(&self, secret: &str) -> Result<Token, NotThere> {
+    pub async fn token(&self, secret: &str, host: &str, port: u16) -> Result<Token, NotThere> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let object = api.get(secret).await.map_err(|error| not_there(Kind::Secret, secret, &error))?;
+        may_be_sent(&object, secret, host, port)?;
         let mut data = object.data.unwrap_or_default();
         let bytes = data.remove(TOKEN_KEY).ok_or_else(|| missing_key(Kind::Secret, secret, TOKEN_KEY, data.keys()))?;
         let invalid = || NotThere {
@@ -110,6 +120,93 @@ impl Kind {
         match self {
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
+        }
+    }
+}
+
+/// Whether the Secret's token is for this host.
+fn may_be_sent(object: &Secret, name: &str, host: &str, port: u16) -> Result<(), NotThere> {
+    if let Some(type_) = object.type_.as_deref().filter(|type_| *type_ != SECRET_TYPE) {
+        return Err(invalid_secret(format!(
+            "Secret {name} is not used, whose type is {type_}; store the source's token in one of the type {SECRET_TYPE} \
+             (kubectl create secret generic), and name that one"
+        )));
+    }
+    let wanted = if port == HTTPS_PORT { host.to_owned() } else { format!("{host}:{port}") };
+    let hosts = object.annotations().get(HOSTS_ANNOTATION);
+    if hosts.is_some_and(|hosts| names(hosts, host, port)) {
+        return Ok(());
+    }
+    let (lacks, all) = match hosts {
+        Some(hosts) => ("its annotation gantry.dev/hosts does not name that host", format!("{hosts}, {wanted}")),
+        None => ("it has no annotation gantry.dev/hosts", wanted.clone()),
+    };
+    Err(invalid_secret(format!(
+        "the token of Secret {name} may not be sent to {wanted}: {lacks}; if it is meant to go there, kubectl annotate \
+         secret {name} --overwrite {HOSTS_ANNOTATION}=\"{all}\""
+    )))
+}
+
+fn invalid_secret(message: String) -> NotThere {
+    NotThere { reason: WaitReason::SecretInvalid, message }
+}
+
+/// Whether a list of hosts has this one: `huggingface.co`, `*.example.com` (any host below it, and not itself) or
+/// `files.ns.svc:8443`; without a port, https's own.
+fn names(hosts: &str, host: &str, port: u16) -> bool {
+    let host = host.to_ascii_lowercase();
+    hosts.split([',', ' ', '\n']).map(str::trim).filter(|entry| !entry.is_empty()).any(|entry| {
+        let with_port = entry.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+        let (pattern, its_port) = with_port.unwrap_or((entry, HTTPS_PORT));
+        let pattern = pattern.to_ascii_lowercase();
+        let same_host = match pattern.strip_prefix("*.") {
+            // Below a top-level domain anybody may have a host.
+            Some(domain) if domain.contains('.') => {
+                host.strip_suffix(domain).is_some_and(|below| below.len() > 1 && below.ends_with('.'))
+            }
+            Some(_) => false,
+            None => pattern == host,
+        };
+        same_host && its_port == port
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_hosts_names_what_it_says_and_nothing_else() {
+        for (hosts, host, port) in [
+            ("huggingface.co", "huggingface.co", 443),
+            ("a.com, huggingface.co", "HuggingFace.co", 443),
+            ("HuggingFace.co:443", "huggingface.co", 443),
+            ("*.example.com", "files.eu.example.com", 443),
+            ("files.ns.svc:8443", "files.ns.svc", 8443),
+            ("*.example.com:8443", "a.example.com", 8443),
+            ("[2001:db8::1]", "[2001:db8::1]", 443),
+            ("[2001:db8::1]:8443", "[2001:db8::1]", 8443),
+            ("a.com\nb.com", "b.com", 443),
+        ] {
+            assert!(names(hosts, host, port), "{hosts:?} {host}:{port}");
+        }
+        for (hosts, host, port) in [
+            ("", "huggingface.co", 443),
+            ("huggingface.co", "huggingface.co", 8443),
+            ("huggingface.co", "cdn.huggingface.co", 443),
+            ("huggingface.co", "huggingface.co.evil.com", 443),
+            ("*.example.com", "example.com", 443),
+            ("*.example.com", "evilexample.com", 443),
+            ("*.example.com", ".example.com", 443),
+            ("*.com", "evil.com", 443),
+            ("*", "evil.com", 443),
+            ("*.", "evil.com", 443),
+            ("*:443", "evil.com", 443),
+            ("files.ns.svc:8443", "files.ns.svc", 443),
+            ("https://huggingface.co", "huggingface.co", 443),
+            ("a.*.com", "a.b.com", 443),
+        ] {
+            assert!(!names(hosts, host, port), "{hosts:?} {host}:{port}");
         }
     }
 }

@@ -18,11 +18,16 @@ pub(super) fn fetch_refusal(error: &FetchError) -> Refusal {
             let found = &found.to_string()[..DIGEST_DIGITS_SHOWN];
             Refusal::new(GateName::Digest, error.to_string()).with_value(format!("found {found}..."))
         }
+        FetchError::NotGguf(_) => Refusal::new(GateName::Format, error.to_string()).with_value("no GGUF"),
         error => Refusal::new(GateName::Fetch, error.to_string()),
     }
 }
 
 pub(super) fn format_refusal(error: &GgufError) -> Refusal {
+    if let GgufError::Malformed { defect: Defect::BadMagic { .. }, .. } = error {
+        // What it is instead is for who may read it.
+        return fetch_refusal(&FetchError::NotGguf("the file".to_owned()));
+    }
     let value = match error {
         GgufError::Part { number, count, .. } => format!("part {number} of {count}"),
         GgufError::Malformed { defect: Defect::DataTruncated { expected, found, .. }, .. }

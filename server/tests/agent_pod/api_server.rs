@@ -75,9 +75,8 @@ impl ApiServer {
     }
 
     /// Stores a Secret; `data` holds base64.
-    pub fn put_secret(&self, name: &str, data: Value) {
-        let object =
-            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "ns"}, "data": data});
+    pub fn put_secret(&self, name: &str, mut object: Value) {
+        (object["apiVersion"], object["kind"]) = (json!("v1"), json!("Secret"));
         self.0.secrets.lock().unwrap().insert(name.to_owned(), object);
     }
 

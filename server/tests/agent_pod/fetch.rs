@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_server::fetch::{Cache, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
+use gantry_server::fetch::{Cache, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Reach, Source};
 use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
@@ -16,12 +16,17 @@ pub fn digest(content: &[u8]) -> Digest {
     Digest::from(<[u8; 32]>::from(Sha256::digest(content)))
 }
 
+/// The servers of these tests are on this machine.
+pub const HERE: Reach = Reach { private: true, loopback: true };
+
+/// What begins as a model does.
 fn content(bytes: usize, seed: u8) -> Vec<u8> {
-    (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+    let rest = (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed));
+    b"GGUF".iter().copied().chain(rest.skip(4)).take(bytes).collect()
 }
 
 fn fetcher(folder: &Path) -> Fetcher {
-    Fetcher::new(Cache::open(folder).unwrap()).unwrap()
+    Fetcher::new(Cache::open(folder).unwrap(), HERE).unwrap()
 }
 
 async fn fetch(fetcher: &Fetcher, url: &str, digest: Digest) -> Result<CachedModel, FetchError> {
@@ -234,7 +239,67 @@ async fn a_model_larger_than_the_cache_is_refused_before_it_comes() {
     let fetcher = fetcher(folder.path());
     fetcher.cache().set_limit_bytes(Some(100_000));
     let error = fetch(&fetcher, &server.url(), digest(&content)).await.unwrap_err();
-    assert!(matches!(&error, FetchError::Permanent(text) if text.contains("sizeLimit")), "{error}");
+    assert!(matches!(&error, FetchError::TooLarge(text) if text.contains("sizeLimit")), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path().join("sha256")).unwrap().count(), 0, "something of it is kept");
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_stopped_at_the_limit_of_the_cache() {
+    const LIMIT: u64 = 6 << 20;
+    let server = FileServer::start(content(1000, 17)).await;
+    server.always(Some(Fault::Endless));
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    fetcher.cache().set_limit_bytes(Some(LIMIT));
+    let error = fetch(&fetcher, &server.url(), digest(b"x")).await.unwrap_err();
+    let FetchError::TooLarge(text) = error else { panic!("{error}") };
+    for part in ["without saying how long it is", "of whose 6.00 MiB", "spec.cache.sizeLimit"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(server.asked().len(), 1, "it is not tried again");
+    assert_eq!(std::fs::read_dir(folder.path().join("sha256")).unwrap().count(), 0, "what came of it is kept");
+}
+
+#[tokio::test]
+async fn an_answer_without_a_length_takes_the_room_of_what_was_not_used_for_the_longest_time() {
+    let (oldest, older, new) = (content(1 << 20, 18), content(1 << 20, 19), content(3 << 20, 20));
+    let server = FileServer::start(oldest.clone()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    for content in [&oldest, &older] {
+        server.replace(content.clone(), None);
+        fetch(&fetcher, &server.url(), digest(content)).await.unwrap();
+    }
+    let is_there = |content: &[u8]| folder.path().join(format!("sha256/{}", digest(content))).exists();
+    server.replace(new.clone(), None);
+    server.always(Some(Fault::UnsaidLength));
+    // Nobody knows how long it will be, so a step of room is asked for; all that there is, is taken.
+    fetcher.cache().set_limit_bytes(Some(4 << 20));
+    let in_use = fetcher.cached(digest(&older)).await.unwrap().unwrap();
+    let model = fetch(&fetcher, &server.url(), digest(&new)).await.unwrap();
+    assert_eq!(model.bytes(), new.len() as u64);
+    assert_eq!([is_there(&oldest), is_there(&older)], [false, true]);
+    drop(in_use);
+}
+
+#[tokio::test]
+async fn what_is_no_model_is_left_at_its_first_bytes_and_nothing_of_it_is_told() {
+    let secret = b"{\"password\": \"hush\"}".repeat(100_000);
+    let server = FileServer::start(secret.clone()).await;
+    server.faults([Fault::None, Fault::UnsaidLength]);
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    let file = folder.path().join("secret");
+    std::fs::write(&file, &secret).unwrap();
+    let found = digest(&secret).to_string();
+    for url in [server.url(), server.url(), format!("file://{}", file.display())] {
+        let error = fetch(&fetcher, &url, digest(b"x")).await.unwrap_err();
+        let told = error.to_string();
+        assert!(matches!(error, FetchError::NotGguf(_)), "{told}");
+        assert!(!told.contains("hush") && !told.contains("{") && !told.contains(&found), "{told}");
+        assert_eq!(std::fs::read_dir(folder.path().join("sha256")).unwrap().count(), 0, "it is kept");
+    }
+    assert_eq!(server.asked().len(), 2);
 }
 
 #[tokio::test]

@@ -27,6 +27,10 @@ pub enum Fault {
     Redirect(String),
     /// The head of an answer, and then nothing.
     Stall,
+    /// The whole file, of which nobody says how long it is.
+    UnsaidLength,
+    /// The same, and it goes on for ever.
+    Endless,
 }
 
 /// What a request asked for.
@@ -123,6 +127,13 @@ impl FileServer {
         };
         stream.write_all(body).await?;
         self.state.lock().unwrap().sent_bytes += body.len();
+        if fault == Fault::Endless {
+            loop {
+                let more = [0; 64 * 1024];
+                stream.write_all(&more).await?;
+                self.state.lock().unwrap().sent_bytes += more.len();
+            }
+        }
         stream.shutdown().await
     }
 }
@@ -145,6 +156,9 @@ fn respond(asked: &Asked, fault: &Fault, content: &[u8], etag: Option<&str>) -> 
     };
     match fault {
         Fault::Status(code) => return simple(&format!("{code} Fault"), ""),
+        Fault::UnsaidLength | Fault::Endless => {
+            return ("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_owned(), content.to_vec());
+        }
         Fault::Redirect(to) => return simple("302 Found", &format!("location: {to}\r\n")),
         _ => {}
     }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::{ApiServer, PATIENCE};
-use crate::fetch::digest;
+use crate::fetch::{HERE, digest};
 use crate::files::{Fault, FileServer};
 use crate::script::{server_after, while_there_is};
 use crate::template_file::with_template;
@@ -69,6 +69,8 @@ impl Pod {
             namespace: "ns".into(),
             pod: "chat-0".into(),
             cache_dir: folder.path().to_owned(),
+            cache_bytes: None,
+            reach: HERE,
         };
         let workers = WorkerConfig::new(program);
         let running = agent::run_with(api.client(), config, Arc::clone(&router), workers, stop.clone());
@@ -655,19 +657,55 @@ async fn a_token_is_read_and_what_is_wrong_with_it_is_told_without_it() {
     let api = ApiServer::new(service());
     let objects = gantry_server::gates::objects::Objects::new(api.client(), "ns");
     let says = async |part: &str| {
-        let error = objects.token("hub").await.unwrap_err().to_string();
+        let error = objects.token("hub", "huggingface.co", 443).await.unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains("hush"), "{error}");
     };
     says("is not there").await;
     api.set_forbidden(true);
     says("the operator is to grant").await;
     api.set_forbidden(false);
-    api.put_secret("hub", json!({"password": "aHVzaA=="}));
+    let secret = |type_: &str, annotations: Value, data: Value| {
+        let metadata = json!({"name": "hub", "namespace": "ns", "annotations": annotations});
+        api.put_secret("hub", json!({"metadata": metadata, "type": type_, "data": data}));
+    };
+    let good = || json!({"token": "aHVzaAo="});
+    let hosts = |hosts: &str| json!({"gantry.dev/hosts": hosts});
+    // What its owner did not make for this, and what is made for something else.
+    secret("Opaque", json!({}), good());
+    says("kubectl annotate secret hub --overwrite gantry.dev/hosts=\"huggingface.co\"").await;
+    secret("Opaque", hosts("models.example.com"), good());
+    says("gantry.dev/hosts=\"models.example.com, huggingface.co\"").await;
+    secret("kubernetes.io/service-account-token", hosts("huggingface.co"), good());
+    says("whose type is kubernetes.io/service-account-token").await;
+    secret("Opaque", hosts("huggingface.co"), json!({"password": "aHVzaA=="}));
     says("not the key token").await;
     // "hush hush": a header cannot hold what is no token.
-    api.put_secret("hub", json!({"token": "aHVzaCBodXNo"}));
+    secret("Opaque", hosts("huggingface.co"), json!({"token": "aHVzaCBodXNo"}));
     says("is no bearer token").await;
-    api.put_secret("hub", json!({"token": "aHVzaAo="}));
-    let token = objects.token("hub").await.unwrap();
+    secret("Opaque", hosts("*.hf.co, huggingface.co"), good());
+    let token = objects.token("hub", "huggingface.co", 443).await.unwrap();
     assert_eq!(token, gantry_server::fetch::Token::new("hush"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_no_revision_names_any_more_are_removed() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    pod.roll_out(&version("v2", &two, &sha_two)).await;
+    let file = |sha256: &str| pod.folder.path().join("sha256").join(sha256);
+    // An operator that says nothing of digests has none removed, nor one that names both.
+    pod.status(|status| status["digests"] = json!([sha_one, sha_two]));
+    pod.api.entry("settled", |entry| entry.get("resident").is_none_or(|r| !r.to_string().contains("v1"))).await;
+    assert!(file(&sha_one).exists() && file(&sha_two).exists());
+    // Though nothing names the file that is in use, it stays.
+    pod.status(|status| status["digests"] = json!(["ab".repeat(32)]));
+    let begun = Instant::now();
+    while file(&sha_one).exists() {
+        assert!(begun.elapsed() < PATIENCE, "the file of a revision that is gone is still there");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(file(&sha_two).exists());
+    pod.end().await;
 }

@@ -1,0 +1,146 @@
+//! Addresses of models: what of them may be shown, and what may not stand in them.
+//!
+//! The spec's address is copied into `status.versions` and into ModelVersions, which more people may read than Secrets. So
+//! credentials in it are refused (by a rule of the CRD, and by [`credential`] for objects stored before it), and nothing
+//! that is shown elsewhere (conditions, Events, logs) has more of it than [`shown`] leaves.
+
+/// Longest address that is shown, in characters.
+pub const SHOWN_CHARS_MAX: usize = 256;
+
+/// Names of query parameters that are credentials: signatures of S3, Google Cloud Storage and Azure, and tokens. In small
+/// letters; they are compared without regard to case.
+pub const CREDENTIAL_PARAMETERS: [&str; 14] = [
+    "x-amz-signature",
+    "x-amz-credential",
+    "x-amz-security-token",
+    "x-goog-signature",
+    "x-goog-credential",
+    "awsaccesskeyid",
+    "signature",
+    "sig",
+    "token",
+    "access_token",
+    "auth_token",
+    "api_key",
+    "apikey",
+    "password",
+];
+
+/// A credential that stands in an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Credential {
+    /// A user name, with or without a password.
+    #[error(
+        "it has a user name, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"
+    )]
+    User,
+    /// A parameter of the query.
+    #[error(
+        "its parameter {0} is a credential, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"
+    )]
+    Parameter(&'static str),
+}
+
+/// The credential in an address, if there is one.
+#[must_use]
+pub fn credential(address: &str) -> Option<Credential> {
+    let (before, query) = address.split_once('?').unwrap_or((address, ""));
+    if authority(before).contains('@') {
+        return Some(Credential::User);
+    }
+    let query = query.split('#').next().unwrap_or_default();
+    let names = query.split(['&', ';', '?']).filter_map(|pair| pair.split_once('=')).map(|(name, _)| name);
+    names
+        .filter_map(|name| CREDENTIAL_PARAMETERS.into_iter().find(|known| known.eq_ignore_ascii_case(name)))
+        .map(Credential::Parameter)
+        .next()
+}
+
+/// The address without what may be secret in it: user, password, query, fragment. Of a long one, the beginning.
+#[must_use]
+pub fn shown(address: &str) -> String {
+    let before = address.split(['?', '#']).next().unwrap_or_default();
+    let authority = authority(before);
+    let text = match authority.rsplit_once('@') {
+        Some((user, _)) => before.replacen(&format!("{user}@"), "", 1),
+        None => before.to_owned(),
+    };
+    match text.char_indices().nth(SHOWN_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// User, host and port. Parsers of addresses overlook slashes before them that are too many or missing, and take a backslash
+/// for a slash.
+fn authority(before_query: &str) -> &str {
+    let before_fragment = before_query.split('#').next().unwrap_or_default();
+    let web = before_fragment
+        .split_once(':')
+        .filter(|(scheme, _)| ["http", "https"].iter().any(|known| known.eq_ignore_ascii_case(scheme)));
+    let after_scheme = web.or_else(|| before_fragment.split_once("://")).map_or(before_fragment, |(_, rest)| rest);
+    let begins = after_scheme.trim_start_matches(['/', '\\']);
+    begins.split(['/', '\\']).next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_may_be_secret_is_not_shown() {
+        for (address, wanted) in [
+            ("https://h/m.gguf", "https://h/m.gguf"),
+            ("https://user:pass@h:1/m.gguf?sig=hush#x", "https://h:1/m.gguf"),
+            ("https://user:p@ss@h/m@2.gguf", "https://h/m@2.gguf"),
+            ("https:////user:pass@h/m.gguf", "https:////h/m.gguf"),
+            ("https:\\\\user:pass@h\\m.gguf", "https:\\\\h\\m.gguf"),
+            ("HTTPS:user:pass@h/m.gguf", "HTTPS:h/m.gguf"),
+            ("user:pass@h/m.gguf?hush", "h/m.gguf"),
+            ("hf://org/repo@0a1b/m.gguf", "hf://org/repo@0a1b/m.gguf"),
+            ("https://h/m.gguf#hush", "https://h/m.gguf"),
+            ("", ""),
+        ] {
+            assert_eq!(shown(address), wanted, "{address}");
+        }
+        let long = shown(&format!("https://h/{}", "ä".repeat(SHOWN_CHARS_MAX)));
+        assert!(long.ends_with("ä…") && long.chars().count() == SHOWN_CHARS_MAX + 1, "{long}");
+    }
+
+    #[test]
+    fn credentials_are_found_and_nothing_else_is_taken_for_one() {
+        for address in [
+            "https://h/m.gguf",
+            "https://h/m.gguf?download=true&design=1",
+            "https://h/token=1/m.gguf",
+            "https://h/m@2.gguf?to=a@b",
+            "hf://org/repo@0a1b/m.gguf",
+            "oci://registry/repo@sha256:0a",
+            "https://h/m.gguf#token=1",
+        ] {
+            assert_eq!(credential(address), None, "{address}");
+        }
+        for address in
+            ["https://u:p@h/m", "https://token@h/m", "https:////u:p@h/m", "https:\\\\u:p@h\\m", "https://@h/m"]
+        {
+            assert_eq!(credential(address), Some(Credential::User), "{address}");
+        }
+        for (query, name) in [
+            ("X-Amz-Algorithm=a&X-Amz-Signature=1", "x-amz-signature"),
+            ("sv=1&SIG=hush", "sig"),
+            ("token=", "token"),
+            ("a=1;access_token=2#x", "access_token"),
+        ] {
+            assert_eq!(credential(&format!("https://h/m?{query}")), Some(Credential::Parameter(name)), "{query}");
+        }
+    }
+
+    /// What the API server refuses and what the operator refuses must be the same.
+    #[test]
+    fn the_rule_of_the_crd_names_the_same_parameters() {
+        let crd = serde_json::to_string(&<crate::InferenceService as kube::CustomResourceExt>::crd()).unwrap();
+        let names = CREDENTIAL_PARAMETERS.join("|");
+        assert!(crd.contains(&format!("[?&;]({names})=")), "{names}");
+    }
+}

@@ -1,0 +1,253 @@
+//! Which addresses may be connected to: checked for each address that a connection is made to, so that neither a redirect
+//! nor a name that leads elsewhere the second time gets past it.
+//!
+//! Names are resolved by [`Resolver`], which leaves out what may not be reached and hands on the rest; the client connects
+//! to these and asks for no other. An address that stands in a URL itself is never resolved: [`Reach::check`] is for these,
+//! before a request and before each redirect. Absent: ports, and what of the network lets whom connect (NetworkPolicies).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use reqwest::Url;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// Where models may be fetched from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Whether from private addresses, as those of a cluster and its machines are.
+    pub private: bool,
+    /// Whether from this machine: for tests, whose servers are here.
+    pub loopback: bool,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Self { private: true, loopback: false }
+    }
+}
+
+/// An address that models are not fetched from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}")]
+pub(super) struct Unreachable {
+    kind: Kind,
+}
+
+/// What an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Kind {
+    #[error("it leads to the pod itself, from which models are not fetched")]
+    Loopback,
+    #[error(
+        "it leads to a link-local address or a cloud's metadata, from which models are not fetched; use the address of a file server"
+    )]
+    LinkLocal,
+    #[error(
+        "it leads to a private address, from which models may not be fetched here (the chart's value privateSources); use a public address, or ask whoever installed Gantry"
+    )]
+    Private,
+    #[error("it leads to no single machine; use the address of a file server")]
+    Reserved,
+}
+
+/// Addresses of the metadata and of the agents of clouds that are outside the link-local networks: Alibaba Cloud, Azure,
+/// Oracle Cloud; EC2 and Google Cloud over IPv6.
+const METADATA_V4: [Ipv4Addr; 3] =
+    [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
+const METADATA_V6: [Ipv6Addr; 2] =
+    [Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)];
+
+impl Reach {
+    /// Checks an address that is connected to.
+    fn allows(self, address: IpAddr) -> Result<(), Unreachable> {
+        let kind = match address {
+            IpAddr::V4(address) => kind_of_v4(address),
+            IpAddr::V6(address) => match embedded(address) {
+                Some(address) => kind_of_v4(address),
+                None => kind_of_v6(address),
+            },
+        };
+        match kind {
+            None => Ok(()),
+            Some(Kind::Private) if self.private => Ok(()),
+            Some(Kind::Loopback) if self.loopback => Ok(()),
+            Some(kind) => Err(Unreachable { kind }),
+        }
+    }
+
+    /// Checks a URL whose host is an address; one whose host is a name is for the [`Resolver`].
+    pub(super) fn check(self, url: &Url) -> Result<(), Unreachable> {
+        // The parser has made an address of whatever a resolver would take for one: 127.1, 0x7f000001, 2130706433.
+        let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        host.parse().map_or(Ok(()), |address| self.allows(address))
+    }
+}
+
+fn kind_of_v4(address: Ipv4Addr) -> Option<Kind> {
+    let [a, b, ..] = address.octets();
+    if address.is_loopback() || a == 0 {
+        // Linux connects to itself for 0.0.0.0.
+        return Some(Kind::Loopback);
+    }
+    if address.is_link_local() || METADATA_V4.contains(&address) {
+        return Some(Kind::LinkLocal);
+    }
+    // Class E, the broadcast among it, and multicast.
+    if a >= 224 {
+        return Some(Kind::Reserved);
+    }
+    let shared = a == 100 && (64..128).contains(&b);
+    (address.is_private() || shared).then_some(Kind::Private)
+}
+
+fn kind_of_v6(address: Ipv6Addr) -> Option<Kind> {
+    if address.is_loopback() || address.is_unspecified() {
+        return Some(Kind::Loopback);
+    }
+    let site_local = address.segments()[0] & 0xffc0 == 0xfec0;
+    if address.is_unicast_link_local() || site_local || METADATA_V6.contains(&address) {
+        return Some(Kind::LinkLocal);
+    }
+    if address.is_multicast() {
+        return Some(Kind::Reserved);
+    }
+    address.is_unique_local().then_some(Kind::Private)
+}
+
+/// The IPv4 address that an IPv6 address stands for: mapped, compatible, translated (NAT64), or by a tunnel (6to4).
+fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let of = |high: u16, low: u16| {
+        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        Ipv4Addr::new(a, b, c, d)
+    };
+    match address.segments() {
+        [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(of(high, low)),
+        // ::1 and :: are IPv6's own.
+        [0, 0, 0, 0, 0, 0, high, low] if high != 0 => Some(of(high, low)),
+        [0x2002, high, low, ..] => Some(of(high, low)),
+        _ => None,
+    }
+}
+
+/// Resolves names as the system does, and leaves out what may not be reached.
+pub(super) struct Resolver(pub(super) Reach);
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let reach = self.0;
+        Box::pin(async move {
+            // The client puts the port in.
+            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            Ok(reachable(reach, found)?)
+        })
+    }
+}
+
+fn reachable(reach: Reach, found: Vec<SocketAddr>) -> Result<Addrs, Unreachable> {
+    let mut refused = None;
+    let allowed = |address: &SocketAddr| reach.allows(address.ip()).map_err(|error| refused = Some(error)).is_ok();
+    let allowed: Vec<SocketAddr> = found.into_iter().filter(allowed).collect();
+    match refused {
+        Some(refused) if allowed.is_empty() => Err(refused),
+        _ => Ok(Box::new(allowed.into_iter())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const LOOPBACK: [&str; 9] = [
+        "127.0.0.1",
+        "127.1.2.3",
+        "0.0.0.0",
+        "0.1.2.3",
+        "::1",
+        "::",
+        "::ffff:127.0.0.1",
+        "64:ff9b::127.0.0.1",
+        "2002:7f00:1::",
+    ];
+    const LINK_LOCAL: [&str; 12] = [
+        "169.254.169.254",
+        "169.254.0.1",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+        "fe80::1",
+        "febf::1",
+        "fec0::1",
+        "fd00:ec2::254",
+        "fd20:ce::254",
+        "::ffff:169.254.169.254",
+        "::169.254.169.254",
+    ];
+    const PRIVATE: [&str; 11] = [
+        "10.0.0.1",
+        "10.96.0.10",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "100.64.0.1",
+        "100.127.255.255",
+        "fc00::1",
+        "fd12:3456::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::192.168.1.1",
+    ];
+    const RESERVED: [&str; 5] = ["224.0.0.1", "255.255.255.255", "240.0.0.1", "ff02::1", "::ffff:239.1.1.1"];
+    const PUBLIC: [&str; 8] = [
+        "1.1.1.1",
+        "172.32.0.1",
+        "100.128.0.1",
+        "192.0.2.1",
+        "2606:4700::1111",
+        "::ffff:8.8.8.8",
+        "64:ff9b::8.8.8.8",
+        "2002:808:808::1",
+    ];
+
+    fn refused(reach: Reach, addresses: &[&str]) -> usize {
+        addresses.iter().filter(|address| reach.allows(address.parse().unwrap()).is_err()).count()
+    }
+
+    #[test]
+    fn what_an_address_is_decides_however_it_is_written() {
+        for (private, loopback) in [(true, false), (false, false), (true, true), (false, true)] {
+            let reach = Reach { private, loopback };
+            assert_eq!(refused(reach, &LOOPBACK), if loopback { 0 } else { LOOPBACK.len() }, "{reach:?}");
+            assert_eq!(refused(reach, &PRIVATE), if private { 0 } else { PRIVATE.len() }, "{reach:?}");
+            assert_eq!(refused(reach, &LINK_LOCAL), LINK_LOCAL.len(), "{reach:?}");
+            assert_eq!(refused(reach, &RESERVED), RESERVED.len(), "{reach:?}");
+            assert_eq!(refused(reach, &PUBLIC), 0, "{reach:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_in_urls_are_checked_before_anything_is_asked() {
+        for host in ["169.254.169.254", "0xa9fea9fe", "2852039166", "169.254.43518", "0251.0376.0251.0376", "[fe80::1]"]
+        {
+            let url = Url::parse(&format!("http://{host}/latest/meta-data")).unwrap();
+            assert_eq!(Reach::default().check(&url), Err(Unreachable { kind: Kind::LinkLocal }), "{host}");
+        }
+        for host in ["files.ns.svc", "10.0.0.1", "1.1.1.1", "[2606:4700::1111]"] {
+            let url = Url::parse(&format!("http://{host}/m.gguf")).unwrap();
+            assert_eq!(Reach::default().check(&url), Ok(()), "{host}");
+        }
+    }
+
+    #[test]
+    fn of_a_names_addresses_those_that_may_be_reached_are_left() {
+        let addresses =
+            |list: &[&str]| list.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect::<Vec<_>>();
+        let mixed = reachable(Reach::default(), addresses(&["169.254.169.254", "10.0.0.1", "::1"])).unwrap();
+        assert_eq!(mixed.collect::<Vec<_>>(), addresses(&["10.0.0.1"]));
+        let Err(none) = reachable(Reach::default(), addresses(&["169.254.169.254"])) else { panic!("it is reachable") };
+        assert_eq!(none.kind, Kind::LinkLocal);
+        assert_eq!(
+            reachable(Reach::default(), Vec::new()).unwrap().count(),
+            0,
+            "a name without addresses is the client's"
+        );
+    }
+}
