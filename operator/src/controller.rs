@@ -415,8 +415,11 @@ async fn judge_by_objects(
     service: &InferenceService,
     context: &Context,
 ) -> Result<Option<Duration>, act::Error> {
-    let Ok(ValidService { wanted, .. }) = spec else { return Ok(None) };
-    if wanted.objects.is_empty() || state.active.as_ref() == Some(&wanted.name) {
+    let Ok(ValidService { wanted, replicas, .. }) = spec else { return Ok(None) };
+    let is_latched = state.rejected.as_ref().is_some_and(|rejected| rejected.version == wanted.name);
+    // Without pods nothing is judged: thousands of such services would be looked at for nothing.
+    let is_judged = is_latched || state.rollout.is_some() || *replicas > 0;
+    if wanted.objects.is_empty() || state.active.as_ref() == Some(&wanted.name) || !is_judged {
         return Ok(None);
     }
     let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await?;

@@ -159,3 +159,19 @@ async fn prompts_that_change_while_pods_prepare_are_asked_of_all_of_them_and_lat
     scene.step().await.unwrap();
     assert_eq!((attempt(&scene), scene.service().status.unwrap().active_version), (3, None));
 }
+
+#[tokio::test]
+async fn what_no_pod_judges_is_not_looked_at() {
+    let mut scene = Scene::new();
+    scene.api.edit(SERVICE, |service| service["spec"]["replicas"] = json!(0));
+    scene.pods.clear();
+    scene.step().await.unwrap();
+    scene.api.requests();
+    assert_ne!(scene.step().await.unwrap(), Action::requeue(JUDGED_POLL));
+    assert_eq!(scene.api.requests().len(), 0);
+    // A rejection, though, is looked after, or nobody would see that its cause is gone.
+    let (mut scene, _) = refused_by_prompts().await;
+    scene.api.edit(SERVICE, |service| service["spec"]["replicas"] = json!(0));
+    assert_eq!(scene.step().await.unwrap(), Action::requeue(JUDGED_POLL));
+    assert_eq!(scene.condition("Stalled").1, "GateFailed");
+}
