@@ -1,8 +1,9 @@
 //! What a user writes: the spec of an InferenceService.
 //!
 //! The whole shape of Gantry's API stands here, fields of strategies, gates and sources that this release does not
-//! carry out included: the operator answers those with the condition `Supported=False`, reason `NotSupported`,
-//! and changes nothing, so that no object is silently half obeyed.
+//! carry out included: those are refused when an object is written, with what to use instead. An object of before is
+//! answered with the condition `Supported=False`, reason `NotSupported`, and an Event, and nothing is changed: no object is
+//! silently half obeyed.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -100,6 +101,7 @@ pub struct ModelSpec {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.uri) != has(self.pvc)").message("give exactly one of uri and pvc"),
+    validation = Rule::new("!has(self.pvc) && (!has(self.uri) || self.uri.startsWith('https://') || self.uri.startsWith('http://'))").message("source: this release fetches from https:// and http://; put the file behind one of them and give its sha256"),
     validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; only hf:// at a commit and oci:// at a digest do without"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("uri: pin a Hugging Face file to its commit: hf://ORG/REPO@<40 hex digits>/FILE.gguf"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("uri: pin an OCI artifact to its digest: oci://REGISTRY/REPOSITORY@sha256:<64 hex digits>")
@@ -186,6 +188,7 @@ fn default_gpu_resource() -> String {
 pub struct CacheSpec {
     /// Who shares the files.
     #[serde(default)]
+    #[x_kube(validation = Rule::new("self == 'None'").message("spec.cache.mode: this release carries out None"))]
     pub mode: CacheMode,
     /// Most bytes that the cache of a pod may take, of its node's disk; the least recently used models go first. If left out,
     /// as much as spec.resources.memory and 40Gi for each GPU, or 20Gi without these: the models that are loaded fit into
@@ -288,6 +291,7 @@ pub enum DispatchStrategy {
 pub struct RolloutSpec {
     /// How the switch is made.
     #[serde(default)]
+    #[x_kube(validation = Rule::new("self in ['Auto', 'InPlaceSwap']").message("spec.rollout.strategy: this release carries out InPlaceSwap, and Auto, which chooses it"))]
     pub strategy: RolloutStrategy,
     /// Longest time that requests in flight get to end before their model is unloaded.
     #[serde(default = "default_drain_timeout")]
@@ -340,6 +344,7 @@ pub enum RolloutStrategy {
 /// What a model must pass before one request reaches it.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.drift) && !has(self.performance) && !has(self.shadow)").message("spec.rollout.gates: this release carries out memory and prompts; leave drift, performance and shadow out"))]
 pub struct GatesSpec {
     /// It must fit into memory beside the active one.
     #[serde(default)]
@@ -453,6 +458,7 @@ pub struct RollbackSpec {
     #[serde(default = "default_true")]
     pub keep_resident: bool,
     /// Live signals that take the new model back. Not supported yet.
+    #[x_kube(validation = Rule::new("false").message("spec.rollout.rollback.signals: this release carries out none; a worker that keeps dying takes a version back"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signals: Option<RollbackSignals>,
 }

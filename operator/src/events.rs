@@ -3,7 +3,7 @@
 //! An Event that cannot be written is logged and forgotten: the status holds all that matters.
 
 use gantry_crds::{InferenceService, ModelVersion, status::RolloutStatus};
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{
     Client, Resource, ResourceExt,
     runtime::events::{Event, EventType, Recorder, Reporter},
@@ -31,6 +31,11 @@ impl Events {
         // Events of one reason about one object are counted together, with the first one's text: the version keeps them apart.
         let version = version_reference(service, transition.version());
         self.publish(service, type_, reason, "Rollout", note, Some(version)).await;
+    }
+
+    /// Tells that the spec cannot be carried out, as its condition says.
+    pub async fn spec(&self, service: &InferenceService, refused: Condition) {
+        self.publish(service, EventType::Warning, &refused.reason, "Validate", refused.message, None).await;
     }
 
     /// Tells that a pod is not there, and why, or that all are again.

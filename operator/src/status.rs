@@ -265,6 +265,17 @@ fn supported(inputs: &ServiceInputs) -> NewCondition {
     }
 }
 
+/// What `new` says of a spec that cannot be carried out and `old` did not: what an Event is worth.
+#[must_use]
+pub fn spec_event(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<Condition> {
+    let refused = |status: &InferenceServiceStatus| {
+        let of_type = |one: &&Condition| one.type_ == ConditionType::Supported.as_str() && one.status == "False";
+        status.conditions.iter().find(of_type).cloned()
+    };
+    let told = old.and_then(refused).map(|condition| condition.message);
+    refused(new).filter(|condition| told.as_ref() != Some(&condition.message))
+}
+
 /// Conditions of a version, set like those of a service.
 fn set_all(conditions: &mut Vec<Condition>, all: impl IntoIterator<Item = NewCondition>, now: Timestamp) {
     for condition in all {

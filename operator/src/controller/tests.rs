@@ -476,7 +476,7 @@ async fn what_is_not_supported_changes_nothing_but_the_status() {
         service["spec"]["replicas"] = json!(5);
     });
     scene.step().await.unwrap();
-    assert_eq!(scene.api.writes(), [STATUS]);
+    assert_eq!(scene.api.writes(), [STATUS, EVENTS]);
     let (status, reason, message) = scene.condition("Supported");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "NotSupported"));
     assert_eq!(message, "spec.rollout.strategy is not supported yet: use Auto or InPlaceSwap");
