@@ -131,6 +131,7 @@ impl From<WaitReason> for Reason {
             WaitReason::AccessDenied => Self::AccessDenied,
             WaitReason::ApiUnavailable => Self::ApiUnavailable,
             WaitReason::NoRoom => Self::NoRoom,
+            WaitReason::Unknown(_) => Self::WaitingForPods,
         }
     }
 }

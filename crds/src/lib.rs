@@ -9,6 +9,7 @@ pub mod address;
 pub mod conditions;
 pub mod inference_service;
 pub mod model_version;
+pub(crate) mod open;
 pub mod quantity;
 pub mod revision;
 pub mod runtime;

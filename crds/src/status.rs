@@ -5,10 +5,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::inference_service::{ModelSpec, RuntimeSpec};
+use crate::{
+    inference_service::{ModelSpec, RuntimeSpec},
+    open::open_enum,
+};
 
 /// What is known of a service.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -116,6 +118,29 @@ pub struct RolloutStatus {
     /// state the ConfigMap and the Secrets that it names are in. When it changes while pods prepare, they prepare again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<String>,
+    /// While a candidate is prepared: the bake of the active version, which goes on, and is what is left when the
+    /// candidate is given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bake: Option<BakeStatus>,
+}
+
+/// The bake of the active version while the next one is prepared.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BakeStatus {
+    /// ModelVersion to go back to.
+    pub to: String,
+    /// Attempt in which the active version was prepared.
+    pub attempt: i64,
+    /// Chosen strategy with the reason.
+    pub plan: String,
+    /// When it began.
+    pub started_at: Time,
+    /// When it is over.
+    pub deadline: Time,
+    /// What the active version was judged by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judged: Option<String>,
 }
 
 /// How far the pods have come with a version that they prepare.
@@ -130,34 +155,19 @@ pub struct RolloutProgress {
     pub since: Time,
 }
 
-/// What every pod is asked to do.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum RolloutStep {
-    /// Fetch, validate and load the version beside the active one.
-    Prepare,
-    /// Switch to it: `activeVersion` names it already. The previous one stays loaded.
-    Commit,
-    /// All have switched; the previous one stays loaded for the bake time.
-    Bake,
-    /// Switch back: `activeVersion` names the previous one again.
-    Rollback,
-}
-
-impl RolloutStep {
-    /// Every step, in the order of a rollout.
-    pub const ALL: [Self; 4] = [Self::Prepare, Self::Commit, Self::Bake, Self::Rollback];
-
-    /// The step as it stands in YAML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prepare => "Prepare",
-            Self::Commit => "Commit",
-            Self::Bake => "Bake",
-            Self::Rollback => "Rollback",
-        }
+open_enum!(
+    /// What every pod is asked to do.
+    RolloutStep {
+        /// Fetch, validate and load the version beside the active one.
+        Prepare,
+        /// Switch to it: `activeVersion` names it already. The previous one stays loaded.
+        Commit,
+        /// All have switched; the previous one stays loaded for the bake time.
+        Bake,
+        /// Switch back: `activeVersion` names the previous one again.
+        Rollback,
     }
-}
+);
 
 /// The latch: a version that was refused or taken back.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -183,64 +193,45 @@ pub struct RejectedStatus {
     pub at: Time,
 }
 
-/// How a version ended that is not served.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum RejectedOutcome {
-    /// It never answered.
-    Rejected,
-    /// It was taken back after the switch.
-    RolledBack,
-}
-
-/// A check of a model.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum GateName {
-    /// The file could be fetched.
-    Fetch,
-    /// Its SHA-256 is the one asked for.
-    Digest,
-    /// Its header is well formed and tells the truth about the file.
-    Format,
-    /// It fits into memory beside the active one.
-    Memory,
-    /// Its chat template renders chats, within limits.
-    Template,
-    /// It loads, and a token can be decoded.
-    Load,
-    /// It answers the golden prompts.
-    Prompts,
-    /// It agrees with the reference.
-    Drift,
-    /// It is fast enough.
-    Performance,
-    /// It does well on a copy of live requests.
-    Shadow,
-    /// Every pod was done in time.
-    Deadline,
-    /// It stayed healthy after the switch.
-    Health,
-}
-
-impl GateName {
-    /// The name as it stands in YAML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Fetch => "Fetch",
-            Self::Digest => "Digest",
-            Self::Format => "Format",
-            Self::Memory => "Memory",
-            Self::Template => "Template",
-            Self::Load => "Load",
-            Self::Prompts => "Prompts",
-            Self::Drift => "Drift",
-            Self::Performance => "Performance",
-            Self::Shadow => "Shadow",
-            Self::Deadline => "Deadline",
-            Self::Health => "Health",
-        }
+open_enum!(
+    /// How a version ended that is not served.
+    RejectedOutcome {
+        /// It never answered.
+        Rejected,
+        /// It was taken back after the switch.
+        RolledBack,
     }
-}
+);
+
+open_enum!(
+    /// A check of a model.
+    GateName {
+        /// The file could be fetched.
+        Fetch,
+        /// Its SHA-256 is the one asked for.
+        Digest,
+        /// Its header is well formed and tells the truth about the file.
+        Format,
+        /// It fits into memory beside the active one.
+        Memory,
+        /// Its chat template renders chats, within limits.
+        Template,
+        /// It loads, and a token can be decoded.
+        Load,
+        /// It answers the golden prompts.
+        Prompts,
+        /// It agrees with the reference.
+        Drift,
+        /// It is fast enough.
+        Performance,
+        /// It does well on a copy of live requests.
+        Shadow,
+        /// Every pod was done in time.
+        Deadline,
+        /// It stayed healthy after the switch.
+        Health,
+    }
+);
 
 /// What a gate said.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -258,16 +249,17 @@ pub struct GateResult {
     pub message: Option<String>,
 }
 
-/// Whether a gate lets a model through.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum GateVerdict {
-    /// It does.
-    Pass,
-    /// It does not.
-    Fail,
-    /// It was not asked for.
-    Skipped,
-}
+open_enum!(
+    /// Whether a gate lets a model through.
+    GateVerdict {
+        /// It does.
+        Pass,
+        /// It does not.
+        Fail,
+        /// It was not asked for.
+        Skipped,
+    }
+);
 
 /// What one pod reports about itself.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -301,37 +293,76 @@ pub struct ReplicaStatus {
     /// How far the serving version's service is cut down because memory is short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degradation: Option<Degradation>,
+    /// What its agent can do; absent from agents of releases that did not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentStatus>,
     /// When this was written.
     pub reported_at: Time,
 }
 
-/// How far a service is cut down because memory is short; each level gives up what those before it do.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Degradation {
-    /// Everything is served.
-    Normal,
-    /// Half as many sequences at once.
-    ReducedBatch,
-    /// No prefix is kept that is not in use.
-    EvictCache,
-    /// Only requests of high priority are admitted.
-    HighPriorityOnly,
-    /// Nothing new is admitted.
-    Emergency,
+/// What an agent can do.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentStatus {
+    /// Gates that it takes versions through.
+    pub gates: Vec<GateName>,
+    /// Strategies of which it knows its part.
+    pub strategies: Vec<StrategyName>,
 }
 
-/// How a pod is.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ReplicaHealth {
-    /// It has no model yet.
-    Starting,
-    /// A token can be decoded now.
-    Healthy,
-    /// Its worker is being started again.
-    Restarting,
-    /// Its worker died too often, or the version could not be prepared.
-    Failed,
+impl AgentStatus {
+    /// What this release's agents can do, and what those could that did not say so.
+    #[must_use]
+    pub fn of_first() -> Self {
+        use GateName::{Digest, Fetch, Format, Load, Memory, Prompts, Template};
+        Self {
+            gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
+            strategies: vec![StrategyName::InPlaceSwap],
+        }
+    }
 }
+
+open_enum!(
+    /// A way to replace a version by another.
+    StrategyName {
+        /// Every pod loads the new version beside the old one, then all switch.
+        InPlaceSwap,
+        /// New pods load it, and the Service points to them when they are ready.
+        BlueGreen,
+        /// Requests are held while a pod unloads the old version and loads the new one.
+        HoldRequests,
+    }
+);
+
+open_enum!(
+    /// How far a service is cut down because memory is short; each level gives up what those before it do.
+    Degradation {
+        /// Everything is served.
+        Normal,
+        /// Half as many sequences at once.
+        ReducedBatch,
+        /// No prefix is kept that is not in use.
+        EvictCache,
+        /// Only requests of high priority are admitted.
+        HighPriorityOnly,
+        /// Nothing new is admitted.
+        Emergency,
+    }
+);
+
+open_enum!(
+    /// How a pod is.
+    ReplicaHealth {
+        /// It has no model yet.
+        Starting,
+        /// A token can be decoded now.
+        Healthy,
+        /// Its worker is being started again.
+        Restarting,
+        /// Its worker died too often, or the version could not be prepared.
+        Failed,
+    }
+);
 
 /// How far a pod is with a version.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -361,51 +392,45 @@ pub struct CandidateStatus {
     pub message: Option<String>,
 }
 
-/// Why a pod cannot go on with a version: it tries again by itself until the deadline.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum WaitReason {
-    /// The file cannot be fetched: the source does not answer, or says that it will later.
-    FetchBackOff,
-    /// The ConfigMap with the golden prompts is not there.
-    ConfigMapNotFound,
-    /// It has not the key that is wanted.
-    ConfigMapInvalid,
-    /// The Secret with the credentials of a source is not there.
-    SecretNotFound,
-    /// It holds no usable credentials.
-    SecretInvalid,
-    /// The pod may not read what it needs.
-    AccessDenied,
-    /// The API server does not answer the pod.
-    ApiUnavailable,
-    /// There is no room for it until another version is unloaded.
-    NoRoom,
-}
-
-impl WaitReason {
-    /// The word as it stands in YAML.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        crate::conditions::Reason::from(self).as_str()
+open_enum!(
+    /// Why a pod cannot go on with a version: it tries again by itself until the deadline.
+    WaitReason {
+        /// The file cannot be fetched: the source does not answer, or says that it will later.
+        FetchBackOff,
+        /// The ConfigMap with the golden prompts is not there.
+        ConfigMapNotFound,
+        /// It has not the key that is wanted.
+        ConfigMapInvalid,
+        /// The Secret with the credentials of a source is not there.
+        SecretNotFound,
+        /// It holds no usable credentials.
+        SecretInvalid,
+        /// The pod may not read what it needs.
+        AccessDenied,
+        /// The API server does not answer the pod.
+        ApiUnavailable,
+        /// There is no room for it until another version is unloaded.
+        NoRoom,
     }
-}
+);
 
-/// How far a pod is with a version.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum CandidatePhase {
-    /// A gate refused it.
-    Failed,
-    /// The file is on its way.
-    Fetching,
-    /// The file's digest and header are being checked.
-    Validating,
-    /// The worker is loading it.
-    Loading,
-    /// It answers golden prompts.
-    Testing,
-    /// It can be switched to.
-    Prepared,
-}
+open_enum!(
+    /// How far a pod is with a version.
+    CandidatePhase {
+        /// A gate refused it.
+        Failed,
+        /// The file is on its way.
+        Fetching,
+        /// The file's digest and header are being checked.
+        Validating,
+        /// The worker is loading it.
+        Loading,
+        /// It answers golden prompts.
+        Testing,
+        /// It can be switched to.
+        Prepared,
+    }
+);
 
 /// How far a download is.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -510,40 +535,42 @@ pub struct ModelVersionStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// How far a version came.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum VersionPhase {
-    /// Stamped; no pod has begun.
-    Pending,
-    /// Pods fetch it.
-    Fetching,
-    /// Pods check and load it.
-    Validating,
-    /// Every pod can switch to it.
-    Prepared,
-    /// Pods switch to it.
-    Promoting,
-    /// It answers, and the previous one stays loaded.
-    Baking,
-    /// It answers.
-    Active,
-    /// Another one answers.
-    Superseded,
-    /// A gate refused it; it never answered.
-    Rejected,
-    /// It answered, and was taken back.
-    RolledBack,
-}
+open_enum!(
+    /// How far a version came.
+    VersionPhase {
+        /// Stamped; no pod has begun.
+        Pending,
+        /// Pods fetch it.
+        Fetching,
+        /// Pods check and load it.
+        Validating,
+        /// Every pod can switch to it.
+        Prepared,
+        /// Pods switch to it.
+        Promoting,
+        /// It answers, and the previous one stays loaded.
+        Baking,
+        /// It answers.
+        Active,
+        /// Another one answers.
+        Superseded,
+        /// A gate refused it; it never answered.
+        Rejected,
+        /// It answered, and was taken back.
+        RolledBack,
+    }
+);
 
-/// What a version is to its service.
-#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum VersionRole {
-    /// It answers.
-    Active,
-    /// It is being validated.
-    Candidate,
-    /// It answered before and is kept loaded.
-    Previous,
-    /// It is kept as history.
-    History,
-}
+open_enum!(
+    /// What a version is to its service.
+    VersionRole {
+        /// It answers.
+        Active,
+        /// It is being validated.
+        Candidate,
+        /// It answered before and is kept loaded.
+        Previous,
+        /// It is kept as history.
+        History,
+    }
+);

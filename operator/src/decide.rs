@@ -19,8 +19,8 @@ use std::time::Duration;
 use gantry_crds::{
     InferenceServiceStatus,
     status::{
-        CandidateStatus, FitStatus, GateName, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus,
-        RolloutStatus, RolloutStep,
+        CandidateStatus, FitStatus, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus, RolloutStatus,
+        RolloutStep,
     },
 };
 use jiff::{SignedDuration, Timestamp};
@@ -33,6 +33,10 @@ use crate::{
 use failure::{Failure, prepare_message};
 use fleet::{Candidacy, Switched};
 
+mod agents;
+mod bake;
+#[cfg(test)]
+mod bake_tests;
 mod failure;
 mod fleet;
 #[cfg(test)]
@@ -45,7 +49,10 @@ mod model;
 mod template;
 #[cfg(test)]
 mod tests;
+mod transition;
 mod waits;
+
+pub use transition::Transition;
 
 /// All that a decision depends on.
 #[derive(Debug, Clone)]
@@ -142,6 +149,8 @@ impl RolloutState {
             let possible = match rollout.step {
                 RolloutStep::Prepare | RolloutStep::Rollback => !is_active,
                 RolloutStep::Commit | RolloutStep::Bake => is_active,
+                // Of a later release, which this one was put in the place of.
+                RolloutStep::Unknown(_) => false,
             };
             if !possible {
                 self.rollout = None;
@@ -151,7 +160,8 @@ impl RolloutState {
             Some(rollout) if rollout.step == RolloutStep::Prepare => Some(rollout.version.clone()),
             _ => None,
         };
-        if self.rollout.is_none() {
+        let bakes = |rollout: &RolloutStatus| rollout.step != RolloutStep::Prepare || rollout.bake.is_some();
+        if !self.rollout.as_ref().is_some_and(bakes) {
             self.previous = None;
         }
         self
@@ -173,80 +183,6 @@ pub struct Plan {
     pub wake_at: Option<Timestamp>,
 }
 
-/// A step of a rollout.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Transition {
-    /// Pods are asked to prepare a version.
-    Started {
-        /// The version.
-        version: String,
-        /// The candidate that was given up for it.
-        instead_of: Option<String>,
-    },
-    /// The candidate is no longer wanted.
-    Cancelled {
-        /// The candidate.
-        version: String,
-        /// Why.
-        why: &'static str,
-    },
-    /// The pods are prepared and switch.
-    Committed {
-        /// The version they switch to.
-        version: String,
-    },
-    /// The pods have switched.
-    Baking {
-        /// The version that is watched.
-        version: String,
-    },
-    /// The rollout is done.
-    Settled {
-        /// The version that stays.
-        version: String,
-    },
-    /// A version was refused before it answered.
-    Rejected {
-        /// The version.
-        version: String,
-        /// The gate that refused it.
-        gate: GateName,
-        /// Why, and what to do.
-        message: String,
-    },
-    /// Pods switch back.
-    RollingBack {
-        /// The version that is taken back.
-        version: String,
-        /// The version they switch back to.
-        to: String,
-        /// Why.
-        message: String,
-    },
-    /// All pods have switched back.
-    RolledBack {
-        /// The version that was taken back.
-        version: String,
-    },
-}
-
-impl Transition {
-    /// The version that it is about.
-    #[must_use]
-    pub fn version(&self) -> &str {
-        match self {
-            Self::Started { version, .. }
-            | Self::Cancelled { version, .. }
-            | Self::Committed { version }
-            | Self::Baking { version }
-            | Self::Settled { version }
-            | Self::Rejected { version, .. }
-            | Self::RollingBack { version, .. }
-            | Self::RolledBack { version } => version,
-        }
-    }
-}
-
 /// Decides the next step.
 #[must_use]
 pub fn decide(world: &World) -> Plan {
@@ -258,6 +194,7 @@ pub fn decide(world: &World) -> Plan {
             RolloutStep::Commit => commit(world, state, &rollout),
             RolloutStep::Bake => bake(world, state, &rollout),
             RolloutStep::Rollback => rollback(world, state, &rollout),
+            RolloutStep::Unknown(_) => rest(world, state),
         },
     };
     state.versions = named_versions(world, &state);
@@ -275,7 +212,8 @@ pub fn decide(world: &World) -> Plan {
 fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let rollout = state.rollout.as_ref()?;
     let note = fleet::note_due(world, rollout).filter(|_| rollout.step == RolloutStep::Prepare);
-    note.into_iter().chain([rollout.deadline.0]).filter(|at| *at > world.now).min()
+    let bake = rollout.bake.as_ref().map(|bake| bake.deadline.0);
+    note.into_iter().chain(bake).chain([rollout.deadline.0]).filter(|at| *at > world.now).min()
 }
 
 type Step = (RolloutState, Option<Transition>);
@@ -307,8 +245,10 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
     let world = &World { pods: &newest, older_pods, ..world.clone() };
     let wanted = &spec.wanted;
     let instead_of = state.candidate.take();
-    // The version before the active one, if it is still kept, makes room for the new one or becomes it.
-    state.previous = None;
+    let bake = bake::set_aside(world, &state);
+    if bake.is_none() {
+        state.previous = None;
+    }
     state.rejected = None;
     state.candidate = Some(wanted.name.clone());
     let plan = match &state.active {
@@ -317,7 +257,7 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
     };
     state.attempts = state.attempts.saturating_add(1);
     let mut rollout = rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline);
-    (rollout.attempt, rollout.judged) = (state.attempts, Some(wanted.judged.clone()));
+    (rollout.attempt, rollout.judged, rollout.bake) = (state.attempts, Some(wanted.judged.clone()), bake);
     fleet::count_progress(world, &mut rollout, spec.progress_deadline);
     rollout.message = Some(prepare_message(world, &rollout));
     state.rollout = Some(rollout);
@@ -325,6 +265,9 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
 }
 
 fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -> Step {
+    if let Some(back) = bake::watch(world, &mut state, &mut rollout) {
+        return back;
+    }
     let (newest, older_pods) = template::newest(world);
     let world = &World { pods: &newest, older_pods, ..world.clone() };
     let Some(spec) = world.spec else {
@@ -378,10 +321,6 @@ pub(crate) fn is_prepared(pod: &CountedPod, now: &RolloutStatus) -> bool {
     pod.report.is_some_and(|report| has_prepared(report, &now.version) && is_current(report, now))
 }
 
-fn prepared_pods(world: &World, now: &RolloutStatus) -> usize {
-    world.pods.iter().filter(|pod| is_prepared(pod, now)).count()
-}
-
 fn serves(report: &ReplicaStatus, version: &str) -> bool {
     report.version.as_deref() == Some(version)
 }
@@ -391,6 +330,9 @@ fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) ->
     let version = rollout_now.version.clone();
     state.previous = state.active.replace(version.clone());
     state.candidate = None;
+    // From here on, what is named beside the active version is the way back; of one before it there is no more to say.
+    let (active, previous) = (&state.active, &state.previous);
+    state.versions.retain(|named| [active, previous].contains(&&Some(named.name.clone())));
     state.rollout = Some(RolloutStatus {
         attempt: rollout_now.attempt,
         judged: rollout_now.judged,
@@ -436,11 +378,13 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     if let (Some(failure), Some(way_back)) = (fleet::judge_bake(world, now), state.way_back().map(str::to_owned)) {
         return take_back(world, state, now, way_back, failure);
     }
-    if let Some(spec) = world.spec
-        && spec.wanted.name != now.version
-        && world.target_replicas > 0
-    {
-        return start(world, state, spec);
+    if let Some(spec) = world.spec {
+        if spec.wanted.name == now.version {
+            // The user went back to what is served: the latch has done its work.
+            state.rejected = None;
+        } else if world.target_replicas > 0 && !is_latched(&state, &spec.wanted) {
+            return start(world, state, spec);
+        }
     }
     if world.now >= now.deadline.0 {
         return settle(state, &now.version);
@@ -466,25 +410,24 @@ fn settle(mut state: RolloutState, version: &str) -> Step {
     (state, Some(Transition::Settled { version: version.to_owned() }))
 }
 
-fn cancel(mut state: RolloutState, version: String, why: &'static str) -> Step {
-    state.rollout = None;
-    state.candidate = None;
-    (state, Some(Transition::Cancelled { version, why }))
+fn cancel(state: RolloutState, version: String, why: &'static str) -> Step {
+    (bake::resume(state), Some(Transition::Cancelled { version, why }))
 }
 
 fn reject(world: &World, mut state: RolloutState, now: &RolloutStatus, failure: Failure) -> Step {
     let message = failure.message.clone();
     let transition = Transition::Rejected { version: now.version.clone(), gate: failure.gate, message };
     state.rejected = Some(latch(world, &state, now, failure, RejectedOutcome::Rejected));
-    state.rollout = None;
-    state.candidate = None;
-    (state, Some(transition))
+    (bake::resume(state), Some(transition))
 }
 
 fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: String, failure: Failure) -> Step {
     let version = now.version.clone();
     let message = failure.message.clone();
-    let resident = state.previous.is_some();
+    // A pod may have unloaded it where a candidate had no room beside it.
+    let has_it = |report: &ReplicaStatus| report.resident.as_ref() == Some(&to) || serves(report, &to);
+    let mut ready = world.pods.iter().filter(|pod| pod.ready).filter_map(|pod| pod.report);
+    let resident = state.previous.is_some() && ready.all(has_it);
     let time = match world.spec {
         Some(spec) if !resident => spec.progress_deadline,
         _ => SWITCH_TIMEOUT,
@@ -537,6 +480,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         message: None,
         wait_reason: None,
         judged: None,
+        bake: None,
     }
 }
 
@@ -561,6 +505,7 @@ fn named_versions(world: &World, state: &RolloutState) -> Vec<NamedVersion> {
     let mut names: Vec<&str> =
         [&state.active, &state.candidate, &state.previous].into_iter().flatten().map(String::as_str).collect();
     names.extend(rollout.map(|rollout| rollout.version.as_str()));
+    names.extend(rollout.and_then(|rollout| rollout.bake.as_ref()).map(|bake| bake.to.as_str()));
     if keeps_way_back {
         names.extend(state.versions.iter().map(|version| version.name.as_str()));
     }

@@ -182,12 +182,20 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
         Some(rollout) if rollout.step == RolloutStep::Bake && is_active => {
             new(UpToDate, true, Reason::AsRequested, format!("{} answers", wanted.name))
         }
+        // A candidate was refused while the version before it bakes: that is what the user has to know.
+        Some(rollout) if rollout.step == RolloutStep::Bake && is_latched(state, wanted) => {
+            let (reason, message) = latch(state);
+            new(UpToDate, false, reason, message)
+        }
         Some(rollout) => {
             let waits = rollout.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
             let reason = rollout.wait_reason.map_or(Reason::RollingOut, Reason::from);
             new(UpToDate, false, reason, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))
         }
-        None if is_active => new(UpToDate, true, Reason::AsRequested, format!("{} answers", wanted.name)),
+        None if is_active => {
+            let others = pods::elsewhere(inputs).map(|others| format!("; {others}")).unwrap_or_default();
+            new(UpToDate, true, Reason::AsRequested, format!("{} answers{others}", wanted.name))
+        }
         None if is_latched(state, wanted) => {
             let (reason, message) = latch(state);
             new(UpToDate, false, reason, message)
@@ -206,12 +214,12 @@ fn latch(state: &RolloutState) -> (Reason, String) {
     let Some(rejected) = &state.rejected else { return (Reason::Pending, String::new()) };
     let reason = match (rejected.outcome, rejected.gate) {
         (RejectedOutcome::RolledBack, _) => Reason::RolledBack,
-        (RejectedOutcome::Rejected, GateName::Deadline) => Reason::DeadlineExceeded,
-        (RejectedOutcome::Rejected, _) => Reason::GateFailed,
+        (_, GateName::Deadline) => Reason::DeadlineExceeded,
+        (_, _) => Reason::GateFailed,
     };
     let verb = match rejected.outcome {
         RejectedOutcome::RolledBack => "was taken back",
-        RejectedOutcome::Rejected => "was rejected",
+        RejectedOutcome::Rejected | RejectedOutcome::Unknown(_) => "was rejected",
     };
     (reason, format!("{} {verb}: {}", rejected.version, rejected.message))
 }
@@ -227,12 +235,17 @@ fn stalled(inputs: &ServiceInputs) -> NewCondition {
     }
     match inputs.spec {
         Err(problems) => new(Stalled, true, problem_reason(problems), problems.to_string()),
-        Ok(spec) if inputs.state.rollout.is_none() && is_latched(inputs.state, &spec.wanted) => {
+        Ok(spec) if stands_still(inputs.state) && is_latched(inputs.state, &spec.wanted) => {
             let (reason, message) = latch(inputs.state);
             new(Stalled, true, reason, message)
         }
         Ok(_) => new(Stalled, false, Reason::AsRequested, "nothing waits for the user"),
     }
+}
+
+/// Whether no step of a rollout is due but the end of a bake.
+fn stands_still(state: &RolloutState) -> bool {
+    state.rollout.as_ref().is_none_or(|rollout| rollout.step == RolloutStep::Bake)
 }
 
 fn reconciling(
@@ -242,7 +255,8 @@ fn reconciling(
     stalled: &NewCondition,
 ) -> NewCondition {
     use ConditionType::Reconciling;
-    if let Some(rollout) = &inputs.state.rollout {
+    let goes_on = stalled.status != Some(true) || !stands_still(inputs.state);
+    if let Some(rollout) = inputs.state.rollout.as_ref().filter(|_| goes_on) {
         return new(Reconciling, true, Reason::RollingOut, format!("{} of {}", rollout.step.as_str(), rollout.version));
     }
     if stalled.status == Some(true) {

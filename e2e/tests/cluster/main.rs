@@ -7,6 +7,7 @@
 mod answers;
 mod deletion;
 mod faults;
+mod fleet;
 mod guards;
 mod latch;
 mod lifecycle;

@@ -449,6 +449,47 @@ async fn why_a_pod_does_not_answer_stands_in_available() {
 }
 
 #[tokio::test]
+async fn what_a_later_release_writes_is_read_and_handed_on() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"version": old, "health": "Dreaming", "degradation": "Sulking", "mood": {"since": 1},
+        "agent": {"gates": ["Toxicity"], "strategies": ["Canary"], "wishes": []},
+        "candidate": {"version": new, "phase": "Simmering", "gates": [{"name": "Toxicity", "verdict": "Warn", "value": "3%"}]}}));
+    scene.step().await.unwrap();
+    let status = scene.version(&new).status.unwrap();
+    assert_eq!(
+        serde_json::to_value(&status.gates).unwrap(),
+        json!([{"name": "Toxicity", "verdict": "Warn", "value": "3%"}])
+    );
+    scene.report(json!({"version": old, "candidate": {"version": new, "phase": "Failed",
+        "gates": [{"name": "Toxicity", "verdict": "Fail", "message": "rude"}]}}));
+    scene.step().await.unwrap();
+    assert_eq!(scene.service().status.unwrap().rejected.unwrap().gate.as_str(), "Toxicity");
+    // A step that this operator does not know, since it took the place of a later one: the version that answers goes on.
+    scene.api.edit(SERVICE, |service| {
+        service["status"]["rollout"] = json!({"version": new, "step": "Shadow", "attempt": 2, "plan": "",
+            "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:00:00Z"});
+    });
+    scene.step().await.unwrap();
+    let status = scene.service().status.unwrap();
+    assert_eq!((status.active_version, status.rollout), (Some(old), None));
+}
+
+#[tokio::test]
+async fn a_pod_that_answers_with_another_version_is_named() {
+    let mut scene = Scene::serving().await;
+    let active = scene.service().status.unwrap().active_version.unwrap();
+    scene.report(json!({"version": active}));
+    scene.api.edit(SERVICE, |service| service["status"]["replicas"][1]["version"] = json!("chat-old"));
+    scene.step().await.unwrap();
+    let message = format!("{active} answers; pod chat-b with chat-old, which cannot load it: see status.replicas");
+    assert_eq!(scene.condition("UpToDate"), ("True".to_owned(), "AsRequested".to_owned(), message));
+}
+
+#[tokio::test]
 async fn a_deadline_is_kept_while_children_cannot_be_written() {
     let mut scene = Scene::serving().await;
     scene.now = whole_seconds(Timestamp::now());

@@ -2,7 +2,7 @@
 
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, RolloutStatus};
 
-use super::{CountedPod, World, candidate_report, fleet, is_prepared, prepared_pods, template, waits};
+use super::{CountedPod, World, agents, candidate_report, fleet, template, waits};
 use crate::{
     limits::{self, MESSAGE_PODS_MAX},
     validate::RETRY_ANNOTATION,
@@ -106,7 +106,7 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     if world.pods.is_empty() {
         return replacement.unwrap_or_else(|| "waits for a running pod".to_owned());
     }
-    let prepared = prepared_pods(world, now);
+    let prepared = world.pods.iter().filter(|pod| agents::has_prepared(world, pod, now)).count();
     let summary = Some(format!("{prepared} of {} pods prepared", world.pods.len()));
     limits::message(
         &[summary, waiting_for(world, now), replacement].into_iter().flatten().collect::<Vec<_>>().join("; "),
@@ -118,14 +118,16 @@ fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
     let answered = fleet::answered(world);
     let causes = waits::causes(world, now);
     let moves = |pod: &&CountedPod| !causes.iter().any(|cause| cause.pods.contains(&pod.name));
-    let unprepared = world.pods.iter().filter(|pod| !is_prepared(pod, now)).filter(moves).map(|pod| match pod.report {
+    let stands = |pod: &CountedPod| match (agents::lacks(world, pod), pod.report) {
         _ if answered && !pod.ready => format!("{} is not ready and not waited for", pod.name),
-        Some(_) => match candidate_report(pod, now) {
-            Some(candidate) => format!("{} is {:?}", pod.name, candidate.phase),
+        (Some(lacks), _) => lacks,
+        (None, Some(_)) => match candidate_report(pod, now) {
+            Some(candidate) => format!("{} is {}", pod.name, candidate.phase.as_str()),
             None => format!("{} has not begun", pod.name),
         },
-        None => format!("{} has not reported", pod.name),
-    });
+        (None, None) => format!("{} has not reported", pod.name),
+    };
+    let unprepared = world.pods.iter().filter(|pod| !agents::has_prepared(world, pod, now)).filter(moves).map(stands);
     let unprepared: Vec<_> = unprepared.collect();
     let stuck =
         causes.iter().take(MESSAGE_PODS_MAX).map(|cause| format!("{}: {}", some_of(&cause.pods), cause.message));

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    CountedPod, World, after, candidate_report,
+    CountedPod, World, after, agents, candidate_report,
     failure::{Failure, some_of},
     has_prepared, is_prepared, serves, template,
 };
@@ -58,7 +58,7 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
     let answered = answered(world);
     let (mut prepared, mut at_it, mut refusals) = (0, 0, Vec::new());
     for pod in world.pods {
-        if is_prepared(pod, now) {
+        if agents::has_prepared(world, pod, now) {
             prepared += 1;
             continue;
         }
@@ -101,7 +101,8 @@ fn one_is_enough(world: &World, now: &RolloutStatus, gate: GateName) -> bool {
             };
             is_prepared(pod, now) || candidate_report(pod, now).is_some_and(passed)
         }),
-        GateName::Prompts | GateName::Drift | GateName::Shadow => true,
+        // What this release does not know may be about anything.
+        GateName::Prompts | GateName::Drift | GateName::Shadow | GateName::Unknown(_) => true,
         GateName::Fetch
         | GateName::Memory
         | GateName::Load
@@ -242,7 +243,7 @@ fn figure(pod: &CountedPod, now: &RolloutStatus) -> i64 {
     let mib = candidate.progress.as_ref().map_or(0, |progress| progress.bytes >> 20).clamp(0, PHASE_WEIGHT - 1);
     match candidate.phase {
         CandidatePhase::Failed => 0,
-        CandidatePhase::Fetching => PHASE_WEIGHT + mib,
+        CandidatePhase::Fetching | CandidatePhase::Unknown(_) => PHASE_WEIGHT + mib,
         CandidatePhase::Validating => 2 * PHASE_WEIGHT,
         CandidatePhase::Loading => 3 * PHASE_WEIGHT,
         CandidatePhase::Testing => 4 * PHASE_WEIGHT,

@@ -1,10 +1,14 @@
 #![allow(clippy::unwrap_used)]
 //! Whose failure a failure is: fleets of one to five pods of which some fail, lag, or come and go.
 
-use gantry_crds::status::{CandidatePhase, CandidateStatus, GateResult, GateVerdict, Progress, ReplicaHealth};
+use gantry_crds::status::{
+    AgentStatus, CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress, ReplicaHealth,
+    StrategyName,
+};
+use serde_json::json;
 
 use super::{
-    tests::{START, Scene, name, refused, spec},
+    tests::{START, Scene, name, refused, spec, spec_with},
     *,
 };
 
@@ -269,4 +273,52 @@ fn pods_that_are_all_new_say_nothing_of_a_version_until_they_had_time_to_load_it
     scene.now += 900;
     assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
     assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("no pod answered with it in 900s"));
+}
+
+#[test]
+fn an_agent_that_does_not_know_a_gate_does_not_pass_for_one_that_asked_it() {
+    use GateName::{Digest, Fetch, Format, Load, Memory, Template};
+    let mut scene = Scene::served_by(&["a", "b"]);
+    scene.spec = Some(spec_with(2, json!({"gates": {"prompts": {"configMapRef": {"name": "golden"}}}})));
+    scene.step();
+    prepare(&mut scene, &["a", "b"]);
+    let unknowing =
+        AgentStatus { gates: vec![Fetch, Digest, Format, Memory, Template, Load], ..AgentStatus::of_first() };
+    scene.pod("b", |report| report.agent = Some(unknowing.clone()));
+    assert_eq!(scene.step(), None);
+    let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+    assert_eq!(
+        message,
+        "1 of 2 pods prepared; the agent of b does not know the gate Prompts: replace the pods by ones of this release's \
+         image (annotate the service with gantry.dev/restart=<any new value>)"
+    );
+    let mut newer = AgentStatus::of_first();
+    newer.gates.push(GateName::Unknown("Toxicity"));
+    newer.strategies.push(StrategyName::Unknown("Canary"));
+    scene.pod("b", |report| report.agent = Some(newer.clone()));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "one that knows more knows enough");
+    // A spec that asks for no prompts asks no agent for them.
+    let mut scene = preparing(&["a"]);
+    prepare(&mut scene, &["a"]);
+    scene.pod("a", |report| report.agent = Some(unknowing.clone()));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+}
+
+#[test]
+fn an_agent_that_does_not_know_the_strategy_is_not_told_to_switch() {
+    let mut scene = preparing(&["a"]);
+    prepare(&mut scene, &["a"]);
+    scene.pod("a", |report| report.agent = Some(AgentStatus { strategies: vec![], ..AgentStatus::of_first() }));
+    assert_eq!(scene.step(), None);
+    assert!(scene.state.rollout.as_ref().unwrap().message.as_ref().unwrap().contains("the strategy InPlaceSwap"));
+}
+
+#[test]
+fn a_gate_of_a_later_release_refuses_for_all() {
+    let mut scene = preparing(&FIVE);
+    refuse(&mut scene, &["e"], GateName::Unknown("Toxicity"));
+    let Some(Transition::Rejected { gate, message, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+    assert_eq!(gate, GateName::Unknown("Toxicity"));
+    assert!(message.starts_with("Toxicity gate on pod e: it went wrong"), "{message}");
+    scene.settled();
 }

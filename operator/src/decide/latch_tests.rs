@@ -12,7 +12,7 @@ use super::{
     *,
 };
 use crate::validate::{ObjectKind, RETRY_ANNOTATION, validate};
-use gantry_crds::status::{CandidatePhase, GateVerdict, ReplicaHealth};
+use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth};
 
 /// A service as its user sees it, with the objects that it names.
 struct User {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_crds::status::ReplicaHealth;
+use gantry_crds::status::{GateName, ReplicaHealth};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::{prelude::*, strategy::ValueTree};
 use serde_json::json;
@@ -74,7 +74,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Crash::BeforeDelete),
     ];
     prop_oneof![
-        3 => (1..=MODELS, 0..4u8, prop::bool::weighted(0.9)).prop_map(|(model, variant, valid)| Event::Edit { model, variant, valid }),
+        4 => (1..=MODELS, 0..4u8, prop::bool::weighted(0.9)).prop_map(|(model, variant, valid)| Event::Edit { model, variant, valid }),
         1 => (0..4i32).prop_map(Event::Scale),
         2 => Just(Event::PodComes),
         1 => any::<usize>().prop_map(Event::PodDies),
@@ -160,6 +160,25 @@ impl Cluster {
         };
         cluster.pod_comes();
         cluster.pod_comes();
+        cluster
+    }
+
+    /// One in which model 2 answers and bakes, with model 1 to go back to: few random lives come so far.
+    fn baking() -> Self {
+        let mut cluster = Self::new();
+        let go_on = |cluster: &mut Self, done: fn(&RolloutState) -> bool| {
+            for _ in 0..8 {
+                (0..cluster.pods.len()).for_each(|index| cluster.agent(index));
+                cluster.operator(0, Crash::Never);
+                if done(&cluster.object.state) {
+                    return;
+                }
+            }
+            panic!("it did not get on: {:#?}", cluster.object);
+        };
+        go_on(&mut cluster, |state| state.active.is_some() && state.rollout.is_none());
+        cluster.write(|object| object.spec = Some(model_spec(2, 0)));
+        go_on(&mut cluster, |state| state.rollout.as_ref().is_some_and(|rollout| rollout.step == RolloutStep::Bake));
         cluster
     }
 
@@ -388,6 +407,10 @@ impl Cluster {
             }
             checked.unwrap();
             self.were_active.extend(plan.state.active.clone());
+            let step = |state: &RolloutState| state.rollout.as_ref().map(|rollout| rollout.step);
+            if step(&seen.state) == Some(RolloutStep::Prepare) && step(&plan.state) == Some(RolloutStep::Bake) {
+                self.reached.insert("Resumed".to_owned());
+            }
             let transition = plan.transition.map(|transition| format!("{transition:?}"));
             self.reached.extend(transition.and_then(|text| text.split(' ').next().map(str::to_owned)));
             self.write(|object| object.state = plan.state);
@@ -409,7 +432,7 @@ impl Cluster {
         let wanted = &spec.wanted;
         match &state.rollout {
             // Without a pod, a candidate waits for one.
-            Some(rollout) => rollout.step == RolloutStep::Prepare && self.pods.is_empty(),
+            Some(rollout) => rollout.step == RolloutStep::Prepare && self.pods.is_empty() && rollout.bake.is_none(),
             None => {
                 state.active.as_ref() == Some(&wanted.name) || is_latched(state, wanted) || self.object.replicas == 0
             }
@@ -439,8 +462,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_unprepared_version_answers_and_every_rollout_ends(events in prop::collection::vec(event(), 1..120)) {
-        let mut cluster = Cluster::new();
+    fn no_unprepared_version_answers_and_every_rollout_ends(baking in any::<bool>(), events in prop::collection::vec(event(), 1..120)) {
+        let mut cluster = if baking { Cluster::baking() } else { Cluster::new() };
         for event in events {
             cluster.happen(event);
         }
@@ -489,13 +512,14 @@ fn random_lives_reach_every_transition() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let lives = prop::collection::vec(event(), 1..120);
     let mut reached = BTreeSet::new();
-    for _ in 0..800 {
+    for life in 0..800 {
         let events = lives.new_tree(&mut runner).unwrap().current();
-        let mut cluster = Cluster::new();
+        let mut cluster = if life % 2 == 0 { Cluster::new() } else { Cluster::baking() };
         events.into_iter().for_each(|event| cluster.happen(event));
         reached.append(&mut cluster.reached);
     }
-    let all = ["Baking", "Cancelled", "Committed", "Rejected", "RolledBack", "RollingBack", "Settled", "Started"];
+    let all =
+        ["Baking", "Cancelled", "Committed", "Rejected", "Resumed", "RolledBack", "RollingBack", "Settled", "Started"];
     assert_eq!(reached.iter().map(String::as_str).collect::<Vec<_>>(), all);
 }
 

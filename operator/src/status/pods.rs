@@ -90,3 +90,16 @@ fn of_report(report: &ReplicaStatus) -> Option<String> {
     let why = why.split("; tries again in ").next().unwrap_or(why);
     Some(format!("pod {}: {why}", report.pod))
 }
+
+/// Pods that answer with another version than the active one once a rollout is over.
+pub(super) fn elsewhere(inputs: &ServiceInputs) -> Option<String> {
+    let (status, active) = (inputs.service.status.as_ref()?, inputs.state.active.as_ref()?);
+    let ready = inputs.observed.pods.iter().filter(|pod| pod.ready);
+    let reports = ready.filter_map(|pod| status.replicas.iter().find(|report| report.pod == pod.name));
+    let others = reports.filter_map(|report| Some((report, report.version.as_ref().filter(|other| *other != active)?)));
+    let words: Vec<_> = others.map(|(report, other)| format!("pod {} with {other}", report.pod)).collect();
+    let shown = words.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = words.len().saturating_sub(MESSAGE_PODS_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!words.is_empty()).then(|| format!("{shown}{more}, which cannot load it: see status.replicas"))
+}

@@ -102,7 +102,11 @@ fn role(state: &RolloutState, name: &str) -> VersionRole {
 
 fn phase(inputs: &VersionInputs, name: &str, reports: &[&CandidateStatus], old: &ModelVersionStatus) -> VersionPhase {
     let state = inputs.state;
-    let step = state.rollout.as_ref().filter(|rollout| rollout.version == name).map(|rollout| rollout.step);
+    // What bakes goes on baking while another one is prepared.
+    let step = state.rollout.as_ref().and_then(|rollout| match &rollout.bake {
+        _ if rollout.version == name => Some(rollout.step),
+        bake => bake.as_ref().map(|_| RolloutStep::Bake),
+    });
     match (role(state, name), step) {
         (VersionRole::Active, Some(RolloutStep::Commit)) => VersionPhase::Promoting,
         (VersionRole::Active, Some(RolloutStep::Bake)) => VersionPhase::Baking,
@@ -112,7 +116,7 @@ fn phase(inputs: &VersionInputs, name: &str, reports: &[&CandidateStatus], old: 
         {
             Some(RejectedOutcome::Rejected) => VersionPhase::Rejected,
             Some(RejectedOutcome::RolledBack) => VersionPhase::RolledBack,
-            None => match old.phase {
+            None | Some(RejectedOutcome::Unknown(_)) => match old.phase {
                 Some(ended @ (VersionPhase::Rejected | VersionPhase::RolledBack)) => ended,
                 _ => VersionPhase::Superseded,
             },
@@ -171,8 +175,9 @@ fn gates(
 fn rank(verdict: GateVerdict) -> u8 {
     match verdict {
         GateVerdict::Fail => 0,
-        GateVerdict::Pass => 1,
-        GateVerdict::Skipped => 2,
+        GateVerdict::Unknown(_) => 1,
+        GateVerdict::Pass => 2,
+        GateVerdict::Skipped => 3,
     }
 }
 
@@ -224,6 +229,7 @@ fn reason(
             Reason::AsRequested.as_str().to_owned()
         }
         VersionPhase::Superseded => Reason::Superseded.as_str().to_owned(),
+        VersionPhase::Unknown(_) => old.reason.clone().unwrap_or_else(|| Reason::Pending.as_str().to_owned()),
         VersionPhase::Rejected | VersionPhase::RolledBack => {
             match (rejected.map(|rejected| rejected.gate), &old.reason) {
                 (Some(GateName::Deadline), _) => Reason::DeadlineExceeded.as_str().to_owned(),
@@ -251,12 +257,13 @@ fn message(
             rollout.and_then(|rollout| rollout.message.clone()).unwrap_or_else(|| "waits for pods".to_owned())
         }
         VersionPhase::Promoting => "pods switch to it".to_owned(),
-        VersionPhase::Baking => match (&state.previous, rollout) {
-            (Some(previous), Some(rollout)) => format!("answers; {previous} stays loaded until {}", rollout.deadline.0),
-            (None, Some(rollout)) => format!("answers; watched until {}", rollout.deadline.0),
+        VersionPhase::Baking => match (&state.previous, rollout.map(until)) {
+            (Some(previous), Some(until)) => format!("answers; {previous} stays loaded until {until}"),
+            (None, Some(until)) => format!("answers; watched until {until}"),
             _ => "answers".to_owned(),
         },
         VersionPhase::Active => "answers".to_owned(),
+        VersionPhase::Unknown(_) => old_message.unwrap_or_default().to_owned(),
         VersionPhase::Rejected | VersionPhase::RolledBack => match (rejected, old_message) {
             (Some(rejected), _) => rejected.message.clone(),
             (None, Some(old)) => old.to_owned(),
@@ -276,6 +283,11 @@ fn message(
             }
         },
     }
+}
+
+/// When a bake is over.
+fn until(rollout: &RolloutStatus) -> Timestamp {
+    rollout.bake.as_ref().map_or(rollout.deadline.0, |bake| bake.deadline.0)
 }
 
 fn conditions(

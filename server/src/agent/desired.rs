@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
-use gantry_crds::inference_service::{RuntimeSpec, SchedulingSpec, cache_bytes};
-use gantry_crds::status::RolloutStep;
+use gantry_crds::inference_service::{DispatchStrategy as SpecDispatch, RuntimeSpec, SchedulingSpec, cache_bytes};
+use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep};
 use kube::core::DynamicObject;
+use serde_json::{Value, json};
 
 use crate::limits::MAX_QUEUE;
 use crate::rollout::{Candidate, Desired, Settings};
@@ -21,24 +22,108 @@ const CACHE_MARGIN_DIVISOR: u64 = 50;
 )]
 pub struct InvalidObject(String);
 
-/// Reads what is asked.
+/// What an agent needs to know of its service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// What is asked of the pod.
+    pub desired: Desired,
+    /// Pods that have an entry in the status.
+    pub entries: Vec<String>,
+    /// Pods of the service.
+    pub replicas: u32,
+    /// Digests of the files that its versions are made of.
+    pub digests: Vec<String>,
+}
+
+/// Reads what is asked. What a later release added is left out where it is no matter of this pod's: other pods' entries,
+/// verdicts, conditions, fields that no agent reads. A version that cannot be read hides no other.
 ///
 /// `volume_bytes` is what the cache's volume holds, if that is known: an edited spec is read before the pods are made anew.
 ///
 /// # Errors
 /// The object does not have the shape that this release knows.
-pub fn read(object: DynamicObject, volume_bytes: Option<u64>) -> Result<(Desired, InferenceService), InvalidObject> {
+pub fn read(object: DynamicObject, volume_bytes: Option<u64>) -> Result<Asked, InvalidObject> {
     let invalid = |error: serde_json::Error| InvalidObject(error.to_string());
     let mut value = serde_json::to_value(object).map_err(invalid)?;
     // Who wrote which field is most of a large object, and of no use here.
-    if let Some(metadata) = value.get_mut("metadata").and_then(serde_json::Value::as_object_mut) {
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
     }
+    let entries = names(&take(&mut value, &["status", "replicas"]), "pod");
+    for field in OTHERS {
+        take(&mut value, field);
+    }
+    let runtime = take(&mut value, &["spec", "runtime"]);
+    if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
+        // Of how a version is loaded, the one in `versions` counts.
+        spec.insert("runtime".to_owned(), json!({"prefixCache": runtime["prefixCache"]}));
+    }
+    forget_unknown_dispatch(&mut value);
+    let (versions, unreadable) = versions(&take(&mut value, &["status", "versions"]));
     let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
-    Ok((desired(&service, volume_bytes), service))
+    if let Some(RolloutStatus { step: RolloutStep::Unknown(step), .. }) =
+        service.status.as_ref().and_then(|status| status.rollout.as_ref())
+    {
+        return Err(InvalidObject(format!("status.rollout.step: {step}")));
+    }
+    let counted = service.status.as_ref().map_or(0, |status| status.replica_count);
+    let replicas = u32::try_from(service.spec.replicas.max(counted)).unwrap_or(1);
+    let digests = service.status.as_ref().map(|status| status.digests.clone()).unwrap_or_default();
+    let desired = desired(&service, volume_bytes, versions, unreadable);
+    Ok(Asked { desired, entries, replicas, digests })
 }
 
-fn desired(service: &InferenceService, volume_bytes: Option<u64>) -> Desired {
+/// Fields that no agent reads, and whose values are those of other programs.
+const OTHERS: [&[&str]; 5] = [
+    &["status", "rejected"],
+    &["status", "conditions"],
+    &["spec", "rollout", "strategy"],
+    &["spec", "rollout", "rollback"],
+    &["spec", "cache", "mode"],
+];
+
+/// The value at a path, which is left without it.
+fn take(value: &mut Value, path: &[&str]) -> Value {
+    let Some((last, parents)) = path.split_last() else { return Value::Null };
+    let parent = parents.iter().try_fold(value, |value, key| value.get_mut(*key));
+    parent.and_then(Value::as_object_mut).and_then(|object| object.remove(*last)).unwrap_or_default()
+}
+
+/// The texts under `key` in a list of objects.
+fn names(list: &Value, key: &str) -> Vec<String> {
+    let objects = list.as_array().map(Vec::as_slice).unwrap_or_default();
+    objects.iter().filter_map(|object| Some(object.get(key)?.as_str()?.to_owned())).collect()
+}
+
+/// How requests are spread may be something new: then they are spread as by default.
+fn forget_unknown_dispatch(value: &mut Value) {
+    let dispatch = value.pointer("/spec/scheduling/dispatch");
+    let unknown = dispatch.filter(|one| serde_json::from_value::<SpecDispatch>((*one).clone()).is_err());
+    if let Some(unknown) = unknown.map(Value::to_string) {
+        tracing::warn!(dispatch = unknown, "this release does not know this spec.scheduling.dispatch");
+        take(value, &["spec", "scheduling", "dispatch"]);
+    }
+}
+
+/// The versions of a status, and why others cannot be read.
+fn versions(list: &Value) -> (BTreeMap<String, NamedVersion>, BTreeMap<String, String>) {
+    let (mut versions, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
+    for version in list.as_array().map(Vec::as_slice).unwrap_or_default() {
+        let name = version.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        match serde_json::from_value::<NamedVersion>(version.clone()) {
+            Ok(version) => drop(versions.insert(name, version)),
+            Err(error) => drop(unreadable.insert(name, error.to_string())),
+        }
+    }
+    (versions, unreadable)
+}
+
+fn desired(
+    service: &InferenceService,
+    volume_bytes: Option<u64>,
+    versions: BTreeMap<String, NamedVersion>,
+    unreadable: BTreeMap<String, String>,
+) -> Desired {
     let status = service.status.clone().unwrap_or_default();
     let (candidate, kept) = match &status.rollout {
         Some(rollout) if rollout.step == RolloutStep::Prepare => {
@@ -49,7 +134,7 @@ fn desired(service: &InferenceService, volume_bytes: Option<u64>) -> Desired {
         None => (None, status.candidate_version.clone()),
     };
     // Of versions that run, one may be allowed more than the next one.
-    let runtimes = status.versions.iter().map(|version| &version.runtime).chain([&service.spec.runtime]);
+    let runtimes = versions.values().map(|version| &version.runtime).chain([&service.spec.runtime]);
     let kept_prefix_bytes = runtimes.map(prefix_bytes).max().unwrap_or(0);
     Desired {
         active: status.active_version,
@@ -57,11 +142,8 @@ fn desired(service: &InferenceService, volume_bytes: Option<u64>) -> Desired {
         attempt: status.rollout.map(|rollout| rollout.attempt),
         previous: status.previous_version,
         kept: kept.into_iter().collect(),
-        versions: status
-            .versions
-            .into_iter()
-            .map(|version| (version.name.clone(), version))
-            .collect::<BTreeMap<_, _>>(),
+        versions,
+        unreadable,
         settings: settings(service, volume_bytes, kept_prefix_bytes),
     }
 }
@@ -94,7 +176,6 @@ fn settings(service: &InferenceService, volume_bytes: Option<u64>, kept_prefix_b
 }
 
 fn scheduling(spec: &SchedulingSpec) -> Scheduling {
-    use gantry_crds::inference_service::DispatchStrategy as Spec;
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX).min(MAX_QUEUE);
     let timeout = spec.queue_timeout.as_ref().and_then(|timeout| {
         timeout.to_std().inspect_err(|error| tracing::warn!(%error, "a value of the spec is not usable")).ok()
@@ -105,10 +186,10 @@ fn scheduling(spec: &SchedulingSpec) -> Scheduling {
         low_watermark: spec.low_watermark.map(count),
         queue_timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)),
         dispatch: match spec.dispatch {
-            Spec::RoundRobin => DispatchStrategy::RoundRobin,
-            Spec::LeastLoaded => DispatchStrategy::LeastLoaded,
-            Spec::MemoryAware => DispatchStrategy::MemoryAware,
-            Spec::PrefixAware => DispatchStrategy::PrefixAware,
+            SpecDispatch::RoundRobin => DispatchStrategy::RoundRobin,
+            SpecDispatch::LeastLoaded => DispatchStrategy::LeastLoaded,
+            SpecDispatch::MemoryAware => DispatchStrategy::MemoryAware,
+            SpecDispatch::PrefixAware => DispatchStrategy::PrefixAware,
         },
     }
 }
@@ -117,8 +198,6 @@ fn scheduling(spec: &SchedulingSpec) -> Scheduling {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::time::Duration;
-
-    use serde_json::{Value, json};
 
     use super::*;
 
@@ -175,7 +254,7 @@ mod tests {
             (json!({"activeVersion": "v1", "candidateVersion": "v2"}), Some("v1"), None, None, true),
         ] {
             let text = status.to_string();
-            let (desired, _) = read(object(status), None).unwrap();
+            let desired = read(object(status), None).unwrap().desired;
             assert_eq!(desired.active.as_deref(), active, "{text}");
             assert_eq!(desired.candidate, wanted, "{text}");
             assert_eq!(desired.attempt, text.contains("rollout").then_some(3), "{text}");
@@ -186,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_spec_says_how() {
-        let (desired, _) = read(object(json!({})), None).unwrap();
+        let desired = read(object(json!({})), None).unwrap().desired;
         let settings = desired.settings;
         assert!((settings.headroom_ratio - 0.1).abs() < 1e-9);
         assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
@@ -208,7 +287,7 @@ mod tests {
         let limit = |cache: Value, resources: Value, volume: Option<u64>| {
             let mut object = object(json!({}));
             (object.data["spec"]["cache"], object.data["spec"]["resources"]) = (cache, resources);
-            read(object, volume).unwrap().0.settings.cache_limit_bytes.unwrap()
+            read(object, volume).unwrap().desired.settings.cache_limit_bytes.unwrap()
         };
         let usable = |bytes: u64| bytes - bytes / 50;
         let memory = || json!({"memory": "8Gi"});
@@ -228,7 +307,7 @@ mod tests {
             let versions = json!([{"name": "v1", "model": model, "runtime": {"prefixCache": running}}]);
             let mut object = object(json!({"activeVersion": "v1", "versions": versions}));
             object.data["spec"]["runtime"] = json!({"prefixCache": own});
-            read(object, None).unwrap().0.settings.cache_limit_bytes.unwrap() >> 20
+            read(object, None).unwrap().desired.settings.cache_limit_bytes.unwrap() >> 20
         };
         assert_eq!(limit(json!({}), json!({})), 980);
         assert_eq!(limit(json!({"disk": "100Mi"}), json!({})), 880);
@@ -248,5 +327,37 @@ mod tests {
     fn an_object_of_another_shape_is_told_apart() {
         let error = read(object(json!({"rollout": {"version": "v2", "step": "Dance"}})), None).unwrap_err().to_string();
         assert!(error.contains("goes on answering"), "{error}");
+    }
+
+    #[test]
+    fn what_a_later_release_says_elsewhere_does_not_make_a_pod_blind() {
+        let version = |name: &str, cache: &str| {
+            let source = json!({"uri": "http://h/m.gguf", "sha256": "a".repeat(64)});
+            json!({"name": name, "model": {"servedName": "chat", "source": source}, "runtime": {"cacheType": cache}})
+        };
+        let mut later = object(json!({
+            "activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"), "newField": {"deep": [1]},
+            "versions": [version("v1", "f16"), version("v2", "q2_0")],
+            "rejected": {"gate": "Toxicity", "verdict": 7, "outcome": "Quarantined"},
+            "conditions": [{"type": "Odd"}],
+            "replicas": [
+                {"pod": "chat-0", "health": "Dreaming", "reportedAt": "yesterday"},
+                {"pod": "chat-1", "health": "Healthy", "reportedAt": "2026-01-01T00:00:00Z", "candidate": {
+                    "version": "v2", "phase": "Simmering", "gates": [{"name": "Toxicity", "verdict": "Warn"}]}},
+            ],
+        }));
+        later.data["spec"]["rollout"]["strategy"] = json!("Canary");
+        later.data["spec"]["rollout"]["rollback"] = json!({"keepResident": "sometimes"});
+        later.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
+        later.data["spec"]["cache"]["mode"] = json!("Peer");
+        later.data["spec"]["scheduling"]["dispatch"] = json!("Psychic");
+        later.data["spec"]["runtime"] = json!({"cacheType": "q2_0"});
+        let asked = read(later, None).unwrap();
+        assert_eq!(asked.entries, ["chat-0", "chat-1"]);
+        let desired = asked.desired;
+        assert_eq!((desired.active.as_deref(), desired.candidate.unwrap().version.as_str()), (Some("v1"), "v2"));
+        assert_eq!(desired.versions.keys().collect::<Vec<_>>(), ["v1"]);
+        assert!(desired.unreadable["v2"].contains("q2_0"), "{:?}", desired.unreadable);
+        assert_eq!(desired.settings.prompts.unwrap().config_map_ref.name, "golden");
     }
 }

@@ -28,7 +28,7 @@ use crate::routing::Router;
 use crate::version::WorkerConfig;
 use limits::{CONNECT_LIMIT, READ_LIMIT, TIDY_PERIOD};
 
-pub use desired::{InvalidObject, read as read_desired};
+pub use desired::{Asked, InvalidObject, read as read_desired};
 pub use report::{Cadence, Decision, entry};
 
 /// Whose agent this is.
@@ -104,7 +104,7 @@ pub async fn run_with(
         .map_err(|error| AgentError::Cache { folder: config.cache_dir.clone(), error })?;
     let fetcher = Fetcher::new(Arc::clone(&cache), config.reach)?;
     let objects = Objects::new(client.clone(), &config.namespace);
-    let gates = Arc::new(Gates { fetcher, workers, objects });
+    let gates = Arc::new(Gates { fetcher, workers, objects, loading: tokio::sync::Mutex::default() });
 
     let (seen, observed) = tokio::sync::watch::channel(watch::Observed::default());
     let (asked, desired) = tokio::sync::watch::channel(None);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{Degradation, ReplicaMemory, ReplicaStatus};
+use gantry_crds::status::{AgentStatus, Degradation, ReplicaMemory, ReplicaStatus};
 use gantry_engine::DegradationLevel;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -40,6 +40,7 @@ pub fn entry(
             limit_bytes: memory.map(|memory| signed(memory.limit_bytes)),
         }),
         degradation: stats.as_ref().map(|(_, stats)| degradation(stats.degradation)),
+        agent: Some(AgentStatus::of_first()),
         reported_at: Time(now),
     }
 }
@@ -167,6 +168,7 @@ mod tests {
             candidate: Some(CandidateStatus { progress: Some(progress), ..blank("v9", None) }),
             memory: None,
             degradation: None,
+            agent: None,
             reported_at: Time(Timestamp::now()),
         }
     }

@@ -17,7 +17,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use super::AgentConfig;
-use super::desired::read;
+use super::desired::{Asked, read};
 use super::limits::{WATCH_BACKOFF_MAX, WATCH_BACKOFF_MIN, WATCH_SECONDS};
 use crate::fetch::Digest;
 use crate::rollout::Desired;
@@ -83,7 +83,7 @@ fn take(
 ) {
     let resource_version = object.metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
     let observed = match read(object, config.cache_bytes) {
-        Ok((desired, service)) => {
+        Ok(Asked { desired, entries, replicas, digests }) => {
             asked.send_if_modified(|asked| {
                 let changed = asked.as_deref() != Some(&desired);
                 if changed {
@@ -91,8 +91,7 @@ fn take(
                 }
                 changed
             });
-            let status = service.status.unwrap_or_default();
-            let digests: BTreeSet<Digest> = status.digests.iter().filter_map(|digest| digest.parse().ok()).collect();
+            let digests: BTreeSet<Digest> = digests.iter().filter_map(|digest| digest.parse().ok()).collect();
             named.send_if_modified(|named| {
                 let changed = *named != digests;
                 if changed {
@@ -100,12 +99,11 @@ fn take(
                 }
                 changed
             });
-            let replicas = service.spec.replicas.max(status.replica_count);
             Observed {
                 exists: true,
                 resource_version,
-                has_entry: status.replicas.iter().any(|entry| entry.pod == config.pod),
-                replicas: u32::try_from(replicas).unwrap_or(1),
+                has_entry: entries.contains(&config.pod),
+                replicas,
                 problem: None,
             }
         }

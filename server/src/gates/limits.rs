@@ -38,3 +38,6 @@ pub const CONTEXT_MEMORY_DIVISOR: u64 = 4;
 pub const MAX_OPEN_CONTEXT_TOKENS: u32 = 131_072;
 /// The smallest pool of cells that is chosen because no larger one fits.
 pub const MIN_POOL_TOKENS: u32 = 512;
+/// How long a pod that has to bring the active version back waits for a source or an object that is away before it says
+/// so, and lets a candidate go first; then it tries again.
+pub const RESTORE_PATIENCE: Duration = Duration::from_secs(5);

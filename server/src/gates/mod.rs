@@ -18,7 +18,7 @@ pub mod report;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gantry_crds::inference_service::{GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::scalars::DurationString;
@@ -50,6 +50,8 @@ pub struct Gates {
     pub workers: WorkerConfig,
     /// Reads ConfigMaps and Secrets.
     pub objects: Objects,
+    /// Held from the memory's verdict until the workers have taken it: two versions must not be promised the same.
+    pub loading: tokio::sync::Mutex<()>,
 }
 
 /// A version to be taken through the gates.
@@ -67,6 +69,9 @@ pub struct Job {
     pub scheduling: Scheduling,
     /// Whether the pod has a GPU.
     pub gpu: bool,
+    /// How long a source or an object that is away is waited for before that is a refusal; `None` for as long as the
+    /// caller waits.
+    pub patience: Option<Duration>,
 }
 
 /// A version that passed, with what keeps it alive.
@@ -136,8 +141,13 @@ impl From<Refusal> for Stop {
 impl Gates {
     /// Takes a version through the gates. A refusal is for the caller to report: it may mean to wait.
     pub async fn run(&self, job: Job, report: &Report, cancel: &CancellationToken) -> Outcome {
-        let passed = cancel.run_until_cancelled(self.pass(&job, report, cancel)).await;
-        match passed {
+        let passed = async {
+            tokio::select! {
+                passed = self.pass(&job, report, cancel) => passed,
+                waited_for = out_of_patience(&job, report) => Err(Refusal::new(GateName::Fetch, waited_for).into()),
+            }
+        };
+        match cancel.run_until_cancelled(passed).await {
             Some(Ok(loaded)) => {
                 report.phase(CandidatePhase::Prepared);
                 Outcome::Passed(loaded)
@@ -161,6 +171,7 @@ impl Gates {
                 let draft = self.bring_draft(job, report, cancel).await.map_err(Stop::of_draft)?;
                 let model = self.bring(job, draft.as_ref(), report, cancel).await?;
                 report.phase(CandidatePhase::Validating);
+                let _alone = self.loading.lock().await;
                 let (summary, fit) = check_file(job, draft.as_ref(), &model, report).await?;
                 report.gguf(&summary);
                 report.pass(GateName::Memory, fit);
@@ -357,6 +368,14 @@ impl Gates {
         let answers = prompts::ask(version, &prompts).await;
         report.pass(GateName::Prompts, prompts::judge(&prompts, &answers, min_pass)?);
         Ok(())
+    }
+}
+
+/// Ends when the job has waited for one thing for as long as it may, with what it waits for.
+async fn out_of_patience(job: &Job, report: &Report) -> String {
+    match job.patience {
+        Some(patience) => report.waits_longer_than(patience).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gantry_crds::status::{
     CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, GgufStatus, WaitReason,
@@ -59,6 +60,31 @@ impl Report {
     /// It goes on.
     pub fn goes_on(&self) {
         self.change(|status| (status.wait_reason, status.message) = (None, None));
+    }
+
+    /// Ends when the version has waited for so long without a byte or a step, with what it waits for.
+    pub async fn waits_longer_than(&self, limit: Duration) -> String {
+        let mut board = self.board.subscribe();
+        let mut since = None;
+        loop {
+            let waits = |status: &CandidateStatus| status.wait_reason.and(status.message.clone());
+            let line = board.borrow_and_update().get(&self.version).and_then(waits);
+            let Some(waits_for) = line else {
+                since = None;
+                if board.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+                continue;
+            };
+            let until = *since.get_or_insert_with(Instant::now) + limit;
+            if Instant::now() >= until {
+                return waits_for;
+            }
+            tokio::select! {
+                _ = board.changed() => {}
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
+        }
     }
 
     /// A gate was passed.

@@ -24,6 +24,8 @@ pub struct Desired {
     pub kept: BTreeSet<String>,
     /// What the versions are.
     pub versions: BTreeMap<String, NamedVersion>,
+    /// Why others are not known.
+    pub unreadable: BTreeMap<String, String>,
     /// How.
     pub settings: Settings,
 }
@@ -68,6 +70,14 @@ impl Default for Settings {
 }
 
 impl Desired {
+    /// Whether this version is asked for as the one to go back to, and as nothing else.
+    #[must_use]
+    pub fn is_only_previous(&self, version: &str) -> bool {
+        let is = |name: &Option<String>| name.as_deref() == Some(version);
+        let is_candidate = self.candidate.as_ref().is_some_and(|candidate| candidate.version == version);
+        is(&self.previous) && !is(&self.active) && !is_candidate
+    }
+
     /// Whether anything asks for this version.
     #[must_use]
     pub fn names(&self, version: &str) -> bool {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, ReplicaHealth, WaitReason};
+use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, NamedVersion, ReplicaHealth, WaitReason};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -13,6 +13,7 @@ use super::desired::Desired;
 use super::phase::{Next, Phase, Step, next};
 use super::plan::{Action, Current, Known, Purpose, Route, plan};
 use super::snapshot::Snapshot;
+use crate::gates::limits::RESTORE_PATIENCE;
 use crate::gates::report::blank;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
 use crate::routing::{Router, Routing};
@@ -40,6 +41,8 @@ pub struct Manager {
 /// One version.
 struct Entry {
     phase: Phase,
+    /// What it was begun with.
+    made_of: NamedVersion,
     attempt: Option<i64>,
     /// Whether every gate of the attempt let it through.
     passed: bool,
@@ -49,6 +52,8 @@ struct Entry {
     failures: u32,
     cancel: CancellationToken,
     report: Report,
+    /// What the board said when it was refused as the active version: it stands until another try gets further.
+    refused_as: Option<CandidateStatus>,
 }
 
 /// A task's end.
@@ -125,7 +130,7 @@ impl Manager {
             self.apply_scheduling(&desired.settings.scheduling);
             self.drop_failed_workers();
             for round in 0.. {
-                let actions = plan(desired, &self.current(Instant::now()));
+                let actions = plan(desired, &self.current(desired, Instant::now()));
                 if actions.is_empty() {
                     break;
                 }
@@ -153,16 +158,17 @@ impl Manager {
         }
     }
 
-    fn current(&self, now: Instant) -> Current {
-        let known = |entry: &Entry| Known {
+    fn current(&self, desired: &Desired, now: Instant) -> Current {
+        let known = |name: &String, entry: &Entry| Known {
             phase: entry.phase,
             attempt: entry.attempt,
             worker_up: entry.loaded.as_ref().is_some_and(is_up),
             retry_due: entry.retry_at.is_some_and(|at| now >= at),
+            outdated: desired.versions.get(name).is_some_and(|version| *version != entry.made_of),
         };
         Current {
             route: self.route.clone(),
-            versions: self.entries.iter().map(|(name, entry)| (name.clone(), known(entry))).collect(),
+            versions: self.entries.iter().map(|(name, entry)| (name.clone(), known(name, entry))).collect(),
         }
     }
 
@@ -248,6 +254,7 @@ impl Manager {
         let entry = self.entries.entry(version.to_owned()).or_insert_with(|| Entry {
             // Only the table makes this a phase that anyone sees.
             phase: Phase::Waiting,
+            made_of: named.clone(),
             attempt: None,
             passed: false,
             loaded: None,
@@ -256,14 +263,19 @@ impl Manager {
             failures: 0,
             cancel: cancel.clone(),
             report: report.clone(),
+            refused_as: None,
         });
-        let (attempt, prompts) = match purpose {
-            Purpose::Restore => (None, None),
-            Purpose::Candidate { attempt } => (Some(attempt), desired.settings.prompts.clone()),
+        let (attempt, prompts, patience) = match purpose {
+            Purpose::Restore => (None, None, Some(RESTORE_PATIENCE)),
+            Purpose::Candidate { attempt } => (Some(attempt), desired.settings.prompts.clone(), None),
         };
+        // Why the active version is not here is true until it is: what is tried again and again is told once.
+        if attempt.is_some() || entry.attempt.is_some() || entry.made_of != *named {
+            (entry.refusal, entry.refused_as) = (None, None);
+        }
+        entry.made_of = named.clone();
         entry.attempt = attempt;
         entry.passed = false;
-        entry.refusal = None;
         entry.retry_at = None;
         entry.cancel = cancel.clone();
         entry.report = report.clone();
@@ -274,6 +286,7 @@ impl Manager {
             headroom_ratio: desired.settings.headroom_ratio,
             scheduling: desired.settings.scheduling.clone(),
             gpu: desired.settings.gpu,
+            patience,
         };
         if self.step(version, Step::Prepare) {
             let gates = Arc::clone(&self.gates);
@@ -314,6 +327,7 @@ impl Manager {
                 let first = entry.loaded.is_none().then(|| loaded.clone());
                 entry.loaded = Some(loaded);
                 entry.passed = !cancelling;
+                (entry.refusal, entry.refused_as) = (None, None);
                 entry.failures = 0;
                 if let Some(loaded) = first {
                     self.watch_health(loaded);
@@ -333,6 +347,9 @@ impl Manager {
             }
             Outcome::Refused(refusal) => {
                 entry.refuse(version, refusal);
+                if entry.attempt.is_none() {
+                    entry.refused_as = self.board.borrow().get(version).cloned();
+                }
                 Step::Refused
             }
         };
@@ -458,7 +475,14 @@ impl Manager {
                 let line = board.get(version).filter(|_| current).cloned();
                 Some(line.unwrap_or_else(|| blank(version, Some(self.waits_for(desired, version)))))
             }
-            (None, Some(version)) => board.get(version).cloned(),
+            (None, Some(version)) => {
+                let line = board.get(version).cloned();
+                let has_bytes =
+                    |line: &CandidateStatus| line.progress.as_ref().is_some_and(|progress| progress.bytes > 0);
+                let gets_on = |line: &CandidateStatus| line.phase != CandidatePhase::Fetching || has_bytes(line);
+                let refused = self.entries.get(version).and_then(|entry| entry.refused_as.clone());
+                refused.filter(|_| !line.as_ref().is_some_and(gets_on)).or(line)
+            }
             (None, None) => None,
         }
     }
@@ -471,6 +495,11 @@ impl Manager {
         match busy {
             Some((name, Entry { phase: Phase::Retiring, .. })) => format!("waits until {name} is unloaded"),
             Some((name, _)) => format!("waits until {name} is loaded"),
+            None if desired.unreadable.contains_key(candidate) => format!(
+                "this release cannot read what {candidate} is ({}): update the server's image (annotate the service with \
+                 gantry.dev/restart=<any new value>)",
+                desired.unreadable[candidate]
+            ),
             None if !desired.versions.contains_key(candidate) => {
                 format!("waits for status.versions to say what {candidate} is")
             }

@@ -1,7 +1,7 @@
 //! What to do next: a pure function from what is asked and what is there to a few actions.
 //!
-//! Rules: the version that answers changes only to one that is ready; one that answers, or is kept to go back to, is
-//! never unloaded; the active version comes before the candidate; a candidate begins only when nothing is being unloaded,
+//! Rules: the version that answers changes only to one that is ready; one that answers is never unloaded, and one that is
+//! kept to go back to gives way only to a candidate that has no room beside it; the active version comes before the candidate, unless it cannot be had; a candidate begins only when nothing is being unloaded,
 //! so that the memory gate sees what will be there. Called again after its actions were carried out, it asks for nothing.
 
 use std::collections::BTreeMap;
@@ -38,6 +38,8 @@ pub struct Known {
     pub worker_up: bool,
     /// Refused or without room, and due for another try.
     pub retry_due: bool,
+    /// It was begun with another source than is asked for now.
+    pub outdated: bool,
 }
 
 /// Why a version is prepared.
@@ -107,8 +109,20 @@ fn route(desired: &Desired, current: &Current) -> Route {
     let wanted = desired.active.as_deref().filter(loaded);
     // A switch to a worker that is just being restarted would fail requests that the old one can answer.
     let active = wanted.filter(|wanted| up(wanted) || !now.as_ref().is_some_and(up)).or(now);
-    let previous = desired.previous.as_deref().filter(loaded).filter(|previous| Some(*previous) != active);
+    let previous = desired.previous.as_deref().filter(|_| !gives_way(desired, current));
+    let previous = previous.filter(loaded).filter(|previous| Some(*previous) != active);
     Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned) }
+}
+
+/// Whether the version to go back to makes room: the candidate waits for that, and nothing else is about to make any. It
+/// can still be gone back to, by loading it again.
+fn gives_way(desired: &Desired, current: &Current) -> bool {
+    let Some(wanted) = &desired.candidate else { return false };
+    let waits = current
+        .versions
+        .get(&wanted.version)
+        .is_some_and(|known| known.phase == Phase::Waiting && known.attempt == Some(wanted.attempt));
+    waits && !current.versions.values().any(|known| matches!(known.phase, Phase::Retiring | Phase::Cancelling))
 }
 
 /// What nobody asks for any more.
@@ -124,7 +138,12 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
             Phase::Preparing | Phase::Checking if stale || !desired.names(name) => {
                 actions.push(Action::Cancel { version });
             }
+            // Nothing of it is loaded yet, and the other source may be the one that answers.
+            Phase::Preparing if known.outdated => actions.push(Action::Cancel { version }),
             Phase::Ready if !answers && !desired.names(name) => actions.push(Action::Retire { version }),
+            Phase::Ready if !answers && desired.is_only_previous(name) && gives_way(desired, current) => {
+                actions.push(Action::Retire { version });
+            }
             Phase::Waiting | Phase::Refused if !desired.names(name) => actions.push(Action::Forget { version }),
             _ => {}
         }
@@ -136,7 +155,7 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
 fn restore(desired: &Desired, current: &Current) -> Option<Action> {
     let version = desired.active.clone().filter(|name| desired.versions.contains_key(name))?;
     let due = current.versions.get(&version).is_none_or(|known| match known.phase {
-        Phase::Refused | Phase::Waiting => known.retry_due,
+        Phase::Refused | Phase::Waiting => known.retry_due || known.outdated,
         _ => false,
     });
     due.then_some(Action::Prepare { version, purpose: Purpose::Restore })

@@ -26,6 +26,7 @@ fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Optio
         previous: previous.map(str::to_owned),
         kept: BTreeSet::new(),
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
+        unreadable: BTreeMap::new(),
         settings: super::super::desired::Settings::default(),
     }
 }
@@ -36,7 +37,7 @@ fn keeping(version: &str, desired: Desired) -> Desired {
 
 fn known(phase: Phase, attempt: Option<i64>) -> Known {
     let worker_up = matches!(phase, Phase::Ready | Phase::Checking);
-    Known { phase, attempt, worker_up, retry_due: false }
+    Known { phase, attempt, worker_up, retry_due: false, outdated: false }
 }
 
 fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Known)]) -> Current {
@@ -151,6 +152,7 @@ fn retry_cases() -> Vec<Case> {
     let serving = ("v1", known(Ready, None));
     let due = |phase, attempt| Known { retry_due: true, ..known(phase, attempt) };
     let down = |phase, attempt| Known { worker_up: false, ..known(phase, attempt) };
+    let outdated = |phase, attempt| Known { outdated: true, ..known(phase, attempt) };
     vec![
         (
             "a refused candidate is not tried again",
@@ -201,14 +203,63 @@ fn retry_cases() -> Vec<Case> {
             vec![],
         ),
         (
-            "no room beside the previous one: wait",
+            "another source of the active version is asked at once",
+            desired(Some("v1"), None, None),
+            current(None, None, &[("v1", outdated(Preparing, None))]),
+            vec!["cancel v1"],
+        ),
+        (
+            "whether or not the one before has been given up",
+            desired(Some("v1"), None, None),
+            current(None, None, &[("v1", outdated(Refused, None))]),
+            vec!["restore v1"],
+        ),
+        (
+            "what is loaded needs no source",
+            desired(Some("v1"), None, None),
+            current(Some("v1"), None, &[("v1", outdated(Ready, None))]),
+            vec![],
+        ),
+        (
+            "while the active version is tried again, the candidate goes on",
+            desired(Some("v1"), Some(("v2", 1)), None),
+            current(None, None, &[("v1", due(Refused, None)), ("v2", known(Preparing, Some(1)))]),
+            vec!["restore v1"],
+        ),
+        (
+            "no room beside the previous one: it gives way",
             desired(Some("v2"), Some(("v3", 1)), Some("v1")),
             current(
                 Some("v2"),
                 Some("v1"),
                 &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some(1)))],
             ),
+            vec!["route v2 -", "retire v1"],
+        ),
+        (
+            "unless other room is about to be made",
+            desired(Some("v2"), Some(("v3", 1)), Some("v1")),
+            current(
+                Some("v2"),
+                Some("v1"),
+                &[
+                    serving.clone(),
+                    ("v2", known(Ready, None)),
+                    ("v3", known(Waiting, Some(1))),
+                    ("v4", known(Retiring, None)),
+                ],
+            ),
             vec![],
+        ),
+        (
+            "or what has no room is of an attempt before",
+            desired(Some("v2"), Some(("v3", 2)), Some("v1")),
+            current(
+                Some("v2"),
+                Some("v1"),
+                &[serving.clone(), ("v2", known(Ready, None)), ("v3", known(Waiting, Some(1)))],
+            ),
+            vec!["try v3 2"],
         ),
         (
             "the previous one is gone: go on",
@@ -303,7 +354,7 @@ impl Pod {
             Action::Prepare { version, purpose } => {
                 self.step(&version, Step::Prepare);
                 let entry = self.0.versions.get_mut(&version).unwrap();
-                entry.retry_due = false;
+                (entry.retry_due, entry.outdated) = (false, false);
                 entry.worker_up = entry.phase == Phase::Checking;
                 entry.attempt = match purpose {
                     Purpose::Restore => None,
@@ -360,12 +411,15 @@ fn any_desired() -> impl Strategy<Value = Desired> {
 #[derive(Clone, Debug)]
 enum Event {
     Asked(Box<Desired>),
+    /// Another source is given for a version.
+    Moved(&'static str),
     Happens(&'static str, u8),
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => any_desired().prop_map(|desired| Event::Asked(Box::new(desired))),
+        1 => any_name().prop_map(Event::Moved),
         3 => (any_name(), 0..4_u8).prop_map(|(name, luck)| Event::Happens(name, luck)),
     ]
 }
@@ -379,6 +433,9 @@ proptest! {
         for event in events.into_iter().chain([Event::Asked(Box::new(last))]) {
             match event {
                 Event::Asked(desired) => asked = *desired,
+                Event::Moved(version) => {
+                    pod.0.versions.entry(version.to_owned()).and_modify(|known| known.outdated = true);
+                }
                 Event::Happens(version, luck) => pod.happen(version, luck),
             }
             pod.settle(&asked);

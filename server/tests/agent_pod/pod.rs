@@ -502,6 +502,67 @@ async fn a_pod_that_cannot_have_the_active_version_says_so_and_tries_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_have_the_active_version_prepares_the_candidate_all_the_same() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    one.always(Some(Fault::Status(503)));
+    pod.name(&version("v1", &one, &sha_one));
+    pod.activate("v1", None);
+    pod.prepare(&version("v2", &two, &sha_two));
+    let entry = pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
+    assert_eq!((&entry["version"], &entry["health"], &entry["attempt"]), (&Value::Null, &json!("Failed"), &json!(1)));
+    let why = entry["message"].as_str().unwrap();
+    assert!(why.starts_with("Fetch: ") && why.contains("503") && !why.contains("tries again"), "{why}");
+    // It goes on trying, and says the same: each word of it is a write that wakes every pod.
+    let (asked, writes) = (one.asked().len(), writes(&pod.api));
+    while one.asked().len() < asked + 2 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(state_writes(&pod.api)[writes..], [] as [Value; 0]);
+    // The source comes back while v2 is prepared: v1 answers, and v2 stays prepared beside it.
+    one.always(None);
+    let entry = pod.api.entry("v1 answers", |entry| entry["version"] == "v1" && entry["health"] == "Healthy").await;
+    assert_eq!((&entry["prepared"], entry.get("message")), (&json!("v2"), None));
+    assert_eq!(pod.answer().await, ONE);
+    pod.activate("v2", Some("v1"));
+    pod.api.entry("v2 answers", |entry| entry["version"] == "v2").await;
+    assert_eq!(pod.answer().await, TWO);
+    pod.end().await;
+}
+
+/// The entries that the pod wrote, without what changes from itself.
+fn state_writes(api: &ApiServer) -> Vec<Value> {
+    let writes = api.seen().into_iter().filter(|request| request.method == Method::PATCH);
+    writes.map(|request| request.body["status"]["replicas"][0].clone()).collect()
+}
+
+fn writes(api: &ApiServer) -> usize {
+    state_writes(api).len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_corrected_source_of_the_active_version_is_used_at_once() {
+    let (lost, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (mirror, _) = served("demo-v1.q8_0.gguf").await;
+    for (fault, waits) in [(Fault::Stall, "Starting"), (Fault::Status(404), "Failed")] {
+        let pod = Pod::fresh();
+        lost.always(Some(fault));
+        pod.name(&version("v1", &lost, &sha_one));
+        pod.activate("v1", None);
+        let asked = lost.asked().len();
+        while lost.asked().len() == asked {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        pod.api.entry("it cannot have it", |entry| entry["health"] == waits).await;
+        pod.name(&version("v1", &mirror, &sha_one));
+        pod.api.entry("it answers", |entry| entry["version"] == "v1" && entry["health"] == "Healthy").await;
+        assert_eq!(pod.answer().await, ONE);
+        pod.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_dies_while_it_loads_is_a_refusal() {
     for (program, value) in [("/bin/false", "worker died"), ("/not/there", "no worker")] {
         let mut pod = Pod::start_with(ApiServer::new(service()), tempfile::tempdir().unwrap(), program);

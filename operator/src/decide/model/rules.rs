@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gantry_crds::status::{CandidatePhase, GateVerdict, ReplicaHealth};
+use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth};
 use proptest::prelude::*;
 
 use super::*;
@@ -21,6 +21,8 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
                 prop_assert!(newest.len() == world.pods.len() || newest.iter().all(idle), "{:?}", world.pods);
                 check_commit(&World { pods: &newest, ..world.clone() }, active)?;
                 prop_assert_eq!(&new.previous, &old.active, "the way back is kept");
+                let ways_back = new.versions.iter().filter(|version| Some(&version.name) != new.active.as_ref());
+                prop_assert!(ways_back.count() <= 1, "which one is the way back? {:?}", new.versions);
             }
             Some(RolloutStep::Rollback) => {
                 prop_assert!(were_active.contains(active), "went back to what never answered");
@@ -34,9 +36,33 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
         prop_assert!(!plan.delete.contains(name), "{} is deleted", name);
     }
     prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
+    check_bake(world, new)?;
     if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
         prop_assert!(false, "a version that was refused answers");
     }
+    Ok(())
+}
+
+/// The way back of a version that bakes stays through the preparation of others, to the end of its time or until another
+/// one is committed.
+fn check_bake(world: &World, new: &RolloutState) -> Result<(), TestCaseError> {
+    let end = |state: &RolloutState| {
+        let rollout = state.rollout.as_ref()?;
+        match rollout.step {
+            RolloutStep::Bake => Some((rollout.deadline.clone(), rollout.attempt)),
+            _ => rollout.bake.as_ref().map(|bake| (bake.deadline.clone(), bake.attempt)),
+        }
+    };
+    let (Some(before), Some(rollout)) = (end(world.state), &new.rollout) else { return Ok(()) };
+    if matches!(rollout.step, RolloutStep::Prepare | RolloutStep::Bake) && world.now < before.0.0 {
+        prop_assert_eq!(end(new), Some(before), "the bake was not kept");
+        let ways_back = new.versions.iter().filter(|version| {
+            Some(&version.name) != new.active.as_ref() && Some(&version.name) != new.candidate.as_ref()
+        });
+        let is_candidate = rollout.bake.as_ref().is_some_and(|bake| Some(&bake.to) == new.candidate.as_ref());
+        prop_assert_eq!(ways_back.count(), usize::from(!is_candidate), "{:?}", new.versions);
+    }
+    prop_assert!(new.versions.len() <= 4, "the API takes no more");
     Ok(())
 }
 

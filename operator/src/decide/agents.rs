@@ -1,0 +1,40 @@
+//! What agents can do, against what a rollout needs of them.
+//!
+//! Pods keep the image that they were made with, so that their agents may be of an earlier release than the spec. One that
+//! does not know a gate leaves it out and says that the version is prepared; what it says so is not taken for a verdict.
+
+use gantry_crds::status::{AgentStatus, GateName, RolloutStatus, StrategyName};
+
+use super::{CountedPod, World, is_prepared};
+use crate::validate::{RESTART_ANNOTATION, ValidService};
+
+/// The gates that the spec asks for, those that it cannot do without included.
+fn required(spec: &ValidService) -> Vec<GateName> {
+    use GateName::{Digest, Fetch, Format, Load, Memory, Prompts, Template};
+    let mut gates = vec![Fetch, Digest, Format, Memory, Template, Load];
+    gates.extend(spec.prompts_config_map.as_ref().map(|_| Prompts));
+    gates
+}
+
+/// Whether the pod has prepared the version, by an agent that could judge it.
+pub(super) fn has_prepared(world: &World, pod: &CountedPod, now: &RolloutStatus) -> bool {
+    is_prepared(pod, now) && lacks(world, pod).is_none()
+}
+
+/// What the pod's agent cannot do of what the rollout needs, and what to do about it.
+pub(super) fn lacks(world: &World, pod: &CountedPod) -> Option<String> {
+    let report = pod.report?;
+    let first = AgentStatus::of_first();
+    let agent = report.agent.as_ref().unwrap_or(&first);
+    let unknown = required(world.spec?).into_iter().find(|gate| !agent.gates.contains(gate));
+    let what = match unknown {
+        Some(gate) => format!("gate {}", gate.as_str()),
+        None if agent.strategies.contains(&StrategyName::InPlaceSwap) => return None,
+        None => format!("strategy {}", StrategyName::InPlaceSwap.as_str()),
+    };
+    Some(format!(
+        "the agent of {} does not know the {what}: replace the pods by ones of this release's image (annotate the service \
+         with {RESTART_ANNOTATION}=<any new value>)",
+        pod.name
+    ))
+}

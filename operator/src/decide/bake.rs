@@ -1,0 +1,75 @@
+//! The bake of the active version while the next one is prepared: the way back stays until something better is proved.
+//!
+//! An edit during Bake begins another candidate. Until that is committed, what answers is the version that bakes: it is
+//! watched as before, and it is gone back from as before. When the candidate is given up, the bake is what is left; when
+//! its time is over, the way back is let go. Whether it stays loaded beside both is each pod's to say: one in which the
+//! candidate has no room unloads it, and loads it again if it has to go back.
+
+use gantry_crds::status::{BakeStatus, RolloutStatus, RolloutStep};
+
+use super::{RolloutState, Step, World, fleet, take_back};
+
+/// The bake that goes on beside a candidate which begins now.
+pub(super) fn set_aside(world: &World, state: &RolloutState) -> Option<BakeStatus> {
+    let now = state.rollout.as_ref()?;
+    match now.step {
+        RolloutStep::Bake if world.now < now.deadline.0 => Some(BakeStatus {
+            to: state.way_back()?.to_owned(),
+            attempt: now.attempt,
+            plan: now.plan.clone(),
+            started_at: now.started_at.clone(),
+            deadline: now.deadline.clone(),
+            judged: now.judged.clone(),
+        }),
+        RolloutStep::Prepare => now.bake.clone(),
+        _ => None,
+    }
+}
+
+/// The candidate is given up: the bake is what is left, if there is one.
+pub(super) fn resume(mut state: RolloutState) -> RolloutState {
+    state.candidate = None;
+    let bake = state.rollout.take().and_then(|rollout| rollout.bake);
+    let (Some(bake), Some(active)) = (bake, state.active.clone()) else {
+        state.previous = None;
+        return state;
+    };
+    // During a bake, what is named beside the active version is the way back.
+    state.versions.retain(|version| version.name == active || version.name == bake.to);
+    state.rollout = Some(as_rollout(bake, active));
+    state
+}
+
+/// Watches the active version while a candidate is prepared. Gives the step back, if it has failed.
+pub(super) fn watch(world: &World, state: &mut RolloutState, rollout: &mut RolloutStatus) -> Option<Step> {
+    let bake = rollout.bake.clone()?;
+    let to = bake.to.clone();
+    let over = world.now >= bake.deadline.0;
+    let baking = as_rollout(bake, state.active.clone()?);
+    if let Some(failure) = fleet::judge_bake(world, &baking) {
+        state.candidate = None;
+        return Some(take_back(world, state.clone(), &baking, to, failure));
+    }
+    if over {
+        (rollout.bake, state.previous) = (None, None);
+        state.rollout = Some(rollout.clone());
+    }
+    None
+}
+
+fn as_rollout(bake: BakeStatus, version: String) -> RolloutStatus {
+    let BakeStatus { attempt, plan, started_at, deadline, judged, .. } = bake;
+    RolloutStatus {
+        version,
+        step: RolloutStep::Bake,
+        attempt,
+        plan,
+        started_at,
+        deadline,
+        progress: None,
+        message: None,
+        wait_reason: None,
+        judged,
+        bake: None,
+    }
+}
