@@ -86,8 +86,8 @@ pub const TRIAL_AWAY_PATIENCE: Duration = Duration::from_secs(30);
 pub const TRIAL_WAIT_LIMIT: Duration = Duration::from_secs(120);
 /// How long a request waits for a worker once its version has failed.
 pub const RETRY_LIMIT: Duration = Duration::from_secs(30);
-/// Requests that may be inside a version past its `maxQueue`, of clients that have no more than their equal part of the places
-/// while others fill them.
+/// Requests that may be inside a version past its `maxQueue`, of clients that have no more than their equal part of the places, or
+/// none, while others fill them.
 pub const SHARED_PLACES: usize = 64;
 /// Tokens that an answer is taken to have where clients share the service and it may have more; what it had is known later.
 pub const FAIR_ANSWER_TOKENS: u32 = 512;

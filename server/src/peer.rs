@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// A client: an address, of IPv6 the network of 64 bits that one host has. Clients behind one proxy are one client here.
+/// A client: an address, of IPv6 the network of 64 bits that one host has. Clients behind one proxy are one client here, and who
+/// has many addresses is as many clients: each of them has a part, so together they have nearly all of the service, and as many as
+/// there are places keep everybody else out. Only who knows clients by more than their address, a gateway, can keep them from that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(IpAddr);
 

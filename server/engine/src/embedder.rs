@@ -113,7 +113,7 @@ impl Drop for Jobs {
 
 fn push(waiting: &WaitingJobs, job: Box<Job>) {
     let Job { ticket, turn, priority, waiting_since: since, .. } = *job;
-    lock(waiting).push(Waiting { ticket, turn, priority, since, deadline: None, value: job });
+    lock(waiting).push(Waiting { ticket, turn, priority, has_begun: false, since, deadline: None, value: job });
 }
 
 /// Who is next. In a function of its own, so that it is unlocked afterwards.

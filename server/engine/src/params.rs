@@ -18,11 +18,15 @@ pub const MAX_PARALLEL: u32 = 256;
 /// The most requests an engine lets wait.
 pub const MAX_QUEUE: usize = 65_536;
 /// How often a paused request that has begun its answer goes on before those that came later and wait. Afterwards it takes its turn
-/// behind all that wait, each time, or those that are paused again and again would keep everybody else from a slot.
+/// as one that has just come, behind all of its client's, each time, or those that are paused again and again would keep everybody
+/// else from a slot.
 pub const MAX_RESUMES_AHEAD: u32 = 4;
 /// How long a request whose client has no slot waits, in milliseconds, before one of a client that has several gives way to it:
 /// several steps, in which a slot may become free by itself.
 pub const FIRST_SLOT_PATIENCE_MS: u64 = 100;
+/// The least time, in milliseconds, between two times that one sequence gives way to requests of clients that have none: its state
+/// is copied, or computed again.
+pub const GIVES_WAY_PERIOD_MS: u64 = 1000;
 /// The most prompt tokens in one step.
 pub const MAX_PREFILL_TOKENS_PER_STEP: u32 = 16_384;
 /// The most threads an engine computes with: ggml's own limit.
@@ -311,6 +315,17 @@ pub enum Priority {
     Normal,
     /// Before everyone else; the last that is still served when memory is short.
     High,
+}
+
+impl Priority {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+
+    /// Its place among them, the lowest first.
+    #[must_use]
+    pub const fn rank(self) -> usize {
+        self as usize
+    }
 }
 
 /// What the answer must look like.

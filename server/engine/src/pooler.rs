@@ -21,7 +21,7 @@ use crate::event::{Activity, ActivitySink, PooledEvent, PooledSink, PooledStats}
 use crate::finite::{NOT_FINITE, NoNumbers, is_vector};
 use crate::monitor::Pressure;
 use crate::params::{MAX_POOLED_BATCH_MS, Priority};
-use crate::queue::{LEVELS, aged_level};
+use crate::queue::aged_level;
 use crate::ring::Ring;
 use crate::stats::RunningStep;
 use crate::window::{Batch, BatchWindow};
@@ -261,7 +261,7 @@ pub(crate) struct Pooler<B> {
     max_batch: u32,
     open: HashMap<u64, Open>,
     /// Requests with texts that are not in the window yet, by level, in the order of their turns.
-    rings: [Ring; LEVELS],
+    rings: [Ring; Priority::COUNT],
     tickets: u64,
     counters: Arc<PooledCounters>,
     pace: BatchPace,
@@ -403,7 +403,7 @@ impl<B: PooledBackend> Pooler<B> {
 
     /// Those that have waited long enough take their turns with those of the next level.
     fn raise(&mut self, now: Instant) {
-        for level in 0..LEVELS - 1 {
+        for level in 0..Priority::COUNT - 1 {
             let open = &self.open;
             let rises = |ticket: u64| open.get(&ticket).is_none_or(|open| open.level(now) != level);
             for (client, ticket) in self.rings[level].extract(rises) {

@@ -94,7 +94,15 @@ impl Stage {
     fn push(&self, waits: Waits) -> bool {
         let Job { ticket, submitted_at, deadline, ref params, .. } = *waits.job;
         let (priority, turn) = (params.priority, params.turn);
-        self.lock().push(Waiting { ticket, turn, priority, since: submitted_at, deadline, value: waits });
+        self.lock().push(Waiting {
+            ticket,
+            turn,
+            priority,
+            has_begun: false,
+            since: submitted_at,
+            deadline,
+            value: waits,
+        });
         self.calls.send(()).is_ok()
     }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::params::Priority::{High, Low, Normal};
 
 fn waiting(ticket: u64, priority: Priority, since: Instant) -> Waiting<u64> {
-    Waiting { ticket, turn: Turn::default(), priority, since, deadline: None, value: ticket }
+    Waiting { ticket, turn: Turn::default(), priority, has_begun: false, since, deadline: None, value: ticket }
 }
 
 fn tickets<T>(requests: &[Waiting<T>]) -> Vec<u64> {
@@ -153,9 +153,53 @@ fn who_has_much_waiting_is_not_lifted_before_others_by_its_own_queue() {
     // And they are lifted again while they have nothing.
     queue.push(of(2, 0, waiting(ticket, Normal, now)));
     assert_eq!(queue.pop(now).unwrap().ticket, 1);
-    // Of one client each is lifted by its own time.
-    queue.push(of(1, 20, waiting(ticket + 1, Normal, now)));
-    assert_eq!(queue.pop_where(now, |r| r.turn.client == 1).unwrap().ticket, 2);
+    // Of one client that is alone each is lifted by its own time.
+    queue.remove_if(|&value| value >= 10);
+    now += AGEING_BOUND;
+    for served in 2..5 {
+        queue.push(of(1, 20, waiting(100 + served, Normal, now)));
+        assert_eq!(queue.pop(now).unwrap().ticket, served);
+    }
+}
+
+#[test]
+fn a_line_is_lifted_by_its_oldest_and_whoever_is_next_in_it_keeps_that_level() {
+    let start = Instant::now();
+    let mut queue = Queue::default();
+    queue.push(of(1, 50, waiting(1, Low, start)));
+    let now = start + AGEING_BOUND;
+    // It came later, and is before the other one in their line.
+    queue.push(of(2, 10, waiting(2, Low, now)));
+    queue.push(of(3, 0, waiting(3, High, now)));
+    let standings: Vec<_> = queue.iter(now).map(|r| (r.ticket, queue.standing(r, now))).collect();
+    assert_eq!(standings, [(2, High), (1, High), (3, High)]);
+    assert_eq!(tickets(&queue.drain(now)), [2, 1, 3]);
+}
+
+#[test]
+fn the_standing_of_who_has_much_waiting_is_that_at_which_it_is_served() {
+    let start = Instant::now();
+    let mut queue = Queue::default();
+    for ticket in 0..3 {
+        queue.push(of(1, ticket, waiting(ticket, Low, start)));
+    }
+    let now = start + AGEING_BOUND;
+    queue.push(of(2, 0, waiting(9, Normal, now)));
+    assert_eq!(queue.pop(now).unwrap().ticket, 0);
+    let order: Vec<_> = queue.iter(now).map(|r| (r.ticket, queue.standing(r, now))).collect();
+    assert_eq!(order, [(9, Normal), (1, Low), (2, Low)], "it has just had something");
+}
+
+#[test]
+fn who_had_a_slot_is_before_those_of_its_tag_that_had_none() {
+    let now = Instant::now();
+    let mut queue = Queue::default();
+    queue.push(of(1, 7, waiting(1, Normal, now)));
+    queue.push(of(1, 7, waiting(2, Normal, now)));
+    queue.push(Waiting { has_begun: true, ..of(1, 7, waiting(5, Normal, now)) });
+    queue.push(Waiting { has_begun: true, ..of(1, 8, waiting(0, Normal, now)) });
+    assert_eq!((queue.least_own_tag(1, Normal), queue.least_own_tag(1, High)), (Some(7), None));
+    assert_eq!(tickets(&queue.drain(now)), [5, 1, 2, 0]);
 }
 
 #[test]
@@ -165,7 +209,14 @@ fn who_goes_behind_its_own_is_not_behind_those_of_others() {
     for (ticket, client, start_tag) in [(1, 1, 10), (2, 1, 20), (3, 2, 30)] {
         queue.push(of(client, start_tag, waiting(ticket, Normal, now)));
     }
-    queue.push_behind_own(of(1, 0, waiting(0, Normal, now)), 3);
+    queue.push_behind_own(of(1, 0, waiting(0, Normal, now)), 3, 0);
+    assert_eq!(tickets(&queue.drain(now)), [1, 2, 0, 3]);
+    // With nothing of its own there it comes as one that has just come would.
+    for (ticket, client, start_tag) in [(1, 2, 10), (2, 3, 30)] {
+        queue.push(of(client, start_tag, waiting(ticket, Normal, now)));
+    }
+    queue.push_behind_own(Waiting { has_begun: true, ..of(1, 0, waiting(0, Normal, now)) }, 2, 30);
+    queue.push(of(3, 30, waiting(3, Normal, now)));
     assert_eq!(tickets(&queue.drain(now)), [1, 2, 0, 3]);
 }
 
@@ -174,8 +225,19 @@ fn priority() -> impl Strategy<Value = Priority> {
 }
 
 #[derive(Clone, Debug)]
+struct Pushed {
+    priority: Priority,
+    late_ms: u64,
+    ticket_back: u64,
+    timeout_ms: Option<u64>,
+    turn: Turn,
+    has_begun: bool,
+}
+
+#[derive(Clone, Debug)]
 enum Op {
-    Push { priority: Priority, late_ms: u64, ticket_back: u64, timeout_ms: Option<u64> },
+    Push(Pushed),
+    PushBehind(Pushed, u64),
     Pop,
     PopEven,
     Cancel(u64),
@@ -183,88 +245,205 @@ enum Op {
     Wait(u64),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+/// Of so many clients; of one alone all tags are alike.
+fn pushed(clients: u64) -> impl Strategy<Value = Pushed> {
+    let timeout_ms = proptest::option::of(0_u64..40_000);
+    let turn = (0..clients, 0..1 + 30 * (clients - 1)).prop_map(|(client, start_tag)| Turn { client, start_tag });
+    (priority(), 0_u64..20, 0_u64..3, timeout_ms, turn, proptest::bool::weighted(0.2)).prop_map(
+        |(priority, late_ms, ticket_back, timeout_ms, turn, has_begun)| Pushed {
+            priority,
+            late_ms,
+            ticket_back,
+            timeout_ms,
+            turn,
+            has_begun,
+        },
+    )
+}
+
+fn op(clients: u64) -> impl Strategy<Value = Op> {
     prop_oneof![
-        4 => (priority(), 0_u64..20, 0_u64..3, proptest::option::of(0_u64..40_000)).prop_map(
-            |(priority, late_ms, ticket_back, timeout_ms)| Op::Push { priority, late_ms, ticket_back, timeout_ms }
-        ),
-        2 => Just(Op::Pop),
-        1 => Just(Op::PopEven),
-        1 => (0_u64..5).prop_map(Op::Cancel),
-        1 => Just(Op::Expire),
-        2 => (0_u64..15_000).prop_map(Op::Wait),
+        8 => pushed(clients).prop_map(Op::Push),
+        1 => (pushed(clients), 0_u64..40).prop_map(|(pushed, least_tag)| Op::PushBehind(pushed, least_tag)),
+        4 => Just(Op::Pop),
+        2 => Just(Op::PopEven),
+        2 => (0_u64..5).prop_map(Op::Cancel),
+        2 => Just(Op::Expire),
+        4 => (0_u64..15_000).prop_map(Op::Wait),
     ]
 }
 
-/// The oracle: a plain list. Of each priority only the oldest counts, and the best of those by level and ticket is
-/// next.
-fn next_of(list: &[Waiting<u64>], now: Instant, fits: impl Fn(&Waiting<u64>) -> bool) -> Option<usize> {
-    let mut rest: Vec<usize> = (0..list.len()).collect();
-    loop {
-        let heads = [High, Normal, Low]
-            .into_iter()
-            .filter_map(|p| rest.iter().copied().filter(|&i| list[i].priority == p).min_by_key(|&i| list[i].ticket));
-        let best = heads.max_by_key(|&i| {
-            let lifted = (now.saturating_duration_since(list[i].since).as_millis() / AGEING_STEP.as_millis()) as usize;
-            ((list[i].priority as usize + lifted).min(2), Reverse(list[i].ticket))
-        })?;
-        if fits(&list[best]) {
-            return Some(best);
-        }
-        rest.retain(|&i| i != best);
+/// The oracle: a plain list, each with its place in its line, and when each client was served in each line.
+#[derive(Default)]
+struct Plain {
+    list: Vec<(Waiting<u64>, (u64, bool, u64))>,
+    served: Vec<(Priority, u64, Instant)>,
+}
+
+impl Plain {
+    fn counts_from(&self, request: &Waiting<u64>) -> Instant {
+        let of = |s: &&(Priority, u64, Instant)| (s.0, s.1) == (request.priority, request.turn.client);
+        self.served.iter().find(of).map_or(request.since, |served| served.2.max(request.since))
     }
+
+    /// By level, then age, then ticket; of each line only the first of those left, which stands for the oldest where it is the
+    /// first of all.
+    fn next(&self, now: Instant, fits: impl Fn(&Waiting<u64>) -> bool) -> Option<usize> {
+        let mut rest: Vec<usize> = (0..self.list.len()).collect();
+        loop {
+            let first = |p: Priority, of: &[usize]| {
+                of.iter().copied().filter(|&i| self.list[i].0.priority == p).min_by_key(|&i| self.list[i].1)
+            };
+            let all: Vec<usize> = (0..self.list.len()).collect();
+            let best =
+                [High, Normal, Low].into_iter().filter_map(|p| Some((p, first(p, &rest)?))).min_by_key(|&(p, i)| {
+                    let request = &self.list[i].0;
+                    let line = self.list.iter().map(|(other, _)| other).filter(|other| other.priority == p);
+                    let from = if first(p, &all) == Some(i) {
+                        line.map(|other| self.counts_from(other)).min().unwrap()
+                    } else {
+                        self.counts_from(request)
+                    };
+                    let lifted = (now.saturating_duration_since(from).as_millis() / AGEING_STEP.as_millis()) as usize;
+                    (Reverse((p as usize + lifted).min(2)), from, self.list[i].1.2)
+                })?;
+            if fits(&self.list[best.1].0) {
+                return Some(best.1);
+            }
+            rest.retain(|&i| i != best.1);
+        }
+    }
+
+    fn take(&mut self, now: Instant, fits: impl Fn(&Waiting<u64>) -> bool) -> Option<Waiting<u64>> {
+        let (taken, _) = self.list.remove(self.next(now, fits)?);
+        let (priority, client) = (taken.priority, taken.turn.client);
+        if self.list.iter().any(|(other, _)| other.turn.client != client) {
+            self.served.retain(|s| (s.0, s.1) != (priority, client));
+            self.served.push((priority, client, now));
+        }
+        self.forget();
+        Some(taken)
+    }
+
+    /// Takes out all that `leave`, by ticket.
+    fn extract(&mut self, leave: impl Fn(&Waiting<u64>) -> bool) -> Vec<u64> {
+        let mut left: Vec<u64> = self.list.extract_if(.., |(r, _)| leave(r)).map(|(r, _)| r.ticket).collect();
+        left.sort_unstable();
+        self.forget();
+        left
+    }
+
+    fn forget(&mut self) {
+        let list = &self.list;
+        self.served.retain(|s| list.iter().any(|(r, _)| (r.priority, r.turn.client) == (s.0, s.1)));
+    }
+}
+
+fn does_what_a_plain_list_does(ops: Vec<Op>) -> Result<(), TestCaseError> {
+    let start = Instant::now();
+    let mut now = start + Duration::from_secs(60);
+    let (mut queue, mut plain) = (Queue::default(), Plain::default());
+    let sorted = |requests: &[Waiting<u64>]| {
+        let mut tickets = tickets(requests);
+        tickets.sort_unstable();
+        tickets
+    };
+    for (i, op) in ops.into_iter().enumerate() {
+        match op {
+            Op::Push(Pushed { priority, late_ms, ticket_back, timeout_ms, turn, has_begun })
+            | Op::PushBehind(Pushed { priority, late_ms, ticket_back, timeout_ms, turn, has_begun }, _)
+                if plain.list.iter().all(|(r, _)| r.ticket != (i as u64 * 4 + 12) - ticket_back * 5 % 12) =>
+            {
+                // Distinct, and slightly out of order.
+                let ticket = (i as u64 * 4 + 12) - ticket_back * 5 % 12;
+                let since = now - Duration::from_millis(late_ms);
+                let deadline = timeout_ms.map(|ms| since + Duration::from_millis(ms));
+                let request = Waiting { deadline, turn, has_begun, ..waiting(ticket, priority, since) };
+                let behind = if let Op::PushBehind(_, least_tag) = op { Some(least_tag) } else { None };
+                let place = match behind {
+                    Some(least_tag) => {
+                        let own =
+                            plain.list.iter().filter(|(r, _)| (r.priority, r.turn.client) == (priority, turn.client));
+                        let tag = own.map(|(_, place)| place.0).fold(least_tag.max(turn.start_tag), u64::max);
+                        queue.push_behind_own(request.clone(), ticket, least_tag);
+                        (tag, true, ticket)
+                    }
+                    None => {
+                        queue.push(request.clone());
+                        (turn.start_tag, !has_begun, ticket)
+                    }
+                };
+                plain.list.push((request, place));
+            }
+            Op::Push(_) | Op::PushBehind(..) => continue,
+            Op::Pop => prop_assert_eq!(queue.pop(now), plain.take(now, |_| true)),
+            Op::PopEven => {
+                let even = |r: &Waiting<u64>| r.value.is_multiple_of(2);
+                prop_assert_eq!(queue.pop_where(now, even), plain.take(now, even));
+            }
+            Op::Cancel(residue) => {
+                let got = sorted(&queue.remove_if(|value| value % 5 == residue));
+                prop_assert_eq!(got, plain.extract(|r| r.value % 5 == residue));
+            }
+            Op::Expire => {
+                prop_assert_eq!(sorted(&queue.expire(now)), plain.extract(|r| r.deadline.is_some_and(|d| d <= now)));
+            }
+            Op::Wait(ms) => now += Duration::from_millis(ms),
+        }
+        prop_assert_eq!(queue.len(), plain.list.len());
+        prop_assert_eq!(queue.peek(now).map(|r| r.ticket), plain.next(now, |_| true).map(|i| plain.list[i].0.ticket));
+        prop_assert_eq!(queue.next_deadline(), plain.list.iter().filter_map(|(r, _)| r.deadline).min());
+    }
+    let (mut order, mut all) = (queue.iter(now).map(|r| r.ticket).collect::<Vec<_>>(), tickets(&queue.drain(now)));
+    prop_assert_eq!(order.first(), all.first());
+    order.sort_unstable();
+    all.sort_unstable();
+    prop_assert_eq!(order, all);
+    prop_assert_eq!(queue.clients().count(), 0);
+    Ok(())
 }
 
 proptest! {
     #[test]
-    fn the_queue_does_what_a_plain_list_does(ops in proptest::collection::vec(op(), 1..120)) {
+    fn the_queue_does_what_a_plain_list_does(ops in proptest::collection::vec(op(1), 1..120)) {
+        does_what_a_plain_list_does(ops)?;
+    }
+
+    #[test]
+    fn with_several_clients_it_does_so_too(ops in proptest::collection::vec(op(4), 1..120)) {
+        does_what_a_plain_list_does(ops)?;
+    }
+
+    /// Clients that come again as soon as they have been served, two inside each, whatever their priorities: nobody waits
+    /// longer than a line needs to be lifted, for each that its client has there, and for those before it to be served.
+    #[test]
+    fn nobody_waits_longer_than_its_line_and_its_turn_take(
+        clients in 1_u64..6, tick_ms in 50_u64..500, priorities in proptest::collection::vec(priority(), 1..40),
+    ) {
         let start = Instant::now();
-        let mut now = start + Duration::from_secs(60);
-        let (mut queue, mut list) = (Queue::default(), Vec::<Waiting<u64>>::new());
-        for (i, op) in ops.into_iter().enumerate() {
-            match op {
-                Op::Push { priority, late_ms, ticket_back, timeout_ms } => {
-                    // Distinct, and slightly out of order.
-                    let ticket = (i as u64 * 4 + 12) - ticket_back * 5 % 12;
-                    if list.iter().any(|r| r.ticket == ticket) { continue; }
-                    let since = now - Duration::from_millis(late_ms);
-                    let deadline = timeout_ms.map(|ms| since + Duration::from_millis(ms));
-                    let request = Waiting { deadline, ..waiting(ticket, priority, since) };
-                    queue.push(request.clone());
-                    list.push(request);
-                }
-                Op::Pop => {
-                    let want = next_of(&list, now, |_| true).map(|i| list.remove(i));
-                    prop_assert_eq!(queue.pop(now), want);
-                }
-                Op::PopEven => {
-                    let even = |r: &Waiting<u64>| r.value.is_multiple_of(2);
-                    let want = next_of(&list, now, even).map(|i| list.remove(i));
-                    prop_assert_eq!(queue.pop_where(now, even), want);
-                }
-                Op::Cancel(residue) => {
-                    let mut got = tickets(&queue.remove_if(|value| value % 5 == residue));
-                    let mut want = tickets(&list.extract_if(.., |r| r.value % 5 == residue).collect::<Vec<_>>());
-                    got.sort_unstable();
-                    want.sort_unstable();
-                    prop_assert_eq!(got, want);
-                }
-                Op::Expire => {
-                    let mut got = tickets(&queue.expire(now));
-                    let mut want =
-                        tickets(&list.extract_if(.., |r| r.deadline.is_some_and(|d| d <= now)).collect::<Vec<_>>());
-                    got.sort_unstable();
-                    want.sort_unstable();
-                    prop_assert_eq!(got, want);
-                }
-                Op::Wait(ms) => now += Duration::from_millis(ms),
-            }
-            prop_assert_eq!(queue.len(), list.len());
-            prop_assert_eq!(queue.peek(now).map(|r| r.ticket), next_of(&list, now, |_| true).map(|i| list[i].ticket));
-            prop_assert_eq!(queue.next_deadline(), list.iter().filter_map(|r| r.deadline).min());
+        let tick = Duration::from_millis(tick_ms);
+        let mut queue = Queue::default();
+        let (mut begun, mut next) = ([0; Priority::COUNT], vec![[0; Priority::COUNT]; clients as usize]);
+        let (mut now, mut ticket) = (start, 0);
+        let mut comes = |queue: &mut Queue<u64>, begun: &[u64], client: u64, now| {
+            let priority = priorities[ticket as usize % priorities.len()];
+            let next = &mut next[client as usize][priority.rank()];
+            let start_tag = begun[priority.rank()].max(*next);
+            *next = start_tag + 10;
+            queue.push(of(client, start_tag, waiting(ticket, priority, now)));
+            ticket += 1;
+        };
+        (0..clients * 2).for_each(|number| comes(&mut queue, &begun, number % clients, now));
+        let most = 2 * AGEING_BOUND + tick * u32::try_from(12 * clients).unwrap();
+        for _ in 0..2_000 {
+            now += tick;
+            let served = queue.pop(now).unwrap();
+            let waited = now - served.since;
+            prop_assert!(waited <= most, "{:?} at {:?} of {:?}", served, waited, most);
+            let begun_here = &mut begun[served.priority.rank()];
+            *begun_here = served.turn.start_tag.max(*begun_here);
+            comes(&mut queue, &begun, served.turn.client, now);
         }
-        let order: Vec<u64> = queue.iter(now).map(|r| r.ticket).collect();
-        prop_assert_eq!(order, tickets(&queue.drain(now)));
     }
 
     /// **Feature: distributed-inference-server, Property 6: Priority Queue Ordering**

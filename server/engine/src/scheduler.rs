@@ -42,8 +42,9 @@ use crate::error::RequestError;
 use crate::event::FinishReason;
 use crate::kv::Kv;
 use crate::output::{Output, TextEvent};
+use crate::params::Priority;
 use crate::plan::{ATTENTION_TILE_TOKENS, Bounds, Need, plan_in_tiles};
-use crate::queue::{LEVELS, Queue};
+use crate::queue::Queue;
 use crate::request::{Request, too_late};
 use crate::sample_pool::{SampleDone, SampleJob, SamplePool, SampledRows};
 use crate::sampler::Sampled;
@@ -153,7 +154,7 @@ pub(crate) struct Scheduler<B> {
     paused: Queue<Paused>,
     newest_ticket: u64,
     /// Of each priority, the highest start tag of those that have had a slot.
-    begun_tags: [u64; LEVELS],
+    begun_tags: [u64; Priority::COUNT],
     batch: Vec<BatchEntry>,
     /// Those of the batch that are nobody's.
     fillers: Fillers,
@@ -206,7 +207,7 @@ impl<B: Backend> Scheduler<B> {
             waiting: Queue::default(),
             paused: Queue::default(),
             newest_ticket: 0,
-            begun_tags: [0; LEVELS],
+            begun_tags: [0; Priority::COUNT],
             batch: Vec::new(),
             fillers: Fillers::default(),
             worth_filling: WorthFilling::default(),

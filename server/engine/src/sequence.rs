@@ -63,6 +63,8 @@ pub(crate) struct Sequence {
     pub(crate) draft: Acceptance,
     /// How often it went on after a pause.
     pub(crate) resumes: u32,
+    /// When it gave way last to a client that had no slot.
+    pub(crate) gave_way_at: Option<Instant>,
     /// Tokens that the sequence can hold.
     pub(crate) positions: u32,
     pub(crate) submitted_at: Instant,

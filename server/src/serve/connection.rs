@@ -10,7 +10,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -79,10 +79,12 @@ impl Connections {
         }
     }
 
-    pub(super) fn open(self: &Arc<Self>) -> Arc<Place> {
+    pub(super) fn open(self: &Arc<Self>) -> Arc<ConnectionPlace> {
         let (id, leave) = self.with(|table| table.open(Instant::now()));
         let state = AtomicU8::new(State::Waiting as u8);
-        Arc::new(Place { connections: Arc::clone(self), id, leave, state, quiet: Notify::new() })
+        let has_whole_answer = AtomicBool::new(false);
+        let connections = Arc::clone(self);
+        Arc::new(ConnectionPlace { connections, id, leave, state, has_whole_answer, quiet: Notify::new() })
     }
 
     #[cfg(test)]
@@ -108,17 +110,19 @@ enum State {
 }
 
 /// A connection's place among the others, given back when dropped.
-pub(super) struct Place {
+pub(super) struct ConnectionPlace {
     connections: Arc<Connections>,
     id: Id,
     leave: Arc<Notify>,
     state: AtomicU8,
+    /// hyper has an answer as a whole that it has not flushed yet, whatever was asked since.
+    has_whole_answer: AtomicBool,
     /// Nothing is asked on it any more.
     quiet: Notify,
 }
 
-impl Place {
-    fn turn(&self, from: State, to: State) {
+impl ConnectionPlace {
+    fn change(&self, from: State, to: State) {
         if self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
         }
@@ -129,17 +133,13 @@ impl Place {
             State::Idle => Phase::Idle,
             State::Ending => return,
         };
-        self.connections.with(|table| table.turn(self.id, phase, Instant::now()));
+        self.connections.with(|table| table.change(self.id, phase, Instant::now()));
         if phase != Phase::Busy {
             self.connections.changed.notify_waiters();
         }
         if matches!(phase, Phase::Waiting | Phase::Idle) {
             self.quiet.notify_one();
         }
-    }
-
-    fn is_ending(&self) -> bool {
-        self.state.load(Ordering::Acquire) == State::Ending as u8
     }
 
     fn is_busy(&self) -> bool {
@@ -160,7 +160,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         self.connections.with(|table| table.close(self.id));
         self.connections.changed.notify_waiters();
@@ -171,7 +171,7 @@ impl Drop for Place {
 pub(super) async fn serve(
     stream: TcpStream,
     routes: axum::Router,
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
     app: Arc<App>,
     closing: CancellationToken,
 ) {
@@ -182,7 +182,7 @@ pub(super) async fn serve(
     let peer = stream.peer_addr().map(|address| Peer::of(address.ip())).unwrap_or_default();
     let service = service_fn(|request: Request<Incoming>| {
         for before in [State::Waiting, State::Idle, State::Ending] {
-            place.turn(before, State::Receiving);
+            place.change(before, State::Receiving);
         }
         let answering = Answering(Arc::clone(&place));
         let mut request = request.map(|body| {
@@ -245,11 +245,11 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// A request whose body is not there to its end.
-struct Receiving(Arc<Place>);
+struct Receiving(Arc<ConnectionPlace>);
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        self.0.turn(State::Receiving, State::Busy);
+        self.0.change(State::Receiving, State::Busy);
     }
 }
 
@@ -281,13 +281,14 @@ impl HttpBody for Sent {
 }
 
 /// A request that is being answered.
-struct Answering(Arc<Place>);
+struct Answering(Arc<ConnectionPlace>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
+        self.0.has_whole_answer.store(true, Ordering::Release);
         // An answer may go out before a body has come that it does not need.
         for before in [State::Receiving, State::Busy] {
-            self.0.turn(before, State::Ending);
+            self.0.change(before, State::Ending);
         }
     }
 }
@@ -348,7 +349,7 @@ struct Sending {
 /// A socket whose reads, writes and flushes tell what its connection is doing.
 struct Watched {
     stream: TcpStream,
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
     output: Arc<Output>,
     /// While the socket has not taken all that hyper has.
     sending: Option<Sending>,
@@ -370,7 +371,8 @@ impl Watched {
             let now = Instant::now();
             let is_behind = sending.window.is_behind(now, self.output.patience(SLOW_CLIENT_LIMIT));
             // Of a stream its channel knows more, but at the end of the server only this connection is left of it.
-            if is_behind && (self.place.is_ending() || self.output.hurries()) {
+            let is_whole = self.place.has_whole_answer.load(Ordering::Acquire);
+            if is_behind && (is_whole || self.output.hurries()) {
                 self.output.note_end();
                 let slowness = "the client took too little of an answer for too long";
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, slowness)));
@@ -386,7 +388,7 @@ impl AsyncRead for Watched {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if buf.filled().len() > before {
-            self.place.turn(State::Idle, State::Waiting);
+            self.place.change(State::Idle, State::Waiting);
         }
         read
     }
@@ -403,7 +405,8 @@ impl AsyncWrite for Watched {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         if flushed.is_ready() {
             self.sending = None;
-            self.place.turn(State::Ending, State::Idle);
+            self.place.has_whole_answer.store(false, Ordering::Release);
+            self.place.change(State::Ending, State::Idle);
         }
         flushed
     }

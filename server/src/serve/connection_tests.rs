@@ -2,7 +2,7 @@
 //! Real connections on the loopback, against the app without a model.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 use crate::api;
@@ -28,12 +28,19 @@ impl Served {
     }
 
     async fn connect(&self) -> TcpStream {
-        let client = TcpStream::connect(self.listener.local_addr().unwrap());
+        self.connect_to(api::routes(&self.app)).await
+    }
+
+    async fn connect_to(&self, routes: axum::Router) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        // As small as may be: what the client's own system takes is as good as read.
+        socket.set_recv_buffer_size(4096).unwrap();
+        let client = socket.connect(self.listener.local_addr().unwrap());
         let (client, accepted) = tokio::join!(client, self.listener.accept());
         self.connections.room().await;
         let place = self.connections.open();
         let (app, closing) = (Arc::clone(&self.app), self.closing.clone());
-        tokio::spawn(serve(accepted.unwrap().0, api::routes(&app), place, app, closing));
+        tokio::spawn(serve(accepted.unwrap().0, routes, place, app, closing));
         client.unwrap()
     }
 
@@ -205,4 +212,43 @@ fn who_takes_a_whole_answer_in_sips_is_behind_after_a_while_and_who_takes_enough
     // The time gets short while it is taken.
     let mut window = Window::new(began);
     assert!(!window.is_behind(at(30), Duration::from_secs(60)) && window.is_behind(at(31), patience));
+}
+
+/// Routes with an answer that is whole and larger than sockets take, and one that never comes.
+fn large_and_late() -> axum::Router {
+    let large = axum::routing::get(|| async { vec![b'x'; 8 << 20] });
+    axum::Router::new().route("/large", large).route("/late", axum::routing::get(std::future::pending::<()>))
+}
+
+/// How long a client that asks this and takes so many bytes a second is served, by a clock that goes on when nobody can; at most
+/// until three times the limit.
+async fn served_for(requests: &str, bytes_per_second: usize) -> Duration {
+    let served = Served::new(1).await;
+    let mut client = served.connect_to(large_and_late()).await;
+    client.write_all(requests.as_bytes()).await.unwrap();
+    client.readable().await.unwrap();
+    let began = Instant::now();
+    let mut block = vec![0; bytes_per_second];
+    while served.connections.len() > 0 && began.elapsed() < SLOW_CLIENT_LIMIT * 3 {
+        client.read_exact(&mut block).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(served.app.output().ended(), u64::from(served.connections.len() == 0));
+    began.elapsed()
+}
+
+const LARGE: &str = "GET /large HTTP/1.1\r\nHost: x\r\n\r\n";
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_answer_that_is_taken_in_sips_ends_and_one_that_is_taken_goes_on() {
+    let sips = served_for(LARGE, 16).await;
+    assert!((SLOW_CLIENT_LIMIT..SLOW_CLIENT_LIMIT * 5 / 4).contains(&sips), "{sips:?}");
+    assert!(served_for(LARGE, SLOW_CLIENT_MIN_BYTES_PER_SECOND * 8).await >= SLOW_CLIENT_LIMIT * 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_behind_a_whole_answer_does_not_have_it_taken_in_sips() {
+    let behind = format!("{LARGE}GET /late HTTP/1.1\r\nHost: x\r\n\r\n");
+    let sips = served_for(&behind, 16).await;
+    assert!((SLOW_CLIENT_LIMIT..SLOW_CLIENT_LIMIT * 5 / 4).contains(&sips), "{sips:?}");
 }

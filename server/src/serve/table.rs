@@ -87,7 +87,7 @@ impl Table {
     }
 
     /// It has gone over to another phase. One that was told to leave is not in the table any more.
-    pub(super) fn turn(&mut self, id: Id, phase: Phase, now: Instant) {
+    pub(super) fn change(&mut self, id: Id, phase: Phase, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let (before, since) = (entry.phase, entry.since);
         (entry.phase, entry.since) = (phase, now);
@@ -170,14 +170,14 @@ mod tests {
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut table = Table::new(5);
         let tokens: Vec<_> = (0..5).map(|n| table.open(at(n))).collect();
-        table.turn(0, Phase::Busy, at(10));
-        table.turn(3, Phase::Busy, at(11));
-        table.turn(1, Phase::Busy, at(12));
-        table.turn(1, Phase::Idle, at(13));
-        table.turn(3, Phase::Idle, at(20));
+        table.change(0, Phase::Busy, at(10));
+        table.change(3, Phase::Busy, at(11));
+        table.change(1, Phase::Busy, at(12));
+        table.change(1, Phase::Idle, at(13));
+        table.change(3, Phase::Idle, at(20));
         // 2 and 4 have sent nothing, 3 was answered after 1, 0 is being answered, and 5 sends a body.
         let tokens = [tokens, vec![table.open(at(30))]].concat();
-        table.turn(5, Phase::Receiving, at(31));
+        table.change(5, Phase::Receiving, at(31));
         table.limit = 6;
         let later = at(10_000);
         let mut gone = Vec::new();
@@ -187,7 +187,7 @@ mod tests {
         }
         assert_eq!(gone, [2, 4, 1, 3, 5]);
         assert!(matches!(table.make_room(later), Room::None(None)));
-        table.turn(0, Phase::Idle, later);
+        table.change(0, Phase::Idle, later);
         assert_eq!(shed(&mut table, &tokens, later), Some(0));
     }
 
@@ -196,11 +196,11 @@ mod tests {
         let start = Instant::now();
         let mut table = Table::new(2);
         let mut tokens = vec![table.open(start), table.open(start)];
-        table.turn(0, Phase::Busy, start);
+        table.change(0, Phase::Busy, start);
         // The newcomer does not go for the next one, but the one that is idle.
         let Room::None(Some(wait)) = table.make_room(start) else { panic!() };
         assert_eq!(wait, SHED_MIN_AGE);
-        table.turn(0, Phase::Idle, start);
+        table.change(0, Phase::Idle, start);
         assert_eq!(shed(&mut table, &tokens, start), Some(0));
         tokens.push(table.open(start + SHED_MIN_AGE));
         assert_eq!(shed(&mut table, &tokens, start + SHED_MIN_AGE), Some(1));
@@ -222,7 +222,7 @@ mod tests {
                     (1..=4, Some(at)) => {
                         let phases = [Phase::Waiting, Phase::Receiving, Phase::Busy, Phase::Idle];
                         let phase = phases[usize::from(step) - 1];
-                        table.turn(open[at].0, phase, now);
+                        table.change(open[at].0, phase, now);
                         open[at] = (open[at].0, phase, now);
                     }
                     _ => {

@@ -1,10 +1,10 @@
 //! The bounded queue of a version: how many requests are inside, who may enter, and when to come back.
 //!
-//! A [`Place`] is one admitted request and is given back when dropped; a request keeps its place when its worker dies
+//! A [`QueuePlace`] is one admitted request and is given back when dropped; a request keeps its place when its worker dies
 //! and it is run again. With watermarks, refusing begins when more than the high one wait and ends when no more than the
 //! low one do, so that a queue at its limit is not refused and let in by turns. Where other clients have filled the queue, one
-//! that has no more than its equal part of the places is let in all the same, as long as no more than [`SHARED_PLACES`] are. A
-//! place says whose [turn](super::fair) it is. Absent: what waits where, and the choice of a worker, which is the dispatcher's.
+//! that has no more than its equal part of the places, or none, is let in all the same, as long as no more than [`SHARED_PLACES`]
+//! are. A place says whose [turn](super::fair) it is. Absent: what waits where, and the choice of a worker, which is the dispatcher's.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use gantry_engine::{Priority, Turn};
 
-use super::fair::Fair;
+use super::fair::{Entry, Fair};
 use super::settings::Scheduling;
 use crate::limits::{
     RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS, SERVICE_RATE_SAMPLES, SERVICE_RATE_WINDOW, SHARED_PLACES,
@@ -86,34 +86,28 @@ pub(super) enum Refusal {
     Closed,
 }
 
-/// Who asks, and for how much.
+/// Who asks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ask {
     pub(super) client: Peer,
     pub(super) priority: Priority,
-    /// Of each of its requests, as far as is known.
-    pub(super) tokens: u64,
 }
 
 /// One admitted request.
-pub(super) struct Place {
+pub(super) struct QueuePlace {
     admission: Arc<Admission>,
-    ask: Ask,
-    turn: Turn,
-    has_begun: bool,
+    entry: Entry,
     used_tokens: Option<u64>,
 }
 
-impl Place {
+impl QueuePlace {
     pub(super) fn turn(&self) -> Turn {
-        self.turn
+        self.entry.turn()
     }
 
     /// The request has what it waited for. Said again it changes nothing.
     pub(super) fn begin(&mut self) {
-        if !std::mem::replace(&mut self.has_begun, true) {
-            self.admission.state().fair.begin(self.ask.priority, self.turn);
-        }
+        self.admission.state().fair.begin(&mut self.entry);
     }
 
     /// What it has used, now that it has ended.
@@ -122,13 +116,11 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
-        let Ask { client, priority, tokens } = self.ask;
-        let used = self.used_tokens.unwrap_or(if self.has_begun { tokens } else { 0 });
         let mut state = self.admission.state();
         state.gate.leave();
-        state.fair.leave(client, priority, tokens, used);
+        state.fair.leave(&self.entry, self.used_tokens);
     }
 }
 
@@ -175,12 +167,16 @@ impl Gate {
         Ok(())
     }
 
-    /// Lets so many in of a client that has `own` inside, where others have filled the queue: as many as make its equal part.
+    /// Lets so many in of a client that has `own` inside, where others have filled the queue: as many as make its equal part, and
+    /// one at least. Between watermarks that is its part of what is inside when others are let in again, or clients that have
+    /// equal parts would be refused and let in by turns.
     fn enter_beside(&mut self, count: usize, own: usize, clients: usize) -> bool {
-        let places = self.slots.saturating_add(self.max_queue);
-        let is_let_in = clients > 1
-            && own.saturating_add(count) <= places / clients
-            && self.inside.saturating_add(count) <= places.saturating_add(SHARED_PLACES);
+        // The one that crosses the high watermark is let in.
+        let most = self.watermarks.map_or(self.max_queue, |(high, _)| self.max_queue.min(high.saturating_add(1)));
+        let shared = self.watermarks.filter(|_| self.refusing).map_or(most, |(_, low)| low);
+        let part = (self.slots.saturating_add(shared) / clients.max(1)).max(1);
+        let places = self.slots.saturating_add(most).saturating_add(SHARED_PLACES);
+        let is_let_in = clients > 1 && own.saturating_add(count) <= part && self.inside.saturating_add(count) <= places;
         if is_let_in {
             self.inside += count;
             self.look();
@@ -216,12 +212,14 @@ impl Admission {
 
     /// Takes a place.
     #[cfg(test)]
-    pub(super) fn enter(self: &Arc<Self>) -> Result<Place, Refusal> {
-        self.enter_all(1, Ask::default())?.pop().ok_or(Refusal::Closed)
+    pub(super) fn enter(self: &Arc<Self>) -> Result<QueuePlace, Refusal> {
+        self.enter_all(Ask::default(), &[0])?.pop().ok_or(Refusal::Closed)
     }
 
-    /// Takes so many places, all or none: two who want several each must not take from each other what both then lack.
-    pub(super) fn enter_all(self: &Arc<Self>, count: usize, ask: Ask) -> Result<Vec<Place>, Refusal> {
+    /// Takes places for requests that will take so many tokens, as far as is known, all or none: two who want several each must
+    /// not take from each other what both then lack.
+    pub(super) fn enter_all(self: &Arc<Self>, ask: Ask, tokens: &[u64]) -> Result<Vec<QueuePlace>, Refusal> {
+        let count = tokens.len();
         let mut state = self.state();
         if state.closed {
             return Err(Refusal::Closed);
@@ -233,9 +231,9 @@ impl Admission {
                 return Err(Refusal::Full { waiting, limit, retry_after });
             }
         }
-        let place = |turn| Place { admission: Arc::clone(self), ask, turn, has_begun: false, used_tokens: None };
-        let turns = (0..count).map(|_| state.fair.enter(ask.client, ask.priority, ask.tokens));
-        Ok(turns.map(place).collect())
+        let place = |entry| QueuePlace { admission: Arc::clone(self), entry, used_tokens: None };
+        let entries = tokens.iter().map(|&tokens| state.fair.enter(ask.client, ask.priority, tokens));
+        Ok(entries.map(place).collect())
     }
 
     /// From now on the queue has these limits. Those inside stay, even where they are more than may wait now.

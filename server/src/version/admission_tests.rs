@@ -9,6 +9,15 @@ fn queue(max_queue: usize, high_watermark: Option<usize>, low_watermark: Option<
     Scheduling { max_queue, high_watermark, low_watermark, ..Scheduling::default() }
 }
 
+fn ask(host: u8) -> Ask {
+    Ask { client: Peer::of(std::net::IpAddr::from([10, 0, 0, host])), ..Ask::default() }
+}
+
+/// What so many requests will take.
+fn some(count: usize) -> Vec<u64> {
+    vec![10; count]
+}
+
 #[test]
 fn the_wait_follows_the_rate_of_service() {
     let admission = Arc::new(Admission::new(&queue(10, None, None), 2));
@@ -167,17 +176,17 @@ fn several_places_are_taken_all_or_none() {
     let scheduling = Scheduling { max_queue: 8, ..Scheduling::default() };
     let admission = Arc::new(Admission::new(&scheduling, 8));
     // Two requests of 16 answers, where 16 run and wait: one gets all of them, and the other one is refused as a whole.
-    let all = admission.enter_all(16, Ask::default()).ok().unwrap();
-    assert!(matches!(admission.enter_all(16, Ask::default()), Err(Refusal::Full { .. })));
+    let all = admission.enter_all(Ask::default(), &some(16)).ok().unwrap();
+    assert!(matches!(admission.enter_all(Ask::default(), &some(16)), Err(Refusal::Full { .. })));
     assert_eq!(admission.in_flight(), 16);
     drop(all);
-    assert!(admission.enter_all(17, Ask::default()).is_err());
+    assert!(admission.enter_all(Ask::default(), &some(17)).is_err());
     assert_eq!(admission.in_flight(), 0, "what was refused holds nothing");
-    let some = admission.enter_all(1, Ask::default()).ok().unwrap();
-    assert!(admission.enter_all(16, Ask::default()).is_err());
+    let one = admission.enter_all(Ask::default(), &some(1)).ok().unwrap();
+    assert!(admission.enter_all(Ask::default(), &some(16)).is_err());
     assert_eq!(admission.in_flight(), 1);
-    drop(some);
-    assert_eq!(admission.enter_all(16, Ask::default()).ok().unwrap().len(), 16);
+    drop(one);
+    assert_eq!(admission.enter_all(Ask::default(), &some(16)).ok().unwrap().len(), 16);
 }
 
 proptest! {
@@ -187,10 +196,10 @@ proptest! {
         let scheduling =
             Scheduling { max_queue: 6, high_watermark: Some(high), low_watermark: Some(high / 2), ..Scheduling::default() };
         let (together, one_by_one) = (Arc::new(Admission::new(&scheduling, 2)), Arc::new(Admission::new(&scheduling, 2)));
-        let (mut held, mut held_singly): (Vec<Vec<Place>>, Vec<Vec<Place>>) = Default::default();
+        let (mut held, mut held_singly): (Vec<Vec<QueuePlace>>, Vec<Vec<QueuePlace>>) = Default::default();
         for (turn, count) in counts.into_iter().enumerate() {
-            let singly: Vec<Place> = std::iter::from_fn(|| one_by_one.enter().ok()).take(count).collect();
-            match together.enter_all(count, Ask::default()) {
+            let singly: Vec<QueuePlace> = std::iter::from_fn(|| one_by_one.enter().ok()).take(count).collect();
+            match together.enter_all(Ask::default(), &some(count)) {
                 Ok(places) => {
                     prop_assert_eq!((places.len(), singly.len()), (count, count));
                     held.push(places);
@@ -210,33 +219,60 @@ proptest! {
     }
 }
 
-fn ask(host: u8) -> Ask {
-    Ask { client: Peer::of(std::net::IpAddr::from([10, 0, 0, host])), tokens: 10, ..Ask::default() }
-}
-
 #[test]
 fn who_has_less_than_its_part_is_let_in_where_others_have_filled_the_queue() {
-    for scheduling in [queue(8, None, None), queue(8, Some(7), Some(2))] {
-        let admission = Arc::new(Admission::new(&scheduling, 2));
-        let crowd: Vec<_> = std::iter::from_fn(|| admission.enter_all(1, ask(1)).ok()).collect();
-        assert_eq!(crowd.len(), 10, "one client alone has all of it");
-        let own = admission.enter_all(5, ask(2)).ok().unwrap();
-        assert!(admission.enter_all(1, ask(2)).is_err(), "half of the places is its part");
-        assert!(admission.enter_all(1, ask(1)).is_err());
-        let third = admission.enter_all(3, ask(3)).ok().unwrap();
-        assert!(admission.enter_all(1, ask(3)).is_err());
-        assert_eq!(admission.in_flight(), 18);
-        drop((crowd, own, third));
-        assert_eq!(admission.in_flight(), 0);
-        assert!(admission.enter_all(10, ask(2)).is_ok());
-    }
+    let admission = Arc::new(Admission::new(&queue(8, None, None), 2));
+    let crowd: Vec<_> = std::iter::from_fn(|| admission.enter_all(ask(1), &some(1)).ok()).collect();
+    assert_eq!(crowd.len(), 10, "one client alone has all of it");
+    let own = admission.enter_all(ask(2), &some(5)).ok().unwrap();
+    assert!(admission.enter_all(ask(2), &some(1)).is_err(), "half of the places is its part");
+    assert!(admission.enter_all(ask(1), &some(1)).is_err());
+    let third = admission.enter_all(ask(3), &some(3)).ok().unwrap();
+    assert!(admission.enter_all(ask(3), &some(1)).is_err());
+    assert_eq!(admission.in_flight(), 18);
+    drop((crowd, own, third));
+    assert_eq!(admission.in_flight(), 0);
+    assert!(admission.enter_all(ask(2), &some(10)).is_ok());
 }
 
 #[test]
-fn no_more_than_so_many_are_inside_past_the_limit() {
-    let admission = Arc::new(Admission::new(&queue(100, None, None), 1));
-    let _crowd = admission.enter_all(101, ask(0)).ok().unwrap();
-    let others: Vec<_> = (1..=200).filter_map(|host| admission.enter_all(1, ask(host)).ok()).collect();
-    // Each of more clients than there are places has no part of them.
-    assert_eq!(others.len(), SHARED_PLACES);
+fn watermarks_far_below_the_queue_hold_for_clients_that_have_their_part() {
+    let admission = Arc::new(Admission::new(&queue(512, Some(5), Some(2)), 2));
+    let mut crowds: Vec<_> =
+        (0..8).map(|turn| admission.enter_all(ask(1 + turn % 2), &some(1)).ok().unwrap()).collect();
+    // Six wait, one more than the mark; nobody who has two of the four up to the low one is let in until then.
+    for waiting in [6, 5, 4, 3] {
+        for host in [1, 2] {
+            let Err(Refusal::Full { waiting: told, limit, .. }) = admission.enter_all(ask(host), &some(1)) else {
+                panic!("client {host} was let in beside {waiting}")
+            };
+            assert_eq!((told, limit), (waiting, QueueLimit::Watermarks { high: 5, low: 2 }));
+        }
+        crowds.pop();
+    }
+    assert!(admission.enter_all(ask(1), &some(1)).is_ok());
+    let mut inside: Vec<_> = std::iter::from_fn(|| admission.enter_all(ask(1), &some(1)).ok()).collect();
+    assert_eq!(admission.in_flight(), 8);
+    // And one who has none gets its part.
+    inside.push(admission.enter_all(ask(3), &some(1)).ok().unwrap());
+    assert!(admission.enter_all(ask(3), &some(1)).is_err(), "of three clients each has one");
+    assert!(admission.enter_all(ask(1), &some(1)).is_err());
+}
+
+#[test]
+fn with_more_clients_than_places_each_that_has_none_is_let_in() {
+    let admission = Arc::new(Admission::new(&queue(3, None, None), 1));
+    let crowd: Vec<_> = (0..4).map(|host| admission.enter_all(ask(host), &some(1)).ok().unwrap()).collect();
+    assert!(admission.enter_all(ask(0), &some(1)).is_err());
+    let others: Vec<_> = (4..=200).filter_map(|host| admission.enter_all(ask(host), &some(1)).ok()).collect();
+    assert_eq!(others.len(), SHARED_PLACES, "and no more of them past the limit");
+    assert_eq!(admission.in_flight(), crowd.len() + SHARED_PLACES);
+}
+
+#[test]
+fn each_of_several_requests_counts_as_what_it_is() {
+    let admission = Arc::new(Admission::new(&queue(8, None, None), 1));
+    let places = admission.enter_all(ask(1), &[1000, 5, 5]).ok().unwrap();
+    let tags: Vec<u64> = places.iter().map(|place| place.turn().start_tag).collect();
+    assert_eq!(tags, [0, 1000, 1005]);
 }

@@ -1,28 +1,35 @@
 //! Whose turn it is: start-time fair queueing between the clients of a version (Goyal, Vin and Cheng, 1996).
 //!
 //! Each request gets a start tag when it is let in: what its client has asked for before, or, where the client comes anew, the
-//! tag of the request that was begun last. Wherever requests of one priority wait, the one with the lowest tag is next
+//! clock of its priority. Wherever requests of one priority wait, the one with the lowest tag is next
 //! ([`Turn`]), so each client that has requests waiting gets an equal part of the work, and one that had none is before all
 //! that another one has in store. What is asked for is tokens: of the prompt, and of an answer as long as answers are thought
 //! to be; once a request has ended, what it has used takes the place of that.
+//!
+//! The clock is the highest tag of those that have begun. And as each request leaves it moves by what that has used, as if all
+//! clients had been served at once, each an equal part of it: else it would stand still while those whose tag it is are enough,
+//! such as many who ask one thing after the other, and who has a second request inside would wait for ever. None moves it past
+//! more than one tag that waits: whoever comes anew is not behind all that another one has in store because that one has used
+//! more than was thought.
 //!
 //! A client is known while it has requests inside, so how many are known is bounded by how many requests may be. Requests of
 //! one client have tags that never fall: where there is but one, the order is that of submission. Absent: priorities, since
 //! each has a clock of its own, and the places where requests wait.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use gantry_engine::{Priority, Turn};
 
 use crate::peer::Peer;
 
-const PRIORITIES: usize = 3;
-
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Fair {
-    /// Of each priority, the highest tag of those that have begun.
-    begun: [u64; PRIORITIES],
+    /// Of each priority, by rank.
+    clocks: [u64; Priority::COUNT],
+    /// Of each priority, the tags of those that wait, and of how many.
+    waiting: [BTreeMap<u64, usize>; Priority::COUNT],
     clients: HashMap<Peer, Client>,
     /// Names that were given to clients; 0 is nobody's.
     names: u64,
@@ -33,40 +40,85 @@ struct Client {
     name: u64,
     inside: usize,
     /// Of each priority, the next tag as far as what was asked for goes,
-    next: [u64; PRIORITIES],
+    next: [u64; Priority::COUNT],
     /// and the last that was given.
-    last: [u64; PRIORITIES],
+    last: [u64; Priority::COUNT],
+}
+
+/// A request that was let in, until it [leaves](Fair::leave).
+#[derive(Debug)]
+pub(super) struct Entry {
+    client: Peer,
+    priority: Priority,
+    /// What it will take, as far as is known.
+    tokens: u64,
+    turn: Turn,
+    has_begun: bool,
+}
+
+impl Entry {
+    pub(super) fn turn(&self) -> Turn {
+        self.turn
+    }
 }
 
 impl Fair {
     /// Lets a request in that will take so many tokens, as far as is known.
-    pub(super) fn enter(&mut self, client: Peer, priority: Priority, tokens: u64) -> Turn {
-        let at = priority as usize;
+    pub(super) fn enter(&mut self, client: Peer, priority: Priority, tokens: u64) -> Entry {
+        let rank = priority.rank();
         let known = self.clients.entry(client).or_insert_with(|| {
             self.names += 1;
             Client { name: self.names, ..Client::default() }
         });
         known.inside += 1;
-        let start_tag = self.begun[at].max(known.next[at]).max(known.last[at]);
-        known.last[at] = start_tag;
-        known.next[at] = start_tag.saturating_add(tokens);
-        Turn { client: known.name, start_tag }
+        let start_tag = self.clocks[rank].max(known.next[rank]).max(known.last[rank]);
+        known.last[rank] = start_tag;
+        known.next[rank] = start_tag.saturating_add(tokens);
+        *self.waiting[rank].entry(start_tag).or_default() += 1;
+        Entry { client, priority, tokens, turn: Turn { client: known.name, start_tag }, has_begun: false }
     }
 
-    /// A request has what it waited for.
-    pub(super) fn begin(&mut self, priority: Priority, turn: Turn) {
-        let begun = &mut self.begun[priority as usize];
-        *begun = turn.start_tag.max(*begun);
+    /// A request has what it waited for. Said again it changes nothing.
+    pub(super) fn begin(&mut self, entry: &mut Entry) {
+        if !std::mem::replace(&mut entry.has_begun, true) {
+            self.waits_no_more(entry);
+            let clock = &mut self.clocks[entry.priority.rank()];
+            *clock = entry.turn.start_tag.max(*clock);
+        }
     }
 
-    /// A request leaves that was thought to take `tokens`, and `used` so many.
-    pub(super) fn leave(&mut self, client: Peer, priority: Priority, tokens: u64, used: u64) {
-        let Some(known) = self.clients.get_mut(&client) else { return };
-        let next = &mut known.next[priority as usize];
-        *next = next.saturating_sub(tokens).saturating_add(used);
+    /// A request leaves. `used`: what it has, where that is known.
+    pub(super) fn leave(&mut self, entry: &Entry, used: Option<u64>) {
+        let used = used.unwrap_or(if entry.has_begun { entry.tokens } else { 0 });
+        if entry.has_begun {
+            self.advance(entry.priority, used);
+        } else {
+            self.waits_no_more(entry);
+        }
+        let Some(known) = self.clients.get_mut(&entry.client) else { return };
+        let next = &mut known.next[entry.priority.rank()];
+        *next = next.saturating_sub(entry.tokens).saturating_add(used);
         known.inside = known.inside.saturating_sub(1);
         if known.inside == 0 {
-            self.clients.remove(&client);
+            self.clients.remove(&entry.client);
+        }
+    }
+
+    /// So much was done for the clients that are inside.
+    fn advance(&mut self, priority: Priority, tokens: u64) {
+        let clients = u64::try_from(self.clients.len()).unwrap_or(u64::MAX).max(1);
+        let (clock, waiting) = (&mut self.clocks[priority.rank()], &self.waiting[priority.rank()]);
+        let next = waiting.range((Excluded(*clock), Unbounded)).next().map_or(u64::MAX, |(&tag, _)| tag);
+        *clock = clock.saturating_add(tokens.div_ceil(clients)).min(next);
+    }
+
+    fn waits_no_more(&mut self, entry: &Entry) {
+        let waiting = &mut self.waiting[entry.priority.rank()];
+        if let Some(count) = waiting.get_mut(&entry.turn.start_tag) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&entry.turn.start_tag);
+            }
         }
     }
 

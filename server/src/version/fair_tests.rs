@@ -10,49 +10,118 @@ use super::*;
 
 const NORMAL: Priority = Priority::Normal;
 
-fn peer(number: u8) -> Peer {
-    Peer::of(IpAddr::from([10, 0, 0, number]))
+fn peer(number: u16) -> Peer {
+    let [high, low] = number.to_be_bytes();
+    Peer::of(IpAddr::from([10, 0, high, low]))
 }
 
 #[test]
 fn who_comes_anew_is_before_all_that_another_one_has_in_store() {
     let mut fair = Fair::default();
-    let stored: Vec<Turn> = (0..5).map(|_| fair.enter(peer(1), NORMAL, 100)).collect();
-    fair.begin(NORMAL, stored[1]);
-    let new = fair.enter(peer(2), NORMAL, 10);
-    assert_eq!(new.start_tag, stored[1].start_tag);
-    assert!(stored[2..].iter().all(|turn| turn.start_tag > new.start_tag && turn.client != new.client));
+    let mut stored: Vec<Entry> = (0..5).map(|_| fair.enter(peer(1), NORMAL, 100)).collect();
+    fair.begin(&mut stored[1]);
+    let new = fair.enter(peer(2), NORMAL, 10).turn();
+    assert_eq!(new.start_tag, stored[1].turn().start_tag);
+    assert!(stored[2..].iter().all(|e| e.turn().start_tag > new.start_tag && e.turn().client != new.client));
     // And its second is after what it has asked for.
-    assert_eq!(fair.enter(peer(2), NORMAL, 10).start_tag, new.start_tag + 10);
-    assert_eq!(fair.enter(peer(2), Priority::High, 10).start_tag, 0, "each priority has its own clock");
+    assert_eq!(fair.enter(peer(2), NORMAL, 10).turn().start_tag, new.start_tag + 10);
+    assert_eq!(fair.enter(peer(2), Priority::High, 10).turn().start_tag, 0, "each priority has its own clock");
 }
 
 #[test]
 fn what_was_used_counts_in_place_of_what_was_asked_for() {
     let mut fair = Fair::default();
-    let turns: Vec<Turn> = (0..3).map(|_| fair.enter(peer(1), NORMAL, 100)).collect();
-    fair.leave(peer(1), NORMAL, 100, 1_000);
-    assert_eq!(fair.enter(peer(1), NORMAL, 100).start_tag, 1_200);
+    let entries: Vec<Entry> = (0..3).map(|_| fair.enter(peer(1), NORMAL, 100)).collect();
+    fair.leave(&entries[0], Some(1_000));
+    assert_eq!(fair.enter(peer(1), NORMAL, 100).turn().start_tag, 1_200);
     // Who used less gets nothing before what it has waiting already.
-    fair.leave(peer(1), NORMAL, 100, 0);
-    fair.leave(peer(1), NORMAL, 100, 0);
-    let last = fair.enter(peer(1), NORMAL, 100).start_tag;
-    assert!(last >= 1_200 && last > turns[2].start_tag, "{last}");
+    fair.leave(&entries[1], Some(0));
+    fair.leave(&entries[2], None);
+    let last = fair.enter(peer(1), NORMAL, 100).turn().start_tag;
+    assert_eq!(last, 1_200);
 }
 
 #[test]
-fn who_has_nothing_inside_is_not_known() {
+fn who_has_nothing_inside_is_not_known_and_what_waits_no_more_is_forgotten() {
     let mut fair = Fair::default();
-    fair.enter(peer(1), NORMAL, 7);
-    fair.enter(peer(1), NORMAL, 7);
+    let mut entries = [fair.enter(peer(1), NORMAL, 7), fair.enter(peer(1), NORMAL, 7)];
     assert_eq!((fair.inside(peer(1)), fair.clients_with(peer(1)), fair.clients_with(peer(2))), (2, 1, 2));
-    fair.leave(peer(1), NORMAL, 7, 7);
-    fair.leave(peer(1), NORMAL, 7, 7);
-    assert!(fair.clients.is_empty());
-    fair.leave(peer(1), NORMAL, 7, 7);
+    fair.begin(&mut entries[0]);
+    entries.iter().for_each(|entry| fair.leave(entry, None));
+    assert!(fair.clients.is_empty() && fair.waiting.iter().all(BTreeMap::is_empty));
+    fair.leave(&entries[0], None);
+}
+
+#[test]
+fn the_clock_moves_with_what_is_used_and_no_further_than_to_the_next_that_waits() {
+    let mut fair = Fair::default();
+    let mut served = fair.enter(peer(1), NORMAL, 100);
+    let _stored: Vec<Entry> = (0..3).map(|_| fair.enter(peer(1), NORMAL, 100)).collect();
+    fair.begin(&mut served);
+    // Of two clients each has had half.
+    let mut other = fair.enter(peer(2), NORMAL, 60);
+    fair.begin(&mut other);
+    fair.leave(&other, None);
+    assert_eq!(fair.enter(peer(3), NORMAL, 1).turn().start_tag, 30);
+    // It has used far more than it was thought to, and what its client has in store is still after whoever comes now.
+    fair.leave(&served, Some(5_000));
+    assert_eq!(fair.enter(peer(4), NORMAL, 1).turn().start_tag, 100);
+}
+
+/// Serves the lowest tag, one at a time, of those that always ask again, until the request of `peer(0)` that waits has begun:
+/// what was used until then. `next`: who asks when so many have left.
+fn used_until_begun(fair: &mut Fair, first: &[Peer], sizes: &[u64], next: impl Fn(usize, Peer) -> Peer) -> u64 {
+    let mut waiting: BTreeMap<(u64, usize), Entry> = BTreeMap::new();
+    let mut entered = 0;
+    let mut enter = |fair: &mut Fair, waiting: &mut BTreeMap<(u64, usize), Entry>, client| {
+        let entry = fair.enter(client, NORMAL, sizes[entered % sizes.len()]);
+        waiting.insert((entry.turn().start_tag, entered), entry);
+        entered += 1;
+        entered
+    };
+    for &client in first {
+        enter(fair, &mut waiting, client);
+    }
+    let second = enter(fair, &mut waiting, peer(0)) - 1;
+    let mut used = 0;
+    for left in 0..100_000 {
+        let ((_, number), mut entry) = waiting.pop_first().unwrap();
+        fair.begin(&mut entry);
+        if number == second {
+            return used;
+        }
+        used += entry.tokens;
+        fair.leave(&entry, None);
+        enter(fair, &mut waiting, next(left, entry.client));
+    }
+    panic!("after {used} tokens it still waits");
 }
 
 proptest! {
+    /// Clients each of which asks again when it has its answer, and one of them twice at first: what is served before its
+    /// second is its part of what is served, and no more than the largest of each beside that.
+    #[test]
+    fn a_second_request_begins_beside_those_that_ask_one_after_the_other(
+        sizes in proptest::collection::vec(1_u64..500, 1..20), clients in 2_u16..12,
+    ) {
+        let first: Vec<Peer> = (0..clients).map(peer).collect();
+        let used = used_until_begun(&mut Fair::default(), &first, &sizes, |_, client| client);
+        let largest = sizes.iter().max().unwrap();
+        prop_assert!(used <= 3 * u64::from(clients) * largest, "{} of {} and {}", used, clients, largest);
+    }
+
+    /// The same where each who asks is another one, whom nobody has known before.
+    #[test]
+    fn a_second_request_begins_beside_those_that_come_once(
+        sizes in proptest::collection::vec(1_u64..500, 1..20), clients in 2_u16..12,
+    ) {
+        let first: Vec<Peer> = (0..clients).map(peer).collect();
+        let next = |left: usize, _| peer(100 + u16::try_from(left % 60_000).unwrap());
+        let used = used_until_begun(&mut Fair::default(), &first, &sizes, next);
+        let largest = sizes.iter().max().unwrap();
+        prop_assert!(used <= 3 * u64::from(clients + 1) * largest, "{} of {} and {}", used, clients, largest);
+    }
+
     /// Clients that always have requests waiting, of whatever sizes, are served alike: none is further ahead of another than
     /// by the largest request of each.
     #[test]
@@ -60,24 +129,24 @@ proptest! {
         sizes in proptest::collection::vec(proptest::collection::vec(1_u64..500, 30..60), 2..5),
     ) {
         let mut fair = Fair::default();
-        let mut waiting: BTreeMap<(u64, usize, usize), (Turn, u64)> = BTreeMap::new();
+        let mut waiting: BTreeMap<(u64, usize, usize), Entry> = BTreeMap::new();
         for (client, sizes) in sizes.iter().enumerate() {
             for (number, &tokens) in sizes.iter().enumerate() {
-                let turn = fair.enter(peer(client as u8), NORMAL, tokens);
-                waiting.insert((turn.start_tag, client, number), (turn, tokens));
+                let entry = fair.enter(peer(client as u16), NORMAL, tokens);
+                waiting.insert((entry.turn().start_tag, client, number), entry);
             }
         }
         let mut left: Vec<usize> = sizes.iter().map(Vec::len).collect();
         let mut had = vec![0; sizes.len()];
         let mut numbers = vec![0; sizes.len()];
         while left.iter().all(|&left| left > 0) {
-            let ((_, client, number), (turn, tokens)) = waiting.pop_first().unwrap();
+            let ((_, client, number), mut entry) = waiting.pop_first().unwrap();
             prop_assert_eq!(number, numbers[client], "each client's in its order");
-            fair.begin(NORMAL, turn);
-            fair.leave(peer(client as u8), NORMAL, tokens, tokens);
+            fair.begin(&mut entry);
+            fair.leave(&entry, None);
             numbers[client] += 1;
             left[client] -= 1;
-            had[client] += tokens;
+            had[client] += entry.tokens;
             let spread = had.iter().max().unwrap() - had.iter().min().unwrap();
             prop_assert!(spread <= 1_000, "{:?}", had);
         }
@@ -89,19 +158,18 @@ proptest! {
         moves in proptest::collection::vec((0_u64..300, 0_u64..900, any::<bool>(), any::<bool>()), 1..100),
     ) {
         let mut fair = Fair::default();
-        let mut inside: Vec<(Turn, u64)> = Vec::new();
+        let mut inside: Vec<Entry> = Vec::new();
         for (tokens, used, begins, leaves) in moves {
-            let turn = fair.enter(peer(1), NORMAL, tokens);
-            if let Some((before, _)) = inside.last() {
-                prop_assert!(before.start_tag <= turn.start_tag);
+            let entry = fair.enter(peer(1), NORMAL, tokens);
+            if let Some(before) = inside.last() {
+                prop_assert!(before.turn().start_tag <= entry.turn().start_tag);
             }
-            inside.push((turn, tokens));
+            inside.push(entry);
             if begins {
-                fair.begin(NORMAL, inside[0].0);
+                fair.begin(&mut inside[0]);
             }
             if leaves {
-                let (_, tokens) = inside.remove(0);
-                fair.leave(peer(1), NORMAL, tokens, used);
+                fair.leave(&inside.remove(0), Some(used));
             }
         }
     }

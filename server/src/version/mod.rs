@@ -45,7 +45,7 @@ use crate::peer::Peer;
 use crate::processors::Processors;
 use crate::vital;
 
-use admission::{Ask, Place, Refusal};
+use admission::{Ask, QueuePlace, Refusal};
 use desk::Lanes;
 use dispatch::Demand;
 use request::Request;
@@ -350,16 +350,16 @@ impl Version {
             self.check_standing(*digest)?;
         }
         let answers = requests.len();
-        // Several answers to one request are asked for alike.
+        // Several answers to one request have its priority.
         let priority = requests.first().map(|request| request.params.priority).unwrap_or_default();
-        let tokens = requests.iter().map(GenerateRequest::fair_tokens).max().unwrap_or_default();
-        let places = self.admit(answers, Ask { client, priority, tokens })?;
+        let tokens: Vec<u64> = requests.iter().map(GenerateRequest::fair_tokens).collect();
+        let places = self.admit(Ask { client, priority }, &tokens)?;
         let submitted = requests.into_iter().zip(digests).zip(places);
         Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place, answers)).collect())
     }
 
     /// `answers`: how many its client asked for at once.
-    fn hand_over(&self, request: GenerateRequest, digest: Digest, place: Place, answers: usize) -> Generation {
+    fn hand_over(&self, request: GenerateRequest, digest: Digest, place: QueuePlace, answers: usize) -> Generation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = channel::channel(&self.output, answers);
         let demand = self.demand(&request);
@@ -383,8 +383,8 @@ impl Version {
         request.timeout_ms = request.timeout_ms.or(self.shared.queue_timeout_ms());
         let digest = self.shared.desk.digests.of_texts(&request);
         self.check_standing(digest)?;
-        let ask = Ask { client, priority: request.priority, tokens: request.fair_tokens() };
-        let place = self.admit(1, ask)?.pop().ok_or(SubmitError::Retired)?;
+        let ask = Ask { client, priority: request.priority };
+        let place = self.admit(ask, &[request.fair_tokens()])?.pop().ok_or(SubmitError::Retired)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, receiver) = oneshot::channel();
         let mut request = Request::pooled(id, request, reply, place);
@@ -402,8 +402,8 @@ impl Version {
         }
     }
 
-    /// Places for so many requests, while a worker is ready or soon is.
-    fn admit(&self, count: usize, ask: Ask) -> Result<Vec<Place>, SubmitError> {
+    /// Places for requests that take so many tokens, while a worker is ready or soon is.
+    fn admit(&self, ask: Ask, tokens: &[u64]) -> Result<Vec<QueuePlace>, SubmitError> {
         match &*self.shared.health.borrow() {
             WorkerHealth::Ready => {}
             WorkerHealth::Stopped => return Err(SubmitError::Retired),
@@ -411,10 +411,10 @@ impl Version {
             WorkerHealth::Restarting { .. } if self.load_left().is_some_and(|left| left <= RESTART_QUEUE_LIMIT) => {}
             other => return Err(unavailable(other, self.load_left())),
         }
-        self.shared.admission.enter_all(count, ask).map_err(|refusal| match refusal {
+        self.shared.admission.enter_all(ask, tokens).map_err(|refusal| match refusal {
             Refusal::Closed => SubmitError::Retired,
             Refusal::Full { waiting, limit, retry_after } => {
-                SubmitError::QueueFull { waiting, places: count, limit, retry_after }
+                SubmitError::QueueFull { waiting, places: tokens.len(), limit, retry_after }
             }
         })
     }

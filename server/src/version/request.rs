@@ -13,7 +13,7 @@ use gantry_engine::{
 };
 use tokio::sync::oneshot;
 
-use super::admission::Place;
+use super::admission::QueuePlace;
 use super::channel::{EventSender, Sent};
 use super::desk::Lease;
 use super::dispatch::Demand;
@@ -167,7 +167,7 @@ pub(super) struct Request {
     refusals: u32,
     told_started: bool,
     told_text: bool,
-    place: Place,
+    place: QueuePlace,
 }
 
 impl Request {
@@ -176,20 +176,20 @@ impl Request {
         request: GenerateRequest,
         demand: Demand,
         events: EventSender,
-        place: Place,
+        place: QueuePlace,
     ) -> Box<Self> {
         Self::of(id, Asked::Text { request, events: Some(events) }, demand, place)
     }
 
     /// One for vectors, which takes no KV cell of the engine's.
-    pub(super) fn pooled(id: RequestId, request: PoolRequest, reply: PooledReply, place: Place) -> Box<Self> {
+    pub(super) fn pooled(id: RequestId, request: PoolRequest, reply: PooledReply, place: QueuePlace) -> Box<Self> {
         let priority = request.priority;
         let asked = Asked::Pooled { request, vectors: Vec::new(), reply: Some(reply) };
         let demand = Demand { priority, ..Demand::default() };
         Self::of(id, asked, demand, place)
     }
 
-    fn of(id: RequestId, asked: Asked, demand: Demand, place: Place) -> Box<Self> {
+    fn of(id: RequestId, asked: Asked, demand: Demand, place: QueuePlace) -> Box<Self> {
         let now = Instant::now();
         Box::new(Self {
             id,
@@ -223,9 +223,9 @@ impl Request {
         self.lease = Some(lease);
     }
 
-    /// Its place among those that wait, the earliest first: one of a lower priority goes as if it had been submitted later,
+    /// Its place among those that wait by its age, the earliest first: one of a lower priority goes as if it had been submitted later,
     /// and so in the end before those of a higher one that come after it.
-    pub(super) fn turn(&self) -> (Instant, RequestId) {
+    pub(super) fn age_order(&self) -> (Instant, RequestId) {
         let later = match self.priority() {
             Priority::High => Duration::ZERO,
             Priority::Normal => AGEING_STEP,

@@ -1,7 +1,7 @@
 //! Where requests wait for a worker: those whose worker died before they had sent anything, those that find none healthy or
 //! none with the memory, and those that a worker may have died of.
 //!
-//! They are placed by [priority and submission](Request::turn), those of several clients by [turns](super::fair), none before
+//! They are placed by [priority and submission](Request::age_order), those of several clients by [turns](super::fair), none before
 //! the one in front of it, so that a large request is not passed over for ever. One that waits longer than it said it would fails with that; when the version has
 //! failed for good, all fail after [`RETRY_LIMIT`]. The room ends with the version.
 //!
@@ -122,7 +122,7 @@ impl Room {
 
     /// Puts a request where it waits, by what is known of it.
     fn sort(&mut self, waiting: Waiting, now: Instant) {
-        let turn = waiting.request.turn();
+        let turn = waiting.request.age_order();
         let standing = self.desk.suspects().standing(waiting.request.digest, now);
         match standing {
             Standing::Convicted => {

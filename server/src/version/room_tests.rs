@@ -117,7 +117,7 @@ fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
         .zip(0..)
         .map(|(priority, id)| stage.request_with(id, 0, GenerationParams { priority, ..GenerationParams::default() }))
         .unzip();
-    let (low, high) = (requests[0].turn().0, requests[2].turn().0);
+    let (low, high) = (requests[0].age_order().0, requests[2].age_order().0);
     for request in requests {
         stage.wait(request);
     }

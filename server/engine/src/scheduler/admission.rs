@@ -53,6 +53,7 @@ pub(super) enum Waiter {
 struct Candidate {
     ticket: u64,
     priority: Priority,
+    standing: Priority,
     /// Whether there are cells for it,
     fits: bool,
     /// and whether there would be if all of low standing gave way.
@@ -72,7 +73,8 @@ impl Waiter {
         let (ticket, priority, deadline) = (sequence.ticket, sequence.priority(), sequence.due());
         let turn = sequence.params.turn;
         let since = now.checked_sub(sequence.waited).unwrap_or(now);
-        Waiting { ticket, turn, priority, since, deadline, value: Self::Preempted(sequence, saved) }
+        let value = Self::Preempted(sequence, saved);
+        Waiting { ticket, turn, priority, has_begun: true, since, deadline, value }
     }
 
     fn saved_bytes(&self) -> u64 {
@@ -101,7 +103,8 @@ impl<B: Backend> Scheduler<B> {
     pub(super) fn wait(&mut self, request: Box<Request>) {
         let Request { ticket, submitted_at: since, deadline, .. } = *request;
         let (priority, turn) = (request.params.priority, request.params.turn);
-        self.waiting.push(Waiting { ticket, turn, priority, since, deadline, value: Waiter::New(request) });
+        let value = Waiter::New(request);
+        self.waiting.push(Waiting { ticket, turn, priority, has_begun: false, since, deadline, value });
     }
 
     pub(super) fn wait_again(&mut self, sequence: Box<Sequence>, saved: Saved, now: Instant) {
@@ -172,7 +175,7 @@ impl<B: Backend> Scheduler<B> {
                 return;
             }
             let next = self.next_waiter(!is_full, awaited, now);
-            let Some(Candidate { ticket, priority, fits, may_fit }) = next else { return };
+            let Some(Candidate { ticket, priority, standing, fits, may_fit }) = next else { return };
             // Nobody gives way in vain.
             if (is_full || !fits) && !(priority == Priority::High && may_fit && self.preempt(Priority::Low, now)) {
                 return;
@@ -183,7 +186,7 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let Some(waiting) = self.waiting.pop_where(now, |waiting| waiting.ticket == ticket) else { return };
-            self.give_slot(waiting, now);
+            self.give_slot(waiting, standing, now);
             if streams && began.elapsed() >= self.most_admitting {
                 return;
             }
@@ -191,9 +194,9 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Gives one that waited a free slot.
-    pub(super) fn give_slot(&mut self, waiting: Waiting<Waiter>, now: Instant) {
-        let (standing, waited) = (waiting.standing(now), now.saturating_duration_since(waiting.since));
+    /// Gives one that waited, and was served at this level, a free slot.
+    pub(super) fn give_slot(&mut self, waiting: Waiting<Waiter>, standing: Priority, now: Instant) {
+        let waited = now.saturating_duration_since(waiting.since);
         match waiting.value {
             Waiter::New(request) => self.start(request, standing, now),
             Waiter::Preempted(sequence, saved) => {
@@ -205,19 +208,24 @@ impl<B: Backend> Scheduler<B> {
     /// The first that need not wait for what another one reads, or where one `may_overtake` who goes before it; one that is
     /// `awaited`, whatever there is.
     fn next_waiter(&self, may_overtake: bool, awaited: Option<u64>, now: Instant) -> Option<Candidate> {
-        // One whose state was saved goes on from there.
-        let is_saved = |waiter: &Waiter| matches!(waiter, Waiter::Preempted(_, saved) if saved.bytes() > 0);
         let candidates = self.waiting.iter(now).take(MAX_CANDIDATES);
         let mut ready = candidates.filter(|w| match awaited {
             Some(ticket) => w.ticket == ticket,
-            None => is_saved(&w.value) || !self.should_follow(w, now),
+            None => self.is_ready(w, now),
         });
         let first = ready.next()?;
         let overtaking = if may_overtake { self.overtaking(first, ready, now) } else { None };
         let next = overtaking.unwrap_or(first);
         let fits = self.fits(&next.value, |_| true);
         let may_fit = fits || self.fits(&next.value, |beside| beside.standing > Priority::Low);
-        Some(Candidate { ticket: next.ticket, priority: next.priority, fits, may_fit })
+        let standing = self.waiting.standing(next, now);
+        Some(Candidate { ticket: next.ticket, priority: next.priority, standing, fits, may_fit })
+    }
+
+    /// Whether it gains nothing by waiting for what another one reads. One whose state was saved goes on from there.
+    pub(super) fn is_ready(&self, waiting: &Waiting<Waiter>, now: Instant) -> bool {
+        let is_saved = matches!(&waiting.value, Waiter::Preempted(_, saved) if saved.bytes() > 0);
+        is_saved || !self.should_follow(waiting, now)
     }
 
     /// Who goes before the first of those that are ready, a long prompt: who has least to read.
@@ -228,10 +236,11 @@ impl<B: Backend> Scheduler<B> {
         now: Instant,
     ) -> Option<&'w Waiting<Waiter>> {
         let most = self.unread(&first.value).filter(|&unread| unread >= MIN_UNREAD_TO_OVERTAKE)? / OVERTAKING_SHARE;
+        let standing = self.waiting.standing(first, now);
         let may = |w: &&Waiting<Waiter>| {
             w.ticket <= first.ticket.saturating_add(MAX_OVERTAKING)
                 && w.turn.client == first.turn.client
-                && w.standing(now) == first.standing(now)
+                && self.waiting.standing(w, now) == standing
                 // Its beginning is known, and it is not just short.
                 && w.value.tokens().len() >= MIN_UNREAD_TO_OVERTAKE
         };
@@ -264,7 +273,7 @@ impl<B: Backend> Scheduler<B> {
         let being_read = || self.slots.iter().flatten().filter(|s| s.decoded < s.prompt_len);
         let oldest = being_read().map(|s| s.ticket).min();
         let alone = being_read().count() == 1;
-        let standing = waiting.standing(now);
+        let standing = self.waiting.standing(waiting, now);
         let is_soon = |s: &&Sequence| {
             let unread = (s.prompt_len - s.decoded) as usize;
             s.standing >= standing && (alone || oldest == Some(s.ticket) || unread <= tokens.len())
@@ -327,7 +336,7 @@ impl<B: Backend> Scheduler<B> {
             self.wait(request);
             return;
         };
-        let begun = &mut self.begun_tags[request.params.priority as usize];
+        let begun = &mut self.begun_tags[request.params.priority.rank()];
         *begun = request.params.turn.start_tag.max(*begun);
         let prompt_tokens = request.prompt_len();
         let Request {
@@ -373,6 +382,7 @@ impl<B: Backend> Scheduler<B> {
             lookup: lookup.unwrap_or_default(),
             draft: Acceptance::default(),
             resumes: 0,
+            gave_way_at: None,
             positions: self.limits.positions,
             submitted_at,
             deadline,

@@ -4,19 +4,23 @@
 //! long. So a request that has waited for [`FIRST_SLOT_PATIENCE_MS`], and whose client has no slot, gets one of the client that
 //! has most, as long as that one keeps another: the youngest of its own, of no higher priority, gives way, keeps its state in
 //! main memory as others do ([`super::pressure`]), and comes back before what its client has not begun. That client has its
-//! turn after those that came meanwhile, or it would take the next free slot from whoever it gave way to.
+//! turn after those that came meanwhile, or it would take the next free slot from whoever it gave way to. How many newcomers go
+//! before it is bounded by whoever gives them their tags, which rise with what is served.
 //!
-//! Where all requests are one client's this does nothing. Further slots of a client are the queue's to give.
+//! States are copied for that: one gives way in a step, and each no more often than once in [`GIVES_WAY_PERIOD_MS`]; nobody while
+//! memory is short, where a slot is free, where it would not do, for a prompt that another one is reading, or while one of a
+//! higher level waits. Where all requests are one client's this does nothing. Further slots of a client are the queue's to give.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{Scheduler, admission::Waiter};
 use crate::backend::Backend;
-use crate::params::{FIRST_SLOT_PATIENCE_MS, Priority};
+use crate::params::{FIRST_SLOT_PATIENCE_MS, GIVES_WAY_PERIOD_MS, Priority};
 use crate::queue::Waiting;
 
 const FIRST_SLOT_PATIENCE: Duration = Duration::from_millis(FIRST_SLOT_PATIENCE_MS);
+const GIVES_WAY_PERIOD: Duration = Duration::from_millis(GIVES_WAY_PERIOD_MS);
 
 /// A slot in use.
 #[derive(Clone, Copy, Debug)]
@@ -25,69 +29,72 @@ struct Held {
     client: u64,
     ticket: u64,
     priority: Priority,
+    /// It has not given way just now.
+    may_give_way: bool,
 }
 
 impl<B: Backend> Scheduler<B> {
-    /// Gives one request its client's first slot, where it has waited for long enough. One in a step: states are copied.
+    /// Gives one request its client's first slot, where it has waited for long enough and somebody must give way for that.
     pub(super) fn give_first_slot(&mut self, now: Instant) {
-        let held = self.held_slots();
+        let held = self.held_slots(now);
         let has_slot = |client: u64| held.iter().any(|held| held.client == client);
         // To look through the queue is work, in vain where all requests are one client's.
-        if self.waiting.clients().all(has_slot) {
+        if self.stats.level().evicts_cache() || self.waiting.clients().all(has_slot) {
             return;
         }
-        let is_due = |waiting: &&Waiting<Waiter>| {
-            !has_slot(waiting.turn.client) && now.saturating_duration_since(waiting.since) >= FIRST_SLOT_PATIENCE
+        let Some(standing) = self.waiting.iter(now).next().map(|first| self.waiting.standing(first, now)) else {
+            return;
         };
-        let Some(waiting) = self.waiting.iter(now).find(is_due) else { return };
-        let (ticket, gives) = (waiting.ticket, giving(&held, waiting.priority));
-        let suffice = (0..=gives.len()).find(|&count| {
-            let stays = |ticket: u64| gives[..count].iter().all(|held| held.ticket != ticket);
-            held.len() - count < self.slots_allowed() && self.fits(&waiting.value, |beside| stays(beside.ticket))
-        });
+        let is_due = |waiting: &&Waiting<Waiter>| {
+            !has_slot(waiting.turn.client)
+                && now.saturating_duration_since(waiting.since) >= FIRST_SLOT_PATIENCE
+                && self.is_ready(waiting, now)
+        };
+        let is_of_first_level = |waiting: &&Waiting<Waiter>| self.waiting.standing(waiting, now) == standing;
+        let Some(waiting) = self.waiting.iter(now).take_while(is_of_first_level).find(is_due) else { return };
+        let Some(gives) = who_gives_way(&held, waiting.priority) else { return };
+        let has_room = held.len() < self.slots_allowed() && self.fits(&waiting.value, |_| true);
+        let suffices =
+            held.len() <= self.slots_allowed() && self.fits(&waiting.value, |beside| beside.ticket != gives.ticket);
         // Nobody gives way in vain.
-        let Some(count) = suffice else { return };
-        for held in &gives[..count] {
-            if let Some(sequence) = &mut self.slots[held.slot] {
-                let turn = &mut sequence.params.turn;
-                turn.start_tag = turn.start_tag.max(self.begun_tags[held.priority as usize].saturating_add(1));
-            }
-            self.preempt_slot(held.slot, now);
+        if has_room || !suffices {
+            return;
         }
+        let ticket = waiting.ticket;
+        let after_newcomers = self.begun_tags[gives.priority.rank()].saturating_add(1);
+        let before_own = self.waiting.least_own_tag(gives.client, gives.priority).unwrap_or(u64::MAX);
+        if let Some(sequence) = &mut self.slots[gives.slot] {
+            let turn = &mut sequence.params.turn;
+            turn.start_tag = turn.start_tag.max(after_newcomers).min(before_own);
+            sequence.gave_way_at = Some(now);
+        }
+        self.preempt_slot(gives.slot, now);
         if let Some(waiting) = self.waiting.pop_where(now, |waiting| waiting.ticket == ticket) {
-            self.give_slot(waiting, now);
+            self.give_slot(waiting, standing, now);
         }
     }
 
-    fn held_slots(&self) -> Vec<Held> {
+    fn held_slots(&self, now: Instant) -> Vec<Held> {
         let active = self.slots.iter().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)));
         active
             .map(|(slot, sequence)| {
                 let (client, priority) = (sequence.params.turn.client, sequence.priority());
-                Held { slot, client, ticket: sequence.ticket, priority }
+                let is_over = |at: Instant| now.saturating_duration_since(at) >= GIVES_WAY_PERIOD;
+                let may_give_way = sequence.gave_way_at.is_none_or(is_over);
+                Held { slot, client, ticket: sequence.ticket, priority, may_give_way }
             })
             .collect()
     }
 }
 
-/// Who gives way to a request of this priority, one after the other: each time the youngest of the client that has most, until
-/// each has one.
-fn giving(held: &[Held], priority: Priority) -> Vec<Held> {
+/// Who gives way to a request of this priority: the youngest that may of the client that has most, which keeps another.
+fn who_gives_way(held: &[Held], priority: Priority) -> Option<Held> {
     let mut counts = HashMap::<u64, usize>::new();
     for held in held {
         *counts.entry(held.client).or_default() += 1;
     }
-    let mut may: Vec<Held> = held.iter().copied().filter(|held| held.priority <= priority).collect();
-    let mut gives = Vec::new();
-    while let Some(at) = (0..may.len()).max_by_key(|&at| (counts[&may[at].client], may[at].ticket)) {
-        if counts[&may[at].client] < 2 {
-            break;
-        }
-        let next = may.swap_remove(at);
-        counts.entry(next.client).and_modify(|count| *count -= 1);
-        gives.push(next);
-    }
-    gives
+    let may = |of: &&Held| of.may_give_way && of.priority <= priority && counts[&of.client] > 1;
+    held.iter().filter(may).max_by_key(|of| (counts[&of.client], of.ticket)).copied()
 }
 
 #[cfg(test)]
@@ -95,22 +102,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_most_gives_way_first_and_each_keeps_one() {
-        let clients = [
-            (1, Priority::Normal),
-            (1, Priority::High),
-            (1, Priority::Normal),
-            (2, Priority::Low),
-            (2, Priority::Normal),
-        ];
-        let held: Vec<Held> = clients
+    fn the_youngest_of_who_has_most_gives_way_and_keeps_one() {
+        let (high, normal, low) = (Priority::High, Priority::Normal, Priority::Low);
+        let mut held: Vec<Held> = [(1, normal), (1, high), (1, normal), (2, low), (2, normal), (3, low)]
             .into_iter()
             .enumerate()
-            .map(|(slot, (client, priority))| Held { slot, client, ticket: slot as u64, priority })
+            .map(|(slot, (client, priority))| Held { slot, client, ticket: slot as u64, priority, may_give_way: true })
             .collect();
-        let slots = |priority| giving(&held, priority).iter().map(|held| held.slot).collect::<Vec<_>>();
-        assert_eq!(slots(Priority::High), [2, 4, 1]);
-        assert_eq!(slots(Priority::Normal), [2, 4, 0], "one of high priority does not give way to others");
-        assert_eq!(slots(Priority::Low), [3]);
+        let slot = |held: &[Held], priority| who_gives_way(held, priority).map(|held| held.slot);
+        assert_eq!((slot(&held, high), slot(&held, normal)), (Some(2), Some(2)));
+        assert_eq!(slot(&held, low), Some(3), "who has but one keeps it, and none gives way to a lower priority");
+        held[2].may_give_way = false;
+        assert_eq!((slot(&held, high), slot(&held, normal)), (Some(1), Some(0)));
+        held[3].may_give_way = false;
+        assert_eq!(slot(&held, low), None);
+        assert_eq!(slot(&[], high), None);
     }
 }

@@ -3,8 +3,8 @@
 //! Whoever submitted a request sets and clears its flag ([`Signals::paused`](crate::output::Signals)), which each step looks at
 //! before slots are given. One in a slot gives it up as those do that give way, its prompt read or not ([`super::pressure`]);
 //! one that waits leaves the queue. One that is resumed waits as those that gave way do, by its ticket, and the time for
-//! which it was paused lifts it nowhere. From some time on ([`MAX_RESUMES_AHEAD`]) it waits like one that has just come: a
-//! few clients that read in sips would hold all slots by turns, and whoever came after them would never have one.
+//! which it was paused lifts it nowhere. From some time on ([`MAX_RESUMES_AHEAD`]) it waits like one that has just come, and
+//! behind its client's others: a few clients that read in sips would hold all slots by turns, and whoever came after them would never have one.
 //!
 //! Paused requests end as all others do. How many there are is bounded by the permits of submission, which they keep:
 //! `EngineConfig::max_queue` and one for each slot. An engine that has nothing else sleeps.
@@ -62,7 +62,9 @@ impl<B: Backend> Scheduler<B> {
             sequence.resumes += 1;
             if sequence.resumes > MAX_RESUMES_AHEAD {
                 resumed.since = now;
-                self.waiting.push_behind_own(resumed.map(|paused| paused.waiter), self.newest_ticket);
+                let least_tag = self.begun_tags[resumed.priority.rank()];
+                let resumed = resumed.map(|paused| paused.waiter);
+                self.waiting.push_behind_own(resumed, self.newest_ticket, least_tag);
                 return;
             }
         }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::ladder::DegradationLevel;
 use crate::params::{Grammar, MAX_RESUMES_AHEAD};
+use crate::turn::Turn;
 
 /// Positions of a sequence.
 const POSITIONS: u32 = 200;
@@ -245,10 +246,15 @@ fn those_that_pause_again_and_again_keep_nobody_from_a_slot() {
         // What they have waited before lifts them at first, and then no more.
         h.waited = AGEING_BOUND;
         let low = GenerationParams { priority: Priority::Low, ..params.clone() };
-        let sippers = [3, 4].map(|token| h.submit(vec![token; 20], low.clone()).unwrap());
+        let sippers = [(3, 0), (4, 300)].map(|(token, start_tag)| {
+            let turn = Turn { client: 1, start_tag };
+            h.submit(vec![token; 20], GenerationParams { turn, ..low.clone() }).unwrap()
+        });
         h.waited = Duration::ZERO;
         step(&mut h);
-        let bystander = h.submit(vec![5; 20], greedy(5)).unwrap();
+        // Of another client, which came when the sippers had begun.
+        let of_other = Turn { client: 2, start_tag: 300 };
+        let bystander = h.submit(vec![5; 20], GenerationParams { turn: of_other, ..greedy(5) }).unwrap();
         let mut rounds = 0;
         while events(&bystander) == 0 {
             let [reads, waits] = if rounds % 2 == 0 { [0, 1] } else { [1, 0] };

@@ -1,35 +1,54 @@
 //! The order of those that wait for any worker: a line for each priority, by whose [turn](crate::version::fair) it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
+
+use gantry_engine::Priority;
 
 use super::Waiting;
 use crate::protocol::RequestId;
 
-/// See the module. Of the firsts of the lines the one that was submitted earliest is next, as far as its priority lets it
-/// ([`Request::turn`](super::Request::turn)).
+/// See the module. Next is the first of the line whose oldest was submitted earliest, as far as its priority lets it
+/// ([`Request::age_order`](super::Request::age_order)): that one waits for its turn in its line, not for those of other lines.
 #[derive(Default)]
-pub(super) struct Lines([BTreeMap<(u64, Instant, RequestId), Waiting>; 3]);
+pub(super) struct Lines([Line; Priority::COUNT]);
+
+#[derive(Default)]
+struct Line {
+    by_turn: BTreeMap<(u64, Instant, RequestId), Waiting>,
+    by_age: BTreeSet<(Instant, RequestId)>,
+}
 
 impl Lines {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.iter().all(BTreeMap::is_empty)
+        self.0.iter().all(|line| line.by_turn.is_empty())
     }
 
     pub(super) fn insert(&mut self, waiting: Waiting) {
-        let (submitted, id) = waiting.request.turn();
+        let (submitted, id) = waiting.request.age_order();
         let key = (waiting.request.start_tag(), submitted, id);
-        self.0[waiting.request.priority() as usize].insert(key, waiting);
+        let line = &mut self.0[waiting.request.priority().rank()];
+        line.by_age.insert((submitted, id));
+        line.by_turn.insert(key, waiting);
     }
 
     pub(super) fn pop_first(&mut self) -> Option<Waiting> {
-        let firsts = self.0.iter_mut().filter_map(BTreeMap::first_entry);
-        Some(firsts.min_by_key(|first| first.get().request.turn())?.remove())
+        let lines = self.0.iter_mut().filter(|line| !line.by_age.is_empty());
+        let line = lines.min_by_key(|line| line.by_age.first().copied())?;
+        let ((_, submitted, id), waiting) = line.by_turn.pop_first()?;
+        line.by_age.remove(&(submitted, id));
+        Some(waiting)
     }
 
     /// Takes out those of which `leaves` holds.
     pub(super) fn extract(&mut self, mut leaves: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
-        let of_line = |line: &mut BTreeMap<_, _>| line.extract_if(.., |_, waiting| leaves(waiting)).collect::<Vec<_>>();
-        self.0.iter_mut().flat_map(of_line).map(|(_, waiting)| waiting).collect()
+        let mut left = Vec::new();
+        for Line { by_turn, by_age } in &mut self.0 {
+            for ((_, submitted, id), waiting) in by_turn.extract_if(.., |_, waiting| leaves(waiting)) {
+                by_age.remove(&(submitted, id));
+                left.push(waiting);
+            }
+        }
+        left
     }
 }
