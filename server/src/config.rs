@@ -185,7 +185,7 @@ impl ServeArgs {
     /// Lists every mistake.
     pub fn settings(&self) -> Result<ServeSettings, Problems> {
         let mut check = Check::default();
-        let http = self.http.check(&mut check, "127.0.0.1", None);
+        let http = self.http.check(&mut check, args::SERVE_HOST, None);
         self.backends.check(&mut check);
         let keys = check.cache_type("cache-type-k", &self.cache_type_k);
         let values = self.cache_type_v.as_ref().map(|text| check.cache_type("cache-type-v", text));

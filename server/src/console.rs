@@ -20,6 +20,8 @@ static CONSOLE: OnceLock<Console> = OnceLock::new();
 
 /// What tells of itself in people's lines without being asked for: how the server ends.
 const TOLD: &str = "gantry_server::serve";
+/// What a record says of a request that has ended, which people are told in short.
+pub(crate) const ENDED: &str = "request ended";
 /// Fields of a record that are not shown as such.
 const HIDDEN: [&str; 4] = ["timestamp", "level", "target", "message"];
 
@@ -107,7 +109,12 @@ pub fn context_of(spec: &VersionSpec, model: &ModelInfo) -> String {
         String::new()
     };
     let more = match u64::from(model.n_ctx_train) {
-        trained if trained > each => format!("; trained for {trained}, --ctx-size gives more"),
+        trained if trained > each => {
+            let all = trained.saturating_mul(at_once);
+            format!(
+                "; trained for {trained}: for all of it leave -c out, or say -np 1 or -c {all}, as far as memory allows"
+            )
+        }
         _ => String::new(),
     };
     format!("{each} tokens for each request, {at_once} at once{shared}{more}")
@@ -135,6 +142,18 @@ pub fn no_chats(model: &ModelInfo) -> Option<&'static str> {
         .then_some("none: the model's file has no chat template; /v1/completions goes on with texts")
 }
 
+/// What computes the model.
+#[must_use]
+pub fn computed_by(model: &ModelInfo) -> String {
+    let backends = &model.backends;
+    let gpus: Vec<String> = backends.gpus().map(|gpu| format!("{} ({})", gpu.name, gpu.description)).collect();
+    let cpu = match &*backends.cpu {
+        "builtin" => "the CPU backend that is built in; --backend-dir may have a faster one".to_owned(),
+        variant => format!("the CPU backend {variant}"),
+    };
+    if gpus.is_empty() { cpu } else { format!("{}, and {cpu}", gpus.join(", ")) }
+}
+
 impl Style {
     fn paint(self, code: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
@@ -145,6 +164,7 @@ impl Style {
             ("url", Some(self.paint("36", url))),
             ("model", Some(format!("{} ({})", spec.served_name, label(model)))),
             ("context", Some(context_of(spec, model))),
+            ("computes", Some(computed_by(model))),
             ("chats", no_chats(model).map(str::to_owned)),
             ("end", Some("Ctrl-C lets requests in flight end; a second one cuts them off".to_owned())),
         ];
@@ -164,6 +184,9 @@ impl Style {
         };
         let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default();
         let told = self.all || text("target") == TOLD;
+        if text("message") == ENDED && !self.all {
+            return Some(self.paint("2", &format!("{}\n", ended(&fields))));
+        }
         let head = match text("level") {
             "ERROR" => self.paint("1;31", "error: "),
             "WARN" => self.paint("1;33", "warning: "),
@@ -173,6 +196,18 @@ impl Style {
         };
         Some(format!("{head}{}{}\n", text("message"), self.paint("2", &others(&fields))))
     }
+}
+
+/// A request that has ended, in short: where it was sent, the status of its answer, and why where that is no success.
+fn ended(fields: &Map<String, Value>) -> String {
+    let words = ["route", "status", "code", "outcome"].into_iter().filter_map(|name| match fields.get(name)? {
+        Value::String(text) if text.is_empty() || (name == "outcome" && text == "ok") => None,
+        Value::String(text) => Some(text.clone()),
+        Value::Null => None,
+        other => Some(other.to_string()),
+    });
+    let took = fields.get("duration_ms").and_then(Value::as_f64).map(|ms| format!("in {ms:.0} ms"));
+    words.chain(took).collect::<Vec<_>>().join(" ")
 }
 
 /// The fields of a record that have no place of their own.
@@ -205,9 +240,22 @@ mod tests {
             colour.line(r#"{"level":"ERROR","message":"no","target":"x"}"#).unwrap(),
             "\x1b[1;31merror: \x1b[0mno\x1b[2m\x1b[0m\n"
         );
-        let info = r#"{"level":"INFO","message":"request ended","target":"gantry_server::api::generate"}"#;
+        let info = r#"{"level":"INFO","message":"worker ready","target":"gantry_server::version"}"#;
         assert_eq!(PLAIN.line(info), None);
-        assert_eq!(Style { all: true, ..PLAIN }.line(info).unwrap(), "request ended\n");
+        assert_eq!(Style { all: true, ..PLAIN }.line(info).unwrap(), "worker ready\n");
+        for (fields, line) in [
+            (
+                r#""route":"completions","status":400,"code":"invalid_value","outcome":"rejected""#,
+                "completions 400 invalid_value rejected\n",
+            ),
+            (
+                r#""route":"chat_completions","status":200,"code":"","outcome":"ok","duration_ms":12.3"#,
+                "chat_completions 200 in 12 ms\n",
+            ),
+        ] {
+            let record = format!(r#"{{"level":"INFO","message":"request ended","target":"x",{fields}}}"#);
+            assert_eq!(PLAIN.line(&record).unwrap(), line);
+        }
         let end =
             r#"{"level":"INFO","message":"shutting down: draining","target":"gantry_server::serve","connections":2}"#;
         assert_eq!(PLAIN.line(end).unwrap(), "shutting down: draining (connections 2)\n");
@@ -239,6 +287,11 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         assert!(!text.contains("chats"), "{text}");
+        let by = |cpu: &str| {
+            let backends = gantry_engine::Backends { cpu: cpu.to_owned(), ..Default::default() };
+            computed_by(&ModelInfo { backends, ..model.clone() })
+        };
+        assert!(by("builtin").contains("built in; --backend-dir") && by("zen4").ends_with("backend zen4"));
         let without = ModelInfo { has_chat_template: false, ..model.clone() };
         assert!(PLAIN.ready("", &spec, &without).contains("chats    none: the model's file has no chat template"));
         let encoder = ModelInfo { has_chat_template: false, pooled_only: true, ..model.clone() };
@@ -256,7 +309,8 @@ mod tests {
         let pool = ModelInfo { kv_cells: 8192, ..model.clone() };
         assert_eq!(context_of(&spec, &pool), "8192 tokens for each request, 4 at once, who share 8192");
         let more = ModelInfo { n_ctx_train: 1 << 20, ..model };
-        let told = "8192 tokens for each request, 4 at once; trained for 1048576, --ctx-size gives more";
+        let told = "8192 tokens for each request, 4 at once; trained for 1048576: for all of it leave -c out, or say -np 1 or \
+                    -c 4194304, as far as memory allows";
         assert_eq!(context_of(&spec, &more), told);
     }
 }

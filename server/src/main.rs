@@ -16,7 +16,7 @@ use gantry_server::fetch::Reach;
 use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
-use gantry_server::gates::{context, file, memory};
+use gantry_server::gates::{context, file, memory, settings};
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::output::Output;
 use gantry_server::processors::Processors;
@@ -71,7 +71,11 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
             descriptors::raise();
             block_on_front(serve_service(*args, http))
         }
-        Command::Validate(args) => validate::run(&args),
+        Command::Validate(args) => {
+            let told = moot.iter().map(|flag| format!("gantry-server: warning: {flag}\n"));
+            telemetry::write_lines(told.collect::<String>().as_bytes());
+            validate::run(&args)
+        }
         Command::Devices(args) => devices(&args),
         Command::Template => {
             gantry_engine::serve_template().context("`gantry-server template` is started by a worker")?;
@@ -136,13 +140,20 @@ fn watched_output(limits: &FrontLimits) -> Arc<Output> {
 }
 
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
+    if let Some(dir) = settings.backend_dir.as_deref().filter(|dir| !settings::has_modules(dir)) {
+        tracing::warn!(
+            "--backend-dir {} has no backend (libggml-*.so): the CPU backend that is built in computes; `make backends` and \
+             `make cuda` in a checkout put some into target/backends",
+            dir.display()
+        );
+    }
     let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
     let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir).with_output(output);
     // First, so that nobody is told of a port behind which there will never be a model.
     let spec = settled(settings.version, &workers).await.context("cannot serve the model")?;
     let ports = ports(&settings.http).await?;
-    let url = format!("http://{}", ports.requests.local_addr()?);
+    let url = format!("http://{}", serve::reachable(ports.requests.local_addr()?));
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
     let app = App::new(Arc::clone(&router), workers.output(), limits, Some(loading), None);
@@ -285,6 +296,7 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         if model.summary().encoder && version.runtime.pooled.is_none() {
             anyhow::bail!("{}: {}", version.model_path.display(), LoadError::GeneratesNothing);
         }
+        settings::check_pooling(version.runtime.pooled.as_ref(), &model)?;
         let draft = draft.as_deref().map(checked).transpose()?;
         let (model, draft) = (model.summary(), draft.as_ref().map(Header::summary));
         memory::fit_gpu(&mut version.runtime, model, draft).context("--gpu-memory")?;
@@ -294,7 +306,17 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         }
         context::fit_context(&mut version.runtime, model, draft, gpu, memory, HEADROOM_RATIO);
         memory::check_limit(&version.runtime, model, draft, gpu)?;
+        if let Some(memory) = memory {
+            settings::check_memory(&version.runtime, model, draft, gpu, memory)?;
+        }
         anyhow::Ok(version)
     });
-    fitted.await.context("the files' reader failed")?
+    let version = fitted.await.context("the files' reader failed")??;
+    // Whoever cannot tell says so again as a worker.
+    if version.runtime.asks_for_gpus() == Some(true)
+        && let Ok(Some(found)) = workers.lacks_gpus().await
+    {
+        anyhow::bail!(settings::NoGpu::new(&version.runtime, found));
+    }
+    Ok(version)
 }

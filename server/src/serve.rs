@@ -13,7 +13,7 @@ mod table;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +51,15 @@ pub async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
         }
     }
     Err(last)
+}
+
+/// An address that is listened on, as somebody on this machine types it: its own where it stands for all.
+#[must_use]
+pub fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    address
 }
 
 /// What keeps a port from being opened, and what to do; `flag` names the port.
@@ -91,6 +100,8 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
     });
     let connections = descriptors::connections().min(app.limits().connections);
     let port = Port::new(api::routes(&app), connections, &app).counted();
+    // It was not told to end: why is said by whoever ended it.
+    let is_told;
     {
         let mut accepting = pin!(port.accept(&ports.requests));
         let moment = tokio::select! {
@@ -98,7 +109,10 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
             () = stop.cancelled() => Duration::ZERO,
             moment = signals.next() => moment,
         };
-        tracing::info!("shutting down: no longer ready");
+        is_told = !stop.is_cancelled();
+        if is_told {
+            tracing::info!("shutting down: no longer ready");
+        }
         app.start_draining();
         tokio::select! {
             never = &mut accepting => match never {},
@@ -110,9 +124,19 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
     port.closing.cancel();
     let connections = &port.tasks;
     connections.close();
-    tracing::info!(connections = connections.len(), "shutting down: draining; a second signal cuts requests off");
+    if is_told || !connections.is_empty() {
+        tracing::info!(
+            connections = connections.len(),
+            "shutting down: requests in flight have {} s to end; a second signal cuts requests off",
+            drain_timeout.as_secs()
+        );
+    }
     tokio::select! {
-        () = connections.wait() => tracing::info!("shutting down: every request has ended"),
+        () = connections.wait() => {
+            if is_told {
+                tracing::info!("shutting down: every request has ended");
+            }
+        }
         () = sleep(drain_timeout) => {
             tracing::warn!(connections = connections.len(), "shutting down: the drain timeout is over");
         }
@@ -212,19 +236,26 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    #[tokio::test]
-    async fn a_port_that_cannot_be_had_is_told_with_the_flag_that_chooses_another() {
-        let taken = listen("127.0.0.1", 0).await.unwrap();
-        let port = taken.local_addr().unwrap().port();
-        for (host, port, says) in [
-            ("127.0.0.1", port, "another process listens there"),
-            ("127.0.0.1", port, "--metrics-port (0: any"),
-            // Of those kept for documents.
-            ("203.0.113.1", 0, "give --host one of its own"),
-            ("no.such.host.invalid", 0, "--host and --metrics-port say where"),
+    #[test]
+    fn a_url_can_be_typed_whatever_is_listened_on() {
+        for (listens, typed) in
+            [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("192.0.2.1:80", "192.0.2.1:80")]
+        {
+            assert_eq!(reachable(listens.parse().unwrap()).to_string(), typed);
+        }
+    }
+
+    #[test]
+    fn a_port_that_cannot_be_had_is_told_with_the_flag_that_chooses_another() {
+        for (kind, says) in [
+            (io::ErrorKind::AddrInUse, "another process listens there"),
+            (io::ErrorKind::AddrInUse, "--metrics-port (0: any"),
+            (io::ErrorKind::AddrNotAvailable, "give --host one of its own"),
+            (io::ErrorKind::PermissionDenied, "one from 1024 on with --metrics-port"),
+            (io::ErrorKind::NotFound, "no such host; --host and --metrics-port say where"),
         ] {
-            let why = why_not_listening(&listen(host, port).await.unwrap_err(), "--metrics-port");
-            assert!(why.contains(says), "{host}: {why}");
+            let why = why_not_listening(&io::Error::new(kind, "no such host"), "--metrics-port");
+            assert!(why.contains(says), "{kind}: {why}");
         }
     }
 }

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 
 use crate::config::ValidateArgs;
 use crate::gates::limits::{HEADROOM_RATIO, TRIAL_CTX_TOKENS, TRIAL_LOAD_LIMIT};
+use crate::gates::memory::PodMemory;
 use crate::gates::{context, file, memory};
 use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
 
@@ -53,6 +54,9 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     context::fit_context(&mut runtime, header.summary(), None, false, memory, HEADROOM_RATIO);
     let input = memory::fit_input(&runtime, header.summary(), false);
     let mut report = Report::new(title, &header, input);
+    if let Some(memory) = memory {
+        report = report.with_check(in_memory(memory, memory::predict(header.summary(), None, &runtime, false)));
+    }
     for check in weights(args, &header) {
         report = report.with_check(check);
     }
@@ -63,6 +67,14 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let report = report.with_check(trial);
     print(&report.to_string())?;
     Ok(report.failed().map_or(ExitCode::SUCCESS, |failed| refused(args, failed)))
+}
+
+/// What this machine has of the memory that the model takes as `serve` would run it: it need not be the one that serves it.
+fn in_memory(memory: PodMemory, required: u64) -> Check {
+    let (need, have) = (human_bytes(required), human_bytes(memory.available_bytes));
+    let all = human_bytes(memory.limit_bytes);
+    let fits = if required <= memory.available_bytes { "enough" } else { "too little" };
+    Check::new(Verdict::Noted, "memory", format!("it takes {need}, and {have} of {all} can be used here: {fits}"))
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -130,7 +130,8 @@ async fn load(
             Ok(Some((host, outbox)))
         }
         Err(error) => {
-            tracing::error!(%error, "cannot load the model");
+            // The front tells of it, once.
+            tracing::info!(%error, "cannot load the model");
             let fault = (&error).into();
             control.send(FromWorker::LoadFailed { message: error.to_string(), fault }).await?;
             // The front closes the socket once it has read this; ending before would lose it.

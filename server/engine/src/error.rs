@@ -142,9 +142,10 @@ pub enum RequestError {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt needs at least {prompt_tokens} tokens, and a sequence holds {limit} with its answer; shorten the prompt, or, \
-         where the model was trained for more than {limit}, give each sequence more: --ctx-size (in pods \
-         spec.runtime.contextSize) is the sum of all --parallel (spec.runtime.parallel)"
+        "the prompt needs at least {prompt_tokens} tokens, and a request may use {limit} with its answer; shorten the prompt, or, \
+         where the model was trained for more than {limit}, start the server with more for each request: leave --ctx-size \
+         (-c; in pods spec.runtime.contextSize) out, or make it --parallel (-np; spec.runtime.parallel) times what one needs, \
+         or have -np 1"
     )]
     ContextLengthExceeded {
         /// Tokens of the prompt, or the fewest that a text of its length can have.

@@ -17,7 +17,7 @@ pub const ALL_LAYERS: u32 = 65_536;
 const NO_DEVICE: &str = "none";
 
 const NO_GPU_WAY_OUT: &str = "To run on the CPU, ask for no layers (--n-gpu-layers 0). To run on a GPU, this machine needs \
-                              one with its driver, and its backend, such as libggml-cuda.so, in --backend-dir. In a pod: \
+                              one with its driver, and its backend, such as libggml-cuda.so, in --backend-dir (`make cuda` builds it). In a pod: \
                               spec.runtime.gpuLayers: 0 without spec.resources.gpu; or spec.resources.gpu, on a node with \
                               its driver, and a server image that has its backend";
 const DEVICES_WAY_OUT: &str = "`gantry-server devices` lists them, in the order in which they are counted";

@@ -4,8 +4,8 @@
 //! it. Lines are put together per thread. Errors are also kept per thread, a few of them, because most
 //! functions answer only with null: [`take_recent_errors`] is then the reason.
 //!
-//! llama.cpp is talkative at load, so its INFO becomes DEBUG here, and its DEBUG becomes TRACE. So does a warning that asks
-//! nothing of anybody ([`ASKING`]), as of tokens whose type it corrects by itself. What it says of a decode that was ended on
+//! llama.cpp is talkative at load, so its INFO becomes DEBUG here, and its DEBUG becomes TRACE. So does a warning that is
+//! known to ask nothing of anybody ([`NOISE`]), as of tokens whose type it corrects by itself; every other one stays one. What it says of a decode that was ended on
 //! purpose is no error: that becomes DEBUG, too.
 
 use std::cell::RefCell;
@@ -17,19 +17,20 @@ use llama_cpp_sys_2 as sys;
 
 /// Error lines kept per thread for the next failure's reason.
 const MAX_RECENT_ERRORS: usize = 4;
-/// Words of warnings that are for whoever runs it: another file is to be used, or something of the machine is missing.
-const ASKING: &[&str] = &[
-    "consider regenerating",
-    "generation quality will be degraded",
-    "missing pre-tokenizer",
-    "reconvert",
-    "may be incorrect",
-    "bad special token",
-    "out of range",
-    "out of vocab range",
-    "failed",
-    "not available",
-    "retrying without",
+/// Words of warnings that ask nothing of anybody: llama.cpp corrects it by itself, or it is as this server wants it.
+const NOISE: &[&str] = &[
+    "control-looking token",
+    "attribute to user_defined",
+    "from eog list",
+    "using full-size swa cache",
+    "the full capacity of the model will not be utilized",
+    "n_ctx is not divisible by n_seq_max",
+    "padding v cache",
+    "sharing with layer",
+    "model has unused tensor",
+    "new yarn_attn_factor",
+    "newline token",
+    "override 'tokenizer.ggml.add_bos_token'",
 ];
 /// The longest line kept or logged, in bytes.
 const MAX_LINE_BYTES: usize = 2048;
@@ -117,7 +118,7 @@ impl ThreadLog {
             done.iter_mut().for_each(|(level, _)| *level = (*level).min(sys::GGML_LOG_LEVEL_INFO));
         }
         for (level, line) in &mut done {
-            if *level == sys::GGML_LOG_LEVEL_WARN && !asks(line) {
+            if *level == sys::GGML_LOG_LEVEL_WARN && is_noise(line) {
                 *level = sys::GGML_LOG_LEVEL_INFO;
             }
         }
@@ -126,10 +127,12 @@ impl ThreadLog {
     }
 }
 
-/// Whether a warning is for somebody.
-fn asks(line: &str) -> bool {
+/// Whether a warning asks nothing of anybody.
+fn is_noise(line: &str) -> bool {
     let line = line.to_lowercase();
-    ASKING.iter().any(|words| line.contains(words))
+    // The frame of stars around others, and the space in it, too.
+    line.split_once(": ").map_or(&*line, |(_, rest)| rest).chars().all(|c| c == '*' || c == ' ')
+        || NOISE.iter().any(|words| line.contains(words))
 }
 
 fn emit(level: sys::ggml_log_level, line: &str) {
@@ -180,12 +183,15 @@ mod tests {
             "load: control-looking token:    212 '</s>' was not control-type; this is probably a bug in the model. its type \
              will be overridden",
             "llama_kv_cache_iswa: using full-size SWA cache (ref: https://github.com/)",
+            "llama_context: n_ctx_seq (1024) < n_ctx_train (32768) -- the full capacity of the model will not be utilized",
+            "load: ************************************        ",
         ] {
             assert_eq!(level(noise), sys::GGML_LOG_LEVEL_INFO, "{noise}");
         }
         for asking in [
             "load: missing pre-tokenizer type, using: 'default'",
             "load: CONSIDER REGENERATING THE MODEL             ",
+            "load: something that nobody here has seen yet",
             "print_info: special_eos_id is not in special_eog_ids - the tokenizer config may be incorrect",
         ] {
             assert_eq!(level(asking), sys::GGML_LOG_LEVEL_WARN, "{asking}");

@@ -70,6 +70,8 @@ pub enum ErrorCode {
     RequestEndsWorker,
     /// The model was taken out of service during the request.
     ModelRetired,
+    /// The server was told to end, and waited for the request as long as it may.
+    ServerEnding,
     /// The client did not read its stream.
     SlowClient,
     /// A fault of ours.
@@ -105,6 +107,7 @@ impl ErrorCode {
             Self::WorkerDied => "worker_died",
             Self::RequestEndsWorker => "request_ends_worker",
             Self::ModelRetired => "model_retired",
+            Self::ServerEnding => "server_ending",
             Self::SlowClient => "slow_client",
             Self::InternalError => "internal_error",
             Self::Other(word) => word,

@@ -41,7 +41,7 @@ pub const MAX_LOGIT_BIASES: usize = 1024;
 pub const MAX_LOGIT_BIAS: f32 = 100.0;
 /// The most likely tokens that are told beside each one chosen.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
-/// The most answers to one request (`n`); each one takes a place of its own in the queue.
+/// The most answers to one prompt (`n`); each one takes a place of its own in the queue.
 pub const MAX_CHOICES: u32 = 16;
 /// The most answers to one request on `/v1/completions`: its prompts times `n`.
 pub const MAX_PROMPT_CHOICES: u32 = 128;

@@ -113,6 +113,17 @@ impl Place {
             Self::StreamOptions => "`stream_options`",
         }
     }
+
+    /// The address whose bodies it is, where it is a body.
+    fn address(self) -> Option<&'static str> {
+        match self {
+            Self::Chat => Some("/v1/chat/completions"),
+            Self::Text => Some("/v1/completions"),
+            Self::Embeddings => Some("/v1/embeddings"),
+            Self::Rerank => Some("/v1/rerank"),
+            _ => None,
+        }
+    }
 }
 
 impl Treatment {
@@ -146,12 +157,23 @@ fn says_no_thought(value: &Value) -> bool {
     match value {
         Value::Bool(thinks) => !thinks,
         Value::String(word) => ["none", "off", "disabled"].contains(&word.as_str()),
-        Value::Object(fields) => fields.iter().all(|(name, value)| {
-            ["type", "enable_thinking", "thinking", "effort", "reasoning_effort"].contains(&name.as_str())
-                && (is_empty(value) || (!value.is_object() && says_no_thought(value)))
-        }),
+        Value::Object(_) => more_than_no_thought(value).is_none(),
         _ => false,
     }
+}
+
+/// The first name in an object about thinking that says more than that nothing is to be thought.
+fn more_than_no_thought(value: &Value) -> Option<&str> {
+    let says_no_more = |name: &str, value: &Value| {
+        let is_known = ["type", "enable_thinking", "thinking", "effort", "reasoning_effort"].contains(&name);
+        is_empty(value) || (is_known && !value.is_object() && says_no_thought(value))
+    };
+    value.as_object()?.iter().find(|(name, value)| !says_no_more(name, value)).map(|(name, _)| name.as_str())
+}
+
+/// Whether nothing is said by a value, nor by anything in it where it is an object.
+pub(crate) fn is_empty_throughout(value: &Value) -> bool {
+    is_empty(value) || value.as_object().is_some_and(|fields| fields.values().all(is_empty))
 }
 
 impl Neutral {
@@ -205,7 +227,7 @@ pub(crate) fn refuse(place: Place, object: &Map<String, Value>, prefix: &str) ->
     for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
         match find(place, name) {
             Some(Treatment::Refused(neutral, instead)) if !neutral.accepts(value) => {
-                return Err(refused(format!("{prefix}{name}"), neutral, instead));
+                return Err(refused(format!("{prefix}{name}"), value, neutral, instead));
             }
             None => return Err(unknown(place, name, prefix)),
             Some(_) => {}
@@ -231,28 +253,39 @@ pub fn cannot_stop_thinking(param: &'static str) -> ApiError {
     ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::UnsupportedParameter, message)
 }
 
-fn refused(param: String, neutral: Neutral, instead: &str) -> ApiError {
+fn refused(param: String, value: &Value, neutral: Neutral, instead: &str) -> ApiError {
     let or = match neutral.words() {
         words if words.is_empty() => String::new(),
-        words => format!(", or {words}"),
+        words => format!(", or let it be {words}"),
+    };
+    let within = match (neutral, more_than_no_thought(value)) {
+        (NoThought, Some(name)) => format!(" because of its `{}`", shown(name)),
+        _ => String::new(),
     };
     let instead = if instead.is_empty() { String::new() } else { format!(" Instead: {instead}.") };
-    let message = format!("`{param}` is not supported by this server; leave it out{or}.{instead}");
+    let message = format!("`{param}` is not supported by this server{within}; leave it out{or}.{instead}");
     ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::UnsupportedParameter, message)
 }
 
 /// A name that is not known in its place: which one was meant, or where it belongs.
 fn unknown(place: Place, name: &str, prefix: &str) -> ApiError {
-    // A name is the client's and of any length; an error repeats a bounded part of it.
-    let shown: String = name.chars().take(MAX_SHOWN_NAME_CHARS).collect();
+    let shown = shown(name);
     let param = format!("{prefix}{shown}");
     let hint = match (elsewhere(name), nearest(place, &shown)) {
-        (Some(other), _) => format!("it belongs to {}; leave it out", other.words()),
+        (Some(other), _) => match other.address() {
+            Some(address) => format!("it belongs to {}, POST {address}; leave it out here", other.words()),
+            None => format!("it belongs to {}; leave it out", other.words()),
+        },
         (None, Some(meant)) => format!("did you mean `{prefix}{meant}`? Otherwise leave it out"),
         (None, None) => String::from("leave it out"),
     };
     let message = format!("`{param}` is not known in {}: {hint}.", place.words());
     ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::UnknownParameter, message)
+}
+
+/// What an error repeats of a name, which is the client's and of any length.
+fn shown(name: &str) -> String {
+    name.chars().take(MAX_SHOWN_NAME_CHARS).collect()
 }
 
 /// The name that is obeyed in a place and most like another.
@@ -326,6 +359,12 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "generation_prompt", Refused(Empty, "")),
     at(GENERATION, "image_data", Refused(Empty, "")),
     at(GENERATION, "multimodal_data", Refused(Empty, "")),
+    at(
+        GENERATION,
+        "options",
+        Refused(Empty, "name each of them beside `model`; `num_ctx` is --ctx-size, when the server starts"),
+    ),
+    at(GENERATION, "keep_alive", NoEffect("a model stays loaded as long as it is served")),
     at(GENERATION, "system_prompt", Refused(Empty, "send it as a message with the role system")),
     at(&[Chat, Embeddings], "media_io_kwargs", NoEffect(NO_MEDIA)),
     at(&[Chat, Embeddings, Rerank], "mm_processor_kwargs", NoEffect(NO_MEDIA)),
@@ -395,6 +434,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "response_format", Obeyed),
     at(GENERATION, "json_schema", Obeyed),
     at(GENERATION, "grammar", Obeyed),
+    at(GENERATION, "format", Refused(Empty, "ask with `response_format`, such as {\"type\": \"json_object\"}")),
     at(GENERATION, "grammar_lazy", Refused(False, "")),
     at(GENERATION, "grammar_triggers", Refused(Empty, "")),
     at(GENERATION, "preserved_tokens", Refused(Empty, "")),

@@ -10,7 +10,7 @@ use crate::format::{Format, chat_logprobs, text_logprobs};
 use crate::inputs::{Bounds, TextInput, inputs};
 use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_TOP_LOGPROBS};
 use crate::messages::{Message, messages};
-use crate::parameters::{PARAMETERS, Parameter, Place, is_empty};
+use crate::parameters::{PARAMETERS, Parameter, Place, is_empty_throughout};
 use crate::sampling::{COMPLETION_MAX_TOKENS, Sampling};
 
 /// Who is served first.
@@ -307,7 +307,8 @@ pub(crate) fn model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
 /// The parameter that says that a model is not to think; those that say that it is have been refused.
 fn unthinking(fields: &Fields<'_>) -> Option<&'static str> {
     let says_no = |parameter: &&Parameter| {
-        parameter.treatment.is_about_thinking() && fields.get(parameter.name).is_some_and(|value| !is_empty(value))
+        parameter.treatment.is_about_thinking()
+            && fields.get(parameter.name).is_some_and(|value| !is_empty_throughout(value))
     };
     PARAMETERS.iter().filter(|parameter| parameter.places.contains(&Place::Chat)).find(says_no).map(|found| found.name)
 }

@@ -205,7 +205,8 @@ fn a_name_that_is_spelt_wrong_is_told_the_right_one() {
         (Place::Rerank, "document", "did you mean `documents`?"),
         (Place::Message, "contents", "did you mean `messages[2].content`?"),
         (Place::StreamOptions, "usage", "leave it out"),
-        (Place::Text, "messages", "it belongs to chats"),
+        (Place::Text, "messages", "it belongs to chats, POST /v1/chat/completions"),
+        (Place::Chat, "prompt", "it belongs to texts, POST /v1/completions"),
         (Place::Chat, "dimensions", "it belongs to embeddings"),
         (Place::Embeddings, "query", "it belongs to rankings"),
     ] {
@@ -216,6 +217,26 @@ fn a_name_that_is_spelt_wrong_is_told_the_right_one() {
         assert_eq!(error.code, ErrorCode::UnknownParameter);
         assert!(error.message.contains(meant), "{given}: {error}");
     }
+}
+
+#[test]
+fn what_is_refused_is_told_in_a_sentence_with_what_there_is_instead() {
+    for (place, name, value, told) in [
+        (Place::Chat, "format", json!("json"), "Instead: ask with `response_format`"),
+        (Place::Chat, "options", json!({"num_ctx": 4096}), "`num_ctx` is --ctx-size"),
+        (
+            Place::Chat,
+            "chat_template_kwargs",
+            json!({"enable_thinking": false, "foo": 1}),
+            "because of its `foo`; leave it out, or let it be false or \"none\"",
+        ),
+    ] {
+        let error = ask(place, Map::from_iter([(name.to_owned(), value)])).unwrap_err();
+        assert!(error.message.contains(told), "{name}: {error}");
+    }
+    let long = json!({"x".repeat(100_000): 1});
+    let error = ask(Place::Chat, Map::from_iter([("chat_template_kwargs".to_owned(), long)])).unwrap_err();
+    assert!(error.message.len() < 1000, "{}", error.message.len());
 }
 
 #[test]

@@ -24,6 +24,10 @@ pub(super) struct Failure {
     retry_after: Option<Duration>,
 }
 
+/// The word for programs of the error that an answer is, for the log.
+#[derive(Clone, Debug)]
+pub(super) struct Told(pub(super) ErrorCode);
+
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
         Self { error, retry_after: None }
@@ -95,6 +99,7 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(self.error.to_response())).into_response();
+        response.extensions_mut().insert(Told(self.error.code.clone()));
         if let Some(after) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));
         }
@@ -140,6 +145,9 @@ pub(super) fn of_generation(error: GenerationError, names: Names) -> ApiError {
         GenerationError::EndsWorker => ends_worker(message),
         GenerationError::Retired => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
+        }
+        GenerationError::ServerEnds => {
+            ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ServerEnding, message)
         }
         GenerationError::SlowClient(_) => {
             ApiError::new(408, ErrorKind::InvalidRequestError, ErrorCode::SlowClient, message)
@@ -241,6 +249,7 @@ mod tests {
             (of_submission(SubmitError::Unsupported("no")).error, 501, "unsupported_operation"),
             (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
             (taken(GenerationError::Retired), 503, "model_retired"),
+            (taken(GenerationError::ServerEnds), 503, "server_ending"),
             (Failure::too_much_to_collect(TooMuch::Own).error, 400, "answer_too_large"),
             (Failure::too_much_to_collect(TooMuch::Everyone).error, 503, "overloaded"),
             (taken(GenerationError::SlowClient(Slowness::Overrun)), 408, "slow_client"),

@@ -23,6 +23,7 @@ use super::errors::{Failure, of_submission, unanswered};
 use super::middleware::{CountedLater, RequestIdentity};
 use super::params::{Names, Scheduling, params, priority_of, seed_of};
 use super::{App, body, stream};
+use crate::console::ENDED;
 use crate::limits::SUBMIT_ATTEMPTS;
 use crate::metrics::{Latencies, Metrics, Outcome, Route, VersionLabels};
 use crate::output::Collected;
@@ -189,6 +190,8 @@ pub(super) struct Observed {
     /// `None` where there is but one.
     priority: Option<Priority>,
     status: u16,
+    /// The word for programs of what it failed with.
+    code: Option<ErrorCode>,
     outcome: Outcome,
     usage: gantry_engine::Usage,
     first_token: Option<Duration>,
@@ -217,6 +220,7 @@ impl Observed {
             origin,
             priority,
             status: 200,
+            code: None,
             // What a generation is that nobody waited for to the end.
             outcome: Outcome::Disconnected,
             usage: gantry_engine::Usage::default(),
@@ -273,20 +277,22 @@ impl Observed {
                 ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
             }
             Err(failure) => {
-                self.refused(failure.error.status);
+                self.refused(&failure.error);
                 failure.into_response()
             }
         }
     }
 
     /// It failed before its first byte.
-    pub(super) fn refused(&mut self, status: u16) {
-        self.status = status;
-        self.outcome = Outcome::of_status(status);
+    pub(super) fn refused(&mut self, error: &ApiError) {
+        self.status = error.status;
+        self.code = Some(error.code.clone());
+        self.outcome = Outcome::of_status(error.status);
     }
 
     /// It failed after its first byte.
-    pub(super) fn broken(&mut self) {
+    pub(super) fn broken(&mut self, error: &ApiError) {
+        self.code = Some(error.code.clone());
         self.outcome = Outcome::Broken;
     }
 }
@@ -302,6 +308,7 @@ impl Drop for Observed {
             route = self.route.as_str(),
             version = self.version.version,
             status = self.status,
+            code = self.code.as_ref().map(ErrorCode::as_str),
             outcome = self.outcome.as_str(),
             priority = self.priority.map(Priority::as_str),
             choices = self.last_tokens.len(),
@@ -310,7 +317,8 @@ impl Drop for Observed {
             completion_tokens = self.usage.completion_tokens,
             first_token_ms = self.first_token.map(|d| d.as_secs_f64() * 1e3),
             duration_ms = self.origin.arrival.elapsed().as_secs_f64() * 1e3,
-            "request ended"
+            "{}",
+            ENDED
         );
     }
 }
@@ -345,6 +353,7 @@ mod tests {
                 },
                 priority: None,
                 status: 200,
+                code: None,
                 outcome: Outcome::Disconnected,
                 usage: gantry_engine::Usage::default(),
                 first_token: None,

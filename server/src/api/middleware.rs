@@ -1,6 +1,7 @@
 //! What every request gets: an id, and a place in the counts.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
@@ -9,11 +10,16 @@ use axum::response::Response;
 use tracing::Instrument;
 
 use super::App;
+use super::errors::Told;
+use crate::console::ENDED;
 use crate::limits::MAX_REQUEST_ID_BYTES;
 use crate::metrics::{Outcome, Route, VersionLabels};
 
 /// The header that names a request, in both directions.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Addresses that are asked time and again by nobody who waits for an answer.
+const PROBES: [&str; 5] = ["/health", "/v1/health", "/healthz", "/readyz", "/metrics"];
 
 /// A request's id: the client's own, if it is short and plain, or a fresh one.
 #[derive(Clone)]
@@ -49,11 +55,29 @@ pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: N
         path if path.starts_with("/v1/models") => Route::Models,
         _ => Route::Other,
     };
+    // Who asks them asks for ever.
+    let is_probe = PROBES.contains(&request.uri().path());
+    let identity = request.extensions().get::<RequestIdentity>().cloned();
+    let arrival = Instant::now();
     let response = next.run(request).await;
     if response.extensions().get::<CountedLater>().is_none() {
         let status = response.status().as_u16();
-        // What came to a version counts itself.
-        app.metrics.request_ended(route, &VersionLabels::default(), status, Outcome::of_status(status));
+        let outcome = Outcome::of_status(status);
+        // What came to a version counts and logs itself.
+        app.metrics.request_ended(route, &VersionLabels::default(), status, outcome);
+        if !is_probe {
+            let code = response.extensions().get::<Told>().map(|told| told.0.as_str());
+            tracing::info!(
+                request_id = identity.as_ref().and_then(|id| id.0.to_str().ok()),
+                route = route.as_str(),
+                status,
+                code,
+                outcome = outcome.as_str(),
+                duration_ms = arrival.elapsed().as_secs_f64() * 1e3,
+                "{}",
+                ENDED
+            );
+        }
     }
     response
 }

@@ -149,7 +149,7 @@ impl App {
 
 /// All addresses.
 pub fn routes(app: &Arc<App>) -> axum::Router {
-    axum::Router::new()
+    let posts = axum::Router::new()
         .route(CHAT, post(generate::chat))
         .route("/chat/completions", post(generate::chat))
         .route(TEXT, post(generate::completion))
@@ -158,6 +158,8 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .route("/v1/reranking", post(pooled::rerank))
         .route("/rerank", post(pooled::rerank))
         .route("/reranking", post(pooled::rerank))
+        .method_not_allowed_fallback(paths::takes_post);
+    let gets = axum::Router::new()
         .route(MODELS, get(models::list))
         .route("/models", get(models::list))
         .route("/props", get(props::props))
@@ -165,8 +167,10 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .merge(probes())
         .route("/health", get(ready::health))
         .route("/v1/health", get(ready::health))
+        .method_not_allowed_fallback(paths::takes_get);
+    posts
+        .merge(gets)
         .fallback(paths::unknown_url)
-        .method_not_allowed_fallback(paths::wrong_method)
         .with_state(Arc::clone(app))
         .layer(CatchPanicLayer::custom(errors::panicked))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))

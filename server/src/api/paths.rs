@@ -28,7 +28,8 @@ pub(super) async fn unknown_url(request: Request) -> Failure {
     let (method, path) = (request.method(), request.uri().path());
     let meant = path.trim_end_matches('/');
     let meant = if meant.is_empty() { "/" } else { meant };
-    let hint = ELSEWHERE.iter().find(|(known, _)| *known == meant).map(|(_, hint)| format!(" Instead: {hint}."));
+    let hint = ELSEWHERE.iter().find(|(known, _)| *known == meant).map(|(_, hint)| *hint).or_else(|| doubled(meant));
+    let hint = hint.map(|hint| format!(" Instead: {hint}."));
     let message = format!(
         "There is no {method} {path} here; there are POST {CHAT}, {TEXT}, {EMBEDDINGS} and {RERANK}, and GET {MODELS}, /props, \
          /health, /healthz, /readyz and /metrics.{}",
@@ -37,10 +38,29 @@ pub(super) async fn unknown_url(request: Request) -> Failure {
     ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
 }
 
-pub(super) async fn wrong_method(request: Request) -> Failure {
-    let (method, path) = (request.method(), request.uri().path());
-    // An address here takes GET or POST, and HEAD with GET.
-    let other = if method.is_safe() { "POST" } else { "GET" };
-    let message = format!("{path} does not take {method}, but {other}.");
+/// What is to be said where a client put its part of an address behind all of another.
+fn doubled(path: &str) -> Option<&'static str> {
+    let is_behind = |address: &str| path.strip_prefix(address).is_some_and(|rest| rest.starts_with('/'));
+    if path.starts_with("/v1/v1/") {
+        return Some("the client adds /v1 by itself: leave it out of the base URL that it is given");
+    }
+    [CHAT, TEXT, EMBEDDINGS, RERANK, MODELS]
+        .iter()
+        .any(|address| is_behind(address))
+        .then_some("the client adds the rest of the address by itself: the base URL that it is given ends with /v1")
+}
+
+/// What is said at an address that takes POST alone, of any other method.
+pub(super) async fn takes_post(request: Request) -> Failure {
+    wrong_method(&request, "POST")
+}
+
+/// What is said at an address that takes GET alone, and HEAD with it, of any other method.
+pub(super) async fn takes_get(request: Request) -> Failure {
+    wrong_method(&request, "GET and HEAD")
+}
+
+fn wrong_method(request: &Request, others: &str) -> Failure {
+    let message = format!("{} does not take {}, but {others}.", request.uri().path(), request.method());
     ApiError::new(405, ErrorKind::InvalidRequestError, ErrorCode::MethodNotAllowed, message).into()
 }

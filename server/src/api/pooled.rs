@@ -21,7 +21,7 @@ use super::params::{Names, Scheduling, engine_priority};
 use super::{App, body};
 use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, SUBMIT_ATTEMPTS};
 use crate::metrics::Route;
-use crate::version::{PoolRequest, Pooled, SubmitError, Version};
+use crate::version::{GenerationError, PoolRequest, Pooled, SubmitError, Version};
 
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let origin = Origin::read(&request)?;
@@ -129,7 +129,11 @@ async fn answer_with<S: Send + Sync + 'static>(
             let written = app.writers.write(bytes, share, |_, _| Ok(()), move || write(model, output)).await;
             written.map(|body| (body, usage))
         }
-        Err(error) => Err(unanswered(error, names, version.retry_after())),
+        Err(error) => {
+            let ends = app.is_draining() && error == GenerationError::Retired;
+            let error = if ends { GenerationError::ServerEnds } else { error };
+            Err(unanswered(error, names, version.retry_after()))
+        }
     };
     let mut response = observed.settle(result);
     response.extensions_mut().insert(CountedLater);

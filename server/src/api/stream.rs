@@ -33,7 +33,7 @@ pub(super) async fn respond(
     let first = match timeout(KEEP_ALIVE_PERIOD, choices.next()).await {
         Ok(Some((_, Err(error)))) => {
             let failure = unanswered(error, names, version.retry_after());
-            observed.refused(failure.error.status);
+            observed.refused(&failure.error);
             return failure.into_response();
         }
         Ok(first) => first,
@@ -44,7 +44,7 @@ pub(super) async fn respond(
         Ok(writer) => writer,
         Err(error) => {
             let failure = Failure::internal(&error);
-            observed.refused(failure.error.status);
+            observed.refused(&failure.error);
             return failure.into_response();
         }
     };
@@ -138,7 +138,7 @@ impl Feed {
     }
 
     fn broken(&mut self, error: &ApiError) -> Flow {
-        self.observed.broken();
+        self.observed.broken(error);
         self.writer.broken(error);
         Flow::End
     }

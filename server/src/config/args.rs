@@ -5,25 +5,26 @@ use std::path::{Path, PathBuf};
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
-/// What most people look for.
-const MOST_USED: &str = "\
-`gantry-server FILE` is short for `gantry-server serve FILE`, which takes llama-server's flags. The most used of them:
-  -m, --model FILE           the GGUF file, instead of FILE
-      --host HOST            the address to listen on [127.0.0.1]
-      --port PORT            the port to listen on [8080]
-  -c, --ctx-size TOKENS      context of all sequences together [as the model was trained]
-  -np, --parallel N          requests that generate at once [8]
-  -t, --threads N            threads that compute [one less than the processors]
-  -ngl, --n-gpu-layers N     layers on GPUs [all that can be]
-  -a, --alias NAME           the model's name for clients [the file's]
-      --embeddings           embed texts on /v1/embeddings, too
+/// What most people look for: flags of `serve`, what each is, and what it is left out, where the parser's default is not that
+/// in words.
+pub(super) const MOST_USED: &[(&str, &str, Option<&str>)] = &[
+    ("model", "the GGUF file, instead of FILE", None),
+    ("host", "the address to listen on", Some(SERVE_HOST)),
+    ("port", "the port to listen on", None),
+    ("ctx-size", "context of all sequences together", Some("as the model was trained")),
+    ("parallel", "requests that generate at once", None),
+    ("threads", "threads that compute", Some("one less than the processors")),
+    ("n-gpu-layers", "layers on GPUs", Some("all that can be")),
+    ("alias", "the model's name for clients", Some("the file's")),
+    ("embeddings", "embed texts on /v1/embeddings, too", None),
+];
 
-All flags: gantry-server serve --help";
+/// Where `serve` listens unless it is told.
+pub(super) const SERVE_HOST: &str = "127.0.0.1";
 
 /// Gantry's inference server.
 #[derive(Debug, Parser)]
 #[command(name = "gantry-server", version, about, max_term_width = 120)]
-#[command(after_help = MOST_USED)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

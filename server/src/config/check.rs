@@ -154,7 +154,10 @@ impl Check {
             Ok(found) if found.is_file() => return,
             Ok(found) if found.is_dir() => "is a directory: name the file in it".to_owned(),
             Ok(_) => "is a pipe, a device or a socket".to_owned(),
-            Err(error) if error.kind() == ErrorKind::NotFound => "is not there: no such file".to_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound => match path.read_link() {
+                Ok(target) => format!("is a link to {target:?}, which is not there"),
+                Err(_) => "is not there: no such file".to_owned(),
+            },
             Err(error) => format!("cannot be looked at: {error}"),
         };
         self.problem(format!("--{flag} must be a readable file, and {path:?} {why}"));

@@ -13,6 +13,7 @@ use std::path::Path;
 use clap::CommandFactory;
 
 use self::table::FLAGS;
+pub(super) use self::table::instead_of;
 use super::Cli;
 
 /// One of llama-server's flags, by all of its names.
@@ -159,7 +160,8 @@ fn names_a_command(word: &OsString) -> bool {
 /// Whether a first word that is no command can only be meant for `serve`: a flag, or a model's file. Anything else is a
 /// command that is spelt wrong, and the parser says which ones there are.
 fn is_served(word: &str) -> bool {
-    word.starts_with('-') || is_file(word)
+    // A folder is told to be one, and a link that leads nowhere, too.
+    word.starts_with('-') || is_file(word) || Path::new(word).symlink_metadata().is_ok()
 }
 
 /// Whether a word is the path of a file, whether it is there or not.
@@ -217,6 +219,9 @@ mod tests {
             ("-lv 3 a.gguf", "a.gguf", "RUST_LOG"),
             ("a.gguf -tb 8 -c 512", "a.gguf -c 512", "--threads"),
             ("a.gguf --keep -1", "a.gguf", "context"),
+            ("a.gguf --no-warmup", "a.gguf", "computes once"),
+            ("a.gguf --no-cache-prompt", "a.gguf", "beginnings"),
+            ("a.gguf --reasoning-preserve", "a.gguf", "template"),
         ] {
             let (words, moot, wrong) = translated(given);
             assert_eq!((words, wrong), (format!("serve {understood}"), vec![]), "{given}");
@@ -234,6 +239,15 @@ mod tests {
             ("-m a.gguf --version", "gantry-server --version"),
             ("-m a.gguf --control-vector-layer-range 1 2", "adapters"),
             ("-m a.gguf --chat-template", "template"),
+            ("a.gguf --no-reasoning-preserve", "template"),
+            ("a.gguf --served-model-name chat", "--alias"),
+            ("a.gguf --max-model-len 4096", "--ctx-size"),
+            ("a.gguf --num-ctx=4096", "--ctx-size"),
+            ("a.gguf --gpu-memory-utilization 0.9", "--gpu-memory says it, in MiB"),
+            ("a.gguf --tensor-parallel-size 2", "--tensor-split"),
+            ("a.gguf --max-num-seqs 4", "--parallel"),
+            ("a.gguf --keep-alive 5m", "stays loaded"),
+            ("a.gguf --system-prompt be-kind", "role system"),
         ] {
             let (_, moot, wrong) = translated(given);
             assert!(moot.is_empty() && wrong.len() == 1 && wrong[0].contains(says), "{given}: {wrong:?}");

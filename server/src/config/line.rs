@@ -10,6 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 
+use super::args::MOST_USED;
 use super::habits::{self, Translated};
 use super::{Cli, Command};
 
@@ -73,9 +74,30 @@ fn arguments(command: &str) -> Vec<Arg> {
     all.find_subcommand(command).map(|command| command.get_arguments().cloned().collect()).unwrap_or_default()
 }
 
-/// The parser, whose help of `serve` names llama-server's short forms, too.
+/// The flags that most people look for, with what they are when they are left out.
+fn most_used() -> String {
+    let all = arguments("serve");
+    let mut text = String::from(
+        "`gantry-server FILE` is short for `gantry-server serve FILE`, which takes llama-server's flags. The most used of them:\n",
+    );
+    for (flag, what, default) in MOST_USED {
+        let Some(argument) = all.iter().find(|argument| argument.get_long() == Some(flag)) else { continue };
+        let short = argument.get_short().map(|short| format!("-{short}"));
+        let short = short.or_else(|| habits::short_forms(flag).first().map(|&form| form.to_owned()));
+        let short = short.map_or_else(|| " ".repeat(4), |short| format!("{short}, "));
+        let value = argument.get_action().takes_values().then(|| argument.get_value_names()?.first()).flatten();
+        let named = format!("{short}--{flag} {}", value.map_or("", |name| name.as_str()));
+        let own = argument.get_default_values().first().filter(|_| value.is_some()).map(|own| own.to_string_lossy());
+        let default = default.map(str::to_owned).or_else(|| own.map(|own| own.into_owned()));
+        let default = default.map(|default| format!(" [{default}]")).unwrap_or_default();
+        text.push_str(&format!("  {named:<27}{what}{default}\n"));
+    }
+    text + "\nAll flags: gantry-server serve --help"
+}
+
+/// The parser, whose help names the flags that are used most, and that of `serve` llama-server's short forms, too.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommand("serve", |serve| {
+    Cli::command().after_help(most_used()).mut_subcommand("serve", |serve| {
         serve.mut_args(|argument| {
             let forms = argument.get_long().map(habits::short_forms).unwrap_or_default();
             if forms.is_empty() {
@@ -193,6 +215,7 @@ fn in_words(error: clap::Error, words: &[OsString]) -> clap::Error {
             _ => None,
         };
         let names = "serve, pod, validate and devices";
+        let meant = habits::instead_of(wrong).map(|instead| format!(" Instead: {instead}.")).or(meant);
         let message = format!(
             "'{wrong}' is no command, and there is no such file to serve; the commands are {names}.{}",
             meant.unwrap_or_default()

@@ -386,6 +386,9 @@ fn every_word_that_is_not_understood_is_told_at_once() {
         (&["pod", "--ctx-size", "512", "--pots", "x"], &["'--ctx-size' is for `serve`", "'--pots' is not a flag"]),
         (&["missing"], &["'missing' is no command, and there is no such file"]),
         (&["serv"], &["Did you mean 'serve'?"]),
+        (&["list"], &["'list' is no command", "`gantry-server validate FILE` looks at a file"]),
+        (&["run", "llama3"], &["'run' is no command", "`gantry-server FILE` serves"]),
+        (&["pull", "llama3"], &["'pull' is no command", "path of a GGUF file"]),
         (&["m.gguf", "-xyz"], &["'-xyz' is not a flag"]),
     ] {
         let error = read(line).expect_err(&line.join(" "));
@@ -425,10 +428,18 @@ fn an_error_says_where_the_flags_are_listed() {
         assert!(!error.contains("Usage: gantry-server <COMMAND>"), "{line:?}: {error}");
     }
     let help = read(&["--help"]).unwrap_err();
-    for (flag, short) in
-        [("model", "-m"), ("ctx-size", "-c"), ("parallel", "-np"), ("n-gpu-layers", "-ngl"), ("port", "")]
-    {
-        assert!(help.contains(&format!("--{flag} ")) && help.contains(short), "{flag} is not in {help}");
+    for line in [
+        "  -m, --model FILE           the GGUF file, instead of FILE",
+        "      --host HOST            the address to listen on [127.0.0.1]",
+        "      --port PORT            the port to listen on [8080]",
+        "  -c, --ctx-size TOKENS      context of all sequences together [as the model was trained]",
+        "  -np, --parallel N          requests that generate at once [8]",
+        "  -t, --threads N            threads that compute [one less than the processors]",
+        "  -ngl, --n-gpu-layers N     layers on GPUs [all that can be]",
+        "  -a, --alias NAME           the model's name for clients [the file's]",
+        "      --embeddings           embed texts on /v1/embeddings, too",
+    ] {
+        assert!(help.lines().any(|told| told.trim_end() == line), "{line:?} is not a line of {help}");
     }
     assert!(help.contains("gantry-server serve --help"), "{help}");
 }

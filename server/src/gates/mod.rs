@@ -15,6 +15,7 @@ pub mod objects;
 pub mod prompts;
 mod refusals;
 pub mod report;
+pub mod settings;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -145,6 +145,11 @@ impl Queue {
 
     /// Returns how much waits in all answers then.
     fn push(&mut self, item: Item, output: &Output) -> usize {
+        // Every model goes out of service as the server ends, which is the reason then.
+        let item = match item {
+            Err(GenerationError::Retired) if output.hurries() => Err(GenerationError::ServerEnds),
+            item => item,
+        };
         let bytes = PLACE_BYTES + item.as_ref().map_or(0, allocated_by);
         self.items.push_back((item, bytes));
         self.held_bytes += bytes;

@@ -32,10 +32,11 @@ pub enum GenerationError {
     )]
     EndsWorker,
     /// The version was retired and its time to drain ran out.
-    #[error(
-        "the answer was cut off before its end: the server was told to end at once, or its model was taken out of service"
-    )]
+    #[error("the answer was cut off before its end: its model was taken out of service")]
     Retired,
+    /// The server ends, and did not wait for the request any longer.
+    #[error("the answer was cut off before its end: the server was told to end, and waits no longer")]
+    ServerEnds,
     /// The client takes less than waits for it.
     #[error(
         "the client reads too slowly: {0}; read the stream as it comes, or ask for less of it: fewer `top_logprobs`, a smaller \

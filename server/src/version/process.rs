@@ -103,9 +103,17 @@ impl WorkerConfig {
     /// # Errors
     /// The program cannot be run, or cannot tell.
     pub async fn finds_gpus(&self) -> io::Result<bool> {
+        Ok(self.lacks_gpus().await?.is_none())
+    }
+
+    /// What there is to compute with where none of it is a GPU, in words; `None`: there is one.
+    ///
+    /// # Errors
+    /// The program cannot be run, or cannot tell.
+    pub async fn lacks_gpus(&self) -> io::Result<Option<String>> {
         // What is linked in computes on the CPU alone.
         if self.backend_dir.is_none() && gantry_engine::default_backend_dir().is_none() {
-            return Ok(false);
+            return Ok(Some(String::from("no directory of backends")));
         }
         let told = self.command("devices").stdin(Stdio::null()).kill_on_drop(true).output().await?;
         if !told.status.success() {
@@ -114,7 +122,8 @@ impl WorkerConfig {
         }
         let names = [DeviceKind::Gpu, DeviceKind::IntegratedGpu].map(|kind| format!(": {}, ", kind.as_str()));
         let text = String::from_utf8_lossy(&told.stdout);
-        Ok(text.lines().any(|line| names.iter().any(|name| line.contains(name))))
+        let has_gpu = text.lines().any(|line| names.iter().any(|name| line.contains(name)));
+        Ok((!has_gpu).then(|| text.lines().collect::<Vec<_>>().join("; ")))
     }
 
     fn command(&self, name: &str) -> Command {

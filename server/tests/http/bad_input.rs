@@ -162,13 +162,26 @@ async fn every_mistake_has_its_error_and_the_process_lives() {
         assert!(message.contains(address), "{message}");
         assert_ne!(server.get(address).await.status(), 404, "{address}");
     }
-    for (address, hint) in [("/", "/v1"), ("/completion/", TEXT), ("/v1/responses", CHAT), ("/slots", "/metrics")] {
+    for (address, hint) in [
+        ("/", "/v1"),
+        ("/completion/", TEXT),
+        ("/v1/responses", CHAT),
+        ("/slots", "/metrics"),
+        ("/v1/v1/chat/completions", "leave it out of the base URL"),
+        ("/v1/chat/completions/chat/completions", "the base URL that it is given ends with /v1"),
+        ("/v1/models/chat/completions", "the base URL that it is given ends with /v1"),
+    ] {
         let told: Value = server.get(address).await.json().await.unwrap();
         let (_, instead) = told["error"]["message"].as_str().unwrap().split_once("Instead: ").unwrap();
         assert!(instead.contains(hint), "{told}");
     }
     let told: Value = server.get(CHAT).await.json().await.unwrap();
     assert_eq!(told["error"]["message"], "/v1/chat/completions does not take GET, but POST.");
+    let request = server.client.request(Method::OPTIONS, server.url("/v1/models"));
+    let response = request.send().await.unwrap();
+    assert_eq!(response.headers()["allow"], "GET,HEAD");
+    let told: Value = response.json().await.unwrap();
+    assert_eq!(told["error"]["message"], "/v1/models does not take OPTIONS, but GET and HEAD.");
     let other = server.post(CHAT, &json!({"model": "standalone", "messages": []})).send().await.unwrap();
     assert_eq!(other.status(), 400, "messages come first");
     let other: Value = server

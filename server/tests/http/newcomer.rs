@@ -26,7 +26,7 @@ async fn one_request_may_use_the_trained_context_without_a_flag() {
     let refused: Value = server.post(CHAT, &long_chat(3000)).send().await.unwrap().json().await.unwrap();
     assert_eq!(refused["error"]["code"], "context_length_exceeded");
     let message = refused["error"]["message"].as_str().unwrap();
-    for part in ["2048", "--ctx-size", "spec.runtime.contextSize", "--parallel"] {
+    for part in ["2048", "leave --ctx-size (-c; in pods", "or have -np 1", "spec.runtime.contextSize", "--parallel"] {
         assert!(message.contains(part), "{message}");
     }
     assert!(server.log().contains("2048 tokens for each request, 8 at once"), "{}", server.log());
@@ -76,7 +76,11 @@ async fn a_file_that_tells_of_endless_training_is_served() {
     server.until_ready().await;
     let said = "131072 tokens for each request, 8 at once";
     await_condition("the record of what is served", async || server.log().contains(said)).await;
-    assert!(server.log().contains("trained for 2147483647, --ctx-size gives more"), "{}", server.log());
+    assert!(
+        server.log().contains("trained for 2147483647: for all of it leave -c out, or say -np 1 or -c "),
+        "{}",
+        server.log()
+    );
     assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
 }
 
@@ -109,12 +113,41 @@ async fn who_is_cut_off_is_told_why_and_no_worker_complains() {
     events.next().await.unwrap();
     server.signal("INT");
     await_condition("the drain", async || server.log().contains("a second signal cuts requests off")).await;
+    assert_eq!(server.log().matches("requests in flight have 120 s to end").count(), 1, "{}", server.log());
     server.signal("INT");
     let last = events.rest().await.pop().unwrap();
-    assert!(last.contains("the server was told to end at once"), "{last}");
+    assert!(last.contains("the server was told to end, and waits no longer"), "{last}");
+    assert!(last.contains("server_ending") && !last.contains("out of service"), "{last}");
     server.ended().await;
     let log = server.log();
     assert!(!log.contains("does not read its events") && !log.contains("\"ERROR\""), "{log}");
+}
+
+#[tokio::test]
+async fn every_request_that_ends_is_a_line_of_the_log_with_its_status_and_no_text() {
+    let server = Server::start(&[]).await;
+    server.ask("What is the capital of Peru?").await;
+    let secret = json!({"messages": [{"role": "user", "content": "xyzzy"}], "temperature": 9});
+    assert_eq!(server.post(CHAT, &secret).send().await.unwrap().status(), 400);
+    assert_eq!(server.post("/v1/nothing", &secret).send().await.unwrap().status(), 404);
+    assert_eq!(server.get("/metrics").await.status(), 200);
+    let ended = || -> Vec<(Value, Value, Value)> {
+        let log = server.log();
+        let records = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let ended = records.filter(|record| record["message"] == "request ended");
+        ended.map(|record| (record["route"].clone(), record["status"].clone(), record["code"].clone())).collect()
+    };
+    await_condition("the records", async || ended().len() >= 3).await;
+    let row = |route: &str, status: u16, code: Value| (json!(route), json!(status), code);
+    for wanted in [
+        row("chat_completions", 200, Value::Null),
+        row("chat_completions", 400, json!("invalid_value")),
+        row("other", 404, json!("unknown_url")),
+    ] {
+        assert_eq!(ended().iter().filter(|row| **row == wanted).count(), 1, "{wanted:?}: {:?}", ended());
+    }
+    let log = server.log();
+    assert!(!log.contains("xyzzy"), "{log}");
 }
 
 #[tokio::test]
@@ -141,10 +174,18 @@ fn mistakes_are_told_where_they_were_made() {
     let file = model("demo-v2.q8_0.gguf");
     let file = file.to_str().unwrap();
     let missing = [("GANTRY_MODEL", "./missing.gguf")];
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = folder.path().join("link");
+    std::os::unix::fs::symlink("gone.gguf", &nowhere).unwrap();
+    let nowhere = nowhere.to_str().unwrap();
     for (line, variables, code, says) in [
         (&["./missing.gguf"][..], &[][..], 2, "\"./missing.gguf\" is not there: no such file"),
         (&["./missing"], &[], 2, "\"./missing\" is not there: no such file"),
         (&["/tmp"], &[], 2, "\"/tmp\" is a directory"),
+        (&["tests"], &[], 2, "\"tests\" is a directory: name the file in it"),
+        (&[nowhere], &[], 2, "is a link to \"gone.gguf\", which is not there"),
+        (&["run", "llama3"], &[], 2, "'run' is no command"),
+        (&["validate", file, "--header-only", "-fa", "on"], &[], 0, "warning: '-fa' changes nothing here"),
         (&["validate", "/tmp"], &[], 2, "\"/tmp\" is a directory: name the file in it"),
         (&["validate", "./missing.gguf"], &[], 2, "\"./missing.gguf\" is not there: no such file"),
         (&["validate", "/dev/null"], &[], 2, "\"/dev/null\" is a pipe, a device or a socket"),
@@ -155,6 +196,10 @@ fn mistakes_are_told_where_they_were_made() {
         (&[file], &[("GANTRY_EMBEDDINGS", "x")], 2, "GANTRY_EMBEDDINGS, which stands for --embeddings, may not be"),
         (&[file, "--memory-limit", "10"], &[], 2, "from 64 to 16777216 MiB, not \"10\""),
         (&[file, "--memory-limit", "64", "-c", "1000000", "--port", "0"], &[], 1, "--memory-limit 64 is too low"),
+        (&["validate", file, "--header-only"], &[], 0, "can be used here: enough"),
+        (&[file, "-ngl", "99", "--port", "0"], &[], 1, "`make cuda` in a checkout"),
+        (&[file, "--reranking", "--port", "0"], &[], 1, "leave --reranking out"),
+        (&[file, "--embeddings", "--port", "0"], &[], 1, "choose one (--pooling mean, cls or last)"),
         (&[file, "--list-devices"], &[], 2, "`gantry-server devices` lists them"),
         (&[file, "--frobnicate"], &[], 2, "`gantry-server serve --help` lists its flags"),
         (&["--help"], &[], 0, "All flags: gantry-server serve --help"),
@@ -165,6 +210,7 @@ fn mistakes_are_told_where_they_were_made() {
         assert_eq!(ended, Some(code), "{line:?}: {text}");
         assert!(text.contains(says), "{line:?}: {text}");
         assert!(!text.contains("two models"), "{line:?}: {text}");
+        assert!(code == 0 || !(text.contains("listening") || text.contains("shutting down")), "{line:?}: {text}");
     }
 }
 

@@ -79,7 +79,9 @@ impl Model {
 /// A score of a model without a classifier would be one number of its hidden state.
 pub(super) fn check(model: &Model, pooling: Pooling) -> Result<(), ContextError> {
     if pooling == Pooling::Rank && model.pooling() != Some(Pooling::Rank) {
-        return Err(ContextError::Params(String::from("the model is no reranker: its file names no rank pooling")));
+        return Err(ContextError::Params(String::from(
+            "the model is no reranker, since its file names no rank pooling: leave out --reranking, or serve a reranker",
+        )));
     }
     Ok(())
 }

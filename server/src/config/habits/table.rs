@@ -24,6 +24,7 @@ const FIT: &str = "context and layers that are not named are chosen to fit the m
 const NO_CORS: &str = "pages of other origins are not allowed yet: a proxy or ingress in front of it can allow them";
 const TIMEOUT: &str = "--queue-timeout bounds a request's wait, and --drain-timeout the end";
 const SLOTS: &str = "/metrics says what its sequences do";
+const ALL_OF_MESSAGES: &str = "the template gets all that messages have";
 const REASONING: &str = "what a model thinks stays in its answer";
 
 const SAMPLING: &str = "requests say how tokens are chosen, each for itself";
@@ -40,6 +41,9 @@ const NO_TOOLS: &str = "tools are not supported yet";
 const NO_PAGES: &str = "there are no pages for browsers: point one of the many at /v1";
 const ONE_MODEL: &str = "one process serves one model: start one for each";
 const IN_FILE: &str = "the model's file says it";
+const ITS_CONTEXT: &str =
+    "--ctx-size is the context of all --parallel together, and --ctx-size 0 what the model was trained for";
+const SYSTEM_PROMPT: &str = "requests say it, each for itself: a message with the role system";
 const NO_PLACES: &str = "--n-gpu-layers and --gpu-memory say what is on GPUs";
 
 const fn flag(names: &'static [&'static str], takes: Takes, habit: Habit) -> Flag {
@@ -63,7 +67,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["-kvu", "--kv-unified"], Nothing, Is(&["--kv-layout", "unified"])),
     flag(&["-no-kvu", "--no-kv-unified"], Nothing, Is(&["--kv-layout", "split"])),
     // Always so.
-    flag(&["--jinja", "--metrics", "--warmup", "--no-warmup", "--cache-prompt"], Nothing, Done),
+    flag(&["--jinja", "--metrics", "--warmup", "--cache-prompt"], Nothing, Done),
     flag(&["-cb", "--cont-batching", "--no-context-shift", "--no-mmap", "--offline"], Nothing, Done),
     flag(&["--no-webui", "--no-ui", "-no-ag", "--no-agent", "--no-slots", "--no-perf"], Nothing, Done),
     flag(&["--no-webui-mcp-proxy", "--no-ui-mcp-proxy", "--no-models-autoload"], Nothing, Done),
@@ -109,11 +113,9 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--log-jsonl", "--no-log-jsonl", "--log-prefix", "--no-log-prefix"], Nothing, Moot(LOG_FORM)),
     flag(&["--log-timestamps", "--no-log-timestamps"], Nothing, Moot(LOG_FORM)),
     flag(&["--log-colors"], Perhaps, Moot("NO_COLOR turns colours off")),
-    flag(
-        &["--reasoning-preserve", "--no-reasoning-preserve"],
-        Nothing,
-        Moot("the template gets all that messages have"),
-    ),
+    flag(&["--reasoning-preserve"], Nothing, Moot(ALL_OF_MESSAGES)),
+    flag(&["--no-warmup"], Nothing, Moot("a model computes once before it is served, which shows that it can")),
+    flag(&["--no-cache-prompt"], Nothing, Moot(PREFIXES)),
     flag(&["--spec-draft-n-min", "--draft-min", "--draft-n-min", "--spec-draft-p-split"], Value, Moot(SPEED)),
     flag(&["--draft-p-split", "--spec-draft-p-min", "--draft-p-min", "--spec-type"], Value, Moot(SPEED)),
     flag(
@@ -180,7 +182,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--embd-normalize"], Value, Refused(&["2"], "vectors have the Euclidean norm 1")),
     flag(&["-sp", "--special"], Nothing, Refused(&[], "special tokens are never part of an answer's text")),
     flag(&["--context-shift"], Nothing, Refused(&[], SHIFT)),
-    flag(&["--no-cache-prompt"], Nothing, Refused(&[], PREFIXES)),
+    flag(&["--no-reasoning-preserve"], Nothing, Refused(&[], ALL_OF_MESSAGES)),
     flag(&["--slot-save-path"], Value, Refused(&[], "--cache-disk-dir keeps prompts over restarts")),
     flag(
         &["--kv-unified-per-slot"],
@@ -261,4 +263,36 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["-ag", "--agent"], Nothing, Refused(&[], NO_TOOLS)),
     flag(&["--log-file"], Value, Refused(&[], "the log is on standard error: send it to a file with 2>FILE")),
     flag(&["--log-prompts-dir"], Value, Refused(&[], "no prompt and no answer is ever logged")),
+    // Of vLLM and Ollama, whose names are like those of other flags here.
+    flag(&["--served-model-name"], Value, Refused(&[], "--alias names the model")),
+    flag(&["--max-model-len", "--num-ctx", "--num_ctx"], Value, Refused(&[], ITS_CONTEXT)),
+    flag(&["--gpu-memory-utilization"], Value, Refused(&[], "--gpu-memory says it, in MiB")),
+    flag(
+        &["--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"],
+        Value,
+        Refused(&[], "all GPUs are used; --device, --split-mode and --tensor-split say which, and how"),
+    ),
+    flag(&["--data-parallel-size", "-dp"], Value, Refused(&[], "--workers is how many serve side by side")),
+    flag(&["--max-num-seqs"], Value, Refused(&[], "--parallel is how many generate at once")),
+    flag(&["--max-num-batched-tokens"], Value, Refused(&[], BATCH)),
+    flag(&["--kv-cache-dtype"], Value, Refused(&["auto"], "--cache-type-k says it: f16, q8_0 or q4_0")),
+    flag(&["--enable-prefix-caching"], Nothing, Done),
+    flag(&["--no-enable-prefix-caching"], Nothing, Moot(PREFIXES)),
+    flag(&["--keep-alive", "--keepalive"], Value, Refused(&["-1"], "a model stays loaded as long as it is served")),
+    flag(&["--system-prompt", "--system"], Value, Refused(&[], SYSTEM_PROMPT)),
 ];
+
+/// What other servers call their commands, and what there is here for them.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (
+        &["run", "start", "chat"],
+        "`gantry-server FILE` serves a model's file to clients; there are no chats at the terminal",
+    ),
+    (&["list", "ls", "ps", "show"], "there is no store of models: `gantry-server validate FILE` looks at a file"),
+    (&["pull", "push", "create", "download"], NO_DOWNLOAD),
+];
+
+/// What to do instead of another server's command.
+pub(in crate::config) fn instead_of(command: &str) -> Option<&'static str> {
+    COMMANDS.iter().find(|(names, _)| names.contains(&command)).map(|(_, instead)| *instead)
+}

@@ -22,22 +22,27 @@ pub struct LimitTooLow {
     pub least_bytes: u64,
     /// What they may.
     pub limit_bytes: u64,
+    /// Whether several workers were asked for, which one request does not need.
+    pub several_workers: bool,
 }
 
 impl Display for LimitTooLow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let (need, least, limit) = (mib(self.required_bytes), mib(self.least_bytes), mib(self.limit_bytes));
-        write!(f, "--memory-limit {limit} is too low: so the model takes about {need} MiB, ")?;
+        write!(f, "--memory-limit {limit} is too low: the model takes about {need} MiB with these settings, and ")?;
         if self.least_bytes <= self.limit_bytes {
+            let workers = if self.several_workers { " --workers 1" } else { "" };
             write!(
                 f,
-                "and {least} MiB for one request of {MIN_POOL_TOKENS} tokens; allow {need}, or lower --ctx-size or --parallel"
+                "{least} MiB for one request at a time of {MIN_POOL_TOKENS} tokens; allow {need}, or give it less to do: \
+                 -c {MIN_POOL_TOKENS} -np 1{workers}"
             )
         } else {
             write!(
                 f,
-                "and {least} MiB even for one request of {MIN_POOL_TOKENS} tokens; allow more, or serve a smaller model"
+                "{least} MiB even for one request at a time of {MIN_POOL_TOKENS} tokens; allow {least} with \
+                 -c {MIN_POOL_TOKENS} -np 1, or serve a smaller model"
             )
         }
     }
@@ -65,7 +70,8 @@ pub fn check_limit(
     }
     let mut least = RuntimeSettings { ctx_size: MIN_POOL_TOKENS, parallel: 1, workers: Some(1), ..runtime.clone() };
     least.engine.kv_layout = KvLayout::Auto;
-    Err(LimitTooLow { required_bytes, least_bytes: takes(&least).min(required_bytes), limit_bytes })
+    let several_workers = runtime.workers.is_some_and(|workers| workers > 1);
+    Err(LimitTooLow { required_bytes, least_bytes: takes(&least).min(required_bytes), limit_bytes, several_workers })
 }
 
 #[cfg(test)]
@@ -74,9 +80,13 @@ mod tests {
     use super::*;
 
     fn told(limit_mib: u64, ctx_size: u32) -> Option<String> {
+        told_of(limit_mib, ctx_size, RuntimeSettings::default().parallel)
+    }
+
+    fn told_of(limit_mib: u64, ctx_size: u32, parallel: u32) -> Option<String> {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/models/demo-v2.q8_0.gguf");
         let model = gantry_gguf::read_header(path).unwrap();
-        let mut runtime = RuntimeSettings { ctx_size, workers: Some(1), ..RuntimeSettings::default() };
+        let mut runtime = RuntimeSettings { ctx_size, parallel, workers: Some(1), ..RuntimeSettings::default() };
         runtime.engine.memory_limit_bytes = Some(limit_mib << 20);
         check_limit(&runtime, model.summary(), None, false).err().map(|error| error.to_string())
     }
@@ -87,7 +97,8 @@ mod tests {
         let low = told(1, 2048).unwrap();
         assert!(low.starts_with("--memory-limit 1 is too low") && low.ends_with("or serve a smaller model"), "{low}");
         let context = told(64, 1 << 20).unwrap();
-        assert!(context.ends_with("or lower --ctx-size or --parallel"), "{context}");
+        assert!(context.ends_with("or give it less to do: -c 512 -np 1"), "{context}");
+        assert_eq!(told_of(64, 512, 1), None, "what it says works");
         let need = context.split("allow ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
         assert_eq!((told(need, 1 << 20), told(need - 1, 1 << 20).is_some()), (None, true));
     }

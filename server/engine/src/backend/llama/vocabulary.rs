@@ -62,7 +62,7 @@ impl Vocabulary for LlamaVocabulary {
 
     fn render(&self, messages_json: &str, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let template = self.template.as_ref().ok_or_else(|| {
-            RequestError::invalid("messages", "no_chat_template", "this model has no chat template; send a text prompt")
+            RequestError::invalid("messages", "no_chat_template", "this model's file has no chat template, so it takes no chats; send the text that it is to go on with as `prompt` to POST /v1/completions")
         })?;
         let chat = template.prompt(&self.model, messages_json, pace)?;
         Ok(chat.map(|chat| RenderedChat { prompt: chat.prompt, text_at: chat.text_at, stops: chat.additional_stops }))
