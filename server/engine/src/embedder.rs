@@ -24,7 +24,7 @@ use crate::monitor::Pressure;
 use crate::params::{
     EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Priority,
 };
-use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
+use crate::pooler::{Next, PooledCounters, PooledPermit, PooledRequest, Pooler, Reply};
 use crate::queue::{Queue, Waiting};
 use crate::turn::Turn;
 
@@ -271,8 +271,8 @@ impl Embedder {
         if !level.admits(priority) {
             return Err(SubmitError::MemoryPressure { level });
         }
-        let place =
-            Place::take(&self.counters, self.max_in_flight).ok_or(SubmitError::QueueFull { limit: self.max_queue })?;
+        let place = PooledPermit::take(&self.counters, self.max_in_flight)
+            .ok_or(SubmitError::QueueFull { limit: self.max_queue })?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let now = Instant::now();
         let job = Job {

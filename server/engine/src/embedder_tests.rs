@@ -21,7 +21,7 @@ fn job(
 ) -> (Box<Job>, Events) {
     let (sender, events) = unbounded();
     let sink = Box::new(move |event| drop(sender.send(event)));
-    let reply = Reply::new(sink, Place::take(counters, u32::MAX).unwrap(), Arc::default()).observed(activity);
+    let reply = Reply::new(sink, PooledPermit::take(counters, u32::MAX).unwrap(), Arc::default()).observed(activity);
     let (left, done) = (Texts::of(work), VecDeque::new());
     let now = Instant::now();
     let job = Job {
@@ -103,7 +103,7 @@ fn nothing_is_tokenised_for_who_has_left_or_once_it_ends() {
     let (mut left, events) = job(&counters, 0, Priority::Normal, texts(100), None);
     let (sender, events_of_left) = unbounded();
     let sink = Box::new(move |event| drop(sender.send(event)));
-    left.reply = Reply::new(sink, Place::take(&counters, u32::MAX).unwrap(), Arc::new(AtomicBool::new(true)));
+    left.reply = Reply::new(sink, PooledPermit::take(&counters, u32::MAX).unwrap(), Arc::new(AtomicBool::new(true)));
     drop(events);
     let events = events_of_left;
     push(&waiting, left);

@@ -77,9 +77,9 @@ impl PooledCounters {
 
 /// A place among the requests in flight; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Place(Arc<PooledCounters>);
+pub(crate) struct PooledPermit(Arc<PooledCounters>);
 
-impl Place {
+impl PooledPermit {
     /// Takes a place, unless `limit` requests are in flight.
     pub(crate) fn take(counters: &Arc<PooledCounters>, limit: u32) -> Option<Self> {
         let taken = counters.in_flight.fetch_update(Relaxed, Relaxed, |n| (n < limit).then_some(n + 1));
@@ -87,7 +87,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PooledPermit {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Relaxed);
     }
@@ -99,12 +99,12 @@ pub(crate) struct Reply {
     activity: Option<ActivitySink>,
     counters: Arc<PooledCounters>,
     /// Given back before the last event is sent, so that who hears of the end can submit again.
-    place: Option<Place>,
+    place: Option<PooledPermit>,
     cancelled: Arc<AtomicBool>,
 }
 
 impl Reply {
-    pub(crate) fn new(sink: PooledSink, place: Place, cancelled: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(sink: PooledSink, place: PooledPermit, cancelled: Arc<AtomicBool>) -> Self {
         Self { sink, activity: None, counters: place.0.clone(), place: Some(place), cancelled }
     }
 

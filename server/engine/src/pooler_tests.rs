@@ -14,7 +14,7 @@ use crate::event::PooledEvent;
 use crate::finite::{NOT_FINITE, NoNumbers};
 use crate::ladder::DegradationLevel;
 use crate::params::{MAX_POOLED_BATCH_MS, Priority};
-use crate::pooler::{Next, Place, PooledCounters, PooledRequest, Pooler, Reply};
+use crate::pooler::{Next, PooledCounters, PooledPermit, PooledRequest, Pooler, Reply};
 use crate::queue::{AGEING_BOUND, AGEING_STEP};
 
 const WAIT: Duration = Duration::from_millis(10);
@@ -139,7 +139,7 @@ impl Stage {
         let client = Client::default();
         let events = client.events.clone();
         let sink = Box::new(move |event| events.lock().unwrap().push(event));
-        let place = Place::take(&self.counters, u32::MAX).unwrap();
+        let place = PooledPermit::take(&self.counters, u32::MAX).unwrap();
         let reply = Reply::new(sink, place, client.cancelled.clone());
         let texts = VecDeque::from(texts);
         self.pooler.add(PooledRequest { reply, texts, client: whose, priority, submitted_at: now, limit }, now);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::event::EngineStats;
 use crate::ladder::DegradationLevel;
 use crate::monitor::Pressure;
+use crate::params::Priority;
 use crate::params::{LEAST_STEP_LIMIT_MS, MOST_STEP_LIMIT_MS, STEP_LIMIT_FACTOR};
 
 /// Seconds over which the token rate is taken.
@@ -143,7 +144,7 @@ pub(crate) struct Stats {
     pub(crate) drafted: Guesses,
     draft_us: AtomicU64,
     /// Requests that wait for a slot, by priority from the lowest.
-    pub(crate) waiting: [AtomicU32; 3],
+    pub(crate) waiting: [AtomicU32; Priority::COUNT],
     pub(crate) prefix_cache_bytes: AtomicU64,
     pub(crate) prefix_cache_disk_bytes: AtomicU64,
     /// Shared with what else serves the model.

@@ -14,8 +14,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::limits::OUTPUT_BUDGET_BYTES;
 use crate::output::Output;
+use crate::peer::Peer;
 use crate::protocol::ToWorker;
-use crate::version::admission::Admission;
+use crate::version::admission::{Admission, Ask, QueuePlace};
 use crate::version::channel::channel;
 use crate::version::desk::send_to_room;
 use crate::version::dispatch::{Demand, DispatchStrategy};
@@ -55,10 +56,20 @@ impl Stage {
     }
 
     fn request_with(&self, id: RequestId, cells: u64, params: GenerationParams) -> (Box<Request>, Generation) {
+        self.request_at(id, cells, params, self.admission.enter().ok().unwrap())
+    }
+
+    fn request_at(
+        &self,
+        id: RequestId,
+        cells: u64,
+        params: GenerationParams,
+        place: QueuePlace,
+    ) -> (Box<Request>, Generation) {
         let (events, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES), 1);
         let asked = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params };
         let demand = Demand { cells, ..Demand::default() };
-        let request = Request::new(id, asked, demand, events, self.admission.enter().ok().unwrap());
+        let request = Request::new(id, asked, demand, events, place);
         let client = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
         (request, client)
     }
@@ -126,6 +137,35 @@ fn a_higher_priority_goes_first_but_for_those_that_waited_long() {
     assert_eq!(ids(&stage.came(0)), [2, 1, 3, 0]);
     // One of high priority that comes so much later waits for the one of low priority.
     assert!(low > high && low < high + 2 * AGEING_STEP);
+}
+
+#[test]
+fn a_line_goes_by_its_oldest_and_within_it_by_turns() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let now = Instant::now();
+    let place = |host: u8, priority| {
+        let client = Peer::of(std::net::IpAddr::from([10, 0, 0, host]));
+        stage.admission.enter_all(Ask { client, priority }, &[1000]).ok().unwrap().remove(0)
+    };
+    let (low, normal) = (Priority::Low, Priority::Normal);
+    // What client 1 has asked for before has its second one behind that of client 2, which came much later.
+    let _first = place(1, low);
+    let came = [(1, 1, low, 3), (2, 2, low, 0), (3, 3, normal, 1)];
+    let (requests, _clients): (Vec<_>, Vec<_>) = came
+        .into_iter()
+        .map(|(id, host, priority, steps_ago)| {
+            let params = GenerationParams { priority, ..GenerationParams::default() };
+            let (mut request, client) = stage.request_at(id, 0, params, place(host, priority));
+            request.came_at(now - AGEING_STEP * steps_ago);
+            (request, client)
+        })
+        .unzip();
+    for request in requests {
+        stage.wait(request);
+    }
+    stage.lanes.desk.set_healthy(0, true);
+    stage.settle(now);
+    assert_eq!(ids(&stage.came(0)), [2, 1, 3]);
 }
 
 #[test]
