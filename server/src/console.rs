@@ -111,8 +111,9 @@ pub fn context_of(spec: &VersionSpec, model: &ModelInfo) -> String {
     let more = match u64::from(model.n_ctx_train) {
         trained if trained > each => {
             let all = trained.saturating_mul(at_once);
+            let alone = if at_once > 1 { "-np 1 or " } else { "" };
             format!(
-                "; trained for {trained}: for all of it leave -c out, or say -np 1 or -c {all}, as far as memory allows"
+                "; trained for {trained}: for all of it leave -c out, or say {alone}-c {all}, as far as memory allows"
             )
         }
         _ => String::new(),
@@ -185,7 +186,7 @@ impl Style {
         let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default();
         let told = self.all || text("target") == TOLD;
         if text("message") == ENDED && !self.all {
-            return Some(self.paint("2", &format!("{}\n", ended(&fields))));
+            return Some(format!("{}\n", self.paint("2", &ended(&fields))));
         }
         let head = match text("level") {
             "ERROR" => self.paint("1;31", "error: "),
@@ -312,5 +313,7 @@ mod tests {
         let told = "8192 tokens for each request, 4 at once; trained for 1048576: for all of it leave -c out, or say -np 1 or \
                     -c 4194304, as far as memory allows";
         assert_eq!(context_of(&spec, &more), told);
+        let one = VersionSpec { runtime: RuntimeSettings { parallel: 1, ..spec.runtime.clone() }, ..spec };
+        assert!(context_of(&one, &more).contains("leave -c out, or say -c 1048576"), "{}", context_of(&one, &more));
     }
 }
