@@ -438,7 +438,7 @@ fn waits_anew(told: Option<&RolloutStatus>, now: &RolloutStatus) -> bool {
 
 /// Whether any pod has a version that answers, or that did until its worker died and will again.
 fn answers(pods: &[CountedPod]) -> bool {
-    pods.iter().any(|pod| pod.report.is_some_and(|report| report.version.is_some()))
+    pods.iter().any(|pod| pod.ready || pod.report.is_some_and(|report| report.version.is_some()))
 }
 
 /// Sleeps until the next deadline or look, or until something happens, and not for ever: a wake that was lost is made up

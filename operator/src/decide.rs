@@ -284,6 +284,7 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if wanted.name != rollout.version || !begun_with.is_some_and(|judged| judged::still_holds(judged, &wanted.judged)) {
         return start(world, state, spec);
     }
+    rollout.judged = begun_with.map(|judged| judged::taken_up(judged, &wanted.judged));
     fleet::count_progress(world, &mut rollout, spec.progress_deadline);
     match fleet::judge_candidate(world, &rollout) {
         Candidacy::Refused(failure) => return reject(world, state, &rollout, failure),

@@ -115,12 +115,16 @@ fn one_is_enough(world: &World, now: &RolloutStatus, gate: GateName) -> bool {
 /// How the pods stand with a version that is active.
 #[derive(Default)]
 struct Tally {
-    /// Its worker failed there, or the pod lost it before it could switch.
-    failures: Vec<Failure>,
+    /// Its worker failed there.
+    workers: Vec<Failure>,
+    /// The pod answers with another version and cannot switch.
+    refusals: Vec<Failure>,
     /// Pods without any version that cannot load this one. A source that is away for a moment is no reason to give up.
     unable: Vec<Failure>,
     /// Pods that get requests and answer with another version.
     late: Vec<String>,
+    /// Pods that are still at it: new ones that load it, and those that get no requests and have not switched.
+    at_it: usize,
     /// Pods that have it and do not say that it failed.
     has: usize,
     /// Those of them that get requests.
@@ -131,7 +135,10 @@ impl Tally {
     fn of(world: &World, now: &RolloutStatus) -> Self {
         let mut tally = Self::default();
         for pod in world.pods {
-            let Some(report) = pod.report else { continue };
+            let Some(report) = pod.report else {
+                tally.at_it += usize::from(!pod.outdated);
+                continue;
+            };
             // One that is being replaced need not switch any more, nor be able to.
             if pod.outdated && !serves(report, &now.version) {
                 continue;
@@ -139,7 +146,7 @@ impl Tally {
             match &report.version {
                 Some(serving) if *serving == now.version => {
                     if report.health == ReplicaHealth::Failed {
-                        tally.failures.push(Failure::of_worker(pod));
+                        tally.workers.push(Failure::of_worker(pod));
                     } else {
                         tally.has += 1;
                         tally.works += usize::from(pod.ready);
@@ -147,24 +154,35 @@ impl Tally {
                 }
                 // A pod without any version is new: it starts with the active one.
                 serving => match (Failure::of_candidate(pod, now), serving) {
-                    (Some(failure), Some(_)) => tally.failures.push(failure),
+                    (Some(failure), Some(_)) => tally.refusals.push(failure),
                     (Some(failure), None) if failure.gate != GateName::Fetch => tally.unable.push(failure),
                     (None, Some(_)) if pod.ready => tally.late.push(pod.name.to_owned()),
                     (None, None) if has_prepared(report, &now.version) => tally.late.push(pod.name.to_owned()),
-                    _ => {}
+                    _ => tally.at_it += 1,
                 },
             }
         }
         tally
     }
 
-    /// Why it has to be taken back, of the pods that had it.
-    fn verdict(self) -> Option<Failure> {
-        let (failed, had) = (self.failures.len(), self.failures.len() + self.has);
+    /// Pods that failed with it, whatever they answer with.
+    fn failed(&self) -> usize {
+        self.workers.len() + self.refusals.len()
+    }
+
+    /// Why it has to be taken back. That a pod cannot load it is the version's failure only as far as others do no better,
+    /// and those that are still at it may, until the time is `over`.
+    fn verdict(self, over: bool) -> Option<Failure> {
+        let (workers, failed) = (self.workers.len(), self.failed());
+        let at_it = if over { 0 } else { self.at_it + self.has - self.works };
+        let dies = is_versions(workers, workers + self.has) || (workers > 0 && self.works == 0);
         // Where nobody can get it and nobody has it, nobody answers.
-        let nobody = self.works == 0 && (failed > 0 || self.has == 0);
-        let mut all = self.failures.into_iter().chain(self.unable.into_iter().filter(|_| nobody));
-        if nobody || is_versions(failed, had) { all.next() } else { None }
+        let nobody = self.works == 0 && at_it == 0 && (failed > 0 || self.has == 0);
+        let mut all = self.workers.into_iter().chain(self.refusals);
+        if dies || nobody || is_versions(failed, failed + self.has + at_it) {
+            return all.next().or_else(|| self.unable.into_iter().next());
+        }
+        None
     }
 }
 
@@ -172,10 +190,10 @@ impl Tally {
 pub(super) fn judge_switch(world: &World, now: &RolloutStatus) -> Switched {
     let tally = Tally::of(world, now);
     let over = world.now >= now.deadline.0;
-    let pods = tally.failures.len() + tally.has + tally.late.len();
-    if is_versions(tally.failures.len(), pods) || tally.late.is_empty() {
+    let pods = tally.failed() + tally.has + tally.late.len();
+    if is_versions(tally.failed(), pods) || tally.late.is_empty() {
         let has = tally.has;
-        return match tally.verdict() {
+        return match tally.verdict(over) {
             Some(failure) => Switched::Failed(failure),
             None if has > 0 || world.pods.is_empty() => Switched::Done,
             None if over => without_anybody(world, now),
@@ -185,12 +203,12 @@ pub(super) fn judge_switch(world: &World, now: &RolloutStatus) -> Switched {
     if !over {
         return Switched::Open { deadline: now.deadline.0 };
     }
-    let failed = tally.failures.len() + tally.late.len();
+    let failed = tally.failed() + tally.late.len();
     if tally.works > 0 && !is_versions(failed, pods) {
         return Switched::Done;
     }
     let late = Failure::of_switch_deadline(world, now, &tally.late);
-    Switched::Failed(tally.failures.into_iter().next().unwrap_or(late))
+    Switched::Failed(tally.workers.into_iter().chain(tally.refusals).next().unwrap_or(late))
 }
 
 /// Every pod is new, and none has the version yet. They get the time of a rollout: whatever became of the pods that had
@@ -207,7 +225,7 @@ fn without_anybody(world: &World, now: &RolloutStatus) -> Switched {
 
 /// Why a version that bakes has to be taken back.
 pub(super) fn judge_bake(world: &World, now: &RolloutStatus) -> Option<Failure> {
-    Tally::of(world, now).verdict()
+    Tally::of(world, now).verdict(world.now >= now.deadline.0)
 }
 
 /// The pods that the others go on without, and why.

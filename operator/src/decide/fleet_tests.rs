@@ -276,6 +276,29 @@ fn pods_that_are_all_new_say_nothing_of_a_version_until_they_had_time_to_load_it
 }
 
 #[test]
+fn a_new_pod_that_cannot_load_a_version_does_not_judge_for_those_that_still_do() {
+    let mut scene = Scene::baked_by(&["a"]);
+    scene.counted = vec!["new", "silent"];
+    scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Load)));
+    assert_eq!(scene.step(), None, "one has not said anything yet");
+    scene.pod("silent", |report| report.candidate = Some(at(CandidatePhase::Fetching, 0)));
+    assert_eq!(scene.step(), None, "it may get it");
+    scene.pod("silent", |report| report.candidate = Some(refused_by(GateName::Load)));
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })), "nobody can load it");
+}
+
+#[test]
+fn what_one_pod_refuses_is_not_taken_back_before_those_that_prepared_it_could_switch() {
+    let mut scene = Scene::committed_by(&["a", "b", "c"]);
+    scene.cut_off.extend(["b", "c"]);
+    scene.pod("a", |report| report.candidate = Some(refused_by(GateName::Memory)));
+    assert_eq!(scene.step(), None, "the others have prepared it");
+    scene.pod("b", |report| report.version = Some(name(2)));
+    assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }));
+    assert_eq!(scene.step(), None, "b is about to be ready");
+}
+
+#[test]
 fn an_agent_that_does_not_know_a_gate_does_not_pass_for_one_that_asked_it() {
     use GateName::{Digest, Fetch, Format, Load, Memory, Template};
     let mut scene = Scene::served_by(&["a", "b"]);

@@ -80,6 +80,18 @@ pub fn stands(rejected: &RejectedStatus, wanted: &WantedVersion) -> bool {
     of_verdict(&wanted.judged, rejected.gate, rejected.outcome, wanted.progress_deadline) == rejected.judged
 }
 
+/// What an attempt that began with `begun` is judged by from now on, where it [`still_holds`]: an object that it waited for
+/// and that is there by now is taken up as it is, so that pods are not judged by two states of it.
+#[must_use]
+pub fn taken_up(begun: &str, now: &str) -> String {
+    let (left, token) = begun.split_once('/').map_or((begun, None), |(left, token)| (left, Some(token)));
+    let seen = now.split_once('/').map_or(now, |(left, _)| left);
+    let absent = |part: &str| part.split_once('=').is_some_and(|(_, state)| state == ABSENT);
+    let parts = left.split('+').zip(seen.split('+')).map(|(before, after)| if absent(before) { after } else { before });
+    let left = parts.collect::<Vec<_>>().join("+");
+    token.map_or_else(|| left.clone(), |token| format!("{left}/{token}"))
+}
+
 /// What a verdict rests on that was reached with `judged`: one of the Deadline gate also on the time that there was.
 #[must_use]
 pub fn of_verdict(judged: &str, gate: GateName, outcome: RejectedOutcome, progress_deadline: Duration) -> String {
@@ -119,7 +131,11 @@ mod tests {
         ] {
             assert_eq!(still_holds(&begun, &now), holds, "{what}: {begun} {now}");
         }
+        let taken_up = taken_up(&begun, &judged("", None, Some("1")));
+        assert_eq!(taken_up, judged("", Some("1"), Some("1")), "what came is taken up, what went was read");
+        assert!(!still_holds(&taken_up, &judged("", Some("1"), Some("2"))), "and may not change after that");
         let odd = judged("/a=b+c", Some("1"), None);
+        assert_eq!(super::taken_up(&odd, &odd), odd);
         assert!(still_holds(&odd, &odd) && !still_holds(&odd, &judged("/a=c+c", Some("1"), None)));
     }
 }

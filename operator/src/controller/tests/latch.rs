@@ -61,12 +61,16 @@ async fn while_pods_answer_they_are_replaced_one_by_one_and_all_at_once_while_no
         let update = &deployment["spec"]["strategy"]["rollingUpdate"];
         (update["maxSurge"].clone(), update["maxUnavailable"].clone())
     };
+    let nobody_is_ready = |scene: &mut Scene| scene.pods.iter_mut().for_each(|pod| pod.ready = false);
     let mut scene = Scene::new();
+    nobody_is_ready(&mut scene);
     scene.step().await.unwrap();
     assert_eq!(most(&scene), (json!(0), json!("100%")));
     let scene = Scene::serving().await;
     assert_eq!(most(&scene), (json!(1), json!(0)));
     let (mut scene, version) = refused_by_prompts().await;
+    nobody_is_ready(&mut scene);
+    scene.step().await.unwrap();
     assert_eq!(most(&scene), (json!(0), json!("100%")), "a version that was refused answers nobody");
     // The user gives more memory: what the old pods say about the new attempt says nothing.
     scene.outdated = true;
