@@ -69,8 +69,10 @@ fn every_field_that_a_refusal_names_lifts_the_latch_when_it_is_changed() {
         for file in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).filter(|path| path.is_file()) {
             for literal in literals(&std::fs::read_to_string(&file).unwrap()) {
                 let words = literal.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.'));
-                let fields =
-                    words.filter(|word| word.starts_with("spec.")).map(|word| word.trim_end_matches('.').to_owned());
+                let fields = words
+                    .map(|word| word.trim_end_matches('.'))
+                    .filter(|word| word.starts_with("spec."))
+                    .map(str::to_owned);
                 named.extend(fields);
             }
         }
