@@ -70,7 +70,7 @@ pub struct InferenceServiceStatus {
     /// Measured memory of the largest pod and what is available to it, e.g. `38Mi/512Mi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
-    /// Available, UpToDate, Ready, Reconciling, Stalled, Supported.
+    /// Available, UpToDate, Ready, Reconciling, Stalled, PodsReady, Supported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
     pub conditions: Vec<Condition>,
@@ -147,7 +147,7 @@ pub struct BakeStatus {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutProgress {
-    /// The furthest that they were: phases and percents of downloads, added up over the pods. It never falls.
+    /// The furthest that they were: phases and MiB of downloads, added up over the pods. It never falls.
     pub figure: i64,
     /// When that was.
     pub at: Time,

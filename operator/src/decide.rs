@@ -1,7 +1,7 @@
 //! What to do next, as a pure function: [`World`] in, [`Plan`] out. No clock, no cluster, no randomness.
 //!
 //! ```text
-//!            start            all prepared            all switched            bake over
+//!            start         enough prepared          enough switched           bake over
 //!  (rest) ─────────▶ Prepare ──────────────▶ Commit ──────────────▶ Bake ─────────────▶ (rest)
 //!    ▲                  │  gate or deadline     │ a worker failed or time up  │
 //!    ├── rejected ◀─────┤                       ▼                             ▼

@@ -1,7 +1,8 @@
 //! Why pods are not there: no node takes one, its image cannot be had, it was evicted, a quota refuses it.
 //!
-//! The texts hold no count and no time, so that a trouble that lasts is written once. Kubelet's own texts for an image or
-//! a crash alternate with every try: they stay where `kubectl describe pod` shows them.
+//! No count of tries and no time is in the texts, so that a trouble that lasts is not written with each. Kubelet's own
+//! texts for an image or a crash alternate with every try: they stay where `kubectl describe pod` shows them. The
+//! scheduler's is copied, since it names what no node has; it moves when the nodes do.
 
 use gantry_crds::conditions::Reason;
 use jiff::{SignedDuration, Timestamp};
