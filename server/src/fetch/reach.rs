@@ -50,11 +50,12 @@ enum Kind {
 }
 
 /// Addresses of the metadata and of the agents of clouds that are outside the link-local networks: Alibaba Cloud, Azure,
-/// Oracle Cloud; EC2 and Google Cloud over IPv6.
+/// Oracle Cloud.
 const METADATA_V4: [Ipv4Addr; 3] =
     [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
-const METADATA_V6: [Ipv6Addr; 2] =
-    [Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)];
+/// Networks of EC2 and of Google Cloud, 32 bits long, with more than the metadata in them: `fd00:ec2::23` gives out pods'
+/// credentials.
+const METADATA_V6: [[u16; 2]; 2] = [[0xfd00, 0xec2], [0xfd20, 0xce]];
 
 impl Reach {
     /// Checks an address that is connected to.
@@ -103,8 +104,9 @@ fn kind_of_v6(address: Ipv6Addr) -> Option<Kind> {
     if address.is_loopback() || address.is_unspecified() {
         return Some(Kind::Loopback);
     }
-    let site_local = address.segments()[0] & 0xffc0 == 0xfec0;
-    if address.is_unicast_link_local() || site_local || METADATA_V6.contains(&address) {
+    let [first, second, ..] = address.segments();
+    let site_local = first & 0xffc0 == 0xfec0;
+    if address.is_unicast_link_local() || site_local || METADATA_V6.contains(&[first, second]) {
         return Some(Kind::LinkLocal);
     }
     if address.is_multicast() {
@@ -113,14 +115,16 @@ fn kind_of_v6(address: Ipv6Addr) -> Option<Kind> {
     address.is_unique_local().then_some(Kind::Private)
 }
 
-/// The IPv4 address that an IPv6 address stands for: mapped, compatible, translated (NAT64), or by a tunnel (6to4).
+/// The IPv4 address that an IPv6 address stands for: mapped, compatible, translated (SIIT, NAT64), or by a tunnel (6to4).
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let of = |high: u16, low: u16| {
         let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
         Ipv4Addr::new(a, b, c, d)
     };
     match address.segments() {
-        [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(of(high, low)),
+        [0, 0, 0, 0, 0, 0xffff, high, low]
+        | [0, 0, 0, 0, 0xffff, 0, high, low]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(of(high, low)),
         // ::1 and :: are IPv6's own.
         [0, 0, 0, 0, 0, 0, high, low] if high != 0 => Some(of(high, low)),
         [0x2002, high, low, ..] => Some(of(high, low)),
@@ -168,7 +172,7 @@ mod tests {
         "64:ff9b::127.0.0.1",
         "2002:7f00:1::",
     ];
-    const LINK_LOCAL: [&str; 12] = [
+    const LINK_LOCAL: [&str; 15] = [
         "169.254.169.254",
         "169.254.0.1",
         "100.100.100.200",
@@ -178,7 +182,10 @@ mod tests {
         "febf::1",
         "fec0::1",
         "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd00:ec2:1::254",
         "fd20:ce::254",
+        "::ffff:0:169.254.169.254",
         "::ffff:169.254.169.254",
         "::169.254.169.254",
     ];
