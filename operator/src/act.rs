@@ -79,6 +79,15 @@ impl Error {
     }
 }
 
+/// Why children could not be written.
+#[derive(Debug, Default)]
+pub struct Unwritten {
+    /// Those by which agents may fetch what a rollout names.
+    pub identity: Vec<Error>,
+    /// All others.
+    pub others: Vec<Error>,
+}
+
 /// Writes for one service.
 pub struct Actor<'a> {
     client: &'a Client,
@@ -103,18 +112,20 @@ impl<'a> Actor<'a> {
 
     /// Applies the children that differ; identity and rights before the pods that use them. One that cannot be written
     /// holds back no other: gives all that could not.
-    #[must_use]
-    pub async fn apply_children(&self, observed: &Observed, children: &Children) -> Vec<Error> {
-        let applied = [
+    pub async fn apply_children(&self, observed: &Observed, children: &Children) -> Unwritten {
+        let identity = [
             self.apply(observed.service_account.as_ref(), &children.service_account).await,
             self.apply(observed.role.as_ref(), &children.role).await,
             self.apply(observed.role_binding.as_ref(), &children.role_binding).await,
+        ];
+        let others = [
             self.apply(observed.network_policy.as_ref(), &children.network_policy).await,
             self.apply(observed.endpoint.as_ref(), &children.service).await,
             self.apply(observed.budget.as_ref(), &children.pod_disruption_budget).await,
             self.apply(observed.deployment.as_ref(), &children.deployment).await,
         ];
-        applied.into_iter().filter_map(Result::err).collect()
+        let unwritten = |applied: Vec<Result<(), Error>>| applied.into_iter().filter_map(Result::err).collect();
+        Unwritten { identity: unwritten(identity.into()), others: unwritten(others.into()) }
     }
 
     /// Applies `desired` when `observed` (the object, or its metadata where that is all there is to it) differs.

@@ -2,7 +2,8 @@
 //!
 //! When a rollout begins, children go first, then the versions that the status will name, then the status itself: an agent
 //! that is told about a version finds the rights to fetch it. Every other step of a rollout goes before the children, so
-//! that pods are told to switch back whatever else cannot be written. Events and metrics follow what was written. A reconcile that fails is repeated
+//! that pods are told to switch back whatever else cannot be written, and no request goes before the write that tells them
+//! but looks that have a time limit and may fail. Events and metrics follow what was written. A reconcile that fails is repeated
 //! with a back-off; one that lost a race is repeated with the newer object.
 
 use std::{
@@ -32,13 +33,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::{
-    act::{self, Actor},
+    act::{self, Actor, Unwritten},
     build::{self, Inputs, NewPods, StoredTemplate, TemplateId},
     decide::{CountedPod, Plan, RolloutState, Transition, World, decide},
     events::{Events, describe},
     http::Role,
     limits::{
-        self, CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RESYNC_PERIOD, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX,
+        self, CHILDREN_LIST_PATIENCE, CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RESYNC_PERIOD, RETRY_MAX,
+        RETRY_MIN, STORE_LAG_MAX,
     },
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
@@ -51,6 +53,8 @@ use crate::{
 pub struct Context {
     client: Client,
     stores: Stores,
+    /// Until when passes wait for all children to be listed.
+    listed_by: Instant,
     new_pods: NewPods,
     events: Events,
     metrics: Arc<Metrics>,
@@ -73,7 +77,8 @@ impl Context {
     #[must_use]
     pub fn new(client: Client, stores: Stores, new_pods: NewPods, instance: String, metrics: Arc<Metrics>) -> Self {
         let events = Events::new(client.clone(), instance);
-        Self { client, stores, new_pods, events, metrics, memory: Mutex::default() }
+        let listed_by = Instant::now() + CHILDREN_LIST_PATIENCE;
+        Self { client, stores, listed_by, new_pods, events, metrics, memory: Mutex::default() }
     }
 
     fn remember<T>(&self, service: &InferenceService, change: impl FnOnce(&mut Memory) -> T) -> T {
@@ -161,7 +166,7 @@ pub async fn run(settings: Settings, role: &watch::Sender<Role>, stop: Cancellat
     let context =
         Arc::new(Context::new(settings.client, stores, settings.new_pods, settings.instance, settings.metrics));
     let filled = async {
-        if context.stores.ready().await.is_ok() {
+        if context.stores.ready(context.listed_by).await.is_ok() {
             role.send_replace(Role::Leading);
         }
     };
@@ -188,7 +193,7 @@ pub async fn run(settings: Settings, role: &watch::Sender<Role>, stop: Cancellat
 /// # Errors
 /// When a request was not carried out; [`error_policy`] says when to try again.
 pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) -> Result<Action, Error> {
-    context.stores.ready().await?;
+    context.stores.ready(context.listed_by).await?;
     if context.is_behind(&service) {
         // Its watch event is on its way and wakes this service again; the time is for the case that it is lost.
         return Ok(Action::requeue(RETRY_MIN));
@@ -236,21 +241,24 @@ pub(crate) async fn step(
     now: Timestamp,
 ) -> Result<Action, act::Error> {
     let actor = Actor::new(&context.client, service);
+    let mut finalizer = Ok(());
     if service.finalizers().iter().any(|finalizer| finalizer == OLD_FINALIZER) {
-        // The write wakes this service again, with the object that the next writes need.
-        actor.remove_old_finalizer().await?;
-        return Ok(Action::await_change());
+        finalizer = actor.remove_old_finalizer().await;
+        if finalizer.is_ok() {
+            // The write wakes this service again, with the object that the next writes need.
+            return Ok(Action::await_change());
+        }
     }
     if service.meta().deletion_timestamp.is_some() {
         // Garbage collection ends what belongs to it, by the owner references; what it has ended must not be made anew.
-        return Ok(Action::await_change());
+        return finalizer.map(|()| Action::await_change());
     }
 
     let no_status = InferenceServiceStatus::default();
     let status = service.status.as_ref().unwrap_or(&no_status);
     let mut spec = validate(service);
     let state = RolloutState::from(status);
-    let poll = judge_by_objects(&mut spec, &state, service, context).await?;
+    let poll = judge_by_objects(&mut spec, &state, service, context).await;
     let stored = observed.deployment.as_ref().and_then(|deployment| StoredTemplate::of(deployment.annotations()));
     let template = spec.as_ref().ok().map(|spec| TemplateId::newest(&spec.pod, stored.as_ref()));
     let pods = observed.counted(status, template.as_ref());
@@ -260,20 +268,13 @@ pub(crate) async fn step(
         Ok(valid) => valid.replicas,
         Err(_) => observed.scaled_to().unwrap_or(service.spec.replicas),
     };
-    let world = World {
-        now,
-        spec: spec.as_ref().ok(),
-        state: &state,
-        pods: &pods,
-        target_replicas,
-        stamped: &stamped,
-        older_pods: 0,
-    };
+    let world = World { now, spec: spec.as_ref().ok(), state: &state, pods: &pods, target_replicas, stamped: &stamped };
 
     let plan = decide(&world);
     let (spec, stored) = (spec.as_ref(), stored.as_ref());
     let pass = Pass { service, observed, context, actor, spec, state: &state, pods: &pods, stored, now };
-    let errors = pass.carry_out(&plan, target_replicas).await?;
+    let mut errors = pass.carry_out(&plan, target_replicas).await?;
+    errors.extend(finalizer.err());
     // A pass that could not write a child is tried again; what was decided does not wait for that.
     let Some(error) = worst(errors) else {
         let wake_at = plan.wake_at.into_iter().chain(observed.next_trouble(now)).min();
@@ -303,44 +304,51 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Writes what was decided. Gives the children that could not be written.
+    /// Writes what was decided. Gives what could not be written beside the status: none of it holds back the rest.
     ///
-    /// A rollout that begins waits for its children, since agents need the rights to fetch what it names. Every other step
-    /// goes before them: pods switch back whether or not a budget can be written.
+    /// A rollout that begins waits for the identity of its pods, since agents need the rights to fetch what it names, and for
+    /// its version. Every other step goes before them: pods switch back whether or not a budget can be written.
     async fn carry_out(&self, plan: &Plan, target_replicas: i32) -> Result<Vec<act::Error>, act::Error> {
         let begins = matches!(plan.transition, Some(Transition::Started { .. }));
         let goes_on = plan.transition.is_some() && !begins;
-        let mut next = &plan.state;
         if goes_on {
-            self.write_status(next, target_replicas, self.refused_before()).await?;
+            self.write_status(&plan.state, target_replicas, self.refused_before()).await?;
             self.tell(plan).await;
         }
-        let errors = self.apply_children(plan).await;
-        if begins && !errors.is_empty() {
-            next = self.state;
-        } else {
-            self.actor.stamp(&plan.stamp).await?;
+        let Unwritten { identity: mut needed, others: mut errors } = self.apply_children(plan).await;
+        if !begins || needed.is_empty() {
+            needed.extend(self.actor.stamp(&plan.stamp).await.err());
         }
+        let begun = begins && needed.is_empty();
+        let next = if begins && !begun { self.state } else { &plan.state };
+        errors.extend(needed);
         if !goes_on {
             self.write_status(next, target_replicas, refusals(&errors)).await?;
         }
-        if begins && errors.is_empty() {
+        if begun {
             self.tell(plan).await;
         }
+        errors.extend(self.write_version_statuses(next).await);
+        errors.extend(self.actor.delete_versions(&plan.delete).await.err());
+        let no_status = InferenceServiceStatus::default();
+        let status = self.service.status.as_ref().unwrap_or(&no_status);
+        errors.extend(self.actor.forget_pods(&self.observed.gone_pods(status)).await.err());
+        Ok(errors)
+    }
+
+    /// Writes the statuses of versions that differ. Gives why some could not be written.
+    async fn write_version_statuses(&self, next: &RolloutState) -> Vec<act::Error> {
         // Only pods of the newest template judge.
         let newest: Vec<_> = self.pods.iter().filter(|pod| !pod.outdated).copied().collect();
         let (before, pods, now) = (self.state, newest.as_slice(), self.now);
+        let mut errors = Vec::new();
         for version in self.observed.versions.iter().filter(|version| version.meta().deletion_timestamp.is_none()) {
             let status = version_status(&VersionInputs { version, before, state: next, pods, now });
             if version.status.as_ref() != Some(&status) {
-                self.actor.write_version_status(&version.name_any(), &status).await?;
+                errors.extend(self.actor.write_version_status(&version.name_any(), &status).await.err());
             }
         }
-        self.actor.delete_versions(&plan.delete).await?;
-        let no_status = InferenceServiceStatus::default();
-        let status = self.service.status.as_ref().unwrap_or(&no_status);
-        self.actor.forget_pods(&self.observed.gone_pods(status)).await?;
-        Ok(errors)
+        errors
     }
 
     async fn write_status(
@@ -388,9 +396,9 @@ impl Pass<'_> {
         self.context.events.transition(self.service, transition).await;
     }
 
-    async fn apply_children(&self, plan: &Plan) -> Vec<act::Error> {
+    async fn apply_children(&self, plan: &Plan) -> Unwritten {
         // A spec that cannot be carried out changes nothing at all.
-        let Ok(spec) = self.spec else { return Vec::new() };
+        let Ok(spec) = self.spec else { return Unwritten::default() };
         let children = build::build(&Inputs {
             owner: self.service,
             spec,
@@ -410,24 +418,24 @@ fn refusals(errors: &[act::Error]) -> Option<String> {
     (!refused.is_empty()).then(|| refused.join("; "))
 }
 
-/// Adds to the spec the states of the objects that its version is judged by. They are of no interest once it is served; until
-/// then this gives the time after which to look again.
+/// Adds to the spec the states of the objects that its version is judged by, as far as they can be seen. They are of no
+/// interest once it is served; until then this gives the time after which to look again.
 async fn judge_by_objects(
     spec: &mut Result<ValidService, Problems>,
     state: &RolloutState,
     service: &InferenceService,
     context: &Context,
-) -> Result<Option<Duration>, act::Error> {
-    let Ok(ValidService { wanted, replicas, .. }) = spec else { return Ok(None) };
+) -> Option<Duration> {
+    let Ok(ValidService { wanted, replicas, .. }) = spec else { return None };
     let is_latched = state.rejected.as_ref().is_some_and(|rejected| rejected.version == wanted.name);
     // Without pods nothing is judged: thousands of such services would be looked at for nothing.
     let is_judged = is_latched || state.rollout.is_some() || *replicas > 0;
     if wanted.objects.is_empty() || state.active.as_ref() == Some(&wanted.name) || !is_judged {
-        return Ok(None);
+        return None;
     }
-    let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await?;
-    wanted.judge_by(&seen);
-    Ok(Some(JUDGED_POLL))
+    let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await;
+    wanted.judge_by(&seen, state);
+    Some(JUDGED_POLL)
 }
 
 /// Whether pods wait for something else than was told last. What was told stands in the status, so no restart tells it again.

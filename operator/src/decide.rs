@@ -48,6 +48,8 @@ mod latch_tests;
 mod model;
 mod template;
 #[cfg(test)]
+mod template_tests;
+#[cfg(test)]
 mod tests;
 mod transition;
 mod waits;
@@ -69,8 +71,18 @@ pub struct World<'a> {
     pub target_replicas: i32,
     /// ModelVersions that exist.
     pub stamped: &'a [StampedVersion],
-    /// Pods left out of `pods` because they are of an older template, and others come for them.
-    pub older_pods: usize,
+}
+
+impl<'a> World<'a> {
+    /// The pods that judge a candidate: those that have what the spec asks for (`template` says why).
+    fn judges(&self) -> impl Iterator<Item = &'a CountedPod<'a>> {
+        self.pods.iter().filter(|pod| !pod.outdated)
+    }
+
+    /// Pods that are replaced by such.
+    fn older_pods(&self) -> usize {
+        self.pods.len() - self.judges().count()
+    }
 }
 
 /// A pod that a rollout waits for.
@@ -241,8 +253,6 @@ pub fn is_latched(state: &RolloutState, wanted: &WantedVersion) -> bool {
 }
 
 fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
-    let (newest, older_pods) = template::newest(world);
-    let world = &World { pods: &newest, older_pods, ..world.clone() };
     let wanted = &spec.wanted;
     let instead_of = state.candidate.take();
     let bake = bake::set_aside(world, &state);
@@ -268,8 +278,6 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if let Some(back) = bake::watch(world, &mut state, &mut rollout) {
         return back;
     }
-    let (newest, older_pods) = template::newest(world);
-    let world = &World { pods: &newest, older_pods, ..world.clone() };
     let Some(spec) = world.spec else {
         return cancel(state, rollout.version, "the spec asks for something that cannot be carried out");
     };
@@ -293,7 +301,7 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     }
     rollout.message = Some(prepare_message(world, &rollout));
     rollout.wait_reason = waits::causes(world, &rollout).first().map(|cause| cause.reason);
-    let candidates = world.pods.iter().filter_map(|pod| candidate_report(pod, &rollout));
+    let candidates = world.judges().filter_map(|pod| candidate_report(pod, &rollout));
     if let Some(fit) = tightest_fit(candidates) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
         rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);

@@ -40,6 +40,13 @@ pub const STORE_LAG_MAX: Duration = Duration::from_secs(30);
 /// by now: no watch tells of them.
 pub const JUDGED_POLL: Duration = Duration::from_secs(15);
 
+/// Longest such look, at all of them together: a pass goes on without, with what was seen last.
+pub const JUDGED_LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Time after the operator's start for which passes wait until every kind of child has been listed. A kind that cannot be
+/// listed keeps no service from being rolled back: what is not known of children is then asked for one by one.
+pub const CHILDREN_LIST_PATIENCE: Duration = Duration::from_secs(30);
+
 /// Longest answer of the API server to any request but a watch.
 pub const API_TIMEOUT: Duration = Duration::from_secs(15);
 

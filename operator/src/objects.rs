@@ -1,57 +1,59 @@
 //! Looks at the objects beside the spec that a version is judged by: the golden prompts and the credentials of its sources.
 //!
 //! Only their metadata is asked for, so no credential is ever read here; and each by its name and only while its version is
-//! not served: a watch would need the right to list every Secret of the cluster, with its content.
+//! not served: a watch would need the right to list every Secret of the cluster, with its content. A look that fails, or takes
+//! long, shows nothing and holds nothing up: a service whose Secrets cannot be read may have to be rolled back.
 
 use std::fmt::Debug;
 
+use futures::future;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::core::v1::{ConfigMap, Secret},
 };
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 use tracing::warn;
 
 use crate::{
-    act::Error,
-    decide::judged::Sighting,
+    decide::judged::{Seen, Sighting},
+    limits::JUDGED_LOOK_TIMEOUT,
     validate::{NamedObject, ObjectKind},
 };
 
 /// Looks at each of `objects` in `namespace`.
-///
-/// # Errors
-/// When the API server cannot be reached.
-pub async fn look_at(client: &Client, namespace: &str, objects: &[NamedObject]) -> Result<Vec<Sighting>, Error> {
-    let mut seen = Vec::new();
-    for object in objects {
-        let state = match object.kind {
-            ObjectKind::ConfigMap => state::<ConfigMap>(client, namespace, &object.name).await,
-            ObjectKind::Secret => state::<Secret>(client, namespace, &object.name).await,
-        };
-        let state = match state {
-            Ok(state) => state,
-            Err(error) => {
-                let what = format!("looking at {} {}", object.kind.as_str(), object.name);
-                let error = Error::Api { what, source: error };
-                if !error.is_refusal() {
-                    return Err(error);
-                }
-                // The pods, who have to read it, say so where their user looks.
-                warn!(namespace, %error, "whether it changes cannot be seen");
-                None
+pub async fn look_at(client: &Client, namespace: &str, objects: &[NamedObject]) -> Vec<Sighting> {
+    let look = async |object: &NamedObject| {
+        let look = async {
+            match object.kind {
+                ObjectKind::ConfigMap => seen::<ConfigMap>(client, namespace, &object.name).await,
+                ObjectKind::Secret => seen::<Secret>(client, namespace, &object.name).await,
             }
         };
-        seen.push(Sighting { object: object.clone(), state });
-    }
-    Ok(seen)
+        // The pods, who have to read it, say why they cannot where their user looks.
+        let told = |error: &dyn std::fmt::Display| {
+            let (kind, name) = (object.kind.as_str(), &object.name);
+            warn!(namespace, kind, name, %error, "whether an object has changed cannot be seen: it is taken to be as it was");
+            Seen::Nothing
+        };
+        let seen = match timeout(JUDGED_LOOK_TIMEOUT, look).await {
+            Ok(Ok(seen)) => seen,
+            Ok(Err(error)) => told(&error),
+            Err(elapsed) => told(&elapsed),
+        };
+        Sighting { object: object.clone(), seen }
+    };
+    future::join_all(objects.iter().map(look)).await
 }
 
-async fn state<K>(client: &Client, namespace: &str, name: &str) -> Result<Option<(String, String)>, kube::Error>
+async fn seen<K>(client: &Client, namespace: &str, name: &str) -> Result<Seen, kube::Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     let metadata = Api::<K>::namespaced(client.clone(), namespace).get_metadata_opt(name).await?;
-    Ok(metadata.map(|object| (object.uid().unwrap_or_default(), object.resource_version().unwrap_or_default())))
+    Ok(metadata.map_or(Seen::Absent, |object| Seen::There {
+        uid: object.uid().unwrap_or_default(),
+        resource_version: object.resource_version().unwrap_or_default(),
+    }))
 }

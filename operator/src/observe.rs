@@ -37,6 +37,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
 use crate::{
@@ -105,15 +106,20 @@ impl Stores {
         self.services.clone()
     }
 
-    /// Waits until every store has been filled once.
+    /// Waits until the stores have been filled once: those that decisions are made from, and those of all other children until
+    /// `patience` ends.
     ///
     /// # Errors
     /// When the watches have ended.
-    pub async fn ready(&self) -> Result<(), WatchesEnded> {
+    pub async fn ready(&self, patience: Instant) -> Result<(), WatchesEnded> {
         self.services.wait_until_ready().await?;
         self.versions.wait_until_ready().await?;
         self.pods.wait_until_ready().await?;
         self.deployments.wait_until_ready().await?;
+        timeout_at(patience, self.children_listed()).await.unwrap_or(Ok(()))
+    }
+
+    async fn children_listed(&self) -> Result<(), WatchesEnded> {
         self.endpoints.wait_until_ready().await?;
         self.service_accounts.wait_until_ready().await?;
         self.roles.wait_until_ready().await?;
@@ -437,174 +443,4 @@ impl Observed {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use gantry_crds::SERVICE_LABEL;
-    use serde_json::json;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn an_object_that_cannot_be_read_hides_no_other() {
-        let guarded = |name: &str, replicas: serde_json::Value| -> DeserializeGuard<InferenceService> {
-            let model = json!({"servedName": "m", "source": {"uri": "http://models/m.gguf"}});
-            let spec = json!({"model": model, "replicas": replicas});
-            let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
-                "metadata": {"name": name, "namespace": "ns"}, "spec": spec});
-            serde_json::from_value(object).unwrap()
-        };
-        let (bad, good) = (guarded("bad", json!("many")), guarded("good", json!(1)));
-        assert!(bad.0.is_err() && good.0.is_ok());
-        let events = [Event::Init, Event::InitApply(bad.clone()), Event::InitApply(good), Event::InitDone]
-            .into_iter()
-            .chain([Event::Apply(bad)])
-            .map(watcher::Result::Ok);
-        let left: Vec<_> = readable(futures::stream::iter(events)).map(Result::unwrap).collect().await;
-        let names = left.iter().filter_map(|event| match event {
-            Event::InitApply(service) | Event::Apply(service) => Some(service.name_any()),
-            _ => None,
-        });
-        assert_eq!((names.collect::<Vec<_>>(), left.len()), (vec!["good".to_owned()], 3));
-    }
-
-    fn role(service: &str) -> Role {
-        let metadata = json!({"name": format!("{service}-gantry"), "namespace": "ns", "labels": {SERVICE_LABEL: service},
-            "managedFields": [{"manager": "gantry"}]});
-        let rules = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]);
-        serde_json::from_value(json!({"metadata": metadata, "rules": rules})).unwrap()
-    }
-
-    #[tokio::test]
-    async fn what_was_missed_while_a_watch_was_away_wakes_every_service() {
-        let (services, mut writer) = reflector::store();
-        let service = |name: &str| {
-            let spec = json!({"model": {"servedName": "m", "source": {"uri": "http://models/m.gguf"}}});
-            let mut service = InferenceService::new(name, serde_json::from_value(spec).unwrap());
-            service.metadata.namespace = Some("ns".to_owned());
-            service
-        };
-        for name in ["a", "b"] {
-            writer.apply_watcher_event(&Event::Apply(service(name)));
-        }
-        let (roles, writer) = reflector::store();
-        let events = [
-            vec![Event::Init, Event::InitApply(role("a")), Event::InitApply(role("b")), Event::InitDone],
-            vec![Event::Apply(role("b"))],
-            // The watch broke, and a's was deleted meanwhile: no event says so.
-            vec![Event::Init, Event::InitApply(role("b")), Event::InitDone],
-        ];
-        let events = stream::iter(events.into_iter().flatten().map(watcher::Result::Ok));
-        let keep = |role: Role| Kept::of(&role);
-        let woken: Vec<_> = stored(events, keep, writer, services).map(|woken| woken.name).collect().await;
-        let [first, change, again] = [&woken[..2], &woken[2..3], &woken[3..]].map(|names| {
-            let mut names = names.to_vec();
-            names.sort_unstable();
-            names
-        });
-        assert_eq!(
-            (first, change, again),
-            (vec!["a".into(), "b".into()], vec!["b".into()], vec!["a".into(), "b".into()])
-        );
-        assert_eq!(get(&roles, "a-gantry", "ns"), None);
-        assert_eq!(get(&roles, "b-gantry", "ns").unwrap(), role("b"));
-        assert_eq!(of_service(&roles, "b", "ns"), [role("b")]);
-        assert_eq!((of_service(&roles, "b", "other"), of_service(&roles, "a", "ns")), (vec![], vec![]));
-    }
-
-    fn pod(status: serde_json::Value) -> Pod {
-        let mut pod = serde_json::from_value(json!({
-            "metadata": {"name": "chat-1", "annotations": {"big": "one"}},
-            "spec": {"containers": [{"name": "server"}]},
-            "status": status,
-        }))
-        .unwrap();
-        trim_pod(&mut pod);
-        pod
-    }
-
-    #[test]
-    fn only_running_pods_that_stay_are_counted() {
-        let running = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
-        let view = PodView::of(&pod(running.clone()));
-        assert!(view.counted && view.ready && !view.over);
-        let mut ending = pod(running);
-        ending.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
-        let view = PodView::of(&ending);
-        assert!(!view.counted && !view.ready && !view.over);
-        assert!(!PodView::of(&pod(json!({"phase": "Pending"}))).counted);
-        let evicted = PodView::of(&pod(json!({"phase": "Failed"})));
-        assert!(!evicted.counted && evicted.over);
-    }
-
-    fn waiting(reason: &str, last: Option<&str>) -> serde_json::Value {
-        let last = last.map(|reason| json!({"terminated": {"reason": reason, "exitCode": 137}}));
-        let message = format!("back-off: try {}", reason.len());
-        json!({"phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [{"name": "server",
-            "image": "r/server:1", "imageID": "", "ready": false, "restartCount": 3, "lastState": last.unwrap_or_default(),
-            "state": {"waiting": {"reason": reason, "message": message}}}]})
-    }
-
-    #[test]
-    fn a_pod_that_cannot_run_says_why() {
-        use gantry_crds::conditions::Reason;
-        let unschedulable = json!({"phase": "Pending", "conditions": [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no nvidia.com/gpu."}]});
-        let evicted =
-            json!({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory. "});
-        for (status, reason, starts) in [
-            (unschedulable, Reason::Unschedulable, "pod chat-1 finds no node: 0/1 nodes: no nvidia.com/gpu; add"),
-            (waiting("ErrImagePull", None), Reason::ImagePullBackOff, "pod chat-1 cannot have its image r/server:1: "),
-            (
-                waiting("ImagePullBackOff", None),
-                Reason::ImagePullBackOff,
-                "pod chat-1 cannot have its image r/server:1: ",
-            ),
-            (waiting("CrashLoopBackOff", Some("Error")), Reason::CrashLoopBackOff, "pod chat-1 ends again and again"),
-            (waiting("CrashLoopBackOff", Some("OOMKilled")), Reason::OOMKilled, "pod chat-1 took more than its memory"),
-            (
-                waiting("CreateContainerConfigError", None),
-                Reason::CreateContainerError,
-                "pod chat-1 waits with CreateContainerConfigError: back-off: try 26",
-            ),
-            (evicted, Reason::Evicted, "pod chat-1 was evicted: The node was low on resource: memory"),
-        ] {
-            let trouble = PodView::of(&pod(status)).trouble.unwrap();
-            assert_eq!(trouble.reason, reason, "{}", trouble.message);
-            assert!(trouble.message.starts_with(starts), "{}", trouble.message);
-        }
-        assert_eq!(PodView::of(&pod(waiting("ContainerCreating", None))).trouble, None);
-    }
-
-    #[test]
-    fn what_is_over_is_no_trouble_any_more() {
-        let state = |ready: bool, now: serde_json::Value| {
-            json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{
-                "name": "server", "image": "", "imageID": "", "ready": ready, "restartCount": 1, "state": now,
-                "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]})
-        };
-        let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
-        assert!(PodView::of(&pod(state(false, running.clone()))).trouble.is_some(), "it starts again");
-        assert_eq!(PodView::of(&pod(state(true, running))).trouble, None);
-    }
-
-    #[test]
-    fn an_evicted_pod_counts_while_one_is_missing_and_creation_may_take_a_while() {
-        let at = |text: &str| text.parse::<Timestamp>().unwrap();
-        let (soon, late) = (at("2026-01-01T00:01:59Z"), at("2026-01-01T00:02:00Z"));
-        let evicted = PodView::of(&pod(json!({"phase": "Failed", "reason": "Evicted"})));
-        let observed = Observed { pods: vec![evicted], ..Observed::default() };
-        assert!(observed.trouble(true, soon).is_some() && observed.trouble(false, soon).is_none());
-        let creating = PodView::of(&pod(waiting("ContainerCreating", None)));
-        let observed = Observed { pods: vec![creating], ..Observed::default() };
-        assert_eq!((observed.trouble(true, soon), observed.next_trouble(soon)), (None, Some(late)));
-        let trouble = observed.trouble(true, late).unwrap();
-        assert!(trouble.message.contains("for its volumes or its network"), "{}", trouble.message);
-        assert_eq!(observed.next_trouble(late), None);
-    }
-
-    #[test]
-    fn a_trimmed_pod_holds_no_spec_and_no_annotations() {
-        let pod = pod(json!({"phase": "Running", "hostIP": "10.0.0.1"}));
-        assert!(pod.spec.is_none() && pod.annotations().is_empty() && pod.status.unwrap().host_ip.is_none());
-    }
-}
+mod tests;

@@ -30,6 +30,8 @@ struct Inner {
     resource_version: u64,
     /// Answers that are given instead, once each: line, status, message.
     failures: Vec<(String, u16, &'static str)>,
+    /// Requests that are never answered.
+    hanging: Vec<String>,
 }
 
 /// The API server.
@@ -48,7 +50,15 @@ impl FakeApi {
                 let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
                 let line = format!("{} {}", parts.method, parts.uri.path());
                 let recorded = Recorded { line, query: parts.uri.query().unwrap_or_default().to_owned(), body };
-                let (status, body) = api.0.lock().unwrap().answer(&recorded);
+                let answered = api.0.lock().unwrap().answer(&recorded);
+                let Some((status, body)) = answered else {
+                    // Whoever waits for it gives up, or waits for ever.
+                    tokio::spawn(async move {
+                        std::future::pending::<()>().await;
+                        drop(answer);
+                    });
+                    continue;
+                };
                 let body = Body::from(serde_json::to_vec(&body).unwrap());
                 answer.send_response(Response::builder().status(status).body(body).unwrap());
             }
@@ -91,6 +101,11 @@ impl FakeApi {
         self.0.lock().unwrap().failures.push((line.to_owned(), status, message));
     }
 
+    /// Answers no request with this line any more.
+    pub fn hang(&self, line: &str) {
+        self.0.lock().unwrap().hanging.push(line.to_owned());
+    }
+
     /// The requests since the last call.
     pub fn requests(&self) -> Vec<Recorded> {
         std::mem::take(&mut self.0.lock().unwrap().log)
@@ -112,14 +127,17 @@ impl Inner {
         self.objects.insert(path.to_owned(), object);
     }
 
-    fn answer(&mut self, request: &Recorded) -> (u16, Value) {
+    fn answer(&mut self, request: &Recorded) -> Option<(u16, Value)> {
         self.log.push(request.clone());
         if let Some(index) = self.failures.iter().position(|(line, _, _)| *line == request.line) {
             let (_, status, message) = self.failures.remove(index);
-            return refusal(status, message);
+            return Some(refusal(status, message));
+        }
+        if self.hanging.contains(&request.line) {
+            return None;
         }
         let (method, path) = request.line.split_once(' ').unwrap();
-        match method {
+        Some(match method {
             "GET" => self.read(path),
             "POST" => self.create(path, &request.body),
             "PUT" => self.replace(path, &request.body),
@@ -129,7 +147,7 @@ impl Inner {
             },
             "PATCH" => self.patch(path, request),
             other => panic!("{other} {path}"),
-        }
+        })
     }
 
     fn read(&self, path: &str) -> (u16, Value) {

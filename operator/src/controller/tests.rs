@@ -12,6 +12,7 @@ use crate::{
     testing::FakeApi,
 };
 
+mod failures;
 mod latch;
 
 const SERVICE: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat";
@@ -75,6 +76,11 @@ impl Scene {
 
     fn service(&self) -> InferenceService {
         self.api.get(SERVICE).unwrap()
+    }
+
+    /// The user asks for the file with this digit in its digest.
+    fn ask_for(&self, digit: &str) {
+        self.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!(digit.repeat(64)));
     }
 
     fn version(&self, name: &str) -> ModelVersion {
@@ -252,7 +258,7 @@ async fn a_pod_that_no_node_takes_is_told_once_though_others_answer_and_is_clear
 async fn a_commit_is_one_write_that_names_active_previous_and_step() {
     let mut scene = Scene::serving().await;
     let old = scene.service().status.unwrap().active_version.unwrap();
-    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.ask_for("2");
     scene.step().await.unwrap();
     let new = scene.service().status.unwrap().candidate_version.unwrap();
     scene.report(json!({"version": old, "prepared": new}));
@@ -276,7 +282,7 @@ async fn a_commit_is_one_write_that_names_active_previous_and_step() {
 async fn a_rejection_is_told_in_both_objects_and_in_an_event() {
     let mut scene = Scene::serving().await;
     let old = scene.service().status.unwrap().active_version.unwrap();
-    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.ask_for("2");
     scene.step().await.unwrap();
     let new = scene.service().status.unwrap().candidate_version.unwrap();
     scene.report(json!({"version": old, "candidate": {"version": new, "phase": "Failed", "gates": [
@@ -303,51 +309,6 @@ async fn a_rejection_is_told_in_both_objects_and_in_an_event() {
 }
 
 #[tokio::test]
-async fn a_write_from_an_old_object_has_no_effect() {
-    let mut scene = Scene::serving().await;
-    let stale = scene.service();
-    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
-    scene.step().await.unwrap();
-    let before = scene.service();
-    let mut edited = stale;
-    edited.spec.model.served_name = "other".to_owned();
-    let error = step(&edited, &scene.observed(), &scene.context, scene.now).await.unwrap_err();
-    assert!(error.is_stale(), "{error}");
-    assert_eq!(scene.service().status, before.status);
-}
-
-#[tokio::test]
-async fn a_store_that_is_behind_the_own_last_write_is_not_decided_on() {
-    let mut scene = Scene::new();
-    let before = scene.service();
-    assert!(!scene.context.is_behind(&before));
-    scene.step().await.unwrap();
-    assert!(scene.context.is_behind(&before));
-    assert!(!scene.context.is_behind(&scene.service()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_cluster_restored_to_lower_resource_versions_is_decided_on_again() {
-    let mut scene = Scene::new();
-    let restored = scene.service();
-    scene.step().await.unwrap();
-    tokio::time::advance(STORE_LAG_MAX.checked_sub(Duration::from_millis(1)).unwrap()).await;
-    assert!(scene.context.is_behind(&restored));
-    tokio::time::advance(Duration::from_millis(1)).await;
-    assert!(!scene.context.is_behind(&restored));
-}
-
-#[tokio::test]
-async fn failures_in_a_row_wait_longer_up_to_a_limit() {
-    let scene = Scene::new();
-    let service = scene.service();
-    let waits: Vec<_> = (0..9).map(|_| scene.context.back_off(&service).as_secs()).collect();
-    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 120, 120]);
-    scene.context.succeeded(&service);
-    assert_eq!(scene.context.back_off(&service).as_secs(), 1);
-}
-
-#[tokio::test]
 async fn an_operator_of_another_version_restarts_no_pod() {
     let mut scene = Scene::serving().await;
     scene.context = context(&scene.api, "server:2");
@@ -370,53 +331,6 @@ async fn drift_is_undone() {
     scene.api.remove(ENDPOINT);
     scene.step().await.unwrap();
     assert_eq!(scene.api.writes(), [format!("PATCH {ROLE}"), format!("PATCH {ENDPOINT}")]);
-}
-
-#[tokio::test]
-async fn somebody_elses_object_is_not_taken_over() {
-    let mut scene = Scene::new();
-    scene.api.put(
-        ENDPOINT,
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "test"}}),
-    );
-    let error = scene.step().await.unwrap_err();
-    assert!(error.is_refusal());
-    assert!(!scene.api.writes().contains(&format!("PATCH {ENDPOINT}")));
-    let (status, reason, message) = scene.condition("Stalled");
-    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
-    assert!(message.starts_with("Service chat exists and does not belong"), "{message}");
-    assert_eq!(scene.condition("Ready").1, "ApplyFailed", "what the user has to do goes first");
-    assert!(scene.service().status.unwrap().rollout.is_none());
-}
-
-#[tokio::test]
-async fn a_rollback_goes_before_children_that_are_refused() {
-    let mut scene = Scene::serving().await;
-    let old = scene.service().status.unwrap().active_version.unwrap();
-    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
-    scene.step().await.unwrap();
-    let new = scene.service().status.unwrap().candidate_version.unwrap();
-    scene.report(json!({"version": old, "prepared": new}));
-    scene.step().await.unwrap();
-    scene.report(json!({"version": new, "health": "Failed"}));
-    scene.api.edit(BUDGET, |budget| budget["spec"]["maxUnavailable"] = json!(2));
-    scene.api.edit(DEPLOYMENT, |deployment| deployment["spec"]["replicas"] = json!(7));
-    scene.api.fail(&format!("PATCH {BUDGET}"), 403, "Forbidden");
-    scene.api.requests();
-    assert!(scene.step().await.unwrap_err().is_refusal());
-    let status = scene.service().status.unwrap();
-    assert_eq!((status.active_version, status.rollout.unwrap().step), (Some(old), RolloutStep::Rollback));
-    let writes: Vec<_> = scene.api.writes().into_iter().filter(|line| !line.contains("modelversions")).collect();
-    let budget = format!("PATCH {BUDGET}");
-    assert_eq!(writes, [STATUS, EVENTS, &budget, &format!("PATCH {DEPLOYMENT}")], "one child holds back no other");
-    // The pass after it says what was refused.
-    scene.api.fail(&budget, 403, "Forbidden");
-    assert!(scene.step().await.unwrap_err().is_refusal());
-    let (status, reason, message) = scene.condition("Stalled");
-    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
-    assert!(message.starts_with("applying PodDisruptionBudget chat"), "{message}");
-    scene.step().await.unwrap();
-    assert_eq!(scene.condition("Stalled").1, "AsRequested", "and it is over when it is over");
 }
 
 #[tokio::test]
@@ -452,7 +366,7 @@ async fn why_a_pod_does_not_answer_stands_in_available() {
 async fn what_a_later_release_writes_is_read_and_handed_on() {
     let mut scene = Scene::serving().await;
     let old = scene.service().status.unwrap().active_version.unwrap();
-    scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64)));
+    scene.ask_for("2");
     scene.step().await.unwrap();
     let new = scene.service().status.unwrap().candidate_version.unwrap();
     scene.report(json!({"version": old, "health": "Dreaming", "degradation": "Sulking", "mood": {"since": 1},
@@ -487,26 +401,6 @@ async fn a_pod_that_answers_with_another_version_is_named() {
     scene.step().await.unwrap();
     let message = format!("{active} answers; pod chat-b with chat-old, which cannot load it: see status.replicas");
     assert_eq!(scene.condition("UpToDate"), ("True".to_owned(), "AsRequested".to_owned(), message));
-}
-
-#[tokio::test]
-async fn a_deadline_is_kept_while_children_cannot_be_written() {
-    let mut scene = Scene::serving().await;
-    scene.now = whole_seconds(Timestamp::now());
-    scene.api.edit(SERVICE, |service| {
-        service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64));
-        service["spec"]["rollout"]["progressDeadline"] = json!("60s");
-    });
-    scene.step().await.unwrap();
-    let service = Arc::new(scene.service());
-    for _ in 0..9 {
-        scene.context.back_off(&service);
-    }
-    scene.api.edit(BUDGET, |budget| budget["spec"]["maxUnavailable"] = json!(2));
-    scene.api.fail(&format!("PATCH {BUDGET}"), 403, "Forbidden");
-    assert!(scene.step().await.unwrap_err().is_refusal());
-    assert!(scene.context.next_try(&service) <= Duration::from_secs(65), "the deadline is sooner than the next try");
-    assert_eq!(scene.context.next_try(&service), RETRY_MAX, "and is not looked at twice");
 }
 
 #[tokio::test]
@@ -557,23 +451,6 @@ async fn the_entry_of_a_pod_that_the_store_does_not_know_yet_stays() {
     );
     scene.step().await.unwrap();
     assert_eq!(scene.service().status.unwrap().replicas.len(), 2);
-}
-
-#[tokio::test]
-async fn a_crash_between_stamping_and_the_status_is_made_good() {
-    let mut scene = Scene::new();
-    scene.api.fail(STATUS, 500, "InternalError");
-    assert!(!scene.step().await.unwrap_err().is_refusal());
-    scene.api.requests();
-    scene.step().await.unwrap();
-    assert_eq!(
-        scene.api.writes(),
-        [
-            STATUS,
-            EVENTS,
-            &format!("PATCH {VERSIONS}/{}/status", scene.service().status.unwrap().candidate_version.unwrap())
-        ]
-    );
 }
 
 #[tokio::test]

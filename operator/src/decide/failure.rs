@@ -41,7 +41,7 @@ impl Failure {
     pub(super) fn of_deadline(world: &World, now: &RolloutStatus, prepared: usize) -> Self {
         let since = now.progress.as_ref().map_or(now.started_at.0, |progress| progress.at.0);
         let seconds = now.deadline.0.duration_since(since).as_secs();
-        let value = format!("{prepared} of {} pods prepared, none got on for {seconds}s", world.pods.len());
+        let value = format!("{prepared} of {} pods prepared, none got on for {seconds}s", world.judges().count());
         let message = [Some(value.clone()), waiting_for(world, now), template::waits_for_replacement(world)];
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
@@ -103,11 +103,12 @@ fn with_action(gate: GateName, cause: &str) -> String {
 /// How far the fleet is with a version that it prepares.
 pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     let replacement = template::waits_for_replacement(world);
-    if world.pods.is_empty() {
+    let pods = world.judges().count();
+    if pods == 0 {
         return replacement.unwrap_or_else(|| "waits for a running pod".to_owned());
     }
-    let prepared = world.pods.iter().filter(|pod| agents::has_prepared(world, pod, now)).count();
-    let summary = Some(format!("{prepared} of {} pods prepared", world.pods.len()));
+    let prepared = world.judges().filter(|pod| agents::has_prepared(world, pod, now)).count();
+    let summary = Some(format!("{prepared} of {pods} pods prepared"));
     limits::message(
         &[summary, waiting_for(world, now), replacement].into_iter().flatten().collect::<Vec<_>>().join("; "),
     )
@@ -115,11 +116,11 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
 
 /// The pods that are not prepared, if there are any, and how far each is.
 fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
-    let answered = fleet::answered(world);
+    let judges_answer = fleet::judges_answer(world);
     let causes = waits::causes(world, now);
     let moves = |pod: &&CountedPod| !causes.iter().any(|cause| cause.pods.contains(&pod.name));
     let stands = |pod: &CountedPod| match (agents::lacks(world, pod), pod.report) {
-        _ if answered && !pod.ready => format!("{} is not ready and not waited for", pod.name),
+        _ if judges_answer && !pod.ready => format!("{} is not ready and not waited for", pod.name),
         (Some(lacks), _) => lacks,
         (None, Some(_)) => match candidate_report(pod, now) {
             Some(candidate) => format!("{} is {}", pod.name, candidate.phase.as_str()),
@@ -127,7 +128,7 @@ fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
         },
         (None, None) => format!("{} has not reported", pod.name),
     };
-    let unprepared = world.pods.iter().filter(|pod| !agents::has_prepared(world, pod, now)).filter(moves).map(stands);
+    let unprepared = world.judges().filter(|pod| !agents::has_prepared(world, pod, now)).filter(moves).map(stands);
     let unprepared: Vec<_> = unprepared.collect();
     let stuck =
         causes.iter().take(MESSAGE_PODS_MAX).map(|cause| format!("{}: {}", some_of(&cause.pods), cause.message));

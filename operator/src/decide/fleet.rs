@@ -47,17 +47,19 @@ fn is_versions(failures: usize, pods: usize) -> bool {
     failures > 0 && (failures == pods || (failures >= 2 && failures * 2 > pods))
 }
 
-/// Whether any pod gets requests.
-pub(super) fn answered(world: &World) -> bool {
-    world.pods.iter().any(|pod| pod.ready)
+/// Whether any of the pods that judge a candidate gets requests: then one that does not is not waited for. While all
+/// requests go to older pods, those that come for them are the ones to ask.
+pub(super) fn judges_answer(world: &World) -> bool {
+    world.judges().any(|pod| pod.ready)
 }
 
 /// Judges a candidate. More than half of the pods that are waited for must have prepared it; where no pod answers at
-/// all, one is better than none.
+/// all, one is better than none. To refuse it takes as many as in the whole fleet: the voices of pods that older ones make room for
+/// are still to come.
 pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
-    let answered = answered(world);
+    let judges_answer = judges_answer(world);
     let (mut prepared, mut at_it, mut refusals) = (0, 0, Vec::new());
-    for pod in world.pods {
+    for pod in world.judges() {
         if agents::has_prepared(world, pod, now) {
             prepared += 1;
             continue;
@@ -65,28 +67,29 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
         match Failure::of_candidate(pod, now) {
             Some(failure) if one_is_enough(world, now, failure.gate) => return Candidacy::Refused(failure),
             // It gets no requests while others do: it takes up what they answer with when it can.
-            _ if answered && !pod.ready => {}
+            _ if judges_answer && !pod.ready => {}
             Some(failure) => refusals.push(failure),
             None => at_it += 1,
         }
     }
     let voices = prepared + at_it + refusals.len();
-    let refused = refusals.len();
-    if is_versions(refused, voices) {
+    let (refused, to_come) = (refusals.len(), template::to_come(world));
+    if is_versions(refused, voices + to_come) {
         return Candidacy::Refused(refusals.swap_remove(0));
     }
-    let over = !world.pods.is_empty() && world.now >= now.deadline.0;
+    let over = world.judges().next().is_some() && world.now >= now.deadline.0;
     if at_it > 0 && !over {
         return Candidacy::Open;
     }
     // Pods of an older template would switch, too, and they are not what it was judged in.
-    let alone = world.older_pods == 0 || template::needs_the_switch(world, now);
+    let alone = world.older_pods() == 0 || template::needs_the_switch(world, now);
+    let answered = world.pods.iter().any(|pod| pod.ready);
     if prepared > 0 && (prepared * 2 > voices || !answered) && alone {
         return Candidacy::Ready;
     }
     match (over, refusals.into_iter().next()) {
         (false, _) => Candidacy::Open,
-        (true, Some(failure)) => Candidacy::Refused(failure.of_some(refused, world.pods.len())),
+        (true, Some(failure)) => Candidacy::Refused(failure.of_some(refused, world.judges().count() + to_come)),
         (true, None) => Candidacy::Refused(Failure::of_deadline(world, now, prepared)),
     }
 }
@@ -95,7 +98,7 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
 /// of them found it otherwise; answers that are not good enough in one pod would be given there.
 fn one_is_enough(world: &World, now: &RolloutStatus, gate: GateName) -> bool {
     match gate {
-        GateName::Digest | GateName::Format | GateName::Template => !world.pods.iter().any(|pod| {
+        GateName::Digest | GateName::Format | GateName::Template => !world.judges().any(|pod| {
             let passed = |report: &gantry_crds::status::CandidateStatus| {
                 report.gates.iter().any(|one| one.name == gate && one.verdict == GateVerdict::Pass)
             };
@@ -271,13 +274,13 @@ fn figure(pod: &CountedPod, now: &RolloutStatus) -> i64 {
 
 /// How far the pods together have come with the version.
 fn fleet_figure(world: &World, now: &RolloutStatus) -> i64 {
-    world.pods.iter().map(|pod| figure(pod, now)).fold(0, i64::saturating_add)
+    world.judges().map(|pod| figure(pod, now)).fold(0, i64::saturating_add)
 }
 
 /// Sets the deadline of Prepare: `time` after a pod made progress last, `PROGRESS_DEADLINES_MAX` times that in all.
 /// Time without a pod does not count, and a deadline that the user moves holds at once.
 pub(super) fn count_progress(world: &World, rollout: &mut RolloutStatus, time: Duration) {
-    if world.pods.is_empty() {
+    if world.judges().next().is_none() {
         rollout.progress = None;
         return;
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use gantry_crds::status::{GateName, RejectedOutcome, RejectedStatus};
 
+use super::RolloutState;
 use crate::{
     build::hash,
     validate::{NamedObject, WantedVersion},
@@ -20,6 +21,8 @@ use crate::{
 
 /// The state of an object that is not there.
 const ABSENT: &str = "absent";
+/// The state of an object that could not be looked at, and had not been before.
+const UNSEEN: &str = "unseen";
 /// Hexadecimal digits by which two states of an object are told apart.
 const STATE_DIGITS: usize = 10;
 
@@ -28,14 +31,30 @@ const STATE_DIGITS: usize = 10;
 pub struct Sighting {
     /// Which object.
     pub object: NamedObject,
-    /// Its identity and resource version; `None` when it is not there.
-    pub state: Option<(String, String)>,
+    /// What was seen of it.
+    pub seen: Seen,
+}
+
+/// What a look at an object showed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// It is there.
+    There {
+        /// Its identity.
+        uid: String,
+        /// Its resource version.
+        resource_version: String,
+    },
+    /// It is not there.
+    Absent,
+    /// The API server did not say: it is taken to be as it was seen last.
+    Nothing,
 }
 
 impl WantedVersion {
-    /// Adds what the version is judged by beside the spec.
-    pub fn judge_by(&mut self, seen: &[Sighting]) {
-        let objects: String = seen.iter().map(Sighting::text).collect();
+    /// Adds what the version is judged by beside the spec. `before` says how it was seen last.
+    pub fn judge_by(&mut self, seen: &[Sighting], before: &RolloutState) {
+        let objects: String = seen.iter().map(|sighting| sighting.text(before)).collect();
         // Names of objects have no slash, and the hash has none.
         let (spec, token) =
             self.judged.split_once('/').map_or((&*self.judged, None), |(spec, token)| (spec, Some(token)));
@@ -45,16 +64,32 @@ impl WantedVersion {
 }
 
 impl Sighting {
-    fn text(&self) -> String {
+    fn text(&self, before: &RolloutState) -> String {
         let NamedObject { kind, name } = &self.object;
-        let state =
-            self.state.as_ref().map_or_else(|| ABSENT.to_owned(), |state| hash(state)[..STATE_DIGITS].to_owned());
-        format!("+{}:{name}={state}", kind.as_str())
+        let part = format!("+{}:{name}=", kind.as_str());
+        let state = match &self.seen {
+            Seen::There { uid, resource_version } => hash(&(uid, resource_version))[..STATE_DIGITS].to_owned(),
+            Seen::Absent => ABSENT.to_owned(),
+            Seen::Nothing => seen_last(before, &part).unwrap_or(UNSEEN).to_owned(),
+        };
+        format!("{part}{state}")
     }
 }
 
+/// The state of the object that `part` begins with, as the latch has it, which is the newest, or the attempt.
+fn seen_last<'a>(state: &'a RolloutState, part: &str) -> Option<&'a str> {
+    let rejected = state.rejected.as_ref().map(|rejected| rejected.judged.as_str());
+    let attempt = state.rollout.as_ref().and_then(|rollout| rollout.judged.as_deref());
+    rejected.into_iter().chain(attempt).find_map(|judged| {
+        // A token may hold anything, and follows the first slash.
+        let (_, state) = judged.split('/').next()?.split_once(part)?;
+        state.split(['+', ' ']).next()
+    })
+}
+
 /// Whether an attempt that began with `begun` may go on now that it is `now`. An object that was not there is waited for
-/// by the pods: that it comes is no reason to begin again. Nor is that one goes: what was read of it was read.
+/// by the pods: that it comes is no reason to begin again. Nor is that one goes: what was read of it was read. Nor is that
+/// one is seen at last: pods have read it as it is, or wait for it.
 #[must_use]
 pub fn still_holds(begun: &str, now: &str) -> bool {
     let parts = |text: &str| -> Vec<String> {
@@ -66,7 +101,8 @@ pub fn still_holds(begun: &str, now: &str) -> bool {
         let (object, other) = (begun.split_once('='), now.split_once('='));
         match (object, other) {
             (Some((object, before)), Some((other, after))) => {
-                object == other && (before == after || before == ABSENT || after == ABSENT)
+                object == other
+                    && (before == after || [before, after].iter().any(|state| [ABSENT, UNSEEN].contains(state)))
             }
             _ => begun == now,
         }
@@ -86,8 +122,8 @@ pub fn stands(rejected: &RejectedStatus, wanted: &WantedVersion) -> bool {
 pub fn taken_up(begun: &str, now: &str) -> String {
     let (left, token) = begun.split_once('/').map_or((begun, None), |(left, token)| (left, Some(token)));
     let seen = now.split_once('/').map_or(now, |(left, _)| left);
-    let absent = |part: &str| part.split_once('=').is_some_and(|(_, state)| state == ABSENT);
-    let parts = left.split('+').zip(seen.split('+')).map(|(before, after)| if absent(before) { after } else { before });
+    let unread = |part: &str| part.split_once('=').is_some_and(|(_, state)| [ABSENT, UNSEEN].contains(&state));
+    let parts = left.split('+').zip(seen.split('+')).map(|(before, after)| if unread(before) { after } else { before });
     let left = parts.collect::<Vec<_>>().join("+");
     token.map_or_else(|| left.clone(), |token| format!("{left}/{token}"))
 }
@@ -103,17 +139,23 @@ pub fn of_verdict(judged: &str, gate: GateName, outcome: RejectedOutcome, progre
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::validate::ObjectKind;
+
+    fn there(version: &str) -> Seen {
+        Seen::There { uid: "uid".to_owned(), resource_version: version.to_owned() }
+    }
 
     fn judged(token: &str, prompts: Option<&str>, secret: Option<&str>) -> String {
         let mut wanted = super::super::tests::spec(1).wanted;
         wanted.judged = format!("hash{token}");
         let seen = |kind, name: &str, version: Option<&str>| Sighting {
             object: NamedObject { kind, name: name.to_owned() },
-            state: version.map(|version| ("uid".to_owned(), version.to_owned())),
+            seen: version.map_or(Seen::Absent, there),
         };
-        wanted.judge_by(&[seen(ObjectKind::ConfigMap, "golden", prompts), seen(ObjectKind::Secret, "hf", secret)]);
+        let seen = [seen(ObjectKind::ConfigMap, "golden", prompts), seen(ObjectKind::Secret, "hf", secret)];
+        wanted.judge_by(&seen, &RolloutState::default());
         wanted.judged
     }
 
@@ -137,5 +179,42 @@ mod tests {
         let odd = judged("/a=b+c", Some("1"), None);
         assert_eq!(super::taken_up(&odd, &odd), odd);
         assert!(still_holds(&odd, &odd) && !still_holds(&odd, &judged("/a=c+c", Some("1"), None)));
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_as_it_was_seen_last() {
+        let wanted = || {
+            let mut wanted = super::super::tests::spec(1).wanted;
+            wanted.judged = "hash/+Secret:hf=forged".to_owned();
+            wanted
+        };
+        let secret =
+            |seen| [Sighting { object: NamedObject { kind: ObjectKind::Secret, name: "hf".to_owned() }, seen }];
+        let after = |seen, before: &RolloutState| {
+            let mut wanted = wanted();
+            wanted.judge_by(&secret(seen), before);
+            wanted.judged
+        };
+        let nothing_known = RolloutState::default();
+        let known = after(there("1"), &nothing_known);
+        let mut scene = super::super::tests::Scene::serving();
+        scene.spec = Some(super::super::tests::spec(2));
+        scene.step();
+        let mut attempt = scene.state.clone();
+        attempt.rollout.as_mut().unwrap().judged = Some(known.clone());
+        scene.now += 900;
+        scene.step();
+        let latched = RejectedStatus { judged: format!("{known} within 900s"), ..scene.state.rejected.unwrap() };
+        let latched = RolloutState { rejected: Some(latched), ..RolloutState::default() };
+        for before in [&latched, &attempt] {
+            assert_eq!(after(Seen::Nothing, before), known);
+            assert_ne!(after(Seen::Absent, before), known);
+        }
+        let unseen = after(Seen::Nothing, &nothing_known);
+        assert!(
+            still_holds(&unseen, &known) && still_holds(&known, &unseen),
+            "it is no news that it is seen: {unseen}"
+        );
+        assert_eq!(super::taken_up(&unseen, &known), known);
     }
 }

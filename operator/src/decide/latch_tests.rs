@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{
-    judged::Sighting,
+    judged::{Seen, Sighting},
     tests::{can_answer, report, time},
     *,
 };
@@ -53,11 +53,12 @@ impl User {
             ObjectKind::Secret => self.token,
         };
         let seen = spec.wanted.objects.iter().cloned().map(|object| {
-            let state = state(object.kind).map(|version| ("uid".to_owned(), version.to_string()));
-            Sighting { object, state }
+            let there = |version: u32| Seen::There { uid: "uid".to_owned(), resource_version: version.to_string() };
+            let seen = state(object.kind).map_or(Seen::Absent, there);
+            Sighting { object, seen }
         });
         let seen: Vec<_> = seen.collect();
-        spec.wanted.judge_by(&seen);
+        spec.wanted.judge_by(&seen, &RolloutState::default());
         spec
     }
 }
@@ -86,7 +87,6 @@ impl Cluster {
             pods: &pods,
             target_replicas: 1,
             stamped: &self.stamped,
-            older_pods: 0,
         };
         let plan = decide(&world);
         self.stamped.extend(plan.stamp.into_iter().map(|version| StampedVersion { version, revision: 1 }));
@@ -341,7 +341,6 @@ fn a_smaller_model_and_less_memory_in_one_edit_leave_the_old_pods_behind() {
             pods: &pods,
             target_replicas: 1,
             stamped: &cluster.stamped,
-            older_pods: 0,
         });
         cluster.state = plan.state;
         plan.transition

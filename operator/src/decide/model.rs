@@ -381,7 +381,6 @@ impl Cluster {
             pods: &pods,
             target_replicas: seen.replicas,
             stamped: &self.stamped,
-            older_pods: 0,
         };
         let plan = decide(&world);
         // Children go first, from whatever was seen.
@@ -544,7 +543,6 @@ fn the_rules_refuse_what_must_not_happen() {
         pods,
         target_replicas: 2,
         stamped: &cluster.stamped,
-        older_pods: 0,
     };
     let commit = decide(&world(&all));
     assert!(matches!(commit.transition, Some(Transition::Committed { .. })));

@@ -7,24 +7,24 @@ use gantry_crds::status::RolloutStatus;
 
 use super::{CountedPod, World, is_prepared};
 
-/// The pods of the newest template, and how many there are of older ones.
-pub(super) fn newest<'a>(world: &World<'a>) -> (Vec<CountedPod<'a>>, usize) {
-    let newest: Vec<_> = world.pods.iter().filter(|pod| !pod.outdated).copied().collect();
-    let older = world.pods.len() - newest.len();
-    // A world that was narrowed before has none left to leave out.
-    (newest, world.older_pods + older)
+/// Pods that will judge once they have come for older ones: they have a voice each, which has not been heard yet. A pod
+/// that comes beside those that there should be comes for one of these.
+pub(super) fn to_come(world: &World) -> usize {
+    let missing = usize::try_from(world.target_replicas).unwrap_or(0).saturating_sub(world.judges().count());
+    world.older_pods().min(missing)
 }
 
-/// Whether the switch need not wait for older pods: they stay until new ones answer, and new ones that cannot have the active
-/// version, because it needs what they have not or its source is gone, will answer with the candidate alone.
+/// Whether the switch need not wait for older pods: they stay until new ones answer, and a new one that cannot have the active
+/// version, because it needs what it has not or its source is gone, will answer with the candidate alone. One suffices:
+/// the older ones wait for it, whatever other new ones answer with.
 pub(super) fn needs_the_switch(world: &World, now: &RolloutStatus) -> bool {
     let has_no_other = |pod: &CountedPod| pod.report.is_some_and(|report| report.version.is_none());
-    !world.pods.is_empty() && world.pods.iter().all(|pod| is_prepared(pod, now) && has_no_other(pod))
+    world.judges().any(|pod| is_prepared(pod, now) && has_no_other(pod))
 }
 
 /// That older pods are replaced first, if there are any.
 pub(super) fn waits_for_replacement(world: &World) -> Option<String> {
-    let (pods, have) = match world.older_pods {
+    let (pods, have) = match world.older_pods() {
         0 => return None,
         1 => ("1 older pod is".to_owned(), "it has"),
         more => (format!("{more} older pods are"), "they have"),

@@ -87,8 +87,10 @@ pub(super) struct Scene {
     pub(super) counted: Vec<&'static str>,
     /// Pods that get no requests although they say that they could answer.
     pub(super) cut_off: Vec<&'static str>,
+    /// Pods of an older template, with other resources.
+    pub(super) outdated: Vec<&'static str>,
     stamped: Vec<StampedVersion>,
-    replicas: i32,
+    pub(super) replicas: i32,
     pub(super) now: i64,
 }
 
@@ -101,6 +103,7 @@ impl Scene {
             reports: Vec::new(),
             counted: vec!["a", "b"],
             cut_off: Vec::new(),
+            outdated: Vec::new(),
             stamped: Vec::new(),
             replicas: 2,
             now: 0,
@@ -176,7 +179,7 @@ impl Scene {
                 name: pod,
                 ready: !self.cut_off.contains(pod) && find(pod).is_some_and(can_answer),
                 report: find(pod),
-                outdated: false,
+                outdated: self.outdated.contains(pod),
             })
             .collect();
         decide(&World {
@@ -186,7 +189,6 @@ impl Scene {
             pods: &pods,
             target_replicas: self.replicas,
             stamped: &self.stamped,
-            older_pods: 0,
         })
     }
 

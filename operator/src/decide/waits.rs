@@ -17,7 +17,7 @@ pub(super) struct Cause<'a> {
 /// Every cause, in the order of the first pod that names it.
 pub(super) fn causes<'a>(world: &World<'a>, now: &RolloutStatus) -> Vec<Cause<'a>> {
     let mut causes: Vec<Cause> = Vec::new();
-    for pod in world.pods.iter().filter(|pod| !is_prepared(pod, now)) {
+    for pod in world.judges().filter(|pod| !is_prepared(pod, now)) {
         let Some(candidate) = candidate_report(pod, now) else { continue };
         let Some(reason) = candidate.wait_reason else { continue };
         let message = candidate.message.as_deref().unwrap_or(reason.as_str());

@@ -15,11 +15,12 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
         let active = new.active.as_ref().unwrap();
         match step {
             Some(RolloutStep::Commit) => {
-                // Older pods have no say, and are left behind only by new ones that answer with nothing else.
-                let newest: Vec<_> = world.pods.iter().filter(|pod| !pod.outdated).copied().collect();
+                // Older pods have no say, and are left behind only by a new one that answers with nothing else.
                 let idle = |pod: &CountedPod| pod.report.is_some_and(|report| report.version.is_none());
-                prop_assert!(newest.len() == world.pods.len() || newest.iter().all(idle), "{:?}", world.pods);
-                check_commit(&World { pods: &newest, ..world.clone() }, active)?;
+                let mut newest = world.pods.iter().filter(|pod| !pod.outdated);
+                let all_are = world.pods.iter().all(|pod| !pod.outdated);
+                prop_assert!(all_are || newest.any(idle), "{:?}", world.pods);
+                check_commit(world, active)?;
                 prop_assert_eq!(&new.previous, &old.active, "the way back is kept");
                 let ways_back = new.versions.iter().filter(|version| Some(&version.name) != new.active.as_ref());
                 prop_assert!(ways_back.count() <= 1, "which one is the way back? {:?}", new.versions);
@@ -37,6 +38,7 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
     }
     prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
     check_bake(world, new)?;
+    check_rejection(world, new)?;
     if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
         prop_assert!(false, "a version that was refused answers");
     }
@@ -78,17 +80,48 @@ fn check_commit(world: &World, candidate: &String) -> Result<(), TestCaseError> 
         candidate?.gates.into_iter().find(|gate| gate.verdict == GateVerdict::Fail)
     };
     let nobody_answers = !world.pods.iter().any(|pod| pod.ready);
-    let asked: Vec<_> = world.pods.iter().filter(|pod| pod.ready || nobody_answers || prepared(pod)).collect();
+    let newest: Vec<_> = world.pods.iter().filter(|pod| !pod.outdated).collect();
+    let silent = !newest.iter().any(|pod| pod.ready);
+    let asked: Vec<_> = newest.iter().filter(|pod| pod.ready || silent || prepared(pod)).collect();
     let passed = asked.iter().filter(|pod| prepared(pod)).count();
     prop_assert!(passed > 0 && (nobody_answers || passed * 2 > asked.len()), "{} of {}", passed, asked.len());
     for pod in asked {
         let judged = prepared(pod) || refusal(pod).is_some();
         prop_assert!(judged || world.now >= now.deadline.0, "{} had not judged it", pod.name);
     }
-    for pod in world.pods.iter().filter(|pod| !prepared(pod)) {
+    for pod in newest.iter().filter(|pod| !prepared(pod)) {
         let answers_badly = refusal(pod).is_some_and(|gate| gate.name == GateName::Prompts);
         prop_assert!(!answers_badly, "its answers were not good enough in {}", pod.name);
     }
+    Ok(())
+}
+
+/// Before the time is up, a version that may fail for the sake of the pod is refused only by all, or by two and more than half,
+/// of the fleet as it will be when older pods are replaced.
+fn check_rejection(world: &World, new: &RolloutState) -> Result<(), TestCaseError> {
+    let Some(now) = world.state.rollout.as_ref().filter(|now| now.step == RolloutStep::Prepare) else { return Ok(()) };
+    let of_pods = |rejected: &&RejectedStatus| {
+        rejected.outcome == RejectedOutcome::Rejected && rejected.gate == GateName::Load && rejected.at.0 == world.now
+    };
+    let deadline = new.rejected.as_ref().filter(of_pods).map(|_| now.progress.as_ref().map(|progress| progress.at.0));
+    let Some(progress_at) = deadline else { return Ok(()) };
+    let newest: Vec<_> = world.pods.iter().filter(|pod| !pod.outdated).collect();
+    let judges_answer = newest.iter().any(|pod| pod.ready);
+    let prepared = |pod: &CountedPod| {
+        pod.report
+            .is_some_and(|report| report.prepared.as_ref() == Some(&now.version) && report.attempt == Some(now.attempt))
+    };
+    let refuses = |pod: &CountedPod| {
+        let report = pod.report.filter(|report| report.attempt == Some(now.attempt));
+        let candidate = report.and_then(|report| report.candidate.as_ref()).filter(|one| one.version == now.version);
+        candidate.is_some_and(|candidate| candidate.phase == CandidatePhase::Failed) && !prepared(pod)
+    };
+    let voices: Vec<_> = newest.iter().filter(|pod| pod.ready || !judges_answer || prepared(pod)).collect();
+    let refusals = voices.iter().filter(|pod| refuses(pod)).count();
+    let missing = usize::try_from(world.target_replicas).unwrap().saturating_sub(newest.len());
+    let fleet = voices.len() + missing.min(world.pods.len() - newest.len());
+    let over = progress_at.is_some_and(|at| world.now >= after(at, Duration::from_secs(900)));
+    prop_assert!(over || refusals == fleet || (refusals >= 2 && refusals * 2 > fleet), "{} of {}", refusals, fleet);
     Ok(())
 }
 

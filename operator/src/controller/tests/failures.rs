@@ -1,0 +1,225 @@
+//! Requests that are refused, fail, are never answered, or come from an old object.
+
+use super::*;
+use crate::limits::JUDGED_LOOK_TIMEOUT;
+
+#[tokio::test]
+async fn a_rollback_goes_before_children_that_are_refused() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"version": old, "prepared": new}));
+    scene.step().await.unwrap();
+    scene.report(json!({"version": new, "health": "Failed"}));
+    scene.api.edit(BUDGET, |budget| budget["spec"]["maxUnavailable"] = json!(2));
+    scene.api.edit(DEPLOYMENT, |deployment| deployment["spec"]["replicas"] = json!(7));
+    scene.api.fail(&format!("PATCH {BUDGET}"), 403, "Forbidden");
+    scene.api.requests();
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    let status = scene.service().status.unwrap();
+    assert_eq!((status.active_version, status.rollout.unwrap().step), (Some(old), RolloutStep::Rollback));
+    let writes: Vec<_> = scene.api.writes().into_iter().filter(|line| !line.contains("modelversions")).collect();
+    let budget = format!("PATCH {BUDGET}");
+    assert_eq!(writes, [STATUS, EVENTS, &budget, &format!("PATCH {DEPLOYMENT}")], "one child holds back no other");
+    // The pass after it says what was refused.
+    scene.api.fail(&budget, 403, "Forbidden");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    let (status, reason, message) = scene.condition("Stalled");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
+    assert!(message.starts_with("applying PodDisruptionBudget chat"), "{message}");
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Stalled").1, "AsRequested", "and it is over when it is over");
+}
+
+#[tokio::test]
+async fn a_deadline_is_kept_while_children_cannot_be_written() {
+    let mut scene = Scene::serving().await;
+    scene.now = whole_seconds(Timestamp::now());
+    scene.api.edit(SERVICE, |service| {
+        service["spec"]["model"]["source"]["sha256"] = json!("2".repeat(64));
+        service["spec"]["rollout"]["progressDeadline"] = json!("60s");
+    });
+    scene.step().await.unwrap();
+    let service = Arc::new(scene.service());
+    for _ in 0..9 {
+        scene.context.back_off(&service);
+    }
+    scene.api.edit(BUDGET, |budget| budget["spec"]["maxUnavailable"] = json!(2));
+    scene.api.fail(&format!("PATCH {BUDGET}"), 403, "Forbidden");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    assert!(scene.context.next_try(&service) <= Duration::from_secs(65), "the deadline is sooner than the next try");
+    assert_eq!(scene.context.next_try(&service), RETRY_MAX, "and is not looked at twice");
+}
+
+#[tokio::test]
+async fn a_crash_between_stamping_and_the_status_is_made_good() {
+    let mut scene = Scene::new();
+    scene.api.fail(STATUS, 500, "InternalError");
+    assert!(!scene.step().await.unwrap_err().is_refusal());
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(
+        scene.api.writes(),
+        [
+            STATUS,
+            EVENTS,
+            &format!("PATCH {VERSIONS}/{}/status", scene.service().status.unwrap().candidate_version.unwrap())
+        ]
+    );
+}
+
+#[tokio::test]
+async fn failures_in_a_row_wait_longer_up_to_a_limit() {
+    let scene = Scene::new();
+    let service = scene.service();
+    let waits: Vec<_> = (0..9).map(|_| scene.context.back_off(&service).as_secs()).collect();
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 120, 120]);
+    scene.context.succeeded(&service);
+    assert_eq!(scene.context.back_off(&service).as_secs(), 1);
+}
+
+#[tokio::test]
+async fn somebody_elses_object_is_not_taken_over() {
+    let mut scene = Scene::new();
+    scene.api.put(
+        ENDPOINT,
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "test"}}),
+    );
+    let error = scene.step().await.unwrap_err();
+    assert!(error.is_refusal());
+    assert!(!scene.api.writes().contains(&format!("PATCH {ENDPOINT}")));
+    let (status, reason, message) = scene.condition("Stalled");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
+    assert!(message.starts_with("Service chat exists and does not belong"), "{message}");
+    assert_eq!(scene.condition("Ready").1, "ApplyFailed", "what the user has to do goes first");
+}
+
+#[tokio::test]
+async fn a_write_from_an_old_object_has_no_effect() {
+    let mut scene = Scene::serving().await;
+    let stale = scene.service();
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    let before = scene.service();
+    let mut edited = stale;
+    edited.spec.model.served_name = "other".to_owned();
+    let error = step(&edited, &scene.observed(), &scene.context, scene.now).await.unwrap_err();
+    assert!(error.is_stale(), "{error}");
+    assert_eq!(scene.service().status, before.status);
+}
+
+#[tokio::test]
+async fn a_store_that_is_behind_the_own_last_write_is_not_decided_on() {
+    let mut scene = Scene::new();
+    let before = scene.service();
+    assert!(!scene.context.is_behind(&before));
+    scene.step().await.unwrap();
+    assert!(scene.context.is_behind(&before));
+    assert!(!scene.context.is_behind(&scene.service()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_restored_to_lower_resource_versions_is_decided_on_again() {
+    let mut scene = Scene::new();
+    let restored = scene.service();
+    scene.step().await.unwrap();
+    tokio::time::advance(STORE_LAG_MAX.checked_sub(Duration::from_millis(1)).unwrap()).await;
+    assert!(scene.context.is_behind(&restored));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(!scene.context.is_behind(&restored));
+}
+
+/// Model 2 answers and bakes, with model 1 to go back to, while model 3 is prepared.
+async fn preparing_behind_a_bake() -> (Scene, String, String) {
+    let mut scene = Scene::serving().await;
+    let first = scene.service().status.unwrap().active_version.unwrap();
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    let second = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"version": first, "prepared": second}));
+    scene.step().await.unwrap();
+    scene.report(json!({"version": second, "resident": first}));
+    scene.step().await.unwrap();
+    scene.ask_for("3");
+    scene.step().await.unwrap();
+    let rollout = scene.service().status.unwrap().rollout.unwrap();
+    assert!(rollout.step == RolloutStep::Prepare && rollout.bake.is_some());
+    (scene, first, second)
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_look_at_what_is_judged_by_holds_up_a_rollback_or_a_switch() {
+    let look = format!("GET {SECRET}");
+    type Trouble = fn(&Scene, &str);
+    let troubles: [(&str, Trouble); 3] = [
+        ("it fails", |scene, look| scene.api.fail(look, 500, "InternalError")),
+        ("it is refused", |scene, look| scene.api.fail(look, 403, "Forbidden")),
+        ("it is never answered", |scene, look| scene.api.hang(look)),
+    ];
+    for (what, trouble) in troubles {
+        let (mut scene, first, second) = preparing_behind_a_bake().await;
+        scene.report(json!({"version": second, "health": "Failed"}));
+        trouble(&scene, &look);
+        let started = Instant::now();
+        scene.step().await.unwrap();
+        assert!(started.elapsed() <= JUDGED_LOOK_TIMEOUT, "{what}");
+        let status = scene.service().status.unwrap();
+        assert_eq!(
+            (status.active_version, status.rollout.unwrap().step),
+            (Some(first), RolloutStep::Rollback),
+            "{what}"
+        );
+
+        let (mut scene, _, second) = preparing_behind_a_bake().await;
+        let third = scene.service().status.unwrap().candidate_version.unwrap();
+        scene.report(json!({"version": second, "prepared": third}));
+        trouble(&scene, &look);
+        assert_eq!(scene.step().await.unwrap(), Action::requeue(JUDGED_POLL), "{what}");
+        assert_eq!(scene.service().status.unwrap().active_version, Some(third), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_rollout_waits_for_the_identity_of_its_pods_and_for_no_other_child() {
+    let others = [POLICY, ENDPOINT, BUDGET, DEPLOYMENT];
+    for (children, begins) in
+        [(vec![ACCOUNT], false), (vec![ROLE], false), (vec![BINDING], false), (others.to_vec(), true)]
+    {
+        let mut scene = Scene::new();
+        for child in &children {
+            scene.api.fail(&format!("PATCH {child}"), 403, "Forbidden");
+        }
+        assert!(scene.step().await.unwrap_err().is_refusal());
+        assert_eq!(scene.condition("Stalled").1, "ApplyFailed");
+        assert_eq!(scene.service().status.unwrap().rollout.is_some(), begins, "{children:?}");
+        assert_eq!(scene.api.list::<ModelVersion>(VERSIONS).len(), usize::from(begins), "{children:?}");
+    }
+    let mut scene = Scene::new();
+    scene.api.fail(&format!("POST {VERSIONS}"), 403, "Forbidden");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    assert!(scene.service().status.unwrap().rollout.is_none(), "nor does it begin without its version");
+    assert!(scene.condition("Stalled").2.starts_with("creating ModelVersion"), "{:?}", scene.condition("Stalled"));
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_holds_back_nothing_else_of_a_pass() {
+    let mut scene = Scene::serving().await;
+    let version = scene.service().status.unwrap().active_version.unwrap();
+    scene.pods.remove(1);
+    scene.api.edit(&format!("{VERSIONS}/{version}"), |version| version["status"]["phase"] = json!("Pending"));
+    scene.api.fail(&format!("PATCH {VERSIONS}/{version}/status"), 500, "InternalError");
+    assert!(!scene.step().await.unwrap_err().is_refusal());
+    assert_eq!(scene.service().status.unwrap().replicas.len(), 1, "the entry of the pod that is gone");
+}
+
+#[tokio::test]
+async fn a_finalizer_that_cannot_be_taken_off_holds_up_no_rollback() {
+    let (mut scene, first, second) = preparing_behind_a_bake().await;
+    scene.api.edit(SERVICE, |service| service["metadata"]["finalizers"] = json!([OLD_FINALIZER]));
+    scene.report(json!({"version": second, "health": "Failed"}));
+    scene.api.fail(&format!("PATCH {SERVICE}"), 403, "Forbidden");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    assert_eq!(scene.service().status.unwrap().active_version, Some(first));
+}

@@ -1,0 +1,106 @@
+#![allow(clippy::unwrap_used)]
+//! Who judges while pods of an older template are replaced: `a` to `c` are old, `n1` to `n3` come for them.
+
+use gantry_crds::status::{GateName, GateResult, GateVerdict};
+
+use super::{
+    tests::{Scene, name, refused, spec},
+    *,
+};
+
+const OLD: [&str; 3] = ["a", "b", "c"];
+
+/// Pods serve model 1, and are replaced by others, which are to judge model 2.
+fn replaced(old: &[&'static str]) -> Scene {
+    let mut scene = Scene::served_by(old);
+    scene.replicas = i32::try_from(old.len()).unwrap();
+    scene.outdated = old.to_vec();
+    scene.spec = Some(spec(2));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    scene
+}
+
+/// A pod comes, and answers with the active version if it `answers` at all.
+fn comes(scene: &mut Scene, pod: &'static str, answers: bool) {
+    scene.counted.push(pod);
+    scene.pod(pod, |report| report.version = answers.then(|| name(1)));
+}
+
+fn goes(scene: &mut Scene, pod: &str) {
+    scene.counted.retain(|other| *other != pod);
+}
+
+fn refuses(scene: &mut Scene, pod: &str, gate: GateName) {
+    let result = GateResult { name: gate, verdict: GateVerdict::Fail, value: None, message: Some("no".to_owned()) };
+    scene.pod(pod, |report| {
+        report.candidate = Some(CandidateStatus { gates: vec![result.clone()], ..refused(&name(2)) });
+    });
+}
+
+#[test]
+fn one_new_pod_does_not_refuse_for_those_that_are_to_come() {
+    for gate in [GateName::Memory, GateName::Load, GateName::Fetch] {
+        for answers in [true, false] {
+            let mut scene = replaced(&OLD);
+            comes(&mut scene, "n1", answers);
+            refuses(&mut scene, "n1", gate);
+            assert_eq!(scene.step(), None, "{gate:?}: one of three");
+            goes(&mut scene, "a");
+            comes(&mut scene, "n2", answers);
+            assert_eq!(scene.step(), None);
+            refuses(&mut scene, "n2", gate);
+            assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "{gate:?}: two of three");
+        }
+    }
+}
+
+#[test]
+fn a_new_pod_that_refuses_alone_is_believed_when_the_time_is_up() {
+    let mut scene = replaced(&OLD);
+    comes(&mut scene, "n1", false);
+    refuses(&mut scene, "n1", GateName::Memory);
+    scene.step();
+    scene.now += 900;
+    let Some(Transition::Rejected { gate, message, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+    assert_eq!(gate, GateName::Memory);
+    assert!(message.starts_with("1 of 3 pods refused it: Memory gate on pod n1: no"), "{message}");
+}
+
+#[test]
+fn in_a_fleet_of_one_the_word_of_its_successor_is_the_verdict() {
+    for answers in [true, false] {
+        let mut scene = replaced(&["a"]);
+        comes(&mut scene, "n1", answers);
+        refuses(&mut scene, "n1", GateName::Load);
+        assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "{answers}");
+    }
+}
+
+#[test]
+fn one_new_pod_that_answers_with_nothing_else_suffices_for_the_switch() {
+    let mut scene = replaced(&OLD);
+    goes(&mut scene, "a");
+    comes(&mut scene, "n1", true);
+    comes(&mut scene, "n2", false);
+    scene.pod("n1", |report| report.prepared = Some(name(2)));
+    assert_eq!(scene.step(), None, "n2 is at it");
+    scene.pod("n2", |report| report.prepared = Some(name(2)));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "b and c wait for n2 to be ready");
+    // Those that answer with the active version are ready: the next ones follow them.
+    let mut scene = replaced(&OLD);
+    comes(&mut scene, "n1", true);
+    scene.pod("n1", |report| report.prepared = Some(name(2)));
+    assert_eq!(scene.step(), None);
+}
+
+#[test]
+fn while_older_pods_answer_more_than_half_of_the_new_ones_must_have_prepared() {
+    let mut scene = replaced(&OLD);
+    comes(&mut scene, "n1", false);
+    comes(&mut scene, "n2", false);
+    scene.pod("n1", |report| report.prepared = Some(name(2)));
+    assert_eq!(scene.step(), None);
+    scene.now += 900;
+    let step = scene.step();
+    assert!(matches!(step, Some(Transition::Rejected { gate: GateName::Deadline, .. })), "{step:?}");
+}

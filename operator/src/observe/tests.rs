@@ -1,0 +1,223 @@
+#![allow(clippy::unwrap_used)]
+//! What is read from pods, what stores keep, and what they wake and wait for.
+
+use std::time::Duration;
+
+use gantry_crds::SERVICE_LABEL;
+use serde_json::json;
+
+use super::*;
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_hides_no_other() {
+    let guarded = |name: &str, replicas: serde_json::Value| -> DeserializeGuard<InferenceService> {
+        let model = json!({"servedName": "m", "source": {"uri": "http://models/m.gguf"}});
+        let spec = json!({"model": model, "replicas": replicas});
+        let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
+            "metadata": {"name": name, "namespace": "ns"}, "spec": spec});
+        serde_json::from_value(object).unwrap()
+    };
+    let (bad, good) = (guarded("bad", json!("many")), guarded("good", json!(1)));
+    assert!(bad.0.is_err() && good.0.is_ok());
+    let events = [Event::Init, Event::InitApply(bad.clone()), Event::InitApply(good), Event::InitDone]
+        .into_iter()
+        .chain([Event::Apply(bad)])
+        .map(watcher::Result::Ok);
+    let left: Vec<_> = readable(futures::stream::iter(events)).map(Result::unwrap).collect().await;
+    let names = left.iter().filter_map(|event| match event {
+        Event::InitApply(service) | Event::Apply(service) => Some(service.name_any()),
+        _ => None,
+    });
+    assert_eq!((names.collect::<Vec<_>>(), left.len()), (vec!["good".to_owned()], 3));
+}
+
+fn role(service: &str) -> Role {
+    let metadata = json!({"name": format!("{service}-gantry"), "namespace": "ns", "labels": {SERVICE_LABEL: service},
+        "managedFields": [{"manager": "gantry"}]});
+    let rules = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]);
+    serde_json::from_value(json!({"metadata": metadata, "rules": rules})).unwrap()
+}
+
+#[tokio::test]
+async fn what_was_missed_while_a_watch_was_away_wakes_every_service() {
+    let (services, mut writer) = reflector::store();
+    let service = |name: &str| {
+        let spec = json!({"model": {"servedName": "m", "source": {"uri": "http://models/m.gguf"}}});
+        let mut service = InferenceService::new(name, serde_json::from_value(spec).unwrap());
+        service.metadata.namespace = Some("ns".to_owned());
+        service
+    };
+    for name in ["a", "b"] {
+        writer.apply_watcher_event(&Event::Apply(service(name)));
+    }
+    let (roles, writer) = reflector::store();
+    let events = [
+        vec![Event::Init, Event::InitApply(role("a")), Event::InitApply(role("b")), Event::InitDone],
+        vec![Event::Apply(role("b"))],
+        // The watch broke, and a's was deleted meanwhile: no event says so.
+        vec![Event::Init, Event::InitApply(role("b")), Event::InitDone],
+    ];
+    let events = stream::iter(events.into_iter().flatten().map(watcher::Result::Ok));
+    let keep = |role: Role| Kept::of(&role);
+    let woken: Vec<_> = stored(events, keep, writer, services).map(|woken| woken.name).collect().await;
+    let [first, change, again] = [&woken[..2], &woken[2..3], &woken[3..]].map(|names| {
+        let mut names = names.to_vec();
+        names.sort_unstable();
+        names
+    });
+    assert_eq!((first, change, again), (vec!["a".into(), "b".into()], vec!["b".into()], vec!["a".into(), "b".into()]));
+    assert_eq!(get(&roles, "a-gantry", "ns"), None);
+    assert_eq!(get(&roles, "b-gantry", "ns").unwrap(), role("b"));
+    assert_eq!(of_service(&roles, "b", "ns"), [role("b")]);
+    assert_eq!((of_service(&roles, "b", "other"), of_service(&roles, "a", "ns")), (vec![], vec![]));
+}
+
+fn pod(status: serde_json::Value) -> Pod {
+    let mut pod = serde_json::from_value(json!({
+        "metadata": {"name": "chat-1", "annotations": {"big": "one"}},
+        "spec": {"containers": [{"name": "server"}]},
+        "status": status,
+    }))
+    .unwrap();
+    trim_pod(&mut pod);
+    pod
+}
+
+#[test]
+fn only_running_pods_that_stay_are_counted() {
+    let running = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+    let view = PodView::of(&pod(running.clone()));
+    assert!(view.counted && view.ready && !view.over);
+    let mut ending = pod(running);
+    ending.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+    let view = PodView::of(&ending);
+    assert!(!view.counted && !view.ready && !view.over);
+    assert!(!PodView::of(&pod(json!({"phase": "Pending"}))).counted);
+    let evicted = PodView::of(&pod(json!({"phase": "Failed"})));
+    assert!(!evicted.counted && evicted.over);
+}
+
+fn waiting(reason: &str, last: Option<&str>) -> serde_json::Value {
+    let last = last.map(|reason| json!({"terminated": {"reason": reason, "exitCode": 137}}));
+    let message = format!("back-off: try {}", reason.len());
+    json!({"phase": "Running", "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [{"name": "server",
+        "image": "r/server:1", "imageID": "", "ready": false, "restartCount": 3, "lastState": last.unwrap_or_default(),
+        "state": {"waiting": {"reason": reason, "message": message}}}]})
+}
+
+#[test]
+fn a_pod_that_cannot_run_says_why() {
+    use gantry_crds::conditions::Reason;
+    let unschedulable = json!({"phase": "Pending", "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no nvidia.com/gpu."}]});
+    let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory. "});
+    for (status, reason, starts) in [
+        (unschedulable, Reason::Unschedulable, "pod chat-1 finds no node: 0/1 nodes: no nvidia.com/gpu; add"),
+        (waiting("ErrImagePull", None), Reason::ImagePullBackOff, "pod chat-1 cannot have its image r/server:1: "),
+        (waiting("ImagePullBackOff", None), Reason::ImagePullBackOff, "pod chat-1 cannot have its image r/server:1: "),
+        (waiting("CrashLoopBackOff", Some("Error")), Reason::CrashLoopBackOff, "pod chat-1 ends again and again"),
+        (waiting("CrashLoopBackOff", Some("OOMKilled")), Reason::OOMKilled, "pod chat-1 took more than its memory"),
+        (
+            waiting("CreateContainerConfigError", None),
+            Reason::CreateContainerError,
+            "pod chat-1 waits with CreateContainerConfigError: back-off: try 26",
+        ),
+        (evicted, Reason::Evicted, "pod chat-1 was evicted: The node was low on resource: memory"),
+    ] {
+        let trouble = PodView::of(&pod(status)).trouble.unwrap();
+        assert_eq!(trouble.reason, reason, "{}", trouble.message);
+        assert!(trouble.message.starts_with(starts), "{}", trouble.message);
+    }
+    assert_eq!(PodView::of(&pod(waiting("ContainerCreating", None))).trouble, None);
+}
+
+#[test]
+fn what_is_over_is_no_trouble_any_more() {
+    let state = |ready: bool, now: serde_json::Value| {
+        json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{
+            "name": "server", "image": "", "imageID": "", "ready": ready, "restartCount": 1, "state": now,
+            "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]})
+    };
+    let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+    assert!(PodView::of(&pod(state(false, running.clone()))).trouble.is_some(), "it starts again");
+    assert_eq!(PodView::of(&pod(state(true, running))).trouble, None);
+}
+
+#[test]
+fn an_evicted_pod_counts_while_one_is_missing_and_creation_may_take_a_while() {
+    let at = |text: &str| text.parse::<Timestamp>().unwrap();
+    let (soon, late) = (at("2026-01-01T00:01:59Z"), at("2026-01-01T00:02:00Z"));
+    let evicted = PodView::of(&pod(json!({"phase": "Failed", "reason": "Evicted"})));
+    let observed = Observed { pods: vec![evicted], ..Observed::default() };
+    assert!(observed.trouble(true, soon).is_some() && observed.trouble(false, soon).is_none());
+    let creating = PodView::of(&pod(waiting("ContainerCreating", None)));
+    let observed = Observed { pods: vec![creating], ..Observed::default() };
+    assert_eq!((observed.trouble(true, soon), observed.next_trouble(soon)), (None, Some(late)));
+    let trouble = observed.trouble(true, late).unwrap();
+    assert!(trouble.message.contains("for its volumes or its network"), "{}", trouble.message);
+    assert_eq!(observed.next_trouble(late), None);
+}
+
+#[test]
+fn a_trimmed_pod_holds_no_spec_and_no_annotations() {
+    let pod = pod(json!({"phase": "Running", "hostIP": "10.0.0.1"}));
+    assert!(pod.spec.is_none() && pod.annotations().is_empty() && pod.status.unwrap().host_ip.is_none());
+}
+
+/// A store, and how it is filled: an empty list is a list.
+fn listed<K>(is: bool) -> (Store<K>, Writer<K>)
+where
+    K: reflector::Lookup<DynamicType = ()> + Clone + 'static,
+{
+    let (store, mut writer) = reflector::store();
+    if is {
+        [Event::Init, Event::InitDone].iter().for_each(|event| writer.apply_watcher_event(event));
+    }
+    (store, writer)
+}
+
+/// Whether passes go on, within their patience and after it, when one kind has not been listed.
+#[tokio::test(start_paused = true)]
+async fn a_kind_of_child_that_cannot_be_listed_holds_up_no_service_for_long() {
+    const KINDS: usize = 10;
+    for (unlisted, goes_on) in (0..KINDS).map(|kind| (kind, kind >= 4)).chain([(KINDS, true)]) {
+        let is = |kind: usize| kind != unlisted;
+        let (services, _s) = listed(is(0));
+        let (versions, _v) = listed(is(1));
+        let (pods, _p) = listed(is(2));
+        let (deployments, _d) = listed(is(3));
+        let (endpoints, _e) = listed(is(4));
+        let (service_accounts, _a) = listed(is(5));
+        let (roles, _r) = listed(is(6));
+        let (role_bindings, _b) = listed(is(7));
+        let (budgets, _u) = listed(is(8));
+        let (network_policies, _n) = listed(is(9));
+        let stores = Stores {
+            services,
+            versions,
+            pods,
+            deployments,
+            endpoints,
+            service_accounts,
+            roles,
+            role_bindings,
+            budgets,
+            network_policies,
+        };
+        let started = Instant::now();
+        let ready =
+            tokio::time::timeout(Duration::from_secs(60), stores.ready(started + Duration::from_secs(30))).await;
+        assert_eq!(ready.is_ok(), goes_on, "{unlisted}");
+        let waited = if unlisted == KINDS {
+            0
+        } else if goes_on {
+            30
+        } else {
+            60
+        };
+        assert_eq!(started.elapsed().as_secs(), waited, "{unlisted}");
+        if goes_on {
+            assert!(stores.ready(started).await.is_ok(), "no pass waits again");
+        }
+    }
+}
