@@ -250,16 +250,18 @@ impl<'a> TestService<'a> {
         Ok(answers)
     }
 
-    /// Starts a load on it.
+    /// Starts a load on it, once its address leads to every pod: before, each connection would be refused, or lead out of
+    /// the machine and stay there.
     ///
     /// # Errors
-    /// When the Service does not exist.
+    /// When not every pod is ready, or the Service does not lead to them, within two minutes.
     pub async fn load(
         &self,
         concurrency: usize,
         questions: Vec<Question>,
         expected: Option<AnswerBook>,
     ) -> Result<Load> {
+        self.await_reachable().await?;
         let requests = crate::load::MAX_REQUESTS;
         let target = self.target().await?;
         Load::start(LoadConfig { target, concurrency, requests, questions, max_tokens: MAX_TOKENS, expected })
