@@ -45,6 +45,9 @@ pub const SLOW_CLIENT_LIMIT: Duration = Duration::from_secs(60);
 /// The same while no more requests may wait, so that others are refused, or [`OUTPUT_RESERVE_BYTES`] are used up, or the server
 /// is about to end.
 pub const SLOW_CLIENT_CROWDED_LIMIT: Duration = Duration::from_secs(10);
+/// The same for those that begin to take too little when the server has been about to end for [`SLOW_CLIENT_CROWDED_LIMIT`]; before,
+/// what is left of that. So whoever waited behind clients that took nothing does not add their time to the end again.
+pub const SLOW_CLIENT_END_LIMIT: Duration = Duration::from_secs(2);
 /// The least rate at which what waits must be taken, of all answers to one request together.
 pub const SLOW_CLIENT_MIN_BYTES_PER_SECOND: usize = 1024;
 /// The time between two records of the log that tell of an answer that was ended because its client reads too slowly.

@@ -21,7 +21,7 @@ use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::output::Output;
 use gantry_server::processors::Processors;
 use gantry_server::routing::{Router, Routing};
-use gantry_server::serve::{self, Ports};
+use gantry_server::serve::{self, Ended, Ports};
 use gantry_server::version::{Version, VersionSpec, WorkerConfig, label};
 use gantry_server::{console, descriptors, processors, telemetry, validate, worker};
 use tokio::net::TcpListener;
@@ -31,6 +31,8 @@ use tokio_util::sync::CancellationToken;
 
 /// The exit code for settings that cannot be followed.
 const EXIT_SETTINGS: u8 = 2;
+/// What is added to the number of a signal that ends a process, as shells do.
+const EXIT_SIGNAL_BASE: u8 = 128;
 /// Bodies and answers of at least so many bytes leave nothing behind in the front's memory.
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
@@ -97,13 +99,13 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn block_on_front(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+fn block_on_front(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     gantry_engine::return_large_blocks(FRONT_LARGE_BLOCK_BYTES);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(work);
     // Dropped, it would wait for disk work that nobody wants any more: hashing a large model takes minutes.
     runtime.shutdown_background();
-    result.map(|()| ExitCode::SUCCESS)
+    result
 }
 
 /// Opens a port, which one flag names and perhaps a variable.
@@ -139,7 +141,7 @@ fn watched_output(limits: &FrontLimits) -> Arc<Output> {
     output
 }
 
-async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
+async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
     if let Some(dir) = settings.backend_dir.as_deref().filter(|dir| !settings::has_modules(dir)) {
         tracing::warn!(
             "--backend-dir {} has no backend (libggml-*.so): the CPU backend that is built in computes; `make backends` and \
@@ -174,7 +176,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
             anyhow::Ok(())
         }
     });
-    serve::run(ports, app, stop, settings.http.drain_timeout).await?;
+    let ended = serve::run(ports, app, stop, settings.http.drain_timeout).await?;
     let active = router.active();
     router.set(Routing::default());
     match active {
@@ -188,7 +190,15 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(exit_code(ended))
+}
+
+/// As of a process that a signal ended, where one had requests cut off.
+fn exit_code(ended: Ended) -> ExitCode {
+    match ended {
+        Ended::Waited => ExitCode::SUCCESS,
+        Ended::CutOff(signal) => ExitCode::from(EXIT_SIGNAL_BASE.saturating_add(signal)),
+    }
 }
 
 /// Says what is served and where, to logs and to people.
@@ -213,7 +223,7 @@ fn tell_ready(url: &str, version: &Version) {
 
 /// Serves what the agent makes active. Without its agent a pod would go on with its last model but follow no change,
 /// so it ends with it, and the kubelet starts it anew.
-async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> {
+async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<ExitCode> {
     let ports = ports(&http).await?;
     let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
     let output = watched_output(&limits);
@@ -237,12 +247,12 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
         }
     });
     // The agent goes on reporting while requests drain.
-    serve::run(ports, app, stop.clone(), http.drain_timeout).await?;
+    let ended = serve::run(ports, app, stop.clone(), http.drain_timeout).await?;
     // The end of the agent is all that cancels it.
     let asked_to_end = !stop.is_cancelled();
     stop_agent.cancel();
     match timeout(AGENT_STOP_LIMIT, agent).await {
-        Ok(ended) => ended?.context("the agent failed")?,
+        Ok(agent) => agent?.context("the agent failed")?,
         Err(_) => tracing::warn!("the agent did not end within {AGENT_STOP_LIMIT:?}"),
     }
     let Routing { active, previous } = router.routing();
@@ -250,7 +260,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<()> 
     let retiring = active.into_iter().chain(previous).map(|version| version.retire(Duration::ZERO));
     futures::future::join_all(retiring).await;
     anyhow::ensure!(asked_to_end, "the agent ended by itself");
-    Ok(())
+    Ok(exit_code(ended))
 }
 
 /// Says what a worker would compute with, one line for each device.
@@ -297,7 +307,12 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
             anyhow::bail!("{}: {}", version.model_path.display(), LoadError::GeneratesNothing);
         }
         settings::check_pooling(version.runtime.pooled.as_ref(), &model)?;
-        let draft = draft.as_deref().map(checked).transpose()?;
+        let (draft_path, draft) = (draft.clone(), draft.as_deref().map(checked).transpose()?);
+        if let (Some(draft_path), Some(draft)) = (draft_path, &draft)
+            && let Some(reason) = settings::draft_mismatch(&model, draft)
+        {
+            anyhow::bail!(LoadError::Draft { draft: draft_path, model: version.model_path, reason });
+        }
         let (model, draft) = (model.summary(), draft.as_ref().map(Header::summary));
         memory::fit_gpu(&mut version.runtime, model, draft).context("--gpu-memory")?;
         let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&version.runtime)));

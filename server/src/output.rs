@@ -14,8 +14,8 @@
 //! the same memory ([`Collected`]), and past what it may hold its request fails. Until its client has it, it is taken at the same
 //! least rate (`serve::connection`). Absent: waiting, which is the channel's, and pausing, which is the worker's.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use gantry_engine::{GenerationEvent, TokenChance, TokenLogprob};
@@ -23,7 +23,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::limits::{
     OUTPUT_BUDGET_MIN_BYTES, OUTPUT_FLOOR_BYTES, OUTPUT_OVERRUN_BYTES, OUTPUT_PER_ANSWER_BYTES, OUTPUT_RESERVE_BYTES,
-    SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_LIMIT, SUPERVISOR_TICK, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_FLOOR_BYTES,
+    SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_END_LIMIT, SLOW_CLIENT_LIMIT, SUPERVISOR_TICK, WHOLE_ANSWER_BYTES,
+    WHOLE_ANSWER_FLOOR_BYTES,
 };
 
 // One answer alone may hold all that one may, and more than what it may in any case.
@@ -36,8 +37,8 @@ pub struct Output {
     budget_bytes: usize,
     reserve_bytes: usize,
     held_bytes: AtomicUsize,
-    /// The server is about to end, and waits for clients no longer than it has to.
-    hurries: AtomicBool,
+    /// Since when the server is about to end, and waits for clients no longer than it has to.
+    hurries_since: OnceLock<Instant>,
     ended: AtomicU64,
     leftovers: Mutex<Vec<Weak<dyn Leftover>>>,
 }
@@ -58,7 +59,7 @@ impl Output {
 
     fn with(budget_bytes: usize, reserve_bytes: usize) -> Self {
         let (held_bytes, ended, leftovers) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::default());
-        Self { budget_bytes, reserve_bytes, held_bytes, hurries: AtomicBool::new(false), ended, leftovers }
+        Self { budget_bytes, reserve_bytes, held_bytes, hurries_since: OnceLock::new(), ended, leftovers }
     }
 
     /// Throws away, time and again, what answers left whose clients do not take it. Never ends.
@@ -121,18 +122,27 @@ impl Output {
         held_bytes > self.budget_bytes.saturating_add(self.reserve_bytes)
     }
 
-    /// The server is about to end: from now on who takes too little has no longer than in a crowd.
+    /// The server is about to end: from now on who takes too little has no longer than in a crowd, and who begins to do so later
+    /// has what is left of that, or [`SLOW_CLIENT_END_LIMIT`].
     pub(crate) fn hurry(&self) {
-        self.hurries.store(true, Ordering::Relaxed);
+        self.hurries_since.get_or_init(|| tokio::time::Instant::now().into_std());
     }
 
     pub(crate) fn hurries(&self) -> bool {
-        self.hurries.load(Ordering::Relaxed)
+        self.hurries_since.get().is_some()
     }
 
-    /// How long a client may take too little that has so long where there is memory, and time.
-    pub(crate) fn patience(&self, limit: Duration) -> Duration {
-        if self.is_used_up(self.held_bytes()) || self.hurries() { limit.min(SLOW_CLIENT_CROWDED_LIMIT) } else { limit }
+    /// How long a client may take too little that does so since then, and has so long where there is memory, and time.
+    pub(crate) fn patience(&self, limit: Duration, since: Instant) -> Duration {
+        match self.hurries_since.get() {
+            // Those whose turn comes when others have been given up would each add as much again.
+            Some(&hurries) => {
+                let left = (hurries + SLOW_CLIENT_CROWDED_LIMIT).saturating_duration_since(since);
+                limit.min(left.max(SLOW_CLIENT_END_LIMIT))
+            }
+            None if self.is_used_up(self.held_bytes()) => limit.min(SLOW_CLIENT_CROWDED_LIMIT),
+            None => limit,
+        }
     }
 
     pub(crate) fn note_end(&self) {
@@ -377,9 +387,29 @@ mod tests {
     fn nobody_is_waited_for_as_long_once_the_reserve_is_used_up() {
         let output = Output::new(OUTPUT_BUDGET_BYTES);
         output.hold(OUTPUT_BUDGET_BYTES + OUTPUT_RESERVE_BYTES);
-        assert_eq!(output.patience(SLOW_CLIENT_LIMIT), SLOW_CLIENT_LIMIT);
+        let now = Instant::now();
+        assert_eq!(output.patience(SLOW_CLIENT_LIMIT, now), SLOW_CLIENT_LIMIT);
         output.hold(1);
-        assert_eq!(output.patience(SLOW_CLIENT_LIMIT), SLOW_CLIENT_CROWDED_LIMIT);
+        assert_eq!(output.patience(SLOW_CLIENT_LIMIT, now), SLOW_CLIENT_CROWDED_LIMIT);
+    }
+
+    #[test]
+    fn at_the_end_of_the_server_all_have_one_time_together_and_who_comes_late_a_moment() {
+        let output = Output::new(OUTPUT_BUDGET_BYTES);
+        output.hurry();
+        let since = *output.hurries_since.get().unwrap();
+        let ends_at = |began: Instant| began + output.patience(SLOW_CLIENT_LIMIT, began) - since;
+        let (at, seconds) = (|seconds| since + Duration::from_secs(seconds), Duration::from_secs);
+        assert_eq!([ends_at(since), ends_at(at(3))], [SLOW_CLIENT_CROWDED_LIMIT; 2]);
+        for late in [8, 10, 100] {
+            assert_eq!(ends_at(at(late)), seconds(late) + SLOW_CLIENT_END_LIMIT);
+        }
+        // Who has taken too little for almost as long as is given anyway has no more than that.
+        let long_ago = since.checked_sub(SLOW_CLIENT_LIMIT - seconds(1)).unwrap();
+        assert_eq!(output.patience(SLOW_CLIENT_LIMIT, long_ago), SLOW_CLIENT_LIMIT);
+        // Told again, nothing begins anew.
+        output.hurry();
+        assert_eq!(*output.hurries_since.get().unwrap(), since);
     }
 
     /// One of many answers, by the rules alone.

@@ -6,7 +6,7 @@
 //! The end, on SIGTERM: `/readyz` says no and every answer says `Connection: close`, while connections are still accepted
 //! for a moment, since those who route requests here learn of it a little later; then the port closes, connections on which
 //! nothing is asked close, requests in flight end within the drain timeout, and what is left is cut off. SIGINT leaves the
-//! moment out, and a second signal the waiting. Absent: loading models.
+//! moment out, and a second signal the waiting, which the exit code tells. Absent: loading models.
 
 mod connection;
 mod table;
@@ -87,11 +87,20 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(LISTEN_BACKLOG)
 }
 
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its requests had ended, or the time for that was over.
+    Waited,
+    /// This signal had those cut off that were left.
+    CutOff(u8),
+}
+
 /// Serves until a signal or `stop`, then drains.
 ///
 /// # Errors
 /// Signals cannot be received.
-pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_timeout: Duration) -> io::Result<()> {
+pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_timeout: Duration) -> io::Result<Ended> {
     let mut signals = Signals::new()?;
     // It answers until nobody is left who could ask.
     let _probes = ports.probes.map(|listener| {
@@ -107,7 +116,7 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         let moment = tokio::select! {
             never = &mut accepting => match never {},
             () = stop.cancelled() => Duration::ZERO,
-            moment = signals.next() => moment,
+            signal = signals.next() => signal.moment(),
         };
         is_told = !stop.is_cancelled();
         if is_told {
@@ -140,12 +149,40 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         () = sleep(drain_timeout) => {
             tracing::warn!(connections = connections.len(), "shutting down: the drain timeout is over");
         }
-        _ = signals.next() => tracing::warn!(connections = connections.len(), "shutting down: told to hurry"),
+        signal = signals.next() => {
+            tracing::warn!(connections = connections.len(), "shutting down: told to hurry");
+            return Ok(Ended::CutOff(signal.number()));
+        }
     }
-    Ok(())
+    Ok(Ended::Waited)
 }
 
-/// The signals that end the server, each with how long to go on accepting after it.
+/// A signal that ends the server.
+#[derive(Clone, Copy)]
+enum Told {
+    Terminate,
+    Interrupt,
+}
+
+impl Told {
+    /// How long to go on accepting after it.
+    fn moment(self) -> Duration {
+        match self {
+            Self::Terminate => UNREADY_BEFORE_CLOSE,
+            Self::Interrupt => Duration::ZERO,
+        }
+    }
+
+    /// As POSIX numbers it.
+    fn number(self) -> u8 {
+        match self {
+            Self::Interrupt => 2,
+            Self::Terminate => 15,
+        }
+    }
+}
+
+/// Those that have come.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -156,10 +193,10 @@ impl Signals {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn next(&mut self) -> Duration {
+    async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.terminate.recv() => UNREADY_BEFORE_CLOSE,
-            _ = self.interrupt.recv() => Duration::ZERO,
+            _ = self.terminate.recv() => Told::Terminate,
+            _ = self.interrupt.recv() => Told::Interrupt,
         }
     }
 }

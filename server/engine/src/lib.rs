@@ -103,9 +103,10 @@ mod scheduler_tests;
 
 /// The backends that compute: what a directory brings is loaded once in a process, before its first engine.
 pub use gantry_llama::{
-    ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, ChatError, Device, DeviceKind, GpuSplit,
-    MAX_GPUS, Pooling, SplitMode, TemplateLimit, TemplateSource, default_dir as default_backend_dir, init as backends,
-    init_from as load_backends, return_large_blocks,
+    ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, ChatError, Device, DeviceKind,
+    FIRST_COMPARED_TOKEN, GpuSplit, MAX_GPUS, MAX_VOCABULARY_DIFFERENCE, Pooling, SplitMode, TemplateLimit,
+    TemplateSource, default_dir as default_backend_dir, init as backends, init_from as load_backends,
+    return_large_blocks,
 };
 
 pub use cores::ThreadLimit;

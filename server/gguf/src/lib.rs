@@ -70,6 +70,8 @@ pub struct Header {
     summary: Summary,
     parts: Vec<Part>,
     notes: Vec<String>,
+    /// A hash of the text of each token.
+    token_hashes: Vec<u64>,
 }
 
 /// One file of a model.
@@ -110,6 +112,13 @@ impl Header {
     #[must_use]
     pub fn summary(&self) -> &Summary {
         &self.summary
+    }
+
+    /// The first token from `from` on that both vocabularies have, with different texts.
+    #[must_use]
+    pub fn first_other_token(&self, other: &Self, from: usize) -> Option<usize> {
+        let mut tokens = self.token_hashes.iter().zip(&other.token_hashes).skip(from);
+        tokens.position(|(own, other)| own != other).map(|at| from + at)
     }
 
     /// The files of which the model consists, in order; one, unless it is split.
@@ -247,7 +256,8 @@ fn finish(read: RawPart, mut parts: Vec<Part>) -> Result<Header> {
     let hyperparameters = model::read_hyperparameters(&metadata, &scan, keys_end, &mut notes)?;
     let coverage = shapes::check_tensors(&tensors, &hyperparameters, table_end)?;
     let summary = summary::summarise(&metadata, &tensors, &hyperparameters, layout, &parts, coverage);
-    Ok(Header { version, alignment, metadata, tensors, summary, parts, notes })
+    let token_hashes = scan.tokens;
+    Ok(Header { version, alignment, metadata, tensors, summary, parts, notes, token_hashes })
 }
 
 struct Preamble {

@@ -30,8 +30,10 @@ const BYTE_TYPE: i32 = 6;
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
-    /// Hashes of the tokens' texts, sorted.
-    tokens: Vec<u64>,
+    /// Hashes of the tokens' texts, in their order,
+    pub(crate) tokens: Vec<u64>,
+    /// and sorted.
+    sorted_tokens: Vec<u64>,
     /// Tokens with a text such as `<0x0A>`, and those whose type says that they are bytes, both in order.
     bytes_by_text: Vec<u32>,
     bytes_by_type: Vec<u32>,
@@ -102,6 +104,7 @@ impl Scan {
             // llama.cpp gives an empty token this text.
             let hash = if token.is_empty() { hash_of(format!("[EMPTY_{index}]").as_bytes()) } else { hash_of(&token) };
             hashes.push((hash, index));
+            self.tokens.push(hash);
             if is_byte_text(&token) {
                 self.bytes_by_text.push(index);
             }
@@ -110,7 +113,7 @@ impl Scan {
         if let Some(pair) = hashes.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             return malformed(offset, Defect::DuplicateToken { first: pair[0].1, second: pair[1].1 });
         }
-        self.tokens = hashes.into_iter().map(|(hash, _)| hash).collect();
+        self.sorted_tokens = hashes.into_iter().map(|(hash, _)| hash).collect();
         Ok(())
     }
 
@@ -162,7 +165,7 @@ impl Scan {
 
     /// How many merges make no token, and how many there are.
     pub(crate) fn unknown_merges(&self) -> (usize, usize) {
-        let unknown = self.merges.iter().filter(|merge| self.tokens.binary_search(merge).is_err()).count();
+        let unknown = self.merges.iter().filter(|merge| self.sorted_tokens.binary_search(merge).is_err()).count();
         (unknown, self.merges.len())
     }
 }

@@ -9,7 +9,7 @@ use crate::model::{Model, Token};
 /// Vocabularies may differ in size by so many tokens, as llama.cpp has it: models of a family are padded differently.
 pub const MAX_VOCABULARY_DIFFERENCE: u32 = 128;
 /// The first tokens are special ones, which llama.cpp leaves out of the comparison of texts as well.
-const FIRST_COMPARED: u32 = 5;
+pub const FIRST_COMPARED_TOKEN: u32 = 5;
 
 /// What a vocabulary says of itself.
 struct Traits {
@@ -46,8 +46,8 @@ impl Model {
         fn text_of(model: &Model, token: u32) -> Option<&CStr> {
             model.token_text(Token::try_from(token).ok()?)
         }
-        let differs =
-            (FIRST_COMPARED..own_size.min(other_size)).find(|&token| text_of(self, token) != text_of(draft, token))?;
+        let differs = (FIRST_COMPARED_TOKEN..own_size.min(other_size))
+            .find(|&token| text_of(self, token) != text_of(draft, token))?;
         let text =
             |model: &Self| text_of(model, differs).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
         Some(format!("its token {differs} is {:?}, not {:?}", text(draft), text(self)))

@@ -62,9 +62,10 @@ impl Reach {
     fn allows(self, address: IpAddr) -> Result<(), Unreachable> {
         let kind = match address {
             IpAddr::V4(address) => kind_of_v4(address),
-            IpAddr::V6(address) => match embedded(address) {
-                Some(address) => kind_of_v4(address),
-                None => kind_of_v6(address),
+            IpAddr::V6(address) => match (embedded(address), locally_translated(address)) {
+                (Some(address), _) => kind_of_v4(address),
+                (None, Some(kind)) => kind,
+                (None, None) => kind_of_v6(address),
             },
         };
         match kind {
@@ -132,6 +133,28 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     }
 }
 
+/// What an address of the network for local translation is (NAT64, RFC 8215): which of RFC 6052's layouts it has is the network's
+/// own affair, so all that its bits can stand for are looked at, and what may not be reached by any of them is that. `None`: it is
+/// not of that network.
+fn locally_translated(address: Ipv6Addr) -> Option<Option<Kind>> {
+    if address.segments()[..3] != [0x64, 0xff9b, 1] {
+        return None;
+    }
+    let octets = address.octets();
+    // The octets of the IPv4 address where the prefix has 48, 56, 64 and 96 bits. Octet 8, and what is behind, is zero.
+    let layouts = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]];
+    let fits = |layout: &[usize; 4]| octets[8] == 0 && octets[layout[3] + 1..].iter().all(|&octet| octet == 0);
+    let of = |layout: [usize; 4]| Ipv4Addr::from(layout.map(|at| octets[at]));
+    // 0.0.0.0/8 is translated to nothing, and stands where the layout is another.
+    let kinds = layouts.into_iter().filter(fits).map(of).filter(|address| address.octets()[0] != 0).map(kind_of_v4);
+    let kinds: Vec<Option<Kind>> = kinds.collect();
+    let strictest =
+        [Kind::LinkLocal, Kind::Loopback, Kind::Private].into_iter().find(|&kind| kinds.contains(&Some(kind)));
+    // What can be no machine's is not reached through the network, either.
+    let is_nothing = kinds.iter().all(|kind| *kind == Some(Kind::Reserved));
+    Some(strictest.or(is_nothing.then_some(Kind::Reserved)))
+}
+
 /// Resolves names as the system does, and leaves out what may not be reached.
 pub(super) struct Resolver(pub(super) Reach);
 
@@ -161,7 +184,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    const LOOPBACK: [&str; 9] = [
+    const LOOPBACK: [&str; 11] = [
         "127.0.0.1",
         "127.1.2.3",
         "0.0.0.0",
@@ -171,8 +194,10 @@ mod tests {
         "::ffff:127.0.0.1",
         "64:ff9b::127.0.0.1",
         "2002:7f00:1::",
+        "64:ff9b:1::127.0.0.1",
+        "64:ff9b:1:7f00:0:100::",
     ];
-    const LINK_LOCAL: [&str; 15] = [
+    const LINK_LOCAL: [&str; 22] = [
         "169.254.169.254",
         "169.254.0.1",
         "100.100.100.200",
@@ -188,8 +213,16 @@ mod tests {
         "::ffff:0:169.254.169.254",
         "::ffff:169.254.169.254",
         "::169.254.169.254",
+        // By each of the layouts of a local prefix, and with a longer prefix of one's own.
+        "64:ff9b:1:a9fe:a9:fe00::",
+        "64:ff9b:1:a9:fe:a9fe::",
+        "64:ff9b:1:0:a9:fea9:fe00:0",
+        "64:ff9b:1::169.254.169.254",
+        "64:ff9b:1:abcd::169.254.169.254",
+        "64:ff9b:1:abcd::100.100.100.200",
+        "64:ff9b:1::192.0.0.192",
     ];
-    const PRIVATE: [&str; 11] = [
+    const PRIVATE: [&str; 14] = [
         "10.0.0.1",
         "10.96.0.10",
         "172.16.0.1",
@@ -201,9 +234,20 @@ mod tests {
         "fd12:3456::1",
         "::ffff:10.0.0.1",
         "64:ff9b::192.168.1.1",
+        "64:ff9b:1::192.168.1.1",
+        "64:ff9b:1:1234::10.0.0.1",
+        "64:ff9b:1:0:c0:a801:100:0",
     ];
-    const RESERVED: [&str; 5] = ["224.0.0.1", "255.255.255.255", "240.0.0.1", "ff02::1", "::ffff:239.1.1.1"];
-    const PUBLIC: [&str; 8] = [
+    const RESERVED: [&str; 7] = [
+        "224.0.0.1",
+        "255.255.255.255",
+        "240.0.0.1",
+        "ff02::1",
+        "::ffff:239.1.1.1",
+        "64:ff9b:1::239.1.1.1",
+        "64:ff9b:1::",
+    ];
+    const PUBLIC: [&str; 13] = [
         "1.1.1.1",
         "172.32.0.1",
         "100.128.0.1",
@@ -212,6 +256,11 @@ mod tests {
         "::ffff:8.8.8.8",
         "64:ff9b::8.8.8.8",
         "2002:808:808::1",
+        "64:ff9b:1::8.8.8.8",
+        "64:ff9b:1::1.1.1.239",
+        "64:ff9b:1:808:8:800::",
+        "64:ff9b:1:8:8:808::",
+        "64:ff9b:1:0:8:808:ef00:0",
     ];
 
     fn refused(reach: Reach, addresses: &[&str]) -> usize {

@@ -6,7 +6,9 @@
 use std::fmt::{self, Display};
 use std::path::Path;
 
-use gantry_engine::{ALL_LAYERS, KvLayout, LoadError, PooledConfig, Pooling};
+use gantry_engine::{
+    ALL_LAYERS, FIRST_COMPARED_TOKEN, KvLayout, LoadError, MAX_VOCABULARY_DIFFERENCE, PooledConfig, Pooling,
+};
 use gantry_gguf::{Header, Summary, Value};
 
 use super::limits::MIN_POOL_TOKENS;
@@ -16,6 +18,10 @@ use crate::version::RuntimeSettings;
 
 /// llama.cpp's number of the pooling of rerankers in a file's metadata.
 const RANK: u64 = 4;
+/// What a file says of the kind of its vocabulary.
+const VOCABULARY_KEY: &str = "tokenizer.ggml.model";
+/// Vocabularies that differ in how text is cut, and are one kind for llama.cpp.
+const BYTE_PAIR_KINDS: [&str; 4] = ["gemma4", "gpt2", "hybriddna", "whitespace"];
 /// How the files of modules begin.
 const MODULE_PREFIX: &str = "libggml-";
 
@@ -112,6 +118,29 @@ pub fn check_pooling(pooled: Option<&PooledConfig>, header: &Header) -> Result<(
     }
 }
 
+/// Why one model cannot guess for another, as far as their files tell; a worker looks at the rest.
+#[must_use]
+pub fn draft_mismatch(model: &Header, draft: &Header) -> Option<String> {
+    let kind = |header: &Header| match header.metadata().text(VOCABULARY_KEY).unwrap_or_default() {
+        pairs if BYTE_PAIR_KINDS.contains(&pairs) => "byte pairs".to_owned(),
+        other => format!("{other:?}"),
+    };
+    if draft.summary().encoder {
+        return Some("it is an encoder, which generates no text".to_owned());
+    }
+    if kind(model) != kind(draft) {
+        return Some(format!("its vocabulary is of the kind {}, not {}", kind(draft), kind(model)));
+    }
+    let (own, other) = (model.summary().vocabulary, draft.summary().vocabulary);
+    if own.abs_diff(other) > MAX_VOCABULARY_DIFFERENCE.into() {
+        return Some(format!(
+            "it has {other} tokens, not {own}, and a difference of {MAX_VOCABULARY_DIFFERENCE} is the most"
+        ));
+    }
+    let differs = model.first_other_token(draft, FIRST_COMPARED_TOKEN as usize)?;
+    Some(format!("its token {differs} has another text"))
+}
+
 /// Holds what the workers will take against what can be used of the machine, or of what this process may have of it.
 ///
 /// # Errors
@@ -158,6 +187,27 @@ mod tests {
         assert_eq!(asked(Some(Pooling::Mean)), Ok(()));
         assert_eq!(asked(Some(Pooling::Rank)), Err(PoolingUnfit::NoReranker));
         assert_eq!(asked(None), Err(PoolingUnfit::Unnamed));
+    }
+
+    #[test]
+    fn a_model_guesses_for_those_whose_tokens_it_has() {
+        let read = |bytes: &[u8]| gantry_gguf::read_header_prefix(bytes, bytes.len() as u64).unwrap();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/models/demo-draft.q8_0.gguf");
+        let bytes = std::fs::read(path).unwrap();
+        let (model, draft) = (demo(), read(&bytes));
+        assert_eq!(draft_mismatch(&model, &draft), None);
+        let altered = |old: &[u8], new: &[u8]| {
+            let mut bytes = bytes.clone();
+            let at = bytes.windows(old.len()).position(|window| window == old).unwrap();
+            bytes[at..at + new.len()].copy_from_slice(new);
+            draft_mismatch(&model, &read(&bytes)).unwrap()
+        };
+        assert!(altered(b"sistant", b"SISTANT").ends_with("has another text"));
+        assert_eq!(
+            model.first_other_token(&draft, 0),
+            None,
+            "the first ones are compared by nobody, and are the same here"
+        );
     }
 
     #[test]

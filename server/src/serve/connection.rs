@@ -369,7 +369,8 @@ impl Watched {
         let sending = self.sending.get_or_insert_with(begin);
         while sending.look.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
-            let is_behind = sending.window.is_behind(now, self.output.patience(SLOW_CLIENT_LIMIT));
+            let patience = self.output.patience(SLOW_CLIENT_LIMIT, sending.window.since.into_std());
+            let is_behind = sending.window.is_behind(now, patience);
             // Of a stream its channel knows more, but at the end of the server only this connection is left of it.
             let is_whole = self.place.has_whole_answer.load(Ordering::Acquire);
             if is_behind && (is_whole || self.output.hurries()) {

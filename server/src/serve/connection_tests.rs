@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use super::*;
 use crate::api;
 use crate::front::FrontLimits;
-use crate::limits::{OUTPUT_BUDGET_BYTES, SHED_MIN_AGE};
+use crate::limits::{OUTPUT_BUDGET_BYTES, SHED_MIN_AGE, SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_END_LIMIT};
 use crate::output::Output;
 use crate::routing::Router;
 
@@ -223,7 +223,10 @@ fn large_and_late() -> axum::Router {
 /// How long a client that asks this and takes so many bytes a second is served, by a clock that goes on when nobody can; at most
 /// until three times the limit.
 async fn served_for(requests: &str, bytes_per_second: usize) -> Duration {
-    let served = Served::new(1).await;
+    served_by(&Served::new(1).await, requests, bytes_per_second).await
+}
+
+async fn served_by(served: &Served, requests: &str, bytes_per_second: usize) -> Duration {
     let mut client = served.connect_to(large_and_late()).await;
     client.write_all(requests.as_bytes()).await.unwrap();
     client.readable().await.unwrap();
@@ -244,6 +247,19 @@ async fn a_whole_answer_that_is_taken_in_sips_ends_and_one_that_is_taken_goes_on
     let sips = served_for(LARGE, 16).await;
     assert!((SLOW_CLIENT_LIMIT..SLOW_CLIENT_LIMIT * 5 / 4).contains(&sips), "{sips:?}");
     assert!(served_for(LARGE, SLOW_CLIENT_MIN_BYTES_PER_SECOND * 8).await >= SLOW_CLIENT_LIMIT * 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_unread_answers_have_ten_seconds_together_and_late_ones_a_moment() {
+    let served = Served::new(1).await;
+    served.app.start_draining();
+    let first = served_by(&served, LARGE, 16).await;
+    assert!((SLOW_CLIENT_CROWDED_LIMIT..SLOW_CLIENT_CROWDED_LIMIT * 5 / 4).contains(&first), "{first:?}");
+    let served = Served::new(1).await;
+    served.app.start_draining();
+    sleep(SLOW_CLIENT_CROWDED_LIMIT).await;
+    let late = served_by(&served, LARGE, 16).await;
+    assert!((SLOW_CLIENT_END_LIMIT..SLOW_CLIENT_END_LIMIT * 2).contains(&late), "{late:?}");
 }
 
 #[tokio::test(start_paused = true)]

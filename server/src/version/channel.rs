@@ -109,10 +109,10 @@ impl Channel {
 
     /// See [`EventSender::ends_unread`].
     fn ends_unread(&self, now: Instant, limit: Duration) -> bool {
-        let limit = self.output.patience(limit);
+        let mut queue = self.lock();
+        let limit = self.output.patience(limit, queue.window.map_or(now, |window| window.since));
         let least_bytes =
             SLOW_CLIENT_MIN_BYTES_PER_SECOND.saturating_mul(limit.as_secs() as usize) / self.answers.max(1);
-        let mut queue = self.lock();
         let ends = !queue.is_over() && queue.is_behind(now, limit, least_bytes);
         if ends {
             queue.end(Slowness::Stalled(limit), &self.output);

@@ -104,6 +104,17 @@ fn a_port_that_is_taken_and_a_file_that_is_none_are_told_before_anything_is_serv
     let (code, text) = told(&[model("README.md").to_str().unwrap(), "--port", "0"], &[]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("not a GGUF file") && !text.contains("listening"), "{text}");
+    // A draft model whose tokens are others.
+    let dir = tempfile::tempdir().unwrap();
+    let (stranger, mut bytes) =
+        (dir.path().join("stranger.gguf"), std::fs::read(model("demo-draft.q8_0.gguf")).unwrap());
+    let at = bytes.windows(7).position(|window| window == b"sistant").unwrap();
+    bytes[at..at + 7].copy_from_slice(b"SISTANT");
+    std::fs::write(&stranger, bytes).unwrap();
+    let (code, text) = told(&[file.to_str().unwrap(), "-md", stranger.to_str().unwrap(), "--port", "0"], &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("cannot be the draft model of") && text.contains("has another text"), "{text}");
+    assert!(!text.contains("listening"), "{text}");
 }
 
 #[tokio::test]
@@ -118,7 +129,7 @@ async fn who_is_cut_off_is_told_why_and_no_worker_complains() {
     let last = events.rest().await.pop().unwrap();
     assert!(last.contains("the server was told to end, and waits no longer"), "{last}");
     assert!(last.contains("server_ending") && !last.contains("out of service"), "{last}");
-    server.ended().await;
+    assert_eq!(server.ended().await.code(), Some(128 + 2), "as of a process that Ctrl-C ended");
     let log = server.log();
     assert!(!log.contains("does not read its events") && !log.contains("\"ERROR\""), "{log}");
 }

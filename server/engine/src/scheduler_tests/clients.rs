@@ -235,12 +235,16 @@ fn one_gives_way_in_a_step_and_each_no_more_often_than_once_in_a_period() {
 
 #[test]
 fn nobody_gives_way_where_one_is_not_enough_or_memory_is_short() {
-    // Cells for three sequences of 63, and for one of 110 beside one of them.
-    let mut setup = Setup::unified(3, 5, 190, 64);
+    // Cells for three sequences of 63, and for one of 110 beside one of them. Half of the slots are more than are in use, and so
+    // many may be whatever the memory is.
+    let mut setup = Setup::unified(8, 10, 190, 64);
     setup.limits.positions = 190;
-    for (prompt, level, most) in
-        [(110, DegradationLevel::Normal, 0), (50, DegradationLevel::EvictCache, 0), (50, DegradationLevel::Normal, 1)]
-    {
+    for (prompt, level, most) in [
+        (110, DegradationLevel::Normal, 0),
+        (50, DegradationLevel::EvictCache, 0),
+        (50, DegradationLevel::ReducedBatch, 1),
+        (50, DegradationLevel::Normal, 1),
+    ] {
         let mut h = Harness::of(&setup);
         h.scheduler.likely_answer_is(1);
         let crowd: Vec<Submitted> = (0..3).map(|i| h.submit(vec![i + 1; 50], of(1, 0, 13)).unwrap()).collect();

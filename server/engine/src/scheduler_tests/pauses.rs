@@ -237,42 +237,76 @@ fn who_is_resumed_goes_before_what_was_submitted_after_it() {
     h.assert_empty();
 }
 
-/// Two of which one always waits and one has the slot, until a third has its turn.
+/// Who reads in sips, two of which take turns at the one slot, and who waits beside them.
+#[derive(Clone, Copy)]
+struct Sips {
+    /// Of each: its client and tag.
+    sippers: [(u64, u64); 2],
+    priority: Priority,
+    /// What they had waited before they came here.
+    waited: Duration,
+    bystander: (u64, u64),
+}
+
+/// How many times they take the slot from each other until the bystander has it.
+fn rounds_until_served(sips: &Sips, max_saved_bytes: u64) -> usize {
+    let mut h = Harness::of(&Setup { max_saved_bytes, ..Setup::unified(1, 2, POSITIONS, 32) });
+    let of = |(client, start_tag), priority, tokens| GenerationParams {
+        turn: Turn { client, start_tag },
+        priority,
+        ignore_eos: true,
+        ..greedy(tokens)
+    };
+    // One that has ended, so that tags up to its own have begun.
+    let ended = h.submit(vec![2; 20], of((9, 300), sips.priority, 1)).unwrap();
+    h.run();
+    h.waited = sips.waited;
+    let sippers =
+        [3, 4].map(|token| h.submit(vec![token; 20], of(sips.sippers[token as usize - 3], sips.priority, 90)).unwrap());
+    h.waited = Duration::ZERO;
+    step(&mut h);
+    let bystander = h.submit(vec![5; 20], of(sips.bystander, Priority::Normal, 5)).unwrap();
+    let mut rounds = 0;
+    while events(&bystander) == 0 {
+        let [reads, waits] = if rounds % 2 == 0 { [0, 1] } else { [1, 0] };
+        pause(&sippers[reads]);
+        resume(&sippers[waits]);
+        step(&mut h);
+        assert!(sippers.iter().all(|sipper| !is_over(sipper)), "it waited for their ends");
+        resume(&sippers[reads]);
+        step(&mut h);
+        rounds += 1;
+    }
+    sippers.iter().for_each(resume);
+    step(&mut h);
+    h.run();
+    sippers.iter().chain([&bystander, &ended]).for_each(|request| request.check(POSITIONS));
+    h.assert_empty();
+    rounds
+}
+
+/// Each of these is served by one part of the rule alone: without it, it waits for the sippers' ends.
 #[test]
 fn those_that_pause_again_and_again_keep_nobody_from_a_slot() {
-    for max_saved_bytes in [0, 1 << 20] {
-        let mut h = Harness::of(&Setup { max_saved_bytes, ..Setup::unified(1, 2, POSITIONS, 32) });
-        let params = GenerationParams { ignore_eos: true, ..greedy(90) };
-        // What they have waited before lifts them at first, and then no more.
-        h.waited = AGEING_BOUND;
-        let low = GenerationParams { priority: Priority::Low, ..params.clone() };
-        let sippers = [(3, 0), (4, 300)].map(|(token, start_tag)| {
-            let turn = Turn { client: 1, start_tag };
-            h.submit(vec![token; 20], GenerationParams { turn, ..low.clone() }).unwrap()
-        });
-        h.waited = Duration::ZERO;
-        step(&mut h);
-        // Of another client, which came when the sippers had begun.
-        let of_other = Turn { client: 2, start_tag: 300 };
-        let bystander = h.submit(vec![5; 20], GenerationParams { turn: of_other, ..greedy(5) }).unwrap();
-        let mut rounds = 0;
-        while events(&bystander) == 0 {
-            let [reads, waits] = if rounds % 2 == 0 { [0, 1] } else { [1, 0] };
-            pause(&sippers[reads]);
-            resume(&sippers[waits]);
-            step(&mut h);
-            assert!(sippers.iter().all(|sipper| !is_over(sipper)), "it waited for their ends");
-            resume(&sippers[reads]);
-            step(&mut h);
-            rounds += 1;
+    let normal =
+        Sips { sippers: [(1, 0), (2, 0)], priority: Priority::Normal, waited: Duration::ZERO, bystander: (3, 300) };
+    let cases = [
+        (
+            "what they have waited before lifts them no more",
+            Sips { sippers: [(1, 0), (1, 300)], priority: Priority::Low, waited: AGEING_BOUND, ..normal },
+        ),
+        ("the tags that have begun count, where nothing of their own waits, and the newest ticket", normal),
+        (
+            "they are behind their own client's others",
+            Sips { sippers: [(1, 0), (1, 0)], bystander: (1, 900), ..normal },
+        ),
+    ];
+    let most = usize::try_from(2 * MAX_RESUMES_AHEAD).unwrap() + 2;
+    for (why, sips) in &cases {
+        for max_saved_bytes in [0, 1 << 20] {
+            let rounds = rounds_until_served(sips, max_saved_bytes);
+            assert!((3..=most).contains(&rounds), "{why}: {rounds} rounds: the first few times they go on at once");
         }
-        let most = usize::try_from(2 * MAX_RESUMES_AHEAD).unwrap() + 2;
-        assert!((3..=most).contains(&rounds), "{rounds} rounds: the first few times they go on at once");
-        sippers.iter().for_each(resume);
-        step(&mut h);
-        h.run();
-        sippers.iter().chain([&bystander]).for_each(|request| request.check(POSITIONS));
-        h.assert_empty();
     }
 }
 
