@@ -54,6 +54,16 @@ go_sources() {
   [[ -z $unformatted ]] || die "not formatted, run make fmt: $unformatted"
 }
 
+# What a request is, and how protocols write it, is for programs without llama.cpp, too.
+without_cpp() {
+  local crate tree
+  for crate in gantry-core gantry-openai; do
+    tree=$(cargo tree --locked --package "$crate" --edges normal,build --prefix none)
+    ! grep -q '^llama-cpp-sys-2 ' <<<"$tree" ||
+      die "$crate depends on llama-cpp-sys-2: cargo tree --package $crate --edges normal,build --invert llama-cpp-sys-2 says by what"
+  done
+}
+
 scripts() {
   has shellcheck || { note "not checked: shellcheck is missing"; return; }
   shellcheck --shell=bash --external-sources --source-path=hack hack/*.sh .ci/run e2e/cluster/cluster
@@ -64,6 +74,7 @@ step "cargo fmt --check" cargo fmt --all --check
 step gofmt go_sources
 step shellcheck scripts
 step "cargo clippy" cargo clippy --release --locked --workspace --all-targets -- -D warnings
+step "the core and protocols link no C++" without_cpp
 step "generated CRDs are current" generated
 step "cargo-deny $cargo_deny_version" install_cargo_deny
 step "cargo deny check" dependencies

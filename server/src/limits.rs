@@ -96,6 +96,8 @@ pub const SHARED_PLACES: usize = 64;
 pub const FAIR_ANSWER_TOKENS: u32 = 512;
 /// Bytes of a prompt's text for each KV cell that it is expected to need.
 pub const BYTES_PER_TOKEN_ESTIMATE: usize = 4;
+/// Bytes that a chat template writes around a message, as far as is known before it is rendered.
+pub const MESSAGE_MARKUP_BYTES_ESTIMATE: usize = 24;
 /// Bytes of a prompt's beginning in which it is compared with others.
 pub const PREFIX_BLOCK_BYTES: usize = 256;
 /// Blocks of one prompt that are compared; the rest of it does not matter to the choice of a worker.

@@ -11,8 +11,8 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::{Device, ModelInfo, Timings, Usage};
-use gantry_openai::Priority;
+use gantry_core::{Priority, Timings, Usage};
+use gantry_engine::{Device, ModelInfo};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder, MetricEncoder,

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gantry_engine::{GenerationEvent, TokenChance, TokenLogprob};
+use gantry_core::{GenerationEvent, TokenChance, TokenLogprob};
 use tokio::time::MissedTickBehavior;
 
 use crate::limits::{
@@ -237,7 +237,7 @@ impl Drop for Collected {
 
 /// Bytes of memory that an event has beside itself.
 pub(crate) fn allocated_by(event: &GenerationEvent) -> usize {
-    let GenerationEvent::Delta { text, logprobs, .. } = event else { return 0 };
+    let GenerationEvent::Text { text, logprobs, .. } = event else { return 0 };
     allocated(text.capacity())
         + allocated(logprobs.capacity() * size_of::<TokenLogprob>())
         + allocated_by_tokens(logprobs)
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn what_an_event_holds_is_counted_with_all_that_is_in_it() {
         let chance = || TokenChance { id: 1, bytes: vec![b'x'; 3], logprob: -1.0 };
-        let delta = |top: usize, tokens: usize| GenerationEvent::Delta {
+        let delta = |top: usize, tokens: usize| GenerationEvent::Text {
             text: "x".repeat(100),
             tokens: 1,
             logprobs: (0..tokens)

@@ -10,10 +10,8 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, Stream, StreamExt};
-use gantry_engine::{
-    EngineConfig, EngineStats, GenerationEvent, GenerationParams, LoadError, ModelInfo, PooledEvent, PooledStats,
-    PooledWork, Priority, ProbeError, Prompt, Turn,
-};
+use gantry_core::{GenerationEvent, GenerationParams, PooledEvent, PooledWork, Priority, Prompt, SubmitError, Turn};
+use gantry_engine::{EngineConfig, EngineStats, LoadError, ModelInfo, PooledStats, ProbeError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
@@ -102,7 +100,7 @@ pub enum FromWorker {
         /// Which.
         id: RequestId,
         /// Why.
-        error: gantry_engine::SubmitError,
+        error: SubmitError,
     },
     /// The answer to [`ToWorker::Probe`].
     Probed(Result<(), ProbeError>),
@@ -214,7 +212,7 @@ fn encode<T: Serialize>(message: &T) -> Result<Bytes, ProtocolError> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use gantry_engine::EmbedInput;
+    use gantry_core::TextInput;
     use proptest::prelude::*;
     use tokio::net::UnixStream;
 
@@ -228,8 +226,8 @@ mod tests {
         );
         let inputs = proptest::collection::vec(
             prop_oneof![
-                ".{0,40}".prop_map(EmbedInput::Text),
-                proptest::collection::vec(any::<i32>(), 0..9).prop_map(EmbedInput::Tokens)
+                ".{0,40}".prop_map(TextInput::Text),
+                proptest::collection::vec(any::<i32>(), 0..9).prop_map(TextInput::Tokens)
             ],
             0..5,
         );

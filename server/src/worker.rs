@@ -240,7 +240,7 @@ impl Worker {
                     if has_text {
                         faults.after_text(id, fault);
                     }
-                    has_text = matches!(event, GenerationEvent::Delta { .. });
+                    has_text = matches!(event, GenerationEvent::Text { .. });
                     if event.is_terminal() {
                         entry.end();
                         // The loop that keeps the handles has ended: so will the process.

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::sync::mpsc;
 
 use anyhow::{Context, bail};
-use gantry_engine::{Engine, EngineConfig, GenerationEvent, GenerationParams, Prompt};
+use gantry_engine::{Engine, EngineConfig, GenerationEvent, GenerationParams, Message, Prompt, Role};
 
 fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
@@ -16,17 +16,17 @@ fn main() -> anyhow::Result<()> {
     let config = EngineConfig { parallel: 1, ..EngineConfig::new(model) };
     let engine = Engine::load(config, |_| true)?;
 
-    let messages_json = serde_json::json!([{"role": "user", "content": question}]).to_string();
+    let messages = vec![Message::text(Role::User, question)];
     let (sender, events) = mpsc::channel();
     // The sink runs on the engine's thread, so it only passes events on. A closed channel means nobody listens.
     let sink = Box::new(move |event| drop(sender.send(event)));
-    engine.submit(Prompt::Chat { messages_json }, GenerationParams::greedy(256), sink)?;
+    engine.submit(Prompt::Chat(messages), GenerationParams::greedy(256), sink)?;
 
     let mut out = std::io::stdout().lock();
     for event in events {
         match event {
             GenerationEvent::Started { .. } => {}
-            GenerationEvent::Delta { text, .. } => {
+            GenerationEvent::Text { text, .. } => {
                 write!(out, "{text}")?;
                 out.flush()?;
             }

@@ -18,15 +18,14 @@ use crate::backend::llama::LoadedPooler;
 use crate::backend::{PooledBackend, Token, Vocabulary};
 use crate::engine::{ask, or_break};
 use crate::error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
-use crate::event::{Activity, ActivitySink, PooledEvent, PooledInfo, PooledSink, PooledStats};
+use crate::event::{Activity, ActivitySink, PooledEvent, PooledInfo, PooledOutput, PooledSink, PooledStats};
 use crate::finite::NoNumbers;
 use crate::monitor::Pressure;
 use crate::params::{
-    EmbedInput, EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Priority,
+    EngineConfig, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, PooledConfig, PooledWork, Priority, TextInput, Turn,
 };
 use crate::pooler::{Next, PooledCounters, PooledPermit, PooledRequest, Pooler, Reply};
 use crate::queue::{Queue, Waiting};
-use crate::turn::Turn;
 
 /// Threads that tokenise. Two, so that one enormous request does not hold up the others.
 const PREPARE_THREADS: usize = 2;
@@ -58,7 +57,7 @@ struct Job {
 /// Texts that are not tokens yet.
 enum Texts {
     Embed {
-        inputs: std::vec::IntoIter<EmbedInput>,
+        inputs: std::vec::IntoIter<TextInput>,
         /// One text has no place in a list.
         is_one: bool,
     },
@@ -150,15 +149,6 @@ impl PooledHandle {
     pub fn cancel(&self) {
         self.cancelled.store(true, Relaxed);
     }
-}
-
-/// What a whole pooled request gave.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PooledOutput {
-    /// One for each text, in their order; for a ranking of one number each.
-    pub vectors: Vec<Vec<f32>>,
-    /// Tokens of all texts.
-    pub prompt_tokens: u32,
 }
 
 impl Embedder {
@@ -509,10 +499,10 @@ impl Preparer {
         Ok(())
     }
 
-    fn input(&self, param: &str, input: EmbedInput) -> Result<Vec<Token>, RequestError> {
+    fn input(&self, param: &str, input: TextInput) -> Result<Vec<Token>, RequestError> {
         let tokens = match input {
-            EmbedInput::Text(text) => self.tokenize(param, &text)?,
-            EmbedInput::Tokens(tokens) => {
+            TextInput::Text(text) => self.tokenize(param, &text)?,
+            TextInput::Tokens(tokens) => {
                 let size = self.vocabulary.size();
                 let known = |token: Token| u32::try_from(token).is_ok_and(|t| t < size);
                 if let Some(token) = tokens.iter().copied().find(|&token| !known(token)) {

@@ -39,7 +39,7 @@ fn job(
 }
 
 fn texts(count: usize) -> PooledWork {
-    PooledWork::Embed((0..count).map(|i| EmbedInput::Text("x".repeat(1 + i % 8))).collect())
+    PooledWork::Embed((0..count).map(|i| TextInput::Text("x".repeat(1 + i % 8))).collect())
 }
 
 #[test]
@@ -81,8 +81,8 @@ fn bulk_input_lets_a_higher_priority_go_first(waited: Duration) {
 #[test]
 fn a_text_at_fault_is_named_by_its_place_in_the_whole_request() {
     let (counters, waiting) = (Arc::new(PooledCounters::default()), WaitingJobs::default());
-    let mut inputs: Vec<EmbedInput> = (0..40).map(|_| EmbedInput::Text("a".to_owned())).collect();
-    inputs[37] = EmbedInput::Text(String::new());
+    let mut inputs: Vec<TextInput> = (0..40).map(|_| TextInput::Text("a".to_owned())).collect();
+    inputs[37] = TextInput::Text(String::new());
     let documents = (0..40).map(|i| if i == 37 { "much too long".to_owned() } else { "b".to_owned() }).collect();
     let rank = PooledWork::Rank { query: "a".to_owned(), documents };
     for (work, name) in [(PooledWork::Embed(inputs), "input[37]"), (rank, "documents[37]")] {

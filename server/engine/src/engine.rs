@@ -284,7 +284,7 @@ impl Engine {
         for event in events {
             match event {
                 GenerationEvent::Started { .. } => {}
-                GenerationEvent::Delta { text: more, .. } => text.push_str(&more),
+                GenerationEvent::Text { text: more, .. } => text.push_str(&more),
                 GenerationEvent::Finished { reason, usage, timings } => {
                     return Ok(GenerationOutput { text, reason, usage, timings });
                 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
+use gantry_core::{Message, Role};
 use gantry_llama::SpecialTokens;
 
 use crate::backend::Vocabulary;
@@ -152,7 +153,7 @@ fn prompts_that_cannot_be_served_say_why() {
     assert_eq!(fails(Prompt::Tokens(vec![1, 48])).code(), "invalid_token");
     assert_eq!(fails(Prompt::Tokens(vec![-1])).code(), "invalid_token");
     assert_eq!(fails(Prompt::Text("x".repeat(crate::MAX_PROMPT_BYTES + 1))).code(), "prompt_too_large");
-    assert_eq!(fails(Prompt::Chat { messages_json: "panic".into() }).code(), "internal_error");
+    assert_eq!(fails(Prompt::Chat(vec![Message::text(Role::User, "panic")])).code(), "internal_error");
     // None of them took the engine with it.
     assert!(engine.generate(text("abc"), GenerationParams::greedy(4)).is_ok());
     let (sink, _events) = channel();
@@ -166,11 +167,11 @@ fn prompts_that_cannot_be_served_say_why() {
 fn a_template_adds_its_stop_strings() {
     let (engine, _) = engine(1, 4);
     for i in 0..20 {
-        let messages_json = format!("chat {i}");
+        let said = format!("chat {i}");
         let params = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(150) };
-        let prompt = ScriptedVocabulary.tokenize(&format!("<{messages_json}>"), SpecialTokens::All).unwrap();
+        let prompt = ScriptedVocabulary.tokenize(&format!("<{said}>"), SpecialTokens::All).unwrap();
         let with_stop = GenerationParams { stop: vec!["dd".into()], ..params.clone() };
-        let got = engine.generate(Prompt::Chat { messages_json }, params).unwrap();
+        let got = engine.generate(Prompt::Chat(vec![Message::text(Role::User, said)]), params).unwrap();
         assert_eq!(got.text, reference(&prompt, &with_stop, POSITIONS).0);
     }
 }
@@ -426,7 +427,7 @@ fn an_engine_whose_only_request_is_paused_sleeps_and_is_woken() {
     let mut answer = String::new();
     let end = loop {
         match events.recv_timeout(PATIENCE).unwrap() {
-            GenerationEvent::Delta { text, .. } => answer.push_str(&text),
+            GenerationEvent::Text { text, .. } => answer.push_str(&text),
             event if event.is_terminal() => break event,
             _ => {}
         }
@@ -481,7 +482,7 @@ fn many_that_pause_and_resume_at_once_are_all_heard() {
                         handle.pause();
                         handle.resume();
                         match events.recv_timeout(PATIENCE).unwrap() {
-                            GenerationEvent::Delta { text, .. } => got.push_str(&text),
+                            GenerationEvent::Text { text, .. } => got.push_str(&text),
                             event if event.is_terminal() => break,
                             _ => {}
                         }

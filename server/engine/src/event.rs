@@ -1,17 +1,16 @@
-//! What comes out: the events of one generation, and what an engine says of itself.
-//!
-//! A request that was accepted emits `Started` at most once, then any number of `Delta`, then exactly one of
-//! `Finished` and `Failed`.
+//! What comes out: the events of a request, which are `gantry-core`'s to say, and what an engine says of itself.
 
-use crate::template::TemplateReport;
-use gantry_llama::Backends;
 use std::sync::Arc;
 
+pub use gantry_core::{
+    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, Timings, TokenChance,
+    TokenLogprob, Usage,
+};
+use gantry_llama::{Backends, Pooling};
 use serde::{Deserialize, Serialize};
 
-use crate::error::RequestError;
 use crate::ladder::DegradationLevel;
-use gantry_llama::Pooling;
+use crate::template::TemplateReport;
 
 /// Receives a request's events on one of the engine's threads; it must not block. One that panics cancels its request.
 pub type EventSink = Box<dyn FnMut(GenerationEvent) + Send>;
@@ -30,149 +29,8 @@ pub enum Activity {
 /// it. After the request's last event, which another thread may send meanwhile, nothing of it counts any more.
 pub type ActivitySink = Arc<dyn Fn(Activity) + Send + Sync>;
 
-/// One step of a generation as its caller sees it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum GenerationEvent {
-    /// The request holds a slot and its prompt is being read.
-    Started {
-        /// Tokens of the prompt, those that the template added included.
-        prompt_tokens: u32,
-    },
-    /// More text: whole characters, never part of a stop string.
-    Delta {
-        /// The text; empty only where tokens without any have probabilities.
-        text: String,
-        /// Tokens generated since the last delta.
-        tokens: u32,
-        /// For each of those tokens, where [`GenerationParams::logprobs`](crate::GenerationParams::logprobs) asks for it.
-        logprobs: Vec<TokenLogprob>,
-    },
-    /// The end of a request that went well.
-    Finished {
-        /// Why it ended.
-        reason: FinishReason,
-        /// What it used.
-        usage: Usage,
-        /// How long it took.
-        timings: Timings,
-    },
-    /// The end of a request that could not be served.
-    Failed(RequestError),
-}
-
-impl GenerationEvent {
-    /// Whether this is the last event of its request.
-    #[must_use]
-    pub fn is_terminal(&self) -> bool {
-        matches!(self, Self::Finished { .. } | Self::Failed(_))
-    }
-}
-
-/// A token's log-probability under the model's own distribution, before penalties and truncations.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TokenLogprob {
-    /// The token.
-    pub token: TokenChance,
-    /// The likeliest tokens in its place, the likeliest first.
-    pub top: Vec<TokenChance>,
-}
-
-/// A token and how likely it was.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TokenChance {
-    /// Its id.
-    pub id: i32,
-    /// Its bytes, which need not be whole characters.
-    pub bytes: Vec<u8>,
-    /// The natural logarithm of its probability.
-    pub logprob: f32,
-}
-
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum FinishReason {
-    /// The model ended its answer, or a stop string appeared.
-    Stop,
-    /// `max_tokens` were generated, or the sequence's context is full.
-    Length,
-    /// The caller cancelled it.
-    Cancelled,
-}
-
-/// Tokens of one request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Tokens sampled, the one that ended the generation included.
-    pub completion_tokens: u32,
-    /// Prompt tokens that needed no computation.
-    pub cached_tokens: u32,
-}
-
-/// Where one request's time went, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Timings {
-    /// From submission to the prompt's tokens: waiting for the pool, templating, tokenising.
-    pub tokenize_ms: f64,
-    /// From the prompt's tokens to a slot; a server adds what came before its worker had the request.
-    pub queue_ms: f64,
-    /// From the slot to the first token.
-    pub prefill_ms: f64,
-    /// From the first token to the last.
-    pub decode_ms: f64,
-    /// The times between one token and the next.
-    pub itl: ItlHistogram,
-}
-
-/// The upper bounds of [`ItlHistogram`]'s buckets, in milliseconds; the last bucket has none.
-pub const ITL_BUCKETS_MS: [f64; 11] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0];
-
-/// Inter-token latencies (ITL), counted by the bounds of [`ITL_BUCKETS_MS`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ItlHistogram {
-    /// How many fell into each bucket, not cumulated.
-    pub counts: [u32; ITL_BUCKETS_MS.len() + 1],
-}
-
-impl ItlHistogram {
-    pub(crate) fn record(&mut self, ms: f64) {
-        let bucket = ITL_BUCKETS_MS.partition_point(|&bound| bound < ms);
-        self.counts[bucket] = self.counts[bucket].saturating_add(1);
-    }
-}
-
 /// Receives a pooled request's events on the embedder's thread, which waits for it.
 pub type PooledSink = Box<dyn FnMut(PooledEvent) + Send>;
-
-/// One step of a pooled request: any number of `Vector`, in any order, then exactly one of the others.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum PooledEvent {
-    /// A text is done.
-    Vector {
-        /// Which, in the order of the request.
-        index: u32,
-        /// Its vector, of unit length; for a ranking its score alone.
-        vector: Vec<f32>,
-    },
-    /// All are.
-    Finished {
-        /// Tokens of all texts.
-        prompt_tokens: u32,
-    },
-    /// The caller cancelled it.
-    Cancelled,
-    /// It could not be served.
-    Failed(RequestError),
-}
-
-impl PooledEvent {
-    /// Whether this is the last event of its request.
-    #[must_use]
-    pub fn is_terminal(&self) -> bool {
-        !matches!(self, Self::Vector { .. })
-    }
-}
 
 /// What a model gives for texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -102,7 +102,7 @@ impl Constraint {
 #[derive(Clone, Default)]
 pub(crate) struct Grammars {
     /// The one used last is the last.
-    kept: Arc<Mutex<Vec<(params::Grammar, Constraint)>>>,
+    kept: Arc<Mutex<Vec<(params::Constraint, Constraint)>>>,
     /// Built for the first schema: no model's load waits for it. What failed is tried again.
     schemas: Arc<Mutex<Option<Arc<SchemaCompiler>>>>,
 }
@@ -112,13 +112,17 @@ impl Grammars {
     ///
     /// # Errors
     /// What is wrong with it, and where.
-    pub(crate) fn get(&self, texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Constraint, RequestError> {
+    pub(crate) fn get(
+        &self,
+        texts: &Arc<TokenTexts>,
+        grammar: &params::Constraint,
+    ) -> Result<Constraint, RequestError> {
         if let Some(known) = self.find(grammar) {
             return Ok(known);
         }
         let param = match grammar {
-            params::Grammar::Gbnf(_) => "grammar",
-            params::Grammar::JsonSchema { .. } => "response_format",
+            params::Constraint::Gbnf(_) => "grammar",
+            params::Constraint::JsonSchema { .. } => "response_format",
         };
         let compiled = self.compile(texts, grammar);
         let compiled = compiled.map_err(|error| match error {
@@ -136,10 +140,10 @@ impl Grammars {
         Ok(compiled)
     }
 
-    fn compile(&self, texts: &Arc<TokenTexts>, grammar: &params::Grammar) -> Result<Constraint, ConstraintError> {
+    fn compile(&self, texts: &Arc<TokenTexts>, grammar: &params::Constraint) -> Result<Constraint, ConstraintError> {
         match grammar {
-            params::Grammar::Gbnf(text) => Ok(Constraint::Gbnf(Box::new(Grammar::gbnf(texts, text)?))),
-            params::Grammar::JsonSchema { schema, strict } => {
+            params::Constraint::Gbnf(text) => Ok(Constraint::Gbnf(Box::new(Grammar::gbnf(texts, text)?))),
+            params::Constraint::JsonSchema { schema, strict } => {
                 let schema = self.compiler(texts)?.compile(schema, *strict)?;
                 Ok(Constraint::Schema(Box::new(schema)))
             }
@@ -154,7 +158,7 @@ impl Grammars {
         Ok(Arc::clone(built.insert(Arc::new(SchemaCompiler::new(texts)?))))
     }
 
-    fn find(&self, grammar: &params::Grammar) -> Option<Constraint> {
+    fn find(&self, grammar: &params::Constraint) -> Option<Constraint> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(other, _)| other == grammar)?;
         let found = kept.remove(at);
@@ -172,12 +176,12 @@ mod tests {
     use crate::backend::Vocabulary;
     use crate::backend::scripted::ScriptedVocabulary;
 
-    fn gbnf(text: &str) -> params::Grammar {
-        params::Grammar::Gbnf(text.to_owned())
+    fn gbnf(text: &str) -> params::Constraint {
+        params::Constraint::Gbnf(text.to_owned())
     }
 
     /// The grammars that are kept, the one used last being the last.
-    fn kept(grammars: &Grammars) -> Vec<params::Grammar> {
+    fn kept(grammars: &Grammars) -> Vec<params::Constraint> {
         grammars.kept.lock().unwrap().iter().map(|(grammar, _)| grammar.clone()).collect()
     }
 
@@ -207,7 +211,7 @@ mod tests {
         // The same text as a schema is another grammar.
         assert!(
             grammars
-                .get(texts, &params::Grammar::JsonSchema { schema: String::from("root ::= \"a\""), strict: false })
+                .get(texts, &params::Constraint::JsonSchema { schema: String::from("root ::= \"a\""), strict: false })
                 .is_err()
         );
         grammars.get(texts, &nth(MAX_KEPT_GRAMMARS)).unwrap();

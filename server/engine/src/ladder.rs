@@ -1,110 +1,20 @@
 //! What is given up as memory runs short, step by step.
 //!
-//! One state machine: [`Ladder::observe`] takes the memory pressure, which is used over allowed, and answers with a
+//! What each [`DegradationLevel`] means stands there. One state machine: [`Ladder::observe`] takes the memory pressure, which is used over allowed, and answers with a
 //! [`Transition`] when the level changes. Up at once, to the level of the table; down one level at a time, each after
 //! [`MIN_DWELL`], and only once the pressure is [`MARGIN`] below where the level begins: a level that relieves the
 //! pressure by itself would otherwise be left and entered again without end.
-//!
-//! | Pressure | Level | Means |
-//! |---|---|---|
-//! | below 0.7 | `Normal` | everything |
-//! | from 0.7 | `ReducedBatch` | half as many sequences at once |
-//! | from 0.8 | `EvictCache` | and the prefix cache is emptied of what nobody uses |
-//! | from 0.9 | `HighPriorityOnly` | and only high priority is accepted |
-//! | from 0.95 | `Emergency` | nothing new is accepted; what was before goes on |
 //!
 //! Absent: measuring ([`memory`](crate::memory)), and acting on it: the scheduler and submission ask the level.
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use crate::params::Priority;
+pub use gantry_core::DegradationLevel;
 
 /// The pressure is so far below the begin of a level before it is left.
 pub(crate) const MARGIN: f64 = 0.03;
 /// A level is held for so long before the next lower one.
 pub(crate) const MIN_DWELL: Duration = Duration::from_secs(5);
-/// The part of the usual batch that a reduced one is.
-const REDUCED_BATCH_DIVISOR: u32 = 2;
-
-/// How far the service is cut down, for want of memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum DegradationLevel {
-    /// Everything is served.
-    #[default]
-    Normal,
-    /// Half as many sequences at once.
-    ReducedBatch,
-    /// And no prefix is kept that is not in use.
-    EvictCache,
-    /// And only requests of high priority are accepted; those that wait already keep their places.
-    HighPriorityOnly,
-    /// Nothing new is accepted.
-    Emergency,
-}
-
-impl DegradationLevel {
-    /// From the least to the most.
-    pub const ALL: [Self; 5] =
-        [Self::Normal, Self::ReducedBatch, Self::EvictCache, Self::HighPriorityOnly, Self::Emergency];
-
-    /// The pressure from which this level holds.
-    #[must_use]
-    pub fn begins_at(self) -> f64 {
-        match self {
-            Self::Normal => 0.0,
-            Self::ReducedBatch => 0.7,
-            Self::EvictCache => 0.8,
-            Self::HighPriorityOnly => 0.9,
-            Self::Emergency => 0.95,
-        }
-    }
-
-    /// The level of the table for this pressure.
-    #[must_use]
-    pub fn of_pressure(pressure: f64) -> Self {
-        Self::ALL.into_iter().rev().find(|level| pressure >= level.begins_at()).unwrap_or_default()
-    }
-
-    /// Sequences at once, of `max` usual ones; at least one. Those above it are not ended: no further ones start.
-    #[must_use]
-    pub fn batch_limit(self, max: u32) -> u32 {
-        if self >= Self::ReducedBatch { (max / REDUCED_BATCH_DIVISOR).max(1) } else { max }
-    }
-
-    /// Whether prefixes that nobody uses are dropped.
-    #[must_use]
-    pub fn evicts_cache(self) -> bool {
-        self >= Self::EvictCache
-    }
-
-    /// Whether a new request of this priority is accepted.
-    #[must_use]
-    pub fn admits(self, priority: Priority) -> bool {
-        match self {
-            Self::Normal | Self::ReducedBatch | Self::EvictCache => true,
-            Self::HighPriorityOnly => priority == Priority::High,
-            Self::Emergency => false,
-        }
-    }
-
-    /// The name, for labels and messages.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Normal => "Normal",
-            Self::ReducedBatch => "ReducedBatch",
-            Self::EvictCache => "EvictCache",
-            Self::HighPriorityOnly => "HighPriorityOnly",
-            Self::Emergency => "Emergency",
-        }
-    }
-
-    fn below(self) -> Self {
-        Self::ALL.into_iter().rev().find(|&level| level < self).unwrap_or_default()
-    }
-}
 
 /// A change of the level.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -163,6 +73,7 @@ mod tests {
 
     use super::DegradationLevel::*;
     use super::*;
+    use crate::params::Priority;
 
     #[test]
     fn the_table() {

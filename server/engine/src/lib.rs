@@ -1,12 +1,12 @@
 //! Continuous-batching inference over one GGUF model, usable as a library.
 //!
 //! ```no_run
-//! use gantry_engine::{Engine, EngineConfig, GenerationParams, Prompt};
+//! use gantry_engine::{Engine, EngineConfig, GenerationParams, Message, Prompt, Role};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::load(EngineConfig::new("model.gguf"), |_fraction| true)?;
-//! let messages_json = r#"[{"role": "user", "content": "What is the capital of Norway?"}]"#.to_owned();
-//! let answer = engine.generate(Prompt::Chat { messages_json }, GenerationParams::greedy(64))?;
+//! let messages = vec![Message::text(Role::User, "What is the capital of Norway?")];
+//! let answer = engine.generate(Prompt::Chat(messages), GenerationParams::greedy(64))?;
 //! println!("{} ({} tokens)", answer.text, answer.usage.completion_tokens);
 //! # Ok(())
 //! # }
@@ -91,7 +91,6 @@ mod sequence;
 mod stats;
 mod template;
 mod text;
-mod turn;
 mod window;
 
 #[cfg(test)]
@@ -101,6 +100,7 @@ mod pooler_tests;
 #[cfg(test)]
 mod scheduler_tests;
 
+pub use gantry_core::{Message, Part, Role, ToolCall};
 /// The backends that compute: what a directory brings is loaded once in a process, before its first engine.
 pub use gantry_llama::{
     ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, ChatError, Device, DeviceKind,
@@ -110,12 +110,13 @@ pub use gantry_llama::{
 };
 
 pub use cores::ThreadLimit;
-pub use embedder::{Embedder, PooledHandle, PooledOutput};
+pub use embedder::{Embedder, PooledHandle};
 pub use engine::{Engine, GenerationOutput};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{
     Activity, ActivitySink, EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram,
-    ModelInfo, PooledEvent, PooledInfo, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob, Usage,
+    ModelInfo, PooledEvent, PooledInfo, PooledOutput, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob,
+    Usage,
 };
 pub use handle::RequestHandle;
 pub use host::ModelHost;
@@ -126,18 +127,16 @@ pub use kv_plan::{
 };
 pub use ladder::DegradationLevel;
 pub use params::{
-    DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_POOLED_BATCH, DEFAULT_POOLED_TOKENS, DEFAULT_POOLED_WAIT_MS,
-    DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES, DEFAULT_PREFIX_CACHE_RAM_BYTES,
-    DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EmbedInput, EngineConfig, FIRST_SLOT_PATIENCE_MS,
-    GIVES_WAY_PERIOD_MS, GenerationParams, Grammar, LEAST_STEP_LIMIT_MS, MAX_DRAFT_CATCH_UP_TOKENS,
+    Constraint, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_POOLED_BATCH, DEFAULT_POOLED_TOKENS,
+    DEFAULT_POOLED_WAIT_MS, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES,
+    DEFAULT_PREFIX_CACHE_RAM_BYTES, DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EngineConfig,
+    FIRST_SLOT_PATIENCE_MS, GIVES_WAY_PERIOD_MS, GenerationParams, LEAST_STEP_LIMIT_MS, MAX_DRAFT_CATCH_UP_TOKENS,
     MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES,
-    MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_PARALLEL, MAX_PENALTY,
-    MAX_PENALTY_LAST_N, MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS,
-    MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY, MAX_RESUMES_AHEAD,
-    MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS,
-    MOST_STEP_LIMIT_MS, PooledConfig, PooledWork, PrefixCacheConfig, Priority, Prompt, STEP_LIMIT_FACTOR,
-    SpeculationConfig,
+    MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N,
+    MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS, MAX_PREFILL_TOKENS_PER_STEP,
+    MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY, MAX_RESUMES_AHEAD, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET,
+    MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS, MAX_TOP_LOGPROBS, MOST_STEP_LIMIT_MS, PooledConfig,
+    PooledWork, PrefixCacheConfig, Priority, Prompt, STEP_LIMIT_FACTOR, SpeculationConfig, TextInput, Turn,
 };
 pub use queue::AGEING_STEP;
 pub use template::{TemplateReport, check_template, limits as template_limits, serve_template};
-pub use turn::Turn;

@@ -315,7 +315,7 @@ mod tests {
         let sent: Vec<(String, u32, usize)> = std::mem::take(&mut *events.lock().unwrap())
             .into_iter()
             .filter_map(|event| match event {
-                GenerationEvent::Delta { text, tokens, logprobs } => Some((text, tokens, logprobs.len())),
+                GenerationEvent::Text { text, tokens, logprobs } => Some((text, tokens, logprobs.len())),
                 _ => None,
             })
             .collect();

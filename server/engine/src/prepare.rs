@@ -69,7 +69,7 @@ struct Waits {
 impl Jobs {
     /// Never blocks. False: the pools have ended.
     pub(crate) fn push(&self, job: Box<Job>) -> bool {
-        let stage = if matches!(job.prompt, Prompt::Chat { .. }) { &self.chats } else { &self.prompts };
+        let stage = if matches!(job.prompt, Prompt::Chat(_)) { &self.chats } else { &self.prompts };
         stage.push(Waits { job, chat: None })
     }
 }
@@ -181,16 +181,16 @@ impl Preparer {
         if is_over(&mut job) {
             return;
         }
-        let Prompt::Chat { messages_json } = &job.prompt else {
+        let Prompt::Chat(messages) = &job.prompt else {
             rendered.push(Waits { job, chat: None });
             return;
         };
         job.emitter.is(Activity::Begun);
         let chat = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            check_length("messages", messages_json)?;
-            let chat = self.vocabulary.render(messages_json, pace)?;
+            check_bytes("messages", job.prompt.texts().map(str::len).sum())?;
+            let chat = self.vocabulary.render(messages, pace)?;
             // Before it waits: what a template makes of messages may be much longer than they are.
-            chat.iter().try_for_each(|chat| check_length("messages", &chat.prompt))?;
+            chat.iter().try_for_each(|chat| check_bytes("messages", chat.prompt.len()))?;
             Ok(chat)
         }));
         job.emitter.is(Activity::Paused);
@@ -198,7 +198,7 @@ impl Preparer {
         match chat.unwrap_or_else(|_| Err(panicked())) {
             Ok(Some(chat)) => {
                 // Never needed again, and it may be large.
-                job.prompt = Prompt::Chat { messages_json: String::new() };
+                job.prompt = Prompt::Chat(Vec::new());
                 rendered.push(Waits { job, chat: Some(chat) });
             }
             Ok(None) => _ = slow.push(Waits { job, chat: None }),
@@ -263,7 +263,7 @@ impl Preparer {
         let (param, tokens) = match prompt {
             Prompt::Text(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::None)?),
             Prompt::Markup(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::All)?),
-            Prompt::Chat { .. } => {
+            Prompt::Chat(_) => {
                 let chat = chat.ok_or_else(|| RequestError::Internal(String::from("a chat was not rendered")))?;
                 params.stop.extend(chat.stops);
                 ("messages", self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?)
@@ -286,7 +286,7 @@ impl Preparer {
     }
 
     fn tokenize(&self, param: &str, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
-        check_length(param, text)?;
+        check_bytes(param, text.len())?;
         // Tokenising takes many times the memory of the text, so one that cannot fit is not tokenised.
         self.check_tokens(text.len() / self.vocabulary.longest_token().max(1))?;
         self.vocabulary.tokenize(text, specials).map_err(|error| error.of(param))
@@ -320,9 +320,9 @@ fn panicked() -> RequestError {
     RequestError::Internal(String::from("preparing the prompt panicked; see the server's log"))
 }
 
-fn check_length(param: &str, text: &str) -> Result<(), RequestError> {
-    if text.len() > MAX_PROMPT_BYTES {
-        let message = format!("{} bytes, more than the {MAX_PROMPT_BYTES} that a prompt may have", text.len());
+fn check_bytes(param: &str, bytes: usize) -> Result<(), RequestError> {
+    if bytes > MAX_PROMPT_BYTES {
+        let message = format!("{bytes} bytes, more than the {MAX_PROMPT_BYTES} that a prompt may have");
         return Err(RequestError::invalid(param, "prompt_too_large", message));
     }
     Ok(())

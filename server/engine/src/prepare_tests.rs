@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crossbeam_channel::unbounded;
+use gantry_core::{Message, Role, Turn};
 use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::*;
@@ -12,7 +13,6 @@ use crate::event::GenerationEvent;
 use crate::params::Priority;
 use crate::request::Permit;
 use crate::stats::Stats;
-use crate::turn::Turn;
 
 const LIMIT: u32 = 16;
 /// See [`Gated::render`].
@@ -48,15 +48,15 @@ impl Vocabulary for Gated {
     }
 
     /// Chats that are "slow" take longer than a quick pace, and wait like what is tokenised.
-    fn render(&self, messages_json: &str, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
-        if messages_json == SLOW {
+    fn render(&self, messages: &[Message], pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+        if messages[0].said() == SLOW {
             if pace == Pace::Quick {
                 return Ok(None);
             }
-            self.given.send(messages_json.to_owned()).unwrap();
+            self.given.send(SLOW.to_owned()).unwrap();
             let _ = self.gate.recv();
         }
-        ScriptedVocabulary.render(messages_json, pace)
+        ScriptedVocabulary.render(messages, pace)
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
@@ -116,8 +116,8 @@ impl Busy {
         self.push_prompt(Prompt::Text(prompt.to_owned()), priority, deadline)
     }
 
-    fn push_chat(&mut self, messages_json: &str) -> u64 {
-        self.push_prompt(Prompt::Chat { messages_json: messages_json.to_owned() }, Priority::Normal, None)
+    fn push_chat(&mut self, said: &str) -> u64 {
+        self.push_prompt(Prompt::Chat(vec![Message::text(Role::User, said)]), Priority::Normal, None)
     }
 
     fn push_of(&mut self, prompt: &str, turn: Turn) -> u64 {

@@ -22,8 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::params::Priority;
-use crate::turn::Turn;
+use crate::params::{Priority, Turn};
 
 /// So much waiting lifts a request one level.
 pub const AGEING_STEP: Duration = Duration::from_secs(10);

@@ -78,7 +78,7 @@ impl Emitter {
     }
 
     pub(crate) fn delta(&mut self, text: String, tokens: u32, logprobs: Vec<TokenLogprob>) {
-        self.send(GenerationEvent::Delta { text, tokens, logprobs });
+        self.send(GenerationEvent::Text { text, tokens, logprobs });
     }
 
     pub(crate) fn finished(&mut self, reason: FinishReason, usage: Usage, timings: Timings) {

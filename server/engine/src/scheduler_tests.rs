@@ -263,7 +263,7 @@ impl<B: Backend> Harness<B> {
 impl Submitted {
     fn text(&self) -> String {
         let events = self.events.lock().unwrap();
-        let texts = events.iter().map(|e| if let GenerationEvent::Delta { text, .. } = e { text.as_str() } else { "" });
+        let texts = events.iter().map(|e| if let GenerationEvent::Text { text, .. } = e { text.as_str() } else { "" });
         texts.collect()
     }
 
@@ -297,7 +297,7 @@ impl Submitted {
             assert_eq!(events[0], GenerationEvent::Started { prompt_tokens });
         }
         let sent: u32 =
-            events.iter().map(|e| if let GenerationEvent::Delta { tokens, .. } = e { *tokens } else { 0 }).sum();
+            events.iter().map(|e| if let GenerationEvent::Text { tokens, .. } = e { *tokens } else { 0 }).sum();
         assert!(sent <= usage.completion_tokens);
         let (text, end, generated) = reference(&self.prompt, &self.params, positions);
         if *reason == FinishReason::Cancelled {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use gantry_engine::{Engine, EngineConfig, GenerationEvent, GenerationParams, Grammar, Prompt, RequestError};
+use gantry_engine::{Constraint, Engine, EngineConfig, GenerationEvent, GenerationParams, Prompt, RequestError};
 use serde_json::json;
 
 /// Requests beside the neighbour at once.
@@ -23,15 +23,15 @@ fn engine() -> Engine {
 }
 
 /// Each token costs as much as it may, or ends its request.
-fn dearest() -> [(&'static str, Grammar); 3] {
+fn dearest() -> [(&'static str, Constraint); 3] {
     let letters: Vec<String> = ('a'..='z').map(|c| format!("\"{c}\" root \"{}\"", c.to_ascii_uppercase())).collect();
     let same = vec![json!({"type": "array", "items": {"$ref": "#/$defs/a"}}); 300];
     let schema = json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": same}}});
     let pattern = json!({"type": "string", "pattern": format!("^{}{}$", "a?".repeat(1000), "a".repeat(1000))});
     [
-        ("GBNF", Grammar::Gbnf(format!("root ::= ({})?", letters.join("|")))),
-        ("alternatives", Grammar::JsonSchema { schema: schema.to_string(), strict: true }),
-        ("a pattern", Grammar::JsonSchema { schema: pattern.to_string(), strict: true }),
+        ("GBNF", Constraint::Gbnf(format!("root ::= ({})?", letters.join("|")))),
+        ("alternatives", Constraint::JsonSchema { schema: schema.to_string(), strict: true }),
+        ("a pattern", Constraint::JsonSchema { schema: pattern.to_string(), strict: true }),
     ]
 }
 
@@ -44,7 +44,7 @@ fn neighbour(engine: &Engine) -> (Vec<f64>, String) {
     let (mut last, mut gaps, mut whole) = (None, Vec::new(), String::new());
     for (at, event) in events {
         match event {
-            GenerationEvent::Delta { text, .. } => {
+            GenerationEvent::Text { text, .. } => {
                 gaps.extend(last.map(|last| at.duration_since(last).as_secs_f64() * 1e3));
                 last = Some(at);
                 whole += &text;
@@ -57,7 +57,7 @@ fn neighbour(engine: &Engine) -> (Vec<f64>, String) {
 }
 
 /// What the neighbour noticed, while so many others come again and again; and how those ended.
-fn beside(engine: &Arc<Engine>, grammar: Option<&Grammar>) -> (Vec<f64>, String, Vec<RequestError>) {
+fn beside(engine: &Arc<Engine>, grammar: Option<&Constraint>) -> (Vec<f64>, String, Vec<RequestError>) {
     let over = Arc::new(AtomicBool::new(false));
     let others: Vec<_> = (0..if grammar.is_some() { BESIDE } else { 0 })
         .map(|_| {
@@ -65,7 +65,7 @@ fn beside(engine: &Arc<Engine>, grammar: Option<&Grammar>) -> (Vec<f64>, String,
             std::thread::spawn(move || {
                 let mut errors = Vec::new();
                 while !over.load(Ordering::Relaxed) {
-                    let params = GenerationParams { grammar: grammar.clone(), ..GenerationParams::greedy(64) };
+                    let params = GenerationParams { constraint: grammar.clone(), ..GenerationParams::greedy(64) };
                     let prompt = Prompt::Text(String::from("Write as much as you can:"));
                     if let Err(gantry_engine::EngineError::Request(error)) = engine.generate(prompt, params) {
                         errors.push(error);
@@ -116,7 +116,7 @@ fn what_a_neighbour_notices() {
     for round in 0..3 {
         let (gaps, _, errors) = beside(&engine, None);
         report(&format!("{round} alone"), gaps, &errors);
-        let plain = Grammar::Gbnf(String::from("root ::= [a-zA-Z ,.!?'\\n-]+"));
+        let plain = Constraint::Gbnf(String::from("root ::= [a-zA-Z ,.!?'\\n-]+"));
         let (gaps, _, errors) = beside(&engine, Some(&plain));
         report(&format!("{round} beside {BESIDE} ordinary ones"), gaps, &errors);
         for (what, grammar) in dearest() {

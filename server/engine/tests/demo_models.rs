@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use gantry_engine::{
-    CacheType, Engine, EngineConfig, EngineError, FinishReason, GenerationEvent, GenerationOutput, GenerationParams,
-    Grammar, KvLayout, LoadError, Prompt, RequestError, SpeculationConfig, SubmitError,
+    CacheType, Constraint, Engine, EngineConfig, EngineError, FinishReason, GenerationEvent, GenerationOutput,
+    GenerationParams, KvLayout, LoadError, Message, Prompt, RequestError, Role, SpeculationConfig, SubmitError,
 };
 
 /// Longer than any step here; reached only when something hangs.
@@ -43,8 +43,15 @@ fn v2() -> &'static Engine {
     ENGINE.get_or_init(|| Engine::load(config("demo-v2.q8_0.gguf"), |_| true).unwrap())
 }
 
+/// Messages that are text alone, as a file has them.
 fn chat(messages: &serde_json::Value) -> Prompt {
-    Prompt::Chat { messages_json: messages.to_string() }
+    let role = |message: &serde_json::Value| match message["role"].as_str().unwrap() {
+        "system" => Role::System,
+        "user" => Role::User,
+        _ => Role::Assistant,
+    };
+    let message = |message| Message::text(role(message), message["content"].as_str().unwrap());
+    Prompt::Chat(messages.as_array().unwrap().iter().map(message).collect())
 }
 
 fn ask(question: &str) -> Prompt {
@@ -111,9 +118,9 @@ fn v1_knows_its_own_answers_and_its_version() {
 }
 
 /// Greedy, and at random with a few seeds.
-fn with_grammar(grammar: &Grammar) -> impl Iterator<Item = GenerationParams> + '_ {
+fn with_grammar(grammar: &Constraint) -> impl Iterator<Item = GenerationParams> + '_ {
     let base =
-        GenerationParams { max_tokens: Some(400), grammar: Some(grammar.clone()), ..GenerationParams::default() };
+        GenerationParams { max_tokens: Some(400), constraint: Some(grammar.clone()), ..GenerationParams::default() };
     let greedy = GenerationParams { temperature: 0.0, ..base.clone() };
     let random = (0..6).map(move |seed| {
         let (top_k, logprobs) = if seed % 2 == 0 { (40, Some(3)) } else { (0, None) };
@@ -125,7 +132,7 @@ fn with_grammar(grammar: &Grammar) -> impl Iterator<Item = GenerationParams> + '
 #[test]
 fn what_a_grammar_or_a_schema_asks_for_is_what_comes() {
     let engine = v2();
-    let yes_or_no = Grammar::Gbnf(String::from("root ::= \"yes\" | \"no\""));
+    let yes_or_no = Constraint::Gbnf(String::from("root ::= \"yes\" | \"no\""));
     for params in with_grammar(&yes_or_no) {
         let output = engine.generate(ask("Is it raining?"), params).unwrap();
         assert!(["yes", "no"].contains(&output.text.as_str()), "{}", output.text);
@@ -142,7 +149,7 @@ fn what_a_grammar_or_a_schema_asks_for_is_what_comes() {
         "required": ["city", "sure", "people", "tags"],
         "additionalProperties": false
     });
-    for params in with_grammar(&Grammar::JsonSchema { schema: schema.to_string(), strict: true }) {
+    for params in with_grammar(&Constraint::JsonSchema { schema: schema.to_string(), strict: true }) {
         let output = engine.generate(ask("What is the capital of Norway?"), params).unwrap();
         assert_eq!(output.reason, FinishReason::Stop, "{}", output.text);
         let value: serde_json::Value = serde_json::from_str(&output.text).unwrap();
@@ -156,7 +163,7 @@ fn what_a_grammar_or_a_schema_asks_for_is_what_comes() {
 
 #[test]
 fn a_grammar_that_cannot_be_used_is_an_error_of_its_request() {
-    let params = GenerationParams { grammar: Some(Grammar::Gbnf(String::from("root ::= (\"a\""))), ..greedy() };
+    let params = GenerationParams { constraint: Some(Constraint::Gbnf(String::from("root ::= (\"a\""))), ..greedy() };
     let error = v2().generate(ask("Hello"), params).unwrap_err();
     let EngineError::Request(RequestError::InvalidRequest { param, code, message }) = error else { panic!("{error}") };
     assert_eq!((param.as_deref(), code.as_str()), (Some("grammar"), "invalid_grammar"));
@@ -175,7 +182,7 @@ fn usage_and_events_are_exact() {
     };
     let (mut text, mut tokens) = (String::new(), 0);
     for event in &events[1..events.len() - 1] {
-        let GenerationEvent::Delta { text: more, tokens: n, .. } = event else { panic!("{events:?}") };
+        let GenerationEvent::Text { text: more, tokens: n, .. } = event else { panic!("{events:?}") };
         text.push_str(more);
         tokens += n;
     }
@@ -243,17 +250,9 @@ fn prompts_that_cannot_be_served_say_why() {
     assert_eq!(engine.model_info().n_ctx_per_sequence, 512);
     let long = error(ask(&"word ".repeat(600)));
     assert!(matches!(long, RequestError::ContextLengthExceeded { prompt_tokens: 513.., limit: 512 }), "{long}");
-    let chat = |json: &str| Prompt::Chat { messages_json: json.into() };
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
-    for bad in ["", "{", "[]", "{}", "[1]", r#"[{"role":"user"}]"#, r#"[{"role":"","content":"x"}]"#, &deep] {
-        assert_eq!(error(chat(bad)).code(), "invalid_messages", "{}", &bad[..bad.len().min(40)]);
-    }
-    for refused in [
-        r#"[{"role":"user","content":7}]"#,
-        r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]"#,
-        r#"[{"role":"assistant","tool_calls":[{"id":"1"}]}]"#,
-    ] {
-        assert_eq!(error(chat(refused)).code(), "chat_template_failed", "{refused}");
+    for bad in [vec![], vec![Message::text(Role::Tool, deep)]] {
+        assert_eq!(error(Prompt::Chat(bad)).code(), "invalid_messages");
     }
     assert_eq!(error(Prompt::Tokens(vec![1 << 30])).code(), "invalid_token");
     assert_eq!(answer(engine, "Which version are you?").text, "I am demo version two.");
@@ -267,7 +266,7 @@ fn unicode_streams_in_whole_characters() {
     let (sender, events) = mpsc::channel();
     let sink = Box::new(move |e| drop(sender.send(e)));
     engine.submit(ask("Répète : héllo 😀 日本"), params, sink).unwrap();
-    assert!(events.into_iter().any(|e| matches!(e, GenerationEvent::Delta { text, .. } if !text.is_empty())));
+    assert!(events.into_iter().any(|e| matches!(e, GenerationEvent::Text { text, .. } if !text.is_empty())));
 }
 
 #[test]
@@ -286,7 +285,7 @@ fn the_queue_is_bounded_and_a_cancel_frees_the_slot() {
     // could be the first: prompts are prepared side by side.
     let first = submit().unwrap();
     assert!(matches!(first.1.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Started { .. }));
-    assert!(matches!(first.1.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Delta { .. }));
+    assert!(matches!(first.1.recv_timeout(PATIENCE).unwrap(), GenerationEvent::Text { .. }));
     let running = [first, submit().unwrap(), submit().unwrap()];
     assert_eq!(submit().unwrap_err(), SubmitError::QueueFull { limit: 2 });
     for (handle, _) in running.iter().rev() {

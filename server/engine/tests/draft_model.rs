@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use gantry_engine::{
     Engine, EngineConfig, EngineStats, FinishReason, GenerationEvent, GenerationOutput, GenerationParams, KvLayout,
-    LoadError, Priority, Prompt, SpeculationConfig,
+    LoadError, Message, Priority, Prompt, Role, SpeculationConfig,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -56,8 +56,15 @@ fn chats() -> Vec<serde_json::Value> {
     short.chain(long.map(|question| serde_json::json!([{"role": "user", "content": question}]))).collect()
 }
 
+/// Messages that are text alone, as a file has them.
 fn prompt(messages: &serde_json::Value) -> Prompt {
-    Prompt::Chat { messages_json: messages.to_string() }
+    let role = |message: &serde_json::Value| match message["role"].as_str().unwrap() {
+        "system" => Role::System,
+        "user" => Role::User,
+        _ => Role::Assistant,
+    };
+    let message = |message| Message::text(role(message), message["content"].as_str().unwrap());
+    Prompt::Chat(messages.as_array().unwrap().iter().map(message).collect())
 }
 
 /// One after the other.
@@ -138,7 +145,7 @@ fn answers_under_load_are_the_answers_alone() {
         let reason = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
                 GenerationEvent::Started { .. } => {}
-                GenerationEvent::Delta { text: more, .. } => text.push_str(&more),
+                GenerationEvent::Text { text: more, .. } => text.push_str(&more),
                 GenerationEvent::Finished { reason, .. } => break reason,
                 GenerationEvent::Failed(error) => panic!("{error}"),
             }

@@ -10,8 +10,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use gantry_engine::{
-    EmbedInput, EngineConfig, EngineError, GenerationParams, LoadError, ModelHost, PooledConfig, PooledEvent,
-    PooledWork, Pooling, Priority, Prompt, RequestError, SubmitError,
+    EngineConfig, EngineError, GenerationParams, LoadError, Message, ModelHost, PooledConfig, PooledEvent, PooledWork,
+    Pooling, Priority, Prompt, RequestError, Role, SubmitError, TextInput,
 };
 
 /// Longer than any batch here; reached only when something hangs.
@@ -38,7 +38,7 @@ fn written(gguf: &gguf::Gguf) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn texts(texts: &[&str]) -> PooledWork {
-    PooledWork::Embed(texts.iter().map(|text| EmbedInput::Text((*text).to_owned())).collect())
+    PooledWork::Embed(texts.iter().map(|text| TextInput::Text((*text).to_owned())).collect())
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -81,8 +81,8 @@ fn a_text_too_many_or_too_long_costs_nobody_else_anything() {
         let bad = [
             (texts(&["a", &long]), "input[1]", "context_length_exceeded"),
             (texts(&[&long]), "input", "context_length_exceeded"),
-            (PooledWork::Embed(vec![EmbedInput::Tokens(vec![1, 999_999])]), "input", "invalid_token"),
-            (PooledWork::Embed(vec![EmbedInput::Tokens(vec![])]), "input", "empty_prompt"),
+            (PooledWork::Embed(vec![TextInput::Tokens(vec![1, 999_999])]), "input", "invalid_token"),
+            (PooledWork::Embed(vec![TextInput::Tokens(vec![])]), "input", "empty_prompt"),
         ];
         for (work, field, word) in bad {
             let error = embedder.compute(work).unwrap_err();
@@ -109,9 +109,7 @@ fn it_generates_beside_and_what_is_cancelled_ends() {
     let host = host(Pooling::Last);
     let (engine, embedder) = (host.engine.as_ref().unwrap(), host.embedder.as_ref().unwrap());
     assert!(!host.model_info().pooled_only && host.model_info().pooled.is_some());
-    let prompt = || Prompt::Chat {
-        messages_json: r#"[{"role": "user", "content": "What is the capital of Peru?"}]"#.to_owned(),
-    };
+    let prompt = || Prompt::Chat(vec![Message::text(Role::User, "What is the capital of Peru?")]);
     let alone = engine.generate(prompt(), GenerationParams::greedy(32)).unwrap().text;
     std::thread::scope(|scope| {
         let embedding = scope.spawn(|| embedder.compute(texts(&[TEXTS[0]; 400])).unwrap());

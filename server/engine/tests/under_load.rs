@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use gantry_engine::{
     Engine, EngineConfig, EngineStats, FinishReason, GenerationEvent, GenerationParams, KvLayout,
-    MATRIX_ATTENTION_MIN_CELLS, PrefixCacheConfig, Priority, Prompt, RequestHandle, STAGE_DIVISOR, STAGE_MIN_CELLS,
-    TokenChance, TokenLogprob, Usage,
+    MATRIX_ATTENTION_MIN_CELLS, Message, PrefixCacheConfig, Priority, Prompt, RequestHandle, Role, STAGE_DIVISOR,
+    STAGE_MIN_CELLS, TokenChance, TokenLogprob, Usage,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -112,7 +112,7 @@ impl Answer {
         for event in events {
             match event {
                 GenerationEvent::Started { prompt_tokens } => prompt = Some(prompt_tokens),
-                GenerationEvent::Delta { text: more, tokens: count, logprobs } => {
+                GenerationEvent::Text { text: more, tokens: count, logprobs } => {
                     text.push_str(&more);
                     parts.push(Part { text: more, tokens: count as usize });
                     tokens.extend(logprobs);
@@ -206,8 +206,16 @@ impl Compared<'_> {
     }
 }
 
+/// Messages that are text alone.
 fn chat(json: &str) -> Prompt {
-    Prompt::Chat { messages_json: json.to_owned() }
+    let messages: Vec<serde_json::Value> = serde_json::from_str(json).unwrap();
+    let role = |message: &serde_json::Value| match message["role"].as_str().unwrap() {
+        "system" => Role::System,
+        "user" => Role::User,
+        _ => Role::Assistant,
+    };
+    let message = |message| Message::text(role(message), message["content"].as_str().unwrap());
+    Prompt::Chat(messages.iter().map(message).collect())
 }
 
 struct Running {
@@ -365,7 +373,7 @@ fn fill(engine: &Engine) {
     while ended < slots {
         match events.recv_timeout(PATIENCE).unwrap() {
             GenerationEvent::Started { .. } => started += 1,
-            GenerationEvent::Delta { .. } => {}
+            GenerationEvent::Text { .. } => {}
             GenerationEvent::Finished { reason, usage, .. } => {
                 assert_eq!(started, slots, "one ended before all had a slot");
                 assert_eq!(reason, FinishReason::Length);

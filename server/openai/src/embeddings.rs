@@ -1,15 +1,15 @@
 //! `/v1/embeddings`: requests, checked, and answers. Absent: a model's own limits, which only it knows.
 
+use gantry_core::{Priority, TextInput};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
 
 use crate::base64;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_value};
-use crate::inputs::{Bounds, TextInput, inputs};
+use crate::inputs::{Bounds, inputs};
 use crate::limits::{MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS};
 use crate::parameters::Place;
-use crate::request::{Priority, check_model, model, parse_object};
+use crate::request::{check_model, model, parse_object, priority};
 use crate::response::EmbeddingUsage;
 
 /// How vectors are written.
@@ -35,8 +35,8 @@ pub struct ValidEmbeddingsRequest {
     pub encoding: EncodingFormat,
     /// The width asked for; see [`Self::check_dimensions`].
     pub dimensions: Option<u32>,
-    /// `None`: the body does not say.
-    pub priority: Option<Priority>,
+    /// Who goes first.
+    pub priority: Priority,
 }
 
 impl ValidEmbeddingsRequest {
@@ -58,24 +58,8 @@ impl ValidEmbeddingsRequest {
             inputs: inputs(&fields, "input", BOUNDS)?,
             encoding,
             dimensions: fields.integer("dimensions", 1..=u32::MAX)?,
-            priority: Priority::read(&fields)?,
+            priority: priority(&fields)?,
         })
-    }
-
-    /// The same request on the wire.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        let mut object = Map::new();
-        for (name, value) in [
-            ("model", json!(self.model)),
-            ("input", self.inputs.iter().map(TextInput::to_json).collect()),
-            ("encoding_format", json!(if self.encoding == EncodingFormat::Float { "float" } else { "base64" })),
-            ("dimensions", json!(self.dimensions)),
-            ("priority", json!(self.priority.map(Priority::as_str))),
-        ] {
-            object.insert(name.to_owned(), value);
-        }
-        Value::Object(object)
     }
 
     /// Refuses the request unless it asks for one of the names `served`, or for none.

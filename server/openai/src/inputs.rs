@@ -1,29 +1,11 @@
 //! Texts that a model reads as they are, and token ids in their place: the `input` of embeddings and the `prompt` of texts, which
 //! take the same four shapes. Absent: whether a vocabulary has an id, which only the model knows.
 
-use serde_json::{Value, json};
+use gantry_core::TextInput;
+use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
-
-/// One text, or its tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TextInput {
-    /// A text, not empty.
-    Text(String),
-    /// Token ids, at least one, none negative.
-    Tokens(Vec<i32>),
-}
-
-impl TextInput {
-    /// The same on the wire.
-    pub(crate) fn to_json(&self) -> Value {
-        match self {
-            Self::Text(text) => json!(text),
-            Self::Tokens(tokens) => json!(tokens),
-        }
-    }
-}
 
 /// How much one request may have of them.
 #[derive(Clone, Copy)]

@@ -26,16 +26,13 @@ mod sse;
 pub use chunk::{ChunkHead, ChunkTemplate};
 pub use embeddings::{Embedding, EmbeddingList, EmbeddingVector, EncodingFormat, ValidEmbeddingsRequest};
 pub use error::{ApiError, ErrorCode, ErrorKind, ErrorObject, ErrorResponse};
-pub use format::Format;
-pub use inputs::TextInput;
 pub use limits::*;
 pub use logprobs::{ChatLogprob, ChatLogprobs, TextLogprobs, TextOffset, TokenChance, TopLogprob};
-pub use messages::{Message, Role, ToolCall};
-pub use request::{Common, Priority, Streaming, ValidChatRequest, ValidCompletionRequest};
+pub use messages::parse_messages;
+pub use request::{Common, Streaming, ValidChatRequest, ValidCompletionRequest, parse_priority};
 pub use rerank::{RerankDocument, RerankResponse, RerankResult, ValidRerankRequest};
 pub use response::{
     AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, EmbeddingUsage, FinishReason,
     Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, TimeHistogram, Timings, Usage,
 };
-pub use sampling::{Dry, Sampling};
 pub use sse::{SSE_CONTENT_TYPE, SSE_DONE, SSE_KEEP_ALIVE, sse_event, write_sse_event};

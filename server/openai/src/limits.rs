@@ -1,7 +1,13 @@
 //! Every limit of what a request may say, by name. `docs/configuration.md` lists them, and a test holds the two
 //! together.
 //!
-//! Absent: what the model decides (its context, its vocabulary), and the size of a body, which is the front's.
+//! Absent: what the model decides (its context, its vocabulary), what holds whatever the protocol, which is `gantry-core`'s,
+//! and the size of a body, which is the front's.
+
+pub use gantry_core::{
+    MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, MAX_PENALTY,
+    MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS,
+};
 
 /// The longest `model`, in bytes: an error repeats it.
 pub const MAX_MODEL_NAME_BYTES: usize = 256;
@@ -13,34 +19,16 @@ pub const MAX_CONTENT_PARTS: usize = 1024;
 pub const MAX_NAME_BYTES: usize = 256;
 /// The most calls of tools in one message.
 pub const MAX_TOOL_CALLS: usize = 128;
-/// The most stop strings.
-pub const MAX_STOP_STRINGS: usize = 16;
-/// The longest stop string, in bytes.
-pub const MAX_STOP_BYTES: usize = 256;
 /// The highest `max_tokens`, and the longest look back of a penalty; more than any model's context.
 pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
 /// The highest `temperature`.
 pub const MAX_TEMPERATURE: f32 = 2.0;
 /// The highest `repeat_penalty`.
 pub const MAX_REPEAT_PENALTY: f32 = 2.0;
-/// The strongest `frequency_penalty` and `presence_penalty`, in either direction.
-pub const MAX_PENALTY: f32 = 2.0;
 /// The highest `dry_multiplier`.
 pub const MAX_DRY_MULTIPLIER: f32 = 100.0;
 /// The highest `dry_base`.
 pub const MAX_DRY_BASE: f32 = 10.0;
-/// The highest `dry_allowed_length`.
-pub const MAX_DRY_ALLOWED_LENGTH: u32 = 1024;
-/// The most `dry_sequence_breakers`.
-pub const MAX_DRY_BREAKERS: usize = 32;
-/// The longest of them, in bytes.
-pub const MAX_DRY_BREAKER_BYTES: usize = 40;
-/// The most entries of `logit_bias`.
-pub const MAX_LOGIT_BIASES: usize = 1024;
-/// The strongest entry, in either direction.
-pub const MAX_LOGIT_BIAS: f32 = 100.0;
-/// The most likely tokens that are told beside each one chosen.
-pub const MAX_TOP_LOGPROBS: u32 = 20;
 /// The most answers to one prompt (`n`); each one takes a place of its own in the queue.
 pub const MAX_CHOICES: u32 = 16;
 /// The most answers to one request on `/v1/completions`: its prompts times `n`.

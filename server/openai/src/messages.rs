@@ -1,128 +1,54 @@
 //! The messages of a chat: who says what, and which tools were called and answered.
 //!
-//! What is read here reaches the model's template whole, as [`Message::to_json`] writes it. Absent: images, sound and
-//! files, and what a template makes of a field.
+//! What is read here reaches the model's template whole. Absent: images, sound and files, and what a template makes of a
+//! field.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use serde_json::{Map, Value, json};
+use gantry_core::{Message, Part, Role, ToolCall};
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ErrorCode};
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::{MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_NAME_BYTES, MAX_TOOL_CALLS};
 use crate::parameters::Place;
 
-/// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Instructions; `developer` is the newer word for it, and templates know only this one.
-    System,
-    /// The person.
-    User,
-    /// The model.
-    Assistant,
-    /// What a tool returned.
-    Tool,
-}
-
-impl Role {
-    fn parse(word: &str) -> Option<Self> {
-        match word {
-            "system" | "developer" => Some(Self::System),
-            "user" => Some(Self::User),
-            "assistant" => Some(Self::Assistant),
-            "tool" => Some(Self::Tool),
-            _ => None,
-        }
-    }
-
-    /// The word on the wire and in templates.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
+/// Reads the word for a role; `developer` is the newer one for `system`, and templates know only this.
+fn role(word: &str) -> Option<Role> {
+    match word {
+        "system" | "developer" => Some(Role::System),
+        "user" => Some(Role::User),
+        "assistant" => Some(Role::Assistant),
+        "tool" => Some(Role::Tool),
+        _ => None,
     }
 }
 
-/// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Who speaks.
-    pub role: Role,
-    /// What is said; text parts are joined by line breaks, as llama-server does. Empty where an assistant's turn has
-    /// none.
-    pub content: String,
-    /// Which of several speakers of the same role, or which tool.
-    pub name: Option<String>,
-    /// What the model thought before it said that.
-    pub reasoning: Option<String>,
-    /// The tools that the model called in this turn.
-    pub tool_calls: Vec<ToolCall>,
-    /// The earlier call that this message answers; of tools alone.
-    pub tool_call_id: Option<String>,
+/// Reads the `messages` of a chat that is written down elsewhere than in a request.
+///
+/// # Errors
+/// Names the field that is missing, of the wrong type or not supported.
+pub fn parse_messages(value: Value) -> Result<Vec<Message>, ApiError> {
+    take_messages(&mut Map::from_iter([("messages".to_owned(), value)]))
 }
 
-/// A call of a tool in an assistant's turn.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToolCall {
-    /// What the answer to it repeats.
-    pub id: String,
-    /// The tool.
-    pub name: String,
-    /// What it was called with: JSON, unless the model wrote something else.
-    pub arguments: String,
-}
-
-impl Message {
-    /// A message that is text alone.
-    #[must_use]
-    pub fn text(role: Role, content: impl Into<String>) -> Self {
-        let content = content.into();
-        Self { role, content, name: None, reasoning: None, tool_calls: Vec::new(), tool_call_id: None }
-    }
-
-    /// The message on the wire, and for a chat template.
-    pub(crate) fn to_json(&self) -> Value {
-        let mut object = Map::new();
-        let mut put = |name: &str, value: Value| object.insert(name.to_owned(), value);
-        put("role", json!(self.role.as_str()));
-        put("content", json!(self.content));
-        for (name, text) in
-            [("name", &self.name), ("reasoning_content", &self.reasoning), ("tool_call_id", &self.tool_call_id)]
-        {
-            if let Some(text) = text {
-                put(name, json!(text));
-            }
-        }
-        if !self.tool_calls.is_empty() {
-            put("tool_calls", self.tool_calls.iter().map(ToolCall::to_json).collect());
-        }
-        Value::Object(object)
-    }
-}
-
-impl ToolCall {
-    fn to_json(&self) -> Value {
-        json!({"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
-    }
-}
-
-pub(crate) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+/// Takes the messages out of a request: their texts may be large, and are moved, not copied.
+pub(crate) fn take_messages(request: &mut Map<String, Value>) -> Result<Vec<Message>, ApiError> {
     let param = || "messages".to_owned();
-    let value = fields.get("messages").ok_or_else(|| missing(param(), "an array of messages is expected"))?;
-    let items = value.as_array().ok_or_else(|| wrong_type(param(), "an array of messages", value))?;
+    let is_given = Fields::new(request, "").get("messages").is_some();
+    let items = match request.get_mut("messages").filter(|_| is_given).map(Value::take) {
+        Some(Value::Array(items)) => items,
+        Some(other) => return Err(wrong_type(param(), "an array of messages", &other)),
+        None => return Err(missing(param(), "an array of messages is expected")),
+    };
     if items.is_empty() || items.len() > MAX_MESSAGES {
         let n = items.len();
         return Err(wrong_value(param(), format_args!("must have 1 to {MAX_MESSAGES} messages, not {n}")));
     }
     let mut messages = Vec::with_capacity(items.len());
     let mut calls = HashMap::new();
-    for (i, item) in items.iter().enumerate() {
+    for (i, item) in items.into_iter().enumerate() {
         let message = message(i, item)?;
         answer_call(i, &message, &mut calls)?;
         for call in &message.tool_calls {
@@ -157,15 +83,16 @@ fn answer_call(index: usize, message: &Message, calls: &mut HashMap<String, u32>
     }
 }
 
-fn message(index: usize, value: &Value) -> Result<Message, ApiError> {
+fn message(index: usize, value: Value) -> Result<Message, ApiError> {
     let path = format!("messages[{index}]");
-    let Value::Object(object) = value else { return Err(wrong_type(path, "an object", value)) };
-    let fields = Fields::new(object, format!("{path}."));
+    let Value::Object(mut object) = value else { return Err(wrong_type(path, "an object", &value)) };
+    let content = object.get_mut("content").map(Value::take).filter(|content| !content.is_null());
+    let fields = Fields::new(&object, format!("{path}."));
     fields.refuse(Place::Message)?;
     let word = fields
         .string("role")?
         .ok_or_else(|| missing(fields.path("role"), "system, developer, user, assistant or tool is expected"))?;
-    let role = Role::parse(word).ok_or_else(|| {
+    let role = role(word).ok_or_else(|| {
         wrong_value(fields.path("role"), "must be one of system, developer, user, assistant and tool")
     })?;
     let refusal = fields.string("refusal")?.filter(|text| !text.is_empty());
@@ -178,7 +105,7 @@ fn message(index: usize, value: &Value) -> Result<Message, ApiError> {
     }
     Ok(Message {
         role,
-        content: said(content(&fields, role)?, refusal),
+        content: said(parts(content, fields.path("content"), role)?, refusal),
         name: short_text(&fields, "name")?,
         reasoning: reasoning(&fields)?,
         tool_calls,
@@ -234,62 +161,63 @@ fn tool_call(path: &str, value: &Value) -> Result<ToolCall, ApiError> {
     Ok(ToolCall { id, name, arguments })
 }
 
-/// A turn's text: a refusal is what the model said.
-fn said(content: String, refusal: Option<&str>) -> String {
-    match refusal {
-        Some(refusal) if content.is_empty() => refusal.to_owned(),
-        Some(refusal) => format!("{content}\n{refusal}"),
-        None => content,
+/// A turn's parts: a refusal is what the model said, alone where its text is empty.
+fn said(mut content: Vec<Part>, refusal: Option<&str>) -> Vec<Part> {
+    if let Some(refusal) = refusal {
+        if let [only] = content.as_slice()
+            && only.as_str().is_empty()
+        {
+            content.clear();
+        }
+        content.push(Part::Refusal(refusal.to_owned()));
     }
+    content
 }
 
 /// What is said. An assistant's turn may be without text, as clients repeat one that only called tools, and so may be what a
 /// tool returned.
-fn content(fields: &Fields<'_>, role: Role) -> Result<String, ApiError> {
+fn parts(content: Option<Value>, path: String, role: Role) -> Result<Vec<Part>, ApiError> {
     let expected = "a string or an array of text parts";
-    let path = fields.path("content");
-    let value = match fields.get("content") {
-        Some(Value::Array(parts)) if parts.is_empty() && matches!(role, Role::Assistant | Role::Tool) => {
-            return Ok(String::new());
-        }
-        None if role == Role::Assistant => return Ok(String::new()),
-        None => return Err(missing(path, &format!("{expected} is expected"))),
-        Some(value) => value,
-    };
-    match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) if parts.is_empty() || parts.len() > MAX_CONTENT_PARTS => {
+    match content {
+        None if role == Role::Assistant => Ok(Vec::new()),
+        None => Err(missing(path, &format!("{expected} is expected"))),
+        Some(Value::String(text)) => Ok(vec![Part::Text(text)]),
+        Some(Value::Array(parts)) if parts.is_empty() && matches!(role, Role::Assistant | Role::Tool) => Ok(Vec::new()),
+        Some(Value::Array(parts)) if parts.is_empty() || parts.len() > MAX_CONTENT_PARTS => {
             let n = parts.len();
             Err(wrong_value(path, format_args!("must have 1 to {MAX_CONTENT_PARTS} parts, not {n}")))
         }
-        Value::Array(parts) => {
-            let texts: Result<Vec<&str>, ApiError> =
-                parts.iter().enumerate().map(|(i, part)| text_part(&format!("{path}[{i}]"), part, role)).collect();
-            Ok(texts?.join("\n"))
+        Some(Value::Array(parts)) => {
+            parts.into_iter().enumerate().map(|(i, item)| part(&format!("{path}[{i}]"), item, role)).collect()
         }
-        other => Err(wrong_type(path, expected, other)),
+        Some(other) => Err(wrong_type(path, expected, &other)),
     }
 }
 
-fn text_part<'a>(path: &str, value: &'a Value, role: Role) -> Result<&'a str, ApiError> {
-    let Value::Object(object) = value else { return Err(wrong_type(path.to_owned(), "an object", value)) };
-    let fields = Fields::new(object, format!("{path}."));
-    let text = |own: &str, other: &str| {
+fn part(path: &str, value: Value, role: Role) -> Result<Part, ApiError> {
+    let Value::Object(mut object) = value else { return Err(wrong_type(path.to_owned(), "an object", &value)) };
+    let fields = Fields::new(&object, format!("{path}."));
+    let check = |own: &'static str, other: &str| {
         // Another kind of part is refused by its kind before by what it has.
         fields.refuse(Place::Part)?;
         if fields.get(other).is_some() {
             return Err(wrong_value(fields.path(other), format_args!("may not be given in a part of the type {own}")));
         }
-        fields.string(own)?.ok_or_else(|| missing(fields.path(own), "a string is expected"))
+        fields.string(own)?.map(|_| own).ok_or_else(|| missing(fields.path(own), "a string is expected"))
     };
-    match fields.string("type")? {
-        Some("text") => text("text", "refusal"),
-        Some("refusal") if role == Role::Assistant => text("refusal", "text"),
+    let kind = match fields.string("type")? {
+        Some("text") => check("text", "refusal"),
+        Some("refusal") if role == Role::Assistant => check("refusal", "text"),
         Some(_) => Err(ApiError::invalid(
             Some(Cow::Owned(fields.path("type"))),
             ErrorCode::UnsupportedContent,
             format!("`{}` must be \"text\": this server takes no images, audio or files yet.", fields.path("type")),
         )),
         None => Err(missing(fields.path("type"), "\"text\" is expected")),
+    }?;
+    match (kind, object.get_mut(kind).map(Value::take)) {
+        ("text", Some(Value::String(text))) => Ok(Part::Text(text)),
+        (_, Some(Value::String(text))) => Ok(Part::Refusal(text)),
+        (kind, _) => Err(missing(format!("{path}.{kind}"), "a string is expected")),
     }
 }

@@ -2,66 +2,41 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value, json};
+use gantry_core::{GenerationParams, Message, Priority, Prompt, TextInput};
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ErrorCode, ErrorKind};
 use crate::fields::{Fields, wrong_type, wrong_value};
-use crate::format::{Format, chat_logprobs, text_logprobs};
-use crate::inputs::{Bounds, TextInput, inputs};
+use crate::format::{chat_logprobs, constraint, text_logprobs};
+use crate::inputs::{Bounds, inputs};
 use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_TOP_LOGPROBS};
-use crate::messages::{Message, messages};
+use crate::messages::take_messages;
 use crate::parameters::{PARAMETERS, Parameter, Place, is_empty_throughout};
-use crate::sampling::{COMPLETION_MAX_TOKENS, Sampling};
+use crate::sampling::{COMPLETION_MAX_TOKENS, sampling};
 
-/// Who is served first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Priority {
-    /// Before everyone else.
-    High,
-    /// The default.
-    Normal,
-    /// After everyone else.
-    Low,
+/// Reads a word for who is served first; `param` is where it stood.
+///
+/// # Errors
+/// It is none of the three.
+pub fn parse_priority(param: &'static str, word: &str) -> Result<Priority, ApiError> {
+    Priority::ALL
+        .into_iter()
+        .find(|priority| priority.as_str() == word)
+        .ok_or_else(|| wrong_value(param.to_owned(), "must be one of high, normal and low"))
 }
 
-impl Priority {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
-
-    /// The word on the wire.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::High => "high",
-            Self::Normal => "normal",
-            Self::Low => "low",
-        }
-    }
-
-    /// Reads the word; `param` is where it stood.
-    ///
-    /// # Errors
-    /// It is none of the three.
-    pub fn parse(param: &'static str, word: &str) -> Result<Self, ApiError> {
-        Self::ALL
-            .into_iter()
-            .find(|priority| priority.as_str() == word)
-            .ok_or_else(|| wrong_value(param.to_owned(), "must be one of high, normal and low"))
-    }
-
-    /// What a body says: one of the words, or vLLM's number, of which lower ones are served earlier and 0 is the default.
-    pub(crate) fn read(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
-        match fields.get("priority") {
-            None => Ok(None),
-            Some(Value::String(word)) => Self::parse("priority", word).map(Some),
-            Some(Value::Number(number)) => match number.as_i64() {
-                Some(..0) => Ok(Some(Self::High)),
-                Some(0) => Ok(Some(Self::Normal)),
-                Some(_) => Ok(Some(Self::Low)),
-                None => Err(wrong_value(fields.path("priority"), "must be an integer of 64 bits where it is a number")),
-            },
-            Some(other) => Err(wrong_type(fields.path("priority"), "high, normal, low or an integer", other)),
-        }
+/// What a body says: one of the words, or vLLM's number, of which lower ones are served earlier and 0 is the default.
+pub(crate) fn priority(fields: &Fields<'_>) -> Result<Priority, ApiError> {
+    match fields.get("priority") {
+        None => Ok(Priority::Normal),
+        Some(Value::String(word)) => parse_priority("priority", word),
+        Some(Value::Number(number)) => match number.as_i64() {
+            Some(..0) => Ok(Priority::High),
+            Some(0) => Ok(Priority::Normal),
+            Some(_) => Ok(Priority::Low),
+            None => Err(wrong_value(fields.path("priority"), "must be an integer of 64 bits where it is a number")),
+        },
+        Some(other) => Err(wrong_type(fields.path("priority"), "high, normal, low or an integer", other)),
     }
 }
 
@@ -79,16 +54,10 @@ pub struct Streaming {
 pub struct Common {
     /// The model asked for; `None`: whichever is served.
     pub model: Option<String>,
-    /// How to generate.
-    pub sampling: Sampling,
-    /// What the answer must look like.
-    pub format: Format,
-    /// Tell the log-probability of each token, and of so many of the likeliest beside it, up to [`MAX_TOP_LOGPROBS`].
-    pub logprobs: Option<u32>,
+    /// How to generate, for the first answer.
+    pub params: GenerationParams,
     /// How many answers, 1 to [`MAX_CHOICES`].
     pub choices: u32,
-    /// `None`: the body does not say.
-    pub priority: Option<Priority>,
     /// How to answer.
     pub streaming: Streaming,
     /// Tell where each answer's time went.
@@ -102,11 +71,8 @@ impl Default for Common {
     fn default() -> Self {
         Self {
             model: None,
-            sampling: Sampling::default(),
-            format: Format::default(),
-            logprobs: None,
+            params: GenerationParams::default(),
             choices: 1,
-            priority: None,
             streaming: Streaming::default(),
             timings: false,
             unthinking: None,
@@ -118,36 +84,20 @@ type Logprobs = fn(&Fields<'_>, u32) -> Result<Option<u32>, ApiError>;
 
 impl Common {
     fn read(fields: &Fields<'_>, logprobs: Logprobs) -> Result<Self, ApiError> {
+        let model = model(fields)?;
+        let mut params = sampling(fields)?;
+        params.constraint = constraint(fields)?;
+        params.logprobs = logprobs(fields, MAX_TOP_LOGPROBS)?;
+        let choices = choices(fields)?.unwrap_or(1);
+        params.priority = priority(fields)?;
         Ok(Self {
-            model: model(fields)?,
-            sampling: Sampling::read(fields)?,
-            format: Format::read(fields)?,
-            logprobs: logprobs(fields, MAX_TOP_LOGPROBS)?,
-            choices: choices(fields)?.unwrap_or(1),
-            priority: Priority::read(fields)?,
+            model,
+            params,
+            choices,
             streaming: streaming(fields)?,
             timings: fields.boolean("timings")?.unwrap_or(false),
             unthinking: None,
         })
-    }
-
-    fn write(&self) -> Map<String, Value> {
-        let mut object = Map::new();
-        self.sampling.write(&mut object);
-        self.format.write(&mut object);
-        let stream_options = self.streaming.enabled.then(|| json!({"include_usage": self.streaming.include_usage}));
-        for (name, value) in [
-            ("model", json!(self.model)),
-            ("n", json!(self.choices)),
-            ("priority", json!(self.priority.map(Priority::as_str))),
-            ("stream", json!(self.streaming.enabled)),
-            ("stream_options", json!(stream_options)),
-            ("timings", json!(self.timings)),
-            ("enable_thinking", json!(self.unthinking.map(|_| false))),
-        ] {
-            object.insert(name.to_owned(), value);
-        }
-        object
     }
 
     /// Refuses the request unless it asks for one of the names `served`, or for none.
@@ -175,9 +125,7 @@ const BOUNDS: Bounds = Bounds { elements: MAX_PROMPT_CHOICES as usize, tokens: M
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidCompletionRequest {
     /// The texts, at least one; each has [`Common::choices`] answers, no more than [`MAX_PROMPT_CHOICES`] in all.
-    pub prompts: Vec<TextInput>,
-    /// Whether special tokens that a text writes are those tokens.
-    pub parse_special: bool,
+    pub prompts: Vec<Prompt>,
     /// What chats and texts have in common.
     pub common: Common,
 }
@@ -188,32 +136,12 @@ impl ValidChatRequest {
     /// # Errors
     /// Names the first parameter that is missing, of the wrong type, out of range or not supported.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let object = parse_object(body)?;
+        let mut object = parse_object(body)?;
+        Fields::new(&object, "").refuse(Place::Chat)?;
+        let messages = take_messages(&mut object)?;
         let fields = Fields::new(&object, "");
-        fields.refuse(Place::Chat)?;
         let unthinking = unthinking(&fields);
-        let messages = messages(&fields)?;
         Ok(Self { messages, common: Common { unthinking, ..Common::read(&fields, chat_logprobs)? } })
-    }
-
-    /// The `messages` array for a chat template, as JSON.
-    #[must_use]
-    pub fn messages_json(&self) -> String {
-        self.messages_value().to_string()
-    }
-
-    fn messages_value(&self) -> Value {
-        self.messages.iter().map(Message::to_json).collect()
-    }
-
-    /// The same request on the wire.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        let mut object = self.common.write();
-        object.insert("messages".to_owned(), self.messages_value());
-        object.insert("logprobs".to_owned(), json!(self.common.logprobs.is_some()));
-        object.insert("top_logprobs".to_owned(), json!(self.common.logprobs));
-        Value::Object(object)
     }
 }
 
@@ -231,7 +159,7 @@ impl ValidCompletionRequest {
         let mut common = Common::read(&fields, text_logprobs)?;
         // Who names it and gets here without a number asked for no bound.
         if ["n_predict", "max_completion_tokens", "max_tokens"].iter().all(|name| fields.get(name).is_none()) {
-            common.sampling.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
+            common.params.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
         }
         let answers = prompts.len().saturating_mul(common.choices as usize);
         if answers > MAX_PROMPT_CHOICES as usize {
@@ -242,17 +170,13 @@ impl ValidCompletionRequest {
             );
             return Err(wrong_value("prompt".to_owned(), message));
         }
-        Ok(Self { prompts, parse_special, common })
-    }
-
-    /// The same request on the wire.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        let mut object = self.common.write();
-        object.insert("prompt".to_owned(), self.prompts.iter().map(TextInput::to_json).collect());
-        object.insert("parse_special".to_owned(), json!(self.parse_special));
-        object.insert("logprobs".to_owned(), json!(self.common.logprobs));
-        Value::Object(object)
+        let prompt = |input| match input {
+            TextInput::Text(text) if parse_special => Prompt::Markup(text),
+            TextInput::Text(text) => Prompt::Text(text),
+            // A number names one token, and no text can become one: who sends it asks for that token.
+            TextInput::Tokens(tokens) => Prompt::Tokens(tokens),
+        };
+        Ok(Self { prompts: prompts.into_iter().map(prompt).collect(), common })
     }
 }
 

@@ -1,14 +1,15 @@
 //! `/v1/rerank`: documents in the order of their worth to a query, in the shape that Jina, Cohere and llama-server
 //! share.
 
+use gantry_core::Priority;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::MAX_RERANK_DOCUMENTS;
 use crate::parameters::Place;
-use crate::request::{Priority, check_model, model, parse_object};
+use crate::request::{check_model, model, parse_object, priority};
 use crate::response::EmbeddingUsage;
 
 /// About what a result takes on the wire beside its document's text.
@@ -27,8 +28,8 @@ pub struct ValidRerankRequest {
     pub top_n: Option<u32>,
     /// Repeat the documents in the results.
     pub return_documents: bool,
-    /// `None`: the body does not say.
-    pub priority: Option<Priority>,
+    /// Who goes first.
+    pub priority: Priority,
 }
 
 impl ValidRerankRequest {
@@ -51,20 +52,7 @@ impl ValidRerankRequest {
             documents: documents(&fields)?,
             top_n: fields.integer("top_n", 1..=u32::MAX)?,
             return_documents: fields.boolean("return_documents")?.unwrap_or(false),
-            priority: Priority::read(&fields)?,
-        })
-    }
-
-    /// The same request on the wire.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        json!({
-            "model": self.model,
-            "query": self.query,
-            "documents": self.documents,
-            "top_n": self.top_n,
-            "return_documents": self.return_documents,
-            "priority": self.priority.map(Priority::as_str),
+            priority: priority(&fields)?,
         })
     }
 

@@ -4,7 +4,8 @@
 //! `repeat_penalty`. Two conventions of llama-server's are undone here: a look back of -1 is the whole context, and one
 //! of 0 turns its penalty off.
 
-use serde_json::{Map, Value, json};
+use gantry_core::{DryParams, GenerationParams};
+use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type, wrong_value};
@@ -17,170 +18,45 @@ use crate::limits::{
 /// The default of `max_tokens` on `/v1/completions`, which is `OpenAI`'s: a bare text has no natural end.
 pub(crate) const COMPLETION_MAX_TOKENS: u32 = 16;
 
-/// How to generate; ranges checked, defaults `OpenAI`'s or llama.cpp's.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// 1 to [`MAX_TOKENS_LIMIT`]; `None`: until the model ends or its context is full.
-    pub max_tokens: Option<u32>,
-    /// 0 to 2.
-    pub temperature: f32,
-    /// Above 0, up to 1.
-    pub top_p: f32,
-    /// 0 or less is off.
-    pub top_k: i32,
-    /// 0 to 1.
-    pub min_p: f32,
-    /// Above 0, up to 1; 1 is off.
-    pub typical_p: f32,
-    /// 0 to 1; 0 is off.
-    pub xtc_probability: f32,
-    /// 0 to 1.
-    pub xtc_threshold: f32,
-    /// Above 0, up to [`MAX_REPEAT_PENALTY`]; 1 is off.
-    pub repeat_penalty: f32,
-    /// Tokens that the penalties look back at, up to [`MAX_TOKENS_LIMIT`], which is all of them; 0 turns them off.
-    pub repeat_last_n: u32,
-    /// Up to [`MAX_PENALTY`] either way; 0 is off.
-    pub frequency_penalty: f32,
-    /// Up to [`MAX_PENALTY`] either way; 0 is off.
-    pub presence_penalty: f32,
-    /// The DRY penalty.
-    pub dry: Dry,
-    /// Token ids and what is added to their logits, up to [`MAX_LOGIT_BIAS`] either way; minus infinity bans a token.
-    pub logit_bias: Vec<(i32, f32)>,
-    /// Repeats a draw. Negative numbers are taken by their bits.
-    pub seed: Option<u64>,
-    /// At most [`MAX_STOP_STRINGS`], none empty.
-    pub stop: Vec<String>,
-    /// Generate past the model's end.
-    pub ignore_eos: bool,
+/// What the body says of the choice of tokens; the rest is as where nothing is said.
+pub(crate) fn sampling(fields: &Fields<'_>) -> Result<GenerationParams, ApiError> {
+    let default = GenerationParams::default();
+    let penalty = |name| fields.within(name, -MAX_PENALTY, MAX_PENALTY);
+    Ok(GenerationParams {
+        max_tokens: max_tokens(fields)?,
+        temperature: fields.within("temperature", 0.0, MAX_TEMPERATURE)?.unwrap_or(default.temperature),
+        top_p: fields.above_zero("top_p", 1.0)?.unwrap_or(default.top_p),
+        top_k: fields.integer("top_k", -1..=i32::MAX)?.unwrap_or(default.top_k),
+        min_p: fields.within("min_p", 0.0, 1.0)?.unwrap_or(default.min_p),
+        typical_p: fields.above_zero("typical_p", 1.0)?.unwrap_or(default.typical_p),
+        xtc_probability: fields.within("xtc_probability", 0.0, 1.0)?.unwrap_or(default.xtc_probability),
+        xtc_threshold: fields.within("xtc_threshold", 0.0, 1.0)?.unwrap_or(default.xtc_threshold),
+        repeat_penalty: repeat_penalty(fields)?.unwrap_or(default.repeat_penalty),
+        repeat_last_n: look_back(fields, "repeat_last_n")?.unwrap_or(default.repeat_last_n),
+        frequency_penalty: penalty("frequency_penalty")?.unwrap_or(default.frequency_penalty),
+        presence_penalty: penalty("presence_penalty")?.unwrap_or(default.presence_penalty),
+        dry: dry(fields)?,
+        logit_bias: logit_bias(fields)?,
+        seed: seed(fields)?,
+        stop: stop(fields)?,
+        ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(default.ignore_eos),
+        ..default
+    })
 }
 
-/// The penalty on long repetitions, with llama.cpp's defaults.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Dry {
-    /// 0 to [`MAX_DRY_MULTIPLIER`]; 0 is off.
-    pub multiplier: f32,
-    /// 1 to [`MAX_DRY_BASE`].
-    pub base: f32,
-    /// Repetitions of up to so many tokens are free; up to [`MAX_DRY_ALLOWED_LENGTH`].
-    pub allowed_length: u32,
-    /// Tokens looked back at; 0: all.
-    pub penalty_last_n: u32,
-    /// Strings that end a repetition.
-    pub sequence_breakers: Vec<String>,
-}
-
-impl Default for Dry {
-    fn default() -> Self {
-        let sequence_breakers = ["\n", ":", "\"", "*"].map(String::from).to_vec();
-        Self { multiplier: 0.0, base: 1.75, allowed_length: 2, penalty_last_n: 0, sequence_breakers }
-    }
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            max_tokens: None,
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            typical_p: 1.0,
-            xtc_probability: 0.0,
-            xtc_threshold: 0.1,
-            repeat_penalty: 1.0,
-            repeat_last_n: 64,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            dry: Dry::default(),
-            logit_bias: Vec::new(),
-            seed: None,
-            stop: Vec::new(),
-            ignore_eos: false,
-        }
-    }
-}
-
-impl Sampling {
-    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
-        let default = Self::default();
-        let penalty = |name| fields.within(name, -MAX_PENALTY, MAX_PENALTY);
-        Ok(Self {
-            max_tokens: max_tokens(fields)?,
-            temperature: fields.within("temperature", 0.0, MAX_TEMPERATURE)?.unwrap_or(default.temperature),
-            top_p: fields.above_zero("top_p", 1.0)?.unwrap_or(default.top_p),
-            top_k: fields.integer("top_k", -1..=i32::MAX)?.unwrap_or(default.top_k),
-            min_p: fields.within("min_p", 0.0, 1.0)?.unwrap_or(default.min_p),
-            typical_p: fields.above_zero("typical_p", 1.0)?.unwrap_or(default.typical_p),
-            xtc_probability: fields.within("xtc_probability", 0.0, 1.0)?.unwrap_or(default.xtc_probability),
-            xtc_threshold: fields.within("xtc_threshold", 0.0, 1.0)?.unwrap_or(default.xtc_threshold),
-            repeat_penalty: repeat_penalty(fields)?.unwrap_or(default.repeat_penalty),
-            repeat_last_n: look_back(fields, "repeat_last_n")?.unwrap_or(default.repeat_last_n),
-            frequency_penalty: penalty("frequency_penalty")?.unwrap_or(default.frequency_penalty),
-            presence_penalty: penalty("presence_penalty")?.unwrap_or(default.presence_penalty),
-            dry: Dry::read(fields)?,
-            logit_bias: logit_bias(fields)?,
-            seed: seed(fields)?,
-            stop: stop(fields)?,
-            ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(default.ignore_eos),
-        })
-    }
-
-    /// The same on the wire.
-    pub(crate) fn write(&self, object: &mut Map<String, Value>) {
-        let biases = self.logit_bias.iter().map(|&(token, bias)| match bias.is_finite() {
-            true => json!([token, bias]),
-            false => json!([token, false]),
-        });
-        for (name, value) in [
-            ("max_tokens", json!(self.max_tokens)),
-            // Where nothing is said, texts have a bound.
-            ("n_predict", if self.max_tokens.is_none() { json!(-1) } else { Value::Null }),
-            ("temperature", json!(self.temperature)),
-            ("top_p", json!(self.top_p)),
-            ("top_k", json!(self.top_k)),
-            ("min_p", json!(self.min_p)),
-            ("typical_p", json!(self.typical_p)),
-            ("xtc_probability", json!(self.xtc_probability)),
-            ("xtc_threshold", json!(self.xtc_threshold)),
-            ("repeat_penalty", json!(self.repeat_penalty)),
-            ("repeat_last_n", json!(self.repeat_last_n)),
-            ("frequency_penalty", json!(self.frequency_penalty)),
-            ("presence_penalty", json!(self.presence_penalty)),
-            ("dry_multiplier", json!(self.dry.multiplier)),
-            ("dry_base", json!(self.dry.base)),
-            ("dry_allowed_length", json!(self.dry.allowed_length)),
-            (
-                "dry_penalty_last_n",
-                if self.dry.penalty_last_n == 0 { json!(-1) } else { json!(self.dry.penalty_last_n) },
-            ),
-            ("dry_sequence_breakers", json!(self.dry.sequence_breakers)),
-            ("logit_bias", biases.collect()),
-            ("seed", json!(self.seed)),
-            ("stop", json!(self.stop)),
-            ("ignore_eos", json!(self.ignore_eos)),
-        ] {
-            object.insert(name.to_owned(), value);
-        }
-    }
-}
-
-impl Dry {
-    fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
-        let default = Self::default();
-        let multiplier = fields.within("dry_multiplier", 0.0, MAX_DRY_MULTIPLIER)?.unwrap_or(default.multiplier);
-        let look_back = look_back(fields, "dry_penalty_last_n")?;
-        Ok(Self {
-            multiplier: if look_back == Some(0) { 0.0 } else { multiplier },
-            base: fields.within("dry_base", 1.0, MAX_DRY_BASE)?.unwrap_or(default.base),
-            allowed_length: fields
-                .integer("dry_allowed_length", 0..=MAX_DRY_ALLOWED_LENGTH)?
-                .unwrap_or(default.allowed_length),
-            penalty_last_n: look_back.filter(|&n| n < MAX_TOKENS_LIMIT).unwrap_or(default.penalty_last_n),
-            sequence_breakers: breakers(fields)?.unwrap_or(default.sequence_breakers),
-        })
-    }
+fn dry(fields: &Fields<'_>) -> Result<DryParams, ApiError> {
+    let default = DryParams::default();
+    let multiplier = fields.within("dry_multiplier", 0.0, MAX_DRY_MULTIPLIER)?.unwrap_or(default.multiplier);
+    let look_back = look_back(fields, "dry_penalty_last_n")?;
+    Ok(DryParams {
+        multiplier: if look_back == Some(0) { 0.0 } else { multiplier },
+        base: fields.within("dry_base", 1.0, MAX_DRY_BASE)?.unwrap_or(default.base),
+        allowed_length: fields
+            .integer("dry_allowed_length", 0..=MAX_DRY_ALLOWED_LENGTH)?
+            .unwrap_or(default.allowed_length),
+        penalty_last_n: look_back.filter(|&n| n < MAX_TOKENS_LIMIT).unwrap_or(default.penalty_last_n),
+        sequence_breakers: breakers(fields)?.unwrap_or(default.sequence_breakers),
+    })
 }
 
 /// llama-server's name goes before the others, as there, and `OpenAI`'s newer one before its older.

@@ -62,7 +62,7 @@ fn named(line: &'static str) -> Option<Named> {
 }
 
 /// What becomes of a request that has `inner` in a place, as the server would write what it understood.
-fn ask(place: Place, mut inner: Map<String, Value>) -> Result<Value, ApiError> {
+fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> {
     let call = json!({"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     let chat = |message: Value| json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}, message]});
     let mut put_absent = |name: &str, value: Value| {
@@ -104,10 +104,10 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<Value, ApiError> {
     };
     let body = body.to_string();
     match place {
-        Place::Text => ValidCompletionRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
-        Place::Embeddings => ValidEmbeddingsRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
-        Place::Rerank | Place::Document => ValidRerankRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
-        _ => ValidChatRequest::parse(body.as_bytes()).map(|valid| valid.to_json()),
+        Place::Text => ValidCompletionRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
+        Place::Embeddings => ValidEmbeddingsRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
+        Place::Rerank | Place::Document => ValidRerankRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
+        _ => ValidChatRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
     }
 }
 

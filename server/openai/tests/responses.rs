@@ -146,7 +146,7 @@ proptest! {
             prop_assert_eq!(read, list);
         }
         let documents: Vec<String> = vectors.iter().map(|v| format!("{v:?}")).collect();
-        let request = ValidRerankRequest { model: None, query: model.clone(), documents, top_n: None, return_documents: true, priority: None };
+        let request = ValidRerankRequest { model: None, query: model.clone(), documents, top_n: None, return_documents: true, priority: gantry_core::Priority::Normal };
         let scores: Vec<f32> = vectors.iter().map(|v| v.iter().sum()).collect();
         let ranked: RerankResponse = request.answer(model, &scores, count);
         prop_assert!(ranked.results.is_sorted_by(|a, b| a.relevance_score >= b.relevance_score));

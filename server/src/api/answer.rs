@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use gantry_engine::{FinishReason as EngineReason, ITL_BUCKETS_MS, Timings as EngineTimings, TokenLogprob};
+use gantry_core::{FinishReason as EngineReason, ITL_BUCKETS_MS, Timings as EngineTimings, TokenLogprob};
 use gantry_openai::{
     ApiError, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, ChunkHead,
     ChunkTemplate, Common, Delta, FinishReason, SSE_DONE, TextChoice, TextCompletion, TextLogprobs, TextOffset,
@@ -69,14 +69,14 @@ impl Envelope {
             model: version.spec().served_name.clone(),
             fingerprint: version.spec().name.clone(),
             include_usage: common.streaming.include_usage,
-            logprobs: common.logprobs,
+            logprobs: common.params.logprobs,
             timings: common.timings,
             of_each_prompt: common.choices as usize,
         }
     }
 
     /// The tokens of all answers together.
-    pub(super) fn sum_of(&self, usages: &[gantry_engine::Usage]) -> gantry_engine::Usage {
+    pub(super) fn sum_of(&self, usages: &[gantry_core::Usage]) -> gantry_core::Usage {
         sum_of(usages, self.of_each_prompt)
     }
 
@@ -137,7 +137,7 @@ impl Envelope {
     }
 
     /// Where an answer's time went, for those who want to know.
-    fn timings(&self, timings: &EngineTimings, usage: &gantry_engine::Usage) -> Option<Timings> {
+    fn timings(&self, timings: &EngineTimings, usage: &gantry_core::Usage) -> Option<Timings> {
         self.timings.then(|| timings_of(timings, usage))
     }
 
@@ -184,7 +184,7 @@ pub(super) struct EventWriter {
 struct ChoiceState {
     offset: TextOffset,
     /// Once it has ended.
-    usage: Option<gantry_engine::Usage>,
+    usage: Option<gantry_core::Usage>,
 }
 
 impl EventWriter {
@@ -236,9 +236,9 @@ impl EventWriter {
         &mut self,
         choice: usize,
         reason: EngineReason,
-        usage: gantry_engine::Usage,
+        usage: gantry_core::Usage,
         timings: &EngineTimings,
-    ) -> Result<Option<gantry_engine::Usage>, serde_json::Error> {
+    ) -> Result<Option<gantry_core::Usage>, serde_json::Error> {
         let (index, finish_reason) = (wire_index(choice), Some(reason_of(reason)));
         if let Some(state) = self.choices.get_mut(choice) {
             state.usage = Some(usage);
@@ -265,7 +265,7 @@ impl EventWriter {
     }
 
     /// The usage where it was asked for, and the end of the stream.
-    fn closing(&mut self, sum: gantry_engine::Usage) -> Result<(), serde_json::Error> {
+    fn closing(&mut self, sum: gantry_core::Usage) -> Result<(), serde_json::Error> {
         if self.envelope.include_usage {
             let usage = Some(Some(usage_of(sum)));
             let out = (&mut self.buffer).writer();
@@ -290,7 +290,7 @@ fn wire_index(choice: usize) -> u32 {
     u32::try_from(choice).unwrap_or(u32::MAX)
 }
 
-fn chance(token: &gantry_engine::TokenChance) -> TokenChance<'_> {
+fn chance(token: &gantry_core::TokenChance) -> TokenChance<'_> {
     TokenChance { bytes: &token.bytes, logprob: token.logprob }
 }
 
@@ -310,11 +310,11 @@ fn text_logprobs(tokens: &[TokenLogprob], top: u32, offset: &mut TextOffset) -> 
     told
 }
 
-fn usage_of(usage: gantry_engine::Usage) -> Usage {
+fn usage_of(usage: gantry_core::Usage) -> Usage {
     Usage::new(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
 }
 
-fn timings_of(timings: &EngineTimings, usage: &gantry_engine::Usage) -> Timings {
+fn timings_of(timings: &EngineTimings, usage: &gantry_core::Usage) -> Timings {
     // To the microsecond: what is finer is noise, and long to write.
     let round = |number: f64| (number * 1e3).round() / 1e3;
     let rates = |ms: f64, tokens: u32| {

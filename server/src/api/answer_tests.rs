@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::*;
-use gantry_engine::{ItlHistogram, Timings as EngineTimings, TokenChance as EngineChance, Usage as EngineUsage};
+use gantry_core::{ItlHistogram, Timings as EngineTimings, TokenChance as EngineChance, Usage as EngineUsage};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use futures::{Stream, StreamExt};
-use gantry_engine::{FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
+use gantry_core::{FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 
 use crate::output::{Collected, TooMuch, collected_of};
 use crate::version::{Generation, GenerationError};
@@ -72,7 +72,7 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
             let (Some((text, logprobs)), Some(slot)) = (parts.get_mut(index), whole.get_mut(index)) else { continue };
             match item? {
                 GenerationEvent::Started { .. } => {}
-                GenerationEvent::Delta { text: more, logprobs: mut told, .. } => {
+                GenerationEvent::Text { text: more, logprobs: mut told, .. } => {
                     collected.grow(collected_of(&more, &told)).map_err(Uncollected::TooMuch)?;
                     text.push_str(&more);
                     logprobs.append(&mut told);
@@ -138,12 +138,12 @@ mod tests {
     use crate::limits::OUTPUT_BUDGET_BYTES;
     use crate::output::Output;
     use futures::stream::BoxStream;
-    use gantry_engine::RequestError;
+    use gantry_core::RequestError;
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::ReceiverStream;
 
     fn delta(text: &str) -> Item {
-        Ok(GenerationEvent::Delta { text: text.to_owned(), tokens: 1, logprobs: Vec::new() })
+        Ok(GenerationEvent::Text { text: text.to_owned(), tokens: 1, logprobs: Vec::new() })
     }
 
     fn finished(completion_tokens: u32, cached_tokens: u32) -> Item {

@@ -7,11 +7,10 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use gantry_engine::{ParamError, RequestError};
+use gantry_core::{ParamError, RequestError};
 use gantry_openai::{ApiError, ErrorCode, ErrorKind};
 
 use super::budget::Short;
-use super::params::Names;
 use crate::limits::{RETRY_AFTER_MIN_SECONDS, WHOLE_ANSWER_BYTES};
 use crate::output::TooMuch;
 use crate::version::{GenerationError, SubmitError};
@@ -108,7 +107,7 @@ impl IntoResponse for Failure {
 }
 
 /// A request that was not taken.
-pub(super) fn of_submission(error: SubmitError, names: Names) -> Failure {
+pub(super) fn of_submission(error: SubmitError) -> Failure {
     let message = error.to_string();
     match error {
         SubmitError::QueueFull { retry_after, .. } => {
@@ -123,22 +122,22 @@ pub(super) fn of_submission(error: SubmitError, names: Names) -> Failure {
         SubmitError::EndsWorker => ends_worker(message).into(),
         SubmitError::Unsupported(message) => ApiError::unsupported(message).into(),
         SubmitError::InvalidParam(ParamError { param, message }) => {
-            ApiError::invalid(Some(Cow::Owned(names.of(param))), ErrorCode::InvalidValue, message).into()
+            ApiError::invalid(Some(Cow::Owned(param)), ErrorCode::InvalidValue, message).into()
         }
     }
 }
 
 /// A request that was taken and failed before its first byte. Where the fault passes, it may come again after `retry_after`.
-pub(super) fn unanswered(error: GenerationError, names: Names, retry_after: Duration) -> Failure {
-    let error = of_generation(error, names);
+pub(super) fn unanswered(error: GenerationError, prompt_param: &'static str, retry_after: Duration) -> Failure {
+    let error = of_generation(error, prompt_param);
     if error.status == 503 { Failure::retriable(error, retry_after) } else { error.into() }
 }
 
 /// A request that was taken and not answered.
-pub(super) fn of_generation(error: GenerationError, names: Names) -> ApiError {
+pub(super) fn of_generation(error: GenerationError, prompt_param: &'static str) -> ApiError {
     let message = error.to_string();
     match error {
-        GenerationError::Request(error) => of_request(error, message, names),
+        GenerationError::Request(error) => of_request(error, message, prompt_param),
         GenerationError::WorkerDied(_) => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::WorkerDied, message)
         }
@@ -160,14 +159,14 @@ fn ends_worker(message: String) -> ApiError {
     ApiError::new(422, ErrorKind::InvalidRequestError, ErrorCode::RequestEndsWorker, message)
 }
 
-fn of_request(error: RequestError, message: String, names: Names) -> ApiError {
+fn of_request(error: RequestError, message: String, prompt_param: &'static str) -> ApiError {
     match error {
         RequestError::InvalidRequest { param, code, .. } => {
-            let param = param.map(|param| Cow::Owned(names.of(param)));
+            let param = param.map(Cow::Owned);
             ApiError::invalid(param, ErrorCode::Other(code), message)
         }
         RequestError::ContextLengthExceeded { .. } => {
-            ApiError::invalid(Some(Cow::Borrowed(names.prompt)), ErrorCode::ContextLengthExceeded, message)
+            ApiError::invalid(Some(Cow::Borrowed(prompt_param)), ErrorCode::ContextLengthExceeded, message)
         }
         RequestError::DeadlineExceeded { .. } => {
             ApiError::new(408, ErrorKind::ServiceUnavailableError, ErrorCode::RequestTimeout, message)
@@ -197,11 +196,7 @@ mod tests {
     use super::*;
     use crate::version::{QueueLimit, Slowness};
 
-    const NAMES: Names = Names { prompt: "messages", format: "response_format" };
-
-    fn of_submission(error: SubmitError) -> Failure {
-        super::of_submission(error, NAMES)
-    }
+    const PROMPT: &str = "messages";
 
     fn full(places: usize, retry_after: Duration) -> SubmitError {
         SubmitError::QueueFull { waiting: 7, places, limit: QueueLimit::MaxQueue(8), retry_after }
@@ -223,19 +218,9 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_in_the_clients_words() {
-        let param = "grammar".to_owned();
-        let refused = SubmitError::InvalidParam(ParamError { param: param.clone(), message: "no".to_owned() });
-        assert_eq!(of_submission(refused).error.param.as_deref(), Some("response_format"));
-        let error =
-            RequestError::InvalidRequest { param: Some(param), code: "bad".to_owned(), message: "no".to_owned() };
-        assert_eq!(of_generation(error.into(), NAMES).param.as_deref(), Some("response_format"));
-    }
-
-    #[test]
     fn each_failure_has_its_status_and_word() {
         let second = Duration::from_secs(1);
-        let taken = |error| of_generation(error, NAMES);
+        let taken = |error| of_generation(error, PROMPT);
         for (error, status, code) in [
             (of_submission(full(1, second)).error, 429, "queue_full"),
             (
@@ -283,7 +268,7 @@ mod tests {
         let response = of_submission(full(1, Duration::from_secs(7))).into_response();
         assert_eq!(response.headers().get(header::RETRY_AFTER), Some(&HeaderValue::from_static("7")));
         let unanswered = |error: GenerationError| {
-            let response = unanswered(error, NAMES, Duration::from_secs(7)).into_response();
+            let response = unanswered(error, PROMPT, Duration::from_secs(7)).into_response();
             (response.status().as_u16(), response.headers().contains_key(header::RETRY_AFTER))
         };
         for passing in [

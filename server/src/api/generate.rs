@@ -12,16 +12,16 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use gantry_engine::{Prompt, Timings};
+use gantry_core::{Priority, Prompt, Timings, Usage};
 use gantry_openai::parameters::cannot_stop_thinking;
-use gantry_openai::{ApiError, Common, ErrorCode, Priority, TextInput, ValidChatRequest, ValidCompletionRequest};
+use gantry_openai::{ApiError, Common, ErrorCode, ValidChatRequest, ValidCompletionRequest};
 
 use super::answer::{Envelope, Shape};
 use super::budget::{Peer, Share};
 use super::choices::{Choices, Gathered, Uncollected};
 use super::errors::{Failure, of_submission, unanswered};
 use super::middleware::{CountedLater, RequestIdentity};
-use super::params::{Names, Scheduling, params, priority_of, seed_of};
+use super::params::{Scheduling, seed_of};
 use super::{App, body, stream};
 use crate::console::ENDED;
 use crate::limits::SUBMIT_ATTEMPTS;
@@ -37,22 +37,15 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
     let (body, share) = body::read(&app.bodies, request).await?;
     let valid = ValidChatRequest::parse(&body)?;
     drop(body);
-    let prompt = Prompt::Chat { messages_json: valid.messages_json() };
+    let prompt = Prompt::Chat(valid.messages);
     answer(&app, Asked { shape: Shape::Chat, prompts: vec![prompt], common: valid.common, origin, share }).await
 }
 
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
-    let ValidCompletionRequest { prompts, parse_special, common } = ValidCompletionRequest::parse(&body)?;
+    let ValidCompletionRequest { prompts, common } = ValidCompletionRequest::parse(&body)?;
     drop(body);
-    let prompt = |prompt| match prompt {
-        TextInput::Text(text) if parse_special => Prompt::Markup(text),
-        TextInput::Text(text) => Prompt::Text(text),
-        // A number names one token, and no text can become one: who sends it asks for that token.
-        TextInput::Tokens(tokens) => Prompt::Tokens(tokens),
-    };
-    let prompts = prompts.into_iter().map(prompt).collect();
     answer(&app, Asked { shape: Shape::Text, prompts, common, origin, share }).await
 }
 
@@ -84,19 +77,20 @@ impl Origin {
 }
 
 async fn answer(app: &Arc<App>, asked: Asked) -> Result<Response, Failure> {
-    let Asked { shape, prompts, common, origin, share } = asked;
-    let names = Names { prompt: shape.prompt_param(), format: common.format.param() };
-    let params = params(&common, origin.scheduling);
-    let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
+    let Asked { shape, prompts, mut common, origin, share } = asked;
+    let prompt_param = shape.prompt_param();
+    common.params.priority = origin.scheduling.priority_over(common.params.priority);
+    common.params.queue_timeout_ms = origin.scheduling.queue_timeout_ms;
+    let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: common.params.clone() };
     let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
-    let (version, choices) = submit(app, origin.peer, &requests, &common, names).await?;
-    let priority = priority_of(&common, origin.scheduling);
+    let (version, choices) = submit(app, origin.peer, &requests, &common, prompt_param).await?;
+    let priority = common.params.priority;
     let observed = Observed::new(app, shape.route(), &version, origin, Some(priority), choices.total(), share);
     let envelope = Envelope::new(shape, &version, &common);
     let mut response = if common.streaming.enabled {
-        stream::respond(choices, envelope, observed, names, &version).await
+        stream::respond(choices, envelope, observed, prompt_param, &version).await
     } else {
-        whole(app, choices, envelope, observed, names, &version).await
+        whole(app, choices, envelope, observed, prompt_param, &version).await
     };
     response.extensions_mut().insert(CountedLater);
     if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
@@ -110,7 +104,7 @@ async fn submit(
     client: Peer,
     requests: &[GenerateRequest],
     common: &Common,
-    names: Names,
+    prompt_param: &'static str,
 ) -> Result<(Arc<Version>, Choices), Failure> {
     let answers = requests.len().saturating_mul(common.choices as usize);
     let mut last = None;
@@ -124,7 +118,7 @@ async fn submit(
         let most = version.capacity();
         if answers > most {
             // Later it would be no better, so this is no 429.
-            let param = if requests.len() > 1 { names.prompt } else { "n" };
+            let param = if requests.len() > 1 { prompt_param } else { "n" };
             let message =
                 format!("`{param}` must ask for at most {most} answers: no more requests run and wait here at a time.");
             return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
@@ -132,11 +126,11 @@ async fn submit(
         match submit_all(&version, client, requests, common.choices).await {
             Ok(generations) => return Ok((version, Choices::new(generations))),
             Err(retired @ SubmitError::Retired) => last = Some(retired),
-            Err(other) => return Err(of_submission(other, names)),
+            Err(other) => return Err(of_submission(other)),
         }
         tokio::task::yield_now().await;
     }
-    Err(of_submission(last.unwrap_or(SubmitError::Retired), names))
+    Err(of_submission(last.unwrap_or(SubmitError::Retired)))
 }
 
 /// Submits one request for each answer to each prompt, all or none.
@@ -160,14 +154,14 @@ async fn whole(
     choices: Choices,
     envelope: Envelope,
     mut observed: Observed,
-    names: Names,
+    prompt_param: &'static str,
     version: &Version,
 ) -> Response {
     let mut collected = Collected::new(&app.output);
     let whole = match choices.collect_all(&mut collected).await {
         Ok(whole) => whole,
         Err(Uncollected::Failed(error)) => {
-            return observed.settle(Err(unanswered(error, names, version.retry_after())));
+            return observed.settle(Err(unanswered(error, prompt_param, version.retry_after())));
         }
         Err(Uncollected::TooMuch(what)) => return observed.settle(Err(Failure::too_much_to_collect(what))),
     };
@@ -193,7 +187,7 @@ pub(super) struct Observed {
     /// The word for programs of what it failed with.
     code: Option<ErrorCode>,
     outcome: Outcome,
-    usage: gantry_engine::Usage,
+    usage: Usage,
     first_token: Option<Duration>,
     /// When each choice's last text came.
     last_tokens: Vec<Option<Instant>>,
@@ -223,7 +217,7 @@ impl Observed {
             code: None,
             // What a generation is that nobody waited for to the end.
             outcome: Outcome::Disconnected,
-            usage: gantry_engine::Usage::default(),
+            usage: Usage::default(),
             first_token: None,
             last_tokens: vec![None; choices],
             _share: share,
@@ -263,14 +257,14 @@ impl Observed {
     }
 
     /// All of it came.
-    pub(super) fn answered(&mut self, usage: gantry_engine::Usage) {
+    pub(super) fn answered(&mut self, usage: Usage) {
         self.outcome = Outcome::Ok;
         self.usage = usage;
         self.metrics.answered(&self.version, self.origin.arrival.elapsed(), &usage);
     }
 
     /// An answer that comes whole, or fails so, and what is counted of it: what the client is told, once that is known.
-    pub(super) fn settle(mut self, answer: Result<(Bytes, gantry_engine::Usage), Failure>) -> Response {
+    pub(super) fn settle(mut self, answer: Result<(Bytes, Usage), Failure>) -> Response {
         match answer {
             Ok((body, usage)) => {
                 self.answered(usage);
@@ -355,14 +349,14 @@ mod tests {
                 status: 200,
                 code: None,
                 outcome: Outcome::Disconnected,
-                usage: gantry_engine::Usage::default(),
+                usage: Usage::default(),
                 first_token: None,
                 last_tokens: Vec::new(),
                 _share: Budget::new(1).open(Peer::default()),
             };
             let write = move || if can_be_written { Ok(vec![]) } else { Err(serde_json::Error::custom("no")) };
             let written = Writers::new().write(0, (), |(), _| Ok(()), write).await;
-            let usage = gantry_engine::Usage { prompt_tokens: 5, ..Default::default() };
+            let usage = Usage { prompt_tokens: 5, ..Default::default() };
             assert_eq!(observed.settle(written.map(|body| (body, usage))).status().as_u16(), status);
             let line = format!(
                 "gantry_requests_total{{route=\"chat_completions\",version=\"v1\",model=\"m\",status=\"{status}\",outcome=\"{outcome}\"}} 1"

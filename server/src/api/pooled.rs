@@ -8,16 +8,14 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::response::Response;
-use gantry_engine::{EmbedInput, PooledOutput, PooledWork};
-use gantry_openai::{
-    ApiError, EmbeddingList, ErrorCode, Priority, TextInput, ValidEmbeddingsRequest, ValidRerankRequest,
-};
+use gantry_core::{PooledOutput, PooledWork, Priority, Usage};
+use gantry_openai::{ApiError, EmbeddingList, ErrorCode, ValidEmbeddingsRequest, ValidRerankRequest};
 
 use super::budget::Peer;
 use super::errors::{Failure, of_submission, unanswered};
 use super::generate::{Observed, Origin, VERSION_HEADER};
 use super::middleware::CountedLater;
-use super::params::{Names, Scheduling, engine_priority};
+use super::params::Scheduling;
 use super::{App, body};
 use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, SUBMIT_ATTEMPTS};
 use crate::metrics::Route;
@@ -28,10 +26,10 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     let (body, share) = body::read(&app.bodies, request).await?;
     let mut valid = ValidEmbeddingsRequest::parse(&body)?;
     drop(body);
-    let names = Names { prompt: "input", format: "input" };
+    let prompt_param = "input";
     let inputs = std::mem::take(&mut valid.inputs);
     let count = inputs.len();
-    let work = PooledWork::Embed(inputs.into_iter().map(input).collect());
+    let work = PooledWork::Embed(inputs);
     let (request, priority) = pool_request(work, origin.scheduling, valid.priority);
     let version = app.check_model(|served| valid.check_model(served))?;
     let width = version.model().and_then(|model| Some(model.pooled?.width)).unwrap_or(0);
@@ -50,13 +48,13 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
         return Err(ApiError::invalid(Some("input".into()), ErrorCode::AnswerTooLarge, message).into());
     }
     let answer_share = app.answers.take(origin.peer, answer, BODY_BUDGET_WAIT).await?;
-    let (version, pooled) = submit(&app, origin.peer, request, names, |served| valid.check_model(served)).await?;
+    let (version, pooled) = submit(&app, origin.peer, request, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Embeddings, &version, origin, Some(priority), 0, share);
     let encoding = valid.encoding;
     let write = move |model: String, output: PooledOutput| {
         serde_json::to_vec(&EmbeddingList::new(model, output.vectors, encoding, output.prompt_tokens))
     };
-    Ok(answer_with(&app, pooled, &version, observed, names, (answer, answer_share), write).await)
+    Ok(answer_with(&app, pooled, &version, observed, prompt_param, (answer, answer_share), write).await)
 }
 
 pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
@@ -64,10 +62,10 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let (body, share) = body::read(&app.bodies, request).await?;
     let valid = ValidRerankRequest::parse(&body)?;
     drop(body);
-    let names = Names { prompt: "documents", format: "documents" };
+    let prompt_param = "documents";
     let work = PooledWork::Rank { query: valid.query.clone(), documents: valid.documents.clone() };
     let (request, priority) = pool_request(work, origin.scheduling, valid.priority);
-    let (version, pooled) = submit(&app, origin.peer, request, names, |served| valid.check_model(served)).await?;
+    let (version, pooled) = submit(&app, origin.peer, request, |served| valid.check_model(served)).await?;
     let observed = Observed::new(&app, Route::Rerank, &version, origin, Some(priority), 0, share);
     let answer = valid.answer_bytes();
     let write = move |model: String, output: PooledOutput| {
@@ -76,28 +74,20 @@ pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
         serde_json::to_vec(&valid.answer(model, &scores, output.prompt_tokens))
     };
     // Documents that are told again came in a body.
-    Ok(answer_with(&app, pooled, &version, observed, names, (answer, ()), write).await)
+    Ok(answer_with(&app, pooled, &version, observed, prompt_param, (answer, ()), write).await)
 }
 
 /// What is asked of a version. Who goes first is said by the header, then by the body.
-fn pool_request(work: PooledWork, scheduling: Scheduling, body: Option<Priority>) -> (PoolRequest, Priority) {
-    let priority = scheduling.priority.or(body).unwrap_or(Priority::Normal);
+fn pool_request(work: PooledWork, scheduling: Scheduling, body: Priority) -> (PoolRequest, Priority) {
+    let priority = scheduling.priority_over(body);
     let timeout_ms = scheduling.queue_timeout_ms;
-    (PoolRequest { work, priority: engine_priority(priority), timeout_ms }, priority)
-}
-
-fn input(input: TextInput) -> EmbedInput {
-    match input {
-        TextInput::Text(text) => EmbedInput::Text(text),
-        TextInput::Tokens(tokens) => EmbedInput::Tokens(tokens),
-    }
+    (PoolRequest { work, priority, timeout_ms }, priority)
 }
 
 async fn submit(
     app: &App,
     client: Peer,
     request: PoolRequest,
-    names: Names,
     check: impl Fn(&[&str]) -> Result<(), ApiError>,
 ) -> Result<(Arc<Version>, Pooled), Failure> {
     for _ in 0..SUBMIT_ATTEMPTS {
@@ -105,11 +95,11 @@ async fn submit(
         match version.pool(client, request.clone()).await {
             Ok(pooled) => return Ok((version, pooled)),
             Err(SubmitError::Retired) => {}
-            Err(other) => return Err(of_submission(other, names)),
+            Err(other) => return Err(of_submission(other)),
         }
         tokio::task::yield_now().await;
     }
-    Err(of_submission(SubmitError::Retired, names))
+    Err(of_submission(SubmitError::Retired))
 }
 
 /// Waits for the answer, of about so many bytes, and writes it. It keeps its share of memory until the client has it.
@@ -118,13 +108,13 @@ async fn answer_with<S: Send + Sync + 'static>(
     pooled: Pooled,
     version: &Version,
     observed: Observed,
-    names: Names,
+    prompt_param: &'static str,
     (bytes, share): (usize, S),
     write: impl FnOnce(String, PooledOutput) -> Result<Vec<u8>, serde_json::Error> + Send + 'static,
 ) -> Response {
     let result = match pooled.output().await {
         Ok(output) => {
-            let usage = gantry_engine::Usage { prompt_tokens: output.prompt_tokens, ..Default::default() };
+            let usage = Usage { prompt_tokens: output.prompt_tokens, ..Default::default() };
             let model = version.spec().served_name.clone();
             let written = app.writers.write(bytes, share, |_, _| Ok(()), move || write(model, output)).await;
             written.map(|body| (body, usage))
@@ -132,7 +122,7 @@ async fn answer_with<S: Send + Sync + 'static>(
         Err(error) => {
             let ends = app.is_draining() && error == GenerationError::Retired;
             let error = if ends { GenerationError::ServerEnds } else { error };
-            Err(unanswered(error, names, version.retry_after()))
+            Err(unanswered(error, prompt_param, version.retry_after()))
         }
     };
     let mut response = observed.settle(result);

@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
-use gantry_engine::GenerationEvent;
+use gantry_core::GenerationEvent;
 use gantry_openai::{ApiError, ErrorCode, ErrorKind, SSE_CONTENT_TYPE, SSE_KEEP_ALIVE};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -18,7 +18,6 @@ use super::answer::{Envelope, EventWriter};
 use super::choices::{Choices, Item};
 use super::errors::{Failure, of_generation, unanswered};
 use super::generate::Observed;
-use super::params::Names;
 use crate::limits::{SSE_KEEP_ALIVE as KEEP_ALIVE_PERIOD, STREAM_BUFFER_BYTES};
 use crate::version::Version;
 
@@ -27,12 +26,12 @@ pub(super) async fn respond(
     mut choices: Choices,
     envelope: Envelope,
     mut observed: Observed,
-    names: Names,
+    prompt_param: &'static str,
     version: &Version,
 ) -> Response {
     let first = match timeout(KEEP_ALIVE_PERIOD, choices.next()).await {
         Ok(Some((_, Err(error)))) => {
-            let failure = unanswered(error, names, version.retry_after());
+            let failure = unanswered(error, prompt_param, version.retry_after());
             observed.refused(&failure.error);
             return failure.into_response();
         }
@@ -48,7 +47,7 @@ pub(super) async fn respond(
             return failure.into_response();
         }
     };
-    let events = events(first, choices, Feed { writer, observed, names });
+    let events = events(first, choices, Feed { writer, observed, prompt_param });
     let mut response = Body::from_stream(events.map(Ok::<_, std::convert::Infallible>)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(SSE_CONTENT_TYPE));
@@ -107,14 +106,14 @@ enum Flow {
 struct Feed {
     writer: EventWriter,
     observed: Observed,
-    names: Names,
+    prompt_param: &'static str,
 }
 
 impl Feed {
     fn apply(&mut self, choice: usize, item: Item) -> Flow {
         let written = match item {
             Ok(GenerationEvent::Started { .. }) => Ok(Flow::Go),
-            Ok(GenerationEvent::Delta { text, logprobs, .. }) => {
+            Ok(GenerationEvent::Text { text, logprobs, .. }) => {
                 self.observed.token(choice);
                 self.writer.delta(choice, &text, &logprobs).map(|()| Flow::Go)
             }
@@ -128,8 +127,8 @@ impl Feed {
                     None => Flow::Go,
                 })
             }
-            Ok(GenerationEvent::Failed(error)) => return self.broken(&of_generation(error.into(), self.names)),
-            Err(error) => return self.broken(&of_generation(error, self.names)),
+            Ok(GenerationEvent::Failed(error)) => return self.broken(&of_generation(error.into(), self.prompt_param)),
+            Err(error) => return self.broken(&of_generation(error, self.prompt_param)),
         };
         written.unwrap_or_else(|error| {
             let error = ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, error.to_string());

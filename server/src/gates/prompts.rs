@@ -88,7 +88,8 @@ fn parse_line(line: &str, number: usize) -> Result<GoldenPrompt, String> {
             if list.is_empty() || list.iter().any(|message| message.get("role").is_none()) {
                 return Err("has messages without a role; write them as in /v1/chat/completions".to_owned());
             }
-            Prompt::Chat { messages_json: messages.to_string() }
+            let read = gantry_openai::parse_messages(messages);
+            Prompt::Chat(read.map_err(|error| format!("has messages that cannot be asked: {}", error.message))?)
         }
         (None, Some(text)) if !text.is_empty() && line.parse_special => Prompt::Markup(text),
         (None, Some(text)) if !text.is_empty() => Prompt::Text(text),
@@ -198,6 +199,8 @@ mod tests {
 
     use super::*;
 
+    use gantry_core::{Message, Role};
+
     const GOOD: &str = r#"{"messages": [{"role": "user", "content": "Hi"}], "expected": "Hello!", "id": "q1"}"#;
 
     #[test]
@@ -208,7 +211,7 @@ mod tests {
             prompts.iter().map(|prompt| (prompt.line, prompt.max_tokens)).collect::<Vec<_>>(),
             [(1, DEFAULT_PROMPT_MAX_TOKENS), (3, 8)]
         );
-        assert!(matches!(&prompts[0].prompt, Prompt::Chat { messages_json } if messages_json.contains("Hi")));
+        assert_eq!(prompts[0].prompt, Prompt::Chat(vec![Message::text(Role::User, "Hi")]));
     }
 
     #[test]
@@ -236,6 +239,7 @@ mod tests {
             (r#"{"messages": [], "expected": "x"}"#, "role"),
             (r#"{"messages": "x", "expected": "x"}"#, "list"),
             (r#"{"messages": [{"content": "x"}], "expected": "x"}"#, "role"),
+            (r#"{"messages": [{"role": "user", "content": 7}], "expected": "x"}"#, "messages[0].content"),
             (r#"{"prompt": "x", "expected": "x", "max_tokens": 0}"#, "max_tokens"),
             (r#"{"prompt": "x", "expected": "x", "max_tokens": 1000000}"#, "max_tokens"),
         ] {

@@ -11,7 +11,7 @@ use super::*;
 use crate::limits::{OUTPUT_BUDGET_BYTES, OUTPUT_FLOOR_BYTES, OUTPUT_PER_ANSWER_BYTES, SLOW_CLIENT_LIMIT};
 
 fn delta(bytes: usize) -> Item {
-    Ok(GenerationEvent::Delta { text: "x".repeat(bytes), tokens: 1, logprobs: Vec::new() })
+    Ok(GenerationEvent::Text { text: "x".repeat(bytes), tokens: 1, logprobs: Vec::new() })
 }
 
 fn finished() -> Item {

@@ -48,8 +48,8 @@ pub enum GenerationError {
 /// What a request's supervisor sends.
 pub(super) type Item = Result<GenerationEvent, GenerationError>;
 
-/// The events of one request: `Started`, any number of `Delta`, then `Finished` or an error, and nothing after.
-/// `Failed` never comes as an event; it is an error here. When its worker dies before the first `Delta`, the request is
+/// The events of one request: `Started`, any number of `Text`, then `Finished` or an error, and nothing after.
+/// `Failed` never comes as an event; it is an error here. When its worker dies before the first `Text`, the request is
 /// run again, and nothing of that is seen here. Dropping it cancels the request.
 pub struct Generation {
     events: EventReceiver,
@@ -144,7 +144,7 @@ impl Generation {
         while let Some(event) = self.next().await {
             match event? {
                 GenerationEvent::Started { .. } => {}
-                GenerationEvent::Delta { text, .. } => whole.push_str(&text),
+                GenerationEvent::Text { text, .. } => whole.push_str(&text),
                 GenerationEvent::Finished { reason, usage, timings } => {
                     return Ok(Completion { text: whole, reason, usage, timings });
                 }

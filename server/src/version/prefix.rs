@@ -8,31 +8,36 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hasher};
 
-use gantry_engine::Prompt;
+use gantry_core::Prompt;
 
 use crate::limits::{PREFIX_BLOCK_BYTES, PREFIX_BLOCKS_PER_REQUEST};
 
 /// The names of a prompt's beginnings, the shortest first; none for a prompt shorter than a block.
 pub(super) fn keys(prompt: &Prompt) -> Vec<u64> {
     match prompt {
-        Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => keys_of(text.as_bytes()),
         Prompt::Tokens(tokens) => {
             let head = tokens.iter().take(PREFIX_BLOCK_BYTES / size_of::<i32>() * PREFIX_BLOCKS_PER_REQUEST);
-            keys_of(&head.flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>())
+            keys_of(std::iter::once(&*head.flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>()))
         }
+        prompt => keys_of(prompt.texts().map(str::as_bytes)),
     }
 }
 
-fn keys_of(bytes: &[u8]) -> Vec<u64> {
-    let mut hasher = DefaultHasher::new();
-    let blocks = bytes.chunks_exact(PREFIX_BLOCK_BYTES).take(PREFIX_BLOCKS_PER_REQUEST);
-    blocks
-        .map(|block| {
+fn keys_of<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<u64> {
+    let (mut hasher, mut keys, mut left) = (DefaultHasher::new(), Vec::new(), PREFIX_BLOCK_BYTES);
+    for mut piece in pieces {
+        while !piece.is_empty() && keys.len() < PREFIX_BLOCKS_PER_REQUEST {
+            let (now, rest) = piece.split_at(piece.len().min(left));
             // What was hashed before stays in the hasher, so each name covers the whole beginning.
-            hasher.write(block);
-            hasher.finish()
-        })
-        .collect()
+            hasher.write(now);
+            (piece, left) = (rest, left - now.len());
+            if left == 0 {
+                keys.push(hasher.finish());
+                left = PREFIX_BLOCK_BYTES;
+            }
+        }
+    }
+    keys
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +99,7 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use gantry_core::{Message, Role};
     use proptest::prelude::*;
 
     use super::*;
@@ -112,6 +118,13 @@ mod tests {
         assert_ne!(aa[1], ab[1]);
         assert_ne!(aa[1], ba[1], "the same block after another beginning is another beginning");
         assert!(keys(&Prompt::Text("short".to_owned())).is_empty());
+        let chat = |last: &str| {
+            let begins = Message::text(Role::System, "a".repeat(PREFIX_BLOCK_BYTES));
+            keys(&Prompt::Chat(vec![begins, Message::text(Role::User, last.repeat(PREFIX_BLOCK_BYTES))]))
+        };
+        let (one, other) = (chat("b"), chat("c"));
+        assert_eq!((one.len(), one[0]), (2, other[0]), "blocks go on from message to message");
+        assert_ne!(one[1], other[1]);
         let long = Prompt::Tokens(vec![1; PREFIX_BLOCK_BYTES * PREFIX_BLOCKS_PER_REQUEST]);
         assert_eq!(keys(&long).len(), PREFIX_BLOCKS_PER_REQUEST);
     }

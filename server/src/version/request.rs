@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gantry_engine::{
-    AGEING_STEP, EmbedInput, GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Priority,
-    Prompt, RequestError,
+    AGEING_STEP, GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Priority, Prompt,
+    RequestError, TextInput,
 };
 use tokio::sync::oneshot;
 
@@ -19,7 +19,9 @@ use super::desk::Lease;
 use super::dispatch::Demand;
 use super::generation::GenerationError;
 use super::suspects::{AtDeath, Digest};
-use crate::limits::{BYTES_PER_TOKEN_ESTIMATE, FAIR_ANSWER_TOKENS, MEMORY_REFUSALS, SUSPECT_ALONE_LIMIT};
+use crate::limits::{
+    BYTES_PER_TOKEN_ESTIMATE, FAIR_ANSWER_TOKENS, MEMORY_REFUSALS, MESSAGE_MARKUP_BYTES_ESTIMATE, SUSPECT_ALONE_LIMIT,
+};
 use crate::protocol::{RequestId, ToWorker};
 
 /// Text that a request asks of a version.
@@ -80,10 +82,12 @@ impl GenerateRequest {
     /// Of the prompt, of which the front knows no more where it is text.
     fn prompt_tokens(&self) -> u64 {
         let tokens = match &*self.prompt {
-            Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => {
-                text.len() / BYTES_PER_TOKEN_ESTIMATE
-            }
             Prompt::Tokens(tokens) => tokens.len(),
+            Prompt::Chat(messages) => {
+                let markup = messages.len() * MESSAGE_MARKUP_BYTES_ESTIMATE;
+                (self.prompt.texts().map(str::len).sum::<usize>() + markup) / BYTES_PER_TOKEN_ESTIMATE
+            }
+            Prompt::Text(text) | Prompt::Markup(text) => text.len() / BYTES_PER_TOKEN_ESTIMATE,
         };
         tokens as u64
     }
@@ -96,8 +100,8 @@ impl PoolRequest {
             PooledWork::Embed(inputs) => inputs
                 .iter()
                 .map(|input| match input {
-                    EmbedInput::Text(text) => text.len(),
-                    EmbedInput::Tokens(tokens) => tokens.len() * BYTES_PER_TOKEN_ESTIMATE,
+                    TextInput::Text(text) => text.len(),
+                    TextInput::Tokens(tokens) => tokens.len() * BYTES_PER_TOKEN_ESTIMATE,
                 })
                 .sum(),
             PooledWork::Rank { query, documents } => {
@@ -439,7 +443,7 @@ impl Request {
             }
             event => event,
         };
-        if let GenerationEvent::Delta { tokens, .. } = &event {
+        if let GenerationEvent::Text { tokens, .. } = &event {
             self.outputs += u64::from(*tokens);
         }
         if let GenerationEvent::Started { .. } = &event {
@@ -452,7 +456,7 @@ impl Request {
             // It was run again; the client knows.
             GenerationEvent::Started { .. } if self.told_started => return Passed::Goes,
             GenerationEvent::Started { .. } => self.told_started = true,
-            GenerationEvent::Delta { .. } if !self.told_text => {
+            GenerationEvent::Text { .. } if !self.told_text => {
                 self.told_text = true;
                 // Never needed again, and it may be large.
                 request.prompt = Arc::new(Prompt::Text(String::new()));

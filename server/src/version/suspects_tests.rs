@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::{EmbedInput, PooledWork, Prompt};
+use gantry_engine::{PooledWork, Prompt, TextInput};
 use proptest::prelude::*;
 
 use super::*;
@@ -47,7 +47,7 @@ fn a_digest_names_what_is_asked_and_nothing_else() {
     let with_grammar = GenerationParams { max_tokens: Some(1), ..GenerationParams::default() };
     assert_ne!(plain, text("a", with_grammar), "a parameter may be why");
     let texts = |texts: &[&str]| {
-        let inputs = texts.iter().map(|text| EmbedInput::Text((*text).to_owned())).collect();
+        let inputs = texts.iter().map(|text| TextInput::Text((*text).to_owned())).collect();
         keys.of_texts(&PoolRequest { work: PooledWork::Embed(inputs), priority: Priority::Low, timeout_ms: None })
     };
     assert_ne!(texts(&["a", "b"]), texts(&["ab"]));

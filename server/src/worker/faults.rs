@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use gantry_engine::{EmbedInput, GenerationEvent, PooledWork, Prompt};
+use gantry_engine::{GenerationEvent, PooledWork, Prompt, TextInput};
 
 use crate::protocol::{FromWorker, RequestId};
 
@@ -39,7 +39,7 @@ impl Faults {
     /// These have been sent.
     pub(super) fn note_sent(&self, message: &FromWorker) {
         if let (Some(_), FromWorker::Events(events)) = (&self.word, message) {
-            let texts = events.iter().filter(|(_, event)| matches!(event, GenerationEvent::Delta { .. }));
+            let texts = events.iter().filter(|(_, event)| matches!(event, GenerationEvent::Text { .. }));
             self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(texts.map(|(id, _)| *id));
             self.more_told.notify_all();
         }
@@ -55,17 +55,14 @@ impl Faults {
     }
 
     pub(super) fn of_prompt(&self, prompt: &Prompt) -> Option<Moment> {
-        match prompt {
-            Prompt::Text(text) | Prompt::Markup(text) | Prompt::Chat { messages_json: text } => self.of_text(text),
-            Prompt::Tokens(_) => None,
-        }
+        prompt.texts().find_map(|text| self.of_text(text))
     }
 
     pub(super) fn of_texts(&self, work: &PooledWork) -> Option<Moment> {
         match work {
             PooledWork::Embed(inputs) => inputs.iter().find_map(|input| match input {
-                EmbedInput::Text(text) => self.of_text(text),
-                EmbedInput::Tokens(_) => None,
+                TextInput::Text(text) => self.of_text(text),
+                TextInput::Tokens(_) => None,
             }),
             PooledWork::Rank { query, documents } => {
                 std::iter::once(query).chain(documents).find_map(|text| self.of_text(text))

@@ -129,9 +129,9 @@ impl Pod {
 
     pub async fn answer(&self) -> String {
         let version = self.router.active().expect("something answers");
-        let messages = json!([{"role": "user", "content": "Which version are you?"}]).to_string();
+        let messages = vec![gantry_engine::Message::text(gantry_engine::Role::User, "Which version are you?")];
         let request = GenerateRequest {
-            prompt: gantry_engine::Prompt::Chat { messages_json: messages }.into(),
+            prompt: gantry_engine::Prompt::Chat(messages).into(),
             params: gantry_engine::GenerationParams::greedy(32),
         };
         version.submit(request).await.unwrap().collect().await.unwrap().text

@@ -95,7 +95,7 @@ async fn until_idle(version: &Version) {
 }
 
 async fn first_text(generation: &mut Generation) {
-    while !matches!(generation.next().await.unwrap().unwrap(), GenerationEvent::Delta { .. }) {}
+    while !matches!(generation.next().await.unwrap().unwrap(), GenerationEvent::Text { .. }) {}
 }
 
 proptest! {

@@ -41,7 +41,7 @@ impl Answer {
         assert!(self.end.is_none(), "nothing follows the end: {event:?}");
         match event {
             GenerationEvent::Started { .. } => {}
-            GenerationEvent::Delta { text, .. } => {
+            GenerationEvent::Text { text, .. } => {
                 self.text.push_str(&text);
                 self.deltas += 1;
             }

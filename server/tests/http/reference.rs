@@ -19,6 +19,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Flags", "src/config.rs"),
     ("Front and workers", "src/limits.rs"),
     ("Requests", "openai/src/limits.rs"),
+    ("Requests of any protocol", "core/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),
     ("Layout of the KV cache", "engine/src/kv_plan.rs"),
     ("Tokenising", "llama/src/limits.rs"),
@@ -117,7 +118,7 @@ async fn every_metric_is_in_the_reference() {
 }
 
 /// Sources whose records people read.
-const LOGGED: &[&str] = &["src", "engine/src", "llama/src", "gguf/src", "openai/src", "../operator/src"];
+const LOGGED: &[&str] = &["src", "engine/src", "llama/src", "gguf/src", "core/src", "openai/src", "../operator/src"];
 
 #[test]
 fn no_record_of_the_log_is_written_as_rust_writes_its_values() {

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use gantry_core::Message;
 use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::{
@@ -392,11 +393,12 @@ impl Vocabulary for ScriptedVocabulary {
         Ok([tokens(query)?, vec![END], tokens(document)?].concat())
     }
 
-    fn render(&self, messages_json: &str, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
-        if messages_json == "panic" {
+    fn render(&self, messages: &[Message], _: Pace) -> Result<Option<RenderedChat>, RequestError> {
+        let said: String = messages.iter().map(Message::said).collect();
+        if said == "panic" {
             panic!("scripted");
         }
-        let (prompt, text_at, stops) = (format!("<{messages_json}>"), Vec::new(), vec![String::from("dd")]);
+        let (prompt, text_at, stops) = (format!("<{said}>"), Vec::new(), vec![String::from("dd")]);
         Ok(Some(RenderedChat { prompt, text_at, stops }))
     }
 

@@ -167,8 +167,8 @@ fn corpus(name: &str, cases: &[Case], texts: &Arc<TokenTexts>, strict: bool) {
     tally.accepts.report("  accept");
 }
 
-fn grammar(schema: &Value, strict: bool) -> params::Grammar {
-    params::Grammar::JsonSchema { schema: schema.to_string(), strict }
+fn grammar(schema: &Value, strict: bool) -> params::Constraint {
+    params::Constraint::JsonSchema { schema: schema.to_string(), strict }
 }
 
 #[test]

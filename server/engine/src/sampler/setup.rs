@@ -33,7 +33,7 @@ pub(crate) fn compile(
         let message = format!("logit_bias: token {token} is not in the model's vocabulary of {}", vocabulary.size());
         return Err(RequestError::invalid("logit_bias", "invalid_token", message));
     }
-    let grammar = params.grammar.as_ref().map(|grammar| grammars.get(vocabulary.texts(), grammar)).transpose()?;
+    let grammar = params.constraint.as_ref().map(|asked| grammars.get(vocabulary.texts(), asked)).transpose()?;
     let breakers = if params.dry.multiplier > 0.0 {
         Breakers::new(vocabulary.texts(), &params.dry.sequence_breakers)
     } else {

@@ -320,8 +320,8 @@ fn by_grammar(params: &GenerationParams, logits: impl Fn(u64) -> Vec<f32>) -> St
 
 #[test]
 fn a_grammar_decides_whatever_the_model_prefers() {
-    let grammar = params::Grammar::Gbnf(String::from("root ::= \"abe\" | \"dad\""));
-    let base = GenerationParams { grammar: Some(grammar), logprobs: Some(2), ..GenerationParams::default() };
+    let grammar = params::Constraint::Gbnf(String::from("root ::= \"abe\" | \"dad\""));
+    let base = GenerationParams { constraint: Some(grammar), logprobs: Some(2), ..GenerationParams::default() };
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..200 {
         let noise =
@@ -342,11 +342,11 @@ fn a_grammar_decides_whatever_the_model_prefers() {
 #[test]
 fn a_grammar_leaves_the_distribution_of_what_it_allows() {
     // Tokens 8 and 11 are "a" and "d"; the likelier 12 ("e") is not allowed.
-    let grammar = params::Grammar::Gbnf(String::from("root ::= [ad]"));
+    let grammar = params::Constraint::Gbnf(String::from("root ::= [ad]"));
     let mut logits = vec![f32::NEG_INFINITY; 48];
     (logits[8], logits[11], logits[12]) = (0.15_f32.ln(), 0.05_f32.ln(), 0.8_f32.ln());
     let chosen = |seed| {
-        let params = GenerationParams { grammar: Some(grammar.clone()), ..seeded(seed) };
+        let params = GenerationParams { constraint: Some(grammar.clone()), ..seeded(seed) };
         Sampler::new(&params, &[], compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap())
             .sample(&logits)
             .unwrap()
@@ -364,12 +364,12 @@ fn what_cannot_be_compiled_names_its_parameter() {
             e => panic!("{e}"),
         };
     let d = GenerationParams::default();
-    let bad = params::Grammar::Gbnf(String::from("root ::= x"));
-    let (name, code, message) = param(&GenerationParams { grammar: Some(bad), ..d.clone() });
+    let bad = params::Constraint::Gbnf(String::from("root ::= x"));
+    let (name, code, message) = param(&GenerationParams { constraint: Some(bad), ..d.clone() });
     assert_eq!((name.as_str(), code.as_str()), ("grammar", "invalid_grammar"));
     assert!(message.contains("line 1, column 10"), "{message}");
-    let bad = params::Grammar::JsonSchema { schema: String::from(r#"{"type":"x"}"#), strict: false };
-    let (name, code, _) = param(&GenerationParams { grammar: Some(bad), ..d.clone() });
+    let bad = params::Constraint::JsonSchema { schema: String::from(r#"{"type":"x"}"#), strict: false };
+    let (name, code, _) = param(&GenerationParams { constraint: Some(bad), ..d.clone() });
     assert_eq!((name.as_str(), code.as_str()), ("response_format", "invalid_grammar"));
     let (name, code, _) = param(&GenerationParams { logit_bias: vec![(48, 1.0)], ..d });
     assert_eq!((name.as_str(), code.as_str()), ("logit_bias", "invalid_token"));

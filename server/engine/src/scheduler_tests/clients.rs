@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::ladder::DegradationLevel;
+use crate::params::Turn;
 use crate::params::{FIRST_SLOT_PATIENCE_MS, GIVES_WAY_PERIOD_MS};
-use crate::turn::Turn;
 
 const POSITIONS: u32 = 200;
 const PATIENCE: Duration = Duration::from_millis(FIRST_SLOT_PATIENCE_MS);

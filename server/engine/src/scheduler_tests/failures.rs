@@ -186,7 +186,7 @@ fn each_token_but_the_end_has_its_probabilities() {
         let request = h.submit(vec![token; 4], params).unwrap();
         h.run();
         let told = |event: &GenerationEvent| match event {
-            GenerationEvent::Delta { logprobs, .. } => logprobs.len(),
+            GenerationEvent::Text { logprobs, .. } => logprobs.len(),
             _ => 0,
         };
         let told: usize = request.events.lock().unwrap().iter().map(told).sum();

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::ladder::DegradationLevel;
-use crate::params::{Grammar, MAX_RESUMES_AHEAD};
-use crate::turn::Turn;
+use crate::params::Turn;
+use crate::params::{Constraint, MAX_RESUMES_AHEAD};
 
 /// Positions of a sequence.
 const POSITIONS: u32 = 200;
@@ -85,8 +85,8 @@ fn is_paused_after(setup: &Setup, params: &GenerationParams, steps: u32) -> bool
 fn a_request_goes_on_with_its_own_tokens_wherever_it_was_paused() {
     let endless = GenerationParams { ignore_eos: true, ..greedy(24) };
     let drawn = GenerationParams { temperature: 1.3, seed: Some(7), repeat_penalty: 1.2, ..endless.clone() };
-    let grammar = Grammar::Gbnf(String::from("root ::= (\"abe\" | \"dad\" | \"c\")+"));
-    let written = GenerationParams { grammar: Some(grammar), ..greedy(24) };
+    let grammar = Constraint::Gbnf(String::from("root ::= (\"abe\" | \"dad\" | \"c\")+"));
+    let written = GenerationParams { constraint: Some(grammar), ..greedy(24) };
     let stopped = GenerationParams { stop: vec![String::from("hh"), String::from("ab")], ..endless.clone() };
     for setup in &setups() {
         for params in [&endless, &drawn, &written, &stopped] {

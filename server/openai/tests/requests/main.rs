@@ -1,16 +1,18 @@
 //! What requests may say: a table of mistakes and of what is taken, and [`properties`] over any input.
 #![allow(clippy::unwrap_used)]
 
+use gantry_core::{Constraint, DryParams, Message, Part, Priority, Prompt, Role, messages_json};
 use gantry_openai::{
-    ApiError, Common, Dry, ErrorCode, Format, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKERS, MAX_GRAMMAR_BYTES,
+    ApiError, Common, ErrorCode, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKERS, MAX_GRAMMAR_BYTES,
     MAX_LOGIT_BIASES, MAX_MODEL_NAME_BYTES, MAX_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_SCHEMA_BYTES,
-    MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOOL_CALLS, MAX_TOP_LOGPROBS, Message, Priority, Role,
-    Streaming, TextInput, ValidChatRequest, ValidCompletionRequest,
+    MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOOL_CALLS, MAX_TOP_LOGPROBS, Streaming, ValidChatRequest,
+    ValidCompletionRequest,
 };
 use serde_json::{Value, json};
 
 mod properties;
 mod vectors;
+mod wire;
 
 /// A valid chat with `name` set to `value`.
 fn chat_with(name: &str, value: Value) -> Result<ValidChatRequest, ApiError> {
@@ -187,11 +189,11 @@ fn prompts_are_taken_in_all_four_shapes() {
     let ask =
         |prompt: Value, n: u32| ValidCompletionRequest::parse(json!({"prompt": prompt, "n": n}).to_string().as_bytes());
     let parse = |prompt: Value| ask(prompt, 1).map(|request| request.prompts);
-    let text = |t: &str| TextInput::Text(t.to_owned());
+    let text = |t: &str| Prompt::Text(t.to_owned());
     assert_eq!(parse(json!("a")).unwrap(), [text("a")]);
     assert_eq!(parse(json!(["a", "b"])).unwrap(), [text("a"), text("b")]);
-    assert_eq!(parse(json!([1, 2])).unwrap(), [TextInput::Tokens(vec![1, 2])]);
-    assert_eq!(parse(json!([[1], [2, 3]])).unwrap(), [TextInput::Tokens(vec![1]), TextInput::Tokens(vec![2, 3])]);
+    assert_eq!(parse(json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
+    assert_eq!(parse(json!([[1], [2, 3]])).unwrap(), [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]);
     for (prompt, param, code) in [
         (json!(null), "prompt", ErrorCode::MissingRequiredParameter),
         (json!(""), "prompt", ErrorCode::InvalidValue),
@@ -310,7 +312,7 @@ fn a_chat_may_say_that_nothing_is_to_be_thought() {
 fn of_a_name_that_stands_twice_the_last_counts() {
     let body = br#"{"messages": [{"role": "user", "content": "a", "content": "b"}], "seed": 1, "n": 2, "seed": 3}"#;
     let request = ValidChatRequest::parse(body).unwrap();
-    assert_eq!((&*request.messages[0].content, request.common.sampling.seed), ("b", Some(3)));
+    assert_eq!((&*request.messages[0].said(), request.common.params.seed), ("b", Some(3)));
 }
 
 #[test]
@@ -324,10 +326,10 @@ fn what_clients_send_is_taken() {
         "max_tokens": 5, "max_completion_tokens": 6, "stream": true, "stream_options": {"include_usage": true},
     });
     let request = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
-    assert_eq!(request.messages[0], Message::text(Role::System, "a\nb"));
+    assert_eq!(request.messages[0].content, ["a", "b"].map(|text| Part::Text(text.to_owned())));
     let common = request.common;
-    assert_eq!(common.sampling.max_tokens, Some(6));
-    assert_eq!(common.sampling.seed, Some(u64::MAX));
+    assert_eq!(common.params.max_tokens, Some(6));
+    assert_eq!(common.params.seed, Some(u64::MAX));
     assert_eq!(common.streaming, Streaming { enabled: true, include_usage: true });
     assert!(common.check_model(&["m"]).is_ok());
     let error = common.check_model(&["other"]).unwrap_err();
@@ -343,56 +345,59 @@ fn differs(name: &str, value: Value, change: impl FnOnce(&mut Common)) {
 
 #[test]
 fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
-    differs("typical_p", json!(0.5), |c| c.sampling.typical_p = 0.5);
-    differs("xtc_probability", json!(1), |c| c.sampling.xtc_probability = 1.0);
-    differs("xtc_threshold", json!(0), |c| c.sampling.xtc_threshold = 0.0);
-    differs("repeat_penalty", json!(1.5), |c| c.sampling.repeat_penalty = 1.5);
-    differs("repetition_penalty", json!(1.5), |c| c.sampling.repeat_penalty = 1.5);
-    differs("repeat_last_n", json!(0), |c| c.sampling.repeat_last_n = 0);
-    differs("repeat_last_n", json!(-1), |c| c.sampling.repeat_last_n = MAX_TOKENS_LIMIT);
-    differs("frequency_penalty", json!(-2), |c| c.sampling.frequency_penalty = -2.0);
-    differs("presence_penalty", json!(2), |c| c.sampling.presence_penalty = 2.0);
-    differs("dry_multiplier", json!(0.8), |c| c.sampling.dry.multiplier = 0.8);
-    differs("dry_base", json!(1), |c| c.sampling.dry.base = 1.0);
-    differs("dry_allowed_length", json!(0), |c| c.sampling.dry.allowed_length = 0);
-    differs("dry_penalty_last_n", json!(-1), |c| c.sampling.dry.penalty_last_n = 0);
-    differs("dry_penalty_last_n", json!(64), |c| c.sampling.dry.penalty_last_n = 64);
-    differs("dry_sequence_breakers", json!([]), |c| c.sampling.dry.sequence_breakers.clear());
-    differs("logit_bias", json!({"5": -100, "7": 0.5}), |c| c.sampling.logit_bias = vec![(5, -100.0), (7, 0.5)]);
+    differs("typical_p", json!(0.5), |c| c.params.typical_p = 0.5);
+    differs("xtc_probability", json!(1), |c| c.params.xtc_probability = 1.0);
+    differs("xtc_threshold", json!(0), |c| c.params.xtc_threshold = 0.0);
+    differs("repeat_penalty", json!(1.5), |c| c.params.repeat_penalty = 1.5);
+    differs("repetition_penalty", json!(1.5), |c| c.params.repeat_penalty = 1.5);
+    differs("repeat_last_n", json!(0), |c| c.params.repeat_last_n = 0);
+    differs("repeat_last_n", json!(-1), |c| c.params.repeat_last_n = MAX_TOKENS_LIMIT);
+    differs("frequency_penalty", json!(-2), |c| c.params.frequency_penalty = -2.0);
+    differs("presence_penalty", json!(2), |c| c.params.presence_penalty = 2.0);
+    differs("dry_multiplier", json!(0.8), |c| c.params.dry.multiplier = 0.8);
+    differs("dry_base", json!(1), |c| c.params.dry.base = 1.0);
+    differs("dry_allowed_length", json!(0), |c| c.params.dry.allowed_length = 0);
+    differs("dry_penalty_last_n", json!(-1), |c| c.params.dry.penalty_last_n = 0);
+    differs("dry_penalty_last_n", json!(64), |c| c.params.dry.penalty_last_n = 64);
+    differs("dry_sequence_breakers", json!([]), |c| c.params.dry.sequence_breakers.clear());
+    differs("logit_bias", json!({"5": -100, "7": 0.5}), |c| c.params.logit_bias = vec![(5, -100.0), (7, 0.5)]);
     differs("logit_bias", json!([[5, false], [5, 1]]), |c| {
-        c.sampling.logit_bias = vec![(5, f32::NEG_INFINITY), (5, 1.0)];
+        c.params.logit_bias = vec![(5, f32::NEG_INFINITY), (5, 1.0)];
     });
     differs("n", json!(MAX_CHOICES), |c| c.choices = MAX_CHOICES);
     differs("n", json!(2.0), |c| c.choices = 2);
-    differs("max_tokens", json!(1e3), |c| c.sampling.max_tokens = Some(1000));
+    differs("max_tokens", json!(1e3), |c| c.params.max_tokens = Some(1000));
     differs("user", json!("someone"), |_| {});
     differs("top_logprobs", json!(0), |_| {});
-    differs("priority", json!("high"), |c| c.priority = Some(Priority::High));
-    differs("priority", json!(-5), |c| c.priority = Some(Priority::High));
-    differs("priority", json!(0), |c| c.priority = Some(Priority::Normal));
-    differs("priority", json!(9), |c| c.priority = Some(Priority::Low));
-    differs("n_predict", json!(9), |c| c.sampling.max_tokens = Some(9));
+    differs("priority", json!("high"), |c| c.params.priority = Priority::High);
+    differs("priority", json!(-5), |c| c.params.priority = Priority::High);
+    differs("priority", json!(0), |c| c.params.priority = Priority::Normal);
+    differs("priority", json!(9), |c| c.params.priority = Priority::Low);
+    differs("n_predict", json!(9), |c| c.params.max_tokens = Some(9));
     differs("n_predict", json!(-1), |_| {});
     differs("n_cmpl", json!(2), |c| c.choices = 2);
     differs("json_schema", json!({"type": "integer"}), |c| {
-        c.format = Format::JsonSchema { schema: r#"{"type":"integer"}"#.into(), strict: false };
+        c.params.constraint = Some(Constraint::JsonSchema { schema: r#"{"type":"integer"}"#.into(), strict: false });
     });
     differs("json_schema", json!({}), |_| {});
-    differs("grammar", json!("root ::= \"a\""), |c| c.format = Format::Grammar("root ::= \"a\"".into()));
+    differs("grammar", json!("root ::= \"a\""), |c| {
+        c.params.constraint = Some(Constraint::Gbnf("root ::= \"a\"".into()));
+    });
     differs("grammar", json!(""), |_| {});
 
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "dry_multiplier": 1, "dry_penalty_last_n": 0});
     let off = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
-    assert_eq!(off.common.sampling.dry, Dry::default(), "a look back of 0 turns the penalty off");
+    assert_eq!(off.common.params.dry, DryParams::default(), "a look back of 0 turns the penalty off");
 }
 
 #[test]
 fn each_form_of_an_answer_is_taken() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
-    let of_schema = |strict| Format::JsonSchema { schema: schema.to_string(), strict };
-    for (given, format) in [
-        (json!({"type": "text"}), Format::Text),
-        (json!({"type": "json_object"}), Format::JsonObject),
+    let of_schema = |strict| Some(Constraint::JsonSchema { schema: schema.to_string(), strict });
+    let any_object = Constraint::JsonSchema { schema: r#"{"type":"object"}"#.to_owned(), strict: true };
+    for (given, constraint) in [
+        (json!({"type": "text"}), None),
+        (json!({"type": "json_object"}), Some(any_object)),
         (json!({"type": "json_object", "schema": schema}), of_schema(false)),
         (json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}), of_schema(false)),
         (
@@ -400,12 +405,13 @@ fn each_form_of_an_answer_is_taken() {
             of_schema(true),
         ),
     ] {
-        differs("response_format", given, |c| c.format = format);
+        differs("response_format", given, |c| c.params.constraint = constraint);
     }
     // Answers have their properties in the order in which the schema names them.
     let ordered = r#"{"messages":[{"role":"user","content":"Hi"}],"response_format":{"type":"json_schema","json_schema":{"name":"a",
         "schema":{"type":"object","properties":{"z":{},"a":{},"m":{}}}}}}"#;
-    let Format::JsonSchema { schema, .. } = ValidChatRequest::parse(ordered.as_bytes()).unwrap().common.format else {
+    let ordered = ValidChatRequest::parse(ordered.as_bytes()).unwrap();
+    let Some(Constraint::JsonSchema { schema, .. }) = ordered.common.params.constraint else {
         panic!("no schema");
     };
     assert_eq!(schema, r#"{"type":"object","properties":{"z":{},"a":{},"m":{}}}"#);
@@ -436,7 +442,7 @@ fn an_assistants_turn_may_be_empty() {
         json!({"role": "assistant", "content": "", "refusal": null, "audio": null, "function_call": null, "tool_calls": null}),
     ] {
         let user = json!({"role": "user", "content": "Hi"});
-        assert_eq!(messages(json!([user, turn, user])).unwrap()[1], Message::text(Role::Assistant, ""), "{turn}");
+        assert_eq!(messages(json!([user, turn, user])).unwrap()[1].said(), "", "{turn}");
     }
     // As OpenAI's client repeats an answer, and one that it parsed.
     let repeated = json!({
@@ -460,7 +466,7 @@ fn a_refusal_is_what_the_model_said() {
         (json!({"role": "assistant", "content": "Well.", "refusal": ""}), "Well."),
         (json!({"role": "assistant", "content": [part("text"), part("refusal")]}), "No.\nNo."),
     ] {
-        assert_eq!(messages(json!([turn])).unwrap(), [Message::text(Role::Assistant, said)], "{turn}");
+        assert_eq!(messages(json!([turn])).unwrap()[0].said(), said, "{turn}");
     }
     for (turn, param) in [
         (json!({"role": "user", "content": "Hi", "refusal": "No."}), "messages[0].refusal"),
@@ -483,7 +489,7 @@ fn calls_and_their_answers_reach_the_template() {
         {"role": "tool", "content": "y", "tool_call_id": "1"},
     ]);
     let body = json!({"messages": chat}).to_string();
-    let told = ValidChatRequest::parse(body.as_bytes()).unwrap().messages_json();
+    let told = messages_json(&ValidChatRequest::parse(body.as_bytes()).unwrap().messages).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&told).unwrap(), chat);
     // As llama-server takes them, and as vLLM names it.
     let turn = json!({"role": "assistant", "reasoning": "hm", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"a": 1}}}]});
@@ -503,7 +509,7 @@ fn a_tools_message_answers_a_call_before_it() {
     assert!(messages(json!([asks, answers(json!("1")), asks, answers(json!("1"))])).is_ok());
     for nothing in [json!(""), json!([])] {
         let returned = json!({"role": "tool", "content": nothing, "tool_call_id": "1"});
-        assert_eq!(messages(json!([asks, returned])).unwrap()[1].content, "", "{nothing}");
+        assert_eq!(messages(json!([asks, returned])).unwrap()[1].said(), "", "{nothing}");
     }
     for (chat, param) in [
         (json!([answers(json!("1"))]), "messages[0].role"),
@@ -551,7 +557,7 @@ fn a_text_without_a_bound_must_ask_for_it() {
     let parse = |name: &str, value: Value| {
         let mut body = json!({"prompt": "Hi"});
         body[name] = value;
-        ValidCompletionRequest::parse(body.to_string().as_bytes()).unwrap().common.sampling.max_tokens
+        ValidCompletionRequest::parse(body.to_string().as_bytes()).unwrap().common.params.max_tokens
     };
     assert_eq!(parse("user", json!("u")), Some(16));
     assert_eq!(parse("n_predict", json!(-1)), None);
@@ -564,7 +570,7 @@ fn logprobs_are_asked_for_in_the_words_of_the_endpoint() {
     let chat = |more: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        ValidChatRequest::parse(body.to_string().as_bytes()).map(|request| request.common.logprobs)
+        ValidChatRequest::parse(body.to_string().as_bytes()).map(|request| request.common.params.logprobs)
     };
     assert_eq!(chat(json!({"logprobs": false})).unwrap(), None);
     assert_eq!(chat(json!({"logprobs": true})).unwrap(), Some(0));
@@ -573,7 +579,7 @@ fn logprobs_are_asked_for_in_the_words_of_the_endpoint() {
 
     let text = |logprobs: Value| {
         let body = json!({"prompt": "Hi", "logprobs": logprobs});
-        ValidCompletionRequest::parse(body.to_string().as_bytes()).map(|request| request.common.logprobs)
+        ValidCompletionRequest::parse(body.to_string().as_bytes()).map(|request| request.common.params.logprobs)
     };
     assert_eq!(text(json!(0)).unwrap(), Some(0));
     assert_eq!(text(json!(20)).unwrap(), Some(20));
@@ -592,7 +598,7 @@ fn two_names_of_one_penalty_may_not_differ() {
         let body = json!({"prompt": "Hi", "repeat_penalty": one, "repetition_penalty": other});
         ValidCompletionRequest::parse(body.to_string().as_bytes())
     };
-    assert_eq!(parse(1.5, 1.5).unwrap().common.sampling.repeat_penalty, 1.5);
+    assert_eq!(parse(1.5, 1.5).unwrap().common.params.repeat_penalty, 1.5);
     assert_eq!(parse(1.5, 1.4).unwrap_err().param.as_deref(), Some("repetition_penalty"));
 }
 

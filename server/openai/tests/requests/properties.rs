@@ -1,14 +1,14 @@
 //! Properties of any input.
 
+use gantry_core::{Constraint, DryParams, GenerationParams, Message, Priority, Prompt, Role, TextInput, ToolCall};
 use gantry_openai::{
-    Common, Dry, EncodingFormat, Format, MAX_CHOICES, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Message, Priority, Role,
-    Sampling, Streaming, TextInput, ToolCall, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest,
-    ValidRerankRequest,
+    Common, EncodingFormat, MAX_CHOICES, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Streaming, ValidChatRequest,
+    ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use crate::{chat_with, is_told};
+use crate::{chat_with, is_told, wire};
 
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
@@ -93,9 +93,9 @@ fn hundredths(range: std::ops::RangeInclusive<i16>) -> impl Strategy<Value = f32
     range.prop_map(|n| f32::from(n) / 100.0)
 }
 
-fn dry() -> impl Strategy<Value = Dry> {
+fn dry() -> impl Strategy<Value = DryParams> {
     (hundredths(0..=500), hundredths(100..=300), 0..100_u32, 0..MAX_TOKENS_LIMIT, prop::collection::vec(".{1,8}", 0..4))
-        .prop_map(|(multiplier, base, allowed_length, penalty_last_n, sequence_breakers)| Dry {
+        .prop_map(|(multiplier, base, allowed_length, penalty_last_n, sequence_breakers)| DryParams {
             multiplier,
             base,
             allowed_length,
@@ -104,7 +104,7 @@ fn dry() -> impl Strategy<Value = Dry> {
         })
 }
 
-fn sampling() -> impl Strategy<Value = Sampling> {
+fn sampling() -> impl Strategy<Value = GenerationParams> {
     let bias = prop_oneof![Just(f32::NEG_INFINITY), hundredths(-10_000..=10_000)];
     (
         (1..=MAX_TOKENS_LIMIT, hundredths(0..=200), hundredths(1..=100), -1_i32..1000, hundredths(0..=100)),
@@ -116,7 +116,7 @@ fn sampling() -> impl Strategy<Value = Sampling> {
             |(common, (seed, stop, ignore_eos, dry), tails, (frequency_penalty, presence_penalty, logit_bias))| {
                 let (max_tokens, temperature, top_p, top_k, min_p) = common;
                 let (typical_p, xtc_probability, xtc_threshold, repeat_penalty, repeat_last_n) = tails;
-                Sampling {
+                GenerationParams {
                     max_tokens: Some(max_tokens),
                     temperature,
                     top_p,
@@ -134,33 +134,31 @@ fn sampling() -> impl Strategy<Value = Sampling> {
                     seed,
                     stop,
                     ignore_eos,
+                    ..GenerationParams::default()
                 }
             },
         )
 }
 
-fn format() -> impl Strategy<Value = Format> {
+fn constraint() -> impl Strategy<Value = Option<Constraint>> {
     prop_oneof![
-        Just(Format::Text),
-        Just(Format::JsonObject),
-        ("[a-z]{1,9}", any::<bool>())
-            .prop_map(|(title, strict)| Format::JsonSchema { schema: json!({"title": title}).to_string(), strict }),
-        ".{1,30}".prop_map(Format::Grammar),
+        Just(None),
+        ("[a-z]{1,9}", any::<bool>()).prop_map(|(title, strict)| {
+            Some(Constraint::JsonSchema { schema: json!({"title": title}).to_string(), strict })
+        }),
+        ".{1,30}".prop_map(|grammar| Some(Constraint::Gbnf(grammar))),
     ]
 }
 
 fn common() -> impl Strategy<Value = Common> {
-    let priority = prop::option::of(prop::sample::select(Priority::ALL.to_vec()));
+    let priority = prop::sample::select(Priority::ALL.to_vec());
     let logprobs = prop::option::of(0..=MAX_TOP_LOGPROBS);
     let streaming = (streaming(), any::<bool>());
-    (prop::option::of("[a-z]{1,9}"), sampling(), format(), logprobs, 1..=MAX_CHOICES, priority, streaming).prop_map(
-        |(model, sampling, format, logprobs, choices, priority, (streaming, timings))| Common {
+    (prop::option::of("[a-z]{1,9}"), sampling(), constraint(), logprobs, 1..=MAX_CHOICES, priority, streaming).prop_map(
+        |(model, sampling, constraint, logprobs, choices, priority, (streaming, timings))| Common {
             model,
-            sampling,
-            format,
-            logprobs,
+            params: GenerationParams { constraint, logprobs, priority, ..sampling },
             choices,
-            priority,
             streaming,
             timings,
             unthinking: None,
@@ -239,17 +237,18 @@ proptest! {
     ) {
         let messages = turns.into_iter().flatten().collect();
         let request = ValidChatRequest { messages, common };
-        prop_assert_eq!(ValidChatRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+        prop_assert_eq!(ValidChatRequest::parse(wire::chat(&request).to_string().as_bytes()).unwrap(), request);
     }
 
     #[test]
     fn valid_completions_survive_the_wire(
         texts in prop::collection::vec(".{1,60}", 1..4), tokens in prop::collection::vec(0..i32::MAX, 1..9), common in common(),
     ) {
-        let mut prompts: Vec<TextInput> = texts.into_iter().map(TextInput::Text).collect();
-        prompts.push(TextInput::Tokens(tokens));
-        let request = ValidCompletionRequest { prompts, parse_special: common.timings, common };
-        prop_assert_eq!(ValidCompletionRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+        let text = if common.timings { Prompt::Markup } else { Prompt::Text };
+        let mut prompts: Vec<Prompt> = texts.into_iter().map(text).collect();
+        prompts.push(Prompt::Tokens(tokens));
+        let request = ValidCompletionRequest { prompts, common };
+        prop_assert_eq!(ValidCompletionRequest::parse(wire::completion(&request).to_string().as_bytes()).unwrap(), request);
     }
 
     #[test]
@@ -260,9 +259,9 @@ proptest! {
         let mut inputs: Vec<TextInput> = texts.iter().cloned().map(TextInput::Text).collect();
         inputs.push(TextInput::Tokens(tokens));
         let encoding = if flag { EncodingFormat::Float } else { EncodingFormat::Base64 };
-        let priority = flag.then_some(Priority::High);
+        let priority = if flag { Priority::High } else { Priority::Normal };
         let request = ValidEmbeddingsRequest { model: None, inputs, encoding, dimensions: number, priority };
-        prop_assert_eq!(ValidEmbeddingsRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+        prop_assert_eq!(ValidEmbeddingsRequest::parse(wire::embeddings(&request).to_string().as_bytes()).unwrap(), request);
 
         let query = texts[0].clone();
         let request = ValidRerankRequest { model: None, query, documents: texts, top_n: number, return_documents: flag, priority };
@@ -271,6 +270,6 @@ proptest! {
             .map(|document| serde_json::to_string(document).unwrap().len() - document.text.len()).sum();
         let written = serde_json::to_vec(&answer).unwrap().len();
         prop_assert!(written <= request.answer_bytes() + texts_escaped + 128, "{} of {}", request.answer_bytes(), written);
-        prop_assert_eq!(ValidRerankRequest::parse(request.to_json().to_string().as_bytes()).unwrap(), request);
+        prop_assert_eq!(ValidRerankRequest::parse(wire::rerank(&request).to_string().as_bytes()).unwrap(), request);
     }
 }

@@ -1,7 +1,8 @@
 //! Embeddings and rankings.
 
+use gantry_core::TextInput;
 use gantry_openai::{
-    EncodingFormat, ErrorCode, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_RERANK_DOCUMENTS, TextInput,
+    EncodingFormat, ErrorCode, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_RERANK_DOCUMENTS,
     ValidEmbeddingsRequest, ValidRerankRequest,
 };
 use serde_json::{Value, json};

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
 use gantry_engine::{
-    EmbedInput, FinishReason, GenerationEvent, GenerationParams, MOST_STEP_LIMIT_MS, PooledEvent, PooledWork, Priority,
-    ProbeError, Prompt, RequestError, SubmitError as EngineRefusal, Turn,
+    FinishReason, GenerationEvent, GenerationParams, MOST_STEP_LIMIT_MS, PooledEvent, PooledWork, Priority, ProbeError,
+    Prompt, RequestError, SubmitError as EngineRefusal, TextInput, Turn,
 };
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -526,7 +526,7 @@ impl<'a> Session<'a> {
         match event {
             GenerationEvent::Finished { .. } => self.passed_control(),
             GenerationEvent::Failed(error) => return Some(error.to_string()),
-            GenerationEvent::Started { .. } | GenerationEvent::Delta { .. } => {}
+            GenerationEvent::Started { .. } | GenerationEvent::Text { .. } => {}
         }
         None
     }
@@ -546,7 +546,7 @@ impl<'a> Session<'a> {
 /// What a worker answers to show that the model itself kills none.
 fn control(pooled_only: bool) -> ToWorker {
     if pooled_only {
-        let work = PooledWork::Embed(vec![EmbedInput::Text(CONTROL_TEXT.to_owned())]);
+        let work = PooledWork::Embed(vec![TextInput::Text(CONTROL_TEXT.to_owned())]);
         return ToWorker::Pool {
             id: CONTROL_ID,
             work,

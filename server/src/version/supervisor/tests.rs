@@ -6,8 +6,8 @@ mod signs;
 
 use futures::{FutureExt, StreamExt};
 use gantry_engine::{
-    DegradationLevel, EmbedInput, FinishReason, GenerationEvent, GenerationParams, ModelInfo, PooledEvent, PooledWork,
-    Priority, ProbeError, Prompt, RequestError, SubmitError as EngineRefusal, Timings, Usage,
+    DegradationLevel, FinishReason, GenerationEvent, GenerationParams, ModelInfo, PooledEvent, PooledWork, Priority,
+    ProbeError, Prompt, RequestError, SubmitError as EngineRefusal, TextInput, Timings, Usage,
 };
 use proptest::prelude::*;
 use tokio::sync::watch;
@@ -134,7 +134,7 @@ pub(super) fn finished() -> GenerationEvent {
 
 /// Text of so many bytes.
 fn delta(bytes: usize) -> GenerationEvent {
-    GenerationEvent::Delta { text: "x".repeat(bytes), tokens: 1, logprobs: Vec::new() }
+    GenerationEvent::Text { text: "x".repeat(bytes), tokens: 1, logprobs: Vec::new() }
 }
 
 /// The message that an operation stands for, if it is one of the worker's.
@@ -503,7 +503,7 @@ fn time_goes_by_for_those_who_wait_whatever_their_worker_says() {
     let started = || GenerationEvent::Started { prompt_tokens: 1 };
     session.apply(says((1, started())), now);
     session.apply(says((2, started())), now);
-    let delta = GenerationEvent::Delta { text: "x".to_owned(), tokens: 1, logprobs: Vec::new() };
+    let delta = GenerationEvent::Text { text: "x".to_owned(), tokens: 1, logprobs: Vec::new() };
     session.apply(says((2, delta)), now);
     let cancelled = |sent: &mut mpsc::UnboundedReceiver<ToWorker>| -> Vec<RequestId> {
         let told = std::iter::from_fn(|| sent.try_recv().ok());
@@ -536,7 +536,7 @@ fn vectors_come_in_their_order_and_none_is_left_from_a_life_to_the_next() {
     let now = Instant::now();
     session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
     let asked = |id: RequestId| {
-        let texts = ["a", "b"].map(|text| EmbedInput::Text(text.to_owned()));
+        let texts = ["a", "b"].map(|text| TextInput::Text(text.to_owned()));
         let (reply, receiver) = oneshot::channel();
         let work = PooledWork::Embed(texts.to_vec());
         let asked = PoolRequest { work, priority: Priority::default(), timeout_ms: None };

@@ -19,7 +19,7 @@ fn long() -> String {
 fn parameters_out_of_range_are_named() {
     let ok = GenerationParams::default();
     assert!(ok.validate().is_ok());
-    let banned = vec![(0, f32::NEG_INFINITY), (1, -MAX_LOGIT_BIAS_VALUE)];
+    let banned = vec![(0, f32::NEG_INFINITY), (1, -MAX_LOGIT_BIAS)];
     assert!(GenerationParams { logit_bias: banned, logprobs: Some(20), ..ok.clone() }.validate().is_ok());
     assert!(GenerationParams::greedy(1).validate().is_ok());
     let cases: Vec<(&str, GenerationParams)> = vec![
@@ -50,12 +50,15 @@ fn parameters_out_of_range_are_named() {
         ("logit_bias", GenerationParams { logit_bias: vec![(-1, 1.0)], ..ok.clone() }),
         ("logit_bias", GenerationParams { logit_bias: vec![(1, 100.5)], ..ok.clone() }),
         ("logit_bias", GenerationParams { logit_bias: vec![(1, f32::NAN)], ..ok.clone() }),
-        ("logit_bias", GenerationParams { logit_bias: vec![(1, 1.0); MAX_LOGIT_BIAS + 1], ..ok.clone() }),
-        ("top_logprobs", GenerationParams { logprobs: Some(MAX_LOGPROBS + 1), ..ok.clone() }),
-        ("grammar", GenerationParams { grammar: Some(Grammar::Gbnf(long())), ..ok.clone() }),
+        ("logit_bias", GenerationParams { logit_bias: vec![(1, 1.0); MAX_LOGIT_BIASES + 1], ..ok.clone() }),
+        ("top_logprobs", GenerationParams { logprobs: Some(MAX_TOP_LOGPROBS + 1), ..ok.clone() }),
+        ("grammar", GenerationParams { constraint: Some(Constraint::Gbnf(long())), ..ok.clone() }),
         (
             "response_format",
-            GenerationParams { grammar: Some(Grammar::JsonSchema { schema: long(), strict: true }), ..ok.clone() },
+            GenerationParams {
+                constraint: Some(Constraint::JsonSchema { schema: long(), strict: true }),
+                ..ok.clone()
+            },
         ),
         ("stop", GenerationParams { stop: vec![String::new()], ..ok.clone() }),
         ("stop", GenerationParams { stop: vec!["x".repeat(MAX_STOP_BYTES + 1)], ..ok.clone() }),

@@ -1,0 +1,37 @@
+//! Every limit of what a request may ask of a model, whatever protocol it comes by. `docs/configuration.md` lists them, and a
+//! test holds the two together.
+//!
+//! Absent: what a protocol allows less of, which is its own, and what only a model knows (its context, its vocabulary).
+
+/// The most stop strings one request may name.
+pub const MAX_STOP_STRINGS: usize = 16;
+/// The longest stop string, in bytes. Up to this much generated text may be held back while a match is possible.
+pub const MAX_STOP_BYTES: usize = 256;
+/// The highest temperature accepted.
+pub const MAX_TEMPERATURE: f32 = 5.0;
+/// The most tokens whose log-probabilities are reported beside the chosen one's, as in `OpenAI`'s API.
+pub const MAX_TOP_LOGPROBS: u32 = 20;
+/// The most tokens with a bias.
+pub const MAX_LOGIT_BIASES: usize = 1024;
+/// The largest bias either way, as in `OpenAI`'s API; minus infinity bans a token.
+pub const MAX_LOGIT_BIAS: f32 = 100.0;
+/// The most tokens that the penalties look back at.
+pub const MAX_PENALTY_LAST_N: u32 = 1 << 20;
+/// The highest repetition penalty.
+pub const MAX_REPEAT_PENALTY: f32 = 100.0;
+/// The largest frequency and presence penalty either way, as in `OpenAI`'s API.
+pub const MAX_PENALTY: f32 = 2.0;
+/// The highest multiplier and base of the DRY penalty.
+pub const MAX_DRY_FACTOR: f32 = 100.0;
+/// The longest repetition that the DRY penalty may leave free.
+pub const MAX_DRY_ALLOWED_LENGTH: u32 = 1024;
+/// The most strings that end a repetition for the DRY penalty.
+pub const MAX_DRY_BREAKERS: usize = 32;
+/// The longest of them, in bytes: where llama.cpp cuts them.
+pub const MAX_DRY_BREAKER_BYTES: usize = 40;
+/// The longest grammar or JSON schema, in bytes; what else bounds them stands below.
+pub const MAX_GRAMMAR_BYTES: usize = 128 * 1024;
+/// The most prompt text one request may carry, in bytes; a longer one is refused before it is tokenised.
+pub const MAX_PROMPT_BYTES: usize = 8 * 1024 * 1024;
+/// The most texts in one pooled request.
+pub const MAX_POOLED_INPUTS: usize = 2048;
