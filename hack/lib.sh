@@ -78,7 +78,8 @@ missing_packages() { # missing_packages build|cluster|images...: Debian packages
       images) for pair in buildah:buildah mmdebstrap:mmdebstrap jq:jq curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
       profile) has perf || echo linux-perf ;;
       python) python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv ;;
-      lint) for pair in shellcheck:shellcheck curl:curl; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
+      monitoring) has promtool || echo prometheus ;;
+      lint) for pair in shellcheck:shellcheck curl:curl jq:jq; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
     esac
   done | sort -u
 }

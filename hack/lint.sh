@@ -11,7 +11,7 @@ prerequisites() {
   require_toolchains
   require_go
   install_packages build
-  [[ $(id -u) != 0 ]] || install_packages lint
+  [[ $(id -u) != 0 ]] || install_packages lint monitoring
   rustup component add clippy rustfmt >/dev/null 2>&1 || { cargo clippy --version && cargo fmt --version; } >/dev/null
 }
 
@@ -32,9 +32,21 @@ dependencies() {
 
 chart() {
   helm lint --strict --quiet charts/gantry
-  helm lint --strict --quiet charts/gantry --set replicas=2 --set metrics.serviceMonitor.enabled=true
+  helm lint --strict --quiet charts/gantry --set replicas=2 --set metrics.serviceMonitor.enabled=true \
+    --set metrics.prometheusRule.enabled=true --set metrics.dashboards.enabled=true
   # The same flags as the cluster's programs have: most of it is compiled.
   (cd e2e/cluster && CGO_ENABLED=0 go test -vet=off -trimpath -tags providerless,netgo ./admission)
+}
+
+monitoring() { # each alert fires when it should; what alerts and dashboards ask for is there, and can be asked so
+  local files=charts/gantry/files/monitoring metric queries=$cache/dashboards-rules.yaml
+  promtool test rules charts/gantry/tests/alerts.yaml >"$cache/alerts.log" || { cat "$cache/alerts.log" >&2; die "alerts do not fire as they should"; }
+  jq -n '{groups: [{name: "dashboards", rules: [inputs | .. | .expr? // empty
+    | gsub("\\$__rate_interval"; "5m") | gsub("\\$(namespace|service)"; ".*") | {record: "query", expr: .}]}]}' $files/dashboards/*.json >"$queries"
+  promtool check rules --lint=none $files/alerts.yaml "$queries" >"$cache/alerts.log" 2>&1 || { cat "$cache/alerts.log" >&2; die "a query is none"; }
+  grep -ohE '\bgantry_[a-z_]+' $files/alerts.yaml $files/dashboards/*.json | sed -E 's/_(bucket|sum|count)$//' | sort -u | while read -r metric; do
+    grep -q "^| \`$metric\` " docs/metrics.md || die "$metric, which alerts or dashboards ask for, is not in docs/metrics.md"
+  done
 }
 
 generated() {
@@ -80,4 +92,5 @@ step "cargo-deny $cargo_deny_version" install_cargo_deny
 step "cargo deny check" dependencies
 step "helm: build" "$cluster" build
 step "helm lint" chart
+step "alerts and dashboards" monitoring
 steps_summary

@@ -33,7 +33,7 @@ trap 'exit 130' INT TERM
 FOREIGN_KUBECONFIG='' use_kubeconfig
 unset FOREIGN_KUBECONFIG REGISTRY
 
-prerequisites() { require_toolchains; require_go; install_packages build images cluster python; }
+prerequisites() { require_toolchains; require_go; install_packages build images cluster python monitoring; }
 
 # Always the whole workspace: part of it would resolve other features, and compile the dependencies once more.
 tests() { cargo test --release --locked --workspace "$@" 2>&1 | tee -a "$log"; }

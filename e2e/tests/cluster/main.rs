@@ -11,6 +11,7 @@ mod fleet;
 mod guards;
 mod latch;
 mod lifecycle;
+mod monitoring;
 mod rejections;
 mod swap;
 mod y_scale;
