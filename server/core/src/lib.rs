@@ -1,10 +1,12 @@
 //! What a request and an answer are, whatever protocol a request comes by and whatever computes the answer.
 //!
-//! A protocol decodes its bytes into a [`Prompt`] with [`GenerationParams`], or a [`PooledWork`], and encodes the events
-//! that come of it ([`GenerationEvent`], [`PooledEvent`]) or why none do ([`SubmitError`], [`RequestError`]). The front and
-//! its workers speak these types with each other, and an engine computes with them. Absent: I/O, HTTP, C++ (who links this
+//! A protocol decodes its bytes into a [`TextRequest`] or a [`PooledRequest`], and its encoder ([`TextEncoder`],
+//! [`PooledEncoder`]) writes what comes of it: answers, events ([`GenerationEvent`]) or an [`ApiError`]. The front and its
+//! workers speak of [`Prompt`]s, [`GenerationParams`] and events with each other, an engine computes with them, and both say
+//! why not ([`SubmitError`], [`RequestError`]). Absent: I/O, HTTP, C++ (who links this
 //! links no llama.cpp), the shape of any protocol, and how a model is loaded.
 
+mod api_error;
 mod degradation;
 mod error;
 mod event;
@@ -12,8 +14,10 @@ mod limits;
 mod message;
 mod order;
 mod params;
+mod protocol;
 mod request;
 
+pub use api_error::{ApiError, ErrorCode, ErrorKind};
 pub use degradation::DegradationLevel;
 pub use error::{ParamError, RequestError, SubmitError};
 pub use event::{
@@ -24,4 +28,7 @@ pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};
 pub use order::{Priority, Turn};
 pub use params::{Constraint, DryParams, GenerationParams};
+pub use protocol::{
+    Answer, AnswerHead, EncodeError, PooledEncoder, PooledRequest, PooledSize, StreamEncoder, TextEncoder, TextRequest,
+};
 pub use request::{PooledWork, Prompt, TextInput};

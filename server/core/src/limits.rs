@@ -35,3 +35,5 @@ pub const MAX_GRAMMAR_BYTES: usize = 128 * 1024;
 pub const MAX_PROMPT_BYTES: usize = 8 * 1024 * 1024;
 /// The most texts in one pooled request.
 pub const MAX_POOLED_INPUTS: usize = 2048;
+/// The longest time that a request may say it is ready to wait for its first token: an hour.
+pub const MAX_QUEUE_TIMEOUT_MS: u64 = 3_600_000;

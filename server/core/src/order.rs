@@ -35,6 +35,12 @@ impl Priority {
         }
     }
 
+    /// Which one a word is for.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|priority| priority.as_str() == word)
+    }
+
     /// Its place among them, the lowest first.
     #[must_use]
     pub const fn rank(self) -> usize {

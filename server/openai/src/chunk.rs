@@ -6,6 +6,7 @@
 
 use std::io::Write;
 
+use gantry_core::AnswerHead;
 use serde::Serialize;
 
 /// What all chunks of an answer say.
@@ -19,6 +20,12 @@ pub struct ChunkHead<'a> {
     pub model: &'a str,
     /// The version that answers.
     pub system_fingerprint: &'a str,
+}
+
+impl<'a> ChunkHead<'a> {
+    pub(crate) fn of(head: &'a AnswerHead) -> Self {
+        Self { id: &head.id, created: head.created, model: &head.model, system_fingerprint: &head.version }
+    }
 }
 
 /// Writes the chunks of one answer.

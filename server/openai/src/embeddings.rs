@@ -1,15 +1,16 @@
 //! `/v1/embeddings`: requests, checked, and answers. Absent: a model's own limits, which only it knows.
 
-use gantry_core::{Priority, TextInput};
+use gantry_core::{
+    ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledWork, Priority, TextInput,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::base64;
-use crate::error::ApiError;
 use crate::fields::{Fields, wrong_value};
 use crate::inputs::{Bounds, inputs};
 use crate::limits::{MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS};
 use crate::parameters::Place;
-use crate::request::{check_model, model, parse_object, priority};
+use crate::request::{model, parse_object, priority};
 use crate::response::EmbeddingUsage;
 
 /// How vectors are written.
@@ -33,7 +34,7 @@ pub struct ValidEmbeddingsRequest {
     pub inputs: Vec<TextInput>,
     /// How to write the vectors.
     pub encoding: EncodingFormat,
-    /// The width asked for; see [`Self::check_dimensions`].
+    /// The width asked for, which must be the model's.
     pub dimensions: Option<u32>,
     /// Who goes first.
     pub priority: Priority,
@@ -61,21 +62,30 @@ impl ValidEmbeddingsRequest {
             priority: priority(&fields)?,
         })
     }
+}
 
-    /// Refuses the request unless it asks for one of the names `served`, or for none.
-    ///
-    /// # Errors
-    /// 404 `model_not_found`.
-    pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
-        check_model(self.model.as_deref(), served)
-    }
+/// Reads and checks a body.
+///
+/// # Errors
+/// As [`ValidEmbeddingsRequest::parse`].
+pub fn decode_embeddings(body: &[u8]) -> Result<(PooledRequest, EmbeddingsEncoder), ApiError> {
+    let ValidEmbeddingsRequest { model, inputs, encoding, dimensions, priority } = ValidEmbeddingsRequest::parse(body)?;
+    let encoder = EmbeddingsEncoder { encoding, dimensions, count: inputs.len() };
+    let work = PooledWork::Embed(inputs);
+    Ok((PooledRequest { model, work, prompt_param: "input", priority }, encoder))
+}
 
-    /// Refuses another width than the model's: a vector that is cut is worth something only where the model was
-    /// trained for it, and files do not say so.
-    ///
-    /// # Errors
-    /// 400 `invalid_value`.
-    pub fn check_dimensions(&self, width: u32) -> Result<(), ApiError> {
+/// Writes the answer to a request for embeddings.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingsEncoder {
+    encoding: EncodingFormat,
+    dimensions: Option<u32>,
+    count: usize,
+}
+
+impl PooledEncoder for EmbeddingsEncoder {
+    /// A vector that is cut is worth something only where the model was trained for it, and files do not say so.
+    fn check(&self, width: u32) -> Result<(), ApiError> {
         match self.dimensions {
             Some(asked) if asked != width => {
                 let message =
@@ -84,6 +94,14 @@ impl ValidEmbeddingsRequest {
             }
             _ => Ok(()),
         }
+    }
+
+    fn size(&self, width: u32) -> PooledSize {
+        PooledSize::Numbers(self.count.saturating_mul(width as usize))
+    }
+
+    fn whole(self, model: String, output: PooledOutput) -> Result<Vec<u8>, EncodeError> {
+        serde_json::to_vec(&EmbeddingList::new(model, output.vectors, self.encoding, output.prompt_tokens))
     }
 }
 

@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+use gantry_core::{ApiError, ErrorCode};
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, ErrorCode};
 use crate::parameters::{self, Place};
 
 /// A JSON object and its place in the request.

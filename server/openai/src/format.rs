@@ -3,10 +3,9 @@
 //! Only sizes and types are checked here: whether a schema or a grammar can be followed is the engine's to say, which
 //! compiles it.
 
-use gantry_core::Constraint;
+use gantry_core::{ApiError, Constraint};
 use serde_json::Value;
 
-use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::{MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES};
 use crate::parameters::Place;

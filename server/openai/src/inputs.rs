@@ -1,10 +1,9 @@
 //! Texts that a model reads as they are, and token ids in their place: the `input` of embeddings and the `prompt` of texts, which
 //! take the same four shapes. Absent: whether a vocabulary has an id, which only the model knows.
 
-use gantry_core::TextInput;
+use gantry_core::{ApiError, TextInput};
 use serde_json::Value;
 
-use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 
 /// How much one request may have of them.

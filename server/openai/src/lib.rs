@@ -1,13 +1,16 @@
 //! `OpenAI`'s wire types, without I/O: what requests may say, what answers look like, how errors are told.
 //!
-//! Bytes become a `Valid*` request in one place each ([`request`], [`embeddings`], [`rerank`]), or an [`ApiError`] that
-//! names the parameter at fault; later code cannot fail for a request's shape. What becomes of
+//! Bytes become what is asked, and what writes the answer, in one place each ([`decode_chat`], [`decode_completion`],
+//! [`decode_embeddings`], [`decode_rerank`]), or an [`ApiError`](gantry_core::ApiError) that names the parameter at fault; later
+//! code cannot fail for a request's shape. What becomes of
 //! each name [`parameters`] says; one that is not known is refused. What a stream sends for each token is written from a
 //! template ([`chunk`]). Absent: HTTP, models, tokens; what only the model can judge (its template, its context, a schema)
 //! is not judged here.
 
 mod base64;
+mod chat;
 mod chunk;
+mod completions;
 mod embeddings;
 mod error;
 mod fields;
@@ -22,17 +25,23 @@ mod rerank;
 mod response;
 mod sampling;
 mod sse;
+mod told;
 
+pub use chat::{ChatEncoder, ChatStream, decode_chat};
 pub use chunk::{ChunkHead, ChunkTemplate};
-pub use embeddings::{Embedding, EmbeddingList, EmbeddingVector, EncodingFormat, ValidEmbeddingsRequest};
-pub use error::{ApiError, ErrorCode, ErrorKind, ErrorObject, ErrorResponse};
+pub use completions::{CompletionEncoder, CompletionStream, decode_completion};
+pub use embeddings::{
+    Embedding, EmbeddingList, EmbeddingVector, EmbeddingsEncoder, EncodingFormat, ValidEmbeddingsRequest,
+    decode_embeddings,
+};
+pub use error::{ErrorObject, ErrorResponse};
 pub use limits::*;
 pub use logprobs::{ChatLogprob, ChatLogprobs, TextLogprobs, TextOffset, TokenChance, TopLogprob};
 pub use messages::parse_messages;
-pub use request::{Common, Streaming, ValidChatRequest, ValidCompletionRequest, parse_priority};
-pub use rerank::{RerankDocument, RerankResponse, RerankResult, ValidRerankRequest};
+pub use request::{Common, Streaming, ValidChatRequest, ValidCompletionRequest};
+pub use rerank::{RerankDocument, RerankEncoder, RerankResponse, RerankResult, ValidRerankRequest, decode_rerank};
 pub use response::{
     AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, EmbeddingUsage, FinishReason,
     Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, TimeHistogram, Timings, Usage,
 };
-pub use sse::{SSE_CONTENT_TYPE, SSE_DONE, SSE_KEEP_ALIVE, sse_event, write_sse_event};
+pub use sse::{SSE_DONE, sse_event, write_sse_event};

@@ -39,8 +39,6 @@ pub const MAX_PROMPT_TOKENS: usize = 1 << 20;
 pub const MAX_GRAMMAR_BYTES: usize = 64 * 1024;
 /// The longest JSON schema in a `response_format`, in bytes.
 pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
-/// The longest time that a request may say it is ready to wait for its first token: an hour.
-pub const MAX_QUEUE_TIMEOUT_MS: u64 = 3_600_000;
 /// The most texts in one request for embeddings.
 pub const MAX_EMBEDDING_INPUTS: usize = 2048;
 /// The most tokens in one request for embeddings, where they come as numbers.

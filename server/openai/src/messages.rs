@@ -6,10 +6,9 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use gantry_core::{Message, Part, Role, ToolCall};
+use gantry_core::{ApiError, ErrorCode, Message, Part, Role, ToolCall};
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, ErrorCode};
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::{MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_NAME_BYTES, MAX_TOOL_CALLS};
 use crate::parameters::Place;

@@ -9,9 +9,8 @@
 
 use std::borrow::Cow;
 
+use gantry_core::{ApiError, ErrorCode};
 use serde_json::{Map, Value};
-
-use crate::error::{ApiError, ErrorCode};
 
 /// Where a parameter may stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

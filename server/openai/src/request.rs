@@ -1,35 +1,22 @@
 //! Chats and texts: from bytes to a type that holds only what is valid.
 
-use std::borrow::Cow;
-
-use gantry_core::{GenerationParams, Message, Priority, Prompt, TextInput};
+use gantry_core::{ApiError, ErrorCode, GenerationParams, Message, Priority, Prompt, TextInput, TextRequest};
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, ErrorCode, ErrorKind};
 use crate::fields::{Fields, wrong_type, wrong_value};
 use crate::format::{chat_logprobs, constraint, text_logprobs};
 use crate::inputs::{Bounds, inputs};
 use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_TOP_LOGPROBS};
 use crate::messages::take_messages;
-use crate::parameters::{PARAMETERS, Parameter, Place, is_empty_throughout};
+use crate::parameters::{PARAMETERS, Parameter, Place, cannot_stop_thinking, is_empty_throughout};
 use crate::sampling::{COMPLETION_MAX_TOKENS, sampling};
-
-/// Reads a word for who is served first; `param` is where it stood.
-///
-/// # Errors
-/// It is none of the three.
-pub fn parse_priority(param: &'static str, word: &str) -> Result<Priority, ApiError> {
-    Priority::ALL
-        .into_iter()
-        .find(|priority| priority.as_str() == word)
-        .ok_or_else(|| wrong_value(param.to_owned(), "must be one of high, normal and low"))
-}
 
 /// What a body says: one of the words, or vLLM's number, of which lower ones are served earlier and 0 is the default.
 pub(crate) fn priority(fields: &Fields<'_>) -> Result<Priority, ApiError> {
     match fields.get("priority") {
         None => Ok(Priority::Normal),
-        Some(Value::String(word)) => parse_priority("priority", word),
+        Some(Value::String(word)) => Priority::parse(word)
+            .ok_or_else(|| wrong_value(fields.path("priority"), "must be one of high, normal and low")),
         Some(Value::Number(number)) => match number.as_i64() {
             Some(..0) => Ok(Priority::High),
             Some(0) => Ok(Priority::Normal),
@@ -100,12 +87,17 @@ impl Common {
         })
     }
 
-    /// Refuses the request unless it asks for one of the names `served`, or for none.
-    ///
-    /// # Errors
-    /// 404 `model_not_found`.
-    pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
-        check_model(self.model.as_deref(), served)
+    /// What is asked, by a client that calls the prompts `prompt_param`.
+    pub(crate) fn into_request(self, prompts: Vec<Prompt>, prompt_param: &'static str) -> TextRequest {
+        TextRequest {
+            model: self.model,
+            prompts,
+            prompt_param,
+            params: self.params,
+            choices: self.choices,
+            is_streamed: self.streaming.enabled,
+            refused_by_thinkers: self.unthinking.map(cannot_stop_thinking),
+        }
     }
 }
 
@@ -177,23 +169,6 @@ impl ValidCompletionRequest {
             TextInput::Tokens(tokens) => Prompt::Tokens(tokens),
         };
         Ok(Self { prompts: prompts.into_iter().map(prompt).collect(), common })
-    }
-}
-
-/// Refuses a model that is not among those `served`.
-pub(crate) fn check_model(asked: Option<&str>, served: &[&str]) -> Result<(), ApiError> {
-    match asked {
-        Some(model) if !served.contains(&model) => Err(ApiError {
-            status: 404,
-            kind: ErrorKind::NotFoundError,
-            param: Some(Cow::Borrowed("model")),
-            code: ErrorCode::ModelNotFound,
-            message: format!(
-                "The model {model:?} is not served here; there is {}, which GET /v1/models lists.",
-                served.join(", ")
-            ),
-        }),
-        _ => Ok(()),
     }
 }
 

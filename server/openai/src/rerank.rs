@@ -1,15 +1,16 @@
 //! `/v1/rerank`: documents in the order of their worth to a query, in the shape that Jina, Cohere and llama-server
 //! share.
 
-use gantry_core::Priority;
+use gantry_core::{
+    ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledWork, Priority,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::ApiError;
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::limits::MAX_RERANK_DOCUMENTS;
 use crate::parameters::Place;
-use crate::request::{check_model, model, parse_object, priority};
+use crate::request::{model, parse_object, priority};
 use crate::response::EmbeddingUsage;
 
 /// About what a result takes on the wire beside its document's text.
@@ -56,14 +57,6 @@ impl ValidRerankRequest {
         })
     }
 
-    /// Refuses the request unless it asks for one of the names `served`, or for none.
-    ///
-    /// # Errors
-    /// 404 `model_not_found`.
-    pub fn check_model(&self, served: &[&str]) -> Result<(), ApiError> {
-        check_model(self.model.as_deref(), served)
-    }
-
     /// About how many bytes [the answer](Self::answer) has on the wire: documents count where they are told again, as they are.
     #[must_use]
     pub fn answer_bytes(&self) -> usize {
@@ -87,6 +80,37 @@ impl ValidRerankRequest {
         results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
         results.truncate(self.top_n.map_or(usize::MAX, |n| n as usize));
         RerankResponse { object: "list".to_owned(), model, results, usage: EmbeddingUsage::new(prompt_tokens) }
+    }
+}
+
+/// Reads and checks a body.
+///
+/// # Errors
+/// As [`ValidRerankRequest::parse`].
+pub fn decode_rerank(body: &[u8]) -> Result<(PooledRequest, RerankEncoder), ApiError> {
+    let valid = ValidRerankRequest::parse(body)?;
+    let (model, priority) = (valid.model.clone(), valid.priority);
+    let work = PooledWork::Rank { query: valid.query.clone(), documents: valid.documents.clone() };
+    Ok((PooledRequest { model, work, prompt_param: "documents", priority }, RerankEncoder(valid)))
+}
+
+/// Writes the answer to a request for a ranking.
+#[derive(Clone, Debug)]
+pub struct RerankEncoder(ValidRerankRequest);
+
+impl PooledEncoder for RerankEncoder {
+    fn check(&self, _: u32) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn size(&self, _: u32) -> PooledSize {
+        PooledSize::Bytes(self.0.answer_bytes())
+    }
+
+    fn whole(self, model: String, output: PooledOutput) -> Result<Vec<u8>, EncodeError> {
+        let score = |vector: &Vec<f32>| vector.first().copied().unwrap_or(f32::NAN);
+        let scores: Vec<f32> = output.vectors.iter().map(score).collect();
+        serde_json::to_vec(&self.0.answer(model, &scores, output.prompt_tokens))
     }
 }
 

@@ -257,6 +257,11 @@ pub struct Model {
     pub owned_by: String,
 }
 
+/// Answers are counted to [`MAX_PROMPT_CHOICES`](crate::MAX_PROMPT_CHOICES).
+pub(crate) fn wire_index(answer: usize) -> u32 {
+    u32::try_from(answer).unwrap_or(u32::MAX)
+}
+
 /// An outer `None` is left out, an inner one is `null`.
 mod present {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

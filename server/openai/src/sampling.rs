@@ -4,10 +4,9 @@
 //! `repeat_penalty`. Two conventions of llama-server's are undone here: a look back of -1 is the whole context, and one
 //! of 0 turns its penalty off.
 
-use gantry_core::{DryParams, GenerationParams};
+use gantry_core::{ApiError, DryParams, GenerationParams};
 use serde_json::Value;
 
-use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type, wrong_value};
 use crate::limits::{
     MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BASE, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_MULTIPLIER, MAX_LOGIT_BIAS,

@@ -4,12 +4,8 @@ use std::io::Write;
 
 use serde::Serialize;
 
-/// The content type of a stream.
-pub const SSE_CONTENT_TYPE: &str = "text/event-stream";
 /// The end of a stream that went well.
 pub const SSE_DONE: &str = "data: [DONE]\n\n";
-/// A comment that clients ignore and that keeps proxies from closing a silent stream.
-pub const SSE_KEEP_ALIVE: &str = ": keep-alive\n\n";
 
 /// One event.
 ///

@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use gantry_core::{ApiError, ErrorCode};
 use gantry_openai::parameters::{Neutral, PARAMETERS, Parameter, Place, Treatment, find};
-use gantry_openai::{
-    ApiError, ErrorCode, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
-};
+use gantry_openai::{ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest};
 use serde_json::{Map, Value, json};
 
 /// The references' lists, and the names that are this server's own.

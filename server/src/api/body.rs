@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
-use gantry_openai::{ApiError, ErrorCode, ErrorKind};
+use gantry_core::{ApiError, ErrorCode, ErrorKind};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout, timeout_at};
 

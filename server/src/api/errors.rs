@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use gantry_core::{ParamError, RequestError};
-use gantry_openai::{ApiError, ErrorCode, ErrorKind};
+use gantry_core::{ApiError, ErrorCode, ErrorKind, ParamError, RequestError};
+use gantry_openai::ErrorResponse;
 
 use super::budget::Short;
 use crate::limits::{RETRY_AFTER_MIN_SECONDS, WHOLE_ANSWER_BYTES};
@@ -97,7 +97,7 @@ impl Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(self.error.to_response())).into_response();
+        let mut response = (status, Json(ErrorResponse::from(&self.error))).into_response();
         response.extensions_mut().insert(Told(self.error.code.clone()));
         if let Some(after) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));

@@ -9,17 +9,14 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument;
 
-use super::App;
 use super::errors::Told;
+use super::{App, routes};
 use crate::console::ENDED;
 use crate::limits::MAX_REQUEST_ID_BYTES;
-use crate::metrics::{Outcome, Route, VersionLabels};
+use crate::metrics::{Outcome, VersionLabels};
 
 /// The header that names a request, in both directions.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Addresses that are asked time and again by nobody who waits for an answer.
-const PROBES: [&str; 5] = ["/health", "/v1/health", "/healthz", "/readyz", "/metrics"];
 
 /// A request's id: the client's own, if it is short and plain, or a fresh one.
 #[derive(Clone)]
@@ -46,17 +43,7 @@ pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
 }
 
 pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let route = match request.uri().path() {
-        "/v1/chat/completions" | "/chat/completions" => Route::Chat,
-        "/v1/completions" => Route::Completions,
-        "/v1/embeddings" => Route::Embeddings,
-        "/v1/rerank" | "/v1/reranking" | "/rerank" | "/reranking" => Route::Rerank,
-        "/models" => Route::Models,
-        path if path.starts_with("/v1/models") => Route::Models,
-        _ => Route::Other,
-    };
-    // Who asks them asks for ever.
-    let is_probe = PROBES.contains(&request.uri().path());
+    let (route, is_logged) = routes::counted_as(request.extensions().get());
     let identity = request.extensions().get::<RequestIdentity>().cloned();
     let arrival = Instant::now();
     let response = next.run(request).await;
@@ -65,7 +52,7 @@ pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: N
         let outcome = Outcome::of_status(status);
         // What came to a version counts and logs itself.
         app.metrics.request_ended(route, &VersionLabels::default(), status, outcome);
-        if !is_probe {
+        if is_logged {
             let code = response.extensions().get::<Told>().map(|told| told.0.as_str());
             tracing::info!(
                 request_id = identity.as_ref().and_then(|id| id.0.to_str().ok()),

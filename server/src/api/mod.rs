@@ -1,25 +1,22 @@
-//! HTTP as `OpenAI`'s clients speak it.
+//! HTTP: connections' requests, from an address to a protocol.
 //!
-//! One file for each step of a request: [`body`] reads it within limits, `gantry-openai` checks it, [`generate`] binds
-//! it to the active version, [`stream`] sends its answer piece by piece ([`pooled`] whole, for vectors; what comes whole is [`written`] off the runtime), [`errors`] tells what went wrong as an error
-//! object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a token can be
-//! decoded now. Absent: authentication, which is the ingress's; HTTP/2 and TLS, as in llama-server behind a service.
+//! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`]); what its requests need is the
+//! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. [`errors`] tells what
+//! went wrong as an error object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a
+//! token can be decoded now. Absent: authentication, which is the ingress's; HTTP/2 and TLS, as in llama-server behind a
+//! service.
 
-mod answer;
 mod body;
 mod budget;
-mod choices;
 mod errors;
-mod generate;
+mod executor;
 mod middleware;
 mod models;
-mod params;
+mod openai;
 mod paths;
-mod pooled;
 mod props;
 mod ready;
-mod stream;
-mod written;
+mod routes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,8 +26,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use gantry_openai::ApiError;
+use gantry_core::{ApiError, ErrorCode, ErrorKind};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -43,13 +39,7 @@ use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
 pub use budget::Peer;
 use errors::Failure;
-use written::Writers;
-
-const CHAT: &str = "/v1/chat/completions";
-const TEXT: &str = "/v1/completions";
-const EMBEDDINGS: &str = "/v1/embeddings";
-const RERANK: &str = "/v1/rerank";
-const MODELS: &str = "/v1/models";
+use executor::Writers;
 
 /// What all requests share.
 pub struct App {
@@ -105,14 +95,14 @@ impl App {
         self.limits
     }
 
-    /// The active version, unless the request asks for another model than it.
-    fn check_model(&self, check: impl Fn(&[&str]) -> Result<(), ApiError>) -> Result<Arc<Version>, Failure> {
+    /// The active version, unless the request asks for another model than it; `None`: whichever is served.
+    fn version_for(&self, model: Option<&str>) -> Result<Arc<Version>, Failure> {
         let version = self.router.active().ok_or_else(|| self.no_version())?;
         let spec = version.spec();
         match &*spec.name {
             // It names what is served without Kubernetes, where no version has a name that a client could know.
-            STANDALONE_VERSION => check(&[&spec.served_name])?,
-            name => check(&[&spec.served_name, name])?,
+            STANDALONE_VERSION => check_model(model, &[&spec.served_name])?,
+            name => check_model(model, &[&spec.served_name, name])?,
         }
         Ok(version)
     }
@@ -147,30 +137,28 @@ impl App {
     }
 }
 
+/// Refuses a model that is not among those `served`.
+fn check_model(asked: Option<&str>, served: &[&str]) -> Result<(), ApiError> {
+    match asked {
+        Some(model) if !served.contains(&model) => Err(ApiError {
+            param: Some("model".into()),
+            ..ApiError::new(
+                404,
+                ErrorKind::NotFoundError,
+                ErrorCode::ModelNotFound,
+                format!(
+                    "The model {model:?} is not served here; there is {}, which GET /v1/models lists.",
+                    served.join(", ")
+                ),
+            )
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// All addresses.
 pub fn routes(app: &Arc<App>) -> axum::Router {
-    let posts = axum::Router::new()
-        .route(CHAT, post(generate::chat))
-        .route("/chat/completions", post(generate::chat))
-        .route(TEXT, post(generate::completion))
-        .route(EMBEDDINGS, post(pooled::embeddings))
-        .route(RERANK, post(pooled::rerank))
-        .route("/v1/reranking", post(pooled::rerank))
-        .route("/rerank", post(pooled::rerank))
-        .route("/reranking", post(pooled::rerank))
-        .method_not_allowed_fallback(paths::takes_post);
-    let gets = axum::Router::new()
-        .route(MODELS, get(models::list))
-        .route("/models", get(models::list))
-        .route("/props", get(props::props))
-        .route("/v1/models/{id}", get(models::one))
-        .merge(probes())
-        .route("/health", get(ready::health))
-        .route("/v1/health", get(ready::health))
-        .method_not_allowed_fallback(paths::takes_get);
-    posts
-        .merge(gets)
-        .fallback(paths::unknown_url)
+    routes::all()
         .with_state(Arc::clone(app))
         .layer(CatchPanicLayer::custom(errors::panicked))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))
@@ -179,19 +167,27 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
 
 /// What the port of probes and metrics answers.
 pub fn probe_routes(app: &Arc<App>) -> axum::Router {
-    probes().with_state(Arc::clone(app)).layer(CatchPanicLayer::custom(errors::panicked))
+    routes::probes().with_state(Arc::clone(app)).layer(CatchPanicLayer::custom(errors::panicked))
 }
 
-fn probes() -> axum::Router<Arc<App>> {
-    axum::Router::new()
-        .route("/healthz", get(ready::alive))
-        .route("/readyz", get(ready::ready))
-        .route("/metrics", get(metrics))
-}
-
-async fn metrics(State(app): State<Arc<App>>) -> Response {
+async fn scrape(State(app): State<Arc<App>>) -> Response {
     match app.metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn another_model_is_refused_with_what_there_is() {
+        assert_eq!(check_model(None, &["m"]), Ok(()));
+        assert_eq!(check_model(Some("v1"), &["m", "v1"]), Ok(()));
+        let error = check_model(Some("other"), &["m", "v1"]).unwrap_err();
+        assert_eq!((error.status, error.param.as_deref()), (404, Some("model")));
+        assert!(error.message.contains("\"other\"") && error.message.contains("m, v1"), "{}", error.message);
     }
 }

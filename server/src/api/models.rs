@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use gantry_openai::{ApiError, ErrorCode, ErrorKind, Model, ModelList};
+use gantry_core::{ApiError, ErrorCode, ErrorKind};
+use gantry_openai::{Model, ModelList};
 
 use super::App;
 use super::errors::Failure;

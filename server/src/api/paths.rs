@@ -1,10 +1,10 @@
 //! What is said at an address that is not here: which ones are, and where else what was meant is found.
 
 use axum::extract::Request;
-use gantry_openai::{ApiError, ErrorCode, ErrorKind};
+use gantry_core::{ApiError, ErrorCode, ErrorKind};
 
 use super::errors::Failure;
-use super::{CHAT, EMBEDDINGS, MODELS, RERANK, TEXT};
+use super::routes::{self, Method};
 
 /// Addresses of other servers and other protocols, and what there is here for them.
 const ELSEWHERE: &[(&str, &str)] = &[
@@ -31,11 +31,19 @@ pub(super) async fn unknown_url(request: Request) -> Failure {
     let hint = ELSEWHERE.iter().find(|(known, _)| *known == meant).map(|(_, hint)| *hint).or_else(|| doubled(meant));
     let hint = hint.map(|hint| format!(" Instead: {hint}."));
     let message = format!(
-        "There is no {method} {path} here; there are POST {CHAT}, {TEXT}, {EMBEDDINGS} and {RERANK}, and GET {MODELS}, /props, \
-         /health, /healthz, /readyz and /metrics.{}",
+        "There is no {method} {path} here; there are POST {}, and GET {}.{}",
+        listed(&routes::told(Method::Post).collect::<Vec<_>>()),
+        listed(&routes::told(Method::Get).collect::<Vec<_>>()),
         hint.unwrap_or_default()
     );
     ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
+}
+
+fn listed(addresses: &[&str]) -> String {
+    match addresses {
+        [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),
+        all => all.concat(),
+    }
 }
 
 /// What is to be said where a client put its part of an address behind all of another.
@@ -44,9 +52,9 @@ fn doubled(path: &str) -> Option<&'static str> {
     if path.starts_with("/v1/v1/") {
         return Some("the client adds /v1 by itself: leave it out of the base URL that it is given");
     }
-    [CHAT, TEXT, EMBEDDINGS, RERANK, MODELS]
-        .iter()
-        .any(|address| is_behind(address))
+    let mut addresses = routes::told(Method::Post).chain(routes::told(Method::Get));
+    addresses
+        .any(|address| address.starts_with("/v1/") && is_behind(address))
         .then_some("the client adds the rest of the address by itself: the base URL that it is given ends with /v1")
 }
 

@@ -69,7 +69,7 @@ fn every_flag_is_in_the_reference() {
 /// The words for programs that the sources put into errors: those of the front, and those of the engine.
 fn error_codes() -> Vec<String> {
     let quoted = |text: &str| text.split('"').nth(1).map(str::to_owned);
-    let front = read("openai/src/error.rs");
+    let front = read("core/src/api_error.rs");
     let (_, told) = front.split_once("pub fn as_str(&self) -> &str {").expect("the words of the front");
     let (told, _) = told.split_once("Self::Other").expect("the last word");
     let mut codes: Vec<String> = told.lines().filter_map(quoted).collect();

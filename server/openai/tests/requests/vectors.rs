@@ -1,9 +1,9 @@
 //! Embeddings and rankings.
 
-use gantry_core::TextInput;
+use gantry_core::{ErrorCode, PooledEncoder, TextInput};
 use gantry_openai::{
-    EncodingFormat, ErrorCode, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_RERANK_DOCUMENTS,
-    ValidEmbeddingsRequest, ValidRerankRequest,
+    EncodingFormat, MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS, MAX_RERANK_DOCUMENTS, ValidEmbeddingsRequest,
+    ValidRerankRequest, decode_embeddings,
 };
 use serde_json::{Value, json};
 
@@ -54,10 +54,11 @@ fn an_embedding_has_the_models_width_and_a_known_encoding() {
     assert_eq!(parse("encoding_format", json!("base64")).unwrap().encoding, EncodingFormat::Base64);
     assert_eq!(parse("encoding_format", json!("hex")).unwrap_err().param.as_deref(), Some("encoding_format"));
     assert_eq!(parse("dimensions", json!(0)).unwrap_err().param.as_deref(), Some("dimensions"));
-    assert!(parse("user", json!("u")).unwrap().check_dimensions(384).is_ok());
-    let asked = parse("dimensions", json!(384)).unwrap();
-    assert!(asked.check_dimensions(384).is_ok());
-    let error = asked.check_dimensions(768).unwrap_err();
+    let encoder = |body: Value| decode_embeddings(body.to_string().as_bytes()).unwrap().1;
+    assert!(encoder(json!({"input": "a"})).check(384).is_ok());
+    let asked = encoder(json!({"input": "a", "dimensions": 384}));
+    assert!(asked.check(384).is_ok());
+    let error = asked.check(768).unwrap_err();
     assert_eq!((error.param.as_deref(), error.code), (Some("dimensions"), ErrorCode::InvalidValue));
 }
 

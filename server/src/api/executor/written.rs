@@ -1,20 +1,20 @@
 //! Answers that come whole: written off the runtime where they are large, a few at a time, and counted until their clients
-//! have them. Absent: what is written, which is [`super::answer`]'s and the wire types'.
+//! have them. Absent: what is written, which is a protocol's.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
-use super::errors::Failure;
+use crate::api::errors::Failure;
 use crate::limits::{INLINE_ANSWER_BYTES, WRITES_AT_ONCE};
 use crate::output::TooMuch;
 
 /// Who may write large answers now.
-pub(super) struct Writers(Arc<Semaphore>);
+pub(in crate::api) struct Writers(Arc<Semaphore>);
 
 impl Writers {
-    pub(super) fn new() -> Self {
+    pub(in crate::api) fn new() -> Self {
         Self(Arc::new(Semaphore::new(WRITES_AT_ONCE)))
     }
 

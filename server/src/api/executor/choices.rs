@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use futures::{Stream, StreamExt};
-use gantry_core::{FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
+use gantry_core::{Answer, GenerationEvent, Usage};
 
 use crate::output::{Collected, TooMuch, collected_of};
 use crate::version::{Generation, GenerationError};
@@ -27,11 +27,7 @@ pub(super) struct Choices<G = Generation> {
 /// A whole answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Gathered {
-    pub(super) text: String,
-    pub(super) logprobs: Vec<TokenLogprob>,
-    pub(super) reason: FinishReason,
-    pub(super) usage: Usage,
-    pub(super) timings: Timings,
+    pub(super) answer: Answer,
     /// When it was whole.
     pub(super) at: Instant,
 }
@@ -79,7 +75,8 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
                 }
                 GenerationEvent::Finished { reason, usage, timings } => {
                     let (text, logprobs) = (std::mem::take(text), std::mem::take(logprobs));
-                    *slot = Some(Gathered { text, logprobs, reason, usage, timings, at: Instant::now() });
+                    let answer = Answer { text, logprobs, reason, usage, timings };
+                    *slot = Some(Gathered { answer, at: Instant::now() });
                 }
                 GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
             }
@@ -138,7 +135,7 @@ mod tests {
     use crate::limits::OUTPUT_BUDGET_BYTES;
     use crate::output::Output;
     use futures::stream::BoxStream;
-    use gantry_core::RequestError;
+    use gantry_core::{FinishReason, RequestError, Timings};
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::ReceiverStream;
 
@@ -171,8 +168,8 @@ mod tests {
             .collect_all(&mut Collected::new(&Output::new(OUTPUT_BUDGET_BYTES)))
             .await
             .unwrap();
-        assert_eq!((whole[0].text.as_str(), whole[1].text.as_str()), ("ab", "x"));
-        let usages: Vec<Usage> = whole.iter().map(|choice| choice.usage).collect();
+        assert_eq!((whole[0].answer.text.as_str(), whole[1].answer.text.as_str()), ("ab", "x"));
+        let usages: Vec<Usage> = whole.iter().map(|choice| choice.answer.usage).collect();
         let usage = sum_of(&usages, usages.len());
         assert_eq!(usage, Usage { prompt_tokens: 7, completion_tokens: 4, cached_tokens: 0 });
     }

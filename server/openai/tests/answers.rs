@@ -1,29 +1,85 @@
-//! Both shapes of an answer, whole and streamed, from events of the engine that are made up.
+//! Both shapes of an answer, whole and streamed, from events that are made up.
 #![allow(clippy::unwrap_used)]
 
-use std::time::Instant;
-
-use super::*;
-use gantry_core::{ItlHistogram, Timings as EngineTimings, TokenChance as EngineChance, Usage as EngineUsage};
+use bytes::BytesMut;
+use gantry_core::{
+    Answer, AnswerHead, FinishReason, GenerationEvent, ItlHistogram, StreamEncoder, TextEncoder, Timings, TokenChance,
+    TokenLogprob, Usage,
+};
+use gantry_openai::{decode_chat, decode_completion};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn envelope(shape: Shape, include_usage: bool, logprobs: Option<u32>) -> Envelope {
-    let (id, model, fingerprint) = ("id-1".to_owned(), "demo \"q\"".to_owned(), "v1".to_owned());
-    let created = 1_770_000_000;
-    Envelope { shape, id, created, model, fingerprint, include_usage, logprobs, timings: false, of_each_prompt: 16 }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Chat,
+    Text,
 }
 
-fn engine_chance(text: &str, logprob: f32) -> EngineChance {
-    EngineChance { id: 1, bytes: text.as_bytes().to_vec(), logprob }
+/// What a client asks to be told.
+#[derive(Clone, Copy)]
+struct Asked {
+    shape: Shape,
+    include_usage: bool,
+    logprobs: Option<u32>,
+    timings: bool,
+}
+
+fn asked(shape: Shape, include_usage: bool, logprobs: Option<u32>) -> Asked {
+    Asked { shape, include_usage, logprobs, timings: false }
+}
+
+impl Asked {
+    fn body(self) -> Vec<u8> {
+        let mut body = json!({"timings": self.timings, "stream": true});
+        body["stream_options"] = json!({"include_usage": self.include_usage});
+        match self.shape {
+            Shape::Chat => {
+                body["messages"] = json!([{"role": "user", "content": "Hi"}]);
+                body["logprobs"] = json!(self.logprobs.is_some());
+                body["top_logprobs"] = json!(self.logprobs);
+            }
+            Shape::Text => {
+                body["prompt"] = json!("Hi");
+                body["logprobs"] = json!(self.logprobs);
+            }
+        }
+        body.to_string().into_bytes()
+    }
+
+    fn whole(self, answers: Vec<Answer>) -> Value {
+        let whole = match self.shape {
+            Shape::Chat => decode_chat(&self.body()).unwrap().1.whole(head(), answers, SUM),
+            Shape::Text => decode_completion(&self.body()).unwrap().1.whole(head(), answers, SUM),
+        };
+        serde_json::from_slice(&whole.unwrap()).unwrap()
+    }
+
+    fn streamed(self, answers: &[Vec<&str>]) -> Vec<Value> {
+        match self.shape {
+            Shape::Chat => streamed(decode_chat(&self.body()).unwrap().1, answers),
+            Shape::Text => streamed(decode_completion(&self.body()).unwrap().1, answers),
+        }
+    }
+}
+
+fn head() -> AnswerHead {
+    let (id, model, version) = ("1".to_owned(), "demo \"q\"".to_owned(), "v1".to_owned());
+    AnswerHead { id, created: 1_770_000_000, model, version }
+}
+
+fn chance(text: &str, logprob: f32) -> TokenChance {
+    TokenChance { id: 1, bytes: text.as_bytes().to_vec(), logprob }
 }
 
 fn token(text: &str) -> TokenLogprob {
-    TokenLogprob { token: engine_chance(text, -0.5), top: vec![engine_chance(text, -0.5), engine_chance("x", -1.5)] }
+    TokenLogprob { token: chance(text, -0.5), top: vec![chance(text, -0.5), chance("x", -1.5)] }
 }
 
-const USAGE: EngineUsage = EngineUsage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: 4 };
-const TIMINGS: EngineTimings = EngineTimings {
+const USAGE: Usage = Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: 4 };
+/// Of all answers.
+const SUM: Usage = Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 4 };
+const TIMINGS: Timings = Timings {
     tokenize_ms: 0.25,
     queue_ms: 1.5,
     prefill_ms: 10.0,
@@ -31,35 +87,34 @@ const TIMINGS: EngineTimings = EngineTimings {
     itl: ItlHistogram { counts: [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0] },
 };
 
-fn gathered(pieces: &[&str]) -> Gathered {
-    Gathered {
+fn answer(pieces: &[&str]) -> Answer {
+    Answer {
         text: pieces.concat(),
         logprobs: pieces.iter().map(|piece| token(piece)).collect(),
-        reason: EngineReason::Length,
+        reason: FinishReason::Length,
         usage: USAGE,
         timings: TIMINGS,
-        at: Instant::now(),
     }
 }
 
-/// A stream of the choices' pieces, one of each in turn.
-fn streamed(envelope: Envelope, choices: &[Vec<&str>]) -> Vec<Value> {
-    let mut writer = envelope.events(choices.len()).unwrap();
-    writer.opening().unwrap();
-    let mut sent = writer.take().to_vec();
-    for turn in 0..choices.iter().map(Vec::len).max().unwrap_or_default() {
-        for (index, pieces) in choices.iter().enumerate() {
+/// A stream of the answers' pieces, one of each in turn.
+fn streamed(encoder: impl TextEncoder, answers: &[Vec<&str>]) -> Vec<Value> {
+    let mut out = BytesMut::new();
+    let mut stream = encoder.stream(head(), answers.len()).unwrap();
+    stream.open(&mut out).unwrap();
+    for turn in 0..answers.iter().map(Vec::len).max().unwrap_or_default() {
+        for (index, pieces) in answers.iter().enumerate() {
             let Some(piece) = pieces.get(turn) else { continue };
-            writer.delta(index, piece, &[token(piece)]).unwrap();
-            sent.extend(writer.take());
+            let event = GenerationEvent::Text { text: (*piece).to_owned(), tokens: 1, logprobs: vec![token(piece)] };
+            stream.event(index, &event, &mut out).unwrap();
         }
     }
-    for index in 0..choices.len() {
-        let whole = writer.finish(index, EngineReason::Length, USAGE, &TIMINGS).unwrap();
-        assert_eq!(whole.is_some(), index + 1 == choices.len());
+    for index in 0..answers.len() {
+        let event = GenerationEvent::Finished { reason: FinishReason::Length, usage: USAGE, timings: TIMINGS };
+        stream.event(index, &event, &mut out).unwrap();
     }
-    sent.extend(writer.take());
-    let text = String::from_utf8(sent).unwrap();
+    stream.close(SUM, &mut out).unwrap();
+    let text = String::from_utf8(out.to_vec()).unwrap();
     let events: Vec<&str> = text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap()).collect();
     let (done, events) = events.split_last().unwrap();
     assert_eq!(*done, "[DONE]");
@@ -68,8 +123,7 @@ fn streamed(envelope: Envelope, choices: &[Vec<&str>]) -> Vec<Value> {
 
 #[test]
 fn a_chat_tells_its_tokens_with_their_bytes() {
-    let whole = envelope(Shape::Chat, false, Some(2)).whole(vec![gathered(&["é", "!"]), gathered(&["a"])]).unwrap();
-    let whole: Value = serde_json::from_slice(&whole).unwrap();
+    let whole = asked(Shape::Chat, false, Some(2)).whole(vec![answer(&["é", "!"]), answer(&["a"])]);
     assert_eq!(whole["usage"]["prompt_tokens"], 9);
     assert_eq!(whole["usage"]["completion_tokens"], 4);
     assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 4);
@@ -84,7 +138,7 @@ fn a_chat_tells_its_tokens_with_their_bytes() {
         })
     );
     assert_eq!(whole["choices"][1]["index"], 1);
-    let events = streamed(envelope(Shape::Chat, false, Some(2)), &[vec!["é", "!"], vec!["a"]]);
+    let events = asked(Shape::Chat, false, Some(2)).streamed(&[vec!["é", "!"], vec!["a"]]);
     assert_eq!(events[2]["choices"][0]["delta"], json!({"content": "é"}));
     assert_eq!(events[2]["choices"][0]["logprobs"]["content"][0], whole["choices"][0]["logprobs"]["content"][0]);
     assert_eq!(events[3]["choices"][0]["index"], 1);
@@ -92,18 +146,16 @@ fn a_chat_tells_its_tokens_with_their_bytes() {
 
 #[test]
 fn a_text_tells_its_tokens_with_their_places() {
-    let whole = envelope(Shape::Text, false, Some(2)).whole(vec![gathered(&["éa", "!", "b"])]).unwrap();
-    let whole: Value = serde_json::from_slice(&whole).unwrap();
+    let whole = asked(Shape::Text, false, Some(2)).whole(vec![answer(&["éa", "!", "b"])]);
     let expected = json!({
         "tokens": ["éa", "!", "b"], "token_logprobs": [-0.5, -0.5, -0.5], "text_offset": [0, 2, 3],
         "top_logprobs": [{"éa": -0.5, "x": -1.5}, {"!": -0.5, "x": -1.5}, {"b": -0.5, "x": -1.5}],
     });
     assert_eq!(whole["choices"][0]["logprobs"], expected);
-    let events = streamed(envelope(Shape::Text, false, Some(2)), &[vec!["éa", "!", "b"]]);
+    let events = asked(Shape::Text, false, Some(2)).streamed(&[vec!["éa", "!", "b"]]);
     assert_eq!(events[2]["choices"][0]["logprobs"]["text_offset"], json!([3]), "places go on from piece to piece");
 
-    let only_chosen = envelope(Shape::Text, false, Some(0)).whole(vec![gathered(&["a"])]).unwrap();
-    let only_chosen: Value = serde_json::from_slice(&only_chosen).unwrap();
+    let only_chosen = asked(Shape::Text, false, Some(0)).whole(vec![answer(&["a"])]);
     assert_eq!(only_chosen["choices"][0]["logprobs"]["top_logprobs"], Value::Null);
 }
 
@@ -119,11 +171,9 @@ fn where_the_time_went_is_told_to_those_who_ask() {
         },
     });
     for shape in [Shape::Chat, Shape::Text] {
-        let asked = Envelope { timings: true, ..envelope(shape, true, None) };
-        let whole = asked.whole(vec![gathered(&["a"])]).unwrap();
-        let whole: Value = serde_json::from_slice(&whole).unwrap();
-        assert_eq!(whole["choices"][0]["timings"], expected);
-        let events = streamed(asked, &[vec!["a"], vec!["b"]]);
+        let wants = Asked { timings: true, ..asked(shape, true, None) };
+        assert_eq!(wants.whole(vec![answer(&["a"])])["choices"][0]["timings"], expected);
+        let events = wants.streamed(&[vec!["a"], vec!["b"]]);
         let told: Vec<&Value> = events.iter().filter(|event| !event["choices"][0]["timings"].is_null()).collect();
         assert_eq!(told.len(), 2, "each choice tells its own, once");
         for event in told {
@@ -132,23 +182,25 @@ fn where_the_time_went_is_told_to_those_who_ask() {
                 (&expected, Some("length"))
             );
         }
-        let not_asked = envelope(shape, false, None).whole(vec![gathered(&["a"])]).unwrap();
-        assert!(!String::from_utf8(not_asked).unwrap().contains("timings"));
+        let not_asked = asked(shape, false, None).whole(vec![answer(&["a"])]);
+        assert!(!not_asked.to_string().contains("timings"));
+        let nothing = Answer { timings: Timings::default(), usage: Usage::default(), ..answer(&["a"]) };
+        let told = &wants.whole(vec![nothing])["choices"][0]["timings"];
+        let rates = (&told["prompt_per_second"], &told["predicted_per_second"]);
+        assert_eq!(rates, (&json!(0.0), &json!(0.0)), "a rate of nothing is none");
     }
-    let nothing = timings_of(&EngineTimings::default(), &EngineUsage::default());
-    assert_eq!((nothing.prompt_per_second, nothing.predicted_per_second), (0.0, 0.0), "a rate of nothing is none");
 }
 
 #[test]
 fn usage_comes_once_and_last() {
     for shape in [Shape::Chat, Shape::Text] {
-        let events = streamed(envelope(shape, true, None), &[vec!["a"], vec!["b"]]);
+        let events = asked(shape, true, None).streamed(&[vec!["a"], vec!["b"]]);
         let (last, others) = events.split_last().unwrap();
         assert_eq!((&last["choices"], &last["usage"]["total_tokens"]), (&json!([]), &json!(13)));
         for event in others {
             assert!(event.as_object().unwrap().contains_key("usage") && event["usage"].is_null(), "{event}");
         }
-        let events = streamed(envelope(shape, false, None), &[vec!["a"]]);
+        let events = asked(shape, false, None).streamed(&[vec!["a"]]);
         assert!(events.iter().all(|event| !event.as_object().unwrap().contains_key("usage")));
     }
 }
@@ -163,11 +215,11 @@ proptest! {
     ) {
         let shape = if chat { Shape::Chat } else { Shape::Text };
         let pieces: Vec<Vec<&str>> = choices.iter().map(|c| c.iter().map(String::as_str).collect()).collect();
-        let whole = pieces.iter().map(|pieces| gathered(pieces)).collect();
-        let whole: Value = serde_json::from_slice(&envelope(shape, true, logprobs).whole(whole).unwrap()).unwrap();
+        let whole = pieces.iter().map(|pieces| answer(pieces)).collect();
+        let whole: Value = asked(shape, true, logprobs).whole(whole);
         prop_assert!(whole["id"].is_string() && whole["object"].is_string() && whole["created"].is_u64());
         prop_assert_eq!(whole["choices"].as_array().unwrap().len(), choices.len());
-        let events = streamed(envelope(shape, true, logprobs), &pieces);
+        let events = asked(shape, true, logprobs).streamed(&pieces);
         for (index, expected) in whole["choices"].as_array().unwrap().iter().enumerate() {
             let own: Vec<&Value> = events.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == index).collect();
             let (said, text) = match shape {

@@ -1,19 +1,14 @@
-//! What the headers of a request say, and the seeds of its answers.
+//! What the headers of a request say of who goes first, whatever the protocol.
 
 use std::borrow::Cow;
 
 use axum::http::{HeaderMap, HeaderName};
-use gantry_core::Priority;
-use gantry_openai::{ApiError, ErrorCode, MAX_QUEUE_TIMEOUT_MS, parse_priority};
+use gantry_core::{ApiError, ErrorCode, MAX_QUEUE_TIMEOUT_MS, Priority};
 
 /// The header that says who goes first; it goes before the body's `priority`, since a gateway can set it.
 const PRIORITY_HEADER: &str = "x-gantry-priority";
 /// The header that says how long a request is worth waiting for, in milliseconds to its first token.
 const QUEUE_TIMEOUT_HEADER: &str = "x-gantry-queue-timeout-ms";
-/// What keeps the seeds of one request's answers apart: Knuth's odd number nearest to 2^64 over the golden ratio, so that
-/// they differ in their lower halves, too.
-const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// What the headers say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scheduling {
@@ -27,7 +22,7 @@ impl Scheduling {
             Some(value) => value.to_str().map(Some).map_err(|_| wrong_header(name, "must be plain ASCII")),
             None => Ok(None),
         };
-        let priority = word(PRIORITY_HEADER)?.map(|word| parse_priority(PRIORITY_HEADER, word)).transpose()?;
+        let priority = word(PRIORITY_HEADER)?.map(priority).transpose()?;
         let queue_timeout_ms = word(QUEUE_TIMEOUT_HEADER)?.map(milliseconds).transpose()?;
         Ok(Self { priority, queue_timeout_ms })
     }
@@ -38,6 +33,10 @@ impl Scheduling {
     }
 }
 
+fn priority(word: &str) -> Result<Priority, ApiError> {
+    Priority::parse(word).ok_or_else(|| wrong_header(PRIORITY_HEADER, "must be one of high, normal and low"))
+}
+
 fn milliseconds(word: &str) -> Result<u64, ApiError> {
     word.parse().ok().filter(|ms| (1..=MAX_QUEUE_TIMEOUT_MS).contains(ms)).ok_or_else(|| {
         wrong_header(QUEUE_TIMEOUT_HEADER, &format!("must be an integer from 1 to {MAX_QUEUE_TIMEOUT_MS}"))
@@ -46,12 +45,6 @@ fn milliseconds(word: &str) -> Result<u64, ApiError> {
 
 fn wrong_header(name: &'static str, message: &str) -> ApiError {
     ApiError::invalid(Some(Cow::Borrowed(name)), ErrorCode::InvalidValue, format!("`{name}` {message}."))
-}
-
-/// The seed of one of the answers: they differ, and all repeat with the request's. The first has the request's own, so it
-/// is the answer that would have come alone.
-pub(super) fn seed_of(request: Option<u64>, choice: u32) -> Option<u64> {
-    request.map(|seed| seed.wrapping_add(SEED_STEP.wrapping_mul(u64::from(choice))))
 }
 
 #[cfg(test)]
@@ -92,14 +85,5 @@ mod tests {
         let header = Scheduling { priority: Some(Priority::High), queue_timeout_ms: Some(9) };
         assert_eq!(header.priority_over(Priority::Low), Priority::High);
         assert_eq!(Scheduling::default().priority_over(Priority::Low), Priority::Low);
-    }
-
-    #[test]
-    fn answers_have_seeds_of_their_own() {
-        assert_eq!(seed_of(None, 3), None);
-        assert_eq!(seed_of(Some(7), 0), Some(7));
-        let seeds: std::collections::BTreeSet<_> = (0..16).filter_map(|i| seed_of(Some(u64::MAX), i)).collect();
-        let lower: std::collections::BTreeSet<_> = seeds.iter().map(|seed| seed & 0xffff_ffff).collect();
-        assert_eq!((seeds.len(), lower.len()), (16, 16));
     }
 }

@@ -1,0 +1,144 @@
+//! What a protocol is to who carries its requests out: it has read what is asked, and writes what comes of it.
+//!
+//! Absent: how bytes are read, which each protocol does in its own way, and where they come from and go to.
+
+use bytes::BytesMut;
+
+use crate::api_error::ApiError;
+use crate::event::{FinishReason, GenerationEvent, PooledOutput, Timings, TokenLogprob, Usage};
+use crate::order::Priority;
+use crate::params::GenerationParams;
+use crate::request::{PooledWork, Prompt};
+
+/// Why an answer cannot be written: only for want of memory.
+pub type EncodeError = serde_json::Error;
+
+/// Text that is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextRequest {
+    /// The model asked for; `None`: whichever is served.
+    pub model: Option<String>,
+    /// From what; at least one.
+    pub prompts: Vec<Prompt>,
+    /// What the client calls them.
+    pub prompt_param: &'static str,
+    /// How, for the first answer to each.
+    pub params: GenerationParams,
+    /// Answers to each of them, at least one.
+    pub choices: u32,
+    /// Whether each piece is to be sent as it comes.
+    pub is_streamed: bool,
+    /// What the client is told where the model thinks unless it is told not to: it asked for none of that, and nothing is done
+    /// for it.
+    pub refused_by_thinkers: Option<ApiError>,
+}
+
+/// Vectors or scores that are asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PooledRequest {
+    /// The model asked for; `None`: whichever is served.
+    pub model: Option<String>,
+    /// Of what.
+    pub work: PooledWork,
+    /// What the client calls its texts.
+    pub prompt_param: &'static str,
+    /// Who goes first.
+    pub priority: Priority,
+}
+
+/// What all pieces of one answer have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswerHead {
+    /// Names the answer; no other one has it.
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// The served name.
+    pub model: String,
+    /// The version that answers.
+    pub version: String,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The text.
+    pub text: String,
+    /// Of each token, where they were asked for.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Its tokens.
+    pub usage: Usage,
+    /// Where its time went.
+    pub timings: Timings,
+}
+
+/// Writes the answers to one request for text.
+pub trait TextEncoder: Send + 'static {
+    /// What writes them piece by piece.
+    type Stream: StreamEncoder;
+
+    /// Writes them whole, in their order; `usage` is the tokens of all of them.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn whole(self, head: AnswerHead, answers: Vec<Answer>, usage: Usage) -> Result<Vec<u8>, EncodeError>;
+
+    /// Writes them as they come, so many of them.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn stream(self, head: AnswerHead, answers: usize) -> Result<Self::Stream, EncodeError>;
+}
+
+/// Writes the answers to one request as server-sent events, each piece at the end of a buffer.
+pub trait StreamEncoder: Send + 'static {
+    /// What opens a stream.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn open(&mut self, out: &mut BytesMut) -> Result<(), EncodeError>;
+
+    /// What one of the answers, counted from 0, has come to. Of its failure [`Self::fail`] is told.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn event(&mut self, answer: usize, event: &GenerationEvent, out: &mut BytesMut) -> Result<(), EncodeError>;
+
+    /// The end, when all of them have ended well; `usage` is the tokens of all of them.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn close(&mut self, usage: Usage, out: &mut BytesMut) -> Result<(), EncodeError>;
+
+    /// The end before that.
+    fn fail(&mut self, error: &ApiError, out: &mut BytesMut);
+}
+
+/// How large an answer with vectors or scores is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PooledSize {
+    /// It is so many numbers, which nobody sent.
+    Numbers(usize),
+    /// It is about so many bytes, most of which came with the request.
+    Bytes(usize),
+}
+
+/// Writes the answer to one request for vectors or scores.
+pub trait PooledEncoder: Send + 'static {
+    /// Whether the model's vectors, of so many numbers, are what is asked for.
+    ///
+    /// # Errors
+    /// What is asked for instead.
+    fn check(&self, width: u32) -> Result<(), ApiError>;
+
+    /// How large it is where vectors have so many numbers.
+    fn size(&self, width: u32) -> PooledSize;
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn whole(self, model: String, output: PooledOutput) -> Result<Vec<u8>, EncodeError>;
+}

@@ -1,0 +1,132 @@
+//! `/v1/chat/completions`: from a body to what is asked, and from what comes of it to an answer or its chunks.
+
+use bytes::{BufMut, BytesMut};
+use gantry_core::{
+    Answer, AnswerHead, ApiError, EncodeError, GenerationEvent, Prompt, StreamEncoder, TextEncoder, TextRequest,
+    TokenLogprob, Usage,
+};
+
+use crate::chunk::{ChunkHead, ChunkTemplate};
+use crate::error::ErrorResponse;
+use crate::logprobs::ChatLogprobs;
+use crate::request::ValidChatRequest;
+use crate::response::{self, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta};
+use crate::sse::{SSE_DONE, write_sse_event};
+use crate::told::{Told, chat_logprobs, reason_of, usage_of};
+
+/// Reads and checks a body.
+///
+/// # Errors
+/// As [`ValidChatRequest::parse`].
+pub fn decode_chat(body: &[u8]) -> Result<(TextRequest, ChatEncoder), ApiError> {
+    let ValidChatRequest { messages, common } = ValidChatRequest::parse(body)?;
+    let told = Told::of(&common);
+    Ok((common.into_request(vec![Prompt::Chat(messages)], "messages"), ChatEncoder(told)))
+}
+
+/// Writes the answers to a chat.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatEncoder(Told);
+
+impl TextEncoder for ChatEncoder {
+    type Stream = ChatStream;
+
+    fn whole(self, head: AnswerHead, answers: Vec<Answer>, usage: Usage) -> Result<Vec<u8>, EncodeError> {
+        let Self(told) = self;
+        let choice = |(index, answer): (u32, Answer)| ChatChoice {
+            index,
+            logprobs: told.logprobs.map(|_| chat_logprobs(&answer.logprobs)),
+            finish_reason: reason_of(answer.reason),
+            timings: told.timings(&answer.timings, &answer.usage),
+            message: AssistantMessage { role: "assistant".to_owned(), content: answer.text, refusal: None },
+        };
+        serde_json::to_vec(&ChatCompletion {
+            id: id(&head),
+            object: "chat.completion".to_owned(),
+            created: head.created,
+            model: head.model,
+            system_fingerprint: head.version,
+            choices: (0..).zip(answers).map(choice).collect(),
+            usage: usage_of(usage),
+        })
+    }
+
+    fn stream(self, head: AnswerHead, answers: usize) -> Result<ChatStream, EncodeError> {
+        let Self(told) = self;
+        let head = AnswerHead { id: id(&head), ..head };
+        let template = ChunkTemplate::chat(ChunkHead::of(&head), told.include_usage)?;
+        Ok(ChatStream { told, head, template, answers })
+    }
+}
+
+fn id(head: &AnswerHead) -> String {
+    format!("chatcmpl-{}", head.id)
+}
+
+/// Writes the answers to a chat in chunks.
+#[derive(Debug)]
+pub struct ChatStream {
+    told: Told,
+    head: AnswerHead,
+    template: ChunkTemplate,
+    answers: usize,
+}
+
+impl ChatStream {
+    fn chunk(&self, choices: Vec<ChatChunkChoice>, usage: Option<Option<response::Usage>>) -> ChatChunk {
+        ChatChunk {
+            id: self.head.id.clone(),
+            object: "chat.completion.chunk".to_owned(),
+            created: self.head.created,
+            model: self.head.model.clone(),
+            system_fingerprint: self.head.version.clone(),
+            choices,
+            usage,
+        }
+    }
+
+    fn text(&self, index: u32, text: &str, logprobs: &[TokenLogprob], out: &mut BytesMut) -> Result<(), EncodeError> {
+        match self.told.logprobs {
+            None => self.template.write(out.writer(), index, text, None::<&ChatLogprobs>),
+            Some(_) => self.template.write(out.writer(), index, text, Some(&chat_logprobs(logprobs))),
+        }
+    }
+}
+
+impl StreamEncoder for ChatStream {
+    fn open(&mut self, out: &mut BytesMut) -> Result<(), EncodeError> {
+        for index in (0..).take(self.answers) {
+            let delta = Delta { role: Some("assistant".to_owned()), content: Some(String::new()) };
+            let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, timings: None };
+            write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, answer: usize, event: &GenerationEvent, out: &mut BytesMut) -> Result<(), EncodeError> {
+        let index = response::wire_index(answer);
+        match event {
+            GenerationEvent::Text { text, logprobs, .. } => self.text(index, text, logprobs, out),
+            GenerationEvent::Finished { reason, usage, timings } => {
+                let (delta, finish_reason) = (Delta::default(), Some(reason_of(*reason)));
+                let timings = self.told.timings(timings, usage);
+                let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, timings };
+                write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))
+            }
+            GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => Ok(()),
+        }
+    }
+
+    fn close(&mut self, usage: Usage, out: &mut BytesMut) -> Result<(), EncodeError> {
+        if self.told.include_usage {
+            write_sse_event(out.writer(), &self.chunk(Vec::new(), Some(Some(usage_of(usage)))))?;
+        }
+        out.put_slice(SSE_DONE.as_bytes());
+        Ok(())
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
+        // An error object of strings can always be written.
+        let _ = write_sse_event(out.writer(), &ErrorResponse::from(error));
+    }
+}

@@ -1,0 +1,94 @@
+//! What the answers to chats and to texts tell beside their text, in the shape of both: usage, timings, log-probabilities and
+//! why they ended.
+
+use gantry_core::{FinishReason as Reason, ITL_BUCKETS_MS, TokenLogprob};
+
+use crate::logprobs::{ChatLogprobs, TextLogprobs, TextOffset, TokenChance};
+use crate::request::Common;
+use crate::response::{FinishReason, TimeHistogram, Timings, Usage};
+
+/// What of it the client asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) include_usage: bool,
+    /// How many of the likeliest tokens are told; `None`: no log-probabilities.
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) timings: bool,
+}
+
+impl Told {
+    pub(crate) fn of(common: &Common) -> Self {
+        let (include_usage, timings) = (common.streaming.include_usage, common.timings);
+        Self { include_usage, logprobs: common.params.logprobs, timings }
+    }
+
+    /// Where an answer's time went, for those who want to know.
+    pub(crate) fn timings(self, timings: &gantry_core::Timings, usage: &gantry_core::Usage) -> Option<Timings> {
+        self.timings.then(|| timings_of(timings, usage))
+    }
+
+    /// The usage in chunks before the last.
+    pub(crate) fn no_usage_yet(self) -> Option<Option<Usage>> {
+        self.include_usage.then_some(None)
+    }
+}
+
+fn chance(token: &gantry_core::TokenChance) -> TokenChance<'_> {
+    TokenChance { bytes: &token.bytes, logprob: token.logprob }
+}
+
+pub(crate) fn chat_logprobs(tokens: &[TokenLogprob]) -> ChatLogprobs {
+    let mut told = ChatLogprobs::default();
+    for token in tokens {
+        told.push(chance(&token.token), token.top.iter().map(chance));
+    }
+    told
+}
+
+pub(crate) fn text_logprobs(tokens: &[TokenLogprob], top: u32, offset: &mut TextOffset) -> TextLogprobs {
+    let mut told = TextLogprobs::new(top);
+    for token in tokens {
+        told.push(chance(&token.token), token.top.iter().map(chance), offset);
+    }
+    told
+}
+
+pub(crate) fn usage_of(usage: gantry_core::Usage) -> Usage {
+    Usage::new(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+}
+
+pub(crate) fn timings_of(timings: &gantry_core::Timings, usage: &gantry_core::Usage) -> Timings {
+    // To the microsecond: what is finer is noise, and long to write.
+    let round = |number: f64| (number * 1e3).round() / 1e3;
+    let rates = |ms: f64, tokens: u32| {
+        let tokens = f64::from(tokens);
+        if ms > 0.0 && tokens > 0.0 { (round(ms / tokens), round(tokens / ms * 1e3)) } else { (0.0, 0.0) }
+    };
+    let prompt_n = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+    let (prompt_per_token_ms, prompt_per_second) = rates(timings.prefill_ms, prompt_n);
+    // The first token's time is the prompt's.
+    let (predicted_per_token_ms, predicted_per_second) =
+        rates(timings.decode_ms, usage.completion_tokens.saturating_sub(1));
+    Timings {
+        tokenize_ms: round(timings.tokenize_ms),
+        queue_ms: round(timings.queue_ms),
+        cache_n: usage.cached_tokens,
+        prompt_n,
+        prompt_ms: round(timings.prefill_ms),
+        prompt_per_token_ms,
+        prompt_per_second,
+        predicted_n: usage.completion_tokens,
+        predicted_ms: round(timings.decode_ms),
+        predicted_per_token_ms,
+        predicted_per_second,
+        inter_token_ms: TimeHistogram { bounds_ms: ITL_BUCKETS_MS.to_vec(), counts: timings.itl.counts.to_vec() },
+    }
+}
+
+/// A cancelled generation has nobody left to be told so; what it has is complete as far as it goes.
+pub(crate) fn reason_of(reason: Reason) -> FinishReason {
+    match reason {
+        Reason::Stop | Reason::Cancelled => FinishReason::Stop,
+        Reason::Length => FinishReason::Length,
+    }
+}

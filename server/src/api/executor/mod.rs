@@ -1,0 +1,187 @@
+//! Carries requests out, whatever protocol they come by: the one owner of admission, budgets, observation, submission and
+//! cancellation.
+//!
+//! A body is read within limits ([`super::body`]), decoded by its protocol, and submitted to the version that is active then
+//! ([`submit`]); what comes of it the protocol's encoder writes, whole ([`written`]) or piece by piece ([`stream`]), and a
+//! [`RequestRecord`] counts and logs it when it ends. A response that is dropped drops its [`Choices`], which cancels them.
+//!
+//! The version is chosen once, and everything after (the model's name, the header, the fingerprint, each token) comes from that
+//! one. Only where a version refuses because it was retired between the choice and the submission is another one chosen; it has
+//! seen nothing of the request. Absent: what any protocol looks like, and which texts are computed together, which is the
+//! engine's.
+
+mod choices;
+mod record;
+mod scheduling;
+mod stream;
+mod submit;
+mod written;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+use gantry_core::{
+    Answer, AnswerHead, ApiError, ErrorCode, PooledEncoder, PooledRequest, PooledSize, TextEncoder, TextRequest, Usage,
+};
+
+use super::App;
+use super::body;
+use super::budget::Share;
+use super::errors::{Failure, unanswered};
+use super::middleware::CountedLater;
+use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER};
+use crate::metrics::Route;
+use crate::output::Collected;
+use crate::version::{GenerationError, PoolRequest, Version};
+use choices::{Choices, Uncollected, sum_of};
+use record::{Origin, RequestRecord};
+pub(super) use written::Writers;
+
+/// The header that names the version that answered.
+const VERSION_HEADER: HeaderName = HeaderName::from_static("x-gantry-version");
+
+/// A request for text that a version has taken.
+struct Submitted {
+    choices: Choices,
+    /// How many of them belong to each prompt.
+    of_each_prompt: usize,
+    head: AnswerHead,
+    record: RequestRecord,
+    /// What the client calls its prompt.
+    prompt_param: &'static str,
+}
+
+/// Answers a request for text that `decode` reads.
+pub(super) async fn text<E: TextEncoder>(
+    app: &Arc<App>,
+    route: Route,
+    request: Request,
+    decode: impl FnOnce(&[u8]) -> Result<(TextRequest, E), ApiError>,
+) -> Result<Response, Failure> {
+    let (origin, (mut asked, encoder), share) = read(app, request, decode).await?;
+    asked.params.priority = origin.scheduling.priority_over(asked.params.priority);
+    asked.params.queue_timeout_ms = origin.scheduling.queue_timeout_ms;
+    let (prompt_param, is_streamed, priority) = (asked.prompt_param, asked.is_streamed, asked.params.priority);
+    let of_each_prompt = asked.choices as usize;
+    let (version, choices) = submit::text(app, origin.peer, asked).await?;
+    let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
+    let submitted = Submitted { choices, of_each_prompt, head: head_of(&version), record, prompt_param };
+    let response = if is_streamed {
+        stream::respond(submitted, encoder, &version).await
+    } else {
+        whole(app, submitted, encoder, &version).await
+    };
+    Ok(of_version(response, &version))
+}
+
+/// Answers a request for vectors or scores that `decode` reads; they come whole.
+pub(super) async fn pooled<E: PooledEncoder>(
+    app: &Arc<App>,
+    route: Route,
+    request: Request,
+    decode: impl FnOnce(&[u8]) -> Result<(PooledRequest, E), ApiError>,
+) -> Result<Response, Failure> {
+    let (origin, (asked, encoder), share) = read(app, request, decode).await?;
+    let PooledRequest { model, work, prompt_param, priority } = asked;
+    let version = app.version_for(model.as_deref())?;
+    let width = version.model().and_then(|model| Some(model.pooled?.width)).unwrap_or(0);
+    // Where nothing is embedded at all, that is said first, at submission.
+    if width > 0 {
+        encoder.check(width)?;
+    }
+    let (bytes, answer_share) = match encoder.size(width) {
+        // What is told again came in a body, and is counted there.
+        PooledSize::Bytes(bytes) => (bytes, None),
+        PooledSize::Numbers(numbers) => {
+            let bytes = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER);
+            check_size(app, bytes, work.len(), width, prompt_param)?;
+            (bytes, Some(app.answers.take(origin.peer, bytes, BODY_BUDGET_WAIT).await?))
+        }
+    };
+    let (priority, timeout_ms) = (origin.scheduling.priority_over(priority), origin.scheduling.queue_timeout_ms);
+    let asked = PoolRequest { work, priority, timeout_ms };
+    let (version, pooled) = submit::pooled(app, origin.peer, model.as_deref(), asked).await?;
+    let record = RequestRecord::new(app, route, &version, origin, priority, 0, share);
+    let result = match pooled.output().await {
+        Ok(output) => {
+            let usage = Usage { prompt_tokens: output.prompt_tokens, ..Usage::default() };
+            let model = version.spec().served_name.clone();
+            let write = move || encoder.whole(model, output);
+            app.writers.write(bytes, answer_share, |_, _| Ok(()), write).await.map(|body| (body, usage))
+        }
+        Err(error) => {
+            let ends = app.is_draining() && error == GenerationError::Retired;
+            let error = if ends { GenerationError::ServerEnds } else { error };
+            Err(unanswered(error, prompt_param, version.retry_after()))
+        }
+    };
+    Ok(of_version(record.settle(result), &version))
+}
+
+/// Reads a request's head and body, and has the body decoded.
+async fn read<D>(
+    app: &App,
+    request: Request,
+    decode: impl FnOnce(&[u8]) -> Result<D, ApiError>,
+) -> Result<(Origin, D, Share), Failure> {
+    let origin = Origin::read(&request)?;
+    let (body, share) = body::read(&app.bodies, request).await?;
+    let decoded = decode(&body)?;
+    Ok((origin, decoded, share))
+}
+
+/// Vectors of so many texts, which are made here, have a limit of their own.
+fn check_size(app: &App, bytes: usize, count: usize, width: u32, param: &'static str) -> Result<(), ApiError> {
+    let most = app.limits.vectors_bytes / 2;
+    if bytes <= most {
+        return Ok(());
+    }
+    let inputs = most / EMBEDDING_ANSWER_BYTES_PER_NUMBER / width as usize;
+    let message = format!(
+        "The vectors of {count} inputs are more than may be given at once: send no more than {inputs} in a request."
+    );
+    Err(ApiError::invalid(Some(param.into()), ErrorCode::AnswerTooLarge, message))
+}
+
+async fn whole(app: &App, submitted: Submitted, encoder: impl TextEncoder, version: &Version) -> Response {
+    let Submitted { choices, of_each_prompt, head, mut record, prompt_param } = submitted;
+    let mut collected = Collected::new(&app.output);
+    let gathered = match choices.collect_all(&mut collected).await {
+        Ok(gathered) => gathered,
+        Err(Uncollected::Failed(error)) => {
+            return record.settle(Err(unanswered(error, prompt_param, version.retry_after())));
+        }
+        Err(Uncollected::TooMuch(what)) => return record.settle(Err(Failure::too_much_to_collect(what))),
+    };
+    record.first_tokens_of(&gathered);
+    let answers: Vec<Answer> = gathered.into_iter().map(|gathered| gathered.answer).collect();
+    answers.iter().for_each(|answer| record.timed(&answer.timings));
+    let usages: Vec<_> = answers.iter().map(|answer| answer.usage).collect();
+    let usage = sum_of(&usages, of_each_prompt);
+    let bytes = collected.bytes();
+    let write = move || encoder.whole(head, answers, usage);
+    let written = app.writers.write(bytes, collected, Collected::become_written, write).await;
+    record.settle(written.map(|body| (body, usage)))
+}
+
+/// An answer of a version, which is counted when it ends.
+fn of_version(mut response: Response, version: &Version) -> Response {
+    response.extensions_mut().insert(CountedLater);
+    if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
+        response.headers_mut().insert(VERSION_HEADER, name);
+    }
+    response
+}
+
+fn head_of(version: &Version) -> AnswerHead {
+    AnswerHead {
+        id: uuid::Uuid::new_v4().simple().to_string(),
+        // A clock before 1970 is told as 1970.
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map(|since| since.as_secs()).unwrap_or_default(),
+        model: version.spec().served_name.clone(),
+        version: version.spec().name.clone(),
+    }
+}

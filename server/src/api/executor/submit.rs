@@ -1,0 +1,103 @@
+//! Hands a request to the version that is active, and to the next one where that was retired in between.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use gantry_core::{ApiError, ErrorCode, TextRequest};
+
+use super::choices::Choices;
+use crate::api::App;
+use crate::api::errors::{Failure, of_submission};
+use crate::limits::SUBMIT_ATTEMPTS;
+use crate::peer::Peer;
+use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, SubmitError, Version};
+
+/// What keeps the seeds of one request's answers apart: Knuth's odd number nearest to 2^64 over the golden ratio, so that
+/// they differ in their lower halves, too.
+const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Submits a request for text.
+pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<(Arc<Version>, Choices), Failure> {
+    let TextRequest { model, prompts, prompt_param, params, choices, refused_by_thinkers, .. } = asked;
+    let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
+    let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
+    let answers = requests.len().saturating_mul(choices as usize);
+    for _ in 0..SUBMIT_ATTEMPTS {
+        let version = app.version_for(model.as_deref())?;
+        if let Some(refusal) = &refused_by_thinkers
+            && version.model().is_some_and(|model| model.thinks)
+        {
+            return Err(refusal.clone().into());
+        }
+        let most = version.capacity();
+        if answers > most {
+            // Later it would be no better, so this is no 429.
+            let param = if requests.len() > 1 { prompt_param } else { "n" };
+            let message =
+                format!("`{param}` must ask for at most {most} answers: no more requests run and wait here at a time.");
+            return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
+        }
+        match text_to(&version, client, &requests, choices).await {
+            Ok(generations) => return Ok((version, Choices::new(generations))),
+            Err(SubmitError::Retired) => {}
+            Err(other) => return Err(of_submission(other)),
+        }
+        tokio::task::yield_now().await;
+    }
+    Err(of_submission(SubmitError::Retired))
+}
+
+/// Submits one request for each answer to each prompt, all or none.
+async fn text_to(
+    version: &Version,
+    client: Peer,
+    requests: &[GenerateRequest],
+    choices: u32,
+) -> Result<Vec<Generation>, SubmitError> {
+    let of_choice = |request: &GenerateRequest, choice| {
+        let mut request = request.clone();
+        request.params.seed = seed_of(request.params.seed, choice);
+        request
+    };
+    let of_prompt = |request| (0..choices).map(move |choice| of_choice(request, choice));
+    version.submit_all(client, requests.iter().flat_map(of_prompt).collect()).await
+}
+
+/// Submits a request for vectors or scores.
+pub(super) async fn pooled(
+    app: &App,
+    client: Peer,
+    model: Option<&str>,
+    asked: PoolRequest,
+) -> Result<(Arc<Version>, Pooled), Failure> {
+    for _ in 0..SUBMIT_ATTEMPTS {
+        let version = app.version_for(model)?;
+        match version.pool(client, asked.clone()).await {
+            Ok(pooled) => return Ok((version, pooled)),
+            Err(SubmitError::Retired) => {}
+            Err(other) => return Err(of_submission(other)),
+        }
+        tokio::task::yield_now().await;
+    }
+    Err(of_submission(SubmitError::Retired))
+}
+
+/// The seed of one of the answers: they differ, and all repeat with the request's. The first has the request's own, so it
+/// is the answer that would have come alone.
+fn seed_of(request: Option<u64>, choice: u32) -> Option<u64> {
+    request.map(|seed| seed.wrapping_add(SEED_STEP.wrapping_mul(u64::from(choice))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_have_seeds_of_their_own() {
+        assert_eq!(seed_of(None, 3), None);
+        assert_eq!(seed_of(Some(7), 0), Some(7));
+        let seeds: std::collections::BTreeSet<_> = (0..16).filter_map(|i| seed_of(Some(u64::MAX), i)).collect();
+        let lower: std::collections::BTreeSet<_> = seeds.iter().map(|seed| seed & 0xffff_ffff).collect();
+        assert_eq!((seeds.len(), lower.len()), (16, 16));
+    }
+}

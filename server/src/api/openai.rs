@@ -1,0 +1,27 @@
+//! `OpenAI`'s protocol, and llama-server's names for it: which bodies are decoded and answers encoded by `gantry-openai`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use gantry_openai::{decode_chat, decode_completion, decode_embeddings, decode_rerank};
+
+use super::errors::Failure;
+use super::{App, executor};
+use crate::metrics::Route;
+
+pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::text(&app, Route::Chat, request, decode_chat).await
+}
+
+pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::text(&app, Route::Completions, request, decode_completion).await
+}
+
+pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::pooled(&app, Route::Embeddings, request, decode_embeddings).await
+}
+
+pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::pooled(&app, Route::Rerank, request, decode_rerank).await
+}

@@ -1,0 +1,106 @@
+//! Every address, once: how it is asked, what it is counted as, and who answers it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::MatchedPath;
+use axum::routing::{MethodRouter, get, post};
+
+use self::Asker::{Client, Monitor, Probe};
+use self::Method::{Get, Post};
+use super::{App, models, openai, paths, props, ready, scrape};
+use crate::metrics::Route;
+
+/// How an address is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    /// And with HEAD.
+    Get,
+    Post,
+}
+
+/// Who asks there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    /// Whoever wants an answer.
+    Client,
+    /// Whoever looks whether the server is well, time and again, so that it is not logged.
+    Monitor,
+    /// The same, who may be pointed at a port of its own.
+    Probe,
+}
+
+/// One address.
+struct Address {
+    method: Method,
+    path: &'static str,
+    /// What requests for it are counted as.
+    route: Route,
+    asker: Asker,
+    handler: fn() -> MethodRouter<Arc<App>>,
+    /// Another server's name for one that stands before it: who asks for what is not here is not told of it.
+    is_alias: bool,
+}
+
+impl Address {
+    const fn new(
+        (method, path): (Method, &'static str),
+        route: Route,
+        asker: Asker,
+        handler: fn() -> MethodRouter<Arc<App>>,
+    ) -> Self {
+        Self { method, path, route, asker, handler, is_alias: false }
+    }
+
+    const fn alias(self) -> Self {
+        Self { is_alias: true, ..self }
+    }
+}
+
+/// All of them, in the order in which they are told.
+const ADDRESSES: &[Address] = &[
+    Address::new((Post, "/v1/chat/completions"), Route::Chat, Client, || post(openai::chat)),
+    Address::new((Post, "/chat/completions"), Route::Chat, Client, || post(openai::chat)).alias(),
+    Address::new((Post, "/v1/completions"), Route::Completions, Client, || post(openai::completion)),
+    Address::new((Post, "/v1/embeddings"), Route::Embeddings, Client, || post(openai::embeddings)),
+    Address::new((Post, "/v1/rerank"), Route::Rerank, Client, || post(openai::rerank)),
+    Address::new((Post, "/v1/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
+    Address::new((Post, "/rerank"), Route::Rerank, Client, || post(openai::rerank)).alias(),
+    Address::new((Post, "/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
+    Address::new((Get, "/v1/models"), Route::Models, Client, || get(models::list)),
+    Address::new((Get, "/models"), Route::Models, Client, || get(models::list)).alias(),
+    Address::new((Get, "/v1/models/{id}"), Route::Models, Client, || get(models::one)).alias(),
+    Address::new((Get, "/props"), Route::Other, Client, || get(props::props)),
+    Address::new((Get, "/health"), Route::Other, Monitor, || get(ready::health)),
+    Address::new((Get, "/v1/health"), Route::Other, Monitor, || get(ready::health)).alias(),
+    Address::new((Get, "/healthz"), Route::Other, Probe, || get(ready::alive)),
+    Address::new((Get, "/readyz"), Route::Other, Probe, || get(ready::ready)),
+    Address::new((Get, "/metrics"), Route::Other, Probe, || get(scrape)),
+];
+
+/// All addresses, and what is said of a wrong method and an unknown address.
+pub(super) fn all() -> Router<Arc<App>> {
+    let gets = of(|address| address.method == Get).method_not_allowed_fallback(paths::takes_get);
+    let posts = of(|address| address.method == Post).method_not_allowed_fallback(paths::takes_post);
+    posts.merge(gets).fallback(paths::unknown_url)
+}
+
+/// What the port of probes and metrics answers.
+pub(super) fn probes() -> Router<Arc<App>> {
+    of(|address| address.asker == Probe)
+}
+
+fn of(wanted: impl Fn(&&Address) -> bool) -> Router<Arc<App>> {
+    ADDRESSES.iter().filter(wanted).fold(Router::new(), |router, one| router.route(one.path, (one.handler)()))
+}
+
+/// The addresses with this method that are told to those who ask for what is not here.
+pub(super) fn told(method: Method) -> impl Iterator<Item = &'static str> {
+    ADDRESSES.iter().filter(move |address| address.method == method && !address.is_alias).map(|address| address.path)
+}
+
+/// What a request is counted as, and whether it is logged.
+pub(super) fn counted_as(matched: Option<&MatchedPath>) -> (Route, bool) {
+    let address = matched.and_then(|path| ADDRESSES.iter().find(|address| address.path == path.as_str()));
+    address.map_or((Route::Other, true), |address| (address.route, address.asker == Client))
+}
