@@ -231,9 +231,11 @@ pub const BODY_DISCARD_LIMIT: Duration = Duration::from_secs(5);
 pub const STREAM_BUFFER_BYTES: usize = 4096;
 /// The time between two comments that keep a silent stream open.
 pub const SSE_KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// After SIGTERM, how long the server goes on accepting while it already says that it is not ready, so that no client
-/// is sent to a closed port.
+/// After SIGTERM the server already says that it is not ready, and goes on accepting until nobody has connected for so long: those
+/// who route requests here learn of it at their own pace, and no client may be sent to a closed port.
 pub const UNREADY_BEFORE_CLOSE: Duration = Duration::from_secs(2);
+/// How long it goes on accepting at most: somebody may know nothing of readiness, and connect for ever.
+pub const UNREADY_BEFORE_CLOSE_MAX: Duration = Duration::from_secs(10);
 /// Once the port is closed, how long a connection on which nothing is asked stays open since it came, or was answered
 /// last: a request may be on its way. A part of a head is no request.
 pub const DRAIN_QUIET_LIMIT: Duration = Duration::from_secs(1);

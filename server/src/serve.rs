@@ -3,8 +3,8 @@
 //! Where there are as many connections as may be, one that asks for nothing makes room ([`table`]). Probes and metrics may
 //! have a listener of their own, with places of its own, so that no crowd on the other keeps a probe from being answered.
 //!
-//! The end, on SIGTERM: `/readyz` says no and every answer says `Connection: close`, while connections are still accepted
-//! for a moment, since those who route requests here learn of it a little later; then the port closes, connections on which
+//! The end, on SIGTERM: `/readyz` says no and every answer says `Connection: close`, while connections are still accepted,
+//! since those who route requests here learn of it a little later; once none has come for a moment the port closes, connections on which
 //! nothing is asked close, requests in flight end within the drain timeout, and what is left is cut off. SIGINT leaves the
 //! moment out, and a second signal the waiting, which the exit code tells. Absent: loading models.
 
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -28,7 +28,9 @@ use self::connection::Connections;
 pub use self::table::Phase;
 use crate::api::{self, App};
 use crate::descriptors;
-use crate::limits::{ACCEPT_RETRY, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, UNREADY_BEFORE_CLOSE};
+use crate::limits::{
+    ACCEPT_RETRY, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, UNREADY_BEFORE_CLOSE, UNREADY_BEFORE_CLOSE_MAX,
+};
 
 /// Where the server is reached.
 pub struct Ports {
@@ -125,7 +127,7 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         app.start_draining();
         tokio::select! {
             never = &mut accepting => match never {},
-            () = sleep(moment) => {}
+            () = port.left_alone_for(moment) => {}
             _ = signals.next() => {}
         }
     }
@@ -165,7 +167,7 @@ enum Told {
 }
 
 impl Told {
-    /// How long to go on accepting after it.
+    /// How long nobody must have connected before the port closes after it.
     fn moment(self) -> Duration {
         match self {
             Self::Terminate => UNREADY_BEFORE_CLOSE,
@@ -242,6 +244,17 @@ impl Port {
                     sleep(ACCEPT_RETRY).await;
                 }
             }
+        }
+    }
+
+    /// Waits until nobody has connected for `quiet` from now on; at most [`UNREADY_BEFORE_CLOSE_MAX`].
+    async fn left_alone_for(&self, quiet: Duration) {
+        let began = Instant::now();
+        let mut until = began + quiet;
+        while Instant::now() < until {
+            sleep_until(until).await;
+            let last_opened = self.connections.last_opened().unwrap_or(began);
+            until = (last_opened + quiet).min(began + UNREADY_BEFORE_CLOSE_MAX);
         }
     }
 

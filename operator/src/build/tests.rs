@@ -51,7 +51,7 @@ fn pods_meet_the_restricted_standard() {
     assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
     assert_eq!(container["args"], json!(["pod"]));
     assert_eq!(container["volumeMounts"][0]["mountPath"], "/var/cache/gantry");
-    assert_eq!(pod["terminationGracePeriodSeconds"], 140);
+    assert_eq!(pod["terminationGracePeriodSeconds"], 150);
     assert_eq!(pod["serviceAccountName"], "chat-gantry");
 }
 
@@ -61,7 +61,7 @@ fn a_part_of_a_second_of_drain_timeout_is_a_whole_one() {
         let pod = pod(&built(&json!({"/spec/rollout": {"drainTimeout": timeout}}), "server:1", None));
         let drain = json!({"name": "GANTRY_DRAIN_TIMEOUT", "value": seconds.to_string()});
         assert!(pod["containers"][0]["env"].as_array().unwrap().contains(&drain), "{timeout}: {pod}");
-        assert_eq!(pod["terminationGracePeriodSeconds"], seconds + 20, "{timeout}");
+        assert_eq!(pod["terminationGracePeriodSeconds"], seconds + 30, "{timeout}");
     }
 }
 

@@ -87,6 +87,11 @@ impl Connections {
         Arc::new(ConnectionPlace { connections, id, leave, state, has_whole_answer, quiet: Notify::new() })
     }
 
+    /// When the last one came.
+    pub(super) fn last_opened(&self) -> Option<Instant> {
+        self.with(|table| table.last_opened())
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.with(|table| table.len())

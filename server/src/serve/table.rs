@@ -70,20 +70,27 @@ pub(super) struct Table {
     idle: BTreeSet<(Instant, Id)>,
     receiving: BTreeSet<(Instant, Id)>,
     next: Id,
+    last_opened: Option<Instant>,
 }
 
 impl Table {
     pub(super) fn new(limit: usize) -> Self {
         let (waiting, idle, receiving) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        Self { limit, entries: HashMap::new(), waiting, idle, receiving, next: 0 }
+        Self { limit, entries: HashMap::new(), waiting, idle, receiving, next: 0, last_opened: None }
     }
 
     pub(super) fn open(&mut self, now: Instant) -> (Id, Arc<Notify>) {
         let (id, leave) = (self.next, Arc::new(Notify::new()));
         self.next += 1;
+        self.last_opened = Some(now);
         self.entries.insert(id, Entry { phase: Phase::Waiting, since: now, leave: Arc::clone(&leave) });
         self.waiting.insert((now, id));
         (id, leave)
+    }
+
+    /// When the last one came.
+    pub(super) fn last_opened(&self) -> Option<Instant> {
+        self.last_opened
     }
 
     /// It has gone over to another phase. One that was told to leave is not in the table any more.

@@ -95,3 +95,25 @@ async fn a_server_that_ends_says_close_and_waits_for_no_part_of_a_head() {
     // It was the two seconds of the announcement, not the 120 that a head may take.
     assert!(ended.elapsed() < Duration::from_secs(20), "{:?}", ended.elapsed());
 }
+
+/// Those who route requests learn at their own pace that a server is not ready any more: kube-proxy writes its rules once a second
+/// where it has little to do.
+#[tokio::test]
+async fn whoever_is_still_sent_here_is_answered_for_a_while_after_the_end_has_begun() {
+    let mut server = Server::start(&["--ctx-size", "1024", "--parallel", "1"]).await;
+    server.signal("TERM");
+    let began = Instant::now();
+    while let Ok(mut stream) = TcpStream::connect(server.address()).await {
+        stream.write_all(HEALTH).await.unwrap();
+        let answer = read_some(&mut stream).await;
+        if answer.is_empty() && began.elapsed() > Duration::from_secs(9) {
+            break; // It came as the port closed.
+        }
+        assert!(answer.contains("connection: close"), "after {:?}: {answer:?}", began.elapsed());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let closed = began.elapsed();
+    // Not after two seconds, as where nobody comes any more; nor never.
+    assert!((Duration::from_secs(9)..Duration::from_secs(20)).contains(&closed), "{closed:?}");
+    assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());
+}
