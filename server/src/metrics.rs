@@ -530,7 +530,11 @@ type DeviceFigure = (&'static str, &'static str, fn(&Device) -> f64);
 
 const DEVICE_FIGURES: &[DeviceFigure] = &[
     ("device_memory_bytes", "Memory of a device", |d| d.memory_bytes as f64),
-    ("device_free_bytes_at_start", "What of it was free when a worker began", |d| d.free_bytes as f64),
+    (
+        "device_free_bytes_at_start",
+        "What of it was free when a worker began; of main memory, what could be had without swapping",
+        |d| d.free_bytes as f64,
+    ),
 ];
 
 /// A figure of one worker.

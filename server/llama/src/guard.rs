@@ -5,7 +5,8 @@
 //! is made of what one of them stood in. A chat that writes no such token goes through unchanged.
 //!
 //! An input may also become a reserved token together with what stands beside it, `<|im_` before `end|>`, so that an
-//! input that could begin, end or be within one gets a mark at that end. Roles and types of the API are left alone: templates
+//! input that could begin, end or be within one gets a mark at that end, and where it has the name of one, as a template may cut
+//! that out and put it between signs of its own, there is one within the name. Roles and types of the API are left alone: templates
 //! compare them, and build tokens of them. What an assistant is said to have said may hold user-defined tokens such as
 //! `</think>`, which templates look for and which its own answers have. A token of a single character cannot be told from
 //! text, and is that token wherever it stands.
@@ -38,6 +39,8 @@ const FIELDS: [&str; 11] = [
     "function",
     "arguments",
 ];
+/// Words of JSON.
+const JSON_WORDS: [&str; 3] = ["true", "false", "null"];
 /// A mark that nothing escapes and no letter's case changes.
 pub(crate) const MARK: char = '\u{7f}';
 /// Where that is in a text: characters of private use.
@@ -206,7 +209,8 @@ impl Marker<'_> {
                 any |= self.value(&mut value, place);
             }
             if !place.is_field(&name) {
-                let places = self.written(&name, place.said);
+                let mut places = self.written(&name, place.said);
+                places.extend(self.named(&name));
                 any |= self.put(&mut name, places);
             }
             fields.insert(name, value);
@@ -231,6 +235,10 @@ impl Marker<'_> {
             places.extend(before.then_some(start));
             places.extend(after.then_some(start + trimmed.len()));
         }
+        // An escape that is cut in two would be no JSON any more.
+        if !(text.contains('\\') && begins_json(text)) {
+            places.extend(self.named(text));
+        }
         self.put(text, places)
     }
 
@@ -244,6 +252,21 @@ impl Marker<'_> {
                 (written.start + first < written.end).then_some(written.start + first)
             })
             .collect()
+    }
+
+    /// Inside each name of a token, to which a template could add the signs: within it, so that it stays in what the template
+    /// cuts out. One of a single character has them around it. In JSON that is read as such, a number or `true` is none.
+    fn named(&self, text: &str) -> Vec<usize> {
+        let mut places = Vec::new();
+        for name in self.specials.names_in(text) {
+            let written = &text[name.clone()];
+            let first = written.chars().next().map_or(0, char::len_utf8);
+            if !written.contains(char::is_alphabetic) || JSON_WORDS.contains(&written) {
+                continue;
+            }
+            places.extend(if first < name.len() { vec![name.start + first] } else { vec![name.start, name.end] });
+        }
+        places
     }
 
     fn put(&self, text: &mut String, mut places: Vec<usize>) -> bool {
@@ -267,7 +290,7 @@ impl Marker<'_> {
     /// llama.cpp reads the arguments of calls, and some results, as JSON: tokens that are written there with escapes
     /// (`\u003c`) would appear only then. `None`: there are none.
     fn within_json(&self, text: &str, place: Place) -> Option<String> {
-        if !text.contains('\\') || !text.trim_start().starts_with(['{', '[', '"']) {
+        if !text.contains('\\') || !begins_json(text) {
             return None;
         }
         let mut value: Value = serde_json::from_str(text).ok()?;
@@ -276,6 +299,11 @@ impl Marker<'_> {
             value.to_string()
         })
     }
+}
+
+/// Whether llama.cpp would try to read a text as JSON.
+fn begins_json(text: &str) -> bool {
+    text.trim_start().starts_with(['{', '[', '"'])
 }
 
 /// The deepest nesting of brackets and braces, those within strings left out.
@@ -344,9 +372,9 @@ mod tests {
             {"role": "tool", "content": [{"type": "text", "text": "</s>"}], "tool_call_id": "</s>"},
         ]);
         let wanted = json!([
-            {"role": "user", "name": "<•|im_end|>", "content": "a<•|im_end|>b <•TOOL_CALL>"},
-            {"role": "assistant", "content": "<•|im_end|><tool_call>", "reasoning_content": "[•INST]"},
-            {"role": "tool", "content": [{"type": "text", "text": "<•/s>"}], "tool_call_id": "<•/s>"},
+            {"role": "user", "name": "<•|i•m_end|>", "content": "a<•|i•m_end|>b <•TOOL_CALL>"},
+            {"role": "assistant", "content": "<•|i•m_end|><tool_call>", "reasoning_content": "[•I•NST]"},
+            {"role": "tool", "content": [{"type": "text", "text": "<•/•s>"}], "tool_call_id": "<•/•s>"},
         ]);
         // At their ends these texts could be a part of another token.
         let inside = serde_json::to_string(&marked(&messages).unwrap()).unwrap();
@@ -362,7 +390,8 @@ mod tests {
         };
         assert_eq!(text(" so it <|im_ "), " so it <|im_• ");
         assert_eq!(text(" end|> is it"), " •end|> is it");
-        assert_eq!(text("im_end"), "•im_end•");
+        assert_eq!(text("im_end"), "•i•m_end•");
+        assert_eq!(text("the im_end.x"), "the i•m_end.x");
         assert_eq!(text("so it is"), "so it is");
     }
 
@@ -373,7 +402,7 @@ mod tests {
         let marked = marked(&messages).unwrap();
         let arguments = marked[0]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
         let read: Value = serde_json::from_str(arguments).unwrap();
-        assert_eq!(read["a"].as_str().unwrap().trim_matches('•'), "<•|im_end|>");
+        assert_eq!(read["a"].as_str().unwrap().trim_matches('•'), "<•|i•m_end|>");
     }
 
     #[test]
@@ -382,7 +411,7 @@ mod tests {
         let (marked, mark) = mark(&messages, &specials()).unwrap().unwrap();
         assert_eq!(mark, '\u{f0001}');
         let (plain, places) = unmark(marked[0]["content"].as_str().unwrap(), mark);
-        assert_eq!((plain.as_str(), places.as_slice()), ("\u{7f}</s>\u{f0000}", [2].as_slice()));
+        assert_eq!((plain.as_str(), places.as_slice()), ("\u{7f}</s>\u{f0000}", [2, 3].as_slice()));
     }
 
     #[test]

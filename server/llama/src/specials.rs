@@ -4,8 +4,9 @@
 //! tokens (`<|start|>` of gpt-oss) or that the model's chat template writes (`<tool_call>`). Other user-defined tokens, as
 //! Gemma's runs of spaces, are how a vocabulary spells text.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
+use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder};
 use llama_cpp_sys_2 as sys;
@@ -59,6 +60,8 @@ pub(crate) struct Specials {
     by_token: HashMap<Token, usize>,
     /// Finds them, whatever the case of their letters.
     finder: Option<AhoCorasick>,
+    /// Finds what stands between the signs of those that no answer holds, whatever the case.
+    names: Option<AhoCorasick>,
     /// Their texts in lower case, sorted; and the same written backwards.
     forwards: Vec<Vec<u8>>,
     backwards: Vec<Vec<u8>>,
@@ -71,6 +74,10 @@ pub(crate) struct Specials {
     stand_in: char,
 }
 
+/// A name that templates look for in what users say (`/no_think`); its token makes nobody's turn.
+const SWITCH: &str = "think";
+/// Names of tokens that are shorter stand within many words.
+const MIN_INFIX_BYTES: usize = 4;
 /// What nearly all reserved tokens are written with.
 const BRACKETS: [char; 5] = ['<', '>', '|', '[', ']'];
 /// What may stand for a sign: of its size, and in few templates' eyes.
@@ -100,9 +107,19 @@ impl Specials {
         let longest_bytes = list.first().map_or(0, |special| special.text.len());
         let signs = signs(&list);
         let is_free = |c: &char| !list.iter().any(|special| special.text.contains(*c));
+        let is_sign = |c: char| signs.binary_search(&c).is_ok();
+        let names = list.iter().filter(|special| !special.may_be_said()).map(|special| {
+            let name = special.text.trim_matches(is_sign);
+            if name.len() < special.text.len() { name } else { "" }
+        });
+        let names: BTreeSet<String> = names
+            .map(str::to_ascii_lowercase)
+            .filter(|name| !matches!(name.trim_start_matches('/'), "" | SWITCH))
+            .collect();
+        let names = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(names).ok();
         let stand_in =
             STAND_INS.into_iter().chain(OTHER_STAND_INS).find(is_free).unwrap_or(char::REPLACEMENT_CHARACTER);
-        Self { list, by_token, finder, forwards, backwards, joined, longest_bytes, signs, stand_in }
+        Self { list, by_token, finder, names, forwards, backwards, joined, longest_bytes, signs, stand_in }
     }
 
     /// Whether this is one of the signs that reserved tokens are written with: all have one, but for those that are letters
@@ -144,6 +161,15 @@ impl Specials {
     pub(crate) fn find(&self, text: &str) -> impl Iterator<Item = Written> {
         let places = self.finder.iter().flat_map(move |finder| finder.find_overlapping_iter(text));
         places.map(|place| Written { special: place.pattern().as_usize(), start: place.start(), end: place.end() })
+    }
+
+    /// Every place where a text has a name that is a reserved token between signs. Short ones are names where they are words.
+    pub(crate) fn names_in(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        let is_word =
+            move |name: &Range<usize>| !text[..name.start].ends_with(is_part) && !text[name.end..].starts_with(is_part);
+        let found = self.names.iter().flat_map(move |names| names.find_overlapping_iter(text));
+        found.map(|name| name.start()..name.end()).filter(move |name| name.len() >= MIN_INFIX_BYTES || is_word(name))
     }
 
     /// Whether one may begin with the end of this text, and go on with what is written after it.
@@ -283,6 +309,18 @@ mod tests {
             let between = specials.completed_between(before, after).map(|special| special.text.as_str());
             assert_eq!(between.is_some(), found.is_some(), "{before} {after}: {between:?}");
         }
+    }
+
+    #[test]
+    fn names_between_signs_are_found_in_any_case_and_short_ones_as_words() {
+        let mut list = vec![control(6, "<s>"), control(7, "<｜User｜>"), control(8, "bare")];
+        list.extend([Special { control: false, ..control(9, "<said>") }, control(10, "<think>")]);
+        list.extend(specials().list);
+        let specials = Specials::new(list);
+        let names = |text: &'static str| specials.names_in(text).map(|name| &text[name]).collect::<Vec<_>>();
+        assert_eq!(names("xIM_endx.inst an user's"), ["IM_end", "inst", "user", "s"]);
+        // No word by itself, none of a token's, and one that answers hold.
+        assert_eq!(names("users so bare, said class /no_think"), ["user"]);
     }
 
     #[test]

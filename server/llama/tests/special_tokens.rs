@@ -224,6 +224,82 @@ fn a_template_that_builds_tokens_of_words_is_not_served() {
     assert_eq!(reserved(&model, &got).len(), reserved(&model, &model.tokenize("", true, false).unwrap()).len());
 }
 
+/// What cuts a part out of a text, and the text around that: before and behind.
+const CUTS: [(&str, &str, &str); 9] = [
+    ("TEXT.split('.')[0]", "", ".b"),
+    ("TEXT.split('.')[1]", "a.", ".b"),
+    ("TEXT.split(' ')[1]", "So ", " it is"),
+    ("TEXT.rsplit('::', 1)[1]", "a::", ""),
+    ("(TEXT.split('/')|last)", "a/b/", ""),
+    ("TEXT[2:-3]", "x ", " yz"),
+    ("TEXT.strip('*')", "**", "**"),
+    ("TEXT.split('.')[0]|lower", "", ".X"),
+    ("TEXT.split('.')[1]|trim", "a. ", " .b"),
+];
+
+#[test]
+fn no_template_makes_a_token_of_a_part_of_a_text_that_it_puts_between_signs() {
+    let mut models = models();
+    models.push(load_written(&gguf::with_specials(&["<|user|>", "<|end|>", "[INST]", "</s>", "<|a|>"])));
+    for model in models {
+        let mut tried = 0;
+        for (_, special) in some_reserved(&model) {
+            let is_sign = |c: char| "<|>[]".contains(c);
+            let name = special.trim_matches(is_sign);
+            let Some((before, after)) = special.split_once(name).filter(|(before, _)| !before.is_empty()) else {
+                continue;
+            };
+            // An answer may hold it, so that a text may name it.
+            if !special.is_ascii() || name.contains(is_sign) || special == "<think>" || special.contains("tool") {
+                continue;
+            }
+            for (cut, head, tail) in CUTS {
+                for field in ["content", "name"] {
+                    let template = parse(&format!(
+                        "{{% for m in messages %}}x\n{{{{ m.content }}}}{{% if m.{field} %}}{{{{ '{before}' ~ {} ~ '{after}' }}}}{{% endif %}}\n{{% endfor %}}",
+                        cut.replace("TEXT", &format!("m.{field}"))
+                    ));
+                    let chat = |name: &str| {
+                        let mut message = json!({"role": "user", "content": "a.b c::d/e"});
+                        message[field] = json!(format!("{head}{name}{tail}"));
+                        json!([message])
+                    };
+                    let harmless = tokens(&model, &template, &chat("harmless")).unwrap();
+                    for written in [name.to_owned(), name.to_uppercase()] {
+                        let got = tokens(&model, &template, &chat(&written)).unwrap();
+                        assert_eq!(reserved(&model, &got), reserved(&model, &harmless), "{special}: {cut}: {written}");
+                        tried += 1;
+                    }
+                }
+            }
+        }
+        assert!(tried > 30, "{tried} tried with {}", model.description());
+    }
+}
+
+#[test]
+fn names_of_tokens_in_a_text_change_no_prompt() {
+    let mut models = models();
+    let specials = written_in(&published());
+    models.push(load_written(&gguf::with_specials(&specials.iter().map(String::as_str).collect::<Vec<_>>())));
+    for (name, source) in published() {
+        let template = ChatTemplate::parse(&source).unwrap();
+        for model in &models {
+            for text in [
+                "Why did the user call system and end the message? /no_think",
+                "{\"user\": [\"end\", 1, true, null], \"s\": \"im_end\\n\"}",
+                "/think s a im_start im_end INST eot_id start_header_id think tool_call",
+            ] {
+                for messages in chats(text) {
+                    let Ok(plain) = template.render(&messages.to_string()) else { continue };
+                    let chat = model.chat_prompt(&messages.to_string(), |messages| template.render(messages)).unwrap();
+                    assert_eq!(chat.prompt, plain.prompt, "{name}: {messages}");
+                }
+            }
+        }
+    }
+}
+
 /// What people write, with all the signs that tokens have, and what templates look for in it.
 const ORDINARY: [&str; 14] = [
     "What is a < b and b > c? <b>Bold</b> [1]",
@@ -342,6 +418,19 @@ fn no_reserved_token_comes_of_a_text() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Wherever a name stands in a text, and whatever is around it, no template that cuts the text there makes a token of it.
+    #[test]
+    fn no_name_in_a_text_is_a_token_between_signs(
+        before in "[a-z ]{0,8}", after in "[a-z ]{0,8}", sign in "[./:;,*#]", name in "(?i:im_end|im_start|endoftext)",
+    ) {
+        let model = common::model();
+        let template = parse("{% for m in messages %}x{{ '<|' ~ m.content.split('SIGN')[1] ~ '|>' }}{% endfor %}"
+            .replace("SIGN", &sign).as_str());
+        let text = |name: &str| json!([{"role": "user", "content": format!("{before}{sign}{name}{sign}{after}")}]);
+        let got = tokens(model, &template, &text(&name)).unwrap();
+        prop_assert_eq!(reserved(model, &got), reserved(model, &tokens(model, &template, &text("harmless")).unwrap()));
+    }
 
     #[test]
     fn ordinary_chats_have_the_tokens_that_llama_cpp_gives_their_prompt(

@@ -216,7 +216,7 @@ fn who_takes_a_whole_answer_in_sips_is_behind_after_a_while_and_who_takes_enough
 
 /// Routes with an answer that is whole and larger than sockets take, and one that never comes.
 fn large_and_late() -> axum::Router {
-    let large = axum::routing::get(|| async { vec![b'x'; 8 << 20] });
+    let large = axum::routing::any(|| async { vec![b'x'; 8 << 20] });
     axum::Router::new().route("/large", large).route("/late", axum::routing::get(std::future::pending::<()>))
 }
 
@@ -264,7 +264,11 @@ async fn at_the_end_unread_answers_have_ten_seconds_together_and_late_ones_a_mom
 
 #[tokio::test(start_paused = true)]
 async fn a_request_behind_a_whole_answer_does_not_have_it_taken_in_sips() {
-    let behind = format!("{LARGE}GET /late HTTP/1.1\r\nHost: x\r\n\r\n");
+    // hyper reads on before it has flushed where what is left of a body comes to its end after the answer, which asks for none of
+    // it: more than it reads at first, and no more than it reads then.
+    let body = "x".repeat(12_000);
+    let answered_early = format!("POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let behind = format!("{answered_early}GET /late HTTP/1.1\r\nHost: x\r\n\r\n");
     let sips = served_for(&behind, 16).await;
     assert!((SLOW_CLIENT_LIMIT..SLOW_CLIENT_LIMIT * 5 / 4).contains(&sips), "{sips:?}");
 }

@@ -16,7 +16,7 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Its memory in bytes.
     pub memory_bytes: u64,
-    /// The part of it that was free when the process began.
+    /// The part of it that was free when the process began; of main memory, what could be had without swapping.
     pub free_bytes: u64,
 }
 
@@ -133,9 +133,24 @@ fn describe(raw: sys::ggml_backend_dev_t) -> Option<Device> {
             description: text(sys::ggml_backend_dev_description(raw)),
             kind,
             memory_bytes: total as u64,
-            free_bytes: free as u64,
+            // ggml says of main memory that all of it is free.
+            free_bytes: available(kind).unwrap_or(free as u64),
         })
     }
+}
+
+/// What can be had of main memory without swapping, where that is what a device has; `None`: it has its own, or nobody knows.
+fn available(kind: DeviceKind) -> Option<u64> {
+    (kind == DeviceKind::Cpu)
+        .then(|| std::fs::read_to_string("/proc/meminfo").ok())
+        .flatten()
+        .as_deref()
+        .and_then(available_in)
+}
+
+fn available_in(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// # Safety
@@ -146,4 +161,18 @@ unsafe fn text(raw: *const c_char) -> String {
     }
     // SAFETY: the caller's promise.
     unsafe { CStr::from_ptr(raw) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_main_memory_not_all_is_free() {
+        assert_eq!(available_in("MemTotal:  4000 kB\nMemFree: 1 kB\nMemAvailable:  3000 kB\n"), Some(3000 * 1024));
+        assert_eq!(available_in("MemTotal:  4000 kB\n"), None);
+        assert_eq!(available(DeviceKind::Gpu), None);
+        let cpu = raw_devices().filter_map(describe).find(|device| device.kind == DeviceKind::Cpu);
+        assert!(cpu.is_none_or(|cpu| (1..cpu.memory_bytes).contains(&cpu.free_bytes)));
+    }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use gantry_core::{ApiError, ErrorCode, TextRequest};
+use gantry_core::{ApiError, ErrorCode, Prompt, TextRequest};
 
 use super::choices::Choices;
 use crate::api::App;
@@ -29,6 +29,13 @@ pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<
         {
             return Err(refusal.clone().into());
         }
+        if let Some(model) = version.model()
+            && let Some((place, token)) = unknown_token(&requests, model.vocab_size, prompt_param)
+        {
+            let message = format!("`{place}`: token {token} is not in the model's vocabulary of {}.", model.vocab_size);
+            let code = ErrorCode::Other("invalid_token".to_owned());
+            return Err(ApiError::invalid(Some(Cow::Owned(place)), code, message).into());
+        }
         let most = version.capacity();
         if answers > most {
             // Later it would be no better, so this is no 429.
@@ -45,6 +52,17 @@ pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<
         tokio::task::yield_now().await;
     }
     Err(of_submission(SubmitError::Retired))
+}
+
+/// The first token that a vocabulary of this size has not, and its place in what was asked.
+fn unknown_token(requests: &[GenerateRequest], vocab_size: u32, prompt_param: &str) -> Option<(String, i32)> {
+    let is_unknown = |token: i32| u32::try_from(token).map_or(true, |token| token >= vocab_size);
+    requests.iter().enumerate().find_map(|(number, request)| {
+        let Prompt::Tokens(tokens) = &*request.prompt else { return None };
+        let at = tokens.iter().position(|&token| is_unknown(token))?;
+        let of = if requests.len() > 1 { format!("[{number}]") } else { String::new() };
+        Some((format!("{prompt_param}{of}[{at}]"), tokens[at]))
+    })
 }
 
 /// Submits one request for each answer to each prompt, all or none.
