@@ -44,6 +44,8 @@ pub enum Route {
     Embeddings,
     /// `/v1/rerank`.
     Rerank,
+    /// `/tokenize`, `/detokenize` and `/apply-template`.
+    Tokenizer,
     /// `/v1/models` and below.
     Models,
     /// Anything else.
@@ -98,6 +100,7 @@ impl Route {
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
             Self::Rerank => "rerank",
+            Self::Tokenizer => "tokenizer",
             Self::Models => "models",
             Self::Other => "other",
         }

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gantry_core::{GenerationEvent, TokenChance, TokenLogprob};
+use gantry_core::{GenerationEvent, ShownPrompt, TokenChance, TokenLogprob, TokenPiece};
 use tokio::time::MissedTickBehavior;
 
 use crate::limits::{
@@ -30,6 +30,11 @@ use crate::limits::{
 // One answer alone may hold all that one may, and more than what it may in any case.
 const _: () =
     assert!(OUTPUT_FLOOR_BYTES < OUTPUT_PER_ANSWER_BYTES && OUTPUT_PER_ANSWER_BYTES * 2 < OUTPUT_BUDGET_MIN_BYTES);
+
+/// The most that a token's id takes on the wire.
+const TOLD_TOKEN_BYTES: usize = 11;
+/// The same with what stands around its bytes.
+const TOLD_PIECE_BYTES: usize = 32;
 
 /// What is undelivered in this process, and what became of those whose clients do not take it.
 #[derive(Debug)]
@@ -237,10 +242,38 @@ impl Drop for Collected {
 
 /// Bytes of memory that an event has beside itself.
 pub(crate) fn allocated_by(event: &GenerationEvent) -> usize {
-    let GenerationEvent::Text { text, logprobs, .. } = event else { return 0 };
+    let (text, logprobs) = match event {
+        GenerationEvent::Text { text, logprobs, .. } => (text, logprobs),
+        GenerationEvent::Prompt(shown) => return allocated_by_prompt(shown),
+        _ => return 0,
+    };
     allocated(text.capacity())
         + allocated(logprobs.capacity() * size_of::<TokenLogprob>())
         + allocated_by_tokens(logprobs)
+}
+
+fn allocated_by_prompt(shown: &ShownPrompt) -> usize {
+    match shown {
+        ShownPrompt::Text(text) => allocated(text.capacity()),
+        ShownPrompt::Tokens(tokens) => allocated(tokens.capacity() * size_of::<i32>()),
+        ShownPrompt::Pieces(pieces) => {
+            let bytes: usize = pieces.iter().map(|piece| allocated(piece.bytes.capacity())).sum();
+            allocated(pieces.capacity() * size_of::<TokenPiece>()) + bytes
+        }
+    }
+}
+
+/// What a prompt takes that is told, with what is written of it.
+pub(crate) fn told_of(shown: &ShownPrompt) -> usize {
+    allocated_by_prompt(shown)
+        + match shown {
+            ShownPrompt::Text(text) => text.bytes().map(written).sum(),
+            ShownPrompt::Tokens(tokens) => tokens.len() * TOLD_TOKEN_BYTES,
+            ShownPrompt::Pieces(pieces) => {
+                // Bytes that are no characters are told as numbers.
+                pieces.iter().map(|piece| TOLD_PIECE_BYTES + 6 * piece.bytes.len()).sum()
+            }
+        }
 }
 
 /// What a piece of an answer takes once it is put to the others, of whose memory up to half is empty, or once it is written,

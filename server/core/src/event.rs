@@ -1,7 +1,7 @@
 //! What comes of a request, piece by piece.
 //!
 //! One for text that was accepted emits `Started` at most once, then any number of `Text`, then exactly one of
-//! `Finished` and `Failed`.
+//! `Finished` and `Failed`; one for a prompt alone emits `Prompt` instead of the others before its end.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,8 @@ pub enum GenerationEvent {
         /// For each of those tokens, where [`GenerationParams::logprobs`](crate::GenerationParams::logprobs) asks for it.
         logprobs: Vec<TokenLogprob>,
     },
+    /// What the prompt is, where no more was asked for; the end follows.
+    Prompt(ShownPrompt),
     /// The end of a request that went well.
     Finished {
         /// Why it ended.
@@ -43,6 +45,26 @@ impl GenerationEvent {
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Finished { .. } | Self::Failed(_))
     }
+}
+
+/// What a prompt is to the model, as it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ShownPrompt {
+    /// Its text.
+    Text(String),
+    /// Its tokens.
+    Tokens(Vec<i32>),
+    /// Its tokens with their bytes, which need not be whole characters.
+    Pieces(Vec<TokenPiece>),
+}
+
+/// A token and what it stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenPiece {
+    /// Its id.
+    pub id: i32,
+    /// Its bytes; of a special token its name.
+    pub bytes: Vec<u8>,
 }
 
 /// A token's log-probability under the model's own distribution, before penalties and truncations.

@@ -21,14 +21,15 @@ pub use api_error::{ApiError, ErrorCode, ErrorKind};
 pub use degradation::DegradationLevel;
 pub use error::{ParamError, RequestError, SubmitError};
 pub use event::{
-    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, Timings, TokenChance,
-    TokenLogprob, Usage,
+    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, ShownPrompt, Timings,
+    TokenChance, TokenLogprob, TokenPiece, Usage,
 };
 pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};
 pub use order::{Priority, Turn};
-pub use params::{Constraint, DryParams, GenerationParams};
+pub use params::{Constraint, DryParams, Extent, GenerationParams, PromptForm};
 pub use protocol::{
-    Answer, AnswerHead, EncodeError, PooledEncoder, PooledRequest, PooledSize, StreamEncoder, TextEncoder, TextRequest,
+    Answer, AnswerHead, EncodeError, PooledEncoder, PooledRequest, PooledSize, PromptEncoder, StreamEncoder,
+    TextEncoder, TextRequest,
 };
 pub use request::{PooledWork, Prompt, TextInput};

@@ -50,9 +50,35 @@ impl Default for DryParams {
     }
 }
 
+/// How far a request goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Extent {
+    /// To the end of an answer.
+    #[default]
+    Answer,
+    /// To what its prompt is to the model: nothing is computed with it, and it may be longer than any context.
+    Prompt(PromptForm),
+}
+
+/// What is to be known of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PromptForm {
+    /// Its text: of a chat as the model's template renders it, of token ids what they stand for.
+    Text,
+    /// Its tokens.
+    Tokens {
+        /// Whether those are among them that the model wants around a text.
+        adds_special: bool,
+        /// Whether each is told with its bytes.
+        with_pieces: bool,
+    },
+}
+
 /// How to generate. `Default` is the model's plain distribution with a random seed and no limit but the context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerationParams {
+    /// How far to go; what else is said is of the answer.
+    pub extent: Extent,
     /// The most tokens to generate; `None`: until the model ends or its context is full.
     pub max_tokens: Option<u32>,
     /// 0 is greedy; up to [`MAX_TEMPERATURE`].
@@ -103,6 +129,7 @@ pub struct GenerationParams {
 impl Default for GenerationParams {
     fn default() -> Self {
         Self {
+            extent: Extent::default(),
             max_tokens: None,
             temperature: 1.0,
             top_p: 1.0,

@@ -5,7 +5,7 @@
 use bytes::BytesMut;
 
 use crate::api_error::ApiError;
-use crate::event::{FinishReason, GenerationEvent, PooledOutput, Timings, TokenLogprob, Usage};
+use crate::event::{FinishReason, GenerationEvent, PooledOutput, ShownPrompt, Timings, TokenLogprob, Usage};
 use crate::order::Priority;
 use crate::params::GenerationParams;
 use crate::request::{PooledWork, Prompt};
@@ -114,6 +114,15 @@ pub trait StreamEncoder: Send + 'static {
 
     /// The end before that.
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut);
+}
+
+/// Writes what a prompt is to the model, for a request that asks for no more.
+pub trait PromptEncoder: Send + 'static {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn whole(self, prompt: ShownPrompt) -> Result<Vec<u8>, EncodeError>;
 }
 
 /// How large an answer with vectors or scores is.

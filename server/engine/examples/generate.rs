@@ -25,7 +25,7 @@ fn main() -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for event in events {
         match event {
-            GenerationEvent::Started { .. } => {}
+            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
             GenerationEvent::Text { text, .. } => {
                 write!(out, "{text}")?;
                 out.flush()?;

@@ -158,12 +158,16 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn longest_token(&self) -> usize;
     /// Tokens of a text, BOS before it where the model wants one.
     fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
+    /// The same without what the model wants around a text.
+    fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
     /// Tokens of a query and a document, as a reranker wants them.
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
     /// `None`: it takes longer than this pace, and may be tried at the full one.
     fn render(&self, messages: &[Message], pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
     /// Appends the bytes of a token; nothing for a special one.
     fn piece(&self, token: Token, out: &mut Vec<u8>);
+    /// Appends the bytes of a token, a special one's name among them.
+    fn shown_piece(&self, token: Token, out: &mut Vec<u8>);
     /// The texts of all tokens, for grammars; made at the first call, which is not for the engine's thread.
     fn texts(&self) -> &Arc<TokenTexts>;
     /// The tokens that end a generation.

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
+use gantry_core::ShownPrompt;
 
 use crate::backend::llama::{self, Loaded};
 use crate::backend::{Backend, Vocabulary};
@@ -285,6 +286,8 @@ impl Engine {
             match event {
                 GenerationEvent::Started { .. } => {}
                 GenerationEvent::Text { text: more, .. } => text.push_str(&more),
+                GenerationEvent::Prompt(ShownPrompt::Text(shown)) => text = shown,
+                GenerationEvent::Prompt(ShownPrompt::Tokens(_) | ShownPrompt::Pieces(_)) => {}
                 GenerationEvent::Finished { reason, usage, timings } => {
                     return Ok(GenerationOutput { text, reason, usage, timings });
                 }

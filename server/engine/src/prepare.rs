@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
+use gantry_core::{Extent, PromptForm, ShownPrompt, TokenPiece};
 use gantry_llama::SpecialTokens;
 
 use crate::backend::{Pace, RenderedChat, Token, Vocabulary};
@@ -210,6 +211,10 @@ impl Preparer {
         if is_over(&mut job) {
             return None;
         }
+        if let Extent::Prompt(form) = job.params.extent {
+            self.show(job, chat, form);
+            return None;
+        }
         let Job { ticket, prompt, mut params, mut emitter, signals, submitted_at, deadline } = job;
         emitter.is(Activity::Begun);
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -245,6 +250,86 @@ impl Preparer {
         }
     }
 
+    /// Answers a request that asks what its prompt is.
+    fn show(&self, job: Job, chat: Option<RenderedChat>, form: PromptForm) {
+        let Job { prompt, mut emitter, .. } = job;
+        emitter.is(Activity::Begun);
+        let shown = std::panic::catch_unwind(AssertUnwindSafe(|| match form {
+            PromptForm::Text => self.shown_text(prompt, chat).map(ShownPrompt::Text),
+            PromptForm::Tokens { adds_special, with_pieces } => {
+                let tokens = self.shown_tokens(prompt, chat, adds_special)?;
+                Ok(if with_pieces { ShownPrompt::Pieces(self.pieces(&tokens)) } else { ShownPrompt::Tokens(tokens) })
+            }
+        }));
+        emitter.is(Activity::Paused);
+        match shown.unwrap_or_else(|_| Err(panicked())) {
+            Ok(shown) => emitter.shown(shown),
+            Err(error) => emitter.failed(error),
+        }
+    }
+
+    fn shown_text(&self, prompt: Prompt, chat: Option<RenderedChat>) -> Result<String, RequestError> {
+        match prompt {
+            Prompt::Text(text) | Prompt::Markup(text) => Ok(text),
+            Prompt::Chat(_) => Ok(rendered(chat)?.prompt),
+            Prompt::Tokens(tokens) => {
+                self.check_known(&tokens)?;
+                let mut bytes = Vec::new();
+                for token in tokens {
+                    self.vocabulary.shown_piece(token, &mut bytes);
+                    check_bytes("prompt", bytes.len())?;
+                }
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+        }
+    }
+
+    /// As many as there are, whether a sequence could hold them or not; who asks bounds the text.
+    fn shown_tokens(
+        &self,
+        prompt: Prompt,
+        chat: Option<RenderedChat>,
+        adds_special: bool,
+    ) -> Result<Vec<Token>, RequestError> {
+        let tokenize = |text: &str, specials: SpecialTokens<'_>| {
+            check_bytes("prompt", text.len())?;
+            match adds_special {
+                true => self.vocabulary.tokenize(text, specials),
+                false => self.vocabulary.tokenize_bare(text, specials),
+            }
+        };
+        match prompt {
+            Prompt::Text(text) => tokenize(&text, SpecialTokens::None),
+            Prompt::Markup(text) => tokenize(&text, SpecialTokens::All),
+            Prompt::Chat(_) => {
+                let chat = rendered(chat)?;
+                tokenize(&chat.prompt, SpecialTokens::Unless(&chat.text_at))
+            }
+            Prompt::Tokens(tokens) => self.check_known(&tokens).map(|()| tokens),
+        }
+    }
+
+    fn pieces(&self, tokens: &[Token]) -> Vec<TokenPiece> {
+        let piece = |&id: &Token| {
+            let mut bytes = Vec::new();
+            self.vocabulary.shown_piece(id, &mut bytes);
+            TokenPiece { id, bytes }
+        };
+        tokens.iter().map(piece).collect()
+    }
+
+    fn check_known(&self, tokens: &[Token]) -> Result<(), RequestError> {
+        let size = self.vocabulary.size();
+        let known = |token: Token| u32::try_from(token).is_ok_and(|t| t < size);
+        match tokens.iter().copied().find(|&token| !known(token)) {
+            Some(token) => {
+                let message = format!("token {token} is not in the model's vocabulary of {size}");
+                Err(RequestError::invalid("prompt", "invalid_token", message))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// What a prompt's blocks are called, and those that are on disk.
     fn find(&self, tokens: &[Token]) -> (Vec<BlockHash>, Option<Fetched>) {
         let Some(fingerprint) = self.fingerprint else { return (Vec::new(), None) };
@@ -264,17 +349,12 @@ impl Preparer {
             Prompt::Text(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::None)?),
             Prompt::Markup(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::All)?),
             Prompt::Chat(_) => {
-                let chat = chat.ok_or_else(|| RequestError::Internal(String::from("a chat was not rendered")))?;
+                let chat = rendered(chat)?;
                 params.stop.extend(chat.stops);
                 ("messages", self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?)
             }
             Prompt::Tokens(tokens) => {
-                let size = self.vocabulary.size();
-                let known = |token: Token| u32::try_from(token).is_ok_and(|t| t < size);
-                if let Some(token) = tokens.iter().copied().find(|&token| !known(token)) {
-                    let message = format!("token {token} is not in the model's vocabulary of {size}");
-                    return Err(RequestError::invalid("prompt", "invalid_token", message));
-                }
+                self.check_known(&tokens)?;
                 ("prompt", tokens)
             }
         };
@@ -314,6 +394,10 @@ fn is_over(job: &mut Job) -> bool {
         emitter.failed(too_late(*submitted_at, *deadline, now));
     }
     is_late
+}
+
+fn rendered(chat: Option<RenderedChat>) -> Result<RenderedChat, RequestError> {
+    chat.ok_or_else(|| RequestError::Internal(String::from("a chat was not rendered")))
 }
 
 fn panicked() -> RequestError {

@@ -43,6 +43,10 @@ impl Vocabulary for Gated {
         ScriptedVocabulary.longest_token()
     }
 
+    fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
+        ScriptedVocabulary.tokenize_bare(text, specials)
+    }
+
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
         ScriptedVocabulary.pair(query, document)
     }
@@ -61,6 +65,10 @@ impl Vocabulary for Gated {
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
         ScriptedVocabulary.piece(token, out);
+    }
+
+    fn shown_piece(&self, token: Token, out: &mut Vec<u8>) {
+        ScriptedVocabulary.shown_piece(token, out);
     }
 
     fn texts(&self) -> &Arc<TokenTexts> {
@@ -265,4 +273,55 @@ fn chats_that_wait_to_be_rendered_when_the_pools_end_are_told() {
     assert_eq!(busy.ready.iter().count(), SLOW_RENDER_THREADS, "those that were begun are delivered");
     let is_told = |(_, event): &Told| matches!(event, GenerationEvent::Failed(RequestError::ShuttingDown));
     assert_eq!(busy.events.1.try_iter().filter(is_told).count(), slow.len());
+}
+
+#[test]
+fn what_a_prompt_is_is_told_and_nothing_is_delivered() {
+    let mut busy = Busy::idle();
+    busy.gate = None;
+    let extent = |form| GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() };
+    let tokens = |with_pieces| extent(PromptForm::Tokens { adds_special: true, with_pieces });
+    let text = "x".repeat(300);
+    let ids = ScriptedVocabulary.tokenize(&text, SpecialTokens::None).unwrap();
+    let piece = |id| {
+        let mut bytes = Vec::new();
+        ScriptedVocabulary.shown_piece(id, &mut bytes);
+        bytes
+    };
+    let end = *ScriptedVocabulary.end_tokens().first().unwrap();
+    let said: String = String::from_utf8([7, end, 8].map(piece).concat()).unwrap();
+    assert!(said.contains("<end>"), "a special token has its name");
+    for (prompt, params, wanted) in [
+        // Longer than any sequence.
+        (Prompt::Text(text), tokens(false), ShownPrompt::Tokens(ids)),
+        (
+            Prompt::Text("ab".into()),
+            tokens(true),
+            ShownPrompt::Pieces(
+                ScriptedVocabulary
+                    .tokenize("ab", SpecialTokens::None)
+                    .unwrap()
+                    .into_iter()
+                    .map(|id| TokenPiece { id, bytes: piece(id) })
+                    .collect(),
+            ),
+        ),
+        (Prompt::Text(String::new()), tokens(false), ShownPrompt::Tokens(vec![])),
+        (Prompt::Tokens(vec![7, end, 8]), extent(PromptForm::Text), ShownPrompt::Text(said)),
+        (
+            Prompt::Chat(vec![Message::text(Role::User, "Hi")]),
+            extent(PromptForm::Text),
+            ShownPrompt::Text("<Hi>".into()),
+        ),
+    ] {
+        let ticket = busy.push_params(prompt, params, None);
+        assert_eq!(busy.events.1.recv().unwrap(), (ticket, GenerationEvent::Prompt(wanted)));
+        let (of, event) = busy.events.1.recv().unwrap();
+        assert!(of == ticket && matches!(event, GenerationEvent::Finished { .. }), "{event:?}");
+    }
+    let ticket = busy.push_params(Prompt::Tokens(vec![1 << 30]), extent(PromptForm::Text), None);
+    let (of, event) = busy.events.1.recv().unwrap();
+    assert!(of == ticket && matches!(&event, GenerationEvent::Failed(error) if error.code() == "invalid_token"));
+    busy.end();
+    assert_eq!(busy.ready.iter().count(), 0);
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use gantry_core::ShownPrompt;
+
 use crate::backend::Token;
 use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
@@ -79,6 +81,12 @@ impl Emitter {
 
     pub(crate) fn delta(&mut self, text: String, tokens: u32, logprobs: Vec<TokenLogprob>) {
         self.send(GenerationEvent::Text { text, tokens, logprobs });
+    }
+
+    /// Ends a request that asked what its prompt is.
+    pub(crate) fn shown(&mut self, prompt: ShownPrompt) {
+        self.send(GenerationEvent::Prompt(prompt));
+        self.finished(FinishReason::Stop, Usage::default(), Timings::default());
     }
 
     pub(crate) fn finished(&mut self, reason: FinishReason, usage: Usage, timings: Timings) {

@@ -144,7 +144,7 @@ fn answers_under_load_are_the_answers_alone() {
         let mut text = String::new();
         let reason = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
-                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
                 GenerationEvent::Text { text: more, .. } => text.push_str(&more),
                 GenerationEvent::Finished { reason, .. } => break reason,
                 GenerationEvent::Failed(error) => panic!("{error}"),

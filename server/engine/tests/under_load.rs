@@ -112,6 +112,7 @@ impl Answer {
         for event in events {
             match event {
                 GenerationEvent::Started { prompt_tokens } => prompt = Some(prompt_tokens),
+                GenerationEvent::Prompt(shown) => panic!("{shown:?}"),
                 GenerationEvent::Text { text: more, tokens: count, logprobs } => {
                     text.push_str(&more);
                     parts.push(Part { text: more, tokens: count as usize });
@@ -373,7 +374,7 @@ fn fill(engine: &Engine) {
     while ended < slots {
         match events.recv_timeout(PATIENCE).unwrap() {
             GenerationEvent::Started { .. } => started += 1,
-            GenerationEvent::Text { .. } => {}
+            GenerationEvent::Text { .. } | GenerationEvent::Prompt(_) => {}
             GenerationEvent::Finished { reason, usage, .. } => {
                 assert_eq!(started, slots, "one ended before all had a slot");
                 assert_eq!(reason, FinishReason::Length);

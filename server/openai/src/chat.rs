@@ -113,7 +113,7 @@ impl StreamEncoder for ChatStream {
                 let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, timings };
                 write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))
             }
-            GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => Ok(()),
+            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
         }
     }
 

@@ -109,7 +109,7 @@ impl StreamEncoder for CompletionStream {
                 let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason, timings };
                 write_sse_event(out.writer(), &completion(&self.head, vec![choice], self.told.no_usage_yet()))
             }
-            GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => Ok(()),
+            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
         }
     }
 

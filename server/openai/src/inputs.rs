@@ -67,6 +67,11 @@ fn token_input(path: &str, items: &[Value], count: &mut Count) -> Result<TextInp
         let message = format_args!("is past the {} tokens that one request may have; send several", count.most);
         return Err(wrong_value(path.to_owned(), message));
     }
+    token_ids(path, items).map(TextInput::Tokens)
+}
+
+/// Ids, each of which could be a token.
+pub(crate) fn token_ids(path: &str, items: &[Value]) -> Result<Vec<i32>, ApiError> {
     let id = |(i, item): (usize, &Value)| {
         let path = || format!("{path}[{i}]");
         match item.as_i64().map(i32::try_from) {
@@ -75,5 +80,5 @@ fn token_input(path: &str, items: &[Value], count: &mut Count) -> Result<TextInp
             _ => Err(wrong_type(path(), "a token id", item)),
         }
     };
-    items.iter().enumerate().map(id).collect::<Result<_, _>>().map(TextInput::Tokens)
+    items.iter().enumerate().map(id).collect()
 }

@@ -25,6 +25,7 @@ mod rerank;
 mod response;
 mod sampling;
 mod sse;
+mod tokenizer;
 mod told;
 
 pub use chat::{ChatEncoder, ChatStream, decode_chat};
@@ -45,3 +46,4 @@ pub use response::{
     Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, TimeHistogram, Timings, Usage,
 };
 pub use sse::{SSE_DONE, sse_event, write_sse_event};
+pub use tokenizer::{TokenizerEncoder, decode_apply_template, decode_detokenize, decode_tokenize};

@@ -45,3 +45,9 @@ pub const MAX_EMBEDDING_INPUTS: usize = 2048;
 pub const MAX_EMBEDDING_TOKENS: usize = 300_000;
 /// The most documents in one request for a ranking.
 pub const MAX_RERANK_DOCUMENTS: usize = 1000;
+/// The longest text that `/tokenize` takes, in bytes: with a token for each byte its answer is one that may be given whole.
+pub const MAX_TOKENIZE_BYTES: usize = 512 * 1024;
+/// The same where `with_pieces` asks for what each token stands for.
+pub const MAX_TOKENIZE_PIECES_BYTES: usize = 64 * 1024;
+/// The most tokens that `/detokenize` takes.
+pub const MAX_DETOKENIZE_TOKENS: usize = 128 * 1024;

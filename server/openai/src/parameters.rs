@@ -23,6 +23,12 @@ pub enum Place {
     Embeddings,
     /// `/v1/rerank`.
     Rerank,
+    /// `/tokenize`.
+    Tokenize,
+    /// `/detokenize`.
+    Detokenize,
+    /// `/apply-template`.
+    Template,
     /// One of the `messages` of a chat.
     Message,
     /// A part of a message's `content`.
@@ -102,6 +108,9 @@ impl Place {
             Self::Text => "texts",
             Self::Embeddings => "embeddings",
             Self::Rerank => "rankings",
+            Self::Tokenize => "texts to tokenise",
+            Self::Detokenize => "tokens to turn into text",
+            Self::Template => "chats to render",
             Self::Message => "messages",
             Self::Part => "parts of a message",
             Self::ToolCall => "calls of tools",
@@ -120,6 +129,9 @@ impl Place {
             Self::Text => Some("/v1/completions"),
             Self::Embeddings => Some("/v1/embeddings"),
             Self::Rerank => Some("/v1/rerank"),
+            Self::Tokenize => Some("/tokenize"),
+            Self::Detokenize => Some("/detokenize"),
+            Self::Template => Some("/apply-template"),
             _ => None,
         }
     }
@@ -311,8 +323,8 @@ const MAX_SHOWN_NAME_CHARS: usize = 64;
 
 use Neutral::{Absent, Empty, False, MinusOne, NoThought, NotPositive, One, OnlyText, True, Two, Words, Zero};
 use Place::{
-    Chat, Document, Embeddings, Function, JsonSchema, Message, Part, Rerank, ResponseFormat, StreamOptions, Text,
-    ToolCall,
+    Chat, Detokenize, Document, Embeddings, Function, JsonSchema, Message, Part, Rerank, ResponseFormat, StreamOptions,
+    Template, Text, Tokenize, ToolCall,
 };
 use Treatment::{NoEffect, Obeyed, Refused};
 
@@ -337,9 +349,14 @@ const RENDER_ONLY: &str = "belongs to endpoints that only render a prompt, which
 pub const PARAMETERS: &[Parameter] = &[
     // What is generated from.
     at(ANY, "model", Obeyed),
-    at(&[Chat], "messages", Obeyed),
+    at(&[Tokenize, Detokenize, Template], "model", Obeyed),
+    at(&[Chat, Template], "messages", Obeyed),
     at(&[Text], "prompt", Obeyed),
-    at(&[Text], "parse_special", Obeyed),
+    at(&[Text, Tokenize], "parse_special", Obeyed),
+    at(&[Tokenize], "content", Obeyed),
+    at(&[Tokenize], "add_special", Obeyed),
+    at(&[Tokenize], "with_pieces", Obeyed),
+    at(&[Detokenize], "tokens", Obeyed),
     at(&[Text], "suffix", Refused(Empty, "")),
     at(&[Text], "prompt_embeds", Refused(Empty, "")),
     at(GENERATION, "echo", Refused(False, "")),

@@ -8,7 +8,10 @@ use std::path::Path;
 
 use gantry_core::{ApiError, ErrorCode};
 use gantry_openai::parameters::{Neutral, PARAMETERS, Parameter, Place, Treatment, find};
-use gantry_openai::{ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest};
+use gantry_openai::{
+    ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest, decode_apply_template,
+    decode_detokenize, decode_tokenize,
+};
 use serde_json::{Map, Value, json};
 
 /// The references' lists, and the names that are this server's own.
@@ -44,6 +47,9 @@ fn named(line: &'static str) -> Option<Named> {
         "text" => Place::Text,
         "embeddings" => Place::Embeddings,
         "rerank" => Place::Rerank,
+        "tokenize" => Place::Tokenize,
+        "detokenize" => Place::Detokenize,
+        "apply-template" => Place::Template,
         "message" => Place::Message,
         "part" => Place::Part,
         "tool_call" => Place::ToolCall,
@@ -68,7 +74,15 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> 
         inner.entry(name).or_insert(value);
     };
     let body = match place {
-        Place::Chat => {
+        Place::Tokenize => {
+            put_absent("content", json!("Hi"));
+            Value::Object(inner)
+        }
+        Place::Detokenize => {
+            put_absent("tokens", json!([2, 3]));
+            Value::Object(inner)
+        }
+        Place::Chat | Place::Template => {
             put_absent("messages", json!([{"role": "user", "content": "Hi"}]));
             Value::Object(inner)
         }
@@ -103,6 +117,9 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> 
     };
     let body = body.to_string();
     match place {
+        Place::Tokenize => decode_tokenize(body.as_bytes()).map(|asked| format!("{asked:?}")),
+        Place::Detokenize => decode_detokenize(body.as_bytes()).map(|asked| format!("{asked:?}")),
+        Place::Template => decode_apply_template(body.as_bytes()).map(|asked| format!("{asked:?}")),
         Place::Text => ValidCompletionRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
         Place::Embeddings => ValidEmbeddingsRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
         Place::Rerank | Place::Document => ValidRerankRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
@@ -159,6 +176,9 @@ fn places() -> Vec<(Place, Value)> {
         (Place::Text, json!({})),
         (Place::Embeddings, json!({})),
         (Place::Rerank, json!({})),
+        (Place::Tokenize, json!({})),
+        (Place::Detokenize, json!({})),
+        (Place::Template, json!({})),
         (Place::Message, json!({"role": "user", "content": "Hi"})),
         (Place::Part, json!({"type": "text", "text": "Hi"})),
         (Place::ToolCall, call.clone()),

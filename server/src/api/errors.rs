@@ -162,7 +162,9 @@ fn ends_worker(message: String) -> ApiError {
 fn of_request(error: RequestError, message: String, prompt_param: &'static str) -> ApiError {
     match error {
         RequestError::InvalidRequest { param, code, .. } => {
-            let param = param.map(Cow::Owned);
+            // As the client calls it.
+            let param =
+                param.map(|param| if param == "prompt" { Cow::Borrowed(prompt_param) } else { Cow::Owned(param) });
             ApiError::invalid(param, ErrorCode::Other(code), message)
         }
         RequestError::ContextLengthExceeded { .. } => {

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use gantry_openai::{decode_chat, decode_completion, decode_embeddings, decode_rerank};
+use gantry_openai::{
+    decode_apply_template, decode_chat, decode_completion, decode_detokenize, decode_embeddings, decode_rerank,
+    decode_tokenize,
+};
 
 use super::errors::Failure;
 use super::{App, executor};
@@ -16,6 +19,18 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
 
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     executor::text(&app, Route::Completions, request, decode_completion).await
+}
+
+pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::prompt(&app, Route::Tokenizer, request, decode_tokenize).await
+}
+
+pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::prompt(&app, Route::Tokenizer, request, decode_detokenize).await
+}
+
+pub(super) async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::prompt(&app, Route::Tokenizer, request, decode_apply_template).await
 }
 
 pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {

@@ -20,7 +20,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("/api/generate", "POST /v1/completions takes texts; Ollama's API is not spoken here"),
     ("/api/tags", "GET /v1/models lists what is served; Ollama's API is not spoken here"),
     ("/slots", "GET /metrics says what the sequences do"),
-    ("/tokenize", "the usage of an answer counts tokens; there is nothing that lists them"),
     ("/infill", "POST /v1/completions takes texts with a model's own marks, with `parse_special`"),
 ];
 

@@ -143,7 +143,7 @@ impl Generation {
         let mut whole = String::new();
         while let Some(event) = self.next().await {
             match event? {
-                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
                 GenerationEvent::Text { text, .. } => whole.push_str(&text),
                 GenerationEvent::Finished { reason, usage, timings } => {
                     return Ok(Completion { text: whole, reason, usage, timings });

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use gantry_core::Extent;
 use gantry_engine::{
     AGEING_STEP, GenerationEvent, GenerationParams, PooledEvent, PooledOutput, PooledWork, Priority, Prompt,
     RequestError, TextInput,
@@ -67,6 +68,9 @@ impl GenerateRequest {
     /// The KV cells that it will need where a sequence can have `cells_per_sequence`: an estimate for text, since only
     /// the worker has the tokeniser, and at least what it must need for tokens.
     pub(super) fn cells(&self, cells_per_sequence: u64) -> u64 {
+        if self.params.extent != Extent::Answer {
+            return 0;
+        }
         let prompt = self.prompt_tokens();
         let least = if let Prompt::Tokens(_) = &*self.prompt { prompt + 1 } else { 1 };
         let answer = self.params.max_tokens.map_or(cells_per_sequence, u64::from);
@@ -75,7 +79,10 @@ impl GenerateRequest {
 
     /// What it asks for, where clients share the service.
     pub(super) fn fair_tokens(&self) -> u64 {
-        let answer = self.params.max_tokens.map_or(FAIR_ANSWER_TOKENS, |most| most.min(FAIR_ANSWER_TOKENS));
+        let answer = match self.params.extent {
+            Extent::Answer => self.params.max_tokens.map_or(FAIR_ANSWER_TOKENS, |most| most.min(FAIR_ANSWER_TOKENS)),
+            Extent::Prompt(_) => 0,
+        };
         self.prompt_tokens().saturating_add(answer.into()).max(1)
     }
 

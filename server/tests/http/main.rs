@@ -30,4 +30,5 @@ mod suspects;
 mod swap;
 mod template_file;
 mod templates;
+mod tokenizer;
 mod unread;

@@ -40,7 +40,7 @@ impl Answer {
     fn take(&mut self, event: GenerationEvent) {
         assert!(self.end.is_none(), "nothing follows the end: {event:?}");
         match event {
-            GenerationEvent::Started { .. } => {}
+            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
             GenerationEvent::Text { text, .. } => {
                 self.text.push_str(&text);
                 self.deltas += 1;

@@ -388,6 +388,10 @@ impl Vocabulary for ScriptedVocabulary {
         Ok(text.bytes().map(|b| 1 + Token::from(b) % 47).collect())
     }
 
+    fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
+        self.tokenize(text, specials)
+    }
+
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
         let tokens = |text| self.tokenize(text, SpecialTokens::None);
         Ok([tokens(query)?, vec![END], tokens(document)?].concat())
@@ -408,6 +412,13 @@ impl Vocabulary for ScriptedVocabulary {
             1 => out.push(0xc3),
             2 => out.push(0xa9),
             _ => out.push(b'a' + u8::try_from(token % 8).unwrap()),
+        }
+    }
+
+    fn shown_piece(&self, token: Token, out: &mut Vec<u8>) {
+        match token {
+            END => out.extend_from_slice(b"<end>"),
+            token => self.piece(token, out),
         }
     }
 

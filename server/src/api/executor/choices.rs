@@ -8,9 +8,9 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use futures::{Stream, StreamExt};
-use gantry_core::{Answer, GenerationEvent, Usage};
+use gantry_core::{Answer, GenerationEvent, ShownPrompt, Usage};
 
-use crate::output::{Collected, TooMuch, collected_of};
+use crate::output::{Collected, TooMuch, collected_of, told_of};
 use crate::version::{Generation, GenerationError};
 
 /// What a generation says.
@@ -67,7 +67,7 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
         while let Some((index, item)) = self.next().await {
             let (Some((text, logprobs)), Some(slot)) = (parts.get_mut(index), whole.get_mut(index)) else { continue };
             match item? {
-                GenerationEvent::Started { .. } => {}
+                GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
                 GenerationEvent::Text { text: more, logprobs: mut told, .. } => {
                     collected.grow(collected_of(&more, &told)).map_err(Uncollected::TooMuch)?;
                     text.push_str(&more);
@@ -82,6 +82,27 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
             }
         }
         whole.into_iter().collect::<Option<_>>().ok_or_else(|| ended_early().into())
+    }
+}
+
+impl<G: Stream<Item = Item> + Unpin> Choices<G> {
+    /// Waits for what a prompt is, of which nothing else was asked.
+    ///
+    /// # Errors
+    /// As [`Self::collect_all`].
+    pub(super) async fn prompt(mut self, collected: &mut Collected) -> Result<ShownPrompt, Uncollected> {
+        let mut told = None;
+        while let Some((_, item)) = self.next().await {
+            match item? {
+                GenerationEvent::Prompt(shown) => {
+                    collected.grow(told_of(&shown)).map_err(Uncollected::TooMuch)?;
+                    told = Some(shown);
+                }
+                GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
+                GenerationEvent::Started { .. } | GenerationEvent::Text { .. } | GenerationEvent::Finished { .. } => {}
+            }
+        }
+        told.ok_or_else(|| ended_early().into())
     }
 }
 

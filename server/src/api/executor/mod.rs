@@ -24,7 +24,8 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use gantry_core::{
-    Answer, AnswerHead, ApiError, ErrorCode, PooledEncoder, PooledRequest, PooledSize, TextEncoder, TextRequest, Usage,
+    Answer, AnswerHead, ApiError, ErrorCode, PooledEncoder, PooledRequest, PooledSize, PromptEncoder, TextEncoder,
+    TextRequest, Usage,
 };
 
 use super::App;
@@ -62,8 +63,7 @@ pub(super) async fn text<E: TextEncoder>(
     decode: impl FnOnce(&[u8]) -> Result<(TextRequest, E), ApiError>,
 ) -> Result<Response, Failure> {
     let (origin, (mut asked, encoder), share) = read(app, request, decode).await?;
-    asked.params.priority = origin.scheduling.priority_over(asked.params.priority);
-    asked.params.queue_timeout_ms = origin.scheduling.queue_timeout_ms;
+    origin.scheduling.apply(&mut asked.params);
     let (prompt_param, is_streamed, priority) = (asked.prompt_param, asked.is_streamed, asked.params.priority);
     let of_each_prompt = asked.choices as usize;
     let (version, choices) = submit::text(app, origin.peer, asked).await?;
@@ -75,6 +75,31 @@ pub(super) async fn text<E: TextEncoder>(
         whole(app, submitted, encoder, &version).await
     };
     Ok(of_version(response, &version))
+}
+
+/// Answers a request for what a prompt is to the model, which `decode` reads.
+pub(super) async fn prompt<E: PromptEncoder>(
+    app: &Arc<App>,
+    route: Route,
+    request: Request,
+    decode: impl FnOnce(&[u8]) -> Result<(TextRequest, E), ApiError>,
+) -> Result<Response, Failure> {
+    let (origin, (mut asked, encoder), share) = read(app, request, decode).await?;
+    origin.scheduling.apply(&mut asked.params);
+    let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
+    let (version, choices) = submit::text(app, origin.peer, asked).await?;
+    let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
+    let mut collected = Collected::new(&app.output);
+    let result = match choices.prompt(&mut collected).await {
+        Ok(shown) => {
+            let bytes = collected.bytes();
+            let write = move || encoder.whole(shown);
+            let written = app.writers.write(bytes, collected, Collected::become_written, write).await;
+            written.map(|body| (body, Usage::default()))
+        }
+        Err(uncollected) => Err(uncollected.told(prompt_param, &version)),
+    };
+    Ok(of_version(record.settle(result), &version))
 }
 
 /// Answers a request for vectors or scores that `decode` reads; they come whole.
@@ -151,10 +176,7 @@ async fn whole(app: &App, submitted: Submitted, encoder: impl TextEncoder, versi
     let mut collected = Collected::new(&app.output);
     let gathered = match choices.collect_all(&mut collected).await {
         Ok(gathered) => gathered,
-        Err(Uncollected::Failed(error)) => {
-            return record.settle(Err(unanswered(error, prompt_param, version.retry_after())));
-        }
-        Err(Uncollected::TooMuch(what)) => return record.settle(Err(Failure::too_much_to_collect(what))),
+        Err(uncollected) => return record.settle(Err(uncollected.told(prompt_param, version))),
     };
     record.first_tokens_of(&gathered);
     let answers: Vec<Answer> = gathered.into_iter().map(|gathered| gathered.answer).collect();
@@ -165,6 +187,16 @@ async fn whole(app: &App, submitted: Submitted, encoder: impl TextEncoder, versi
     let write = move || encoder.whole(head, answers, usage);
     let written = app.writers.write(bytes, collected, Collected::become_written, write).await;
     record.settle(written.map(|body| (body, usage)))
+}
+
+impl Uncollected {
+    /// As a client is told it that calls its prompt so.
+    fn told(self, prompt_param: &'static str, version: &Version) -> Failure {
+        match self {
+            Self::Failed(error) => unanswered(error, prompt_param, version.retry_after()),
+            Self::TooMuch(what) => Failure::too_much_to_collect(what),
+        }
+    }
 }
 
 /// An answer of a version, which is counted when it ends.

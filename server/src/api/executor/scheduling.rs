@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use axum::http::{HeaderMap, HeaderName};
-use gantry_core::{ApiError, ErrorCode, MAX_QUEUE_TIMEOUT_MS, Priority};
+use gantry_core::{ApiError, ErrorCode, GenerationParams, MAX_QUEUE_TIMEOUT_MS, Priority};
 
 /// The header that says who goes first; it goes before the body's `priority`, since a gateway can set it.
 const PRIORITY_HEADER: &str = "x-gantry-priority";
@@ -25,6 +25,12 @@ impl Scheduling {
         let priority = word(PRIORITY_HEADER)?.map(priority).transpose()?;
         let queue_timeout_ms = word(QUEUE_TIMEOUT_HEADER)?.map(milliseconds).transpose()?;
         Ok(Self { priority, queue_timeout_ms })
+    }
+
+    /// Has a request follow it.
+    pub(super) fn apply(self, params: &mut GenerationParams) {
+        params.priority = self.priority_over(params.priority);
+        params.queue_timeout_ms = self.queue_timeout_ms;
     }
 
     /// Who goes first: the header, then the body.

@@ -138,7 +138,7 @@ impl<E: StreamEncoder> Feed<E> {
         match event {
             GenerationEvent::Text { .. } => self.record.token(choice),
             GenerationEvent::Finished { timings, .. } => self.record.timed(timings),
-            GenerationEvent::Started { .. } | GenerationEvent::Failed(_) => {}
+            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => {}
         }
         self.encoder.event(choice, event, &mut self.buffer)?;
         let GenerationEvent::Finished { usage, .. } = event else { return Ok(Flow::Go) };

@@ -42,6 +42,13 @@ impl LlamaVocabulary {
         let longest_token = tokens().map(length).max().unwrap_or(0);
         Self { model, template, end_tokens, longest_token, texts: OnceLock::new() }
     }
+
+    fn append(&self, token: Token, special: bool, out: &mut Vec<u8>) {
+        // Tokens are of the vocabulary, so this fails only where llama.cpp cannot name a token: it has no text.
+        if let Err(e) = self.model.token_to_piece(token, special, out) {
+            tracing::warn!(token, error = %e, "a token has no text");
+        }
+    }
 }
 
 impl Vocabulary for LlamaVocabulary {
@@ -55,6 +62,10 @@ impl Vocabulary for LlamaVocabulary {
 
     fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
         self.model.tokenize_with(text, true, specials).map_err(|e| not_tokenised("prompt", &e))
+    }
+
+    fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
+        self.model.tokenize_with(text, false, specials).map_err(|e| not_tokenised("prompt", &e))
     }
 
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
@@ -71,10 +82,11 @@ impl Vocabulary for LlamaVocabulary {
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
-        // Sampled tokens are of the vocabulary, so this fails only where llama.cpp cannot name a token: it has no text.
-        if let Err(e) = self.model.token_to_piece(token, false, out) {
-            tracing::warn!(token, error = %e, "a token has no text");
-        }
+        self.append(token, false, out);
+    }
+
+    fn shown_piece(&self, token: Token, out: &mut Vec<u8>) {
+        self.append(token, true, out);
     }
 
     fn texts(&self) -> &Arc<TokenTexts> {
