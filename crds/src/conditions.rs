@@ -93,6 +93,8 @@ text_enum!(
         Evicted,
         /// A pod ends again and again.
         CrashLoopBackOff,
+        /// A pod's worker died too often.
+        WorkerFailed,
         /// A pod's container cannot be made.
         CreateContainerError,
         /// A pod waits for its volumes or its network.

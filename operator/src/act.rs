@@ -244,11 +244,11 @@ impl<'a> Actor<'a> {
         Ok(written.resource_version())
     }
 
-    /// Applies the status of a ModelVersion.
+    /// Applies the status of a ModelVersion. Gives the resource version of the object as written.
     ///
     /// # Errors
     /// When the API server cannot be reached or refuses.
-    pub async fn write_version_status(&self, name: &str, status: &ModelVersionStatus) -> Result<(), Error> {
+    pub async fn write_version_status(&self, name: &str, status: &ModelVersionStatus) -> Result<Option<String>, Error> {
         let body = json!({
             "apiVersion": ModelVersion::api_version(&()),
             "kind": ModelVersion::kind(&()),
@@ -257,7 +257,8 @@ impl<'a> Actor<'a> {
         });
         let parameters = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
         let written = self.api::<ModelVersion>().patch_status(name, &parameters, &Patch::Apply(&body)).await;
-        written.map(drop).map_err(Error::api(format!("writing the status of ModelVersion {name}")))
+        let written = written.map_err(Error::api(format!("writing the status of ModelVersion {name}")))?;
+        Ok(written.resource_version())
     }
 
     /// Removes the status entries of pods that are gone, by applying nothing as the field manager that owned them.

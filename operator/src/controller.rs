@@ -15,7 +15,7 @@ use std::{
 
 use futures::{FutureExt, StreamExt, future};
 use gantry_crds::{
-    InferenceService, InferenceServiceStatus, OLD_FINALIZER,
+    InferenceService, InferenceServiceStatus, ModelVersion, ModelVersionStatus, OLD_FINALIZER,
     conditions::{ConditionType, Reason},
     status::RolloutStatus,
 };
@@ -70,6 +70,8 @@ struct Memory {
     wake_at: Option<Timestamp>,
     /// Resource version of the operator's own last write of the status, and when that was.
     written: Option<(u64, Instant)>,
+    /// The statuses of versions that the store may not have yet, with the same of each.
+    versions: HashMap<String, (u64, Instant, ModelVersionStatus)>,
 }
 
 impl Context {
@@ -126,6 +128,21 @@ impl Context {
             (Some(seen), Some((written, at))) => seen < written && at.elapsed() < STORE_LAG_MAX,
             _ => false,
         }
+    }
+
+    /// The version as the operator wrote it last: what its status keeps, the pods may not say again, and a store that is behind
+    /// has not.
+    fn newest(&self, service: &InferenceService, version: &ModelVersion) -> ModelVersion {
+        let name = version.name_any();
+        let seen = version.resource_version().and_then(|version| version.parse::<u64>().ok());
+        let own = self.recall(service, |memory| {
+            let behind = memory.versions.get(&name).is_some_and(|(written, at, _)| {
+                seen.is_some_and(|seen| seen < *written) && at.elapsed() < STORE_LAG_MAX
+            });
+            if behind { memory.versions.get(&name).cloned() } else { memory.versions.remove(&name).and(None) }
+        });
+        let status = own.flatten().map(|(_, _, status)| status).or_else(|| version.status.clone());
+        ModelVersion { status, ..version.clone() }
     }
 
     /// Notes that a reconcile came to its end.
@@ -268,7 +285,16 @@ pub(crate) async fn step(
         Ok(valid) => valid.replicas,
         Err(_) => observed.scaled_to().unwrap_or(service.spec.replicas),
     };
-    let world = World { now, spec: spec.as_ref().ok(), state: &state, pods: &pods, target_replicas, stamped: &stamped };
+    let missing_pod = observed.trouble(false, now).map(|trouble| trouble.message);
+    let world = World {
+        now,
+        spec: spec.as_ref().ok(),
+        state: &state,
+        pods: &pods,
+        target_replicas,
+        stamped: &stamped,
+        missing_pod: missing_pod.as_deref(),
+    };
 
     let plan = decide(&world);
     let (spec, stored) = (spec.as_ref(), stored.as_ref());
@@ -341,11 +367,24 @@ impl Pass<'_> {
         // Only pods of the newest template judge.
         let newest: Vec<_> = self.pods.iter().filter(|pod| !pod.outdated).copied().collect();
         let (before, pods, now) = (self.state, newest.as_slice(), self.now);
+        let any_runs = !self.pods.is_empty();
+        let exists = |name: &String| self.observed.versions.iter().any(|version| version.name_any() == *name);
+        self.context.recall(self.service, |memory| memory.versions.retain(|name, _| exists(name)));
         let mut errors = Vec::new();
         for version in self.observed.versions.iter().filter(|version| version.meta().deletion_timestamp.is_none()) {
-            let status = version_status(&VersionInputs { version, before, state: next, pods, now });
-            if version.status.as_ref() != Some(&status) {
-                errors.extend(self.actor.write_version_status(&version.name_any(), &status).await.err());
+            let version = &self.context.newest(self.service, version);
+            let status = version_status(&VersionInputs { version, before, state: next, pods, any_runs, now });
+            if version.status.as_ref() == Some(&status) {
+                continue;
+            }
+            let name = version.name_any();
+            match self.actor.write_version_status(&name, &status).await {
+                Err(error) => errors.push(error),
+                Ok(written) => {
+                    let Some(written) = written.and_then(|written| written.parse().ok()) else { continue };
+                    let own = (written, Instant::now(), status);
+                    self.context.remember(self.service, |memory| memory.versions.insert(name, own));
+                }
             }
         }
         errors
@@ -364,6 +403,7 @@ impl Pass<'_> {
             let written = self.actor.write_status(&status).await?;
             let written = written.and_then(|version| version.parse().ok());
             self.context.remember(service, |memory| memory.written = written.map(|version| (version, Instant::now())));
+            self.context.metrics.steps(service, self.state.rollout.as_ref(), state.rollout.as_ref(), now);
             if let Some(refused) = spec_event(service.status.as_ref(), &status) {
                 self.context.events.spec(service, refused).await;
             }
@@ -391,8 +431,7 @@ impl Pass<'_> {
         let Some(transition) = &plan.transition else { return };
         let (_, reason, note) = describe(transition);
         info!(service = %ObjectRef::from_obj(self.service), version = transition.version(), reason, "{note}");
-        let before = self.state.rollout.as_ref();
-        self.context.metrics.transition(self.service, transition, before, self.now);
+        self.context.metrics.transition(self.service, transition);
         self.context.events.transition(self.service, transition).await;
     }
 

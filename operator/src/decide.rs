@@ -71,6 +71,8 @@ pub struct World<'a> {
     pub target_replicas: i32,
     /// ModelVersions that exist.
     pub stamped: &'a [StampedVersion],
+    /// Why a pod that there should be does not run, in a sentence.
+    pub missing_pod: Option<&'a str>,
 }
 
 impl<'a> World<'a> {

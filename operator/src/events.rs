@@ -1,6 +1,12 @@
 //! Kubernetes Events, on transitions only: what `kubectl describe` shows of a rollout's history.
 //!
-//! An Event that cannot be written is logged and forgotten: the status holds all that matters.
+//! An Event that cannot be written is logged and forgotten: the status holds all that matters. The same text again is counted
+//! with the Event that is there; another one is an Event of its own, since a counted Event keeps its first text.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
 
 use gantry_crds::{InferenceService, ModelVersion, status::RolloutStatus};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
@@ -10,11 +16,19 @@ use kube::{
 };
 use tracing::warn;
 
-use crate::{build::OPERATOR, decide::Transition, limits, status::PodsEvent};
+use crate::{
+    build::OPERATOR,
+    decide::Transition,
+    limits::{self, EVENT_TEXTS},
+    status::PodsEvent,
+};
 
 /// Writes Events about services.
 pub struct Events {
-    recorder: Recorder,
+    client: Client,
+    reporter: Reporter,
+    /// One for each of the last texts: a recorder counts Events of one reason about one object together, whatever they say.
+    recorders: Mutex<VecDeque<(String, Recorder)>>,
 }
 
 impl Events {
@@ -22,13 +36,12 @@ impl Events {
     #[must_use]
     pub fn new(client: Client, instance: String) -> Self {
         let reporter = Reporter { controller: OPERATOR.to_owned(), instance: Some(instance) };
-        Self { recorder: Recorder::new(client, reporter) }
+        Self { client, reporter, recorders: Mutex::default() }
     }
 
     /// Tells of a step of a rollout.
     pub async fn transition(&self, service: &InferenceService, transition: &Transition) {
         let (type_, reason, note) = describe(transition);
-        // Events of one reason about one object are counted together, with the first one's text: the version keeps them apart.
         let version = version_reference(service, transition.version());
         self.publish(service, type_, reason, "Rollout", note, Some(version)).await;
     }
@@ -55,6 +68,20 @@ impl Events {
         self.publish(service, EventType::Warning, reason.as_str(), "Rollout", note, Some(version)).await;
     }
 
+    /// The recorder of Events with this text.
+    fn recorder(&self, note: &str) -> Recorder {
+        let mut recorders = self.recorders.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, recorder)) = recorders.iter().find(|(text, _)| text == note) {
+            return recorder.clone();
+        }
+        if recorders.len() >= EVENT_TEXTS {
+            recorders.pop_front();
+        }
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+        recorders.push_back((note.to_owned(), recorder.clone()));
+        recorder
+    }
+
     async fn publish(
         &self,
         service: &InferenceService,
@@ -64,15 +91,12 @@ impl Events {
         note: String,
         secondary: Option<ObjectReference>,
     ) {
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(limits::message(&note)),
-            action: action.to_owned(),
-            secondary,
-        };
-        if let Err(error) = self.recorder.publish(&event, &service.object_ref(&())).await {
-            warn!(%error, reason, "an Event could not be written");
+        let note = limits::message(&note);
+        let recorder = self.recorder(&note);
+        let (reason, action) = (reason.to_owned(), action.to_owned());
+        let event = Event { type_, reason, note: Some(note), action, secondary };
+        if let Err(error) = recorder.publish(&event, &service.object_ref(&())).await {
+            warn!(%error, event.reason, "an Event could not be written");
         }
     }
 }
@@ -106,8 +130,8 @@ pub(crate) fn describe(transition: &Transition) -> (EventType, &'static str, Str
         }
         Transition::Baking { version } => (Normal, "RolloutBaking", format!("every pod answers with {version}")),
         Transition::Settled { version } => (Normal, "RolloutDone", format!("{version} stays")),
-        Transition::Rejected { version, gate, message } => {
-            (Warning, "VersionRejected", format!("{version} was rejected by the {} gate: {message}", gate.as_str()))
+        Transition::Rejected { version, message, .. } => {
+            (Warning, "VersionRejected", format!("{version} was rejected: {message}"))
         }
         Transition::RollingBack { version, to, message } => {
             (Warning, "RollingBack", format!("pods switch back from {version} to {to}: {message}"))

@@ -59,6 +59,9 @@ pub const WATCH_PAGE_OBJECTS: u32 = 50;
 /// Longest message in a condition, a status line or an event: Events allow 1 KiB.
 pub const MESSAGE_BYTES_MAX: usize = 1000;
 
+/// Texts of Events that are remembered: the same one again is counted with the Event that is there, another is one of its own.
+pub const EVENT_TEXTS: usize = 64;
+
 /// Pods that a message names before it goes on with their number.
 pub const MESSAGE_PODS_MAX: usize = 3;
 

@@ -62,10 +62,26 @@ pub enum RolloutOutcome {
     Rejected,
     /// Its version was taken back.
     RolledBack,
+    /// Another one took its place: before its version answered, or before that had baked.
+    Superseded,
 }
 
 impl RolloutOutcome {
-    const ALL: [Self; 5] = [Self::Started, Self::Cancelled, Self::Settled, Self::Rejected, Self::RolledBack];
+    const ALL: [Self; 6] =
+        [Self::Started, Self::Cancelled, Self::Settled, Self::Rejected, Self::RolledBack, Self::Superseded];
+
+    /// The outcome of the bake that went on beside a candidate, or was to, where it is over.
+    fn of_bake(before: &RolloutStatus, after: Option<&RolloutStatus>) -> Option<Self> {
+        let bakes = |rollout: &RolloutStatus| rollout.step == RolloutStep::Bake || rollout.bake.is_some();
+        let after = after.filter(|after| bakes(before) && !bakes(after))?;
+        match after.step {
+            // Its time was over.
+            RolloutStep::Prepare => Some(Self::Settled),
+            RolloutStep::Commit => Some(Self::Superseded),
+            // That one is counted when it is done.
+            RolloutStep::Rollback | RolloutStep::Bake | RolloutStep::Unknown(_) => None,
+        }
+    }
 
     /// The outcome that a transition counts as, if it is one.
     #[must_use]
@@ -167,21 +183,37 @@ impl Metrics {
         self.reconcile_seconds.observe(took.as_secs_f64());
     }
 
-    /// Counts a transition of `service` at `now`, and the time in the step that it ends. `before`: the rollout until then.
-    pub fn transition(
+    /// Counts a transition of `service`.
+    pub fn transition(&self, service: &InferenceService, transition: &Transition) {
+        let service = ServiceLabels::of(service);
+        let replaced = matches!(transition, Transition::Started { instead_of: Some(_), .. });
+        let replaced = replaced.then_some(RolloutOutcome::Superseded);
+        for outcome in RolloutOutcome::of(transition).into_iter().chain(replaced) {
+            self.rollouts.get_or_create(&RolloutLabels { service: service.clone(), outcome }).inc();
+        }
+    }
+
+    /// Counts the time in the steps that `before` had and `after` has no more, at `now`. A bake goes on beside a candidate.
+    pub fn steps(
         &self,
         service: &InferenceService,
-        transition: &Transition,
         before: Option<&RolloutStatus>,
+        after: Option<&RolloutStatus>,
         now: Timestamp,
     ) {
+        let steps = |rollout: &RolloutStatus| -> Vec<(&'static str, Timestamp)> {
+            let bake = rollout.bake.as_ref().map(|bake| (RolloutStep::Bake.as_str(), bake.started_at.0));
+            [(rollout.step.as_str(), rollout.started_at.0)].into_iter().chain(bake).collect()
+        };
+        let Some(before) = before else { return };
+        let left = after.map(steps).unwrap_or_default();
         let service = ServiceLabels::of(service);
-        if let Some(before) = before {
-            let seconds = now.duration_since(before.started_at.0).as_secs_f64().max(0.0);
-            let labels = StepLabels { service: service.clone(), step: before.step.as_str() };
+        for (step, started_at) in steps(before).into_iter().filter(|step| !left.contains(step)) {
+            let seconds = now.duration_since(started_at).as_secs_f64().max(0.0);
+            let labels = StepLabels { service: service.clone(), step };
             self.step_seconds.get_or_create(&labels).observe(seconds);
         }
-        if let Some(outcome) = RolloutOutcome::of(transition) {
+        if let Some(outcome) = RolloutOutcome::of_bake(before, after) {
             self.rollouts.get_or_create(&RolloutLabels { service, outcome }).inc();
         }
     }
@@ -227,14 +259,29 @@ impl std::fmt::Debug for Services {
 /// A figure of a service: its name, what it is, and how to read it.
 type Figure = (&'static str, &'static str, fn(&InferenceService) -> i64);
 
-const FIGURES: [Figure; 6] = [
+const FIGURES: [Figure; 8] = [
     ("service_ready", "1 while a service answers, with what its spec asks for", |service| {
         holds(service, ConditionType::Ready)
     }),
     ("service_available", "1 while a service answers", |service| holds(service, ConditionType::Available)),
-    ("service_stalled", "1 while a service waits for somebody to do something", |service| {
-        holds(service, ConditionType::Stalled)
-    }),
+    (
+        "service_stalled",
+        "1 while a service goes on only if its spec changes, or what its version was judged by",
+        |service| holds(service, ConditionType::Stalled),
+    ),
+    (
+        "service_waiting",
+        "1 while pods cannot go on with a version before something beside the spec is put right",
+        |service| {
+            let rollout = service.status.as_ref().and_then(|status| status.rollout.as_ref());
+            i64::from(rollout.is_some_and(|rollout| rollout.wait_reason.is_some()))
+        },
+    ),
+    (
+        "service_pods_ready",
+        "1 while every pod that there should be answers, those that come for others included",
+        |service| holds(service, ConditionType::PodsReady),
+    ),
     ("service_rejected", "1 while the version that the spec asks for stays refused, or taken back", |service| {
         i64::from(service.status.as_ref().is_some_and(|status| status.rejected.is_some()))
     }),
@@ -279,14 +326,14 @@ mod tests {
         .unwrap()
     }
 
-    /// A bake of 30 s that ends well, and when it does.
-    fn settle(metrics: &Metrics, service: &InferenceService) -> Timestamp {
+    /// A bake of 30 s that ends well.
+    fn settle(metrics: &Metrics, service: &InferenceService) {
         let rollout = json!({"version": "chat-1", "step": "Bake", "attempt": 1, "plan": "",
             "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:01:00Z"});
         let now = "2026-01-01T00:00:30Z".parse().unwrap();
         let settled = Transition::Settled { version: "chat-1".to_owned() };
-        metrics.transition(service, &settled, Some(&serde_json::from_value(rollout).unwrap()), now);
-        now
+        metrics.steps(service, Some(&serde_json::from_value(rollout).unwrap()), None, now);
+        metrics.transition(service, &settled);
     }
 
     #[track_caller]
@@ -303,8 +350,8 @@ mod tests {
         metrics.reconciled(ReconcileOutcome::Done, Duration::from_millis(2));
         metrics.leading(true);
         let service = service(json!({}));
-        let now = settle(&metrics, &service);
-        metrics.transition(&service, &Transition::Committed { version: "chat-1".to_owned() }, None, now);
+        settle(&metrics, &service);
+        metrics.transition(&service, &Transition::Committed { version: "chat-1".to_owned() });
         let of_service = [
             "gantry_operator_rollouts_total{namespace=\"ns\",service=\"chat\",outcome=\"Settled\"} 1",
             "gantry_operator_rollout_step_seconds_sum{namespace=\"ns\",service=\"chat\",step=\"Bake\"} 30.0",
@@ -324,6 +371,56 @@ mod tests {
         metrics.forget(&ObjectRef::from_obj(&service));
         let text = metrics.text().unwrap();
         assert!(!text.contains("chat"), "{text}");
+    }
+
+    #[test]
+    fn a_bake_that_goes_on_beside_candidates_is_counted_once_and_has_an_outcome() {
+        let rollout = |version: &str, step: &str, bake: serde_json::Value| -> RolloutStatus {
+            let started = if step == "Bake" { "2026-01-01T00:00:00Z" } else { "2026-01-01T00:00:10Z" };
+            serde_json::from_value(json!({"version": version, "step": step, "attempt": 1, "plan": "", "bake": bake,
+                "startedAt": started, "deadline": "2026-01-01T00:01:00Z"}))
+            .unwrap()
+        };
+        let aside = json!({"to": "chat-1", "attempt": 1, "plan": "", "startedAt": "2026-01-01T00:00:00Z",
+            "deadline": "2026-01-01T00:01:00Z"});
+        let (baking, beside) = (rollout("chat-2", "Bake", json!(null)), rollout("chat-3", "Prepare", aside));
+        let (alone, commit) = (rollout("chat-3", "Prepare", json!(null)), rollout("chat-3", "Commit", json!(null)));
+        let at = |seconds: i64| -> Timestamp {
+            "2026-01-01T00:00:00Z".parse::<Timestamp>().unwrap() + jiff::SignedDuration::from_secs(seconds)
+        };
+        let count =
+            |what: &str, figure: &str| format!("gantry_operator_{what}{{namespace=\"ns\",service=\"chat\",{figure}");
+        let service = service(json!({}));
+        for (ways, bake, outcome) in [
+            // Refused: the bake is what is left, and settles.
+            (vec![(&beside, 20), (&baking, 30)], "step=\"Bake\"} 30.0", None),
+            (vec![(&beside, 20), (&commit, 25)], "step=\"Bake\"} 25.0", Some("outcome=\"Superseded\"} 1")),
+            (vec![(&beside, 20), (&alone, 60)], "step=\"Bake\"} 60.0", Some("outcome=\"Settled\"} 1")),
+        ] {
+            let metrics = Metrics::default();
+            let mut before = &baking;
+            for (after, seconds) in ways {
+                metrics.steps(&service, Some(before), Some(after), at(seconds));
+                before = after;
+            }
+            if before.step == RolloutStep::Bake {
+                metrics.steps(&service, Some(before), None, at(30));
+            }
+            assert_lines(
+                &metrics,
+                &[&count("rollout_step_seconds_sum", bake), &count("rollout_step_seconds_count", "step=\"Bake\"} 1")],
+            );
+            match outcome {
+                Some(outcome) => assert_lines(&metrics, &[&count("rollouts_total", outcome)]),
+                None => assert!(!metrics.text().unwrap().contains("outcome="), "that is the transition's to count"),
+            }
+        }
+        let metrics = Metrics::default();
+        metrics
+            .transition(&service, &Transition::Started { version: "b".to_owned(), instead_of: Some("a".to_owned()) });
+        let lines =
+            ["outcome=\"Started\"} 1", "outcome=\"Superseded\"} 1"].map(|outcome| count("rollouts_total", outcome));
+        assert_lines(&metrics, &[&lines[0], &lines[1]]);
     }
 
     #[test]

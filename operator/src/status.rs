@@ -126,20 +126,33 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
     let trouble = pods::trouble(inputs, is_short);
     let available = available(inputs, ready, trouble.as_ref());
     let up_to_date = up_to_date(inputs);
-    let stalled = stalled(inputs);
+    let stalled = stalled(inputs, trouble.as_ref());
     let waits = inputs.state.rollout.as_ref().is_some_and(|rollout| rollout.wait_reason.is_some());
     let (is_available, is_up_to_date) = (available.status == Some(true), up_to_date.status == Some(true));
     let ready_condition = match (is_available, is_up_to_date) {
-        (true, true) => new(ConditionType::Ready, true, Reason::AsRequested, available.message.clone()),
+        (true, true) => {
+            let reason = named(trouble.as_ref()).map_or(Reason::AsRequested, |trouble| trouble.reason);
+            new(ConditionType::Ready, true, reason, available.message.clone())
+        }
         // What the user has to do goes first, then what pods wait for, what keeps it from answering, and from the newest version.
         _ if stalled.status == Some(true) => new(ConditionType::Ready, false, stalled.reason, stalled.message.clone()),
         _ if waits => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
         (false, _) => new(ConditionType::Ready, false, available.reason, available.message.clone()),
-        (true, false) => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
+        (true, false) => {
+            // A rollout says of the pods that it waits for what they lack.
+            let beside = named(trouble.as_ref()).filter(|trouble| !up_to_date.message.contains(&trouble.message));
+            let beside = beside.map(|trouble| format!("; {}", trouble.message)).unwrap_or_default();
+            new(ConditionType::Ready, false, up_to_date.reason, format!("{}{beside}", up_to_date.message))
+        }
     };
     let reconciling = reconciling(inputs, is_short, trouble.as_ref(), &stalled);
     let pods_ready = pods::condition(inputs, ready, trouble);
     [available, up_to_date, ready_condition, reconciling, stalled, pods_ready, supported(inputs)]
+}
+
+/// A trouble that has a name: no mere wait for pods that are on their way.
+fn named(trouble: Option<&Trouble>) -> Option<&Trouble> {
+    trouble.filter(|trouble| trouble.reason != Reason::WaitingForPods)
 }
 
 fn new(type_: ConditionType, status: bool, reason: Reason, message: impl AsRef<str>) -> NewCondition {
@@ -155,7 +168,7 @@ fn available(inputs: &ServiceInputs, ready: usize, trouble: Option<&Trouble>) ->
     if inputs.target_replicas == 0 {
         return new(Available, false, Reason::NoPodReady, "spec.replicas is 0: raise it to serve");
     }
-    if let Some(trouble) = trouble.filter(|trouble| trouble.reason != Reason::WaitingForPods) {
+    if let Some(trouble) = named(trouble) {
         return new(Available, false, trouble.reason, of_target);
     }
     match (&inputs.state.active, &inputs.state.rollout) {
@@ -194,7 +207,10 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
         }
         None if is_active => {
             let others = pods::elsewhere(inputs).map(|others| format!("; {others}")).unwrap_or_default();
-            new(UpToDate, true, Reason::AsRequested, format!("{} answers{others}", wanted.name))
+            let stamped = inputs.observed.versions.iter().find(|version| version.name_any() == wanted.name);
+            let address = stamped.and_then(|version| version::readdressed(version, state));
+            let address = address.map(|address| format!("; {address}")).unwrap_or_default();
+            new(UpToDate, true, Reason::AsRequested, format!("{} answers{others}{address}", wanted.name))
         }
         None if is_latched(state, wanted) => {
             let (reason, message) = latch(state);
@@ -228,7 +244,9 @@ fn problem_reason(problems: &Problems) -> Reason {
     if problems.any_invalid() { Reason::InvalidSpec } else { Reason::NotSupported }
 }
 
-fn stalled(inputs: &ServiceInputs) -> NewCondition {
+/// Whether nothing goes on before the object changes, or what its version was judged by, as kstatus means it. What pods wait
+/// for may have to be put right by somebody, too; they go on by themselves then, and this says where it is told.
+fn stalled(inputs: &ServiceInputs, trouble: Option<&Trouble>) -> NewCondition {
     use ConditionType::Stalled;
     if let Some(error) = &inputs.apply_error {
         return new(Stalled, true, Reason::ApplyFailed, error);
@@ -239,7 +257,16 @@ fn stalled(inputs: &ServiceInputs) -> NewCondition {
             let (reason, message) = latch(inputs.state);
             new(Stalled, true, reason, message)
         }
-        Ok(_) => new(Stalled, false, Reason::AsRequested, "nothing waits for the user"),
+        Ok(_) => {
+            let waits = inputs.state.rollout.as_ref().and_then(|rollout| rollout.wait_reason);
+            let (reason, told) = match (waits, named(trouble)) {
+                (Some(waits), _) => (waits.into(), "UpToDate"),
+                (None, Some(trouble)) => (trouble.reason, "PodsReady"),
+                (None, None) => return new(Stalled, false, Reason::AsRequested, "goes on by itself"),
+            };
+            let message = format!("goes on by itself once what {told} tells of is put right");
+            new(Stalled, false, reason, message)
+        }
     }
 }
 

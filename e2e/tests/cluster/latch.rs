@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use gantry_crds::status::GateName;
+use gantry_crds::{InferenceService, status::GateName};
 use gantry_e2e::{
     harness::{
         fixtures::{ModelSource, ModelStore, PROMPTS, ServiceFixture, apply, golden_prompts_config_map},
@@ -61,6 +61,48 @@ async fn a_first_version_refused_for_memory_serves_once_its_pods_have_more() -> 
         let status = service.await_settled(&v1, ROLLOUT_TIMEOUT).await?;
         ensure!(status.rejected.is_none(), "the latch outlives its cause: {:?}", status.rejected);
         Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_change_of_resources_that_cannot_be_carried_out_is_told_while_older_pods_answer() -> Result<()> {
+    with_temp_ns("too-little", async |namespace| {
+        let v1 = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &v1).await?;
+        let load = light_load(&service).await?;
+        service.patch(json!({"spec": {"resources": {"memory": "100Mi"}}})).await?;
+        let condition = |service: &InferenceService, type_: &str| {
+            let conditions = &service.status.as_ref()?.conditions;
+            let condition = conditions.iter().find(|one| one.type_ == type_)?;
+            Some((condition.status.clone(), condition.reason.clone(), condition.message.clone()))
+        };
+        let told = service
+            .await_status("PodsReady tells that a pod cannot have the model", ROLLOUT_TIMEOUT, |service, _| {
+                condition(service, "PodsReady")
+                    .filter(|(status, reason, _)| status == "False" && reason == "GateFailed")
+            })
+            .await?;
+        say(&told.2);
+        ensure!(told.2.contains("spec.resources.memory"), "it does not say what to do: {}", told.2);
+        let object = service.api.get(service.fixture.name).await?;
+        for (type_, status) in [("Ready", "True"), ("Reconciling", "True"), ("Stalled", "False")] {
+            let condition = condition(&object, type_).context(type_)?;
+            ensure!((&*condition.0, &*condition.1) == (status, "GateFailed"), "{type_}: {condition:?}");
+        }
+
+        service.patch(json!({"spec": {"resources": {"memory": ENOUGH}}})).await?;
+        service
+            .await_status("all is well", ROLLOUT_TIMEOUT, |service, _| {
+                let well = |type_| condition(service, type_).is_some_and(|(_, reason, _)| reason == "AsRequested");
+                (well("PodsReady") && well("Ready") && well("Reconciling")).then_some(())
+            })
+            .await?;
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()
     })
     .await
 }

@@ -14,6 +14,7 @@ use crate::{
 
 mod failures;
 mod latch;
+mod trouble;
 
 const SERVICE: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat";
 const STATUS: &str = "PATCH /apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat/status";
@@ -37,6 +38,8 @@ struct Scene {
     pods: Vec<PodView>,
     /// Whether the pods are of an older template than the Deployment's.
     outdated: bool,
+    /// The versions as a store has them that is behind.
+    behind: Option<Vec<ModelVersion>>,
     now: Timestamp,
 }
 
@@ -55,6 +58,7 @@ impl Scene {
             context,
             pods: vec![pod("chat-a"), pod("chat-b")],
             outdated: false,
+            behind: None,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
         }
     }
@@ -88,7 +92,8 @@ impl Scene {
     }
 
     fn observed(&self) -> Observed {
-        let mut versions: Vec<ModelVersion> = self.api.list(&format!("{VERSIONS}/"));
+        let mut versions: Vec<ModelVersion> =
+            self.behind.clone().unwrap_or_else(|| self.api.list(&format!("{VERSIONS}/")));
         versions.sort_by_key(|version| version.spec.revision);
         let deployment: Option<Deployment> = self.api.get(DEPLOYMENT);
         let mut pods = self.pods.clone();

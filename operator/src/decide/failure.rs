@@ -89,7 +89,9 @@ fn with_action(gate: GateName, cause: &str) -> String {
     let otherwise =
         format!("where that changes nothing here, annotate the service with {RETRY_ANNOTATION}=<any new value>");
     let action = match gate {
-        GateName::Fetch | GateName::Load => format!("correct it; {otherwise}"),
+        // What could not be fetched says itself what to correct.
+        GateName::Fetch => otherwise,
+        GateName::Load => format!("correct it; {otherwise}"),
         GateName::Deadline => format!("correct that, or raise spec.rollout.progressDeadline; {otherwise}"),
         GateName::Digest => format!("correct the sha256 in the spec, or the file; {otherwise}"),
         GateName::Memory => "use a smaller model or context, or raise spec.resources.memory".to_owned(),
@@ -105,7 +107,8 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     let replacement = template::waits_for_replacement(world);
     let pods = world.judges().count();
     if pods == 0 {
-        return replacement.unwrap_or_else(|| "waits for a running pod".to_owned());
+        let why_not = world.missing_pod.map(|why| format!(": {why}")).unwrap_or_default();
+        return limits::message(&replacement.unwrap_or_else(|| format!("waits for a running pod{why_not}")));
     }
     let prepared = world.judges().filter(|pod| agents::has_prepared(world, pod, now)).count();
     let summary = Some(format!("{prepared} of {pods} pods prepared"));

@@ -249,7 +249,10 @@ pub(super) fn left_behind(world: &World, now: &RolloutStatus) -> Option<String> 
         }
     };
     let left: Vec<_> = world.pods.iter().filter_map(trouble).collect();
-    (!left.is_empty()).then(|| limits::message(&format!("goes on without {}", some_of(&left))))
+    let all = left.len() == world.pods.len();
+    // Where nobody has it nobody goes on.
+    let what = if all { some_of(&left) } else { format!("goes on without {}", some_of(&left)) };
+    (!left.is_empty()).then(|| limits::message(&what))
 }
 
 /// What a phase weighs in the figure of progress: more than the MiB of any download.

@@ -87,6 +87,7 @@ impl Cluster {
             pods: &pods,
             target_replicas: 1,
             stamped: &self.stamped,
+            missing_pod: None,
         };
         let plan = decide(&world);
         self.stamped.extend(plan.stamp.into_iter().map(|version| StampedVersion { version, revision: 1 }));
@@ -341,6 +342,7 @@ fn a_smaller_model_and_less_memory_in_one_edit_leave_the_old_pods_behind() {
             pods: &pods,
             target_replicas: 1,
             stamped: &cluster.stamped,
+            missing_pod: None,
         });
         cluster.state = plan.state;
         plan.transition

@@ -381,6 +381,7 @@ impl Cluster {
             pods: &pods,
             target_replicas: seen.replicas,
             stamped: &self.stamped,
+            missing_pod: None,
         };
         let plan = decide(&world);
         // Children go first, from whatever was seen.
@@ -543,6 +544,7 @@ fn the_rules_refuse_what_must_not_happen() {
         pods,
         target_replicas: 2,
         stamped: &cluster.stamped,
+        missing_pod: None,
     };
     let commit = decide(&world(&all));
     assert!(matches!(commit.transition, Some(Transition::Committed { .. })));

@@ -38,6 +38,24 @@ fn refuses(scene: &mut Scene, pod: &str, gate: GateName) {
 }
 
 #[test]
+fn the_pods_that_do_not_come_say_why() {
+    let mut scene = replaced(&OLD);
+    scene.missing_pod = Some("pod n1 finds no node: 1 Insufficient cpu");
+    assert_eq!(scene.step(), None);
+    assert_eq!(
+        scene.state.rollout.as_ref().unwrap().message.as_deref(),
+        Some(
+            "3 older pods are replaced first: the spec asks for other resources than they have; pod n1 finds no node: 1 \
+             Insufficient cpu"
+        )
+    );
+    scene.counted.clear();
+    assert_eq!(scene.step(), None);
+    let message = scene.state.rollout.unwrap().message.unwrap();
+    assert_eq!(message, "waits for a running pod: pod n1 finds no node: 1 Insufficient cpu");
+}
+
+#[test]
 fn one_new_pod_does_not_refuse_for_those_that_are_to_come() {
     for gate in [GateName::Memory, GateName::Load, GateName::Fetch] {
         for answers in [true, false] {

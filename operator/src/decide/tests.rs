@@ -90,6 +90,8 @@ pub(super) struct Scene {
     /// Pods of an older template, with other resources.
     pub(super) outdated: Vec<&'static str>,
     stamped: Vec<StampedVersion>,
+    /// Why a pod does not run.
+    pub(super) missing_pod: Option<&'static str>,
     pub(super) replicas: i32,
     pub(super) now: i64,
 }
@@ -105,6 +107,7 @@ impl Scene {
             cut_off: Vec::new(),
             outdated: Vec::new(),
             stamped: Vec::new(),
+            missing_pod: None,
             replicas: 2,
             now: 0,
         }
@@ -189,6 +192,7 @@ impl Scene {
             pods: &pods,
             target_replicas: self.replicas,
             stamped: &self.stamped,
+            missing_pod: self.missing_pod,
         })
     }
 

@@ -106,6 +106,30 @@ fn waiting(reason: &str, last: Option<&str>) -> serde_json::Value {
 }
 
 #[test]
+fn what_helps_a_pod_to_a_node_is_what_no_node_has() {
+    let told = |message: &str| {
+        let status = json!({"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]});
+        let told = PodView::of(&pod(status)).trouble.unwrap().message;
+        told.split("; ").last().unwrap().to_owned()
+    };
+    let disk = "add such a node, or lower spec.cache.sizeLimit, which pods ask for as disk";
+    assert_eq!(told("0/1 nodes are available: 1 Insufficient ephemeral-storage."), disk);
+    assert_eq!(told("0/1 nodes are available: 1 Insufficient cpu."), "add such a node, or lower spec.resources");
+    let both = told("0/2 nodes are available: 1 Insufficient ephemeral-storage, 2 Insufficient memory.");
+    assert_eq!(both, format!("{disk}, or lower spec.resources"));
+    for why in [
+        "node(s) had untolerated taint {gpu: }",
+        "node(s) didn't match Pod's node affinity/selector",
+        "node(s) were unschedulable",
+    ] {
+        let told = told(&format!("0/1 nodes are available: 1 {why}."));
+        assert!(told.contains("let these pods onto one") && !told.contains("spec."), "{told}");
+    }
+    assert_eq!(told("0/0 nodes are available"), "add such a node");
+}
+
+#[test]
 fn a_pod_that_cannot_run_says_why() {
     use gantry_crds::conditions::Reason;
     let unschedulable = json!({"phase": "Pending", "conditions": [

@@ -26,7 +26,7 @@ impl Trouble {
         let name = pod.name_any();
         if let Some(scheduled) = scheduled.filter(|scheduled| scheduled.status == "False") {
             let message = scheduled.message.as_deref().unwrap_or("no reason given").trim_end_matches('.');
-            let message = format!("pod {name} finds no node: {message}; add such a node, or lower spec.resources");
+            let message = format!("pod {name} finds no node: {message}; {}", way_to_a_node(message));
             return Some(Self { reason: Reason::Unschedulable, message });
         }
         let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
@@ -82,6 +82,23 @@ impl Trouble {
         );
         Self { reason: Reason::ContainerCreating, message }
     }
+}
+
+/// What helps a pod to a node, by what the scheduler says of those that there are.
+fn way_to_a_node(message: &str) -> String {
+    const DISK: &str = "ephemeral-storage";
+    let lacking = || message.split("Insufficient ").skip(1);
+    let mut ways = vec!["add such a node"];
+    if lacking().any(|what| what.starts_with(DISK)) {
+        ways.push("lower spec.cache.sizeLimit, which pods ask for as disk");
+    }
+    if lacking().any(|what| !what.starts_with(DISK)) {
+        ways.push("lower spec.resources");
+    }
+    if ["taint", "affinity", "selector", "unschedulable"].iter().any(|what| message.contains(what)) {
+        ways.push("let these pods onto one that there is (its taints, labels or a cordon keep them off)");
+    }
+    ways.join(", or ")
 }
 
 /// When a pod whose containers are still being made has waited for too long, if it is one.

@@ -10,17 +10,38 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::{ServiceInputs, count, new};
 use crate::{limits::MESSAGE_PODS_MAX, observe::Trouble};
 
-/// Why pods are not there: what the cluster says of them or, while too few answer, what they say.
+/// Why pods are not there: what the cluster says of them, what those say that cannot have the version that answers, also where
+/// enough others do (a pod that comes for an older one), or, while too few answer, what the others say.
 pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble> {
     let own_words = || own_words(inputs).map(|message| Trouble { reason: Reason::WaitingForPods, message });
     let of_cluster = inputs.observed.trouble(is_short, inputs.now);
-    of_cluster.or_else(|| if is_short { own_words() } else { None })
+    of_cluster.or_else(|| failed(inputs)).or_else(|| if is_short { own_words() } else { None })
+}
+
+/// What pods say that have failed: with the version that answers, or at bringing it back. They try again by themselves, and say
+/// the same until they have it.
+fn failed(inputs: &ServiceInputs) -> Option<Trouble> {
+    let has_failed = |report: &&ReplicaStatus| report.health == ReplicaHealth::Failed && report.message.is_some();
+    let failed: Vec<_> = silent(inputs).filter(has_failed).collect();
+    let message = some_of(failed.iter().copied().filter_map(of_report))?;
+    let never_had_it = failed.first().is_some_and(|report| report.version.is_none());
+    Some(Trouble { reason: if never_had_it { Reason::GateFailed } else { Reason::WorkerFailed }, message })
+}
+
+/// The reports of pods that run and do not answer.
+fn silent<'a>(inputs: &'a ServiceInputs) -> impl Iterator<Item = &'a ReplicaStatus> {
+    let silent = inputs.observed.pods.iter().filter(|pod| pod.counted && !pod.ready);
+    silent.filter_map(|pod| inputs.service.status.as_ref()?.replicas.iter().find(|report| report.pod == pod.name))
 }
 
 /// How many pods answer, and why others do not.
 pub(super) fn of_target(inputs: &ServiceInputs, ready: usize, trouble: Option<&Trouble>) -> String {
     let why = trouble.map(|trouble| format!("; {}", trouble.message)).unwrap_or_default();
-    format!("{ready} of {} pods answer{why}", inputs.target_replicas)
+    match inputs.target_replicas {
+        // Pods that end may answer for a while.
+        0 => format!("no pod is asked for{why}"),
+        target => format!("{ready} of {target} pods answer{why}"),
+    }
 }
 
 /// Whether all pods are there, and else why not: also where others answer, or those that are to be replaced.
@@ -70,10 +91,12 @@ pub enum PodsEvent {
 
 /// What pods that do not answer say of themselves.
 fn own_words(inputs: &ServiceInputs) -> Option<String> {
-    let status = inputs.service.status.as_ref()?;
-    let silent = inputs.observed.pods.iter().filter(|pod| pod.counted && !pod.ready);
-    let reports = silent.filter_map(|pod| status.replicas.iter().find(|report| report.pod == pod.name));
-    let words: Vec<_> = reports.filter_map(of_report).collect();
+    some_of(silent(inputs).filter_map(of_report))
+}
+
+/// The first of these words, and how many more there are.
+fn some_of(words: impl Iterator<Item = String>) -> Option<String> {
+    let words: Vec<_> = words.collect();
     let shown = words.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join("; ");
     match words.len().saturating_sub(MESSAGE_PODS_MAX) {
         _ if words.is_empty() => None,

@@ -56,6 +56,7 @@ fn status(
         before,
         state: after,
         pods: &pods,
+        any_runs: true,
         now: "2026-01-01T00:00:06Z".parse().unwrap(),
     })
 }
@@ -155,6 +156,30 @@ fn a_candidate_that_is_given_up_never_answered() {
     let given_up = status(Some(pending), &preparing(), &cancelled, &[]);
     assert_eq!(given_up.phase, Some(VersionPhase::Superseded));
     assert_eq!(given_up.message.as_deref(), Some("replaced by chat-old before it answered"));
+}
+
+#[test]
+fn a_gate_without_a_figure_is_named_and_a_long_one_is_cut() {
+    for (value, summary) in [
+        (json!(null), "Digest failed"),
+        (json!("found 3f9a12cd45ab67ef89..."), "found 3f9a12cd45ab67"),
+        (json!("1 of 2 pods prepared, none got on"), "1 of 2 pods prepared"),
+    ] {
+        let gates =
+            json!([{"name": "Fetch", "verdict": "Pass"}, {"name": "Digest", "verdict": "Fail", "value": value}]);
+        let failed = json!({"version": NAME, "phase": "Failed", "gates": gates});
+        let status = status(None, &preparing(), &preparing(), &reports(&[failed]));
+        assert_eq!(status.gate_summary.as_deref(), Some(summary));
+    }
+}
+
+#[test]
+fn what_bakes_promises_no_version_to_be_loaded() {
+    let baking = state(json!({"activeVersion": NAME, "previousVersion": "chat-old", "rollout": {"version": NAME,
+        "step": "Bake", "attempt": 1, "plan": "", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:10:00Z"}}));
+    let status = status(None, &baking, &baking, &[]);
+    let told = "answers; watched until 2026-01-01T00:10:00Z, and gone back from to chat-old if it fails";
+    assert_eq!(status.message.as_deref(), Some(told));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use gantry_crds::{
     ModelVersion, ModelVersionStatus,
     conditions::{ConditionType, NewCondition, Reason},
+    inference_service::{RuntimeSpec, SourceSpec},
     status::{
         CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress, RejectedOutcome, RejectedStatus,
         RolloutStatus, RolloutStep, VersionPhase, VersionRole, WaitReason,
@@ -27,6 +28,8 @@ pub struct VersionInputs<'a> {
     pub state: &'a RolloutState,
     /// Pods that are counted, with their reports.
     pub pods: &'a [CountedPod<'a>],
+    /// Whether any pod of the service runs, of whatever template.
+    pub any_runs: bool,
     /// The present, in whole seconds.
     pub now: Timestamp,
 }
@@ -59,7 +62,8 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
     };
     let waits =
         inputs.state.rollout.as_ref().and_then(|rollout| rollout.wait_reason).filter(|_| is_candidate(inputs.state));
-    let all = conditions(&status, phase, rejected, waits, |gate| passed_everywhere(inputs, &name, gate));
+    let all =
+        conditions(&status, phase, rejected, waits, inputs.any_runs, |gate| passed_everywhere(inputs, &name, gate));
     set_all(&mut status.conditions, all, inputs.now);
     status
 }
@@ -182,22 +186,23 @@ fn rank(verdict: GateVerdict) -> u8 {
 }
 
 fn gate_summary(gates: &[GateResult], rejected: Option<&RejectedStatus>) -> Option<String> {
-    let failed = gates.iter().find(|gate| gate.verdict == GateVerdict::Fail);
-    let value = rejected.map(|rejected| &rejected.value).or(failed.map(|gate| &gate.value));
-    if let Some(value) = value {
-        return Some(value.as_deref().map_or_else(|| "failed".to_owned(), short_figure));
+    let is_told = |gate: &&GateResult| rejected.is_none_or(|rejected| rejected.gate == gate.name);
+    if let Some(failed) = gates.iter().filter(|gate| gate.verdict == GateVerdict::Fail).find(is_told) {
+        let by_name = || format!("{} failed", failed.name.as_str());
+        return Some(failed.value.as_deref().map_or_else(by_name, short_figure));
     }
     let asked = gates.iter().filter(|gate| gate.verdict != GateVerdict::Skipped).count();
     let passed = gates.iter().filter(|gate| gate.verdict == GateVerdict::Pass).count();
     (asked > 0).then(|| format!("{passed}/{asked}"))
 }
 
-/// As much of a figure as fits into a column, in whole words.
+/// As much of a figure as fits into a column, in whole words, but for a second one that is long: one word says too little.
 fn short_figure(value: &str) -> String {
     let mut short = String::new();
     // What follows a comma says what was wanted.
-    for word in value.split(',').next().unwrap_or_default().split_whitespace() {
-        if !short.is_empty() && short.chars().count() + 1 + word.chars().count() > FIGURE_CHARS_MAX {
+    for (index, word) in value.split(',').next().unwrap_or_default().split_whitespace().enumerate() {
+        let fits = short.chars().count() + 1 + word.chars().count() <= FIGURE_CHARS_MAX;
+        if index > 1 && !fits {
             break;
         }
         if !short.is_empty() {
@@ -252,17 +257,22 @@ fn message(
     let (old_phase, old_message) = (old.phase, old.message.as_deref().or(old.reason.as_deref()));
     let state = inputs.state;
     let rollout = state.rollout.as_ref();
+    let answers = if inputs.any_runs { "answers" } else { NO_POD };
+    let elsewhere = || readdressed(inputs.version, state).map(|address| format!("; {address}")).unwrap_or_default();
     match phase {
         VersionPhase::Pending | VersionPhase::Fetching | VersionPhase::Validating | VersionPhase::Prepared => {
-            rollout.and_then(|rollout| rollout.message.clone()).unwrap_or_else(|| "waits for pods".to_owned())
+            let message = rollout.and_then(|rollout| rollout.message.as_deref()).unwrap_or("waits for pods");
+            format!("{message}{}", elsewhere())
         }
         VersionPhase::Promoting => "pods switch to it".to_owned(),
         VersionPhase::Baking => match (&state.previous, rollout.map(until)) {
-            (Some(previous), Some(until)) => format!("answers; {previous} stays loaded until {until}"),
-            (None, Some(until)) => format!("answers; watched until {until}"),
-            _ => "answers".to_owned(),
+            (Some(previous), Some(until)) => {
+                format!("{answers}; watched until {until}, and gone back from to {previous} if it fails")
+            }
+            (None, Some(until)) => format!("{answers}; watched until {until}"),
+            _ => answers.to_owned(),
         },
-        VersionPhase::Active => "answers".to_owned(),
+        VersionPhase::Active => format!("{answers}{}", elsewhere()),
         VersionPhase::Unknown(_) => old_message.unwrap_or_default().to_owned(),
         VersionPhase::Rejected | VersionPhase::RolledBack => match (rejected, old_message) {
             (Some(rejected), _) => rejected.message.clone(),
@@ -285,6 +295,22 @@ fn message(
     }
 }
 
+/// Instead of "answers".
+const NO_POD: &str = "no pod runs that could answer with it";
+
+/// From where pods to come have the version's file, where its service names another address than it was stamped with. It is
+/// the same file, by its digest: none that is there is fetched again.
+pub(super) fn readdressed(version: &ModelVersion, state: &RolloutState) -> Option<String> {
+    let named = state.versions.iter().find(|named| named.name == version.name_any())?;
+    let draft = |runtime: &RuntimeSpec| runtime.speculative.clone().and_then(|speculative| speculative.draft);
+    let (now, stamped) = (&named.model.source, &version.spec.model.source);
+    let other =
+        |now: &SourceSpec, stamped: &SourceSpec| now.uri.clone().filter(|uri| stamped.uri.as_ref() != Some(uri));
+    let of_draft = || draft(&named.runtime).zip(draft(&version.spec.runtime)).and_then(|(now, old)| other(&now, &old));
+    let address = other(now, stamped).or_else(of_draft)?;
+    Some(format!("a pod that has not its file has it from {} from now on", gantry_crds::address::shown(&address)))
+}
+
 /// When a bake is over.
 fn until(rollout: &RolloutStatus) -> Timestamp {
     rollout.bake.as_ref().map_or(rollout.deadline.0, |bake| bake.deadline.0)
@@ -295,6 +321,7 @@ fn conditions(
     phase: VersionPhase,
     rejected: Option<&RejectedStatus>,
     waits: Option<WaitReason>,
+    any_runs: bool,
     passed_everywhere: impl Fn(GateName) -> bool,
 ) -> [NewCondition; 5] {
     let answered = matches!(phase, VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active);
@@ -336,6 +363,7 @@ fn conditions(
         }
     };
     let serving = match phase {
+        _ if answered && !any_runs => (Some(false), Reason::NoPodReady, NO_POD),
         _ if answered => (Some(true), Reason::AsRequested, "it answers requests"),
         VersionPhase::RolledBack => (Some(false), Reason::RolledBack, "it was taken back"),
         VersionPhase::Rejected => (Some(false), Reason::GateFailed, "it never answered"),

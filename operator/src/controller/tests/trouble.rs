@@ -1,0 +1,186 @@
+//! Pods that are not there, or cannot have what answers, while others answer: what is told of it, and what is not.
+
+use super::*;
+
+fn fails(scene: &Scene, pod: &str, message: &str) {
+    scene.api.edit(SERVICE, |service| {
+        service["status"]["replicas"].as_array_mut().unwrap().push(json!({"pod": pod, "health": "Failed",
+            "message": message, "reportedAt": "2026-01-01T00:00:00Z"}));
+    });
+}
+
+fn unschedulable(pod: &str, message: &str) -> PodView {
+    let trouble = Some(Trouble { reason: Reason::Unschedulable, message: message.to_owned() });
+    PodView { name: pod.to_owned(), trouble, ..PodView::default() }
+}
+
+#[tokio::test]
+async fn a_pod_that_comes_for_an_older_one_and_cannot_have_the_model_is_told() {
+    let mut scene = Scene::serving().await;
+    let active = scene.service().status.unwrap().active_version.unwrap();
+    scene.pods.push(PodView { ready: false, ..pod("chat-c") });
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").0, "True", "it is on its way");
+
+    let why = "Memory: the model needs 283Mi; raise spec.resources.memory; it is tried again";
+    fails(&scene, "chat-c", why);
+    scene.api.requests();
+    scene.step().await.unwrap();
+    let told = format!("2 of 2 pods answer; pod chat-c: {why}");
+    assert_eq!(scene.condition("PodsReady"), ("False".to_owned(), "GateFailed".to_owned(), told.clone()));
+    assert_eq!(scene.condition("Ready"), ("True".to_owned(), "GateFailed".to_owned(), told.clone()));
+    let reconciling = scene.condition("Reconciling");
+    assert_eq!((reconciling.0.as_str(), reconciling.1.as_str()), ("True", "GateFailed"));
+    let stalled = "goes on by itself once what PodsReady tells of is put right".to_owned();
+    assert_eq!(scene.condition("Stalled"), ("False".to_owned(), "GateFailed".to_owned(), stalled));
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!(
+        (&event["reason"], &event["type"], &event["note"]),
+        (&json!("GateFailed"), &json!("Warning"), &json!(told))
+    );
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0, "told once");
+
+    // A worker that fails for good in a pod that had the version, beside others.
+    scene.api.edit(SERVICE, |service| service["status"]["replicas"][2]["version"] = json!(active));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").1, "WorkerFailed");
+    scene.pods[2].ready = true;
+    scene.api.edit(SERVICE, |service| service["status"]["replicas"][2]["health"] = json!("Healthy"));
+    scene.step().await.unwrap();
+    assert_eq!(
+        (scene.condition("Ready").1, scene.condition("Stalled").1),
+        ("AsRequested".into(), "AsRequested".into())
+    );
+}
+
+#[tokio::test]
+async fn an_event_with_another_text_is_one_of_its_own() {
+    let mut scene = Scene::serving().await;
+    let mut lines = Vec::new();
+    for message in
+        ["pod chat-c finds no node: no GPU", "pod chat-d finds no node: no CPU", "pod chat-c finds no node: no GPU"]
+    {
+        scene.pods.push(unschedulable("chat-c", message));
+        scene.step().await.unwrap();
+        let requests = scene.api.requests();
+        let event = requests.iter().find(|request| request.line.contains("/events")).unwrap();
+        let note = event.body["note"].as_str().unwrap().to_owned();
+        assert!(note.ends_with(message), "{note}");
+        lines.push(event.line.split(' ').next().unwrap().to_owned());
+        scene.pods.pop();
+        scene.step().await.unwrap();
+        scene.api.requests();
+    }
+    assert_eq!(lines, ["POST", "POST", "PATCH"], "the same again is counted");
+}
+
+#[tokio::test]
+async fn a_rollout_tells_why_the_pods_do_not_come_that_it_waits_for() {
+    let mut scene = Scene::serving().await;
+    scene.outdated = true;
+    scene.ask_for("2");
+    let why = "pod chat-c finds no node: 0/1 nodes are available: 1 Insufficient cpu; add such a node";
+    scene.pods.push(unschedulable("chat-c", why));
+    scene.step().await.unwrap();
+    scene.step().await.unwrap();
+    let ready = scene.condition("Ready");
+    assert_eq!(ready.0, "False");
+    assert!(ready.2.contains("2 older pods are replaced first"), "{}", ready.2);
+    assert_eq!(ready.2.matches(why).count(), 1, "{}", ready.2);
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    assert!(scene.version(&new).status.unwrap().message.unwrap().contains(why));
+
+    // A rollout of which nobody waits for it, as of a third pod, says it beside.
+    let mut scene = Scene::serving().await;
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    scene.pods.push(unschedulable("chat-c", why));
+    scene.step().await.unwrap();
+    let ready = scene.condition("Ready");
+    assert!(ready.2.starts_with("Prepare of") && ready.2.ends_with(why), "{}", ready.2);
+}
+
+#[tokio::test]
+async fn what_pods_wait_for_is_no_stall_and_is_not_denied() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    scene.report(json!({"version": old, "candidate": {"version": new, "phase": "Testing",
+        "waitReason": "ConfigMapNotFound", "message": "ConfigMap golden is not there: create it"}}));
+    scene.step().await.unwrap();
+    let told = "goes on by itself once what UpToDate tells of is put right".to_owned();
+    assert_eq!(scene.condition("Stalled"), ("False".to_owned(), "ConfigMapNotFound".to_owned(), told));
+    assert!(scene.condition("UpToDate").2.contains("ConfigMap golden is not there: create it"));
+}
+
+#[tokio::test]
+async fn the_gates_of_a_version_are_kept_though_the_store_is_behind() {
+    let mut scene = Scene::new();
+    scene.step().await.unwrap();
+    let version = scene.service().status.unwrap().candidate_version.unwrap();
+    let gates =
+        |names: &[&str]| -> Vec<Value> { names.iter().map(|name| json!({"name": name, "verdict": "Pass"})).collect() };
+    let six = ["Fetch", "Digest", "Format", "Memory", "Template", "Load"];
+    let report = |gates: Vec<Value>| json!({"candidate": {"version": version, "phase": "Testing", "gates": gates}});
+    scene.report(report(gates(&six[..4])));
+    scene.step().await.unwrap();
+    // The pods have loaded it before the store has seen the write of these four.
+    scene.behind = Some(scene.api.list(&format!("{VERSIONS}/")));
+    let mut all = report(gates(&six));
+    all["prepared"] = json!(version);
+    scene.report(all);
+    scene.step().await.unwrap();
+    scene.report(json!({"version": version}));
+    for _ in 0..3 {
+        scene.step().await.unwrap();
+    }
+    assert_eq!(scene.version(&version).status.unwrap().gate_summary.as_deref(), Some("6/6"));
+    // And what is wrong once the store has caught up is put right.
+    scene.behind = None;
+    scene.api.edit(&format!("{VERSIONS}/{version}"), |version| version["status"]["phase"] = json!("Pending"));
+    scene.step().await.unwrap();
+    let status = scene.version(&version).status.unwrap();
+    assert_eq!((status.phase.unwrap().as_str(), status.gate_summary.as_deref()), ("Active", Some("6/6")));
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes().len(), 0);
+}
+
+#[tokio::test]
+async fn another_address_of_the_same_file_is_told() {
+    let mut scene = Scene::serving().await;
+    let version = scene.service().status.unwrap().active_version.unwrap();
+    let source = |scene: &Scene, uri: &str| {
+        scene.api.edit(SERVICE, |service| service["spec"]["model"]["source"]["uri"] = json!(uri));
+    };
+    source(&scene, "https://mirror/1.gguf?part=1");
+    scene.step().await.unwrap();
+    let told = "; a pod that has not its file has it from https://mirror/1.gguf from now on";
+    assert_eq!(scene.condition("UpToDate").2, format!("{version} answers{told}"));
+    assert_eq!(scene.version(&version).status.unwrap().message, Some(format!("answers{told}")));
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes().len(), 0, "told once");
+    source(&scene, "https://models/1.gguf");
+    scene.step().await.unwrap();
+    assert_eq!(scene.version(&version).status.unwrap().message.as_deref(), Some("answers"));
+}
+
+#[tokio::test]
+async fn without_a_pod_nothing_answers() {
+    let mut scene = Scene::serving().await;
+    let version = scene.service().status.unwrap().active_version.unwrap();
+    scene.api.edit(SERVICE, |service| service["spec"]["replicas"] = json!(0));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").2, "no pod is asked for", "while two end");
+    scene.pods.clear();
+    scene.step().await.unwrap();
+    let status = scene.version(&version).status.unwrap();
+    assert_eq!(status.message.as_deref(), Some("no pod runs that could answer with it"));
+    let serving = status.conditions.iter().find(|condition| condition.type_ == "Serving").unwrap();
+    assert_eq!((serving.status.as_str(), serving.reason.as_str()), ("False", "NoPodReady"));
+}
