@@ -24,6 +24,7 @@ pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ServeArgs, Va
 use self::check::Check;
 pub use self::check::Problems;
 pub use self::line::{Line, read};
+use crate::keys::KeySources;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
 use crate::version::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, VersionSpec};
@@ -62,6 +63,8 @@ pub struct HttpSettings {
     pub metrics_port: Option<u16>,
     /// How long requests in flight may take to end.
     pub drain_timeout: Duration,
+    /// Where the keys are named that clients must show.
+    pub keys: KeySources,
 }
 
 /// What `serve` needs.
@@ -94,7 +97,12 @@ impl HttpArgs {
         if metrics_port.is_some_and(|metrics| metrics != 0 && metrics == port) {
             check.problem(format!("--metrics-port must be another than --port, and both are {port}"));
         }
+        let keys = KeySources::new(&self.api_key, self.api_key_file.as_deref()).unwrap_or_else(|problems| {
+            problems.into_iter().for_each(|problem| check.problem(problem));
+            KeySources::default()
+        });
         HttpSettings {
+            keys,
             host: self.host.clone().unwrap_or_else(|| default_host.to_owned()),
             port,
             metrics_port,

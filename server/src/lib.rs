@@ -17,6 +17,7 @@ pub mod fetch;
 pub mod front;
 pub mod gates;
 mod journal;
+pub mod keys;
 pub mod limits;
 pub mod metrics;
 pub mod output;

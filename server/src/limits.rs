@@ -243,3 +243,11 @@ pub const DRAIN_QUIET_LIMIT: Duration = Duration::from_secs(1);
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
 /// How long the agent may take to end, once requests have.
 pub const AGENT_STOP_LIMIT: Duration = Duration::from_secs(10);
+/// The most API keys that a flag names, and a file.
+pub const MAX_API_KEYS: usize = 1024;
+/// The longest of them, in bytes.
+pub const MAX_API_KEY_BYTES: usize = 512;
+/// The largest file of API keys, in bytes.
+pub const MAX_API_KEY_FILE_BYTES: u64 = 1024 * 1024;
+/// How often the file of API keys is read again.
+pub const API_KEYS_RELOAD_PERIOD: Duration = Duration::from_secs(5);

@@ -17,6 +17,7 @@ use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
 use gantry_server::gates::{context, file, memory, settings};
+use gantry_server::keys::{ApiKeys, KeySources};
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::output::Output;
 use gantry_server::processors::Processors;
@@ -141,6 +142,12 @@ fn watched_output(limits: &FrontLimits) -> Arc<Output> {
     output
 }
 
+fn watched_keys(sources: KeySources) -> Arc<ApiKeys> {
+    let keys = ApiKeys::new(sources);
+    tokio::spawn(Arc::clone(&keys).watch());
+    keys
+}
+
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
     if let Some(dir) = settings.backend_dir.as_deref().filter(|dir| !settings::has_modules(dir)) {
         tracing::warn!(
@@ -158,7 +165,8 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
     let url = format!("http://{}", serve::reachable(ports.requests.local_addr()?));
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
-    let app = App::new(Arc::clone(&router), workers.output(), limits, Some(loading), None);
+    let keys = watched_keys(settings.http.keys.clone());
+    let app = App::new(Arc::clone(&router), workers.output(), limits, keys, Some(loading), None);
     let stop = CancellationToken::new();
     let load = tokio::spawn({
         let (router, stop) = (Arc::clone(&router), stop.clone());
@@ -229,7 +237,8 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir).with_output(output);
     let router = Router::new();
-    let app = App::new(Arc::clone(&router), workers.output(), limits, None, Some(args.service.clone()));
+    let keys = watched_keys(http.keys.clone());
+    let app = App::new(Arc::clone(&router), workers.output(), limits, keys, None, Some(args.service.clone()));
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
     let config = AgentConfig {
         service: args.service,

@@ -43,6 +43,8 @@ pub enum ErrorCode {
     UnsupportedOperation,
     /// A content part is of a kind that is not supported.
     UnsupportedContent,
+    /// No key, or none that is good, is shown.
+    InvalidApiKey,
     /// No such model is served here.
     ModelNotFound,
     /// The prompt leaves no room for an answer.
@@ -94,6 +96,7 @@ impl ErrorCode {
             Self::UnknownParameter => "unknown_parameter",
             Self::UnsupportedOperation => "unsupported_operation",
             Self::UnsupportedContent => "unsupported_content",
+            Self::InvalidApiKey => "invalid_api_key",
             Self::ModelNotFound => "model_not_found",
             Self::ContextLengthExceeded => "context_length_exceeded",
             Self::UnknownUrl => "unknown_url",

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use gantry_core::{ApiError, ErrorCode, ErrorKind, ParamError, RequestError};
 use gantry_openai::ErrorResponse;
@@ -183,6 +183,15 @@ fn of_request(error: RequestError, message: String, prompt_param: &'static str) 
             ApiError::new(500, ErrorKind::ServerError, ErrorCode::InternalError, message)
         }
     }
+}
+
+/// Who asks shows no key, or one that is none.
+pub(super) fn unauthorized(headers: &HeaderMap) -> impl IntoResponse {
+    let is_shown = headers.contains_key(header::AUTHORIZATION) || headers.contains_key("x-api-key");
+    let what = if is_shown { "The API key is not one of this server's" } else { "An API key is needed" };
+    let message = format!("{what}: send one of those that it was started with as `Authorization: Bearer KEY`.");
+    let failure = Failure::from(ApiError::new(401, ErrorKind::InvalidRequestError, ErrorCode::InvalidApiKey, message));
+    ([(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))], failure)
 }
 
 /// A panic in a handler: a fault of ours, told to the client and logged without the request.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 
-use super::errors::Told;
+use super::errors::{Told, unauthorized};
 use super::{App, routes};
 use crate::console::ENDED;
 use crate::limits::MAX_REQUEST_ID_BYTES;
@@ -17,6 +17,11 @@ use crate::metrics::{Outcome, VersionLabels};
 
 /// The header that names a request, in both directions.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The header that llama-server's clients may show a key in.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// What stands before a token.
+const BEARER: &[u8] = b"bearer ";
 
 /// A request's id: the client's own, if it is short and plain, or a fresh one.
 #[derive(Clone)]
@@ -40,6 +45,21 @@ pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
     let mut response = next.run(request).instrument(span).await;
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Refuses who does not show a good key, before anything of the body is read.
+pub(super) async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let is_admitted = !routes::needs_key(request.extensions().get()) || app.keys.admits(shown_key(request.headers()));
+    if is_admitted { next.run(request).await } else { unauthorized(request.headers()).into_response() }
+}
+
+/// The key of a request: as a bearer's token, or in llama-server's header.
+fn shown_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, token) = value.as_bytes().split_at_checked(BEARER.len())?;
+        scheme.eq_ignore_ascii_case(BEARER).then(|| token.trim_ascii())
+    });
+    bearer.or_else(|| headers.get(API_KEY).map(HeaderValue::as_bytes))
 }
 
 pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

@@ -3,7 +3,7 @@
 //! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`]); what its requests need is the
 //! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. [`errors`] tells what
 //! went wrong as an error object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a
-//! token can be decoded now. Absent: authentication, which is the ingress's; HTTP/2 and TLS, as in llama-server behind a
+//! token can be decoded now. Absent: HTTP/2 and TLS, as in llama-server behind a
 //! service.
 
 mod body;
@@ -32,6 +32,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::config::STANDALONE_VERSION;
 use crate::front::FrontLimits;
+use crate::keys::ApiKeys;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::output::Output;
 use crate::routing::Router;
@@ -52,19 +53,21 @@ pub struct App {
     output: Arc<Output>,
     writers: Writers,
     limits: FrontLimits,
+    keys: Arc<ApiKeys>,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
     started: Instant,
 }
 
 impl App {
-    /// An application that serves what `router` holds. `output`: of the workers of its versions; `service`: the
+    /// An application that serves what `router` holds. `output`: of the workers of its versions; `keys`: whom it answers; `service`: the
     /// InferenceService that it belongs to, in a pod.
     #[must_use]
     pub fn new(
         router: Arc<Router>,
         output: Arc<Output>,
         limits: FrontLimits,
+        keys: Arc<ApiKeys>,
         loading: Option<watch::Receiver<f32>>,
         service: Option<String>,
     ) -> Arc<Self> {
@@ -76,6 +79,7 @@ impl App {
             bodies: Budget::new(limits.bodies_bytes),
             answers: Budget::new(limits.vectors_bytes),
             limits,
+            keys,
             output,
             writers: Writers::new(),
             loading,
@@ -161,6 +165,7 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
     routes::all()
         .with_state(Arc::clone(app))
         .layer(CatchPanicLayer::custom(errors::panicked))
+        .layer(from_fn_with_state(Arc::clone(app), middleware::authorize))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))
         .layer(from_fn(middleware::request_id))
 }

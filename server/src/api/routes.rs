@@ -102,6 +102,11 @@ pub(super) fn told(method: Method) -> impl Iterator<Item = &'static str> {
     ADDRESSES.iter().filter(move |address| address.method == method && !address.is_alias).map(|address| address.path)
 }
 
+/// Whether whoever asks there must show a key, where there are keys: all but those who look whether the server is well.
+pub(super) fn needs_key(matched: Option<&MatchedPath>) -> bool {
+    counted_as(matched).1
+}
+
 /// What a request is counted as, and whether it is logged.
 pub(super) fn counted_as(matched: Option<&MatchedPath>) -> (Route, bool) {
     let address = matched.and_then(|path| ADDRESSES.iter().find(|address| address.path == path.as_str()));

@@ -258,6 +258,12 @@ pub struct HttpArgs {
         allow_hyphen_values = true
     )]
     pub metrics_port: String,
+    /// A key that clients must show, with commas between several [default: whoever reaches the server may ask]
+    #[arg(long, env = "GANTRY_API_KEY", value_name = "KEY,...", value_delimiter = ',', hide_env_values = true)]
+    pub api_key: Vec<String>,
+    /// A file of such keys, one a line, which is read again when it changes
+    #[arg(long, env = "GANTRY_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
     /// Seconds that requests in flight may take to end after SIGTERM
     #[arg(
         long,

@@ -199,7 +199,7 @@ mod tests {
             ("sreve", "sreve"),
             // These say what happens anyway.
             (
-                "-m a.gguf --temp 1.0 --top-k 0 -n -1 -s -1 --reasoning-format none --api-key= -c 512",
+                "-m a.gguf --temp 1.0 --top-k 0 -n -1 -s -1 --reasoning-format none --ssl-key-file= -c 512",
                 "serve -m a.gguf -c 512",
             ),
         ] {
@@ -233,7 +233,7 @@ mod tests {
     fn a_flag_whose_promise_is_not_kept_says_what_to_do() {
         for (given, says) in [
             ("-hf org/model", "path of a GGUF file"),
-            ("-m a.gguf --api-key x", "proxy"),
+            ("-m a.gguf --ssl-key-file x", "proxy"),
             ("-m a.gguf --lora b.gguf", "merge it"),
             ("--list-devices", "gantry-server devices"),
             ("-m a.gguf --version", "gantry-server --version"),

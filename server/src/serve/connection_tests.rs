@@ -7,6 +7,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use super::*;
 use crate::api;
 use crate::front::FrontLimits;
+use crate::keys::{ApiKeys, KeySources};
 use crate::limits::{OUTPUT_BUDGET_BYTES, SHED_MIN_AGE, SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_END_LIMIT};
 use crate::output::Output;
 use crate::routing::Router;
@@ -21,7 +22,14 @@ struct Served {
 
 impl Served {
     async fn new(limit: usize) -> Self {
-        let app = App::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), FrontLimits::default(), None, None);
+        let app = App::new(
+            Router::new(),
+            Output::new(OUTPUT_BUDGET_BYTES),
+            FrontLimits::default(),
+            ApiKeys::new(KeySources::default()),
+            None,
+            None,
+        );
         let connections = Connections::new(limit, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self { listener, connections, app, closing: CancellationToken::new() }

@@ -16,6 +16,7 @@ mod faults;
 mod files;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
+mod keys;
 mod load;
 mod memory;
 mod newcomer;

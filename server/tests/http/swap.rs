@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gantry_server::api::App;
 use gantry_server::front::FrontLimits;
+use gantry_server::keys::{ApiKeys, KeySources};
 use gantry_server::limits::OUTPUT_BUDGET_BYTES;
 use gantry_server::output::Output;
 use gantry_server::routing::{Router, Routing};
@@ -51,7 +52,14 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     let url = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
     let ports = Ports { requests: listener, probes: None };
-    let app = App::new(Arc::clone(&router), Output::new(OUTPUT_BUDGET_BYTES), FrontLimits::default(), None, None);
+    let app = App::new(
+        Arc::clone(&router),
+        Output::new(OUTPUT_BUDGET_BYTES),
+        FrontLimits::default(),
+        ApiKeys::new(KeySources::default()),
+        None,
+        None,
+    );
     let server = tokio::spawn(serve::run(ports, app, stop.clone(), PATIENCE));
 
     drop(rustls::crypto::ring::default_provider().install_default());

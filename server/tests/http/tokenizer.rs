@@ -58,7 +58,7 @@ async fn texts_become_tokens_and_tokens_texts_and_chats_prompts() {
     for (path, body, status, param, code) in [
         ("/tokenize", json!({}), 400, "content", "missing_required_parameter"),
         ("/tokenize", json!({"content": "x", "model": "other"}), 404, "model", "model_not_found"),
-        ("/detokenize", json!({"tokens": [i32::MAX]}), 400, "tokens", "invalid_token"),
+        ("/detokenize", json!({"tokens": [1, i32::MAX]}), 400, "tokens[1]", "invalid_token"),
         ("/apply-template", json!({"messages": []}), 400, "messages", "invalid_value"),
     ] {
         let (got, answer) = post(&server, path, body).await;

@@ -33,7 +33,6 @@ const FORM: &str = "requests say `response_format`, each for itself";
 const NO_DOWNLOAD: &str =
     "serve loads files alone: give the path of a GGUF file; in Kubernetes an InferenceService fetches one";
 const NO_TLS: &str = "TLS belongs to the proxy or ingress in front of it";
-const NO_KEYS: &str = "there are no keys yet: let a proxy or ingress in front of it ask for them";
 const NO_DRAFT: &str = "--model-draft and --spec-draft-n-max are all there is of it";
 const NO_TEMPLATE: &str = "the model's own template is used, whose file must bring it";
 const NO_ADAPTERS: &str = "adapters are not supported: merge it into the model's file";
@@ -194,7 +193,6 @@ pub(super) const FLAGS: &[Flag] = &[
         Nothing,
         Refused(&[], "settings do not change while it runs; /v1/models and /metrics tell them"),
     ),
-    flag(&["--api-key", "--api-key-file"], Value, Refused(&[""], NO_KEYS)),
     flag(&["--ssl-key-file", "--ssl-cert-file"], Value, Refused(&[""], NO_TLS)),
     flag(&["--cors-origins", "--cors-methods", "--cors-headers"], Value, Refused(&[""], NO_CORS)),
     flag(&["--cors-credentials"], Nothing, Refused(&[], NO_CORS)),

@@ -1,0 +1,213 @@
+//! Who may ask: the keys that clients show, as flags and a file name them.
+//!
+//! Keys are kept and compared as SHA-256 digests, all of them for each request and in the same time whichever it is, and no key
+//! is written anywhere. The file is read again every [`API_KEYS_RELOAD_PERIOD`], so that a mounted Secret may change; one that
+//! cannot be read, or names none, leaves the keys as they are. Absent: what a key may do, and how much: all are alike.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::limits::{API_KEYS_RELOAD_PERIOD, MAX_API_KEY_BYTES, MAX_API_KEY_FILE_BYTES, MAX_API_KEYS};
+
+/// What is kept of a key.
+type KeyDigest = [u8; 32];
+
+/// Where keys are named.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct KeySources {
+    given: Vec<KeyDigest>,
+    file: Option<PathBuf>,
+}
+
+/// Not even the digests: what is short can be found from them.
+impl fmt::Debug for KeySources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeySources").field("given", &self.given.len()).field("file", &self.file).finish()
+    }
+}
+
+impl KeySources {
+    /// Checks keys of a flag, of which empty ones are none, and looks whether a file names some.
+    ///
+    /// # Errors
+    /// Names every mistake, and none of the keys.
+    pub fn new(given: &[String], file: Option<&Path>) -> Result<Self, Vec<String>> {
+        let mut problems = Vec::new();
+        let (mut digests, file) = (Vec::new(), file.filter(|file| !file.as_os_str().is_empty()));
+        for key in given.iter().map(|key| key.trim()).filter(|key| !key.is_empty()) {
+            match digest(key) {
+                Ok(digest) => digests.push(digest),
+                Err(problem) => problems.push(format!("--api-key {problem}")),
+            }
+        }
+        if digests.len() > MAX_API_KEYS {
+            problems.push(format!("--api-key may name at most {MAX_API_KEYS} keys, not {}", digests.len()));
+        }
+        if let Some(Err(problem)) = file.map(read) {
+            problems.push(format!("--api-key-file {problem}"));
+        }
+        let sources = Self { given: digests, file: file.map(Path::to_owned) };
+        if problems.is_empty() { Ok(sources) } else { Err(problems) }
+    }
+}
+
+/// The keys that are good now.
+#[derive(Debug)]
+pub struct ApiKeys {
+    sources: KeySources,
+    /// `None`: whoever reaches the server may ask.
+    good: Option<ArcSwap<Vec<KeyDigest>>>,
+}
+
+impl ApiKeys {
+    /// The keys of these sources; without any, nobody needs one.
+    #[must_use]
+    pub fn new(sources: KeySources) -> Arc<Self> {
+        let needs_keys = !sources.given.is_empty() || sources.file.is_some();
+        let keys = Self { good: needs_keys.then(|| ArcSwap::from_pointee(sources.given.clone())), sources };
+        keys.reload();
+        Arc::new(keys)
+    }
+
+    /// Whether who shows this key, or none, may ask.
+    #[must_use]
+    pub fn admits(&self, shown: Option<&[u8]>) -> bool {
+        let Some(good) = &self.good else { return true };
+        let Some(shown) = shown else { return false };
+        let shown: KeyDigest = Sha256::digest(shown).into();
+        let is_one = good.load().iter().fold(Choice::from(0), |is_one, key| is_one | key.ct_eq(&shown));
+        is_one.into()
+    }
+
+    /// Reads the file again, for ever, where there is one.
+    pub async fn watch(self: Arc<Self>) {
+        if self.sources.file.is_none() {
+            return;
+        }
+        let mut period = interval(API_KEYS_RELOAD_PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_problem = None;
+        loop {
+            period.tick().await;
+            let problem = self.reload();
+            if problem != last_problem
+                && let Some(problem) = &problem
+            {
+                tracing::warn!("--api-key-file {problem}; the keys of before stay good");
+            }
+            last_problem = problem;
+        }
+    }
+
+    /// Takes the keys that the file has now, or says why not.
+    fn reload(&self) -> Option<String> {
+        let (Some(good), Some(file)) = (&self.good, &self.sources.file) else { return None };
+        match read(file) {
+            Ok(read) => {
+                let all = [self.sources.given.as_slice(), &read].concat();
+                if **good.load() != all {
+                    tracing::info!(keys = all.len(), "API keys were read");
+                    good.store(Arc::new(all));
+                }
+                None
+            }
+            Err(problem) => Some(problem),
+        }
+    }
+}
+
+/// The keys of a file, one a line.
+fn read(file: &Path) -> Result<Vec<KeyDigest>, String> {
+    let at = file.display();
+    let length = std::fs::metadata(file).map_err(|error| format!("cannot be read: {at}: {error}"))?.len();
+    if length > MAX_API_KEY_FILE_BYTES {
+        return Err(format!("has {length} bytes, and {MAX_API_KEY_FILE_BYTES} are the most: {at}"));
+    }
+    let text = std::fs::read_to_string(file).map_err(|error| format!("cannot be read: {at}: {error}"))?;
+    let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
+    let keys = lines.map(|(number, line)| digest(line).map_err(|problem| format!("{problem}: line {number} of {at}")));
+    let keys: Vec<KeyDigest> = keys.collect::<Result<_, _>>()?;
+    match keys.len() {
+        0 => Err(format!("names no key, one a line: {at}")),
+        1..=MAX_API_KEYS => Ok(keys),
+        more => Err(format!("names {more} keys, and {MAX_API_KEYS} are the most: {at}")),
+    }
+}
+
+fn digest(key: &str) -> Result<KeyDigest, String> {
+    if key.len() > MAX_API_KEY_BYTES {
+        return Err(format!("has a key of {} bytes, and {MAX_API_KEY_BYTES} are the most", key.len()));
+    }
+    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("has a key with blanks or characters that no header can have".to_owned());
+    }
+    Ok(Sha256::digest(key.as_bytes()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn written(text: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    fn keys(given: &[&str], file: Option<&Path>) -> Result<Arc<ApiKeys>, Vec<String>> {
+        let given: Vec<String> = given.iter().map(|key| (*key).to_owned()).collect();
+        KeySources::new(&given, file).map(ApiKeys::new)
+    }
+
+    #[test]
+    fn each_key_is_good_and_nothing_else_is() {
+        let file = written("\nfirst\n  second  \n");
+        let both = keys(&["flag", ""], Some(file.path())).unwrap();
+        for good in ["flag", "first", "second"] {
+            assert!(both.admits(Some(good.as_bytes())), "{good}");
+        }
+        for bad in ["", "firs", "first\n", "FIRST", "flag,first"] {
+            assert!(!both.admits(Some(bad.as_bytes())), "{bad:?}");
+        }
+        assert!(!both.admits(None));
+        let none = keys(&["", " "], None).unwrap();
+        assert!(none.admits(None) && none.admits(Some(b"x")), "without keys whoever reaches it may ask");
+        assert!(!format!("{both:?}").contains("first"));
+    }
+
+    #[test]
+    fn a_file_is_read_again_and_a_bad_one_changes_nothing() {
+        let file = written("old");
+        let keys = keys(&["flag"], Some(file.path())).unwrap();
+        std::fs::write(file.path(), "new\nother").unwrap();
+        assert_eq!(keys.reload(), None);
+        let admits = |key: &str| keys.admits(Some(key.as_bytes()));
+        assert!(admits("new") && admits("other") && admits("flag") && !admits("old"));
+        for bad in ["", "\n \n", "a key", &"x".repeat(MAX_API_KEY_BYTES + 1), &"k\n".repeat(MAX_API_KEYS + 1)] {
+            std::fs::write(file.path(), bad).unwrap();
+            let problem = keys.reload().unwrap();
+            assert!(!problem.contains("a key\"") && problem.contains(&*file.path().to_string_lossy()), "{problem}");
+            assert!(admits("new") && admits("other"), "{problem}");
+        }
+        std::fs::remove_file(file.path()).unwrap();
+        assert!(keys.reload().unwrap().contains("cannot be read") && admits("new"));
+    }
+
+    #[test]
+    fn mistakes_are_told_without_the_key() {
+        let missing = Path::new("/nonexistent/keys");
+        let problems = keys(&["has blanks", &"x".repeat(MAX_API_KEY_BYTES + 1)], Some(missing)).unwrap_err();
+        assert_eq!(problems.len(), 3, "{problems:?}");
+        assert!(
+            problems.iter().all(|problem| !problem.contains("has blanks ") && !problem.contains("xxx")),
+            "{problems:?}"
+        );
+    }
+}

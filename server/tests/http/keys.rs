@@ -1,0 +1,62 @@
+//! Keys that clients must show: who may ask and who not, and a file of them that changes.
+
+use reqwest::RequestBuilder;
+use serde_json::{Value, json};
+
+use crate::server::{Server, await_condition};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn with_key(request: RequestBuilder, key: &str) -> RequestBuilder {
+    request.header("authorization", format!("Bearer {key}"))
+}
+
+async fn status(request: RequestBuilder) -> u16 {
+    request.send().await.unwrap().status().as_u16()
+}
+
+#[tokio::test]
+async fn who_shows_no_key_is_told_so_and_probes_need_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    std::fs::write(&file, "old-secret-of-the-file\nsecond-secret-of-the-file\n").unwrap();
+    let args = ["--api-key", "secret-of-the-flag", "--api-key-file", file.to_str().unwrap()];
+    let server = Server::start(&args).await;
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    let ask = || server.post(CHAT, &chat);
+
+    for (shown, said) in [(None, "is needed"), (Some("wrong-secret"), "is not one"), (Some(""), "is not one")] {
+        let request = shown.map_or_else(ask, |key| with_key(ask(), key));
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status(), 401, "{shown:?}");
+        assert_eq!(answer.headers()["www-authenticate"], "Bearer");
+        assert!(answer.headers().contains_key("x-request-id"));
+        let error = answer.json::<Value>().await.unwrap()["error"].clone();
+        assert_eq!((&error["type"], &error["code"]), (&json!("invalid_request_error"), &json!("invalid_api_key")));
+        assert!(error["param"].is_null() && error["message"].as_str().unwrap().contains(said), "{error}");
+    }
+    for good in ["secret-of-the-flag", "old-secret-of-the-file", "second-secret-of-the-file"] {
+        assert_eq!(status(with_key(ask(), good)).await, 200, "{good}");
+    }
+    assert_eq!(status(ask().header("x-api-key", "secret-of-the-flag")).await, 200, "as llama-server takes it");
+    for path in ["/health", "/v1/health", "/healthz", "/readyz", "/metrics"] {
+        assert_eq!(server.get(path).await.status(), 200, "{path}");
+    }
+    for path in ["/v1/models", "/props", "/v1/nothing"] {
+        assert_eq!(server.get(path).await.status(), 401, "{path}");
+    }
+
+    // As the kubelet replaces what a Secret is mounted as.
+    let next = folder.path().join("next");
+    std::fs::write(&next, "new-secret-of-the-file").unwrap();
+    std::fs::rename(&next, &file).unwrap();
+    await_condition("the new key", async || status(with_key(ask(), "new-secret-of-the-file")).await == 200).await;
+    assert_eq!(status(with_key(ask(), "old-secret-of-the-file")).await, 401);
+    assert_eq!(status(with_key(ask(), "secret-of-the-flag")).await, 200);
+
+    let log = server.log();
+    assert!(!log.contains("secret"), "{log}");
+    let metrics = server.get("/metrics").await.text().await.unwrap();
+    let line = metrics.lines().find(|line| line.contains("status=\"401\"") && line.contains("chat_completions"));
+    assert!(line.is_some(), "{metrics}");
+}
