@@ -92,6 +92,8 @@ pub const RETRY_LIMIT: Duration = Duration::from_secs(30);
 /// Requests that may be inside a version past its `maxQueue`, of clients that have no more than their equal part of the places, or
 /// none, while others fill them.
 pub const SHARED_PLACES: usize = 64;
+/// Clients without a request inside a version that are remembered, since they have had more than their part.
+pub const MAX_AHEAD_CLIENTS: usize = 256;
 /// Tokens that an answer is taken to have where clients share the service and it may have more; what it had is known later.
 pub const FAIR_ANSWER_TOKENS: u32 = 512;
 /// Bytes of a prompt's text for each KV cell that it is expected to need.

@@ -12,8 +12,11 @@
 //! more than one tag that waits: whoever comes anew is not behind all that another one has in store because that one has used
 //! more than was thought.
 //!
-//! A client is known while it has requests inside, so how many are known is bounded by how many requests may be. Requests of
-//! one client have tags that never fall: where there is but one, the order is that of submission. Absent: priorities, since
+//! A client is known while it has requests inside, and after that while it is ahead of the clock and anyone is inside: who asks for
+//! one large thing after the other, and never has two inside, would else be as one who comes anew each time, and have the most of
+//! what is served. How many are known is bounded by how many requests may be, and beside those by [`MAX_AHEAD_CLIENTS`], of which
+//! the one that is least ahead is forgotten. Requests of one client have tags that never fall: where there is but one, the order is
+//! that of submission. Absent: priorities, since
 //! each has a clock of its own, and the places where requests wait.
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +24,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 use gantry_engine::{Priority, Turn};
 
+use crate::limits::MAX_AHEAD_CLIENTS;
 use crate::peer::Peer;
 
 /// See the module.
@@ -31,6 +35,8 @@ pub(super) struct Fair {
     /// Of each priority, the tags of those that wait, and of how many.
     waiting: [BTreeMap<u64, usize>; Priority::COUNT],
     clients: HashMap<Peer, Client>,
+    /// Those that have none inside, and have had more than their part.
+    ahead: HashMap<Peer, Client>,
     /// Names that were given to clients; 0 is nobody's.
     names: u64,
 }
@@ -66,9 +72,13 @@ impl Fair {
     /// Lets a request in that will take so many tokens, as far as is known.
     pub(super) fn enter(&mut self, client: Peer, priority: Priority, tokens: u64) -> Entry {
         let rank = priority.rank();
+        let names = &mut self.names;
+        let before = self.ahead.remove(&client);
         let known = self.clients.entry(client).or_insert_with(|| {
-            self.names += 1;
-            Client { name: self.names, ..Client::default() }
+            before.unwrap_or_else(|| {
+                *names += 1;
+                Client { name: *names, ..Client::default() }
+            })
         });
         known.inside += 1;
         let start_tag = self.clocks[rank].max(known.next[rank]).max(known.last[rank]);
@@ -100,7 +110,22 @@ impl Fair {
         *next = next.saturating_sub(entry.tokens).saturating_add(used);
         known.inside = known.inside.saturating_sub(1);
         if known.inside == 0 {
-            self.clients.remove(&entry.client);
+            let gone = self.clients.remove(&entry.client);
+            gone.into_iter().for_each(|gone| self.depart(entry.client, gone));
+        }
+    }
+
+    /// Remembers one that has nothing inside any more as long as it is ahead, and forgets those that the clocks have reached.
+    fn depart(&mut self, peer: Peer, client: Client) {
+        self.ahead.insert(peer, client);
+        // Where nobody is inside there is none whom one could be ahead of.
+        let (clocks, anyone) = (self.clocks, !self.clients.is_empty());
+        let by = |client: &Client| client.next.iter().zip(clocks).map(|(next, clock)| next.saturating_sub(clock)).max();
+        self.ahead.retain(|_, client| anyone && by(client) > Some(0));
+        if self.ahead.len() > MAX_AHEAD_CLIENTS
+            && let Some(least) = self.ahead.iter().min_by_key(|(_, client)| by(client)).map(|(peer, _)| *peer)
+        {
+            self.ahead.remove(&least);
         }
     }
 

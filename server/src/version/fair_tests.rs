@@ -53,6 +53,31 @@ fn who_has_nothing_inside_is_not_known_and_what_waits_no_more_is_forgotten() {
 }
 
 #[test]
+fn who_has_had_more_is_known_until_the_clock_is_there_or_nobody_else_is() {
+    let mut fair = Fair::default();
+    let beside = fair.enter(peer(2), NORMAL, 10);
+    let mut large = fair.enter(peer(1), NORMAL, 1_000);
+    fair.begin(&mut large);
+    fair.leave(&large, None);
+    // The clock has moved by its half.
+    assert_eq!((fair.clocks[NORMAL.rank()], fair.clients_with(peer(1)), fair.inside(peer(1))), (500, 2, 0));
+    assert_eq!(fair.enter(peer(1), NORMAL, 1).turn().start_tag, 1_000);
+    fair.leave(&beside, None);
+    let mut fair = Fair::default();
+    let alone = fair.enter(peer(1), NORMAL, 1_000);
+    fair.leave(&alone, Some(5_000));
+    assert!(fair.clients.is_empty() && fair.ahead.is_empty());
+    // Of very many, those that are most ahead.
+    let _beside = fair.enter(peer(0), NORMAL, 10);
+    for number in 1..=u16::try_from(MAX_AHEAD_CLIENTS).unwrap() + 50 {
+        let entry = fair.enter(peer(number), NORMAL, 10);
+        fair.leave(&entry, Some(1_000_000 - u64::from(number)));
+    }
+    assert_eq!(fair.ahead.len(), MAX_AHEAD_CLIENTS);
+    assert!(fair.ahead.contains_key(&peer(1)));
+}
+
+#[test]
 fn the_clock_moves_with_what_is_used_and_no_further_than_to_the_next_that_waits() {
     let mut fair = Fair::default();
     let mut served = fair.enter(peer(1), NORMAL, 100);
@@ -120,6 +145,36 @@ proptest! {
         let used = used_until_begun(&mut Fair::default(), &first, &sizes, next);
         let largest = sizes.iter().max().unwrap();
         prop_assert!(used <= 3 * u64::from(clients + 1) * largest, "{} of {} and {}", used, clients, largest);
+    }
+
+    /// Who asks for one large thing after the other has no more of the service than who always has small ones waiting.
+    #[test]
+    fn large_requests_one_after_the_other_gain_nothing(large in 200_u64..5_000, small in 1_u64..50, waiting in 2_usize..5) {
+        let mut fair = Fair::default();
+        let mut queue: BTreeMap<(u64, usize), Entry> = BTreeMap::new();
+        let mut entered = 0;
+        let mut enter = |fair: &mut Fair, queue: &mut BTreeMap<(u64, usize), Entry>, client, tokens| {
+            let entry = fair.enter(client, NORMAL, tokens);
+            queue.insert((entry.turn().start_tag, entered), entry);
+            entered += 1;
+        };
+        enter(&mut fair, &mut queue, peer(1), large);
+        for _ in 0..waiting {
+            enter(&mut fair, &mut queue, peer(2), small);
+        }
+        let mut had = [0, 0];
+        for _ in 0..2_000 {
+            let (_, mut entry) = queue.pop_first().unwrap();
+            fair.begin(&mut entry);
+            fair.leave(&entry, None);
+            let is_large = entry.client == peer(1);
+            had[usize::from(!is_large)] += entry.tokens;
+            // It asks again when it has its answer.
+            enter(&mut fair, &mut queue, entry.client, if is_large { large } else { small });
+        }
+        let [large_had, small_had] = had;
+        prop_assert!(large_had <= small_had + 4 * large, "{} beside {}", large_had, small_had);
+        prop_assert!(small_had <= large_had + 4 * large, "{} beside {}", small_had, large_had);
     }
 
     /// Clients that always have requests waiting, of whatever sizes, are served alike: none is further ahead of another than
