@@ -5,16 +5,22 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::status::WaitReason;
 
 macro_rules! text_enum {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident),+ $(,)? }) => {
+    (
+        $(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident),+ $(,)? }
+        $($(#[$others_doc:meta])* $others:ident($of:ident))?
+    ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$variant_doc])* $variant),+ }
+        pub enum $name { $($(#[$variant_doc])* $variant,)+ $($(#[$others_doc])* $others($of))? }
 
         impl $name {
             /// The name as it stands in YAML.
             #[must_use]
             pub fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => stringify!($variant)),+ }
+                match self {
+                    $(Self::$variant => stringify!($variant),)+
+                    $(Self::$others(other) => <$of>::as_str(other),)?
+                }
             }
         }
     };
@@ -37,13 +43,13 @@ text_enum!(
         PodsReady,
         /// Everything in the spec is carried out by this release.
         Supported,
-        /// The version's file is in every pod.
+        /// Pods have the version's file.
         Fetched,
         /// Its digest and header are right.
         Verified,
         /// It fits into memory.
         Fits,
-        /// It passed every gate in every pod.
+        /// It passed every gate, in enough pods.
         Validated,
         /// It answers requests.
         Serving,
@@ -103,37 +109,16 @@ text_enum!(
         FailedCreate,
         /// The object is being deleted.
         Deleting,
-        /// As [`WaitReason::FetchBackOff`].
-        FetchBackOff,
-        /// As [`WaitReason::ConfigMapNotFound`].
-        ConfigMapNotFound,
-        /// As [`WaitReason::ConfigMapInvalid`].
-        ConfigMapInvalid,
-        /// As [`WaitReason::SecretNotFound`].
-        SecretNotFound,
-        /// As [`WaitReason::SecretInvalid`].
-        SecretInvalid,
-        /// As [`WaitReason::AccessDenied`].
-        AccessDenied,
-        /// As [`WaitReason::ApiUnavailable`].
-        ApiUnavailable,
-        /// As [`WaitReason::NoRoom`].
-        NoRoom,
     }
+    /// Pods cannot go on, and say why.
+    Waits(WaitReason)
 );
 
 impl From<WaitReason> for Reason {
     fn from(reason: WaitReason) -> Self {
         match reason {
-            WaitReason::FetchBackOff => Self::FetchBackOff,
-            WaitReason::ConfigMapNotFound => Self::ConfigMapNotFound,
-            WaitReason::ConfigMapInvalid => Self::ConfigMapInvalid,
-            WaitReason::SecretNotFound => Self::SecretNotFound,
-            WaitReason::SecretInvalid => Self::SecretInvalid,
-            WaitReason::AccessDenied => Self::AccessDenied,
-            WaitReason::ApiUnavailable => Self::ApiUnavailable,
-            WaitReason::NoRoom => Self::NoRoom,
             WaitReason::Unknown(_) => Self::WaitingForPods,
+            known => Self::Waits(known),
         }
     }
 }
@@ -203,5 +188,13 @@ mod tests {
         assert_eq!((conditions[0].last_transition_time.clone(), conditions[0].message.as_str()), (first, "b"));
         set_condition(&mut conditions, new(false, "c"), Some(2), &later);
         assert_eq!(conditions[0].last_transition_time, later);
+    }
+
+    #[test]
+    fn what_pods_wait_for_is_a_reason_by_the_same_name() {
+        for known in WaitReason::ALL {
+            assert_eq!(Reason::from(*known).as_str(), known.as_str());
+        }
+        assert_eq!(Reason::from(WaitReason::Unknown("Sulking")), Reason::WaitingForPods);
     }
 }

@@ -296,7 +296,7 @@ pub struct RolloutSpec {
     /// Longest time that requests in flight get to end before their model is unloaded.
     #[serde(default = "default_drain_timeout")]
     pub drain_timeout: DurationString,
-    /// Time in which every pod must have prepared the new model; then it is rejected.
+    /// Time in which pods must have prepared the new model, or get on with it; then it is rejected.
     #[serde(default = "default_progress_deadline")]
     pub progress_deadline: DurationString,
     /// What a model must pass before one request reaches it. Format, digest and memory are always checked.

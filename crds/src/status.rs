@@ -12,6 +12,10 @@ use crate::{
     open::open_enum,
 };
 
+pub use version::{ModelVersionStatus, VersionPhase, VersionRole};
+
+mod version;
+
 /// What is known of a service.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -76,6 +80,14 @@ pub struct InferenceServiceStatus {
     pub conditions: Vec<Condition>,
 }
 
+impl InferenceServiceStatus {
+    /// What this pod reports about itself.
+    #[must_use]
+    pub fn report_of(&self, pod: &str) -> Option<&ReplicaStatus> {
+        self.replicas.iter().find(|report| report.pod == pod)
+    }
+}
+
 /// What a version is: a frozen copy of its ModelVersion's spec.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -94,7 +106,7 @@ pub struct NamedVersion {
 pub struct RolloutStatus {
     /// ModelVersion that is rolled out.
     pub version: String,
-    /// What every pod does now.
+    /// What pods do now.
     pub step: RolloutStep,
     /// Which attempt of the service this is: pods say it with what they report, so that no older word counts.
     #[serde(default)]
@@ -118,6 +130,10 @@ pub struct RolloutStatus {
     /// state the ConfigMap and the Secrets that it names are in. When it changes while pods prepare, they prepare again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<String>,
+    /// How often the attempt was begun again since those objects changed while pods prepared. Past a limit they are not waited
+    /// for to be steady.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub restarts: i32,
     /// While a candidate is prepared: the bake of the active version, which goes on, and is what is left when the
     /// candidate is given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,16 +163,41 @@ pub struct BakeStatus {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutProgress {
-    /// The furthest that they were: phases and MiB of downloads, added up over the pods. It never falls.
+    /// The furthest that any pod was: phases and MiB of its download. It never falls.
     pub figure: i64,
-    /// When that was.
+    /// When a pod got further than it had been, or a pod came for one with other resources.
     pub at: Time,
-    /// Since when there have been pods that could make progress.
+    /// Since when there have been pods that could make progress, moved by the time in which there were none.
     pub since: Time,
+    /// How far each pod was when that was noted, or the one whose place it took.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["pod".to_string()]))]
+    #[schemars(length(max = 512))]
+    pub pods: Vec<PodProgress>,
+    /// Pods that are still to come for ones with other resources than the spec asks for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub to_come: i32,
+    /// Since when there has been no pod that could make progress; absent while there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused_at: Option<Time>,
+}
+
+/// How far a pod was with a version that it prepares.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodProgress {
+    /// Name of the pod.
+    pub pod: String,
+    /// Phases and MiB of its download.
+    pub figure: i64,
+}
+
+fn is_zero(number: &i32) -> bool {
+    *number == 0
 }
 
 open_enum!(
-    /// What every pod is asked to do.
+    /// What pods are asked to do.
     RolloutStep {
         /// Fetch, validate and load the version beside the active one.
         Prepare,
@@ -226,7 +267,7 @@ open_enum!(
         Performance,
         /// It does well on a copy of live requests.
         Shadow,
-        /// Every pod was done in time.
+        /// Pods were done in time.
         Deadline,
         /// It stayed healthy after the switch.
         Health,
@@ -311,9 +352,19 @@ pub struct AgentStatus {
 }
 
 impl AgentStatus {
-    /// What this release's agents can do, and what those could that did not say so.
+    /// What this release's agents can do.
     #[must_use]
-    pub fn of_first() -> Self {
+    pub fn of_this_release() -> Self {
+        use GateName::{Digest, Fetch, Format, Load, Memory, Prompts, Template};
+        Self {
+            gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
+            strategies: vec![StrategyName::InPlaceSwap],
+        }
+    }
+
+    /// What agents could that did not say what they can. Nothing is ever added to it.
+    #[must_use]
+    pub fn of_silent() -> Self {
         use GateName::{Digest, Fetch, Format, Load, Memory, Prompts, Template};
         Self {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
@@ -495,82 +546,19 @@ pub struct ReplicaMemory {
     pub limit_bytes: Option<i64>,
 }
 
-/// What is known of a version.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ModelVersionStatus {
-    /// How far it came: for display, derived from the conditions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub phase: Option<VersionPhase>,
-    /// What it is to its service now.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub role: Option<VersionRole>,
-    /// Digest of its file, `sha256:<hex>`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<String>,
-    /// What the file's header says.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gguf: Option<GgufStatus>,
-    /// Memory: the pod with the least room.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fit: Option<FitStatus>,
-    /// Of the download: the pod that is furthest behind.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Progress>,
-    /// What the gates said: the worst over the pods.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gates: Vec<GateResult>,
-    /// Passed gates of those asked for, e.g. `5/5`, or the figure of the one that refused it, e.g. `3% of 20 prompts`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gate_summary: Option<String>,
-    /// Why it is where it is, in a word: of one that was refused the gate, e.g. `PromptsFailed`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The same in a sentence, with what to do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-    /// Fetched, Verified, Fits, Validated, Serving.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
-    pub conditions: Vec<Condition>,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What agents could that said nothing is no matter of this release any more: a gate that is added to it would be taken
+    /// for passed by pods that never heard of it.
+    #[test]
+    fn what_silent_agents_can_do_stays_as_it_was() {
+        let silent = AgentStatus::of_silent();
+        let gates: Vec<_> = silent.gates.iter().map(|gate| gate.as_str()).collect();
+        assert_eq!(gates, ["Fetch", "Digest", "Format", "Memory", "Template", "Load", "Prompts"]);
+        assert_eq!(silent.strategies, [StrategyName::InPlaceSwap]);
+        let present = AgentStatus::of_this_release();
+        assert!(silent.gates.iter().all(|gate| present.gates.contains(gate)), "{present:?}");
+    }
 }
-
-open_enum!(
-    /// How far a version came.
-    VersionPhase {
-        /// Stamped; no pod has begun.
-        Pending,
-        /// Pods fetch it.
-        Fetching,
-        /// Pods check and load it.
-        Validating,
-        /// Every pod can switch to it.
-        Prepared,
-        /// Pods switch to it.
-        Promoting,
-        /// It answers, and the previous one stays loaded.
-        Baking,
-        /// It answers.
-        Active,
-        /// Another one answers.
-        Superseded,
-        /// A gate refused it; it never answered.
-        Rejected,
-        /// It answered, and was taken back.
-        RolledBack,
-    }
-);
-
-open_enum!(
-    /// What a version is to its service.
-    VersionRole {
-        /// It answers.
-        Active,
-        /// It is being validated.
-        Candidate,
-        /// It answered before and is kept loaded.
-        Previous,
-        /// It is kept as history.
-        History,
-    }
-);

@@ -27,11 +27,12 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    limits::SWITCH_TIMEOUT,
+    limits::{JUDGED_RESTARTS_MAX, SWITCH_TIMEOUT},
     validate::{ValidService, WantedVersion},
 };
 use failure::{Failure, prepare_message};
 use fleet::{Candidacy, Switched};
+use judged::{Comparison, Verdict};
 
 mod agents;
 mod bake;
@@ -46,6 +47,9 @@ pub mod judged;
 mod latch_tests;
 #[cfg(test)]
 mod model;
+mod progress;
+#[cfg(test)]
+mod progress_tests;
 mod template;
 #[cfg(test)]
 mod template_tests;
@@ -225,7 +229,7 @@ pub fn decide(world: &World) -> Plan {
 /// The next moment at which time alone changes the decision.
 fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let rollout = state.rollout.as_ref()?;
-    let note = fleet::note_due(world, rollout).filter(|_| rollout.step == RolloutStep::Prepare);
+    let note = progress::note_due(world, rollout).filter(|_| rollout.step == RolloutStep::Prepare);
     let bake = rollout.bake.as_ref().map(|bake| bake.deadline.0);
     note.into_iter().chain(bake).chain([rollout.deadline.0]).filter(|at| *at > world.now).min()
 }
@@ -245,7 +249,7 @@ fn rest(world: &World, mut state: RolloutState) -> Step {
     if is_latched(&state, wanted) || world.target_replicas == 0 {
         return (state, None);
     }
-    start(world, state, spec)
+    start(world, state, spec, 0)
 }
 
 /// Whether `wanted` was refused and nothing that it is judged by has changed since.
@@ -254,7 +258,8 @@ pub fn is_latched(state: &RolloutState, wanted: &WantedVersion) -> bool {
     state.rejected.as_ref().is_some_and(|rejected| rejected.version == wanted.name && judged::stands(rejected, wanted))
 }
 
-fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
+/// Begins an attempt, which is another one at the same version after so many `restarts`.
+fn start(world: &World, mut state: RolloutState, spec: &ValidService, restarts: i32) -> Step {
     let wanted = &spec.wanted;
     let instead_of = state.candidate.take();
     let bake = bake::set_aside(world, &state);
@@ -264,13 +269,14 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService) -> Step {
     state.rejected = None;
     state.candidate = Some(wanted.name.clone());
     let plan = match &state.active {
-        Some(active) => format!("InPlaceSwap: every pod loads {} beside {active}, then all switch", wanted.name),
+        Some(active) => format!("InPlaceSwap: pods load {} beside {active}, then switch", wanted.name),
         None => format!("InPlaceSwap: {} is the first version, nothing is replaced", wanted.name),
     };
     state.attempts = state.attempts.saturating_add(1);
     let mut rollout = rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline);
     (rollout.attempt, rollout.judged, rollout.bake) = (state.attempts, Some(wanted.judged.clone()), bake);
-    fleet::count_progress(world, &mut rollout, spec.progress_deadline);
+    rollout.restarts = restarts;
+    progress::count(world, &mut rollout, spec.progress_deadline);
     rollout.message = Some(prepare_message(world, &rollout));
     state.rollout = Some(rollout);
     (state, Some(Transition::Started { version: wanted.name.clone(), instead_of }))
@@ -290,12 +296,15 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if world.target_replicas == 0 {
         return cancel(state, rollout.version, "spec.replicas is 0, and only a pod can validate a version");
     }
-    let begun_with = rollout.judged.as_deref();
-    if wanted.name != rollout.version || !begun_with.is_some_and(|judged| judged::still_holds(judged, &wanted.judged)) {
-        return start(world, state, spec);
-    }
-    rollout.judged = begun_with.map(|judged| judged::taken_up(judged, &wanted.judged));
-    fleet::count_progress(world, &mut rollout, spec.progress_deadline);
+    let begun_with = rollout.judged.as_deref().filter(|_| wanted.name == rollout.version);
+    rollout.judged = Some(match begun_with.map(|begun| judged::compare(begun, &wanted.judged)) {
+        Some(Comparison::Holds { judged }) => judged,
+        // What changes faster than pods prepare would begin attempts for ever.
+        Some(Comparison::OtherObjects) if rollout.restarts >= JUDGED_RESTARTS_MAX => wanted.judged.clone(),
+        Some(Comparison::OtherObjects) => return start(world, state, spec, rollout.restarts + 1),
+        Some(Comparison::OtherSpec) | None => return start(world, state, spec, 0),
+    });
+    progress::count(world, &mut rollout, spec.progress_deadline);
     match fleet::judge_candidate(world, &rollout) {
         Candidacy::Refused(failure) => return reject(world, state, &rollout, failure),
         Candidacy::Ready => return switch(world, state, rollout),
@@ -394,7 +403,7 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             // The user went back to what is served: the latch has done its work.
             state.rejected = None;
         } else if world.target_replicas > 0 && !is_latched(&state, &spec.wanted) {
-            return start(world, state, spec);
+            return start(world, state, spec, 0);
         }
     }
     if world.now >= now.deadline.0 {
@@ -467,9 +476,8 @@ fn latch(
         // What was judged is what the rollout began with, not what the spec says by now.
         judged: judged::of_verdict(
             now.judged.as_deref().unwrap_or_default(),
-            failure.gate,
-            outcome,
-            world.spec.map_or(Duration::ZERO, |spec| spec.progress_deadline),
+            &Verdict { gate: failure.gate, outcome, waits: now.wait_reason.is_some() },
+            world.spec.map(|spec| &spec.wanted),
         ),
         gate: failure.gate,
         value: failure.value,
@@ -491,6 +499,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         message: None,
         wait_reason: None,
         judged: None,
+        restarts: 0,
         bake: None,
     }
 }

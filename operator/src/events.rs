@@ -126,9 +126,9 @@ pub(crate) fn describe(transition: &Transition) -> (EventType, &'static str, Str
         }
         Transition::Cancelled { version, why } => (Normal, "RolloutCancelled", format!("{version} is given up: {why}")),
         Transition::Committed { version } => {
-            (Normal, "RolloutCommitted", format!("every pod has prepared {version}; all switch"))
+            (Normal, "RolloutCommitted", format!("enough pods have prepared {version}: all are told to switch"))
         }
-        Transition::Baking { version } => (Normal, "RolloutBaking", format!("every pod answers with {version}")),
+        Transition::Baking { version } => (Normal, "RolloutBaking", format!("pods answer with {version}")),
         Transition::Settled { version } => (Normal, "RolloutDone", format!("{version} stays")),
         Transition::Rejected { version, message, .. } => {
             (Warning, "VersionRejected", format!("{version} was rejected: {message}"))
@@ -137,5 +137,19 @@ pub(crate) fn describe(transition: &Transition) -> (EventType, &'static str, Str
             (Warning, "RollingBack", format!("pods switch back from {version} to {to}: {message}"))
         }
         Transition::RolledBack { version } => (Normal, "RolledBack", format!("{version} was taken back")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_enough_pods_do_is_not_said_of_all() {
+        let version = "chat-1".to_owned();
+        for transition in [Transition::Committed { version: version.clone() }, Transition::Baking { version }] {
+            let (_, _, note) = describe(&transition);
+            assert!(note.contains("chat-1") && !note.contains("every") && !note.contains("all pods"), "{note}");
+        }
     }
 }

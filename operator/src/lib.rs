@@ -46,6 +46,7 @@ pub mod metrics;
 pub mod objects;
 pub mod observe;
 pub mod status;
+mod text;
 pub mod validate;
 
 #[cfg(test)]

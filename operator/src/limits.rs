@@ -40,8 +40,12 @@ pub const STORE_LAG_MAX: Duration = Duration::from_secs(30);
 /// by now: no watch tells of them.
 pub const JUDGED_POLL: Duration = Duration::from_secs(15);
 
-/// Longest such look, at all of them together: a pass goes on without, with what was seen last.
+/// Longest such look, at all objects together: a pass goes on without, with what was seen last.
 pub const JUDGED_LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How often an attempt begins again because the ConfigMap or the Secrets that it is judged by changed while pods prepared.
+/// After that it goes on: what changes faster than a model loads would begin attempts for ever.
+pub const JUDGED_RESTARTS_MAX: i32 = 3;
 
 /// Time after the operator's start for which passes wait until every kind of child has been listed. A kind that cannot be
 /// listed keeps no service from being rolled back: what is not known of children is then asked for one by one.
@@ -80,7 +84,7 @@ pub const DISK_BESIDE_CACHE_BYTES: u64 = 256 << 20;
 /// Old ReplicaSets that are kept.
 pub const REPLICA_SETS_KEPT: i32 = 3;
 
-/// Characters of the annotation that asks for another try: it becomes part of a status field.
+/// Characters of the annotations that ask for another try or another set of pods: they become part of a status field.
 pub const RETRY_TOKEN_CHARS_MAX: usize = 64;
 
 /// Change of the measured memory, in percent, below which `status.memory` is not written again.

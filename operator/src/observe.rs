@@ -370,22 +370,21 @@ impl PodView {
 }
 
 impl Observed {
-    /// Pods that a rollout waits for, with their entries in `status`; `newest` is the template that they are to be of, where
-    /// the spec says which.
+    /// Pods that a rollout waits for, with their entries in `status`; `newest` is the template whose resources they are to have,
+    /// where the spec says which.
     #[must_use]
     pub fn counted<'a>(
         &'a self,
         status: &'a InferenceServiceStatus,
         newest: Option<&TemplateId>,
     ) -> Vec<CountedPod<'a>> {
-        let report = |name: &str| status.replicas.iter().find(|replica| replica.pod == name);
         let counted = self.pods.iter().filter(|pod| pod.counted);
         counted
             .map(|pod| CountedPod {
                 name: &pod.name,
                 ready: pod.ready,
-                report: report(&pod.name),
-                outdated: newest.is_some_and(|newest| *newest != pod.template),
+                report: status.report_of(&pod.name),
+                outdated: newest.is_some_and(|newest| !newest.has_resources_of(&pod.template)),
             })
             .collect()
     }

@@ -30,7 +30,7 @@ pub const RETRY_ANNOTATION: &str = "gantry.dev/retry";
 pub struct ValidService {
     /// The version the spec asks for.
     pub wanted: WantedVersion,
-    /// Time in which every pod must have prepared it.
+    /// Time in which pods must have prepared it.
     pub progress_deadline: Duration,
     /// Time for which it is watched after the switch.
     pub bake: Duration,
@@ -55,8 +55,10 @@ pub struct WantedVersion {
     pub judged: String,
     /// Objects beside the spec that it is judged by.
     pub objects: Vec<NamedObject>,
-    /// Time in which every pod must have prepared it.
+    /// Time in which pods must have prepared it.
     pub progress_deadline: Duration,
+    /// Value of [`RESTART_ANNOTATION`].
+    pub restart: Option<String>,
     /// The model.
     pub model: ModelSpec,
     /// The settings it is loaded with.
@@ -214,6 +216,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
             judged: judged(service),
             objects: named_objects(spec),
             progress_deadline,
+            restart: service.annotations().get(RESTART_ANNOTATION).map(|token| shortened(token)),
             model: spec.model.clone(),
             runtime: spec.runtime.clone(),
         },
@@ -253,9 +256,14 @@ fn named_objects(spec: &InferenceServiceSpec) -> Vec<NamedObject> {
 fn judged(service: &InferenceService) -> String {
     let hash = judged_by(&service.spec);
     match service.annotations().get(RETRY_ANNOTATION) {
-        Some(token) => format!("{hash}/{}", token.chars().take(RETRY_TOKEN_CHARS_MAX).collect::<String>()),
+        Some(token) => format!("{hash}/{}", shortened(token)),
         None => hash,
     }
+}
+
+/// As much of an annotation's value as becomes part of a status field.
+fn shortened(token: &str) -> String {
+    token.chars().take(RETRY_TOKEN_CHARS_MAX).collect()
 }
 
 /// The paths of a source's fields.

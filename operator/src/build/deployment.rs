@@ -36,6 +36,8 @@ const TEMPLATE_ANNOTATION: &str = "gantry.dev/pod-template";
 const INPUTS_ANNOTATION: &str = "gantry.dev/pod-template-inputs";
 /// Label of pods that tells templates apart.
 const TEMPLATE_LABEL: &str = "gantry.dev/pod-template";
+/// Label of pods that tells what they have for a model apart: a version is judged by pods that have what the spec asks for.
+const RESOURCES_LABEL: &str = "gantry.dev/pod-resources";
 /// User and group of the server: nothing in the image belongs to another.
 const SERVER_USER: i64 = 65532;
 const CACHE_DIR: &str = "/var/cache/gantry";
@@ -62,25 +64,39 @@ impl StoredTemplate {
     }
 }
 
-/// Which template a pod is of. Those that were made before templates had a label have none, all of them.
+/// Which template a pod is of. Those that were made before templates had these labels have none, all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct TemplateId(Option<String>);
+pub struct TemplateId {
+    template: Option<String>,
+    resources: Option<String>,
+}
 
 impl TemplateId {
     /// Reads it from the labels of a pod or of a template.
     #[must_use]
     pub fn of(labels: &BTreeMap<String, String>) -> Self {
-        Self(labels.get(TEMPLATE_LABEL).cloned())
+        Self { template: labels.get(TEMPLATE_LABEL).cloned(), resources: labels.get(RESOURCES_LABEL).cloned() }
+    }
+
+    /// Whether pods of both have the same for a model: one that was restarted, or is given more time to end, judges no
+    /// otherwise than before. Of a pod without that label nothing is known but its template.
+    #[must_use]
+    pub fn has_resources_of(&self, other: &Self) -> bool {
+        match (&self.resources, &other.resources) {
+            (Some(of_this), Some(of_other)) => of_this == of_other,
+            _ => self.template == other.template,
+        }
     }
 
     /// The template that pods with these settings are to be of.
     #[must_use]
     pub fn newest(pod: &PodSettings, stored: Option<&StoredTemplate>) -> Self {
         let inputs = inputs_hash(pod);
-        match stored.filter(|stored| stored.inputs == inputs).and_then(StoredTemplate::template) {
-            Some(template) => Self::of(&template.metadata.and_then(|metadata| metadata.labels).unwrap_or_default()),
-            None => Self(Some(inputs)),
-        }
+        let kept = stored.filter(|stored| stored.inputs == inputs).and_then(StoredTemplate::template);
+        let labels =
+            |template: PodTemplateSpec| template.metadata.and_then(|metadata| metadata.labels).unwrap_or_default();
+        let template = kept.map_or(Some(inputs), |kept| Self::of(&labels(kept)).template);
+        Self { template, resources: Some(resources_hash(pod)) }
     }
 }
 
@@ -150,11 +166,17 @@ fn inputs_hash(pod: &PodSettings) -> String {
     ))
 }
 
+/// Hash of what a pod has for a model.
+fn resources_hash(pod: &PodSettings) -> String {
+    hash(&(&pod.cpu, &pod.memory, &pod.gpu, &pod.cache_limit))
+}
+
 fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
     let name = inputs.owner.name_any();
     let pod = &inputs.spec.pod;
     let mut labels = labels(&name);
     labels.insert(TEMPLATE_LABEL.to_owned(), id.to_owned());
+    labels.insert(RESOURCES_LABEL.to_owned(), resources_hash(pod));
     let grace = drain_seconds(pod) + TERMINATION_MARGIN.as_secs();
     PodTemplateSpec {
         metadata: Some(ObjectMeta {

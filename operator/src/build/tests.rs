@@ -99,6 +99,36 @@ fn a_template_is_kept_until_its_inputs_change() {
 }
 
 #[test]
+fn pods_that_are_restarted_or_given_more_time_to_end_have_the_same_for_a_model() {
+    let labels = |children: &Children| {
+        children.deployment.spec.as_ref().unwrap().template.metadata.as_ref().unwrap().labels.clone().unwrap()
+    };
+    let pods =
+        |patch: Value, stored: Option<&StoredTemplate>| TemplateId::of(&labels(&built(&patch, "server:1", stored)));
+    let newest = |patch: Value, stored: Option<&StoredTemplate>| {
+        TemplateId::newest(&validate(&owner(&patch)).unwrap().pod, stored)
+    };
+    let before = built(&json!({}), "server:1", None);
+    let kept = stored(&before);
+    let old = pods(json!({}), None);
+    for (what, patch, same) in [
+        ("nothing", json!({}), true),
+        ("a restart", json!({"/metadata/annotations": {"gantry.dev/restart": "now"}}), true),
+        ("time to end", json!({"/spec/rollout": {"drainTimeout": "5m"}}), true),
+        ("memory", json!({"/spec/resources": {"memory": "2Gi"}}), false),
+        ("a cache", json!({"/spec/cache": {"sizeLimit": "20Gi"}}), false),
+    ] {
+        let wanted = newest(patch.clone(), Some(&kept));
+        assert_eq!(wanted.has_resources_of(&old), same, "{what}");
+        assert_eq!(wanted, pods(patch.clone(), Some(&kept)), "{what}: it is known before there is any");
+        let mut of_before = labels(&before);
+        of_before.remove("gantry.dev/pod-resources").unwrap();
+        let unlabelled = TemplateId::of(&of_before);
+        assert_eq!(wanted.has_resources_of(&unlabelled), what == "nothing", "{what}: a pod of before");
+    }
+}
+
+#[test]
 fn probes_and_metrics_have_a_port_that_the_server_opens_and_the_policy_and_the_service_name() {
     let children = built(&json!({}), "server:1", None);
     let container = &pod(&children)["containers"][0];

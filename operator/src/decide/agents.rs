@@ -24,8 +24,8 @@ pub(super) fn has_prepared(world: &World, pod: &CountedPod, now: &RolloutStatus)
 /// What the pod's agent cannot do of what the rollout needs, and what to do about it.
 pub(super) fn lacks(world: &World, pod: &CountedPod) -> Option<String> {
     let report = pod.report?;
-    let first = AgentStatus::of_first();
-    let agent = report.agent.as_ref().unwrap_or(&first);
+    let silent = AgentStatus::of_silent();
+    let agent = report.agent.as_ref().unwrap_or(&silent);
     let unknown = required(world.spec?).into_iter().find(|gate| !agent.gates.contains(gate));
     let what = match unknown {
         Some(gate) => format!("gate {}", gate.as_str()),

@@ -70,6 +70,7 @@ fn as_rollout(bake: BakeStatus, version: String) -> RolloutStatus {
         message: None,
         wait_reason: None,
         judged,
+        restarts: 0,
         bake: None,
     }
 }

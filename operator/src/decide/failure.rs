@@ -1,11 +1,13 @@
 //! Why a version is refused or taken back, and the sentences that say so: cause, figure, next action.
 
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, RolloutStatus};
+use jiff::Timestamp;
 
-use super::{CountedPod, World, agents, candidate_report, fleet, template, waits};
+use super::{CountedPod, World, agents, candidate_report, fleet, progress, template, waits};
 use crate::{
-    limits::{self, MESSAGE_PODS_MAX},
-    validate::RETRY_ANNOTATION,
+    limits::{self, JUDGED_RESTARTS_MAX, MESSAGE_PODS_MAX, PROGRESS_DEADLINES_MAX},
+    text::some_of,
+    validate::{NamedObject, RETRY_ANNOTATION},
 };
 
 /// Why a version is refused or taken back.
@@ -39,10 +41,23 @@ impl Failure {
     }
 
     pub(super) fn of_deadline(world: &World, now: &RolloutStatus, prepared: usize) -> Self {
-        let since = now.progress.as_ref().map_or(now.started_at.0, |progress| progress.at.0);
-        let seconds = now.deadline.0.duration_since(since).as_secs();
-        let value = format!("{prepared} of {} pods prepared, none got on for {seconds}s", world.judges().count());
-        let message = [Some(value.clone()), waiting_for(world, now), template::waits_for_replacement(world)];
+        let pods = world.judges().count();
+        let got_on_at = now.progress.as_ref().map_or(now.started_at.0, |progress| progress.at.0);
+        let seconds = |since: Timestamp| now.deadline.0.duration_since(since).as_secs();
+        let used_up = world.spec.and_then(|spec| progress::used_up(now, spec.progress_deadline)).map(seconds);
+        let value = match used_up {
+            Some(seconds) => format!("{prepared} of {pods} pods prepared, not all within {seconds}s"),
+            None => format!("{prepared} of {pods} pods prepared, none got on for {}s", seconds(got_on_at)),
+        };
+        let longest = used_up
+            .map(|_| format!("that is {PROGRESS_DEADLINES_MAX} times the deadline, the longest that pods may get on"));
+        let message = [
+            Some(value.clone()),
+            longest,
+            unsteady(world, now),
+            waiting_for(world, now),
+            template::waits_for_replacement(world),
+        ];
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
@@ -78,7 +93,7 @@ impl Failure {
         } else {
             (format!("{} of {} pods did not switch in {seconds}s", late.len(), world.pods.len()), late.to_vec())
         };
-        let message = format!("{value}: {}", some_of(&who));
+        let message = format!("{value}: {}", some_of(&who, ", "));
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
 }
@@ -113,8 +128,24 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     let prepared = world.judges().filter(|pod| agents::has_prepared(world, pod, now)).count();
     let summary = Some(format!("{prepared} of {pods} pods prepared"));
     limits::message(
-        &[summary, waiting_for(world, now), replacement].into_iter().flatten().collect::<Vec<_>>().join("; "),
+        &[summary, waiting_for(world, now), unsteady(world, now), replacement]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join("; "),
     )
+}
+
+/// That objects change too often for each change to begin another attempt, where they do.
+fn unsteady(world: &World, now: &RolloutStatus) -> Option<String> {
+    let spec = world.spec.filter(|_| now.restarts >= JUDGED_RESTARTS_MAX)?;
+    let named = |object: &NamedObject| format!("{} {}", object.kind.as_str(), object.name);
+    let objects: Vec<_> = spec.wanted.objects.iter().map(named).collect();
+    Some(format!(
+        "what it is judged by ({}) has changed {} times while pods prepared: no further change begins another attempt",
+        some_of(&objects, ", "),
+        now.restarts
+    ))
 }
 
 /// The pods that are not prepared, if there are any, and how far each is.
@@ -134,17 +165,8 @@ fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
     let unprepared = world.judges().filter(|pod| !agents::has_prepared(world, pod, now)).filter(moves).map(stands);
     let unprepared: Vec<_> = unprepared.collect();
     let stuck =
-        causes.iter().take(MESSAGE_PODS_MAX).map(|cause| format!("{}: {}", some_of(&cause.pods), cause.message));
-    let moving = (!unprepared.is_empty()).then(|| some_of(&unprepared));
+        causes.iter().take(MESSAGE_PODS_MAX).map(|cause| format!("{}: {}", some_of(&cause.pods, ", "), cause.message));
+    let moving = (!unprepared.is_empty()).then(|| some_of(&unprepared, ", "));
     let all: Vec<_> = stuck.chain(moving).collect();
     (!all.is_empty()).then(|| all.join("; "))
-}
-
-/// The first few of `items`, and how many more there are.
-pub(super) fn some_of(items: &[impl AsRef<str>]) -> String {
-    let shown = items.iter().take(MESSAGE_PODS_MAX).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
-    match items.len().saturating_sub(MESSAGE_PODS_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
 }

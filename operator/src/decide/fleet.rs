@@ -8,16 +8,13 @@
 
 use std::time::Duration;
 
-use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth, RolloutProgress, RolloutStatus};
+use gantry_crds::status::{GateName, GateVerdict, ReplicaHealth, RolloutStatus};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    CountedPod, World, after, agents, candidate_report,
-    failure::{Failure, some_of},
-    has_prepared, is_prepared, serves, template,
+    CountedPod, World, after, agents, candidate_report, failure::Failure, has_prepared, is_prepared, serves, template,
 };
-use crate::limits::{self, PROGRESS_DEADLINES_MAX, PROGRESS_NOTES};
+use crate::{limits, text::some_of};
 
 /// What the pods say of a candidate.
 pub(super) enum Candidacy {
@@ -251,61 +248,7 @@ pub(super) fn left_behind(world: &World, now: &RolloutStatus) -> Option<String> 
     let left: Vec<_> = world.pods.iter().filter_map(trouble).collect();
     let all = left.len() == world.pods.len();
     // Where nobody has it nobody goes on.
-    let what = if all { some_of(&left) } else { format!("goes on without {}", some_of(&left)) };
+    let left = some_of(&left, ", ");
+    let what = if all { left.clone() } else { format!("goes on without {left}") };
     (!left.is_empty()).then(|| limits::message(&what))
-}
-
-/// What a phase weighs in the figure of progress: more than the MiB of any download.
-const PHASE_WEIGHT: i64 = 10_000_000;
-
-/// How far a pod has come with the version.
-fn figure(pod: &CountedPod, now: &RolloutStatus) -> i64 {
-    if is_prepared(pod, now) {
-        return 6 * PHASE_WEIGHT;
-    }
-    let Some(candidate) = candidate_report(pod, now) else { return 0 };
-    let mib = candidate.progress.as_ref().map_or(0, |progress| progress.bytes >> 20).clamp(0, PHASE_WEIGHT - 1);
-    match candidate.phase {
-        CandidatePhase::Failed => 0,
-        CandidatePhase::Fetching | CandidatePhase::Unknown(_) => PHASE_WEIGHT + mib,
-        CandidatePhase::Validating => 2 * PHASE_WEIGHT,
-        CandidatePhase::Loading => 3 * PHASE_WEIGHT,
-        CandidatePhase::Testing => 4 * PHASE_WEIGHT,
-        CandidatePhase::Prepared => 5 * PHASE_WEIGHT,
-    }
-}
-
-/// How far the pods together have come with the version.
-fn fleet_figure(world: &World, now: &RolloutStatus) -> i64 {
-    world.judges().map(|pod| figure(pod, now)).fold(0, i64::saturating_add)
-}
-
-/// Sets the deadline of Prepare: `time` after a pod made progress last, `PROGRESS_DEADLINES_MAX` times that in all.
-/// Time without a pod does not count, and a deadline that the user moves holds at once.
-pub(super) fn count_progress(world: &World, rollout: &mut RolloutStatus, time: Duration) {
-    if world.judges().next().is_none() {
-        rollout.progress = None;
-        return;
-    }
-    let figure = fleet_figure(world, rollout);
-    let first = || RolloutProgress { figure, at: Time(world.now), since: Time(world.now) };
-    let mut progress = rollout.progress.take().unwrap_or_else(first);
-    if figure > progress.figure && world.now >= next_note(&progress, time) {
-        (progress.figure, progress.at) = (figure, Time(world.now));
-    }
-    let at_the_latest = after(progress.since.0, time.saturating_mul(PROGRESS_DEADLINES_MAX));
-    rollout.deadline.0 = after(progress.at.0, time).min(at_the_latest);
-    rollout.progress = Some(progress);
-}
-
-/// When progress may be noted again: every note is a write that wakes each agent.
-fn next_note(progress: &RolloutProgress, time: Duration) -> Timestamp {
-    after(progress.at.0, time / PROGRESS_NOTES)
-}
-
-/// When progress has to be noted that was made too soon after the last note.
-pub(super) fn note_due(world: &World, now: &RolloutStatus) -> Option<Timestamp> {
-    let time = world.spec?.progress_deadline;
-    let progress = now.progress.as_ref().filter(|progress| fleet_figure(world, now) > progress.figure)?;
-    Some(next_note(progress, time))
 }

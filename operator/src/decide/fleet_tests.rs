@@ -8,7 +8,7 @@ use gantry_crds::status::{
 use serde_json::json;
 
 use super::{
-    tests::{START, Scene, name, refused, spec, spec_with},
+    tests::{Scene, name, refused, spec, spec_with},
     *,
 };
 
@@ -25,20 +25,20 @@ fn refused_by(gate: GateName) -> CandidateStatus {
     CandidateStatus { gates: vec![result], ..refused(&name(2)) }
 }
 
-fn at(phase: CandidatePhase, bytes: i64) -> CandidateStatus {
+pub(super) fn at(phase: CandidatePhase, bytes: i64) -> CandidateStatus {
     let progress = Some(Progress { bytes, total: None, eta_seconds: None, summary: None });
     CandidateStatus { phase, progress, gates: Vec::new(), ..refused(&name(2)) }
 }
 
 /// Pods serve model 1 and prepare model 2.
-fn preparing(pods: &[&'static str]) -> Scene {
+pub(super) fn preparing(pods: &[&'static str]) -> Scene {
     let mut scene = Scene::served_by(pods);
     scene.spec = Some(spec(2));
     assert!(matches!(scene.step(), Some(Transition::Started { .. })));
     scene
 }
 
-fn prepare(scene: &mut Scene, pods: &[&'static str]) {
+pub(super) fn prepare(scene: &mut Scene, pods: &[&'static str]) {
     pods.iter().for_each(|pod| scene.pod(pod, |report| report.prepared = Some(name(2))));
 }
 
@@ -134,70 +134,6 @@ fn a_pod_without_requests_holds_nobody_up_as_long_as_others_get_them() {
     assert_eq!(scene.step(), None);
     scene.now += 900;
     assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "one is better than none");
-}
-
-#[test]
-fn the_deadline_counts_from_the_last_progress() {
-    let mut scene = preparing(&["a", "b"]);
-    for mib in 1..=3 {
-        scene.now += 800;
-        scene.pod("a", |report| report.candidate = Some(at(CandidatePhase::Fetching, mib << 20)));
-        assert_eq!(scene.step(), None, "{mib}");
-    }
-    scene.now += 898;
-    assert_eq!(scene.step(), None);
-    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Deadline, .. })));
-}
-
-#[test]
-fn progress_extends_a_rollout_to_a_bound() {
-    let mut scene = preparing(&["a", "b"]);
-    let started = scene.now;
-    for mib in 1.. {
-        scene.now += 600;
-        scene.pod("a", |report| report.candidate = Some(at(CandidatePhase::Fetching, mib << 20)));
-        if scene.step().is_some() {
-            break;
-        }
-    }
-    assert_eq!(scene.step_now(), None);
-    assert!((4 * 900..4 * 900 + 602).contains(&(scene.now - started)), "{}", scene.now - started);
-}
-
-#[test]
-fn new_pods_neither_eat_into_a_deadline_nor_extend_it() {
-    const NEW: [&str; 12] = ["n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "n10", "n11", "n12"];
-    let mut scene = preparing(&["a"]);
-    for new in NEW {
-        // An autoscaler takes the last one away and brings another, which begins with the candidate.
-        scene.counted = vec!["a", new];
-        scene.pod(new, |report| report.candidate = Some(at(CandidatePhase::Fetching, 1 << 20)));
-        scene.now += 74;
-        assert_eq!(scene.step(), None);
-    }
-    scene.now += 100;
-    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Deadline, .. })), "a made no progress");
-}
-
-#[test]
-fn progress_is_noted_seldom_and_missed_never() {
-    let mut scene = preparing(&["a"]);
-    let mut notes = Vec::new();
-    for mib in 1..=300 {
-        scene.now += 1;
-        scene.pod("a", |report| report.candidate = Some(at(CandidatePhase::Fetching, mib << 20)));
-        scene.step();
-        notes.push(scene.state.rollout.as_ref().unwrap().progress.as_ref().unwrap().at.clone());
-    }
-    notes.dedup();
-    assert!(notes.len() <= 300 * 2 / 45 + 1, "{} notes in ten minutes", notes.len());
-    // What was made after the last note is noted when its time has come.
-    let due = scene.plan().wake_at.unwrap();
-    let rollout = scene.state.rollout.clone().unwrap();
-    assert!(due < rollout.deadline.0, "{due} {}", rollout.deadline.0);
-    scene.now = due.as_second() - START;
-    assert_eq!(scene.step(), None);
-    assert!(scene.state.rollout.as_ref().unwrap().deadline.0 > rollout.deadline.0);
 }
 
 #[test]
@@ -306,7 +242,7 @@ fn an_agent_that_does_not_know_a_gate_does_not_pass_for_one_that_asked_it() {
     scene.step();
     prepare(&mut scene, &["a", "b"]);
     let unknowing =
-        AgentStatus { gates: vec![Fetch, Digest, Format, Memory, Template, Load], ..AgentStatus::of_first() };
+        AgentStatus { gates: vec![Fetch, Digest, Format, Memory, Template, Load], ..AgentStatus::of_this_release() };
     scene.pod("b", |report| report.agent = Some(unknowing.clone()));
     assert_eq!(scene.step(), None);
     let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
@@ -315,7 +251,7 @@ fn an_agent_that_does_not_know_a_gate_does_not_pass_for_one_that_asked_it() {
         "1 of 2 pods prepared; the agent of b does not know the gate Prompts: replace the pods by ones of this release's \
          image (annotate the service with gantry.dev/restart=<any new value>)"
     );
-    let mut newer = AgentStatus::of_first();
+    let mut newer = AgentStatus::of_this_release();
     newer.gates.push(GateName::Unknown("Toxicity"));
     newer.strategies.push(StrategyName::Unknown("Canary"));
     scene.pod("b", |report| report.agent = Some(newer.clone()));
@@ -331,7 +267,7 @@ fn an_agent_that_does_not_know_a_gate_does_not_pass_for_one_that_asked_it() {
 fn an_agent_that_does_not_know_the_strategy_is_not_told_to_switch() {
     let mut scene = preparing(&["a"]);
     prepare(&mut scene, &["a"]);
-    scene.pod("a", |report| report.agent = Some(AgentStatus { strategies: vec![], ..AgentStatus::of_first() }));
+    scene.pod("a", |report| report.agent = Some(AgentStatus { strategies: vec![], ..AgentStatus::of_this_release() }));
     assert_eq!(scene.step(), None);
     assert!(scene.state.rollout.as_ref().unwrap().message.as_ref().unwrap().contains("the strategy InPlaceSwap"));
 }

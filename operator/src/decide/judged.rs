@@ -1,22 +1,22 @@
 //! What a verdict rests on, as a text that two moments can be compared by: the latch holds while it is the same.
 //!
 //! ```text
-//! 4f0c…e1+ConfigMap:golden=9b1d20c4a7+Secret:hf=absent/2026-11-26 within 900s
-//! │       │                                            │           └ a verdict of the Deadline gate only
+//! 4f0c…e1+ConfigMap:golden=9b1d20c4a7+Secret:hf=absent/2026-11-26 within 900s by pods of 3
+//! │       │                                            │           └ a verdict of the Deadline gate only; the annotation
+//! │       │                                            │             gantry.dev/restart, where there is one
 //! │       └ states of the objects that the spec names  └ value of the annotation gantry.dev/retry
 //! └ hash of the fields that are judged by
 //! ```
 //!
-//! Whatever a message advises to change is in it. Pure; who looks at the objects is [`crate::objects`].
-
-use std::time::Duration;
+//! Whatever a message advises to change is in it, and of the objects none that it could not be about: a Secret that is
+//! renewed every hour would lift the rejection of a model that has no room, every hour. Pure; who looks at the objects is [`crate::objects`].
 
 use gantry_crds::status::{GateName, RejectedOutcome, RejectedStatus};
 
 use super::RolloutState;
 use crate::{
     build::hash,
-    validate::{NamedObject, WantedVersion},
+    validate::{NamedObject, ObjectKind, WantedVersion},
 };
 
 /// The state of an object that is not there.
@@ -87,61 +87,129 @@ fn seen_last<'a>(state: &'a RolloutState, part: &str) -> Option<&'a str> {
     })
 }
 
-/// Whether an attempt that began with `begun` may go on now that it is `now`. An object that was not there is waited for
-/// by the pods: that it comes is no reason to begin again. Nor is that one goes: what was read of it was read. Nor is that
-/// one is seen at last: pods have read it as it is, or wait for it.
+/// What an attempt began with against what there is now.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// It goes on, and is judged by this from now on.
+    Holds {
+        /// As it began, with objects that it waited for as they are now: no two pods are judged by two states of one.
+        judged: String,
+    },
+    /// Objects that were read are others by now.
+    OtherObjects,
+    /// The user asks for something else, or once more.
+    OtherSpec,
+}
+
+/// Compares what an attempt `begun` with what there is `now`. An object that was not there is waited for by the pods: that it
+/// comes is no reason to begin again. Nor is that one goes: what was read of it was read. Nor is that one is seen at last:
+/// pods have read it as it is, or wait for it.
 #[must_use]
-pub fn still_holds(begun: &str, now: &str) -> bool {
-    let parts = |text: &str| -> Vec<String> {
-        let (left, token) = text.split_once('/').unwrap_or((text, ""));
-        left.split('+').chain([token]).map(str::to_owned).collect()
-    };
-    let (begun, now) = (parts(begun), parts(now));
-    let same = |(begun, now): (&String, &String)| {
-        let (object, other) = (begun.split_once('='), now.split_once('='));
-        match (object, other) {
-            (Some((object, before)), Some((other, after))) => {
-                object == other
-                    && (before == after || [before, after].iter().any(|state| [ABSENT, UNSEEN].contains(state)))
-            }
-            _ => begun == now,
+pub fn compare(begun: &str, now: &str) -> Comparison {
+    let (before, after) = (Parts::of(begun), Parts::of(now));
+    let names = |parts: &Parts| parts.objects.iter().map(|(object, _)| (*object).to_owned()).collect::<Vec<_>>();
+    if (before.spec, before.token) != (after.spec, after.token) || names(&before) != names(&after) {
+        return Comparison::OtherSpec;
+    }
+    let mut judged = before.spec.to_owned();
+    for ((object, was), (_, is)) in before.objects.iter().zip(&after.objects) {
+        let unread = |state: &str| [ABSENT, UNSEEN].contains(&state);
+        if was != is && !unread(was) && !unread(is) {
+            return Comparison::OtherObjects;
         }
-    };
-    begun.len() == now.len() && begun.iter().zip(&now).all(same)
+        judged.push_str(&format!("+{object}={}", if unread(was) { is } else { was }));
+    }
+    Comparison::Holds { judged: judged + before.token }
+}
+
+/// The text, taken apart.
+struct Parts<'a> {
+    spec: &'a str,
+    /// Kind and name of each object, and its state.
+    objects: Vec<(&'a str, &'a str)>,
+    /// With the slash; empty without one.
+    token: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(text: &'a str) -> Self {
+        // A token may hold anything, and names and states hold none of these.
+        let (left, token) = text.split_at(text.find('/').unwrap_or(text.len()));
+        let mut parts = left.split('+');
+        let spec = parts.next().unwrap_or_default();
+        Self { spec, objects: parts.filter_map(|part| part.split_once('=')).collect(), token }
+    }
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Verdict {
+    /// The gate.
+    pub gate: GateName,
+    /// Before or after the switch.
+    pub outcome: RejectedOutcome,
+    /// Pods waited for something when the time was up.
+    pub waits: bool,
+}
+
+impl Verdict {
+    /// Whether it may be about the content of such an object.
+    fn rests_on(&self, object: &str) -> bool {
+        use GateName::{
+            Deadline, Digest, Drift, Fetch, Format, Health, Load, Memory, Performance, Prompts, Shadow, Template,
+        };
+        let is = |kind: ObjectKind| object.split(':').next() == Some(kind.as_str());
+        match self.gate {
+            // Without a token, what comes may be a page that asks for one.
+            Fetch | Digest | Format => is(ObjectKind::Secret),
+            Prompts => is(ObjectKind::ConfigMap),
+            Deadline => self.waits,
+            Memory | Template | Load | Drift | Performance | Shadow | Health => false,
+            GateName::Unknown(_) => true,
+        }
+    }
+}
+
+/// What a verdict rests on that was reached with `judged`: one of the Deadline gate also on the time that there was, and on
+/// the pods that had it, since one may be advised to replace them.
+#[must_use]
+pub fn of_verdict(judged: &str, verdict: &Verdict, wanted: Option<&WantedVersion>) -> String {
+    text_of(judged, |object| verdict.rests_on(object), verdict.gate, verdict.outcome, wanted)
 }
 
 /// Whether nothing has changed that a verdict on this version rests on.
 #[must_use]
 pub fn stands(rejected: &RejectedStatus, wanted: &WantedVersion) -> bool {
-    of_verdict(&wanted.judged, rejected.gate, rejected.outcome, wanted.progress_deadline) == rejected.judged
+    let rests_on = Parts::of(&rejected.judged).objects;
+    let rests_on = |object: &str| rests_on.iter().any(|(one, _)| *one == object);
+    text_of(&wanted.judged, rests_on, rejected.gate, rejected.outcome, Some(wanted)) == rejected.judged
 }
 
-/// What an attempt that began with `begun` is judged by from now on, where it [`still_holds`]: an object that it waited for
-/// and that is there by now is taken up as it is, so that pods are not judged by two states of it.
-#[must_use]
-pub fn taken_up(begun: &str, now: &str) -> String {
-    let (left, token) = begun.split_once('/').map_or((begun, None), |(left, token)| (left, Some(token)));
-    let seen = now.split_once('/').map_or(now, |(left, _)| left);
-    let unread = |part: &str| part.split_once('=').is_some_and(|(_, state)| [ABSENT, UNSEEN].contains(&state));
-    let parts = left.split('+').zip(seen.split('+')).map(|(before, after)| if unread(before) { after } else { before });
-    let left = parts.collect::<Vec<_>>().join("+");
-    token.map_or_else(|| left.clone(), |token| format!("{left}/{token}"))
-}
-
-/// What a verdict rests on that was reached with `judged`: one of the Deadline gate also on the time that there was.
-#[must_use]
-pub fn of_verdict(judged: &str, gate: GateName, outcome: RejectedOutcome, progress_deadline: Duration) -> String {
-    match (gate, outcome) {
-        (GateName::Deadline, RejectedOutcome::Rejected) => format!("{judged} within {}s", progress_deadline.as_secs()),
-        _ => judged.to_owned(),
+fn text_of(
+    judged: &str,
+    rests_on: impl Fn(&str) -> bool,
+    gate: GateName,
+    outcome: RejectedOutcome,
+    wanted: Option<&WantedVersion>,
+) -> String {
+    let Parts { spec, objects, token } = Parts::of(judged);
+    let objects =
+        objects.iter().filter(|(object, _)| rests_on(object)).map(|(object, state)| format!("+{object}={state}"));
+    let mut text = [spec.to_owned()].into_iter().chain(objects).collect::<String>() + token;
+    if (gate, outcome) == (GateName::Deadline, RejectedOutcome::Rejected) {
+        let seconds = wanted.map_or(0, |wanted| wanted.progress_deadline.as_secs());
+        text.push_str(&format!(" within {seconds}s"));
+        if let Some(restart) = wanted.and_then(|wanted| wanted.restart.as_ref()) {
+            text.push_str(&format!(" by pods of {restart}"));
+        }
     }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::validate::ObjectKind;
 
     fn there(version: &str) -> Seen {
         Seen::There { uid: "uid".to_owned(), resource_version: version.to_owned() }
@@ -163,22 +231,61 @@ mod tests {
     fn an_attempt_begins_again_when_what_it_read_has_changed() {
         let begun = judged("", Some("1"), None);
         assert!(begun.ends_with("+Secret:hf=absent"), "{begun}");
-        for (now, holds, what) in [
-            (judged("", Some("1"), None), true, "the same"),
-            (judged("", Some("1"), Some("1")), true, "the secret that was waited for has come"),
-            (judged("", None, None), true, "what was read is gone"),
-            (judged("", Some("2"), None), false, "other prompts"),
-            (judged("/again", Some("1"), None), false, "the user asks again"),
-            (judged("/a=b+c", Some("1"), None), false, "a token may hold anything"),
-        ] {
-            assert_eq!(still_holds(&begun, &now), holds, "{what}: {begun} {now}");
-        }
-        let taken_up = taken_up(&begun, &judged("", None, Some("1")));
-        assert_eq!(taken_up, judged("", Some("1"), Some("1")), "what came is taken up, what went was read");
-        assert!(!still_holds(&taken_up, &judged("", Some("1"), Some("2"))), "and may not change after that");
         let odd = judged("/a=b+c", Some("1"), None);
-        assert_eq!(super::taken_up(&odd, &odd), odd);
-        assert!(still_holds(&odd, &odd) && !still_holds(&odd, &judged("/a=c+c", Some("1"), None)));
+        let holds = |judged: &str| Comparison::Holds { judged: judged.to_owned() };
+        let with_secret = judged("", Some("1"), Some("1"));
+        for (begun, now, what, wanted) in [
+            (&begun, judged("", Some("1"), None), "the same", holds(&begun)),
+            (&begun, with_secret.clone(), "the secret that was waited for has come", holds(&with_secret)),
+            (&begun, judged("", None, None), "what was read is gone", holds(&begun)),
+            (&begun, judged("", None, Some("1")), "one came and one went", holds(&with_secret)),
+            (&begun, judged("", Some("2"), None), "other prompts", Comparison::OtherObjects),
+            (&with_secret, judged("", Some("1"), Some("2")), "another secret", Comparison::OtherObjects),
+            (&begun, judged("/again", Some("1"), None), "the user asks again", Comparison::OtherSpec),
+            (&begun, judged("/again", Some("2"), None), "and the prompts are others", Comparison::OtherSpec),
+            (&begun, odd.clone(), "a token may hold anything", Comparison::OtherSpec),
+            (&odd, odd.clone(), "and is kept", holds(&odd)),
+            (&odd, judged("/a=c+c", Some("1"), None), "and compared", Comparison::OtherSpec),
+        ] {
+            assert_eq!(compare(begun, &now), wanted, "{what}: {begun} {now}");
+        }
+    }
+
+    #[test]
+    fn a_verdict_rests_on_what_it_may_be_about() {
+        use GateName::{Deadline, Digest, Fetch, Format, Health, Load, Memory, Prompts, Unknown};
+        let before = judged("/a=b+c/d", Some("1"), Some("1"));
+        let (prompts, secret) = (judged("/a=b+c/d", Some("2"), Some("1")), judged("/a=b+c/d", Some("1"), Some("2")));
+        for (gate, waits, of_prompts, of_secret) in [
+            (Fetch, false, false, true),
+            (Digest, false, false, true),
+            (Format, false, false, true),
+            (Prompts, false, true, false),
+            (Memory, true, false, false),
+            (Load, false, false, false),
+            (Health, false, false, false),
+            (Deadline, false, false, false),
+            (Deadline, true, true, true),
+            (Unknown("Toxicity"), false, true, true),
+        ] {
+            let mut wanted = super::super::tests::spec(1).wanted;
+            wanted.judged.clone_from(&before);
+            let verdict = Verdict { gate, outcome: RejectedOutcome::Rejected, waits };
+            let mut scene = super::super::tests::Scene::refusing();
+            let mut rejected = scene.state.rejected.take().unwrap();
+            (rejected.gate, rejected.judged) = (gate, of_verdict(&before, &verdict, Some(&wanted)));
+            assert!(stands(&rejected, &wanted), "{gate:?} {waits}: {}", rejected.judged);
+            for (now, lifts) in
+                [(&prompts, of_prompts), (&secret, of_secret), (&judged("", Some("1"), Some("1")), true)]
+            {
+                wanted.judged.clone_from(now);
+                assert_eq!(!stands(&rejected, &wanted), lifts, "{gate:?} {waits}: {} {now}", rejected.judged);
+            }
+            // A latch of an operator of before rests on all objects.
+            rejected.judged.clone_from(&before);
+            wanted.judged.clone_from(&secret);
+            assert!(!stands(&rejected, &wanted));
+        }
     }
 
     #[test]
@@ -211,10 +318,12 @@ mod tests {
             assert_ne!(after(Seen::Absent, before), known);
         }
         let unseen = after(Seen::Nothing, &nothing_known);
-        assert!(
-            still_holds(&unseen, &known) && still_holds(&known, &unseen),
-            "it is no news that it is seen: {unseen}"
-        );
-        assert_eq!(super::taken_up(&unseen, &known), known);
+        for (begun, now) in [(&unseen, &known), (&known, &unseen)] {
+            assert_eq!(
+                compare(begun, now),
+                Comparison::Holds { judged: known.clone() },
+                "it is no news that it is seen"
+            );
+        }
     }
 }

@@ -11,7 +11,10 @@ use super::{
     tests::{can_answer, report, time},
     *,
 };
-use crate::validate::{ObjectKind, RETRY_ANNOTATION, validate};
+use crate::{
+    limits::JUDGED_RESTARTS_MAX,
+    validate::{ObjectKind, RESTART_ANNOTATION, RETRY_ANNOTATION, validate},
+};
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth};
 
 /// A service as its user sees it, with the objects that it names.
@@ -220,6 +223,7 @@ fn whoever_does_what_a_gate_says_is_tried_again() {
             &[
                 ("spec.rollout.progressDeadline", |user| user.set("/spec/rollout/progressDeadline", json!("1h"))),
                 ("cpu", |user| user.set("/spec/resources/cpu", json!("4"))),
+                ("other pods", |user| user.service["metadata"]["annotations"][RESTART_ANNOTATION] = json!("now")),
                 RETRY,
             ],
         ),
@@ -359,4 +363,45 @@ fn a_smaller_model_and_less_memory_in_one_edit_leave_the_old_pods_behind() {
     let new = entry("new", Some(&second));
     assert!(matches!(step(&old, &new, true), Some(Transition::Baking { .. })), "what the old pod says does not count");
     assert_eq!(step(&old, &new, true), None);
+}
+
+/// Prompts or a token that are renewed faster than pods prepare.
+#[test]
+fn what_changes_faster_than_pods_prepare_begins_so_many_attempts_and_no_more() {
+    let rotations: [fn(&mut User, u32); 2] =
+        [|user, state| user.prompts = Some(state), |user, state| user.token = Some(state)];
+    for rotate in rotations {
+        let mut user = User::new();
+        let mut cluster = Cluster { state: RolloutState::default(), stamped: Vec::new(), now: 0, pods: 1 };
+        for state in 1..12 {
+            rotate(&mut user, state);
+            cluster.now += 60;
+            cluster.step(&user, |_| {}, false);
+        }
+        assert_eq!(cluster.state.attempts, i64::from(1 + JUDGED_RESTARTS_MAX));
+        let message = cluster.state.rollout.as_ref().unwrap().message.clone().unwrap();
+        let wanted = "what it is judged by (ConfigMap golden, Secret hf) has changed 3 times while pods prepared: no further change \
+                      begins another attempt";
+        assert!(message.ends_with(wanted), "{message}");
+        // It is judged by what there is now, and so a refusal stands until that is another.
+        let version = user.spec().wanted.name;
+        let refuses = |report: &mut ReplicaStatus| report.candidate = Some(refused(&version, GateName::Prompts, "no"));
+        assert!(matches!(cluster.step(&user, refuses, false), Some(Transition::Rejected { .. })));
+        assert_eq!(cluster.step(&user, refuses, false), None);
+        // What the user changes begins attempts as ever.
+        user.retry();
+        assert!(matches!(cluster.step(&user, |_| {}, false), Some(Transition::Started { .. })));
+        assert_eq!(cluster.state.rollout.as_ref().unwrap().restarts, 0);
+    }
+}
+
+/// A token that is renewed every hour is not what there was no room for.
+#[test]
+fn what_a_refusal_cannot_be_about_does_not_lift_it() {
+    let user = User::new();
+    for gate in [GateName::Memory, GateName::Load, GateName::Template, GateName::Deadline] {
+        let mut cluster = Cluster::refusing(&user, gate, "no");
+        let renewed = User { token: Some(2), prompts: Some(2), ..User::new() };
+        assert_eq!(cluster.step(&renewed, |_| {}, false), None, "{gate:?}");
+    }
 }

@@ -49,6 +49,8 @@ enum Event {
     NodeBack(usize),
     /// Nothing more can be loaded in a pod.
     Trouble(usize),
+    /// The Secret that versions are judged by gets another content.
+    SecretChanges,
     Agent(usize),
     Operator {
         stale: usize,
@@ -86,6 +88,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => any::<usize>().prop_map(Event::NodeLost),
         1 => any::<usize>().prop_map(Event::NodeBack),
         1 => any::<usize>().prop_map(Event::Trouble),
+        1 => Just(Event::SecretChanges),
         12 => any::<usize>().prop_map(Event::Agent),
         12 => (0..3usize, crash).prop_map(|(stale, crash)| Event::Operator { stale, crash }),
         3 => prop_oneof![1..30i64, Just(61), Just(600), Just(900)].prop_map(Event::Time),
@@ -133,6 +136,8 @@ struct Cluster {
     stamped: Vec<StampedVersion>,
     pods: Vec<Pod>,
     pods_made: usize,
+    /// State of the Secret.
+    secret: u32,
     /// What the Deployment was told last: pods with much memory, and whether any answered, so that they go one by one.
     large: bool,
     answers: bool,
@@ -152,6 +157,7 @@ impl Cluster {
             stamped: Vec::new(),
             pods: Vec::new(),
             pods_made: 0,
+            secret: 0,
             large: false,
             answers: false,
             now: 0,
@@ -271,6 +277,7 @@ impl Cluster {
                     self.pods[index].trouble = true;
                 }
             }
+            Event::SecretChanges => self.secret += 1,
             Event::Agent(index) => {
                 if let Some(index) = pick(index, &self.pods) {
                     self.agent(index);
@@ -374,9 +381,10 @@ impl Cluster {
                 outdated: seen.spec.as_ref().is_some_and(|spec| is_large(spec) != pod.large),
             })
             .collect();
+        let spec = seen.spec.as_ref().map(|spec| self.judged_by_secret(spec));
         let world = World {
             now: time(self.now),
-            spec: seen.spec.as_ref(),
+            spec: spec.as_ref(),
             state: &seen.state,
             pods: &pods,
             target_replicas: seen.replicas,
@@ -425,11 +433,18 @@ impl Cluster {
         }
     }
 
+    /// The spec as the operator reads it, with what its version is judged by.
+    fn judged_by_secret(&self, spec: &ValidService) -> ValidService {
+        let mut spec = spec.clone();
+        spec.wanted.judged = format!("{}+Secret:hf={}", spec.wanted.judged, self.secret);
+        spec
+    }
+
     /// Whether there is nothing left to do.
     fn rests(&self) -> bool {
         let state = &self.object.state;
         let Some(spec) = &self.object.spec else { return state.rollout.is_none() };
-        let wanted = &spec.wanted;
+        let wanted = &self.judged_by_secret(spec).wanted;
         match &state.rollout {
             // Without a pod, a candidate waits for one.
             Some(rollout) => rollout.step == RolloutStep::Prepare && self.pods.is_empty() && rollout.bake.is_none(),
@@ -462,18 +477,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_unprepared_version_answers_and_every_rollout_ends(baking in any::<bool>(), events in prop::collection::vec(event(), 1..120)) {
+    fn no_unprepared_version_answers_and_every_rollout_ends(baking in any::<bool>(), rotates in any::<bool>(), events in prop::collection::vec(event(), 1..120)) {
         let mut cluster = if baking { Cluster::baking() } else { Cluster::new() };
         for event in events {
             cluster.happen(event);
         }
-        // Left alone: no edit, no death, all agents and the operator alive, nodes back and sound, time going on.
+        // Left alone: no edit, no death, all agents and the operator alive, nodes back and sound, time going on. A Secret may be
+        // renewed all the time.
         cluster.pods.iter_mut().for_each(|pod| (pod.cut_off, pod.trouble) = (false, false));
         let mut steps = 0;
         loop {
             for index in 0..cluster.pods.len() {
                 cluster.agent(index);
             }
+            cluster.secret += u32::from(rotates && !cluster.pods.is_empty());
             let before = (cluster.object.resource_version, cluster.stamped.len());
             cluster.operator(0, Crash::Never);
             let replaces = cluster.replace_pods();
@@ -490,6 +507,7 @@ proptest! {
         // Settled: whatever time passes, nothing is written.
         for seconds in [1, 60, 10_000] {
             cluster.now += seconds;
+            cluster.secret += u32::from(rotates && !cluster.pods.is_empty());
             let before = (cluster.object.resource_version, cluster.stamped.clone());
             cluster.operator(0, Crash::Never);
             prop_assert_eq!(before, (cluster.object.resource_version, cluster.stamped.clone()), "{:#?}", cluster.object);

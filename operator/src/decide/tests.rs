@@ -157,6 +157,16 @@ impl Scene {
         scene
     }
 
+    /// Model 1 is served, and model 2 was refused.
+    pub(super) fn refusing() -> Self {
+        let mut scene = Self::serving();
+        scene.spec = Some(spec(2));
+        scene.step();
+        scene.all(|report| report.candidate = Some(refused(&name(2))));
+        assert!(matches!(scene.step(), Some(Transition::Rejected { .. })));
+        scene
+    }
+
     pub(super) fn all(&mut self, change: impl Fn(&mut ReplicaStatus)) {
         for pod in self.counted.clone() {
             self.pod(pod, &change);

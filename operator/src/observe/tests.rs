@@ -134,7 +134,8 @@ fn a_pod_that_cannot_run_says_why() {
     use gantry_crds::conditions::Reason;
     let unschedulable = json!({"phase": "Pending", "conditions": [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no nvidia.com/gpu."}]});
-    let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory. "});
+    let evicted = json!({"phase": "Failed", "reason": "Evicted", "message":
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 72Mi. Container server was using 2Gi."});
     for (status, reason, starts) in [
         (unschedulable, Reason::Unschedulable, "pod chat-1 finds no node: 0/1 nodes: no nvidia.com/gpu; add"),
         (waiting("ErrImagePull", None), Reason::ImagePullBackOff, "pod chat-1 cannot have its image r/server:1: "),
@@ -144,7 +145,7 @@ fn a_pod_that_cannot_run_says_why() {
         (
             waiting("CreateContainerConfigError", None),
             Reason::CreateContainerError,
-            "pod chat-1 waits with CreateContainerConfigError: back-off: try 26",
+            "pod chat-1 waits with CreateContainerConfigError: `kubectl describe pod chat-1` says why",
         ),
         (evicted, Reason::Evicted, "pod chat-1 was evicted: The node was low on resource: memory"),
     ] {

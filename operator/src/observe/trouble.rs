@@ -1,15 +1,18 @@
 //! Why pods are not there: no node takes one, its image cannot be had, it was evicted, a quota refuses it.
 //!
-//! No count of tries and no time is in the texts, so that a trouble that lasts is not written with each. Kubelet's own
-//! texts for an image or a crash alternate with every try: they stay where `kubectl describe pod` shows them. The
-//! scheduler's is copied, since it names what no node has; it moves when the nodes do.
+//! No count, no time and no name of a try is in the texts, so that a trouble that lasts is not written with each. Kubelet's
+//! own texts alternate with every try: they stay where `kubectl describe pod` shows them. Of the scheduler's and the API
+//! server's is told what no node has and what is refused ([`crate::text`]).
 
 use gantry_crds::conditions::Reason;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt;
 
-use crate::limits::CREATING_TIMEOUT;
+use crate::{
+    limits::CREATING_TIMEOUT,
+    text::{of_refusal, of_scheduler},
+};
 
 /// Why a pod is not there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,8 +28,8 @@ impl Trouble {
     pub(super) fn of_living(pod: &Pod, scheduled: Option<&PodCondition>) -> Option<Self> {
         let name = pod.name_any();
         if let Some(scheduled) = scheduled.filter(|scheduled| scheduled.status == "False") {
-            let message = scheduled.message.as_deref().unwrap_or("no reason given").trim_end_matches('.');
-            let message = format!("pod {name} finds no node: {message}; {}", way_to_a_node(message));
+            let message = of_scheduler(scheduled.message.as_deref().unwrap_or("no reason given"));
+            let message = format!("pod {name} finds no node: {message}; {}", way_to_a_node(&message));
             return Some(Self { reason: Reason::Unschedulable, message });
         }
         let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
@@ -54,8 +57,7 @@ impl Trouble {
             }
             (Some("ContainerCreating" | "PodInitializing") | None, _) => return None,
             (Some(other), _) => {
-                let message = waiting.and_then(|waiting| waiting.message.as_deref()).unwrap_or("no reason given");
-                (Reason::CreateContainerError, format!("waits with {other}: {message}"))
+                (Reason::CreateContainerError, format!("waits with {other}: `kubectl describe pod {pod}` says why"))
             }
         };
         Some(Self { reason, message: format!("pod {pod} {message}") })
@@ -64,13 +66,16 @@ impl Trouble {
     /// Why a pod was ended that will not come back, where its node did it.
     pub(super) fn of_over(pod: &Pod) -> Option<Self> {
         let status = pod.status.as_ref().filter(|status| status.reason.as_deref() == Some("Evicted"))?;
-        let message = status.message.as_deref().unwrap_or("no reason given").trim_end_matches(['.', ' ']);
+        // What follows the first sentence are figures of that moment.
+        let message =
+            status.message.as_deref().and_then(|message| message.split(". ").next()).unwrap_or("no reason given");
+        let message = message.trim_end_matches(['.', ' ']);
         Some(Self { reason: Reason::Evicted, message: format!("pod {} was evicted: {message}", pod.name_any()) })
     }
 
     /// The Deployment may not make pods: a quota, or an admission policy.
     pub(super) fn of_refusal(message: Option<&str>) -> Self {
-        let message = message.unwrap_or("no reason given");
+        let message = of_refusal(message.unwrap_or("no reason given"));
         Self { reason: Reason::FailedCreate, message: format!("pods are refused: {message}") }
     }
 

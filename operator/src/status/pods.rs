@@ -8,7 +8,7 @@ use gantry_crds::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::{ServiceInputs, count, new};
-use crate::{limits::MESSAGE_PODS_MAX, observe::Trouble};
+use crate::{observe::Trouble, text::some_of};
 
 /// Why pods are not there: what the cluster says of them, what those say that cannot have the version that answers, also where
 /// enough others do (a pod that comes for an older one), or, while too few answer, what the others say.
@@ -23,7 +23,7 @@ pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble>
 fn failed(inputs: &ServiceInputs) -> Option<Trouble> {
     let has_failed = |report: &&ReplicaStatus| report.health == ReplicaHealth::Failed && report.message.is_some();
     let failed: Vec<_> = silent(inputs).filter(has_failed).collect();
-    let message = some_of(failed.iter().copied().filter_map(of_report))?;
+    let message = some_words(failed.iter().copied().filter_map(of_report))?;
     let never_had_it = failed.first().is_some_and(|report| report.version.is_none());
     Some(Trouble { reason: if never_had_it { Reason::GateFailed } else { Reason::WorkerFailed }, message })
 }
@@ -31,7 +31,7 @@ fn failed(inputs: &ServiceInputs) -> Option<Trouble> {
 /// The reports of pods that run and do not answer.
 fn silent<'a>(inputs: &'a ServiceInputs) -> impl Iterator<Item = &'a ReplicaStatus> {
     let silent = inputs.observed.pods.iter().filter(|pod| pod.counted && !pod.ready);
-    silent.filter_map(|pod| inputs.service.status.as_ref()?.replicas.iter().find(|report| report.pod == pod.name))
+    silent.filter_map(|pod| inputs.service.status.as_ref()?.report_of(&pod.name))
 }
 
 /// How many pods answer, and why others do not.
@@ -91,38 +91,28 @@ pub enum PodsEvent {
 
 /// What pods that do not answer say of themselves.
 fn own_words(inputs: &ServiceInputs) -> Option<String> {
-    some_of(silent(inputs).filter_map(of_report))
+    some_words(silent(inputs).filter_map(of_report))
 }
 
 /// The first of these words, and how many more there are.
-fn some_of(words: impl Iterator<Item = String>) -> Option<String> {
+fn some_words(words: impl Iterator<Item = String>) -> Option<String> {
     let words: Vec<_> = words.collect();
-    let shown = words.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join("; ");
-    match words.len().saturating_sub(MESSAGE_PODS_MAX) {
-        _ if words.is_empty() => None,
-        0 => Some(shown),
-        more => Some(format!("{shown}; and {more} more")),
-    }
+    (!words.is_empty()).then(|| some_of(&words, "; "))
 }
 
-/// What a pod lacks. A wait that is told in seconds is left out: a condition would be written at each try.
+/// What a pod lacks.
 fn of_report(report: &ReplicaStatus) -> Option<String> {
     let restored = report.candidate.as_ref().and_then(|candidate| candidate.message.as_deref());
     let of_worker = || (report.health != ReplicaHealth::Healthy).then_some(restored).flatten();
     let why = report.message.as_deref().or_else(of_worker)?;
-    let why = why.split("; tries again in ").next().unwrap_or(why);
     Some(format!("pod {}: {why}", report.pod))
 }
 
 /// Pods that answer with another version than the active one once a rollout is over.
 pub(super) fn elsewhere(inputs: &ServiceInputs) -> Option<String> {
     let (status, active) = (inputs.service.status.as_ref()?, inputs.state.active.as_ref()?);
-    let ready = inputs.observed.pods.iter().filter(|pod| pod.ready);
-    let reports = ready.filter_map(|pod| status.replicas.iter().find(|report| report.pod == pod.name));
+    let reports = inputs.observed.pods.iter().filter(|pod| pod.ready).filter_map(|pod| status.report_of(&pod.name));
     let others = reports.filter_map(|report| Some((report, report.version.as_ref().filter(|other| *other != active)?)));
     let words: Vec<_> = others.map(|(report, other)| format!("pod {} with {other}", report.pod)).collect();
-    let shown = words.iter().take(MESSAGE_PODS_MAX).cloned().collect::<Vec<_>>().join(", ");
-    let more = words.len().saturating_sub(MESSAGE_PODS_MAX);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    (!words.is_empty()).then(|| format!("{shown}{more}, which cannot load it: see status.replicas"))
+    (!words.is_empty()).then(|| format!("{}, which cannot load it: see status.replicas", some_of(&words, ", ")))
 }

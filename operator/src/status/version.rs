@@ -18,6 +18,9 @@ use crate::{
     limits::{self, FIGURE_CHARS_MAX},
 };
 
+/// How many pods a gate has to let a version through in: `decide` says how many those are.
+const PASSED: &str = "in enough pods";
+
 /// What a version's status is computed from.
 pub struct VersionInputs<'a> {
     /// The version as observed.
@@ -336,7 +339,7 @@ fn conditions(
                 Reason::GateFailed,
                 gate.message.clone().or_else(|| gate.value.clone()).unwrap_or_default(),
             ),
-            None if relevant.len() == names.len() && holds() => (Some(true), Reason::Passed, "in every pod".to_owned()),
+            None if relevant.len() == names.len() && holds() => (Some(true), Reason::Passed, PASSED.to_owned()),
             None => (None, Reason::Pending, "not known yet".to_owned()),
         };
         NewCondition { type_, status, reason, message: limits::message(&message) }
@@ -347,8 +350,8 @@ fn conditions(
                 if rejected.gate == GateName::Deadline { Reason::DeadlineExceeded } else { Reason::GateFailed };
             (Some(false), reason, rejected.message.clone())
         }
-        (_, VersionPhase::Prepared) => (Some(true), Reason::Passed, "in every pod".to_owned()),
-        _ if answered || phase == VersionPhase::RolledBack => (Some(true), Reason::Passed, "in every pod".to_owned()),
+        (_, VersionPhase::Prepared) => (Some(true), Reason::Passed, PASSED.to_owned()),
+        _ if answered || phase == VersionPhase::RolledBack => (Some(true), Reason::Passed, PASSED.to_owned()),
         _ if waits.is_some() && !matches!(phase, VersionPhase::Superseded | VersionPhase::Rejected) => {
             let reason = waits.map_or(Reason::Pending, Reason::from);
             (None, reason, status.message.clone().unwrap_or_default())

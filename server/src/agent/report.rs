@@ -40,7 +40,7 @@ pub fn entry(
             limit_bytes: memory.map(|memory| signed(memory.limit_bytes)),
         }),
         degradation: stats.as_ref().map(|(_, stats)| degradation(stats.degradation)),
-        agent: Some(AgentStatus::of_first()),
+        agent: Some(AgentStatus::of_this_release()),
         reported_at: Time(now),
     }
 }

@@ -4,6 +4,10 @@ use super::*;
 
 /// A service that asks for golden prompts and whose first version they have refused.
 async fn refused_by_prompts() -> (Scene, String) {
+    refused_by("Prompts").await
+}
+
+async fn refused_by(gate: &str) -> (Scene, String) {
     let mut scene = Scene::new();
     scene.api.edit(SERVICE, |service| {
         service["spec"]["rollout"] = json!({"gates": {"prompts": {"configMapRef": {"name": "golden"}}}});
@@ -18,7 +22,7 @@ async fn refused_by_prompts() -> (Scene, String) {
     scene.step().await.unwrap();
     let version = scene.service().status.unwrap().candidate_version.unwrap();
     scene.report(json!({"candidate": {"version": version, "phase": "Failed",
-        "gates": [{"name": "Prompts", "verdict": "Fail", "message": "line 1 was answered otherwise; correct the prompts"}]}}));
+        "gates": [{"name": gate, "verdict": "Fail", "message": "line 1 was answered otherwise; correct the prompts"}]}}));
     scene.step().await.unwrap();
     assert_eq!(scene.condition("Stalled").1, "GateFailed");
     (scene, version)
@@ -26,8 +30,8 @@ async fn refused_by_prompts() -> (Scene, String) {
 
 #[tokio::test]
 async fn a_refused_version_is_tried_again_when_its_prompts_or_credentials_are_others() {
-    for object in [PROMPTS, SECRET] {
-        let (mut scene, version) = refused_by_prompts().await;
+    for (object, gate) in [(PROMPTS, "Prompts"), (SECRET, "Fetch")] {
+        let (mut scene, version) = refused_by(gate).await;
         scene.step().await.unwrap();
         scene.api.requests();
         let action = scene.step().await.unwrap();
@@ -153,7 +157,7 @@ async fn prompts_that_change_while_pods_prepare_are_asked_of_all_of_them_and_lat
     scene.api.put(PROMPTS, json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "golden"}}));
     scene.step().await.unwrap();
     assert_eq!(attempt(&scene), 1);
-    let (mut scene, _) = refused_by_prompts().await;
+    let (mut scene, _) = refused_by("Fetch").await;
     scene.api.edit(SECRET, |secret| secret["data"] = json!({"token": "bmV3"}));
     scene.step().await.unwrap();
     assert_eq!(attempt(&scene), 2);

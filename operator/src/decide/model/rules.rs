@@ -37,6 +37,8 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
         prop_assert!(!plan.delete.contains(name), "{} is deleted", name);
     }
     prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
+    let restarts = new.rollout.as_ref().map_or(0, |rollout| rollout.restarts);
+    prop_assert!(restarts <= crate::limits::JUDGED_RESTARTS_MAX, "begun again for ever");
     check_bake(world, new)?;
     check_rejection(world, new)?;
     if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
