@@ -555,9 +555,10 @@ fn the_rules_refuse_what_must_not_happen() {
         reports.take(count).map(pod).chain(missing).collect()
     };
     let (all, some) = (pods(2), pods(1));
+    let spec = seen.spec.as_ref().map(|spec| cluster.judged_by_secret(spec));
     let world = |pods| World {
         now: time(1),
-        spec: seen.spec.as_ref(),
+        spec: spec.as_ref(),
         state: &seen.state,
         pods,
         target_replicas: 2,

@@ -13,6 +13,7 @@ use super::desired::Desired;
 use super::phase::{Next, Phase, Step, next};
 use super::plan::{Action, Current, Known, Purpose, Route, plan};
 use super::snapshot::Snapshot;
+use super::told::{Told, refused_alike};
 use crate::gates::limits::RESTORE_PATIENCE;
 use crate::gates::report::blank;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
@@ -52,8 +53,8 @@ struct Entry {
     failures: u32,
     cancel: CancellationToken,
     report: Report,
-    /// What the board said when it was refused as the active version: it stands until another try gets further.
-    refused_as: Option<CandidateStatus>,
+    /// How the last try ended.
+    told: Told,
 }
 
 /// A task's end.
@@ -263,15 +264,15 @@ impl Manager {
             failures: 0,
             cancel: cancel.clone(),
             report: report.clone(),
-            refused_as: None,
+            told: Told::default(),
         });
         let (attempt, prompts, patience) = match purpose {
             Purpose::Restore => (None, None, Some(RESTORE_PATIENCE)),
             Purpose::Candidate { attempt } => (Some(attempt), desired.settings.prompts.clone(), None),
         };
-        // Why the active version is not here is true until it is: what is tried again and again is told once.
-        if attempt.is_some() || entry.attempt.is_some() || entry.made_of != *named {
-            (entry.refusal, entry.refused_as) = (None, None);
+        // Why it is not here is true until it is: what is tried again and again is told once.
+        if entry.attempt != attempt || entry.made_of != *named {
+            (entry.refusal, entry.told) = (None, Told::default());
         }
         entry.made_of = named.clone();
         entry.attempt = attempt;
@@ -327,7 +328,7 @@ impl Manager {
                 let first = entry.loaded.is_none().then(|| loaded.clone());
                 entry.loaded = Some(loaded);
                 entry.passed = !cancelling;
-                (entry.refusal, entry.refused_as) = (None, None);
+                (entry.refusal, entry.told) = (None, Told::default());
                 entry.failures = 0;
                 if let Some(loaded) = first {
                     self.watch_health(loaded);
@@ -343,13 +344,12 @@ impl Manager {
                 entry.report.phase(CandidatePhase::Validating);
                 let message = format!("waits until another version is unloaded: {}", refusal.message);
                 entry.report.waits_for(WaitReason::NoRoom, &message);
+                entry.told.ended(self.board.borrow().get(version));
                 Step::NoRoom
             }
             Outcome::Refused(refusal) => {
                 entry.refuse(version, refusal);
-                if entry.attempt.is_none() {
-                    entry.refused_as = self.board.borrow().get(version).cloned();
-                }
+                entry.told.ended(self.board.borrow().get(version));
                 Step::Refused
             }
         };
@@ -396,6 +396,7 @@ impl Manager {
                     format!("its worker keeps failing: {reason}; check the file, spec.runtime, and the pod's memory");
                 entry
                     .refuse(&version, Refusal { gate: GateName::Load, value: Some("worker died".to_owned()), message });
+                entry.told.ended(self.board.borrow().get(&version));
                 if let Some(loaded) = entry.loaded.take() {
                     self.tasks.spawn(async move {
                         loaded.version.retire(Duration::ZERO).await;
@@ -440,8 +441,9 @@ impl Manager {
         match &*serving.version.health().borrow() {
             WorkerHealth::Ready => (ReplicaHealth::Healthy, None),
             WorkerHealth::Loading => (ReplicaHealth::Starting, None),
-            WorkerHealth::Restarting { attempt, reason } => {
-                (ReplicaHealth::Restarting, Some(format!("the worker died ({reason}); restart {attempt}")))
+            // Which restart it is stands in the metrics: here, each would be a write.
+            WorkerHealth::Restarting { reason, .. } => {
+                (ReplicaHealth::Restarting, Some(format!("the worker died ({reason}) and is started again")))
             }
             WorkerHealth::Failed { reason } => {
                 (ReplicaHealth::Failed, Some(format!("the worker keeps dying: {reason}")))
@@ -472,16 +474,13 @@ impl Manager {
                 let entry = self.entries.get(version);
                 let attempt = desired.candidate.as_ref().map(|candidate| candidate.attempt);
                 let current = entry.is_some_and(|entry| entry.attempt == attempt);
-                let line = board.get(version).filter(|_| current).cloned();
-                Some(line.unwrap_or_else(|| blank(version, Some(self.waits_for(desired, version)))))
+                let line = board.get(version).filter(|_| current);
+                let line = entry.filter(|_| current).map_or(line, |entry| entry.told.of(line));
+                Some(line.cloned().unwrap_or_else(|| blank(version, Some(self.waits_for(desired, version)))))
             }
             (None, Some(version)) => {
-                let line = board.get(version).cloned();
-                let has_bytes =
-                    |line: &CandidateStatus| line.progress.as_ref().is_some_and(|progress| progress.bytes > 0);
-                let gets_on = |line: &CandidateStatus| line.phase != CandidatePhase::Fetching || has_bytes(line);
-                let refused = self.entries.get(version).and_then(|entry| entry.refused_as.clone());
-                refused.filter(|_| !line.as_ref().is_some_and(gets_on)).or(line)
+                let line = board.get(version);
+                self.entries.get(version).map_or(line, |entry| entry.told.of(line)).cloned()
             }
             (None, None) => None,
         }
@@ -517,7 +516,9 @@ impl Entry {
         self.passed = false;
         self.retry_at = Some(Instant::now() + retry_wait(self.failures));
         self.failures = self.failures.saturating_add(1);
-        self.refusal = Some(refusal);
+        if self.refusal.as_ref().is_none_or(|told| !refused_alike(told, &refusal)) {
+            self.refusal = Some(refusal);
+        }
     }
 }
 

@@ -10,6 +10,7 @@ mod manager;
 mod phase;
 pub mod plan;
 mod snapshot;
+mod told;
 
 pub use desired::{Candidate, Desired, Settings};
 pub use manager::Manager;

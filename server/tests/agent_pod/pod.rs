@@ -34,7 +34,7 @@ pub fn version(name: &str, server: &FileServer, sha256: &str) -> Value {
     })
 }
 
-fn service() -> Value {
+pub fn service() -> Value {
     json!({
         "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
         "metadata": {"name": "chat", "namespace": "ns", "resourceVersion": "100", "uid": "u"},
@@ -62,7 +62,7 @@ impl Pod {
         Self::start_with(api, folder, env!("CARGO_BIN_EXE_gantry-server"))
     }
 
-    fn start_with(api: ApiServer, folder: tempfile::TempDir, program: &str) -> Self {
+    pub fn start_with(api: ApiServer, folder: tempfile::TempDir, program: &str) -> Self {
         let (router, stop) = (Router::new(), CancellationToken::new());
         let config = AgentConfig {
             service: "chat".into(),
@@ -87,7 +87,7 @@ impl Pod {
         self.api.update(|object| change(&mut object["status"]));
     }
 
-    fn name(&self, version: &Value) {
+    pub fn name(&self, version: &Value) {
         self.status(|status| {
             let versions = status["versions"].as_array().cloned().unwrap_or_default();
             let others = versions.into_iter().filter(|other| other["name"] != version["name"]);
@@ -109,7 +109,7 @@ impl Pod {
     }
 
     /// Commit and Bake in one.
-    fn activate(&self, version: &str, previous: Option<&str>) {
+    pub fn activate(&self, version: &str, previous: Option<&str>) {
         self.status(|status| {
             status["activeVersion"] = json!(version);
             status["previousVersion"] = json!(previous);
@@ -532,7 +532,7 @@ async fn a_pod_that_cannot_have_the_active_version_prepares_the_candidate_all_th
 }
 
 /// The entries that the pod wrote, without what changes from itself.
-fn state_writes(api: &ApiServer) -> Vec<Value> {
+pub fn state_writes(api: &ApiServer) -> Vec<Value> {
     let writes = api.seen().into_iter().filter(|request| request.method == Method::PATCH);
     writes.map(|request| request.body["status"]["replicas"][0].clone()).collect()
 }

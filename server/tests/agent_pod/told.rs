@@ -1,6 +1,7 @@
 //! What a pod tells of a version that it cannot prepare: why, once, and what to do.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,9 @@ use axum::http::Method;
 use gantry_crds::revision::JUDGED_FIELDS;
 use serde_json::Value;
 
-use crate::api_server::PATIENCE;
+use crate::api_server::{ApiServer, PATIENCE};
 use crate::files::Fault;
-use crate::pod::{Pod, served, version};
+use crate::pod::{Pod, served, service, state_writes, version};
 
 /// What a pod writes about a source that does not answer: why, once, and that it is over.
 #[tokio::test(flavor = "multi_thread")]
@@ -34,6 +35,31 @@ async fn why_a_fetch_fails_is_told_once_and_not_with_every_try() {
     one.always(None);
     let entry = pod.api.entry("v1 prepared", |entry| entry["prepared"] == "v1").await;
     assert_eq!(entry["candidate"].get("waitReason"), None, "{entry}");
+    pod.end().await;
+}
+
+/// A pod that lacks the active version tries to have it for as long as it lives, and each try fails in its last gate.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_lacks_the_active_version_writes_nothing_with_each_try() {
+    let scripts = tempfile::tempdir().unwrap();
+    let (program, tries) = (scripts.path().join("worker"), scripts.path().join("tries"));
+    std::fs::write(&program, format!("#!/bin/sh\necho >> {}\nexit 1\n", tries.display())).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let pod = Pod::start_with(ApiServer::new(service()), tempfile::tempdir().unwrap(), program.to_str().unwrap());
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    pod.name(&version("v1", &one, &sha_one));
+    pod.activate("v1", None);
+    let failed = |entry: &Value| entry["health"] == "Failed" && entry["candidate"]["phase"] == "Failed";
+    let entry = pod.api.entry("it says why", failed).await;
+    assert!(entry["message"].as_str().unwrap().starts_with("Load: "), "{entry:#}");
+    let tried = || std::fs::read_to_string(&tries).unwrap().lines().count();
+    let (before, first, start) = (state_writes(&pod.api), tried(), Instant::now());
+    while tried() < first + 2 {
+        assert!(start.elapsed() < PATIENCE, "it does not try again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let last = before.last();
+    assert_eq!(state_writes(&pod.api)[before.len()..], [] as [Value; 0], "a write for every try: {last:#?}");
     pod.end().await;
 }
 
