@@ -130,6 +130,9 @@ pub struct RolloutStatus {
     /// state the ConfigMap and the Secrets that it names are in. When it changes while pods prepare, they prepare again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<String>,
+    /// Label `gantry.dev/pod-resources` of the pods that prepare it: others are replaced, and prepare nothing. Absent: all do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<String>,
     /// How often the attempt was begun again since those objects changed while pods prepared. Past a limit they are not waited
     /// for to be steady.
     #[serde(default, skip_serializing_if = "is_zero")]

@@ -275,7 +275,7 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService, restarts: 
     state.attempts = state.attempts.saturating_add(1);
     let mut rollout = rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline);
     (rollout.attempt, rollout.judged, rollout.bake) = (state.attempts, Some(wanted.judged.clone()), bake);
-    rollout.restarts = restarts;
+    (rollout.restarts, rollout.resources) = (restarts, Some(spec.pod.resources_hash()));
     progress::count(world, &mut rollout, spec.progress_deadline);
     rollout.message = Some(prepare_message(world, &rollout));
     state.rollout = Some(rollout);
@@ -499,6 +499,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         message: None,
         wait_reason: None,
         judged: None,
+        resources: None,
         restarts: 0,
         bake: None,
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use gantry_engine::LoadError;
 use gantry_gguf::Header;
-use gantry_server::agent::{self, AgentConfig};
+use gantry_server::agent::{self, AgentConfig, PodHas};
 use gantry_server::api::App;
 use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
 use gantry_server::fetch::Reach;
@@ -245,7 +245,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
         namespace: args.namespace,
         pod: args.pod,
         cache_dir: args.cache_dir,
-        cache_bytes: args.cache_bytes,
+        has: PodHas { volume_bytes: args.cache_bytes, resources: args.pod_resources },
         reach: Reach { private: args.private_sources, ..Reach::default() },
     };
     let agent = tokio::spawn({

@@ -96,7 +96,7 @@ impl TemplateId {
         let labels =
             |template: PodTemplateSpec| template.metadata.and_then(|metadata| metadata.labels).unwrap_or_default();
         let template = kept.map_or(Some(inputs), |kept| Self::of(&labels(kept)).template);
-        Self { template, resources: Some(resources_hash(pod)) }
+        Self { template, resources: Some(pod.resources_hash()) }
     }
 }
 
@@ -166,9 +166,12 @@ fn inputs_hash(pod: &PodSettings) -> String {
     ))
 }
 
-/// Hash of what a pod has for a model.
-fn resources_hash(pod: &PodSettings) -> String {
-    hash(&(&pod.cpu, &pod.memory, &pod.gpu, &pod.cache_limit))
+impl PodSettings {
+    /// Hash of what a pod has for a model.
+    #[must_use]
+    pub fn resources_hash(&self) -> String {
+        hash(&(&self.cpu, &self.memory, &self.gpu, &self.cache_limit))
+    }
 }
 
 fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
@@ -176,7 +179,7 @@ fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
     let pod = &inputs.spec.pod;
     let mut labels = labels(&name);
     labels.insert(TEMPLATE_LABEL.to_owned(), id.to_owned());
-    labels.insert(RESOURCES_LABEL.to_owned(), resources_hash(pod));
+    labels.insert(RESOURCES_LABEL.to_owned(), pod.resources_hash());
     let grace = drain_seconds(pod) + TERMINATION_MARGIN.as_secs();
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
@@ -242,6 +245,7 @@ fn environment(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) 
         plain("GANTRY_HTTP_METRICS_PORT", METRICS_PORT.to_string()),
         // The volume's size is the template's, and the spec may say another one by the time that it is read.
         plain("GANTRY_CACHE_BYTES", pod.cache_bytes.to_string()),
+        plain("GANTRY_POD_RESOURCES", pod.resources_hash()),
     ];
     if !new_pods.private_sources {
         environment.push(plain("GANTRY_PRIVATE_SOURCES", "false".to_owned()));

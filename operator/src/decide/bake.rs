@@ -70,6 +70,7 @@ fn as_rollout(bake: BakeStatus, version: String) -> RolloutStatus {
         message: None,
         wait_reason: None,
         judged,
+        resources: None,
         restarts: 0,
         bake: None,
     }

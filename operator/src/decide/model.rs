@@ -299,6 +299,9 @@ impl Cluster {
             return;
         }
         let attempt = state.rollout.as_ref().filter(|rollout| rollout.step == RolloutStep::Prepare);
+        // A pod that others come for prepares nothing.
+        let has = model_spec(1, if pod.large { 2 } else { 0 }).pod.resources_hash();
+        let attempt = attempt.filter(|rollout| rollout.resources.as_ref() == Some(&has));
         let attempt = attempt.map(|rollout| (rollout.version.clone(), rollout.attempt));
         let described = |version: &str| state.versions.iter().any(|named| named.name == version);
         let active = state.active.clone().filter(|active| pod.serving.as_ref() != Some(active));

@@ -35,14 +35,28 @@ pub struct Asked {
     pub digests: Vec<String>,
 }
 
+/// What this pod was made with. An edited spec is read before the pods are made anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodHas {
+    /// Bytes that the cache's volume holds, if that is known.
+    pub volume_bytes: Option<u64>,
+    /// What the operator calls its resources, if that is known.
+    pub resources: Option<String>,
+}
+
+impl PodHas {
+    fn others_than(&self, rollout: &RolloutStatus) -> bool {
+        let both = self.resources.as_ref().zip(rollout.resources.as_ref());
+        both.is_some_and(|(has, wanted)| has != wanted)
+    }
+}
+
 /// Reads what is asked. What a later release added is left out where it is no matter of this pod's: other pods' entries,
 /// verdicts, conditions, fields that no agent reads. A version that cannot be read hides no other.
 ///
-/// `volume_bytes` is what the cache's volume holds, if that is known: an edited spec is read before the pods are made anew.
-///
 /// # Errors
 /// The object does not have the shape that this release knows.
-pub fn read(object: DynamicObject, volume_bytes: Option<u64>) -> Result<Asked, InvalidObject> {
+pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject> {
     let invalid = |error: serde_json::Error| InvalidObject(error.to_string());
     let mut value = serde_json::to_value(object).map_err(invalid)?;
     // Who wrote which field is most of a large object, and of no use here.
@@ -69,7 +83,7 @@ pub fn read(object: DynamicObject, volume_bytes: Option<u64>) -> Result<Asked, I
     let counted = service.status.as_ref().map_or(0, |status| status.replica_count);
     let replicas = u32::try_from(service.spec.replicas.max(counted)).unwrap_or(1);
     let digests = service.status.as_ref().map(|status| status.digests.clone()).unwrap_or_default();
-    let desired = desired(&service, volume_bytes, versions, unreadable);
+    let desired = desired(&service, has, versions, unreadable);
     Ok(Asked { desired, entries, replicas, digests })
 }
 
@@ -120,12 +134,14 @@ fn versions(list: &Value) -> (BTreeMap<String, NamedVersion>, BTreeMap<String, S
 
 fn desired(
     service: &InferenceService,
-    volume_bytes: Option<u64>,
+    has: &PodHas,
     versions: BTreeMap<String, NamedVersion>,
     unreadable: BTreeMap<String, String>,
 ) -> Desired {
     let status = service.status.clone().unwrap_or_default();
     let (candidate, kept) = match &status.rollout {
+        // What this pod said of it would not count: others are to come, with the resources that the spec asks for.
+        Some(rollout) if rollout.step == RolloutStep::Prepare && has.others_than(rollout) => (None, None),
         Some(rollout) if rollout.step == RolloutStep::Prepare => {
             (Some(Candidate { version: rollout.version.clone(), attempt: rollout.attempt }), None)
         }
@@ -144,7 +160,7 @@ fn desired(
         kept: kept.into_iter().collect(),
         versions,
         unreadable,
-        settings: settings(service, volume_bytes, kept_prefix_bytes),
+        settings: settings(service, has.volume_bytes, kept_prefix_bytes),
     }
 }
 
@@ -254,7 +270,7 @@ mod tests {
             (json!({"activeVersion": "v1", "candidateVersion": "v2"}), Some("v1"), None, None, true),
         ] {
             let text = status.to_string();
-            let desired = read(object(status), None).unwrap().desired;
+            let desired = read(object(status), &PodHas::default()).unwrap().desired;
             assert_eq!(desired.active.as_deref(), active, "{text}");
             assert_eq!(desired.candidate, wanted, "{text}");
             assert_eq!(desired.attempt, text.contains("rollout").then_some(3), "{text}");
@@ -264,8 +280,28 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_with_other_resources_than_the_spec_asks_for_prepares_nothing() {
+        let mut asks = rollout("Prepare");
+        asks["resources"] = json!("small");
+        for (has, wanted, prepares) in [
+            (Some("small"), &asks, true),
+            (Some("large"), &asks, false),
+            (None, &asks, true),
+            (Some("large"), &rollout("Prepare"), true),
+        ] {
+            let has = PodHas { resources: has.map(str::to_owned), ..PodHas::default() };
+            let status =
+                json!({"rollout": wanted, "activeVersion": "v1", "candidateVersion": "v2", "previousVersion": "v0"});
+            let desired = read(object(status), &has).unwrap().desired;
+            assert_eq!(desired.candidate.is_some(), prepares, "{has:?} {wanted}");
+            let others = (desired.active.as_deref(), desired.previous.as_deref(), desired.attempt);
+            assert_eq!(others, (Some("v1"), Some("v0"), Some(3)), "it goes on with what it has");
+        }
+    }
+
+    #[test]
     fn the_spec_says_how() {
-        let desired = read(object(json!({})), None).unwrap().desired;
+        let desired = read(object(json!({})), &PodHas::default()).unwrap().desired;
         let settings = desired.settings;
         assert!((settings.headroom_ratio - 0.1).abs() < 1e-9);
         assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
@@ -287,7 +323,8 @@ mod tests {
         let limit = |cache: Value, resources: Value, volume: Option<u64>| {
             let mut object = object(json!({}));
             (object.data["spec"]["cache"], object.data["spec"]["resources"]) = (cache, resources);
-            read(object, volume).unwrap().desired.settings.cache_limit_bytes.unwrap()
+            let has = PodHas { volume_bytes: volume, ..PodHas::default() };
+            read(object, &has).unwrap().desired.settings.cache_limit_bytes.unwrap()
         };
         let usable = |bytes: u64| bytes - bytes / 50;
         let memory = || json!({"memory": "8Gi"});
@@ -307,7 +344,7 @@ mod tests {
             let versions = json!([{"name": "v1", "model": model, "runtime": {"prefixCache": running}}]);
             let mut object = object(json!({"activeVersion": "v1", "versions": versions}));
             object.data["spec"]["runtime"] = json!({"prefixCache": own});
-            read(object, None).unwrap().desired.settings.cache_limit_bytes.unwrap() >> 20
+            read(object, &PodHas::default()).unwrap().desired.settings.cache_limit_bytes.unwrap() >> 20
         };
         assert_eq!(limit(json!({}), json!({})), 980);
         assert_eq!(limit(json!({"disk": "100Mi"}), json!({})), 880);
@@ -325,7 +362,9 @@ mod tests {
 
     #[test]
     fn an_object_of_another_shape_is_told_apart() {
-        let error = read(object(json!({"rollout": {"version": "v2", "step": "Dance"}})), None).unwrap_err().to_string();
+        let error = read(object(json!({"rollout": {"version": "v2", "step": "Dance"}})), &PodHas::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("goes on answering"), "{error}");
     }
 
@@ -352,7 +391,7 @@ mod tests {
         later.data["spec"]["cache"]["mode"] = json!("Peer");
         later.data["spec"]["scheduling"]["dispatch"] = json!("Psychic");
         later.data["spec"]["runtime"] = json!({"cacheType": "q2_0"});
-        let asked = read(later, None).unwrap();
+        let asked = read(later, &PodHas::default()).unwrap();
         assert_eq!(asked.entries, ["chat-0", "chat-1"]);
         let desired = asked.desired;
         assert_eq!((desired.active.as_deref(), desired.candidate.unwrap().version.as_str()), (Some("v1"), "v2"));

@@ -28,7 +28,7 @@ use crate::routing::Router;
 use crate::version::WorkerConfig;
 use limits::{CONNECT_LIMIT, READ_LIMIT, TIDY_PERIOD};
 
-pub use desired::{Asked, InvalidObject, read as read_desired};
+pub use desired::{Asked, InvalidObject, PodHas, read as read_desired};
 pub use report::{Cadence, Decision, entry};
 
 /// Whose agent this is.
@@ -42,8 +42,8 @@ pub struct AgentConfig {
     pub pod: String,
     /// Where models are kept.
     pub cache_dir: PathBuf,
-    /// Bytes that the volume there may hold, if that is known.
-    pub cache_bytes: Option<u64>,
+    /// What the pod was made with.
+    pub has: PodHas,
     /// Where models may be fetched from.
     pub reach: Reach,
 }

@@ -82,7 +82,7 @@ fn take(
     named: &watch::Sender<BTreeSet<Digest>>,
 ) {
     let resource_version = object.metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
-    let observed = match read(object, config.cache_bytes) {
+    let observed = match read(object, &config.has) {
         Ok(Asked { desired, entries, replicas, digests }) => {
             asked.send_if_modified(|asked| {
                 let changed = asked.as_deref() != Some(&desired);

@@ -299,6 +299,9 @@ pub struct PodArgs {
     /// Bytes that may be kept there, prompts included; as much as the service says if left out
     #[arg(long, env = "GANTRY_CACHE_BYTES", value_name = "BYTES")]
     pub cache_bytes: Option<u64>,
+    /// What the operator calls the resources that this pod was made with: it prepares versions that are meant for these
+    #[arg(long, env = "GANTRY_POD_RESOURCES", value_name = "HASH")]
+    pub pod_resources: Option<String>,
     /// Whether models may be fetched from private addresses, as those of a cluster and its machines are
     #[arg(long, env = "GANTRY_PRIVATE_SOURCES", default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     pub private_sources: bool,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
-use gantry_server::agent::{self, AgentConfig};
+use gantry_server::agent::{self, AgentConfig, PodHas};
 use gantry_server::processors::Processors;
 use gantry_server::routing::Router;
 use gantry_server::version::{GenerateRequest, SubmitError, WorkerConfig};
@@ -69,7 +69,7 @@ impl Pod {
             namespace: "ns".into(),
             pod: "chat-0".into(),
             cache_dir: folder.path().to_owned(),
-            cache_bytes: None,
+            has: PodHas::default(),
             reach: HERE,
         };
         let workers = WorkerConfig::new(program);

@@ -95,6 +95,22 @@ async fn while_pods_answer_they_are_replaced_one_by_one_and_all_at_once_while_no
     assert_eq!(scene.service().status.unwrap().active_version, Some(version));
 }
 
+#[tokio::test]
+async fn a_rollout_names_the_pods_that_prepare_it() {
+    let mut scene = Scene::new();
+    for memory in ["1Gi", "2Gi"] {
+        scene.api.edit(SERVICE, |service| service["spec"]["resources"]["memory"] = json!(memory));
+        scene.step().await.unwrap();
+        let rollout = scene.service().status.unwrap().rollout.unwrap();
+        let deployment: Value = scene.api.get(DEPLOYMENT).unwrap();
+        let template = &deployment["spec"]["template"];
+        assert_eq!(template["metadata"]["labels"]["gantry.dev/pod-resources"], json!(rollout.resources));
+        let environment = template["spec"]["containers"][0]["env"].as_array().unwrap();
+        let told = environment.iter().find(|variable| variable["name"] == "GANTRY_POD_RESOURCES").unwrap();
+        assert_eq!(told["value"], json!(rollout.resources), "and pods know what they are called");
+    }
+}
+
 /// Why pods wait stands wherever somebody looks for it, from the first failed try on, and goes when it is over.
 #[tokio::test]
 async fn what_pods_wait_for_is_told_everywhere_and_once() {
