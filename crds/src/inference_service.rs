@@ -102,16 +102,16 @@ pub struct ModelSpec {
 #[x_kube(
     validation = Rule::new("has(self.uri) != has(self.pvc)").message("give exactly one of uri and pvc"),
     validation = Rule::new("!has(self.pvc) && (!has(self.uri) || self.uri.startsWith('https://') || self.uri.startsWith('http://'))").message("source: this release fetches from https:// and http://; put the file behind one of them and give its sha256"),
-    validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; only hf:// at a commit and oci:// at a digest do without"),
-    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("uri: pin a Hugging Face file to its commit: hf://ORG/REPO@<40 hex digits>/FILE.gguf"),
-    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("uri: pin an OCI artifact to its digest: oci://REGISTRY/REPOSITORY@sha256:<64 hex digits>")
+    validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; an address that changes is no name of a file"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("uri: use an address that starts with https:// or http://: huggingface.co has one of each file (.../resolve/<commit>/FILE.gguf)"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("uri: use an address that starts with https:// or http://")
 )]
 pub struct SourceSpec {
-    /// Address of the file: https://, http://, hf://, s3://, gs://, azure://, oci:// or file://.
+    /// Address of the file, which begins with https:// or http://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     #[x_kube(
-        validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https://, http://, hf://, s3://, gs://, azure://, oci:// or file://, without spaces"),
+        validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https:// or http://, without spaces"),
         validation = Rule::new("!self.matches('^[a-z0-9]+://[/\\\\\\\\]*[^/\\\\\\\\?#]*@')").message("uri: leave user and password out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"),
         validation = Rule::new("!self.matches('(?i)^[^#]*[?&;](x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|x-goog-credential|awsaccesskeyid|signature|sig|token|access_token|auth_token|api_key|apikey|password)=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef")
     )]
@@ -152,6 +152,7 @@ pub struct LocalName {
 /// What each pod gets of its node.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.memory) || !isQuantity(self.memory) || quantity(self.memory).compareTo(quantity('64Mi')) >= 0").message("spec.resources.memory: give 64Mi or more, with a unit (1024 alone is 1024 bytes; 24Gi is usual): no pod serves with less"))]
 pub struct ResourcesSpec {
     /// GPUs of each pod; leave it out to serve on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -159,7 +160,7 @@ pub struct ResourcesSpec {
     /// CPUs requested by each pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<PositiveQuantity>,
-    /// Memory of each pod, request and limit. The memory gate measures a new model against it.
+    /// Memory of each pod, request and limit, 64Mi or more. The memory gate measures a new model against it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<PositiveQuantity>,
 }

@@ -453,7 +453,9 @@ func TestTheCRDsAreTakenByTheAPIServer(t *testing.T) {
 	}
 }
 
-func TestCredentialsInAddressesAreRefused(t *testing.T) {
+// What the rules of the CRD say of a service with this spec, beside its model.
+func specRules(t *testing.T) func(spec map[string]any) string {
+	t.Helper()
 	crd, internal := customResource(t, chart+"/files/crds/inferenceservices.gantry.dev.yaml"), &apiextensions.JSONSchemaProps{}
 	written := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
 	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(written, internal, nil); err != nil {
@@ -464,12 +466,59 @@ func TestCredentialsInAddressesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	rules := schemacel.NewValidator(structural, true, celconfig.PerCallLimit)
-	judge := func(uri string) string {
+	return func(spec map[string]any) string {
 		object := service(1).Object
-		source := map[string]any{"uri": uri, "sha256": strings.Repeat("a", 64)}
-		object["spec"] = map[string]any{"model": map[string]any{"servedName": "chat", "source": source}}
+		if _, given := spec["model"]; !given {
+			source := map[string]any{"uri": "https://h/m.gguf", "sha256": strings.Repeat("a", 64)}
+			spec["model"] = map[string]any{"servedName": "chat", "source": source}
+		}
+		object["spec"] = spec
 		problems, _ := rules.Validate(context.Background(), nil, structural, object, nil, celconfig.RuntimeCELCostBudget)
 		return fmt.Sprint(problems.ToAggregate())
+	}
+}
+
+func TestMemoryThatNoPodServesWithIsRefused(t *testing.T) {
+	rules := specRules(t)
+	judge := func(memory string) string {
+		return rules(map[string]any{"resources": map[string]any{"memory": memory}})
+	}
+	for _, memory := range []string{"64Mi", "1Gi", "68M", "24Gi", "1e9", "67108864"} {
+		if told := judge(memory); told != "<nil>" {
+			t.Errorf("%s: %s", memory, told)
+		}
+	}
+	for _, memory := range []string{"1024", "24", "63Mi", "500m", "64M"} {
+		if told := judge(memory); !strings.Contains(told, "give 64Mi or more, with a unit") {
+			t.Errorf("%s: %s", memory, told)
+		}
+	}
+	if told := rules(map[string]any{"resources": map[string]any{"cpu": "1"}}); told != "<nil>" {
+		t.Errorf("no memory: %s", told)
+	}
+}
+
+func TestWhatIsToldOfAddressesNamesNoneThatIsNotFetched(t *testing.T) {
+	rules := specRules(t)
+	for _, uri := range []string{"hf://org/repo/m.gguf", "oci://r/m", "s3://b/m.gguf", "file:///m.gguf", "ftp://h/m.gguf"} {
+		told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": map[string]any{"uri": uri}}})
+		for _, scheme := range []string{"hf://", "oci://", "s3://", "gs://", "azure://", "file://"} {
+			// The value itself is repeated by the API server, here and there.
+			if strings.Contains(strings.ReplaceAll(told, uri, ""), scheme) {
+				t.Errorf("%s: %s", uri, told)
+			}
+		}
+		if !strings.Contains(told, "https:// ") {
+			t.Errorf("%s: %s", uri, told)
+		}
+	}
+}
+
+func TestCredentialsInAddressesAreRefused(t *testing.T) {
+	rules := specRules(t)
+	judge := func(uri string) string {
+		source := map[string]any{"uri": uri, "sha256": strings.Repeat("a", 64)}
+		return rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": source}})
 	}
 	for _, uri := range []string{
 		"https://h/m.gguf", "https://h/m@2.gguf?download=true&to=a@b&design=1", "https://h/token=1/m.gguf", "https://h/m.gguf#token=1",
