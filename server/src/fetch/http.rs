@@ -185,10 +185,82 @@ pub(super) fn failure(address: &str, error: &reqwest::Error) -> FetchError {
     if error.is_redirect() {
         return FetchError::Permanent(format!("{address} cannot be followed: {below}; give the file's own address"));
     }
+    let says = reasons.last().filter(|_| reasons.len() > 1).map(|said| format!(" ({said})")).unwrap_or_default();
+    if let Some(trouble) = Trouble::of(error) {
+        return FetchError::temporary(format!("{address}: {}{says}; {}", trouble.what(), trouble.way_out()));
+    }
     if error.is_timeout() {
-        return FetchError::temporary(format!("{address} is silent: {below}"));
+        let way_out = "start what is to answer there, or let the pods reach it";
+        return FetchError::temporary(format!("{address} is silent{says}; {way_out}"));
     }
     FetchError::temporary(format!("{address} cannot be read: {below}"))
+}
+
+/// Why there was no connection, where that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// The name of the host has no address.
+    NoSuchHost,
+    /// Nobody listens.
+    Refused,
+    /// No way leads there.
+    NoWay,
+    /// Who answers does not speak TLS.
+    NoTls,
+    /// Its certificate is not believed.
+    Certificate,
+}
+
+impl Trouble {
+    fn of(error: &reqwest::Error) -> Option<Self> {
+        let first: &(dyn std::error::Error + 'static) = error;
+        let chain = std::iter::successors(Some(first), |error| error.source());
+        let known = |error: &(dyn std::error::Error + 'static)| {
+            // The client's own error for a name has no type that others may see.
+            if error.to_string().starts_with("dns error") {
+                return Some(Self::NoSuchHost);
+            }
+            let mut io = error.downcast_ref::<std::io::Error>()?;
+            // Each layer puts what the one below said into an error of its own, which is no source of it.
+            while let Some(inner) = io.get_ref().and_then(|inner| inner.downcast_ref()) {
+                io = inner;
+            }
+            let tls = io.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+            match (tls, io.kind()) {
+                (Some(rustls::Error::InvalidMessage(_)), _) => Some(Self::NoTls),
+                (Some(rustls::Error::InvalidCertificate(_)), _) => Some(Self::Certificate),
+                (None, std::io::ErrorKind::ConnectionRefused) => Some(Self::Refused),
+                (None, std::io::ErrorKind::HostUnreachable | std::io::ErrorKind::NetworkUnreachable) => {
+                    Some(Self::NoWay)
+                }
+                _ => None,
+            }
+        };
+        let mut troubles = chain.filter_map(known);
+        troubles.next()
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::NoSuchHost => "its host has no address",
+            Self::Refused => "nothing listens there",
+            Self::NoWay => "no way leads there",
+            Self::NoTls => "what answers there does not speak TLS",
+            Self::Certificate => "its certificate is not believed",
+        }
+    }
+
+    fn way_out(self) -> &'static str {
+        match self {
+            Self::NoSuchHost => "correct the host of its uri in the spec, or make the name known to the cluster's DNS",
+            Self::Refused => "correct host and port of its uri in the spec, or start the file server",
+            Self::NoWay => "correct the host of its uri in the spec, or let the pods reach it",
+            Self::NoTls => "in its uri in the spec, give http:// for https://, or the port that speaks TLS",
+            Self::Certificate => {
+                "use a host whose certificate is of a known authority and bears its name, or http:// (its sha256 is checked)"
+            }
+        }
+    }
 }
 
 struct ContentRange {
@@ -311,10 +383,11 @@ mod tests {
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut head = Vec::new();
-                while !head.ends_with(b"\r\n\r\n") {
+                // A TLS hello has no such end, and begins with a byte that no method does.
+                while !head.ends_with(b"\r\n\r\n") && !head.starts_with(&[0x16]) {
                     head.push(stream.read_u8().await.unwrap());
                 }
-                heads.send(String::from_utf8(head).unwrap().to_lowercase()).unwrap();
+                let _ = heads.send(String::from_utf8_lossy(&head).to_lowercase());
                 stream.write_all(answer.as_bytes()).await.unwrap();
                 stream.shutdown().await.unwrap();
             }
@@ -344,6 +417,22 @@ mod tests {
         assert!(seen.try_recv().is_err(), "it was connected to");
         assert_eq!(asked(HERE, &format!("http://localhost:{port}/m"), None).await.unwrap().status(), 200);
         assert!(seen.recv().await.is_some());
+    }
+
+    #[tokio::test]
+    async fn why_there_is_no_connection_is_said_plainly_with_what_to_do() {
+        let (plain, _seen) = scripted("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".to_owned()).await;
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        for (url, what, way_out) in [
+            ("http://no-such-host.invalid/m".to_owned(), "its host has no address (", "correct the host of its uri"),
+            (format!("http://{nobody}/m"), "nothing listens there (", "correct host and port of its uri"),
+            (format!("https://{plain}/m"), "what answers there does not speak TLS (", "give http:// for https://"),
+        ] {
+            let error = asked(HERE, &url, None).await.unwrap_err();
+            let told = error.to_string();
+            assert!(error.is_temporary() && told.starts_with(&format!("the address: {what}")), "{url}: {told}");
+            assert!(told.contains(way_out) && !told.contains("client error"), "{url}: {told}");
+        }
     }
 
     #[tokio::test]

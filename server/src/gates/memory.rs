@@ -7,19 +7,20 @@
 //! set ([`fit_gpu`]); without one, a model too large for it fails at the Load gate.
 
 mod limit;
+mod verdict;
 
 use std::collections::HashMap;
 use std::fmt::{self, Display};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gantry_crds::status::GateName;
 use gantry_engine::ALL_LAYERS;
-use gantry_gguf::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
+use gantry_gguf::fit::{FitInput, MemoryEstimate, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
 pub use self::limit::check_limit;
-use super::report::{Refusal, quantity};
+pub(super) use self::verdict::judge;
+use super::report::quantity;
 use crate::front::FrontLimits;
 use crate::limits::{TRIAL_GPU_BYTES, TRIAL_HEADROOM_MIN_BYTES};
 use crate::processors::Processors;
@@ -333,30 +334,6 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
     }
 }
 
-/// Holds the need against what is left, of which the front may take so much.
-pub(super) fn judge(
-    required_bytes: u64,
-    memory: PodMemory,
-    front_bytes: u64,
-    headroom_ratio: f64,
-) -> (Fit, Result<String, Refusal>) {
-    let available_bytes = memory.beside_front(front_bytes).available_bytes;
-    let fit = verdict(required_bytes, available_bytes, headroom_ratio);
-    let value = format!("{} of {}", quantity(required_bytes), quantity(available_bytes));
-    let result = if fit.fits {
-        Ok(value)
-    } else {
-        let (limit, front) = (quantity(memory.limit_bytes), quantity(front_bytes));
-        let message = format!(
-            "the model {} (the pod's limit is {limit}, spec.resources.memory; {front} are kept for what connections, requests \
-             and answers may take beside models)",
-            fit.message
-        );
-        Err(Refusal::new(GateName::Memory, message).with_value(value))
-    };
-    (fit, result)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -581,20 +558,7 @@ mod tests {
             let front_bytes = memory.front_bytes(&runtime);
             // The one that answers keeps prompts in an eighth of the memory at the most.
             let left = memory.beside_front(required_bytes + limit_bytes / 8 + (32 << 20));
-            assert!(judge(required_bytes, left, front_bytes, 0.1).0.fits, "{required_bytes} and {front_bytes}");
+            assert!(judge(required_bytes, left, |_| front_bytes, 0.1).0.fits, "{required_bytes} and {front_bytes}");
         }
-    }
-
-    #[test]
-    fn a_refusal_names_the_figures() {
-        let memory = PodMemory { limit_bytes: 512 << 20, available_bytes: 140 << 20 };
-        let (fit, result) = judge(200 << 20, memory, 40 << 20, 0.05);
-        let refusal = result.unwrap_err();
-        assert!(!fit.fits);
-        assert_eq!(refusal.value.as_deref(), Some("200Mi of 100Mi"));
-        for part in ["512Mi", "5% headroom", "40.0Mi are kept"] {
-            assert!(refusal.message.contains(part), "{}", refusal.message);
-        }
-        assert_eq!(judge(90 << 20, memory, 40 << 20, 0.05).1.unwrap(), "90.0Mi of 100Mi");
     }
 }

@@ -448,7 +448,8 @@ fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
     };
-    let (fit, result) = memory::judge(required, memory, memory.front_bytes(&runtime), job.headroom_ratio);
+    let front_bytes = |limit_bytes| PodMemory { limit_bytes, ..memory }.front_bytes(&runtime);
+    let (fit, result) = memory::judge(required, memory, front_bytes, job.headroom_ratio);
     report.fit(&fit);
     result
 }

@@ -1,0 +1,109 @@
+//! Whether a model fits into what the pod has left, and, where it does not, the memory with which it would.
+//!
+//! Absent: how much a model takes, and how much there is, which the module above knows.
+
+use gantry_crds::status::GateName;
+use gantry_gguf::fit::{Fit, verdict};
+
+use super::PodMemory;
+use crate::gates::report::{Refusal, quantity};
+
+const MIB: u64 = 1 << 20;
+/// No pod has more: past it nothing is looked for.
+const LARGEST_POD_BYTES: u64 = 1 << 50;
+
+/// Holds the need against what is left, of which the front may take `front_bytes` in a pod with such a limit.
+pub(in crate::gates) fn judge(
+    required_bytes: u64,
+    memory: PodMemory,
+    front_bytes: impl Fn(u64) -> u64,
+    headroom_ratio: f64,
+) -> (Fit, Result<String, Refusal>) {
+    let fit_within = |limit_bytes: u64| {
+        // What is in use stays so, whatever the limit is.
+        let raised_bytes = limit_bytes.saturating_sub(memory.limit_bytes);
+        let available_bytes = memory.available_bytes.saturating_add(raised_bytes);
+        let left = PodMemory { limit_bytes, available_bytes }.beside_front(front_bytes(limit_bytes));
+        verdict(required_bytes, left.available_bytes, headroom_ratio)
+    };
+    let fit = fit_within(memory.limit_bytes);
+    let value = format!("{} of {}", quantity(required_bytes), quantity(fit.available));
+    if fit.fits {
+        return (fit, Ok(value));
+    }
+    let used_bytes = memory.limit_bytes.saturating_sub(memory.available_bytes);
+    let (need, limit) = (quantity(required_bytes), quantity(memory.limit_bytes));
+    let (used, front) = (quantity(used_bytes), quantity(front_bytes(memory.limit_bytes)));
+    let percent = (headroom_ratio * 1e4).round() / 1e2;
+    let raise = match least_limit(memory.limit_bytes, |limit_bytes| fit_within(limit_bytes).fits) {
+        Some(enough_bytes) => {
+            let short = quantity(enough_bytes - memory.limit_bytes);
+            format!("{short} are missing: spec.resources.memory: {}Mi would do; else ", enough_bytes / MIB)
+        }
+        None => String::new(),
+    };
+    let message = format!(
+        "the model needs {need} with {percent}% headroom, beside {used} in use and {front} that are kept for what connections, \
+         requests and answers may take; the pod's limit is {limit}, spec.resources.memory; {raise}lower the context size or \
+         the parallel sequences, or choose a smaller quantisation"
+    );
+    (fit, Err(Refusal::new(GateName::Memory, message).with_value(value)))
+}
+
+/// The least limit of whole MiB above `limit_bytes` that is `enough`, if any is.
+fn least_limit(limit_bytes: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
+    let (mut too_little, mut most) = (limit_bytes / MIB, LARGEST_POD_BYTES / MIB);
+    if !enough(most * MIB) {
+        return None;
+    }
+    while too_little + 1 < most {
+        let middle = too_little + (most - too_little) / 2;
+        if enough(middle * MIB) { most = middle } else { too_little = middle }
+    }
+    Some(most * MIB)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_figures() {
+        let memory = PodMemory { limit_bytes: 512 << 20, available_bytes: 140 << 20 };
+        let (fit, result) = judge(200 << 20, memory, |_| 40 << 20, 0.05);
+        let refusal = result.unwrap_err();
+        assert!(!fit.fits);
+        assert_eq!(refusal.value.as_deref(), Some("200Mi of 100Mi"));
+        for part in ["512Mi", "5% headroom", "372Mi in use", "40.0Mi that are kept"] {
+            assert!(refusal.message.contains(part), "{}", refusal.message);
+        }
+        assert_eq!(judge(90 << 20, memory, |_| 40 << 20, 0.05).1.unwrap(), "90.0Mi of 100Mi");
+    }
+
+    /// What the front keeps grows with the limit, and may be more than all of it.
+    #[test]
+    fn what_is_missing_is_counted_from_the_limit_and_what_it_says_would_do() {
+        let front_bytes = |limit_bytes: u64| (200 << 20) + limit_bytes / 8;
+        for (limit_mib, used_mib) in [(100, 6), (150, 6), (150, 150), (260, 6), (2, 0)] {
+            let memory = |limit_mib: u64| PodMemory {
+                limit_bytes: limit_mib << 20,
+                available_bytes: (limit_mib - used_mib) << 20,
+            };
+            let refusal = judge(45 << 20, memory(limit_mib), front_bytes, 0.1).1.unwrap_err();
+            let would_do = refusal.message.split("spec.resources.memory: ").nth(1).unwrap();
+            let would_do: u64 = would_do.split("Mi would do").next().unwrap().parse().unwrap();
+            let missing = quantity((would_do - limit_mib) << 20);
+            assert!(refusal.message.contains(&format!("; {missing} are missing: ")), "{}", refusal.message);
+            assert!(judge(45 << 20, memory(would_do), front_bytes, 0.1).0.fits, "{}", refusal.message);
+            assert!(!judge(45 << 20, memory(would_do - 1), front_bytes, 0.1).0.fits, "{}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn where_no_memory_would_do_none_is_named() {
+        let memory = PodMemory { limit_bytes: 1 << 30, available_bytes: 1 << 30 };
+        let refusal = judge(1 << 20, memory, |_| 0, 1.0).1.unwrap_err();
+        assert!(!refusal.message.contains("would do") && refusal.message.ends_with("a smaller quantisation"));
+    }
+}
