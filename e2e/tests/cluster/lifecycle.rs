@@ -230,8 +230,14 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (source(json!({"sha256": sha.to_uppercase()})), "64 lower-case hexadecimal digits"),
         (source(json!({"sha256": "abc"})), "64 lower-case hexadecimal digits"),
         (source(json!({"uri": "ftp://models/m.gguf"})), "use an address that starts with https://"),
-        (source(json!({"uri": "hf://org/repo@main/m.gguf", "sha256": null})), "pin a Hugging Face file to its commit"),
-        (source(json!({"uri": "oci://registry/repo:latest", "sha256": null})), "pin an OCI artifact to its digest"),
+        (
+            source(json!({"uri": "hf://org/repo@main/m.gguf", "sha256": null})),
+            "use an address that starts with https://",
+        ),
+        (
+            source(json!({"uri": "oci://registry/repo:latest", "sha256": null})),
+            "use an address that starts with https://",
+        ),
         (
             source(json!({"uri": null, "pvc": {"claimName": "c", "path": "../m.gguf"}})),
             "use a relative path without ..",
