@@ -12,6 +12,9 @@ pub const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 pub const MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
 /// The most events a worker puts into one frame.
 pub const MAX_EVENTS_PER_FRAME: usize = 1024;
+/// Bytes of events past which a worker begins another frame: one event may have as much as an answer that comes whole, and many of
+/// those in one frame would pass [`MAX_FRAME_BYTES`].
+pub const EVENT_FRAME_BYTES: usize = 4 * 1024 * 1024;
 /// Events that may wait in a worker for the front to read them; past that the front is taken for dead and the worker
 /// ends.
 pub const MAX_WORKER_EVENT_BACKLOG: usize = 256 * 1024;

@@ -311,8 +311,24 @@ fn allocated(bytes: usize) -> usize {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::limits::OUTPUT_BUDGET_BYTES;
+    use crate::limits::{OUTPUT_BUDGET_BYTES, WHOLE_ANSWER_BYTES};
+    use gantry_core::MAX_SHOWN_TEXT_BYTES;
+    use gantry_openai::{MAX_TOKENIZE_BYTES, MAX_TOKENIZE_PIECES_BYTES};
     use proptest::prelude::*;
+
+    /// What is refused for its size is refused by the worker, with the field that it came by.
+    #[test]
+    fn the_largest_that_a_prompt_may_be_told_is_an_answer_that_may_be_whole() {
+        let ids = vec![i32::MAX; MAX_TOKENIZE_BYTES + 16];
+        let pieces = vec![TokenPiece { id: 1, bytes: vec![0xff; 1] }; MAX_TOKENIZE_PIECES_BYTES + 16];
+        for shown in [
+            ShownPrompt::Text("\u{1}".repeat(MAX_SHOWN_TEXT_BYTES)),
+            ShownPrompt::Tokens(ids),
+            ShownPrompt::Pieces(pieces),
+        ] {
+            assert!(told_of(&shown) <= WHOLE_ANSWER_BYTES, "{}", told_of(&shown));
+        }
+    }
 
     #[test]
     fn what_an_event_holds_is_counted_with_all_that_is_in_it() {

@@ -7,6 +7,7 @@
 //! Absent: admission, versions, HTTP; the front has them.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,10 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::journal::{Entry, Notes};
-use crate::limits::{HEARTBEAT_PERIOD, MAX_EVENTS_PER_FRAME, MAX_WORKER_EVENT_BACKLOG, PROBE_LIMIT, WORKER_EXIT_LIMIT};
+use crate::limits::{
+    EVENT_FRAME_BYTES, HEARTBEAT_PERIOD, MAX_EVENTS_PER_FRAME, MAX_WORKER_EVENT_BACKLOG, PROBE_LIMIT, WORKER_EXIT_LIMIT,
+};
+use crate::output::allocated_by;
 use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
 
 mod faults;
@@ -371,11 +375,12 @@ async fn write_all(
         // Events first: a heartbeat must not overtake what it counts.
         let message = tokio::select! {
             biased;
+            () = std::future::ready(()), if !batch.is_empty() => FromWorker::Events(first_frame(&mut batch)),
             n = events.recv_many(&mut batch, MAX_EVENTS_PER_FRAME), if !events.is_closed() || !events.is_empty() => {
                 if n == 0 {
                     continue;
                 }
-                FromWorker::Events(std::mem::take(&mut batch))
+                FromWorker::Events(first_frame(&mut batch))
             }
             Some((id, event)) = pooled.recv() => FromWorker::Pooled { id, event },
             message = control.recv() => match message {
@@ -384,11 +389,28 @@ async fn write_all(
             },
         };
         if let Err(error) = sender.send(&message).await {
-            tracing::debug!(%error, "the front has gone");
+            match error {
+                ProtocolError::Io(error) if error.kind() != io::ErrorKind::InvalidInput => {
+                    tracing::debug!(%error, "the front has gone");
+                }
+                error => tracing::error!(%error, "the front cannot be told"),
+            }
             break;
         }
         faults.note_sent(&message);
     }
+}
+
+/// Takes what goes into the next frame: at least one event, and as many as stay below [`EVENT_FRAME_BYTES`].
+fn first_frame(batch: &mut Vec<(RequestId, GenerationEvent)>) -> Vec<(RequestId, GenerationEvent)> {
+    let mut bytes = 0;
+    let mut fits = |(_, event): &(RequestId, GenerationEvent)| {
+        bytes += allocated_by(event);
+        bytes <= EVENT_FRAME_BYTES
+    };
+    let n = batch.iter().map_while(|event| fits(event).then_some(())).count().max(1);
+    let rest = batch.split_off(n.min(batch.len()));
+    std::mem::replace(batch, rest)
 }
 
 /// The figures of now; the memory is 0 where it cannot be read.
@@ -403,5 +425,35 @@ fn heartbeat(host: Option<&ModelHost>) -> Heartbeat {
         pooled: host.and_then(|host| Some(host.embedder.as_ref()?.stats())).unwrap_or_default(),
         rss_bytes: bytes("VmRSS:").unwrap_or(0),
         rss_file_bytes: bytes("RssFile:").unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use gantry_core::MAX_SHOWN_TEXT_BYTES;
+    use gantry_core::ShownPrompt;
+
+    /// As many and as large as gather while a frame is written, which no frame would hold together.
+    #[tokio::test]
+    async fn events_that_no_frame_would_hold_together_come_in_several_and_in_their_order() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (events, queue) = mpsc::channel(100);
+        let ((_pooled, pooled), (control, controls)) = (mpsc::channel(1), mpsc::channel(1));
+        for id in 0..40 {
+            let shown = ShownPrompt::Text("x".repeat(MAX_SHOWN_TEXT_BYTES));
+            events.try_send((id, GenerationEvent::Prompt(shown))).unwrap();
+            events.try_send((id, GenerationEvent::Started { prompt_tokens: 1 })).unwrap();
+        }
+        drop((events, control));
+        tokio::spawn(write_all(ours.into_split().1, queue, pooled, controls, Arc::new(Faults::from_env())));
+        let mut told = Vec::new();
+        let mut receiver = protocol::receiver::<FromWorker>(theirs.into_split().0);
+        while told.len() < 80 {
+            let Some(Ok(FromWorker::Events(events))) = receiver.next().await else { panic!("after {}", told.len()) };
+            told.extend(events.into_iter().map(|(id, _)| id));
+        }
+        assert_eq!(told, (0..40).flat_map(|id| [id, id]).collect::<Vec<_>>());
     }
 }

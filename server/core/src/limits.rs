@@ -33,6 +33,9 @@ pub const MAX_DRY_BREAKER_BYTES: usize = 40;
 pub const MAX_GRAMMAR_BYTES: usize = 128 * 1024;
 /// The most prompt text one request may carry, in bytes; a longer one is refused before it is tokenised.
 pub const MAX_PROMPT_BYTES: usize = 8 * 1024 * 1024;
+/// The longest text that a request may be told of its prompt, in bytes: a rendered chat, or what tokens stand for. However it is
+/// escaped, its answer is one that may be given whole.
+pub const MAX_SHOWN_TEXT_BYTES: usize = 1024 * 1024;
 /// The most texts in one pooled request.
 pub const MAX_POOLED_INPUTS: usize = 2048;
 /// The longest time that a request may say it is ready to wait for its first token: an hour.

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
+use gantry_core::MAX_SHOWN_TEXT_BYTES;
 use gantry_core::{Extent, PromptForm, ShownPrompt, TokenPiece};
 use gantry_llama::SpecialTokens;
 
@@ -263,7 +264,7 @@ impl Preparer {
         }));
         emitter.is(Activity::Paused);
         match shown.unwrap_or_else(|_| Err(panicked())) {
-            Ok(shown) => emitter.shown(shown),
+            Ok(shown) => emitter.shown(without_spare_room(shown)),
             Err(error) => emitter.failed(error),
         }
     }
@@ -271,13 +272,17 @@ impl Preparer {
     fn shown_text(&self, prompt: Prompt, chat: Option<RenderedChat>) -> Result<String, RequestError> {
         match prompt {
             Prompt::Text(text) | Prompt::Markup(text) => Ok(text),
-            Prompt::Chat(_) => Ok(rendered(chat)?.prompt),
+            Prompt::Chat(_) => {
+                let prompt = rendered(chat)?.prompt;
+                check_shown_bytes("messages", prompt.len())?;
+                Ok(prompt)
+            }
             Prompt::Tokens(tokens) => {
                 self.check_known(&tokens)?;
                 let mut bytes = Vec::new();
                 for token in tokens {
                     self.vocabulary.shown_piece(token, &mut bytes);
-                    check_bytes("prompt", bytes.len())?;
+                    check_shown_bytes("prompt", bytes.len())?;
                 }
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
@@ -396,6 +401,16 @@ fn is_over(job: &mut Job) -> bool {
     is_late
 }
 
+/// What is told is held, and counted, with the memory that it has: none of it empty.
+fn without_spare_room(mut shown: ShownPrompt) -> ShownPrompt {
+    match &mut shown {
+        ShownPrompt::Text(text) => text.shrink_to_fit(),
+        ShownPrompt::Tokens(tokens) => tokens.shrink_to_fit(),
+        ShownPrompt::Pieces(pieces) => pieces.shrink_to_fit(),
+    }
+    shown
+}
+
 fn rendered(chat: Option<RenderedChat>) -> Result<RenderedChat, RequestError> {
     chat.ok_or_else(|| RequestError::Internal(String::from("a chat was not rendered")))
 }
@@ -407,6 +422,15 @@ fn panicked() -> RequestError {
 fn check_bytes(param: &str, bytes: usize) -> Result<(), RequestError> {
     if bytes > MAX_PROMPT_BYTES {
         let message = format!("{bytes} bytes, more than the {MAX_PROMPT_BYTES} that a prompt may have");
+        return Err(RequestError::invalid(param, "prompt_too_large", message));
+    }
+    Ok(())
+}
+
+fn check_shown_bytes(param: &str, bytes: usize) -> Result<(), RequestError> {
+    if bytes > MAX_SHOWN_TEXT_BYTES {
+        let message =
+            format!("are a text of more than the {MAX_SHOWN_TEXT_BYTES} bytes that are told of a prompt; ask for less");
         return Err(RequestError::invalid(param, "prompt_too_large", message));
     }
     Ok(())

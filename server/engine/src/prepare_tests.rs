@@ -322,6 +322,10 @@ fn what_a_prompt_is_is_told_and_nothing_is_delivered() {
     let ticket = busy.push_params(Prompt::Tokens(vec![1 << 30]), extent(PromptForm::Text), None);
     let (of, event) = busy.events.1.recv().unwrap();
     assert!(of == ticket && matches!(&event, GenerationEvent::Failed(error) if error.code() == "invalid_token"));
+    let long = ScriptedVocabulary.tokenize(&"x".repeat(MAX_SHOWN_TEXT_BYTES + 1), SpecialTokens::None).unwrap();
+    let ticket = busy.push_params(Prompt::Tokens(long), extent(PromptForm::Text), None);
+    let (of, event) = busy.events.1.recv().unwrap();
+    assert!(of == ticket && matches!(&event, GenerationEvent::Failed(error) if error.code() == "prompt_too_large"));
     busy.end();
     assert_eq!(busy.ready.iter().count(), 0);
 }

@@ -343,7 +343,8 @@ const WITH_BUDGET: &str = "belongs to `reasoning_budget_tokens`, which is refuse
 const CACHE_HINT: &str = "prefixes are found again without hints, and answers do not depend on it";
 const GUESSES: &str = "guessed tokens change how fast an answer comes, never which";
 const NO_SHIFT: &str = "tokens are never dropped from a context: an answer ends where it is full";
-const RENDER_ONLY: &str = "belongs to endpoints that only render a prompt, which are not served";
+const RENDER_ONLY: &str =
+    "belongs to a server that only renders prompts; `/apply-template` and `/tokenize` do that here";
 
 /// All of them.
 pub const PARAMETERS: &[Parameter] = &[
@@ -353,7 +354,6 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Chat, Template], "messages", Obeyed),
     at(&[Text], "prompt", Obeyed),
     at(&[Text, Tokenize], "parse_special", Obeyed),
-    at(&[Tokenize], "content", Obeyed),
     at(&[Tokenize], "add_special", Obeyed),
     at(&[Tokenize], "with_pieces", Obeyed),
     at(&[Detokenize], "tokens", Obeyed),
@@ -581,7 +581,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Rerank], "return_text", Refused(False, "ask for `return_documents`")),
     // Messages and their parts.
     at(&[Message], "role", Obeyed),
-    at(&[Message], "content", Obeyed),
+    at(&[Message, Tokenize], "content", Obeyed),
     at(&[Message], "name", Obeyed),
     at(&[Message], "tool_calls", Obeyed),
     at(&[Message], "tool_call_id", Obeyed),

@@ -429,6 +429,8 @@ impl Version {
                 let cells_per_sequence = model.as_ref().map_or(0, |model| u64::from(model.n_ctx_per_sequence));
                 Demand { cells: request.cells(cells_per_sequence), prefixes: Vec::new(), priority }
             }
+            // What nobody computed, no worker has.
+            DispatchStrategy::PrefixAware if !request.is_computed() => Demand { priority, ..Demand::default() },
             DispatchStrategy::PrefixAware => Demand { cells: 0, prefixes: prefix::keys(&request.prompt), priority },
         }
     }

@@ -68,13 +68,18 @@ impl GenerateRequest {
     /// The KV cells that it will need where a sequence can have `cells_per_sequence`: an estimate for text, since only
     /// the worker has the tokeniser, and at least what it must need for tokens.
     pub(super) fn cells(&self, cells_per_sequence: u64) -> u64 {
-        if self.params.extent != Extent::Answer {
+        if !self.is_computed() {
             return 0;
         }
         let prompt = self.prompt_tokens();
         let least = if let Prompt::Tokens(_) = &*self.prompt { prompt + 1 } else { 1 };
         let answer = self.params.max_tokens.map_or(cells_per_sequence, u64::from);
         prompt.saturating_add(answer).min(cells_per_sequence).max(least)
+    }
+
+    /// Whether tokens are computed for it; else it is told what its prompt is.
+    pub(super) fn is_computed(&self) -> bool {
+        self.params.extent == Extent::Answer
     }
 
     /// What it asks for, where clients share the service.
@@ -426,6 +431,14 @@ impl Request {
         drop(reply.take().map(|reply| reply.send(answer)));
     }
 
+    /// Whether tokens are computed for it, or vectors.
+    pub(super) fn is_computed(&self) -> bool {
+        match &self.asked {
+            Asked::Text { request, .. } => request.is_computed(),
+            Asked::Pooled { .. } => true,
+        }
+    }
+
     /// Whether its sequence is not to go on now.
     pub(super) fn is_paused(&self) -> bool {
         matches!(&self.asked, Asked::Text { events: Some(events), .. } if events.is_paused())
@@ -443,8 +456,11 @@ impl Request {
             GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
             // A worker knows nothing of the time before: waiting for one with room, and with one that died.
             GenerationEvent::Finished { reason, usage, mut timings } => {
-                let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
-                self.place.uses(u64::from(read) + u64::from(usage.completion_tokens));
+                // What is computed of one that is told its prompt is not counted in tokens: it stays at what it asked for.
+                if self.is_computed() {
+                    let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+                    self.place.uses(u64::from(read) + u64::from(usage.completion_tokens));
+                }
                 timings.queue_ms += self.given.saturating_duration_since(self.submitted).as_secs_f64() * 1e3;
                 GenerationEvent::Finished { reason, usage, timings }
             }
@@ -453,7 +469,7 @@ impl Request {
         if let GenerationEvent::Text { tokens, .. } = &event {
             self.outputs += u64::from(*tokens);
         }
-        if let GenerationEvent::Started { .. } = &event {
+        if let GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) = &event {
             self.place.begin();
         }
         let Asked::Text { request, events: listening } = &mut self.asked else { return Passed::Goes };

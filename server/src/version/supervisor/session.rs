@@ -409,7 +409,9 @@ impl<'a> Session<'a> {
 
     /// Lets go of a request that the worker is done with. `tells`: its end shows that it does no harm.
     fn serve(&mut self, id: RequestId, tells: bool, now: Instant) {
+        let mut is_computed = true;
         if let Some(mut request) = self.remove(id) {
+            is_computed = request.is_computed();
             let mut memory = self.supervisor.shared.desk.suspects();
             match (request.stop_trial(), tells) {
                 (true, true) => memory.acquit(request.digest),
@@ -420,7 +422,10 @@ impl<'a> Session<'a> {
                 memory.answered();
             }
         }
-        self.supervisor.shared.admission.served(now);
+        // Those that took next to nothing say nothing of how long others wait.
+        if is_computed {
+            self.supervisor.shared.admission.served(now);
+        }
     }
 
     fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
