@@ -27,7 +27,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    limits::{JUDGED_RESTARTS_MAX, SWITCH_TIMEOUT},
+    limits::{BAKE_WITHOUT_SPEC, JUDGED_RESTARTS_MAX, SWITCH_TIMEOUT},
     validate::{ValidService, WantedVersion},
 };
 use failure::{Failure, prepare_message};
@@ -373,7 +373,7 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         Switched::Failed(failure) => take_back(world, state, now, way_back, failure),
         Switched::Done => {
             // A spec that became unusable meanwhile does not stop what was begun.
-            let bake = world.spec.map_or(Duration::ZERO, |spec| spec.bake);
+            let bake = world.spec.map_or(BAKE_WITHOUT_SPEC, |spec| spec.bake);
             if world.spec.is_some_and(|spec| !spec.keep_resident) {
                 state.previous = None;
             }

@@ -13,6 +13,9 @@ pub const PROGRESS_DEADLINES_MAX: u32 = 4;
 /// Parts of the progress deadline of which at most one write of the status is spent on noting progress.
 pub const PROGRESS_NOTES: u32 = 20;
 
+/// How long a version is watched where the spec, which says it, became unusable during the switch: the spec's default.
+pub const BAKE_WITHOUT_SPEC: Duration = Duration::from_secs(600);
+
 /// Time added to the drain timeout for a pod to end: it goes on accepting for up to 10 s, and after the drain its agent may
 /// take 10 s and its worker 5 s to end.
 pub const TERMINATION_MARGIN: Duration = Duration::from_secs(30);

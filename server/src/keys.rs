@@ -23,6 +23,8 @@ type KeyDigest = [u8; 32];
 pub struct KeySources {
     given: Vec<KeyDigest>,
     file: Option<PathBuf>,
+    /// What the file had at first.
+    of_file: Vec<KeyDigest>,
 }
 
 /// Not even the digests: what is short can be found from them.
@@ -33,26 +35,35 @@ impl fmt::Debug for KeySources {
 }
 
 impl KeySources {
-    /// Checks keys of a flag, of which empty ones are none, and looks whether a file names some.
+    /// Takes keys of a flag and of a file. A flag or a file that is given and names none is a mistake: an empty variable must not open
+    /// the server to everybody.
     ///
     /// # Errors
     /// Names every mistake, and none of the keys.
     pub fn new(given: &[String], file: Option<&Path>) -> Result<Self, Vec<String>> {
         let mut problems = Vec::new();
-        let (mut digests, file) = (Vec::new(), file.filter(|file| !file.as_os_str().is_empty()));
+        let (mut digests, mut of_file) = (Vec::new(), Vec::new());
         for key in given.iter().map(|key| key.trim()).filter(|key| !key.is_empty()) {
             match digest(key) {
                 Ok(digest) => digests.push(digest),
                 Err(problem) => problems.push(format!("--api-key {problem}")),
             }
         }
+        if digests.is_empty() && problems.is_empty() && !given.is_empty() {
+            problems.push(
+                "--api-key names no key; leave it and GANTRY_API_KEY out where whoever reaches the server may ask"
+                    .to_owned(),
+            );
+        }
         if digests.len() > MAX_API_KEYS {
             problems.push(format!("--api-key may name at most {MAX_API_KEYS} keys, not {}", digests.len()));
         }
-        if let Some(Err(problem)) = file.map(read) {
-            problems.push(format!("--api-key-file {problem}"));
+        match file.map(read) {
+            Some(Ok(read)) => of_file = read,
+            Some(Err(problem)) => problems.push(format!("--api-key-file {problem}")),
+            None => {}
         }
-        let sources = Self { given: digests, file: file.map(Path::to_owned) };
+        let sources = Self { given: digests, file: file.map(Path::to_owned), of_file };
         if problems.is_empty() { Ok(sources) } else { Err(problems) }
     }
 }
@@ -70,9 +81,8 @@ impl ApiKeys {
     #[must_use]
     pub fn new(sources: KeySources) -> Arc<Self> {
         let needs_keys = !sources.given.is_empty() || sources.file.is_some();
-        let keys = Self { good: needs_keys.then(|| ArcSwap::from_pointee(sources.given.clone())), sources };
-        keys.reload();
-        Arc::new(keys)
+        let first = || ArcSwap::from_pointee([sources.given.as_slice(), &sources.of_file].concat());
+        Arc::new(Self { good: needs_keys.then(first), sources })
     }
 
     /// Whether who shows this key, or none, may ask.
@@ -125,7 +135,11 @@ impl ApiKeys {
 /// The keys of a file, one a line.
 fn read(file: &Path) -> Result<Vec<KeyDigest>, String> {
     let at = file.display();
-    let length = std::fs::metadata(file).map_err(|error| format!("cannot be read: {at}: {error}"))?.len();
+    let metadata = std::fs::metadata(file).map_err(|error| format!("cannot be read: {at}: {error}"))?;
+    if !metadata.is_file() {
+        return Err(format!("is no regular file, which can be read again: {at}"));
+    }
+    let length = metadata.len();
     if length > MAX_API_KEY_FILE_BYTES {
         return Err(format!("has {length} bytes, and {MAX_API_KEY_FILE_BYTES} are the most: {at}"));
     }
@@ -177,7 +191,7 @@ mod tests {
             assert!(!both.admits(Some(bad.as_bytes())), "{bad:?}");
         }
         assert!(!both.admits(None));
-        let none = keys(&["", " "], None).unwrap();
+        let none = keys(&[], None).unwrap();
         assert!(none.admits(None) && none.admits(Some(b"x")), "without keys whoever reaches it may ask");
         assert!(!format!("{both:?}").contains("first"));
     }
@@ -190,10 +204,10 @@ mod tests {
         assert_eq!(keys.reload(), None);
         let admits = |key: &str| keys.admits(Some(key.as_bytes()));
         assert!(admits("new") && admits("other") && admits("flag") && !admits("old"));
-        for bad in ["", "\n \n", "a key", &"x".repeat(MAX_API_KEY_BYTES + 1), &"k\n".repeat(MAX_API_KEYS + 1)] {
+        for bad in ["", "\n \n", "sesame opens", &"x".repeat(MAX_API_KEY_BYTES + 1), &"k\n".repeat(MAX_API_KEYS + 1)] {
             std::fs::write(file.path(), bad).unwrap();
             let problem = keys.reload().unwrap();
-            assert!(!problem.contains("a key\"") && problem.contains(&*file.path().to_string_lossy()), "{problem}");
+            assert!(!problem.contains("sesame") && problem.contains(&*file.path().to_string_lossy()), "{problem}");
             assert!(admits("new") && admits("other"), "{problem}");
         }
         std::fs::remove_file(file.path()).unwrap();
@@ -203,11 +217,18 @@ mod tests {
     #[test]
     fn mistakes_are_told_without_the_key() {
         let missing = Path::new("/nonexistent/keys");
-        let problems = keys(&["has blanks", &"x".repeat(MAX_API_KEY_BYTES + 1)], Some(missing)).unwrap_err();
+        let problems = keys(&["sesame opens", &"x".repeat(MAX_API_KEY_BYTES + 1)], Some(missing)).unwrap_err();
         assert_eq!(problems.len(), 3, "{problems:?}");
-        assert!(
-            problems.iter().all(|problem| !problem.contains("has blanks ") && !problem.contains("xxx")),
-            "{problems:?}"
-        );
+        assert!(problems.iter().all(|problem| !problem.contains("sesame") && !problem.contains("xxx")), "{problems:?}");
+    }
+
+    #[test]
+    fn a_flag_a_variable_or_a_file_that_names_none_opens_nothing() {
+        for given in [&[""][..], &["", " "]] {
+            assert!(keys(given, None).unwrap_err()[0].contains("names no key"), "{given:?}");
+        }
+        for file in [Path::new(""), Path::new("/dev/null")] {
+            assert!(keys(&["flag"], Some(file)).unwrap_err()[0].starts_with("--api-key-file "), "{}", file.display());
+        }
     }
 }

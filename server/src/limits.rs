@@ -246,6 +246,8 @@ pub const UNREADY_BEFORE_CLOSE_MAX: Duration = Duration::from_secs(10);
 pub const DRAIN_QUIET_LIMIT: Duration = Duration::from_secs(1);
 /// The longest `x-request-id` taken over from a client.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
+/// How long those whose requests are cut off at the end have to take the event that says so.
+pub const LAST_EVENTS_LIMIT: Duration = Duration::from_secs(1);
 /// How long the agent may take to end, once requests have.
 pub const AGENT_STOP_LIMIT: Duration = Duration::from_secs(10);
 /// The most API keys that a flag names, and a file.

@@ -198,14 +198,15 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    Ok(exit_code(ended))
+    ended.told().await;
+    Ok(exit_code(&ended))
 }
 
 /// As of a process that a signal ended, where one had requests cut off.
-fn exit_code(ended: Ended) -> ExitCode {
-    match ended {
-        Ended::Waited => ExitCode::SUCCESS,
-        Ended::CutOff(signal) => ExitCode::from(EXIT_SIGNAL_BASE.saturating_add(signal)),
+fn exit_code(ended: &Ended) -> ExitCode {
+    match ended.cut_off_by {
+        None => ExitCode::SUCCESS,
+        Some(signal) => ExitCode::from(EXIT_SIGNAL_BASE.saturating_add(signal)),
     }
 }
 
@@ -268,8 +269,9 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     router.set(Routing::default());
     let retiring = active.into_iter().chain(previous).map(|version| version.retire(Duration::ZERO));
     futures::future::join_all(retiring).await;
+    ended.told().await;
     anyhow::ensure!(asked_to_end, "the agent ended by itself");
-    Ok(exit_code(ended))
+    Ok(exit_code(&ended))
 }
 
 /// Says what a worker would compute with, one line for each device.

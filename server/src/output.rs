@@ -245,6 +245,7 @@ pub(crate) fn allocated_by(event: &GenerationEvent) -> usize {
     let (text, logprobs) = match event {
         GenerationEvent::Text { text, logprobs, .. } => (text, logprobs),
         GenerationEvent::Prompt(shown) => return allocated_by_prompt(shown),
+        GenerationEvent::Failed(error) => return allocated(error.to_string().len()),
         _ => return 0,
     };
     allocated(text.capacity())

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -29,7 +29,8 @@ pub use self::table::Phase;
 use crate::api::{self, App};
 use crate::descriptors;
 use crate::limits::{
-    ACCEPT_RETRY, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, UNREADY_BEFORE_CLOSE, UNREADY_BEFORE_CLOSE_MAX,
+    ACCEPT_RETRY, LAST_EVENTS_LIMIT, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, UNREADY_BEFORE_CLOSE,
+    UNREADY_BEFORE_CLOSE_MAX,
 };
 
 /// Where the server is reached.
@@ -90,12 +91,19 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// How a server ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Its requests had ended, or the time for that was over.
-    Waited,
-    /// This signal had those cut off that were left.
-    CutOff(u8),
+pub struct Ended {
+    /// The signal that had those requests cut off that were left; `None`: all had ended, or the time for that was over.
+    pub cut_off_by: Option<u8>,
+    connections: TaskTracker,
+}
+
+impl Ended {
+    /// Waits until those that were cut off have been told so, once their requests have failed; at most [`LAST_EVENTS_LIMIT`], since
+    /// a client may read nothing.
+    pub async fn told(&self) {
+        // What is left after that is closed with the process.
+        drop(timeout(LAST_EVENTS_LIMIT, self.connections.wait()).await);
+    }
 }
 
 /// Serves until a signal or `stop`, then drains.
@@ -113,6 +121,7 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
     let port = Port::new(api::routes(&app), connections, &app).counted();
     // It was not told to end: why is said by whoever ended it.
     let is_told;
+    let mut cut_off_by = None;
     {
         let mut accepting = pin!(port.accept(&ports.requests));
         let moment = tokio::select! {
@@ -127,8 +136,8 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         app.start_draining();
         tokio::select! {
             never = &mut accepting => match never {},
-            () = port.left_alone_for(moment) => {}
-            _ = signals.next() => {}
+            () = port.left_alone_for(moment, UNREADY_BEFORE_CLOSE_MAX.min(drain_timeout.max(moment))) => {}
+            signal = signals.next() => cut_off_by = Some(signal.number()),
         }
     }
     port.take_backlog(ports.requests)?;
@@ -143,6 +152,7 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         );
     }
     tokio::select! {
+        () = std::future::ready(()), if cut_off_by.is_some() => {}
         () = connections.wait() => {
             if is_told {
                 tracing::info!("shutting down: every request has ended");
@@ -153,10 +163,10 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         }
         signal = signals.next() => {
             tracing::warn!(connections = connections.len(), "shutting down: told to hurry");
-            return Ok(Ended::CutOff(signal.number()));
+            cut_off_by = Some(signal.number());
         }
     }
-    Ok(Ended::Waited)
+    Ok(Ended { cut_off_by, connections: port.tasks })
 }
 
 /// A signal that ends the server.
@@ -247,14 +257,14 @@ impl Port {
         }
     }
 
-    /// Waits until nobody has connected for `quiet` from now on; at most [`UNREADY_BEFORE_CLOSE_MAX`].
-    async fn left_alone_for(&self, quiet: Duration) {
+    /// Waits until nobody has connected for `quiet` from now on; at most so long.
+    async fn left_alone_for(&self, quiet: Duration, most: Duration) {
         let began = Instant::now();
         let mut until = began + quiet;
         while Instant::now() < until {
             sleep_until(until).await;
             let last_opened = self.connections.last_opened().unwrap_or(began);
-            until = (last_opened + quiet).min(began + UNREADY_BEFORE_CLOSE_MAX);
+            until = (last_opened + quiet).min(began + most);
         }
     }
 

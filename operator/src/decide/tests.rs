@@ -504,6 +504,10 @@ fn a_spec_that_cannot_be_carried_out_begins_nothing_and_gives_up_the_candidate()
     scene.spec = None;
     scene.all(|report| report.version = Some(name(2)));
     assert!(matches!(scene.step(), Some(Transition::Baking { .. })), "what was begun is ended");
+    let rollout = scene.state.rollout.as_ref().unwrap();
+    assert_eq!(rollout.deadline.0, after(rollout.started_at.0, BAKE_WITHOUT_SPEC), "and watched");
+    scene.all(|report| report.health = ReplicaHealth::Failed);
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { to, .. }) if to == name(1)));
 }
 
 #[test]

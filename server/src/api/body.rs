@@ -140,7 +140,7 @@ fn too_large() -> Failure {
 
 /// Throws a refused body away for a moment: a client that still writes when the connection closes gets a reset, and
 /// with it may lose the answer that tells why.
-fn discard(mut body: Body) {
+pub(super) fn discard(mut body: Body) {
     tokio::spawn(timeout(BODY_DISCARD_LIMIT, async move { while let Some(Ok(_)) = body.frame().await {} }));
 }
 

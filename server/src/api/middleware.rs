@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 
+use super::body::discard;
 use super::errors::{Told, unauthorized};
 use super::{App, routes};
 use crate::console::ENDED;
@@ -50,7 +51,12 @@ pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
 /// Refuses who does not show a good key, before anything of the body is read.
 pub(super) async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let is_admitted = !routes::needs_key(request.extensions().get()) || app.keys.admits(shown_key(request.headers()));
-    if is_admitted { next.run(request).await } else { unauthorized(request.headers()).into_response() }
+    if is_admitted {
+        return next.run(request).await;
+    }
+    let (parts, body) = request.into_parts();
+    discard(body);
+    unauthorized(&parts.headers).into_response()
 }
 
 /// The key of a request: as a bearer's token, or in llama-server's header.

@@ -259,7 +259,14 @@ pub struct HttpArgs {
     )]
     pub metrics_port: String,
     /// A key that clients must show, with commas between several [default: whoever reaches the server may ask]
-    #[arg(long, env = "GANTRY_API_KEY", value_name = "KEY,...", value_delimiter = ',', hide_env_values = true)]
+    #[arg(
+        long,
+        env = "GANTRY_API_KEY",
+        value_name = "KEY,...",
+        value_delimiter = ',',
+        hide_env_values = true,
+        allow_hyphen_values = true
+    )]
     pub api_key: Vec<String>,
     /// A file of such keys, one a line, which is read again when it changes
     #[arg(long, env = "GANTRY_API_KEY_FILE", value_name = "FILE")]

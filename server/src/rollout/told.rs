@@ -15,7 +15,7 @@ impl Told {
     /// A try that others will follow has ended with this `line`.
     pub(super) fn ended(&mut self, line: Option<&CandidateStatus>) {
         if let Some(line) = line
-            && self.0.as_ref().is_none_or(|before| !ended_alike(before, line))
+            && self.0.as_ref().is_none_or(|before| !ended_alike(before, line) || is_further(line, before))
         {
             self.0 = Some(line.clone());
         }
@@ -123,6 +123,11 @@ mod tests {
         told.ended(Some(&ended));
         assert_eq!(told.of(Some(&fetched(100))), Some(&ended));
         assert_eq!(told.of(Some(&fetched(101))), Some(&fetched(101)));
+        // One that ended alike and further is what the next is measured by.
+        let further = CandidateStatus { phase: CandidatePhase::Failed, ..fetched(150) };
+        told.ended(Some(&further));
+        told.ended(Some(&ended));
+        assert_eq!(told.of(Some(&fetched(150))), Some(&further));
         let waits = |gib: u8| {
             let message = format!("waits until another version is unloaded: {gib}Gi are there");
             let line = line(CandidatePhase::Validating, &[GateName::Fetch], None, &message);

@@ -27,11 +27,16 @@ use gantry_engine::{Priority, Turn};
 use crate::limits::MAX_AHEAD_CLIENTS;
 use crate::peer::Peer;
 
+/// Parts of a token that a clock moves by at least.
+const CLOCK_FRACTIONS: u64 = 1 << 16;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Fair {
     /// Of each priority, by rank.
     clocks: [u64; Priority::COUNT],
+    /// What is left over of parts of a token by which they are to move, in [`CLOCK_FRACTIONS`].
+    fractions: [u64; Priority::COUNT],
     /// Of each priority, the tags of those that wait, and of how many.
     waiting: [BTreeMap<u64, usize>; Priority::COUNT],
     clients: HashMap<Peer, Client>,
@@ -117,7 +122,9 @@ impl Fair {
 
     /// Remembers one that has nothing inside any more as long as it is ahead, and forgets those that the clocks have reached.
     fn depart(&mut self, peer: Peer, client: Client) {
-        self.ahead.insert(peer, client);
+        // The order among its own is nobody's concern any more: else those of its requests that were cancelled would hold back what
+        // it asks for next.
+        self.ahead.insert(peer, Client { last: [0; Priority::COUNT], ..client });
         // Where nobody is inside there is none whom one could be ahead of.
         let (clocks, anyone) = (self.clocks, !self.clients.is_empty());
         let by = |client: &Client| client.next.iter().zip(clocks).map(|(next, clock)| next.saturating_sub(clock)).max();
@@ -134,7 +141,11 @@ impl Fair {
         let clients = u64::try_from(self.clients.len()).unwrap_or(u64::MAX).max(1);
         let (clock, waiting) = (&mut self.clocks[priority.rank()], &self.waiting[priority.rank()]);
         let next = waiting.range((Excluded(*clock), Unbounded)).next().map_or(u64::MAX, |(&tag, _)| tag);
-        *clock = clock.saturating_add(tokens.div_ceil(clients)).min(next);
+        // Rounded up each time, many small requests would make it run ahead of what is used.
+        let fraction = &mut self.fractions[priority.rank()];
+        let part = tokens.saturating_mul(CLOCK_FRACTIONS) / clients + *fraction;
+        *fraction = part % CLOCK_FRACTIONS;
+        *clock = clock.saturating_add(part / CLOCK_FRACTIONS).min(next);
     }
 
     fn waits_no_more(&mut self, entry: &Entry) {

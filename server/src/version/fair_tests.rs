@@ -122,6 +122,18 @@ fn used_until_begun(fair: &mut Fair, first: &[Peer], sizes: &[u64], next: impl F
     panic!("after {used} tokens it still waits");
 }
 
+#[test]
+fn what_was_cancelled_holds_back_nothing_that_its_client_asks_for_next() {
+    let mut fair = Fair::default();
+    let _beside = fair.enter(peer(2), NORMAL, 100);
+    let mut stored: Vec<Entry> = (0..500).map(|_| fair.enter(peer(1), NORMAL, 1_000)).collect();
+    fair.begin(&mut stored[0]);
+    fair.leave(&stored[0], Some(1_500));
+    stored[1..].iter().for_each(|entry| fair.leave(entry, None));
+    // It is ahead by what it has used, and not by what it had in store.
+    assert_eq!(fair.enter(peer(1), NORMAL, 1).turn().start_tag, 1_500);
+}
+
 proptest! {
     /// Clients each of which asks again when it has its answer, and one of them twice at first: what is served before its
     /// second is its part of what is served, and no more than the largest of each beside that.

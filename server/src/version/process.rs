@@ -128,7 +128,8 @@ impl WorkerConfig {
 
     fn command(&self, name: &str) -> Command {
         let mut command = Command::new(&self.program);
-        command.arg(name);
+        // What reads files and templates of others needs no secret of the front.
+        command.arg(name).env_remove("GANTRY_API_KEY");
         if self.quiet {
             command.env("RUST_LOG", "off");
         }

@@ -103,6 +103,7 @@ async fn whoever_is_still_sent_here_is_answered_for_a_while_after_the_end_has_be
     let mut server = Server::start(&["--ctx-size", "1024", "--parallel", "1"]).await;
     server.signal("TERM");
     let began = Instant::now();
+    await_condition("the end to begin", async || server.log().contains("no longer ready")).await;
     while let Ok(mut stream) = TcpStream::connect(server.address()).await {
         stream.write_all(HEALTH).await.unwrap();
         let answer = read_some(&mut stream).await;

@@ -39,6 +39,9 @@ async fn who_shows_no_key_is_told_so_and_probes_need_none() {
         assert_eq!(status(with_key(ask(), good)).await, 200, "{good}");
     }
     assert_eq!(status(ask().header("x-api-key", "secret-of-the-flag")).await, 200, "as llama-server takes it");
+    // One that still sends a large body hears why, and no reset.
+    let large = json!({"messages": [{"role": "user", "content": "x".repeat(4 << 20)}]});
+    assert_eq!(status(with_key(server.post(CHAT, &large), "wrong-secret")).await, 401);
     for path in ["/health", "/v1/health", "/healthz", "/readyz", "/metrics"] {
         assert_eq!(server.get(path).await.status(), 200, "{path}");
     }

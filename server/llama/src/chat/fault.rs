@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::limits::{MAX_QUOTED_BYTES, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES};
+use super::limits::{MAX_QUOTED_BYTES, MAX_SAID_BYTES, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES};
 use crate::error::{ChatError, TemplateLimit};
 
 /// An error as `shim.h` has it.
@@ -83,8 +83,14 @@ fn excerpt(line: &str, column: usize) -> String {
     line[from..to].trim_end().to_owned()
 }
 
+/// Without line breaks, and cut where a template says much: it may say all of a message.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if line.len() > MAX_SAID_BYTES {
+        line.truncate(line.floor_char_boundary(MAX_SAID_BYTES));
+        line.push('…');
+    }
+    line
 }
 
 #[cfg(test)]
@@ -135,5 +141,11 @@ mod tests {
         for column in [0, 7, 5000, usize::MAX] {
             assert!(excerpt(&line, column).len() <= MAX_QUOTED_BYTES);
         }
+    }
+
+    #[test]
+    fn of_much_that_a_template_says_the_beginning_is_told() {
+        let said = one_line(&"ä ".repeat(1 << 20));
+        assert!(said.len() <= MAX_SAID_BYTES + '…'.len_utf8() && said.ends_with('…'), "{}", said.len());
     }
 }

@@ -15,3 +15,5 @@ pub const MAX_TEMPLATE_NESTING: u64 = 128;
 pub const MAX_TEMPLATE_EXPRESSION_PARTS: u64 = 4096;
 /// Bytes of a template's line that a message quotes.
 pub(super) const MAX_QUOTED_BYTES: usize = 120;
+/// The most of what a template says of an error that is told, in bytes.
+pub(super) const MAX_SAID_BYTES: usize = 4096;
