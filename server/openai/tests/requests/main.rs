@@ -10,6 +10,7 @@ use gantry_openai::{
 };
 use serde_json::{Value, json};
 
+mod limits;
 mod properties;
 mod vectors;
 mod wire;
