@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gantry_core::{GenerationEvent, ShownPrompt, TokenChance, TokenLogprob, TokenPiece};
+use gantry_core::{GenerationEvent, ShownPrompt, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta};
 use tokio::time::MissedTickBehavior;
 
 use crate::limits::{
@@ -35,6 +35,8 @@ const _: () =
 const TOLD_TOKEN_BYTES: usize = 11;
 /// The same with what stands around its bytes.
 const TOLD_PIECE_BYTES: usize = 32;
+/// What a call of a tool takes beside its texts, held or written.
+const TOLD_CALL_BYTES: usize = 256;
 
 /// What is undelivered in this process, and what became of those whose clients do not take it.
 #[derive(Debug)]
@@ -242,15 +244,23 @@ impl Drop for Collected {
 
 /// Bytes of memory that an event has beside itself.
 pub(crate) fn allocated_by(event: &GenerationEvent) -> usize {
-    let (text, logprobs) = match event {
-        GenerationEvent::Text { text, logprobs, .. } => (text, logprobs),
-        GenerationEvent::Prompt(shown) => return allocated_by_prompt(shown),
-        GenerationEvent::Failed(error) => return allocated(error.to_string().len()),
-        _ => return 0,
-    };
-    allocated(text.capacity())
-        + allocated(logprobs.capacity() * size_of::<TokenLogprob>())
-        + allocated_by_tokens(logprobs)
+    match event {
+        GenerationEvent::Text { text, logprobs, .. } => {
+            allocated(text.capacity())
+                + allocated(logprobs.capacity() * size_of::<TokenLogprob>())
+                + allocated_by_tokens(logprobs)
+        }
+        GenerationEvent::Reasoning { text, .. } => allocated(text.capacity()),
+        GenerationEvent::ToolCall { delta, .. } => match delta {
+            ToolCallDelta::Begun { id, name } => allocated(id.capacity()) + allocated(name.capacity()),
+            ToolCallDelta::Arguments(text) => allocated(text.capacity()),
+            ToolCallDelta::Ended => 0,
+        },
+        GenerationEvent::Prompt(shown) => allocated_by_prompt(shown),
+        GenerationEvent::Failed(error) => allocated(error.to_string().len()),
+        GenerationEvent::Finished { stop_string, .. } => allocated(stop_string.as_ref().map_or(0, String::capacity)),
+        GenerationEvent::Started { .. } => 0,
+    }
 }
 
 fn allocated_by_prompt(shown: &ShownPrompt) -> usize {
@@ -279,9 +289,23 @@ pub(crate) fn told_of(shown: &ShownPrompt) -> usize {
 
 /// What a piece of an answer takes once it is put to the others, of whose memory up to half is empty, or once it is written,
 /// whichever is more.
-pub(crate) fn collected_of(text: &str, logprobs: &[TokenLogprob]) -> usize {
-    let text_bytes = (2 * text.len()).max(text.bytes().map(written).sum());
-    text_bytes + 2 * size_of_val(logprobs) + allocated_by_tokens(logprobs)
+pub(crate) fn collected_of(event: &GenerationEvent) -> usize {
+    match event {
+        GenerationEvent::Text { text, logprobs, .. } => {
+            collected_of_text(text) + 2 * size_of_val(logprobs.as_slice()) + allocated_by_tokens(logprobs)
+        }
+        GenerationEvent::Reasoning { text, .. } => collected_of_text(text),
+        GenerationEvent::ToolCall { delta, .. } => match delta {
+            ToolCallDelta::Begun { id, name } => TOLD_CALL_BYTES + collected_of_text(id) + collected_of_text(name),
+            ToolCallDelta::Arguments(text) => collected_of_text(text),
+            ToolCallDelta::Ended => 0,
+        },
+        _ => 0,
+    }
+}
+
+fn collected_of_text(text: &str) -> usize {
+    (2 * text.len()).max(text.bytes().map(written).sum())
 }
 
 /// Bytes that a byte takes in a JSON string.
@@ -403,9 +427,9 @@ mod tests {
         for text in texts {
             let written_bytes = serde_json::to_string(text).unwrap().len() - 2;
             assert_eq!(text.bytes().map(written).sum::<usize>(), written_bytes, "{text:?}");
-            assert!(collected_of(text, &[]) >= written_bytes.max(2 * text.len()));
+            assert!(collected_of_text(text) >= written_bytes.max(2 * text.len()));
         }
-        assert_eq!(collected_of(&"\u{1}".repeat(1000), &[]), 6000);
+        assert_eq!(collected_of_text(&"\u{1}".repeat(1000)), 6000);
     }
 
     /// What is left of an answer, of which one look remains.

@@ -244,7 +244,7 @@ impl Worker {
                     if has_text {
                         faults.after_text(id, fault);
                     }
-                    has_text = matches!(event, GenerationEvent::Text { .. });
+                    has_text = event.output_tokens().is_some();
                     if event.is_terminal() {
                         entry.end();
                         // The loop that keeps the handles has ended: so will the process.

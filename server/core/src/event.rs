@@ -1,11 +1,14 @@
 //! What comes of a request, piece by piece.
 //!
-//! One for text that was accepted emits `Started` at most once, then any number of `Text`, then exactly one of
-//! `Finished` and `Failed`; one for a prompt alone emits `Prompt` instead of the others before its end.
+//! One for text that was accepted emits `Started` at most once, then any number of `Text`, `Reasoning` and `ToolCall`, then
+//! exactly one of `Finished` and `Failed`; one for a prompt alone emits `Prompt` instead of the others before its end. Calls of
+//! tools come one after the other: each is begun once, has its arguments in any number of pieces, and is ended before the next
+//! is begun, unless the answer ends within it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
+use crate::message::ToolCall;
 
 /// One step of a generation as its caller sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,10 +22,26 @@ pub enum GenerationEvent {
     Text {
         /// The text; empty only where tokens without any have probabilities.
         text: String,
-        /// Tokens generated since the last text.
+        /// Tokens generated since the last event.
         tokens: u32,
         /// For each of those tokens, where [`GenerationParams::logprobs`](crate::GenerationParams::logprobs) asks for it.
         logprobs: Vec<TokenLogprob>,
+    },
+    /// More of what the model thinks before it says anything: whole characters.
+    Reasoning {
+        /// The text, never empty.
+        text: String,
+        /// Tokens generated since the last event.
+        tokens: u32,
+    },
+    /// More of a call of a tool.
+    ToolCall {
+        /// Which call of this answer, from 0.
+        index: u32,
+        /// What is new of it.
+        delta: ToolCallDelta,
+        /// Tokens generated since the last event.
+        tokens: u32,
     },
     /// What the prompt is, where no more was asked for; the end follows.
     Prompt(ShownPrompt),
@@ -30,6 +49,8 @@ pub enum GenerationEvent {
     Finished {
         /// Why it ended.
         reason: FinishReason,
+        /// The caller's stop string that ended it, if one did.
+        stop_string: Option<String>,
         /// What it used.
         usage: Usage,
         /// How long it took.
@@ -45,6 +66,72 @@ impl GenerationEvent {
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Finished { .. } | Self::Failed(_))
     }
+
+    /// The tokens of more of an answer; `None` where it is something else.
+    #[must_use]
+    pub fn output_tokens(&self) -> Option<u32> {
+        match self {
+            Self::Text { tokens, .. } | Self::Reasoning { tokens, .. } | Self::ToolCall { tokens, .. } => Some(*tokens),
+            Self::Started { .. } | Self::Prompt(_) | Self::Finished { .. } | Self::Failed(_) => None,
+        }
+    }
+}
+
+/// What events have come to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AnswerOutput {
+    /// The text.
+    pub text: String,
+    /// What the model thought before.
+    pub reasoning: String,
+    /// The tools that it calls, in their order; where the answer was cut off, the last one's arguments may be no JSON.
+    pub tool_calls: Vec<ToolCall>,
+    /// Of each token of the text, where they were asked for.
+    pub logprobs: Vec<TokenLogprob>,
+}
+
+impl AnswerOutput {
+    /// Adds what an event says of the output.
+    pub fn push(&mut self, event: GenerationEvent) {
+        match event {
+            GenerationEvent::Text { text, logprobs, .. } => {
+                self.text.push_str(&text);
+                self.logprobs.extend(logprobs);
+            }
+            GenerationEvent::Reasoning { text, .. } => self.reasoning.push_str(&text),
+            GenerationEvent::ToolCall { index, delta, .. } => match delta {
+                ToolCallDelta::Begun { id, name } => {
+                    self.tool_calls.push(ToolCall { id, name, arguments: String::new() });
+                }
+                ToolCallDelta::Arguments(more) => {
+                    if let Some(call) = self.tool_calls.get_mut(index as usize) {
+                        call.arguments.push_str(&more);
+                    }
+                }
+                ToolCallDelta::Ended => {}
+            },
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Finished { .. }
+            | GenerationEvent::Failed(_) => {}
+        }
+    }
+}
+
+/// What is new of a call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToolCallDelta {
+    /// It begins.
+    Begun {
+        /// What the answer to it is to repeat; no other call has it.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of its arguments: a piece of JSON, whole characters, never empty.
+    Arguments(String),
+    /// Its arguments are whole.
+    Ended,
 }
 
 /// What a prompt is to the model, as it was asked for.
@@ -178,4 +265,45 @@ pub struct PooledOutput {
     pub vectors: Vec<Vec<f32>>,
     /// Tokens of all texts.
     pub prompt_tokens: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_come_to_what_was_said_thought_and_called() {
+        let call = |index, delta| GenerationEvent::ToolCall { index, delta, tokens: 1 };
+        let begun = |id: &str| ToolCallDelta::Begun { id: id.to_owned(), name: "f".to_owned() };
+        let arguments = |text: &str| ToolCallDelta::Arguments(text.to_owned());
+        let text = |text: &str| GenerationEvent::Text { text: text.to_owned(), tokens: 1, logprobs: Vec::new() };
+        let mut output = AnswerOutput::default();
+        for event in [
+            GenerationEvent::Started { prompt_tokens: 3 },
+            GenerationEvent::Reasoning { text: "h".to_owned(), tokens: 1 },
+            GenerationEvent::Reasoning { text: "m".to_owned(), tokens: 1 },
+            text("a"),
+            text("b"),
+            call(0, begun("1")),
+            call(0, arguments("{")),
+            call(0, arguments("}")),
+            call(0, ToolCallDelta::Ended),
+            call(1, begun("2")),
+            call(1, arguments("{\"cut")),
+        ] {
+            output.push(event);
+        }
+        let call = |id: &str, arguments: &str| ToolCall {
+            id: id.to_owned(),
+            name: "f".to_owned(),
+            arguments: arguments.to_owned(),
+        };
+        let wanted = AnswerOutput {
+            text: "ab".to_owned(),
+            reasoning: "hm".to_owned(),
+            tool_calls: vec![call("1", "{}"), call("2", "{\"cut")],
+            logprobs: Vec::new(),
+        };
+        assert_eq!(output, wanted);
+    }
 }

@@ -7,6 +7,7 @@
 //! links no llama.cpp), the shape of any protocol, and how a model is loaded.
 
 mod api_error;
+mod chat;
 mod degradation;
 mod error;
 mod event;
@@ -18,11 +19,12 @@ mod protocol;
 mod request;
 
 pub use api_error::{ApiError, ErrorCode, ErrorKind};
+pub use chat::{Chat, Tool, ToolChoice};
 pub use degradation::DegradationLevel;
 pub use error::{ParamError, RequestError, SubmitError};
 pub use event::{
-    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, ShownPrompt, Timings,
-    TokenChance, TokenLogprob, TokenPiece, Usage,
+    AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, ShownPrompt,
+    Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
 };
 pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};

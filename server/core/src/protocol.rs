@@ -5,7 +5,7 @@
 use bytes::BytesMut;
 
 use crate::api_error::ApiError;
-use crate::event::{FinishReason, GenerationEvent, PooledOutput, ShownPrompt, Timings, TokenLogprob, Usage};
+use crate::event::{AnswerOutput, FinishReason, GenerationEvent, PooledOutput, ShownPrompt, Timings, Usage};
 use crate::order::Priority;
 use crate::params::GenerationParams;
 use crate::request::{PooledWork, Prompt};
@@ -62,12 +62,12 @@ pub struct AnswerHead {
 /// A whole answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The text.
-    pub text: String,
-    /// Of each token, where they were asked for.
-    pub logprobs: Vec<TokenLogprob>,
+    /// What it says and does.
+    pub output: AnswerOutput,
     /// Why it ended.
     pub reason: FinishReason,
+    /// The caller's stop string that ended it, if one did.
+    pub stop_string: Option<String>,
     /// Its tokens.
     pub usage: Usage,
     /// Where its time went.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::Message;
+use crate::chat::Chat;
 
 /// What to generate from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,7 +12,7 @@ pub enum Prompt {
     /// Text in which the special tokens that it writes are those tokens. A model that wants BOS gets it before.
     Markup(String),
     /// A chat, rendered by the model's own template with the assistant's turn opened at its end.
-    Chat(Vec<Message>),
+    Chat(Box<Chat>),
     /// Token ids, taken as they are.
     Tokens(Vec<i32>),
 }
@@ -20,12 +20,18 @@ pub enum Prompt {
 impl Prompt {
     /// All that it says, in the order in which a model reads it, about; nothing of token ids.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
-        let (text, messages): (_, &[Message]) = match self {
-            Self::Text(text) | Self::Markup(text) => (Some(text.as_str()), &[]),
-            Self::Chat(messages) => (None, messages),
-            Self::Tokens(_) => (None, &[]),
+        let (text, chat) = match self {
+            Self::Text(text) | Self::Markup(text) => (Some(text.as_str()), None),
+            Self::Chat(chat) => (None, Some(chat)),
+            Self::Tokens(_) => (None, None),
         };
-        text.into_iter().chain(messages.iter().flat_map(Message::texts))
+        text.into_iter().chain(chat.into_iter().flat_map(|chat| chat.texts()))
+    }
+
+    /// A chat.
+    #[must_use]
+    pub fn chat(chat: impl Into<Chat>) -> Self {
+        Self::Chat(Box::new(chat.into()))
     }
 }
 

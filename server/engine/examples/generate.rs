@@ -20,22 +20,22 @@ fn main() -> anyhow::Result<()> {
     let (sender, events) = mpsc::channel();
     // The sink runs on the engine's thread, so it only passes events on. A closed channel means nobody listens.
     let sink = Box::new(move |event| drop(sender.send(event)));
-    engine.submit(Prompt::Chat(messages), GenerationParams::greedy(256), sink)?;
+    engine.submit(Prompt::chat(messages), GenerationParams::greedy(256), sink)?;
 
     let mut out = std::io::stdout().lock();
     for event in events {
         match event {
-            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
             GenerationEvent::Text { text, .. } => {
                 write!(out, "{text}")?;
                 out.flush()?;
             }
-            GenerationEvent::Finished { reason, usage, timings } => {
+            GenerationEvent::Finished { reason, usage, timings, .. } => {
                 let rate = f64::from(usage.completion_tokens) / (timings.decode_ms / 1e3).max(1e-3);
                 writeln!(out, "\n[{reason:?}: {usage:?}, {rate:.0} tokens/s]")?;
                 return Ok(());
             }
             GenerationEvent::Failed(error) => return Err(error).context("the request failed"),
+            _ => {}
         }
     }
     bail!("the engine ended the request without an event")

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use gantry_core::Message;
+use gantry_core::Chat;
 use gantry_llama::{SpecialTokens, TokenTexts};
 
 use crate::error::RequestError;
@@ -163,7 +163,7 @@ pub(crate) trait Vocabulary: Send + Sync {
     /// Tokens of a query and a document, as a reranker wants them.
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
     /// `None`: it takes longer than this pace, and may be tried at the full one.
-    fn render(&self, messages: &[Message], pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
+    fn render(&self, chat: &Chat, pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
     /// Appends the bytes of a token; nothing for a special one.
     fn piece(&self, token: Token, out: &mut Vec<u8>);
     /// Appends the bytes of a token, a special one's name among them.

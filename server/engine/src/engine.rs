@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
-use gantry_core::ShownPrompt;
+use gantry_core::{AnswerOutput, ShownPrompt, ToolCall};
 
 use crate::backend::llama::{self, Loaded};
 use crate::backend::{Backend, Vocabulary};
@@ -74,6 +74,10 @@ pub struct Engine {
 pub struct GenerationOutput {
     /// The text.
     pub text: String,
+    /// What the model thought before.
+    pub reasoning: String,
+    /// The tools that it calls, in their order.
+    pub tool_calls: Vec<ToolCall>,
     /// Why it ended.
     pub reason: FinishReason,
     /// What it used.
@@ -281,17 +285,16 @@ impl Engine {
             let _ = sender.send(event);
         });
         self.submit(prompt, params, sink)?;
-        let mut text = String::new();
+        let mut output = AnswerOutput::default();
         for event in events {
             match event {
-                GenerationEvent::Started { .. } => {}
-                GenerationEvent::Text { text: more, .. } => text.push_str(&more),
-                GenerationEvent::Prompt(ShownPrompt::Text(shown)) => text = shown,
-                GenerationEvent::Prompt(ShownPrompt::Tokens(_) | ShownPrompt::Pieces(_)) => {}
-                GenerationEvent::Finished { reason, usage, timings } => {
-                    return Ok(GenerationOutput { text, reason, usage, timings });
+                GenerationEvent::Prompt(ShownPrompt::Text(shown)) => output.text = shown,
+                GenerationEvent::Finished { reason, usage, timings, .. } => {
+                    let AnswerOutput { text, reasoning, tool_calls, .. } = output;
+                    return Ok(GenerationOutput { text, reasoning, tool_calls, reason, usage, timings });
                 }
                 GenerationEvent::Failed(error) => return Err(error.into()),
+                event => output.push(event),
             }
         }
         Err(RequestError::Internal(String::from("the request ended without its last event")).into())

@@ -153,7 +153,7 @@ fn prompts_that_cannot_be_served_say_why() {
     assert_eq!(fails(Prompt::Tokens(vec![1, 48])).code(), "invalid_token");
     assert_eq!(fails(Prompt::Tokens(vec![-1])).code(), "invalid_token");
     assert_eq!(fails(Prompt::Text("x".repeat(crate::MAX_PROMPT_BYTES + 1))).code(), "prompt_too_large");
-    assert_eq!(fails(Prompt::Chat(vec![Message::text(Role::User, "panic")])).code(), "internal_error");
+    assert_eq!(fails(Prompt::chat(vec![Message::text(Role::User, "panic")])).code(), "internal_error");
     // None of them took the engine with it.
     assert!(engine.generate(text("abc"), GenerationParams::greedy(4)).is_ok());
     let (sink, _events) = channel();
@@ -171,7 +171,7 @@ fn a_template_adds_its_stop_strings() {
         let params = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(150) };
         let prompt = ScriptedVocabulary.tokenize(&format!("<{said}>"), SpecialTokens::All).unwrap();
         let with_stop = GenerationParams { stop: vec!["dd".into()], ..params.clone() };
-        let got = engine.generate(Prompt::Chat(vec![Message::text(Role::User, said)]), params).unwrap();
+        let got = engine.generate(Prompt::chat(vec![Message::text(Role::User, said)]), params).unwrap();
         assert_eq!(got.text, reference(&prompt, &with_stop, POSITIONS).0);
     }
 }

@@ -6,7 +6,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::load(EngineConfig::new("model.gguf"), |_fraction| true)?;
 //! let messages = vec![Message::text(Role::User, "What is the capital of Norway?")];
-//! let answer = engine.generate(Prompt::Chat(messages), GenerationParams::greedy(64))?;
+//! let answer = engine.generate(Prompt::chat(messages), GenerationParams::greedy(64))?;
 //! println!("{} ({} tokens)", answer.text, answer.usage.completion_tokens);
 //! # Ok(())
 //! # }

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 use gantry_core::MAX_SHOWN_TEXT_BYTES;
-use gantry_core::{Extent, PromptForm, ShownPrompt, TokenPiece};
+use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TokenPiece};
 use gantry_llama::SpecialTokens;
 
 use crate::backend::{Pace, RenderedChat, Token, Vocabulary};
@@ -183,14 +183,14 @@ impl Preparer {
         if is_over(&mut job) {
             return;
         }
-        let Prompt::Chat(messages) = &job.prompt else {
+        let Prompt::Chat(chat) = &job.prompt else {
             rendered.push(Waits { job, chat: None });
             return;
         };
         job.emitter.is(Activity::Begun);
         let chat = std::panic::catch_unwind(AssertUnwindSafe(|| {
             check_bytes("messages", job.prompt.texts().map(str::len).sum())?;
-            let chat = self.vocabulary.render(messages, pace)?;
+            let chat = self.vocabulary.render(chat, pace)?;
             // Before it waits: what a template makes of messages may be much longer than they are.
             chat.iter().try_for_each(|chat| check_bytes("messages", chat.prompt.len()))?;
             Ok(chat)
@@ -200,7 +200,7 @@ impl Preparer {
         match chat.unwrap_or_else(|_| Err(panicked())) {
             Ok(Some(chat)) => {
                 // Never needed again, and it may be large.
-                job.prompt = Prompt::Chat(Vec::new());
+                job.prompt = Prompt::chat(Chat::default());
                 rendered.push(Waits { job, chat: Some(chat) });
             }
             Ok(None) => _ = slow.push(Waits { job, chat: None }),

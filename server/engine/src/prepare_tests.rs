@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crossbeam_channel::unbounded;
-use gantry_core::{Message, Role, Turn};
+use gantry_core::{Chat, Message, Role, Turn};
 use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::*;
@@ -52,15 +52,15 @@ impl Vocabulary for Gated {
     }
 
     /// Chats that are "slow" take longer than a quick pace, and wait like what is tokenised.
-    fn render(&self, messages: &[Message], pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
-        if messages[0].said() == SLOW {
+    fn render(&self, chat: &Chat, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+        if chat.messages[0].said() == SLOW {
             if pace == Pace::Quick {
                 return Ok(None);
             }
             self.given.send(SLOW.to_owned()).unwrap();
             let _ = self.gate.recv();
         }
-        ScriptedVocabulary.render(messages, pace)
+        ScriptedVocabulary.render(chat, pace)
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
@@ -125,7 +125,7 @@ impl Busy {
     }
 
     fn push_chat(&mut self, said: &str) -> u64 {
-        self.push_prompt(Prompt::Chat(vec![Message::text(Role::User, said)]), Priority::Normal, None)
+        self.push_prompt(Prompt::chat(vec![Message::text(Role::User, said)]), Priority::Normal, None)
     }
 
     fn push_of(&mut self, prompt: &str, turn: Turn) -> u64 {
@@ -309,7 +309,7 @@ fn what_a_prompt_is_is_told_and_nothing_is_delivered() {
         (Prompt::Text(String::new()), tokens(false), ShownPrompt::Tokens(vec![])),
         (Prompt::Tokens(vec![7, end, 8]), extent(PromptForm::Text), ShownPrompt::Text(said)),
         (
-            Prompt::Chat(vec![Message::text(Role::User, "Hi")]),
+            Prompt::chat(vec![Message::text(Role::User, "Hi")]),
             extent(PromptForm::Text),
             ShownPrompt::Text("<Hi>".into()),
         ),

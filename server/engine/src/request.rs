@@ -95,7 +95,7 @@ impl Emitter {
             if reason == FinishReason::Cancelled {
                 self.stats.cancelled.fetch_add(1, Relaxed);
             }
-            self.send(GenerationEvent::Finished { reason, usage, timings });
+            self.send(GenerationEvent::Finished { reason, stop_string: None, usage, timings });
         }
     }
 

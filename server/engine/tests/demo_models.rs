@@ -51,7 +51,7 @@ fn chat(messages: &serde_json::Value) -> Prompt {
         _ => Role::Assistant,
     };
     let message = |message| Message::text(role(message), message["content"].as_str().unwrap());
-    Prompt::Chat(messages.as_array().unwrap().iter().map(message).collect())
+    Prompt::chat(messages.as_array().unwrap().iter().map(message).collect::<Vec<_>>())
 }
 
 fn ask(question: &str) -> Prompt {
@@ -177,7 +177,7 @@ fn usage_and_events_are_exact() {
     engine.submit(ask("Which version are you?"), greedy(), Box::new(move |e| drop(sender.send(e)))).unwrap();
     let events: Vec<GenerationEvent> = events.into_iter().collect();
     let GenerationEvent::Started { prompt_tokens } = events[0] else { panic!("{events:?}") };
-    let Some(GenerationEvent::Finished { reason: FinishReason::Stop, usage, timings }) = events.last() else {
+    let Some(GenerationEvent::Finished { reason: FinishReason::Stop, usage, timings, .. }) = events.last() else {
         panic!("{events:?}")
     };
     let (mut text, mut tokens) = (String::new(), 0);
@@ -252,7 +252,7 @@ fn prompts_that_cannot_be_served_say_why() {
     assert!(matches!(long, RequestError::ContextLengthExceeded { prompt_tokens: 513.., limit: 512 }), "{long}");
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     for bad in [vec![], vec![Message::text(Role::Tool, deep)]] {
-        assert_eq!(error(Prompt::Chat(bad)).code(), "invalid_messages");
+        assert_eq!(error(Prompt::chat(bad)).code(), "invalid_messages");
     }
     assert_eq!(error(Prompt::Tokens(vec![1 << 30])).code(), "invalid_token");
     assert_eq!(answer(engine, "Which version are you?").text, "I am demo version two.");

@@ -64,7 +64,7 @@ fn prompt(messages: &serde_json::Value) -> Prompt {
         _ => Role::Assistant,
     };
     let message = |message| Message::text(role(message), message["content"].as_str().unwrap());
-    Prompt::Chat(messages.as_array().unwrap().iter().map(message).collect())
+    Prompt::chat(messages.as_array().unwrap().iter().map(message).collect::<Vec<_>>())
 }
 
 /// One after the other.
@@ -144,10 +144,10 @@ fn answers_under_load_are_the_answers_alone() {
         let mut text = String::new();
         let reason = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
-                GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
                 GenerationEvent::Text { text: more, .. } => text.push_str(&more),
                 GenerationEvent::Finished { reason, .. } => break reason,
                 GenerationEvent::Failed(error) => panic!("{error}"),
+                _ => {}
             }
         };
         let same = if reason == FinishReason::Cancelled {

@@ -109,7 +109,7 @@ fn it_generates_beside_and_what_is_cancelled_ends() {
     let host = host(Pooling::Last);
     let (engine, embedder) = (host.engine.as_ref().unwrap(), host.embedder.as_ref().unwrap());
     assert!(!host.model_info().pooled_only && host.model_info().pooled.is_some());
-    let prompt = || Prompt::Chat(vec![Message::text(Role::User, "What is the capital of Peru?")]);
+    let prompt = || Prompt::chat(vec![Message::text(Role::User, "What is the capital of Peru?")]);
     let alone = engine.generate(prompt(), GenerationParams::greedy(32)).unwrap().text;
     std::thread::scope(|scope| {
         let embedding = scope.spawn(|| embedder.compute(texts(&[TEXTS[0]; 400])).unwrap());

@@ -112,7 +112,6 @@ impl Answer {
         for event in events {
             match event {
                 GenerationEvent::Started { prompt_tokens } => prompt = Some(prompt_tokens),
-                GenerationEvent::Prompt(shown) => panic!("{shown:?}"),
                 GenerationEvent::Text { text: more, tokens: count, logprobs } => {
                     text.push_str(&more);
                     parts.push(Part { text: more, tokens: count as usize });
@@ -124,7 +123,7 @@ impl Answer {
                     assert!(told <= usage.completion_tokens as usize, "{told} tokens were sent: {usage:?}");
                     return Self { text, parts, tokens, reason, usage };
                 }
-                GenerationEvent::Failed(error) => panic!("{error}"),
+                other => panic!("{other:?}"),
             }
         }
         panic!("an answer without an end")
@@ -216,7 +215,7 @@ fn chat(json: &str) -> Prompt {
         _ => Role::Assistant,
     };
     let message = |message| Message::text(role(message), message["content"].as_str().unwrap());
-    Prompt::Chat(messages.iter().map(message).collect())
+    Prompt::chat(messages.iter().map(message).collect::<Vec<_>>())
 }
 
 struct Running {
@@ -374,14 +373,14 @@ fn fill(engine: &Engine) {
     while ended < slots {
         match events.recv_timeout(PATIENCE).unwrap() {
             GenerationEvent::Started { .. } => started += 1,
-            GenerationEvent::Text { .. } | GenerationEvent::Prompt(_) => {}
+            GenerationEvent::Text { .. } => {}
             GenerationEvent::Finished { reason, usage, .. } => {
                 assert_eq!(started, slots, "one ended before all had a slot");
                 assert_eq!(reason, FinishReason::Length);
                 assert_eq!(usage, Usage { prompt_tokens, completion_tokens, cached_tokens: 0 });
                 ended += 1;
             }
-            GenerationEvent::Failed(error) => panic!("{error}"),
+            other => panic!("{other:?}"),
         }
     }
     let after = engine.stats();

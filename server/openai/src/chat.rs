@@ -21,7 +21,7 @@ use crate::told::{Told, chat_logprobs, reason_of, usage_of};
 pub fn decode_chat(body: &[u8]) -> Result<(TextRequest, ChatEncoder), ApiError> {
     let ValidChatRequest { messages, common } = ValidChatRequest::parse(body)?;
     let told = Told::of(&common);
-    Ok((common.into_request(vec![Prompt::Chat(messages)], "messages"), ChatEncoder(told)))
+    Ok((common.into_request(vec![Prompt::chat(messages)], "messages"), ChatEncoder(told)))
 }
 
 /// Writes the answers to a chat.
@@ -35,10 +35,10 @@ impl TextEncoder for ChatEncoder {
         let Self(told) = self;
         let choice = |(index, answer): (u32, Answer)| ChatChoice {
             index,
-            logprobs: told.logprobs.map(|_| chat_logprobs(&answer.logprobs)),
+            logprobs: told.logprobs.map(|_| chat_logprobs(&answer.output.logprobs)),
             finish_reason: reason_of(answer.reason),
             timings: told.timings(&answer.timings, &answer.usage),
-            message: AssistantMessage { role: "assistant".to_owned(), content: answer.text, refusal: None },
+            message: AssistantMessage { role: "assistant".to_owned(), content: answer.output.text, refusal: None },
         };
         serde_json::to_vec(&ChatCompletion {
             id: id(&head),
@@ -107,13 +107,13 @@ impl StreamEncoder for ChatStream {
         let index = response::wire_index(answer);
         match event {
             GenerationEvent::Text { text, logprobs, .. } => self.text(index, text, logprobs, out),
-            GenerationEvent::Finished { reason, usage, timings } => {
+            GenerationEvent::Finished { reason, usage, timings, .. } => {
                 let (delta, finish_reason) = (Delta::default(), Some(reason_of(*reason)));
                 let timings = self.told.timings(timings, usage);
                 let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, timings };
                 write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))
             }
-            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 

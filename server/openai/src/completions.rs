@@ -35,10 +35,10 @@ impl TextEncoder for CompletionEncoder {
         let Self(told) = self;
         let choice = |(index, answer): (u32, Answer)| TextChoice {
             index,
-            logprobs: told.logprobs.map(|n| text_logprobs(&answer.logprobs, n, &mut TextOffset::default())),
+            logprobs: told.logprobs.map(|n| text_logprobs(&answer.output.logprobs, n, &mut TextOffset::default())),
             finish_reason: Some(reason_of(answer.reason)),
             timings: told.timings(&answer.timings, &answer.usage),
-            text: answer.text,
+            text: answer.output.text,
         };
         let choices = (0..).zip(answers).map(choice).collect();
         serde_json::to_vec(&completion(&with_id(head), choices, Some(Some(usage_of(usage)))))
@@ -103,13 +103,13 @@ impl StreamEncoder for CompletionStream {
     fn event(&mut self, answer: usize, event: &GenerationEvent, out: &mut BytesMut) -> Result<(), EncodeError> {
         match event {
             GenerationEvent::Text { text, logprobs, .. } => self.text(answer, text, logprobs, out),
-            GenerationEvent::Finished { reason, usage, timings } => {
+            GenerationEvent::Finished { reason, usage, timings, .. } => {
                 let (index, finish_reason) = (response::wire_index(answer), Some(reason_of(*reason)));
                 let timings = self.told.timings(timings, usage);
                 let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason, timings };
                 write_sse_event(out.writer(), &completion(&self.head, vec![choice], self.told.no_usage_yet()))
             }
-            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 

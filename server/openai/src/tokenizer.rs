@@ -72,7 +72,7 @@ pub fn decode_detokenize(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder),
 pub fn decode_apply_template(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder), ApiError> {
     let mut object = parse_object(body)?;
     Fields::new(&object, "").refuse(Place::Template)?;
-    let prompt = Prompt::Chat(take_messages(&mut object)?);
+    let prompt = Prompt::chat(take_messages(&mut object)?);
     let model = model(&Fields::new(&object, ""))?;
     Ok((request(model, prompt, "messages", PromptForm::Text), TokenizerEncoder { text_field: "prompt" }))
 }

@@ -3,8 +3,8 @@
 
 use bytes::BytesMut;
 use gantry_core::{
-    Answer, AnswerHead, FinishReason, GenerationEvent, ItlHistogram, StreamEncoder, TextEncoder, Timings, TokenChance,
-    TokenLogprob, Usage,
+    Answer, AnswerHead, AnswerOutput, FinishReason, GenerationEvent, ItlHistogram, StreamEncoder, TextEncoder, Timings,
+    TokenChance, TokenLogprob, Usage,
 };
 use gantry_openai::{decode_chat, decode_completion};
 use proptest::prelude::*;
@@ -89,9 +89,13 @@ const TIMINGS: Timings = Timings {
 
 fn answer(pieces: &[&str]) -> Answer {
     Answer {
-        text: pieces.concat(),
-        logprobs: pieces.iter().map(|piece| token(piece)).collect(),
+        output: AnswerOutput {
+            text: pieces.concat(),
+            logprobs: pieces.iter().map(|piece| token(piece)).collect(),
+            ..AnswerOutput::default()
+        },
         reason: FinishReason::Length,
+        stop_string: None,
         usage: USAGE,
         timings: TIMINGS,
     }
@@ -110,7 +114,12 @@ fn streamed(encoder: impl TextEncoder, answers: &[Vec<&str>]) -> Vec<Value> {
         }
     }
     for index in 0..answers.len() {
-        let event = GenerationEvent::Finished { reason: FinishReason::Length, usage: USAGE, timings: TIMINGS };
+        let event = GenerationEvent::Finished {
+            reason: FinishReason::Length,
+            stop_string: None,
+            usage: USAGE,
+            timings: TIMINGS,
+        };
         stream.event(index, &event, &mut out).unwrap();
     }
     stream.close(SUM, &mut out).unwrap();

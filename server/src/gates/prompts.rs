@@ -89,7 +89,7 @@ fn parse_line(line: &str, number: usize) -> Result<GoldenPrompt, String> {
                 return Err("has messages without a role; write them as in /v1/chat/completions".to_owned());
             }
             let read = gantry_openai::parse_messages(messages);
-            Prompt::Chat(read.map_err(|error| format!("has messages that cannot be asked: {}", error.message))?)
+            Prompt::chat(read.map_err(|error| format!("has messages that cannot be asked: {}", error.message))?)
         }
         (None, Some(text)) if !text.is_empty() && line.parse_special => Prompt::Markup(text),
         (None, Some(text)) if !text.is_empty() => Prompt::Text(text),
@@ -137,8 +137,8 @@ async fn ask_one(version: Arc<Version>, prompt: GoldenPrompt) -> Answer {
         generation.collect().await.map_err(|error| error.to_string())
     };
     match tokio::time::timeout(PROMPT_LIMIT, answer).await {
-        Ok(Ok(whole)) if prompt.wanted.is_met_by(&whole.text) => Answer::Right,
-        Ok(Ok(whole)) => Answer::Wrong(whole.text),
+        Ok(Ok(whole)) if prompt.wanted.is_met_by(&whole.output.text) => Answer::Right,
+        Ok(Ok(whole)) => Answer::Wrong(whole.output.text),
         Ok(Err(error)) => Answer::None(error),
         Err(_) => Answer::None(format!("it took longer than {PROMPT_LIMIT:?}")),
     }
@@ -211,7 +211,7 @@ mod tests {
             prompts.iter().map(|prompt| (prompt.line, prompt.max_tokens)).collect::<Vec<_>>(),
             [(1, DEFAULT_PROMPT_MAX_TOKENS), (3, 8)]
         );
-        assert_eq!(prompts[0].prompt, Prompt::Chat(vec![Message::text(Role::User, "Hi")]));
+        assert_eq!(prompts[0].prompt, Prompt::chat(vec![Message::text(Role::User, "Hi")]));
     }
 
     #[test]

@@ -15,7 +15,12 @@ fn delta(bytes: usize) -> Item {
 }
 
 fn finished() -> Item {
-    Ok(GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default(), timings: Timings::default() })
+    Ok(GenerationEvent::Finished {
+        reason: FinishReason::Stop,
+        stop_string: None,
+        usage: Usage::default(),
+        timings: Timings::default(),
+    })
 }
 
 fn poll(receiver: &EventReceiver) -> Poll<(Option<Item>, bool)> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
+use gantry_core::AnswerOutput;
 use gantry_engine::{FinishReason, GenerationEvent, PooledOutput, RequestError, Timings, Usage};
 use tokio::sync::oneshot;
 
@@ -120,8 +121,8 @@ impl Drop for Pooled {
 /// A whole answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// The text.
-    pub text: String,
+    /// What it says and does.
+    pub output: AnswerOutput,
     /// Why it ended.
     pub reason: FinishReason,
     /// Its tokens.
@@ -140,15 +141,14 @@ impl Generation {
     /// # Errors
     /// The generation ended without one.
     pub async fn collect(mut self) -> Result<Completion, GenerationError> {
-        let mut whole = String::new();
+        let mut output = AnswerOutput::default();
         while let Some(event) = self.next().await {
             match event? {
-                GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
-                GenerationEvent::Text { text, .. } => whole.push_str(&text),
-                GenerationEvent::Finished { reason, usage, timings } => {
-                    return Ok(Completion { text: whole, reason, usage, timings });
+                GenerationEvent::Finished { reason, usage, timings, .. } => {
+                    return Ok(Completion { output, reason, usage, timings });
                 }
                 GenerationEvent::Failed(error) => return Err(error.into()),
+                event => output.push(event),
             }
         }
         Err(GenerationError::WorkerDied("its supervisor ended".to_owned()))

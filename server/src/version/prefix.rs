@@ -120,7 +120,7 @@ mod tests {
         assert!(keys(&Prompt::Text("short".to_owned())).is_empty());
         let chat = |last: &str| {
             let begins = Message::text(Role::System, "a".repeat(PREFIX_BLOCK_BYTES));
-            keys(&Prompt::Chat(vec![begins, Message::text(Role::User, last.repeat(PREFIX_BLOCK_BYTES))]))
+            keys(&Prompt::chat(vec![begins, Message::text(Role::User, last.repeat(PREFIX_BLOCK_BYTES))]))
         };
         let (one, other) = (chat("b"), chat("c"));
         assert_eq!((one.len(), one[0]), (2, other[0]), "blocks go on from message to message");

@@ -95,8 +95,8 @@ impl GenerateRequest {
     fn prompt_tokens(&self) -> u64 {
         let tokens = match &*self.prompt {
             Prompt::Tokens(tokens) => tokens.len(),
-            Prompt::Chat(messages) => {
-                let markup = messages.len() * MESSAGE_MARKUP_BYTES_ESTIMATE;
+            Prompt::Chat(chat) => {
+                let markup = chat.messages.len() * MESSAGE_MARKUP_BYTES_ESTIMATE;
                 (self.prompt.texts().map(str::len).sum::<usize>() + markup) / BYTES_PER_TOKEN_ESTIMATE
             }
             Prompt::Text(text) | Prompt::Markup(text) => text.len() / BYTES_PER_TOKEN_ESTIMATE,
@@ -182,7 +182,7 @@ pub(super) struct Request {
     /// Workers that had no memory for it.
     refusals: u32,
     told_started: bool,
-    told_text: bool,
+    told_output: bool,
     place: QueuePlace,
 }
 
@@ -222,7 +222,7 @@ impl Request {
             given: now,
             refusals: 0,
             told_started: false,
-            told_text: false,
+            told_output: false,
             place,
         })
     }
@@ -344,7 +344,7 @@ impl Request {
 
     /// How its worker's death finds it. `begun`: whether the worker was working on it, and on nothing else.
     pub(super) fn at_death(&self, begun: bool, alone: bool) -> AtDeath {
-        AtDeath { begun, alone, tried: self.trial.is_some(), told_text: self.told_text }
+        AtDeath { begun, alone, tried: self.trial.is_some(), told_output: self.told_output }
     }
 
     /// Tokens or vectors that have come of it.
@@ -366,7 +366,7 @@ impl Request {
     /// it said last may not be what is. True: the worker is to give it up.
     pub(super) fn expire(&mut self, now: Instant, worker_is_silent: bool) -> bool {
         let waits = match &self.asked {
-            Asked::Text { .. } => !self.told_text && (worker_is_silent || !self.told_started),
+            Asked::Text { .. } => !self.told_output && (worker_is_silent || !self.told_started),
             Asked::Pooled { .. } => true,
         };
         match self.overdue(now) {
@@ -455,32 +455,30 @@ impl Request {
         let event = match event {
             GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
             // A worker knows nothing of the time before: waiting for one with room, and with one that died.
-            GenerationEvent::Finished { reason, usage, mut timings } => {
+            GenerationEvent::Finished { reason, stop_string, usage, mut timings } => {
                 // What is computed of one that is told its prompt is not counted in tokens: it stays at what it asked for.
                 if self.is_computed() {
                     let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
                     self.place.uses(u64::from(read) + u64::from(usage.completion_tokens));
                 }
                 timings.queue_ms += self.given.saturating_duration_since(self.submitted).as_secs_f64() * 1e3;
-                GenerationEvent::Finished { reason, usage, timings }
+                GenerationEvent::Finished { reason, stop_string, usage, timings }
             }
             event => event,
         };
-        if let GenerationEvent::Text { tokens, .. } = &event {
-            self.outputs += u64::from(*tokens);
-        }
+        self.outputs += event.output_tokens().map_or(0, u64::from);
         if let GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) = &event {
             self.place.begin();
         }
         let Asked::Text { request, events: listening } = &mut self.asked else { return Passed::Goes };
         let Some(events) = listening else { return Passed::Goes };
         let terminal = event.is_terminal();
-        match event {
+        match &event {
             // It was run again; the client knows.
             GenerationEvent::Started { .. } if self.told_started => return Passed::Goes,
             GenerationEvent::Started { .. } => self.told_started = true,
-            GenerationEvent::Text { .. } if !self.told_text => {
-                self.told_text = true;
+            event if event.output_tokens().is_some() && !self.told_output => {
+                self.told_output = true;
                 // Never needed again, and it may be large.
                 request.prompt = Arc::new(Prompt::Text(String::new()));
             }

@@ -63,16 +63,16 @@ pub(super) struct AtDeath {
     pub(super) alone: bool,
     /// It was run again because it is suspect.
     pub(super) tried: bool,
-    /// Its client has had text.
-    pub(super) told_text: bool,
+    /// Its client has had some of the answer.
+    pub(super) told_output: bool,
 }
 
 impl AtDeath {
     pub(super) fn fate(self) -> Fate {
         match self {
-            Self { begun: false, told_text: false, .. } => Fate::Waits,
+            Self { begun: false, told_output: false, .. } => Fate::Waits,
             Self { begun: true, tried: true, alone: true, .. } => Fate::Convicted,
-            Self { told_text: false, tried: false, .. } => Fate::Tried,
+            Self { told_output: false, tried: false, .. } => Fate::Tried,
             _ => Fate::Ends,
         }
     }

@@ -15,7 +15,7 @@ fn digest(number: u64) -> Digest {
 
 #[test]
 fn what_becomes_of_a_request_depends_on_whether_its_worker_had_begun_with_it() {
-    let at = |begun, alone, tried, told_text| AtDeath { begun, alone, tried, told_text }.fate();
+    let at = |begun, alone, tried, told_output| AtDeath { begun, alone, tried, told_output }.fate();
     for alone in [false, true] {
         for tried in [false, true] {
             assert_eq!(at(false, alone, tried, false), Fate::Waits, "it merely waited");

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use gantry_engine::{GenerationEvent, PooledWork, Prompt, TextInput};
+use gantry_engine::{PooledWork, Prompt, TextInput};
 
 use crate::protocol::{FromWorker, RequestId};
 
@@ -39,7 +39,7 @@ impl Faults {
     /// These have been sent.
     pub(super) fn note_sent(&self, message: &FromWorker) {
         if let (Some(_), FromWorker::Events(events)) = (&self.word, message) {
-            let texts = events.iter().filter(|(_, event)| matches!(event, GenerationEvent::Text { .. }));
+            let texts = events.iter().filter(|(_, event)| event.output_tokens().is_some());
             self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(texts.map(|(id, _)| *id));
             self.more_told.notify_all();
         }

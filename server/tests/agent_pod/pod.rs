@@ -131,10 +131,10 @@ impl Pod {
         let version = self.router.active().expect("something answers");
         let messages = vec![gantry_engine::Message::text(gantry_engine::Role::User, "Which version are you?")];
         let request = GenerateRequest {
-            prompt: gantry_engine::Prompt::Chat(messages).into(),
+            prompt: gantry_engine::Prompt::chat(messages).into(),
             params: gantry_engine::GenerationParams::greedy(32),
         };
-        version.submit(request).await.unwrap().collect().await.unwrap().text
+        version.submit(request).await.unwrap().collect().await.unwrap().output.text
     }
 
     /// Ends the process' part of the pod and keeps its volume.

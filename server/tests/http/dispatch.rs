@@ -195,7 +195,7 @@ async fn a_worker_that_dies_takes_only_what_it_had_begun_to_answer() {
             // It had sent text.
             (0 | 2, Err(GenerationError::WorkerDied(reason))) => assert!(reason.contains("SIGKILL"), "{reason}"),
             // The other worker's, and those that waited: the same text as ever.
-            (1 | 3.., Ok(answer)) => assert_eq!(answer.text, alone.text),
+            (1 | 3.., Ok(answer)) => assert_eq!(answer.output.text, alone.output.text),
             (index, other) => panic!("{index}: {other:?}"),
         }
     }

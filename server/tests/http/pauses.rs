@@ -40,13 +40,13 @@ impl Answer {
     fn take(&mut self, event: GenerationEvent) {
         assert!(self.end.is_none(), "nothing follows the end: {event:?}");
         match event {
-            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
             GenerationEvent::Text { text, .. } => {
                 self.text.push_str(&text);
                 self.deltas += 1;
             }
             GenerationEvent::Finished { reason, usage, .. } => self.end = Some((reason, usage)),
             GenerationEvent::Failed(error) => panic!("{error}"),
+            _ => {}
         }
     }
 }

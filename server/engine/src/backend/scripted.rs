@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use gantry_core::Message;
+use gantry_core::{Chat, Message};
 use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::{
@@ -397,8 +397,8 @@ impl Vocabulary for ScriptedVocabulary {
         Ok([tokens(query)?, vec![END], tokens(document)?].concat())
     }
 
-    fn render(&self, messages: &[Message], _: Pace) -> Result<Option<RenderedChat>, RequestError> {
-        let said: String = messages.iter().map(Message::said).collect();
+    fn render(&self, chat: &Chat, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
+        let said: String = chat.messages.iter().map(Message::said).collect();
         if said == "panic" {
             panic!("scripted");
         }

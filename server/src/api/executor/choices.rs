@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use futures::{Stream, StreamExt};
-use gantry_core::{Answer, GenerationEvent, ShownPrompt, Usage};
+use gantry_core::{Answer, AnswerOutput, GenerationEvent, ShownPrompt, Usage};
 
 use crate::output::{Collected, TooMuch, collected_of, told_of};
 use crate::version::{Generation, GenerationError};
@@ -62,23 +62,21 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
     /// # Errors
     /// The first one that fails, or they come to more than may be collected; the others are cancelled.
     pub(super) async fn collect_all(mut self, collected: &mut Collected) -> Result<Vec<Gathered>, Uncollected> {
-        let mut parts = vec![(String::new(), Vec::new()); self.total()];
+        let mut outputs = vec![AnswerOutput::default(); self.total()];
         let mut whole: Vec<Option<Gathered>> = vec![None; self.total()];
         while let Some((index, item)) = self.next().await {
-            let (Some((text, logprobs)), Some(slot)) = (parts.get_mut(index), whole.get_mut(index)) else { continue };
+            let (Some(output), Some(slot)) = (outputs.get_mut(index), whole.get_mut(index)) else { continue };
             match item? {
-                GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) => {}
-                GenerationEvent::Text { text: more, logprobs: mut told, .. } => {
-                    collected.grow(collected_of(&more, &told)).map_err(Uncollected::TooMuch)?;
-                    text.push_str(&more);
-                    logprobs.append(&mut told);
-                }
-                GenerationEvent::Finished { reason, usage, timings } => {
-                    let (text, logprobs) = (std::mem::take(text), std::mem::take(logprobs));
-                    let answer = Answer { text, logprobs, reason, usage, timings };
+                GenerationEvent::Finished { reason, stop_string, usage, timings } => {
+                    let output = std::mem::take(output);
+                    let answer = Answer { output, reason, stop_string, usage, timings };
                     *slot = Some(Gathered { answer, at: Instant::now() });
                 }
                 GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
+                event => {
+                    collected.grow(collected_of(&event)).map_err(Uncollected::TooMuch)?;
+                    output.push(event);
+                }
             }
         }
         whole.into_iter().collect::<Option<_>>().ok_or_else(|| ended_early().into())
@@ -99,7 +97,7 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
                     told = Some(shown);
                 }
                 GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
-                GenerationEvent::Started { .. } | GenerationEvent::Text { .. } | GenerationEvent::Finished { .. } => {}
+                _ => {}
             }
         }
         told.ok_or_else(|| ended_early().into())
@@ -166,7 +164,12 @@ mod tests {
 
     fn finished(completion_tokens: u32, cached_tokens: u32) -> Item {
         let usage = Usage { prompt_tokens: 7, completion_tokens, cached_tokens };
-        Ok(GenerationEvent::Finished { reason: FinishReason::Stop, usage, timings: Timings::default() })
+        Ok(GenerationEvent::Finished {
+            reason: FinishReason::Stop,
+            stop_string: None,
+            usage,
+            timings: Timings::default(),
+        })
     }
 
     fn scripted(items: Vec<Item>) -> BoxStream<'static, Item> {
@@ -189,7 +192,7 @@ mod tests {
             .collect_all(&mut Collected::new(&Output::new(OUTPUT_BUDGET_BYTES)))
             .await
             .unwrap();
-        assert_eq!((whole[0].answer.text.as_str(), whole[1].answer.text.as_str()), ("ab", "x"));
+        assert_eq!((whole[0].answer.output.text.as_str(), whole[1].answer.output.text.as_str()), ("ab", "x"));
         let usages: Vec<Usage> = whole.iter().map(|choice| choice.answer.usage).collect();
         let usage = sum_of(&usages, usages.len());
         assert_eq!(usage, Usage { prompt_tokens: 7, completion_tokens: 4, cached_tokens: 0 });

@@ -136,9 +136,9 @@ impl<E: StreamEncoder> Feed<E> {
 
     fn write(&mut self, choice: usize, event: &GenerationEvent) -> Result<Flow, EncodeError> {
         match event {
-            GenerationEvent::Text { .. } => self.record.token(choice),
             GenerationEvent::Finished { timings, .. } => self.record.timed(timings),
-            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => {}
+            event if event.output_tokens().is_some() => self.record.token(choice),
+            _ => {}
         }
         self.encoder.event(choice, event, &mut self.buffer)?;
         let GenerationEvent::Finished { usage, .. } = event else { return Ok(Flow::Go) };

@@ -531,7 +531,7 @@ impl<'a> Session<'a> {
         match event {
             GenerationEvent::Finished { .. } => self.passed_control(),
             GenerationEvent::Failed(error) => return Some(error.to_string()),
-            GenerationEvent::Started { .. } | GenerationEvent::Text { .. } | GenerationEvent::Prompt(_) => {}
+            _ => {}
         }
         None
     }

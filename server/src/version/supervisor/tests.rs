@@ -129,7 +129,12 @@ fn request_in(
 }
 
 pub(super) fn finished() -> GenerationEvent {
-    GenerationEvent::Finished { reason: FinishReason::Stop, usage: Usage::default(), timings: Timings::default() }
+    GenerationEvent::Finished {
+        reason: FinishReason::Stop,
+        stop_string: None,
+        usage: Usage::default(),
+        timings: Timings::default(),
+    }
 }
 
 /// Text of so many bytes.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use gantry_core::{Message, messages_json};
+use gantry_core::{Chat, messages_json};
 use gantry_llama::{Model, SpecialTokens, TokenTexts, TokenizeError};
 
 use crate::backend::{Pace, RenderedChat, Token, Vocabulary};
@@ -72,11 +72,11 @@ impl Vocabulary for LlamaVocabulary {
         self.model.rerank_tokens(query, document).map_err(|e| not_tokenised("documents", &e))
     }
 
-    fn render(&self, messages: &[Message], pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let template = self.template.as_ref().ok_or_else(|| {
             RequestError::invalid("messages", "no_chat_template", "this model's file has no chat template, so it takes no chats; send the text that it is to go on with as `prompt` to POST /v1/completions")
         })?;
-        let messages = messages_json(messages).map_err(|error| RequestError::Internal(error.to_string()))?;
+        let messages = messages_json(&chat.messages).map_err(|error| RequestError::Internal(error.to_string()))?;
         let chat = template.prompt(&self.model, &messages, pace).map_err(|error| of_chat(&error))?;
         Ok(chat.map(|chat| RenderedChat { prompt: chat.prompt, text_at: chat.text_at, stops: chat.additional_stops }))
     }
