@@ -78,8 +78,10 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
     if at_it > 0 && !over {
         return Candidacy::Open;
     }
-    // Pods of an older template would switch, too, and they are not what it was judged in.
-    let alone = world.older_pods() == 0 || template::needs_the_switch(world, now);
+    // Pods of an older template would switch, too, and they are not what it was judged in. Where one of them stays, that is
+    // not the version's fault: those that come for the others suffice in the end, as any majority does.
+    let stays_behind = over && prepared * 2 > voices + to_come;
+    let alone = world.older_pods() == 0 || template::needs_the_switch(world, now) || stays_behind;
     let answered = world.pods.iter().any(|pod| pod.ready);
     if prepared > 0 && (prepared * 2 > voices || !answered) && alone {
         return Candidacy::Ready;
@@ -129,11 +131,15 @@ struct Tally {
     has: usize,
     /// Those of them that get requests.
     works: usize,
+    /// Pods that come for older ones, which have a voice each that has not been heard yet.
+    to_come: usize,
+    /// Whether any of the older ones gets requests and answers with another version: nobody is left without an answer.
+    older_answer: bool,
 }
 
 impl Tally {
     fn of(world: &World, now: &RolloutStatus) -> Self {
-        let mut tally = Self::default();
+        let mut tally = Self { to_come: template::to_come(world), ..Self::default() };
         for pod in world.pods {
             let Some(report) = pod.report else {
                 tally.at_it += usize::from(!pod.outdated);
@@ -141,6 +147,7 @@ impl Tally {
             };
             // One that is being replaced need not switch any more, nor be able to.
             if pod.outdated && !serves(report, &now.version) {
+                tally.older_answer |= pod.ready && report.version.is_some();
                 continue;
             }
             match &report.version {
@@ -170,12 +177,15 @@ impl Tally {
         self.workers.len() + self.refusals.len()
     }
 
-    /// Why it has to be taken back. That a pod cannot load it is the version's failure only as far as others do no better,
-    /// and those that are still at it may, until the time is `over`.
+    /// Why it has to be taken back. That a pod cannot load it, or that its worker dies there, is the version's failure only as
+    /// far as others do no better, and those that are still at it or come for older ones may, until the time is `over`.
     fn verdict(self, over: bool) -> Option<Failure> {
         let (workers, failed) = (self.workers.len(), self.failed());
-        let at_it = if over { 0 } else { self.at_it + self.has - self.works };
-        let dies = is_versions(workers, workers + self.has) || (workers > 0 && self.works == 0);
+        let to_come = if over { 0 } else { self.to_come };
+        let at_it = if over { 0 } else { self.at_it + self.has - self.works + to_come };
+        // Where nobody else answers, what may come is not waited for.
+        let nobody_answers = self.works == 0 && (over || !self.older_answer);
+        let dies = is_versions(workers, workers + self.has + to_come) || (workers > 0 && nobody_answers);
         // Where nobody can get it and nobody has it, nobody answers.
         let nobody = self.works == 0 && at_it == 0 && (failed > 0 || self.has == 0);
         let mut all = self.workers.into_iter().chain(self.refusals);
@@ -190,10 +200,12 @@ impl Tally {
 pub(super) fn judge_switch(world: &World, now: &RolloutStatus) -> Switched {
     let tally = Tally::of(world, now);
     let over = world.now >= now.deadline.0;
-    let pods = tally.failed() + tally.has + tally.late.len();
+    let pods = tally.failed() + tally.has + tally.late.len() + tally.to_come;
     if is_versions(tally.failed(), pods) || tally.late.is_empty() {
         let has = tally.has;
-        return match tally.verdict(over) {
+        // Those that come for older ones come one after the other, which takes longer than a switch.
+        let heard = over && (tally.to_come == 0 || world.now >= rollout_deadline(world, now));
+        return match tally.verdict(heard) {
             Some(failure) => Switched::Failed(failure),
             None if has > 0 || world.pods.is_empty() => Switched::Done,
             None if over => without_anybody(world, now),
@@ -214,13 +226,17 @@ pub(super) fn judge_switch(world: &World, now: &RolloutStatus) -> Switched {
 /// Every pod is new, and none has the version yet. They get the time of a rollout: whatever became of the pods that had
 /// it, it says nothing of the version.
 fn without_anybody(world: &World, now: &RolloutStatus) -> Switched {
-    let time = world.spec.map_or(Duration::ZERO, |spec| spec.progress_deadline);
-    let deadline = after(now.started_at.0, time);
+    let deadline = rollout_deadline(world, now);
     if world.now < deadline {
         Switched::Open { deadline }
     } else {
         Switched::Failed(Failure::of_switch_deadline(world, now, &[]))
     }
+}
+
+/// When a rollout would be over that began with the switch.
+fn rollout_deadline(world: &World, now: &RolloutStatus) -> Timestamp {
+    after(now.started_at.0, world.spec.map_or(Duration::ZERO, |spec| spec.progress_deadline))
 }
 
 /// Why a version that bakes has to be taken back.

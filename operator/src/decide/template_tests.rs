@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 //! Who judges while pods of an older template are replaced: `a` to `c` are old, `n1` to `n3` come for them.
 
-use gantry_crds::status::{GateName, GateResult, GateVerdict};
+use gantry_crds::status::{GateName, GateResult, GateVerdict, ReplicaHealth};
 
 use super::{
     tests::{Scene, name, refused, spec},
@@ -121,4 +121,68 @@ fn while_older_pods_answer_more_than_half_of_the_new_ones_must_have_prepared() {
     scene.now += 900;
     let step = scene.step();
     assert!(matches!(step, Some(Transition::Rejected { gate: GateName::Deadline, .. })), "{step:?}");
+}
+
+#[test]
+fn an_older_pod_that_stays_does_not_refuse_what_the_majority_prepared() {
+    let mut scene = replaced(&OLD);
+    for (old, new) in [("a", "n1"), ("b", "n2")] {
+        goes(&mut scene, old);
+        comes(&mut scene, new, true);
+        scene.pod(new, |report| report.prepared = Some(name(2)));
+    }
+    assert_eq!(scene.step(), None, "c has the time of a rollout to be replaced");
+    scene.now += 3600;
+    let step = scene.step();
+    assert!(matches!(step, Some(Transition::Committed { .. })), "{step:?}");
+}
+
+/// The first new pod answers with nothing else, so that it suffices for the switch, and the others answer with model 1.
+fn committed_by_the_first() -> Scene {
+    let mut scene = replaced(&OLD);
+    comes(&mut scene, "n1", false);
+    scene.pod("n1", |report| report.prepared = Some(name(2)));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+    scene
+}
+
+fn answers(scene: &mut Scene, pod: &str, health: ReplicaHealth) {
+    scene.pod(pod, |report| {
+        (report.version, report.prepared, report.health) = (Some(name(2)), None, health.clone());
+        report.message = Some("the worker keeps dying".to_owned());
+    });
+}
+
+#[test]
+fn the_first_new_pod_whose_worker_dies_does_not_take_back_for_those_that_are_to_come() {
+    let mut scene = committed_by_the_first();
+    answers(&mut scene, "n1", ReplicaHealth::Failed);
+    scene.now += 120;
+    assert_eq!(scene.step(), None, "two more will come, and the older ones answer");
+    goes(&mut scene, "a");
+    comes(&mut scene, "n2", false);
+    answers(&mut scene, "n2", ReplicaHealth::Healthy);
+    assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }), "it works in the second");
+    assert_eq!(scene.step(), None);
+    answers(&mut scene, "n2", ReplicaHealth::Failed);
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })), "two of three");
+}
+
+#[test]
+fn where_nobody_comes_for_the_older_pods_the_first_ones_word_is_the_verdict_in_the_end() {
+    let mut scene = committed_by_the_first();
+    answers(&mut scene, "n1", ReplicaHealth::Failed);
+    scene.now += 120;
+    assert_eq!(scene.step(), None);
+    scene.now += 900;
+    let Some(Transition::RollingBack { message, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+    assert!(message.contains("the worker keeps dying"), "{message}");
+}
+
+#[test]
+fn where_no_older_pod_answers_what_is_to_come_is_not_waited_for() {
+    let mut scene = committed_by_the_first();
+    scene.cut_off.extend(OLD);
+    answers(&mut scene, "n1", ReplicaHealth::Failed);
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
 }
