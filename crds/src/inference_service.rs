@@ -152,7 +152,6 @@ pub struct LocalName {
 /// What each pod gets of its node.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("!has(self.memory) || !isQuantity(self.memory) || quantity(self.memory).compareTo(quantity('64Mi')) >= 0").message("spec.resources.memory: give 64Mi or more, with a unit (1024 alone is 1024 bytes; 24Gi is usual): no pod serves with less"))]
 pub struct ResourcesSpec {
     /// GPUs of each pod; leave it out to serve on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -162,6 +161,7 @@ pub struct ResourcesSpec {
     pub cpu: Option<PositiveQuantity>,
     /// Memory of each pod, request and limit, 64Mi or more. The memory gate measures a new model against it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity('64Mi')) >= 0").message("spec.resources.memory: give 64Mi or more, with a unit (1024 alone is 1024 bytes; 24Gi is usual): no pod serves with less"))]
     pub memory: Option<PositiveQuantity>,
 }
 

@@ -45,7 +45,7 @@ use crate::{
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
-    status::{ServiceInputs, VersionInputs, differs, pods_event, service_status, spec_event, version_status},
+    status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
     validate::{Problems, ValidService, validate},
 };
 
@@ -404,8 +404,8 @@ impl Pass<'_> {
             let written = written.and_then(|version| version.parse().ok());
             self.context.remember(service, |memory| memory.written = written.map(|version| (version, Instant::now())));
             self.context.metrics.steps(service, self.state.rollout.as_ref(), state.rollout.as_ref(), now);
-            if let Some(refused) = spec_event(service.status.as_ref(), &status) {
-                self.context.events.spec(service, refused).await;
+            if let Some(refused) = refusal_event(service.status.as_ref(), &status) {
+                self.context.events.refused(service, refused).await;
             }
             if let Some(event) = pods_event(service.status.as_ref(), &status) {
                 self.context.events.pods(service, event).await;

@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use gantry_crds::{InferenceService, ModelVersion, status::RolloutStatus};
+use gantry_crds::{InferenceService, ModelVersion, conditions::Reason, status::RolloutStatus};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::{
     Client, Resource, ResourceExt,
@@ -46,9 +46,10 @@ impl Events {
         self.publish(service, type_, reason, "Rollout", note, Some(version)).await;
     }
 
-    /// Tells that the spec cannot be carried out, as its condition says.
-    pub async fn spec(&self, service: &InferenceService, refused: Condition) {
-        self.publish(service, EventType::Warning, &refused.reason, "Validate", refused.message, None).await;
+    /// Tells that the spec cannot be carried out, or a child not be written, as its condition says.
+    pub async fn refused(&self, service: &InferenceService, refused: Condition) {
+        let action = if refused.reason == Reason::ApplyFailed.as_str() { "Apply" } else { "Validate" };
+        self.publish(service, EventType::Warning, &refused.reason, action, refused.message, None).await;
     }
 
     /// Tells that a pod is not there, and why, or that all are again.

@@ -118,3 +118,5 @@ mod tests {
         assert_eq!(message("short"), "short");
     }
 }
+/// Restarts of a container after which it ends again and again, be it running just now or not, until it is ready.
+pub const CRASH_LOOP_RESTARTS: i32 = 2;

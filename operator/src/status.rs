@@ -306,12 +306,17 @@ fn supported(inputs: &ServiceInputs) -> NewCondition {
     }
 }
 
-/// What `new` says of a spec that cannot be carried out and `old` did not: what an Event is worth.
+/// What `new` says of a spec that cannot be carried out, or of a child that may not be written, and `old` did not: what an
+/// Event is worth.
 #[must_use]
-pub fn spec_event(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<Condition> {
+pub fn refusal_event(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<Condition> {
     let refused = |status: &InferenceServiceStatus| {
-        let of_type = |one: &&Condition| one.type_ == ConditionType::Supported.as_str() && one.status == "False";
-        status.conditions.iter().find(of_type).cloned()
+        let is_refusal = |one: &&Condition| {
+            let is = |type_: ConditionType, status: &str| one.type_ == type_.as_str() && one.status == status;
+            is(ConditionType::Supported, "False")
+                || (is(ConditionType::Stalled, "True") && one.reason == Reason::ApplyFailed.as_str())
+        };
+        status.conditions.iter().find(is_refusal).cloned()
     };
     let told = old.and_then(refused).map(|condition| condition.message);
     refused(new).filter(|condition| told.as_ref() != Some(&condition.message))

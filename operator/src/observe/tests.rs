@@ -156,6 +156,26 @@ fn a_pod_that_cannot_run_says_why() {
     assert_eq!(PodView::of(&pod(waiting("ContainerCreating", None))).trouble, None);
 }
 
+/// A container that dies runs, has ended and waits in turn: the same is told all the time, until it is ready.
+#[test]
+fn a_container_that_dies_again_and_again_is_told_of_without_a_pause() {
+    let ended = json!({"terminated": {"reason": "Error", "exitCode": 1}});
+    let told = |ready: bool, restarts: i32, now: &serde_json::Value| {
+        let status = json!({"phase": "Running", "containerStatuses": [{"name": "server", "image": "", "imageID": "",
+            "ready": ready, "restartCount": restarts, "state": now, "lastState": ended}]});
+        PodView::of(&pod(status)).trouble
+    };
+    let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+    let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+    let loops = told(false, 7, &waits).unwrap();
+    assert_eq!(loops.reason, gantry_crds::conditions::Reason::CrashLoopBackOff);
+    for now in [&running, &ended, &json!({"waiting": {"reason": "RunContainerError"}})] {
+        assert_eq!(told(false, 8, now).as_ref(), Some(&loops), "{now}");
+    }
+    assert_eq!(told(true, 8, &running), None);
+    assert_eq!(told(false, 1, &running), None, "it starts again, for the first time");
+}
+
 #[test]
 fn what_is_over_is_no_trouble_any_more() {
     let state = |ready: bool, now: serde_json::Value| {

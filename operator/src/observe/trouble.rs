@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt;
 
 use crate::{
-    limits::CREATING_TIMEOUT,
+    limits::{CRASH_LOOP_RESTARTS, CREATING_TIMEOUT},
     text::{of_refusal, of_scheduler},
 };
 
@@ -52,8 +52,10 @@ impl Trouble {
                 let says = "took more than its memory and was ended: raise spec.resources.memory";
                 (Reason::OOMKilled, says.to_owned())
             }
-            (Some("CrashLoopBackOff"), _) => {
-                (Reason::CrashLoopBackOff, format!("ends again and again: see `kubectl logs {pod} --previous`"))
+            // Kubelet says so between two tries alone, and what lasts is not over while the next one runs.
+            (Some("CrashLoopBackOff"), _) => (Reason::CrashLoopBackOff, crashes(pod)),
+            (_, Some(_)) if !container.ready && container.restart_count >= CRASH_LOOP_RESTARTS => {
+                (Reason::CrashLoopBackOff, crashes(pod))
             }
             (Some("ContainerCreating" | "PodInitializing") | None, _) => return None,
             (Some(other), _) => {
@@ -87,6 +89,10 @@ impl Trouble {
         );
         Self { reason: Reason::ContainerCreating, message }
     }
+}
+
+fn crashes(pod: &str) -> String {
+    format!("ends again and again: see `kubectl logs {pod} --previous`")
 }
 
 /// What helps a pod to a node, by what the scheduler says of those that there are.

@@ -33,7 +33,7 @@ fn ended_alike(one: &CandidateStatus, other: &CandidateStatus) -> bool {
     let alike = match (failed(one), failed(other)) {
         (Some(one), Some(other)) => refused_alike(&refusal(one), &refusal(other)),
         (None, None) if one.wait_reason == Some(WaitReason::NoRoom) => steady(&words(one)) == steady(&words(other)),
-        (None, None) => words(one) == words(other),
+        (None, None) => without_detail(&words(one)) == without_detail(&words(other)),
         _ => false,
     };
     alike && (one.phase, one.wait_reason) == (other.phase, other.wait_reason)
@@ -49,7 +49,7 @@ pub(super) fn refused_alike(one: &Refusal, other: &Refusal) -> bool {
         && match one.gate {
             GateName::Memory => steady(&one.message) == steady(&other.message),
             GateName::Load => one.value == other.value,
-            _ => one.message == other.message,
+            _ => without_detail(&one.message) == without_detail(&other.message),
         }
 }
 
@@ -60,9 +60,32 @@ fn is_further(line: &CandidateStatus, ended: &CandidateStatus) -> bool {
     passed(line) > passed(ended) || bytes(line) > bytes(ended)
 }
 
-/// The text without its figures.
+/// The text without its figures and their units.
 fn steady(text: &str) -> String {
-    text.split(|c: char| c.is_ascii_digit() || c == '.').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("0")
+    const UNITS: [&str; 9] = ["Ki", "Mi", "Gi", "Ti", "k", "M", "G", "T", "m"];
+    let is_figure = |c: char| c.is_ascii_digit() || c == '.';
+    let mut parts = text.split(is_figure);
+    let first = parts.next().unwrap_or_default();
+    let without_unit = |part: &str| -> String {
+        let rest = UNITS.iter().find_map(|unit| part.strip_prefix(unit));
+        let is_unit = |rest: &&str| !rest.starts_with(|c: char| c.is_alphanumeric());
+        rest.filter(is_unit).unwrap_or(part).to_owned()
+    };
+    let rest: Vec<_> = parts.filter(|part| !part.is_empty()).map(without_unit).collect();
+    [first.to_owned()].into_iter().chain(rest).collect::<Vec<_>>().join("0")
+}
+
+/// The text without what stands in brackets: what the system or another server said beside the cause, which may be another thing
+/// each time.
+fn without_detail(text: &str) -> String {
+    let mut depth = 0_usize;
+    let outside = |c: &char| {
+        depth = if *c == '(' { depth + 1 } else { depth };
+        let is_outside = depth == 0;
+        depth = if *c == ')' { depth.saturating_sub(1) } else { depth };
+        is_outside
+    };
+    text.chars().filter(outside).collect()
 }
 
 #[cfg(test)]
@@ -151,6 +174,18 @@ mod tests {
             (
                 refusal(Memory, "1Gi of 2Gi", "1Gi of 2Gi"),
                 refusal(Memory, "1Gi of 2Gi", "no memory can be read"),
+                false,
+            ),
+            (refusal(Memory, "", "1Gi needed, 512Mi there"), refusal(Memory, "", "1.1Gi needed, 1Gi there"), true),
+            (refusal(Memory, "", "1Gi of memory"), refusal(Memory, "", "1Gi of GPUs"), false),
+            (
+                refusal(Fetch, "", "h is silent (timed out); start"),
+                refusal(Fetch, "", "h is silent (reset (104)); start"),
+                true,
+            ),
+            (
+                refusal(Fetch, "", "h is silent (timed out); start"),
+                refusal(Fetch, "", "h refuses (timed out); start"),
                 false,
             ),
             (refusal(Load, "worker died", "reset by peer"), refusal(Load, "worker died", "exited with status 1"), true),

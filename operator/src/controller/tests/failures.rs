@@ -1,7 +1,7 @@
 //! Requests that are refused, fail, are never answered, or come from an old object.
 
 use super::*;
-use crate::limits::JUDGED_LOOK_TIMEOUT;
+use crate::{limits::JUDGED_LOOK_TIMEOUT, testing::Recorded};
 
 #[tokio::test]
 async fn a_rollback_goes_before_children_that_are_refused() {
@@ -89,11 +89,18 @@ async fn somebody_elses_object_is_not_taken_over() {
     );
     let error = scene.step().await.unwrap_err();
     assert!(error.is_refusal());
-    assert!(!scene.api.writes().contains(&format!("PATCH {ENDPOINT}")));
+    let requests = scene.api.requests();
+    assert!(requests.iter().all(|request| request.line != format!("PATCH {ENDPOINT}")));
+    let failed = |requests: &[Recorded]| {
+        requests.iter().filter(|request| request.line == EVENTS && request.body["reason"] == "ApplyFailed").count()
+    };
+    assert_eq!(failed(&requests), 1);
     let (status, reason, message) = scene.condition("Stalled");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
     assert!(message.starts_with("Service chat exists and does not belong"), "{message}");
     assert_eq!(scene.condition("Ready").1, "ApplyFailed", "what the user has to do goes first");
+    scene.step().await.unwrap_err();
+    assert_eq!(failed(&scene.api.requests()), 0, "it is told once");
 }
 
 #[tokio::test]
