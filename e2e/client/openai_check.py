@@ -51,5 +51,32 @@ def completion():
     return {"tokens": answer.usage.completion_tokens, "version": answer.system_fingerprint}
 
 
+def tools():
+    """One round of tools: what is called, whole and through the stream helper, and what is said of the result."""
+    weather = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the current weather in a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+    asked = [{"role": "user", "content": "What's the weather like in Seoul?"}]
+    options = {"model": model, "tools": [weather], "max_tokens": 64, "temperature": 0}
+    choice = client.chat.completions.create(messages=asked, **options).choices[0]
+    with client.chat.completions.stream(messages=asked, **options) as stream:
+        final = stream.get_final_completion().choices[0]
+    call = choice.message.tool_calls[0]
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"city": "Seoul", "temperature": 11, "condition": "stormy"}'}
+    after = client.chat.completions.create(messages=[*asked, choice.message, result], **options).choices[0]
+    called = lambda choice: [[call.function.name, json.loads(call.function.arguments)] for call in choice.message.tool_calls]
+    return {
+        "finish_reasons": [choice.finish_reason, final.finish_reason, after.finish_reason],
+        "whole": called(choice),
+        "streamed": called(final),
+        "after": after.message.content,
+    }
+
+
 models = [served.id for served in client.models.list()]
-print(json.dumps({"models": models, "whole": whole(), "streamed": streamed(), "completion": completion()}))
+print(json.dumps({"models": models, "whole": whole(), "streamed": streamed(), "completion": completion(), "tools": tools()}))

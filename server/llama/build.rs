@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .file("shim/backends.cpp")
         .file("shim/guard.cpp")
         .file("shim/template.cpp")
+        .file("shim/parser.cpp")
         .file("shim/state.cpp")
         .include(out.join("include"))
         .include(source.join("common"))

@@ -62,6 +62,11 @@ async fn a_client_pod_gets_a_streamed_answer_through_the_services_dns_name() -> 
         ensure!(seen["whole"]["usage"] == seen["streamed"]["usage"], "usage depends on streaming: {seen}");
         ensure!(seen["streamed"]["pieces"].as_u64() > Some(1), "the answer did not come in pieces: {seen}");
         ensure!(seen["completion"]["tokens"].as_u64() > Some(0) && seen["completion"]["version"] == version, "{seen}");
+        let tools = &seen["tools"];
+        let called = json!([["get_weather", {"city": "Seoul"}]]);
+        ensure!(tools["whole"] == called && tools["streamed"] == called, "{tools}");
+        ensure!(tools["finish_reasons"] == json!(["tool_calls", "tool_calls", "stop"]), "{tools}");
+        ensure!(tools["after"] == "It is 11 degrees and stormy in Seoul.", "{tools}");
         Ok(())
     })
     .await

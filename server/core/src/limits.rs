@@ -40,3 +40,13 @@ pub const MAX_SHOWN_TEXT_BYTES: usize = 1024 * 1024;
 pub const MAX_POOLED_INPUTS: usize = 2048;
 /// The longest time that a request may say it is ready to wait for its first token: an hour.
 pub const MAX_QUEUE_TIMEOUT_MS: u64 = 3_600_000;
+/// The most tools that a chat may bring.
+pub const MAX_TOOLS: usize = 128;
+/// The most text that they may have together, in bytes: names, descriptions and schemas.
+pub const MAX_TOOLS_BYTES: usize = 256 * 1024;
+/// The longest name of a tool, in bytes.
+pub const MAX_TOOL_NAME_BYTES: usize = 64;
+/// The most further variables that a chat may give its template.
+pub const MAX_TEMPLATE_VARIABLES: usize = 64;
+/// The most text that they may have together, in bytes, as JSON.
+pub const MAX_TEMPLATE_VARIABLES_BYTES: usize = 64 * 1024;

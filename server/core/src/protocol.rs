@@ -28,9 +28,6 @@ pub struct TextRequest {
     pub choices: u32,
     /// Whether each piece is to be sent as it comes.
     pub is_streamed: bool,
-    /// What the client is told where the model thinks unless it is told not to: it asked for none of that, and nothing is done
-    /// for it.
-    pub refused_by_thinkers: Option<ApiError>,
 }
 
 /// Vectors or scores that are asked for.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gantry_core::Chat;
-use gantry_llama::{SpecialTokens, TokenTexts};
+use gantry_llama::{AnswerForm, SpecialTokens, TokenTexts};
 
 use crate::error::RequestError;
 
@@ -140,6 +140,19 @@ pub(crate) struct RenderedChat {
     /// Places within what messages wrote and would be read as special tokens: see [`SpecialTokens::Unless`].
     pub(crate) text_at: Vec<usize>,
     pub(crate) stops: Vec<String>,
+    /// What its answers look like, where they are more than text.
+    pub(crate) answer: Option<Box<RenderedAnswer>>,
+}
+
+/// What answers to a chat look like.
+pub(crate) struct RenderedAnswer {
+    pub(crate) form: AnswerForm,
+    /// The special tokens that they are read by.
+    pub(crate) markup: Vec<Token>,
+    /// What they must look like, in GBNF, and the texts of tokens to that, those of `markup` among them; `None`: nothing must be.
+    pub(crate) grammar: Option<(String, Arc<TokenTexts>)>,
+    /// No tool may be called.
+    pub(crate) drops_calls: bool,
 }
 
 /// How long a chat may take to be rendered.
@@ -162,8 +175,9 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
     /// Tokens of a query and a document, as a reranker wants them.
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
-    /// `None`: it takes longer than this pace, and may be tried at the full one.
-    fn render(&self, chat: &Chat, pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
+    /// `reads_answer`: what answers look like is to be told, too. `None`: it takes longer than this pace, and may be tried at the
+    /// full one.
+    fn render(&self, chat: &Chat, reads_answer: bool, pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
     /// Appends the bytes of a token; nothing for a special one.
     fn piece(&self, token: Token, out: &mut Vec<u8>);
     /// Appends the bytes of a token, a special one's name among them.

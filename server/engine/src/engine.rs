@@ -193,6 +193,7 @@ impl Engine {
             vocabulary,
             positions: limits.positions,
             grammars: Grammars::default(),
+            answer_grammars: Grammars::default(),
             fingerprint: names,
             disk: disk.flatten(),
             indexer: (config.speculation.prompt_lookup && limits.reusable).then(Indexer::default),

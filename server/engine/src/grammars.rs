@@ -86,6 +86,17 @@ impl Constraint {
         }
     }
 
+    /// Goes on after a text that is there already, whichever tokens it came as; a schema has none before it.
+    ///
+    /// # Errors
+    /// When it is not allowed.
+    pub(crate) fn accept_text(&mut self, text: &str) -> Result<(), ConstraintError> {
+        match self {
+            Self::Gbnf(grammar) => Ok(grammar.accept_text(text)?),
+            Self::Schema(_) => Ok(()),
+        }
+    }
+
     /// Writes to `out` the row with every token that may not come next at minus infinity.
     ///
     /// # Errors

@@ -48,13 +48,14 @@
 //!
 //! A sequence holds prompt and answer together: `ctx_size / parallel` tokens, as in llama-server, rounded up to a multiple
 //! of 256 and at most what the model was trained for ([`ModelInfo::n_ctx_per_sequence`]); all of `ctx_size` with
-//! [`KvLayout::Unified`]. Absent so far: tools.
+//! [`KvLayout::Unified`].
 //!
 //! # Embeddings and rankings
 //!
 //! [`ModelHost`] puts an [`Embedder`] beside the engine, or in its place where the model is an encoder. It gathers texts of
 //! several requests in a window (`window`), computes them together and gives a vector, or a score, for each.
 
+mod answer;
 mod backend;
 mod budget;
 mod burst;

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
+use crate::answer::{AnswerReader, Piece};
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
 use crate::event::{FinishReason, ItlHistogram, Timings, TokenChance, TokenLogprob, Usage};
@@ -145,6 +146,7 @@ pub(crate) struct RequestText {
     vocabulary: Arc<dyn Vocabulary>,
     utf8: Utf8Stream,
     stops: StopFilter,
+    reading: Reading,
     prompt_tokens: u32,
     cached_tokens: u32,
     generated: u32,
@@ -158,6 +160,17 @@ pub(crate) struct RequestText {
     piece: Vec<u8>,
     text: String,
     stopped: bool,
+}
+
+/// How an answer is told.
+#[derive(Default)]
+pub(crate) struct Reading {
+    /// `None`: all of it is text.
+    pub(crate) reader: Option<Box<AnswerReader>>,
+    /// Special tokens whose names are read.
+    pub(crate) markup: Vec<Token>,
+    /// The first so many stop strings are the caller's own; others belong to the template.
+    pub(crate) own_stops: usize,
 }
 
 /// What is known of a request when it gets its slot.
@@ -175,6 +188,7 @@ impl RequestText {
         signals: Arc<Signals>,
         vocabulary: Arc<dyn Vocabulary>,
         stops: Vec<String>,
+        reading: Reading,
         admitted: &Admitted,
     ) -> Self {
         let timings = Timings { tokenize_ms: admitted.tokenize_ms, queue_ms: admitted.queue_ms, ..Timings::default() };
@@ -184,6 +198,7 @@ impl RequestText {
             vocabulary,
             utf8: Utf8Stream::default(),
             stops: StopFilter::new(stops),
+            reading,
             prompt_tokens: admitted.prompt_tokens,
             cached_tokens: admitted.cached_tokens,
             generated: 0,
@@ -217,12 +232,22 @@ impl RequestText {
         let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
         self.unsent_logprobs.extend(logprobs);
         self.piece.clear();
-        self.vocabulary.piece(token, &mut self.piece);
+        if self.reading.markup.contains(&token) {
+            self.vocabulary.shown_piece(token, &mut self.piece);
+        } else {
+            self.vocabulary.piece(token, &mut self.piece);
+        }
         let mut whole = String::new();
         self.utf8.push(&self.piece, &mut whole);
         self.stopped = self.stops.push(&whole, &mut self.text);
         if !self.stopped {
-            self.send(MOST_UNSENT_LOGPROBS);
+            match self.reading.reader.take() {
+                Some(mut reader) => {
+                    self.read(|text, pieces| reader.push(text, pieces));
+                    self.reading.reader = Some(reader);
+                }
+                None => self.send(MOST_UNSENT_LOGPROBS),
+            }
         }
         self.stopped
     }
@@ -251,7 +276,17 @@ impl RequestText {
         }
         // Tokens are told without a text only where no stop string took it away, or might have.
         let is_whole = !self.stopped && reason != FinishReason::Cancelled;
-        self.send(if is_whole { 1 } else { usize::MAX });
+        match self.reading.reader.take() {
+            Some(mut reader) => self.read(|text, pieces| {
+                reader.push(text, pieces);
+                if reason != FinishReason::Cancelled {
+                    reader.finish(reason == FinishReason::Length, pieces);
+                }
+            }),
+            None => self.send(if is_whole { 1 } else { usize::MAX }),
+        }
+        let own_stop = self.stops.found().filter(|(index, _)| *index < self.reading.own_stops);
+        let stop_string = own_stop.map(|(_, stop)| stop.to_owned());
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.generated,
@@ -259,12 +294,22 @@ impl RequestText {
         };
         self.signals.ended.store(true, Relaxed);
         self.timings.itl = self.itl;
-        self.emitter.finished(reason, usage, self.timings);
+        self.emitter.finished(reason, stop_string, usage, self.timings);
     }
 
     fn fail(&mut self, error: RequestError) {
         self.signals.ended.store(true, Relaxed);
         self.emitter.failed(error);
+    }
+
+    /// Has a reader take what there is, and sends what it knows by it.
+    fn read(&mut self, read: impl FnOnce(&str, &mut Vec<Piece>)) {
+        let mut pieces = Vec::new();
+        read(&std::mem::take(&mut self.text), &mut pieces);
+        for piece in pieces {
+            let logprobs = std::mem::take(&mut self.unsent_logprobs);
+            self.emitter.piece(piece, std::mem::take(&mut self.unsent), logprobs);
+        }
     }
 
     /// Sends what there is, if it has text or the probabilities of `most` tokens.
@@ -307,7 +352,8 @@ mod tests {
         // A stop string that begins with every token, and does not come.
         let tokens = 2 * MOST_UNSENT_LOGPROBS + 7;
         let stops = vec!["a".repeat(tokens + 1)];
-        let mut text = RequestText::new(emitter, signals, Arc::new(ScriptedVocabulary), stops, &admitted);
+        let mut text =
+            RequestText::new(emitter, signals, Arc::new(ScriptedVocabulary), stops, Reading::default(), &admitted);
         for _ in 0..tokens {
             assert!(!text.push(8, Some(Logprobs { chosen: -0.5, top: Vec::new() }), at));
         }

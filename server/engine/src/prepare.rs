@@ -19,14 +19,15 @@ use gantry_core::MAX_SHOWN_TEXT_BYTES;
 use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TokenPiece};
 use gantry_llama::SpecialTokens;
 
-use crate::backend::{Pace, RenderedChat, Token, Vocabulary};
+use crate::answer::AnswerReader;
+use crate::backend::{Pace, RenderedAnswer, RenderedChat, Token, Vocabulary};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
 use crate::error::RequestError;
 use crate::event::Activity;
-use crate::grammars::Grammars;
+use crate::grammars::{Constraint, Grammars};
 use crate::lookup::Indexer;
-use crate::output::Signals;
-use crate::params::{GenerationParams, MAX_PROMPT_BYTES, Prompt};
+use crate::output::{Reading, Signals};
+use crate::params::{self, GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::queue::{Queue, Waiting};
 use crate::request::{Emitter, Request, too_late};
 use crate::sampler::{self, Sampler};
@@ -144,6 +145,8 @@ pub(crate) struct Preparer {
     pub(crate) positions: u32,
     /// Those that were compiled.
     pub(crate) grammars: Grammars,
+    /// Those of answers, which are of the template's making and over other texts.
+    pub(crate) answer_grammars: Grammars,
     /// What names the blocks of prompts, where these are kept.
     pub(crate) fingerprint: Option<Fingerprint>,
     /// Where prompts are kept on disk, too.
@@ -190,7 +193,9 @@ impl Preparer {
         job.emitter.is(Activity::Begun);
         let chat = std::panic::catch_unwind(AssertUnwindSafe(|| {
             check_bytes("messages", job.prompt.texts().map(str::len).sum())?;
-            let chat = self.vocabulary.render(chat, pace)?;
+            // What must be of another form is that from its first token on, and is told as it stands.
+            let reads_answer = job.params.extent == Extent::Answer && job.params.constraint.is_none();
+            let chat = self.vocabulary.render(chat, reads_answer, pace)?;
             // Before it waits: what a template makes of messages may be much longer than they are.
             chat.iter().try_for_each(|chat| check_bytes("messages", chat.prompt.len()))?;
             Ok(chat)
@@ -219,24 +224,33 @@ impl Preparer {
         let Job { ticket, prompt, mut params, mut emitter, signals, submitted_at, deadline } = job;
         emitter.is(Activity::Begun);
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            let tokens = self.tokens(prompt, chat, &mut params)?;
-            let setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
+            let own_stops = params.stop.len();
+            let (tokens, answer) = self.tokens(prompt, chat, &mut params)?;
+            let mut setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
+            let mut reading = Reading { own_stops, ..Reading::default() };
+            if let Some(answer) = answer {
+                setup.grammar = self.grammar_of(&answer)?.or(setup.grammar);
+                let reader = AnswerReader::new(&answer.form, answer.drops_calls);
+                let reader = reader.map_err(|error| RequestError::Internal(error.to_string()))?;
+                (reading.reader, reading.markup) = (Some(Box::new(reader)), answer.markup);
+            }
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
             let tokenized_at = Instant::now();
             let (blocks, fetched) = self.find(&tokens);
             let repeats = self.indexer.as_ref().and_then(|indexer| indexer.index(&tokens));
-            Ok((tokens, sampler, tokenized_at, blocks, fetched, repeats))
+            Ok((tokens, sampler, reading, tokenized_at, blocks, fetched, repeats))
         }));
         let prepared = prepared.unwrap_or_else(|_| Err(panicked()));
         emitter.is(Activity::Paused);
         match prepared {
-            Ok((prompt, sampler, tokenized_at, blocks, fetched, repeats)) => Some(Request {
+            Ok((prompt, sampler, reading, tokenized_at, blocks, fetched, repeats)) => Some(Request {
                 ticket,
                 prompt,
                 params,
                 emitter,
                 signals,
                 sampler,
+                reading,
                 blocks,
                 fetched,
                 repeats,
@@ -343,19 +357,31 @@ impl Preparer {
         (blocks, fetched)
     }
 
-    /// The prompt's tokens; a template's stop strings are added to the caller's.
+    /// What an answer must look like in which a tool is called, if one must be.
+    fn grammar_of(&self, answer: &RenderedAnswer) -> Result<Option<Constraint>, RequestError> {
+        let Some((grammar, texts)) = &answer.grammar else { return Ok(None) };
+        let asked = params::Constraint::Gbnf(grammar.clone());
+        let mut grammar = self.answer_grammars.get(texts, &asked).map_err(|error| error.of("tools"))?;
+        let begun = grammar.accept_text(&answer.form.prefix);
+        begun.map_err(|error| RequestError::invalid("tools", "invalid_grammar", format!("tools: {error}")))?;
+        Ok(Some(grammar))
+    }
+
+    /// The prompt's tokens, and what its answers look like; a template's stop strings are added to the caller's.
     fn tokens(
         &self,
         prompt: Prompt,
         chat: Option<RenderedChat>,
         params: &mut GenerationParams,
-    ) -> Result<Vec<Token>, RequestError> {
+    ) -> Result<(Vec<Token>, Option<Box<RenderedAnswer>>), RequestError> {
+        let mut answer = None;
         let (param, tokens) = match prompt {
             Prompt::Text(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::None)?),
             Prompt::Markup(text) => ("prompt", self.tokenize("prompt", &text, SpecialTokens::All)?),
             Prompt::Chat(_) => {
                 let chat = rendered(chat)?;
                 params.stop.extend(chat.stops);
+                answer = chat.answer;
                 ("messages", self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?)
             }
             Prompt::Tokens(tokens) => {
@@ -367,7 +393,7 @@ impl Preparer {
             return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));
         }
         self.check_tokens(tokens.len())?;
-        Ok(tokens)
+        Ok((tokens, answer))
     }
 
     fn tokenize(&self, param: &str, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {

@@ -52,7 +52,7 @@ impl Vocabulary for Gated {
     }
 
     /// Chats that are "slow" take longer than a quick pace, and wait like what is tokenised.
-    fn render(&self, chat: &Chat, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, reads_answer: bool, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         if chat.messages[0].said() == SLOW {
             if pace == Pace::Quick {
                 return Ok(None);
@@ -60,7 +60,7 @@ impl Vocabulary for Gated {
             self.given.send(SLOW.to_owned()).unwrap();
             let _ = self.gate.recv();
         }
-        ScriptedVocabulary.render(chat, pace)
+        ScriptedVocabulary.render(chat, reads_answer, pace)
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
@@ -100,6 +100,7 @@ impl Busy {
             vocabulary: Arc::new(Gated { given: given_to, gate: gated }),
             positions: 100,
             grammars: Grammars::default(),
+            answer_grammars: Grammars::default(),
             fingerprint: None,
             disk: None,
             indexer: None,

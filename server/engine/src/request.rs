@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use gantry_core::ShownPrompt;
 
+use crate::answer::Piece;
 use crate::backend::Token;
 use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
 use crate::event::{Activity, ActivitySink, EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
 use crate::lookup::Repeats;
-use crate::output::Signals;
+use crate::output::{Reading, Signals};
 use crate::params::GenerationParams;
 use crate::sampler::Sampler;
 use crate::stats::Stats;
@@ -83,19 +84,34 @@ impl Emitter {
         self.send(GenerationEvent::Text { text, tokens, logprobs });
     }
 
+    /// Tells of a piece of an answer that is read; `logprobs` are told with text alone.
+    pub(crate) fn piece(&mut self, piece: Piece, tokens: u32, logprobs: Vec<TokenLogprob>) {
+        self.send(match piece {
+            Piece::Text(text) => GenerationEvent::Text { text, tokens, logprobs },
+            Piece::Reasoning(text) => GenerationEvent::Reasoning { text, tokens },
+            Piece::Call { index, delta } => GenerationEvent::ToolCall { index, delta, tokens },
+        });
+    }
+
     /// Ends a request that asked what its prompt is.
     pub(crate) fn shown(&mut self, prompt: ShownPrompt) {
         self.send(GenerationEvent::Prompt(prompt));
-        self.finished(FinishReason::Stop, Usage::default(), Timings::default());
+        self.finished(FinishReason::Stop, None, Usage::default(), Timings::default());
     }
 
-    pub(crate) fn finished(&mut self, reason: FinishReason, usage: Usage, timings: Timings) {
+    pub(crate) fn finished(
+        &mut self,
+        reason: FinishReason,
+        stop_string: Option<String>,
+        usage: Usage,
+        timings: Timings,
+    ) {
         if self.permit.take().is_some() {
             self.stats.finished.fetch_add(1, Relaxed);
             if reason == FinishReason::Cancelled {
                 self.stats.cancelled.fetch_add(1, Relaxed);
             }
-            self.send(GenerationEvent::Finished { reason, stop_string: None, usage, timings });
+            self.send(GenerationEvent::Finished { reason, stop_string, usage, timings });
         }
     }
 
@@ -103,7 +119,7 @@ impl Emitter {
     pub(crate) fn cancelled(&mut self, prompt_tokens: u32, submitted_at: Instant) {
         let usage = Usage { prompt_tokens, ..Usage::default() };
         let timings = Timings { queue_ms: submitted_at.elapsed().as_secs_f64() * 1e3, ..Timings::default() };
-        self.finished(FinishReason::Cancelled, usage, timings);
+        self.finished(FinishReason::Cancelled, None, usage, timings);
     }
 
     pub(crate) fn failed(&mut self, error: RequestError) {
@@ -144,6 +160,8 @@ pub(crate) struct Request {
     pub(crate) emitter: Emitter,
     pub(crate) signals: Arc<Signals>,
     pub(crate) sampler: Box<Sampler>,
+    /// How its answer is told.
+    pub(crate) reading: Reading,
     /// The prompt's blocks, by name; none where prompts are not kept.
     pub(crate) blocks: Vec<BlockHash>,
     /// What was on disk of its prompt.

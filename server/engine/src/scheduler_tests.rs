@@ -16,7 +16,7 @@ use crate::error::{ProbeError, RequestError};
 use crate::event::{EngineStats, FinishReason, GenerationEvent};
 use crate::grammars::Grammars;
 use crate::lookup::Indexer;
-use crate::output::{Output, Signals, TextStage};
+use crate::output::{Output, Reading, Signals, TextStage};
 use crate::params::{GenerationParams, MAX_DRAFT_CATCH_UP_TOKENS, PrefixCacheConfig, Priority};
 use crate::queue::AGEING_BOUND;
 use crate::request::{Emitter, Permit, Request};
@@ -239,6 +239,7 @@ impl<B: Backend> Harness<B> {
             emitter,
             signals,
             sampler,
+            reading: Reading::default(),
             blocks,
             fetched,
             repeats,

@@ -84,18 +84,18 @@ impl Renderer {
 
     /// The prompt of a chat of this model with the assistant's turn opened: what messages say is text of it, wherever it is
     /// rendered. `None`: it takes longer than this pace.
-    pub(crate) fn prompt(&self, model: &Model, messages: &str, pace: Pace) -> Result<Option<ChatPrompt>, ChatError> {
-        let allowance = Allowance::of(pace, messages.len());
-        match model.chat_prompt(messages, |messages| self.render(messages, None, allowance)) {
+    pub(crate) fn prompt(&self, model: &Model, chat: &str, pace: Pace) -> Result<Option<ChatPrompt>, ChatError> {
+        let allowance = Allowance::of(pace, chat.len());
+        match model.chat_prompt(chat, |chat| self.render(chat, allowance)) {
             Err(ChatError::TemplateLimit { limit: TemplateLimit::Time, .. }) if pace == Pace::Quick => Ok(None),
             prompt => prompt.map(Some),
         }
     }
 
-    fn render(&self, messages: &str, tools: Option<&str>, allowance: Allowance) -> Result<ChatPrompt, ChatError> {
+    fn render(&self, chat: &str, allowance: Allowance) -> Result<ChatPrompt, ChatError> {
         let rendered = match self {
-            Self::Here(template) => template.render_json(messages, tools, allowance.cpu_ms),
-            Self::Apart(processes) => processes.render(messages, tools, allowance),
+            Self::Here(template) => template.render_json(chat, allowance.cpu_ms),
+            Self::Apart(processes) => processes.render(chat, allowance),
         };
         ChatPrompt::from_json(&rendered?)
     }
@@ -103,7 +103,15 @@ impl Renderer {
     fn knows_tools(&self) -> bool {
         match self {
             Self::Here(template) => template.knows_tools(),
-            Self::Apart(processes) => processes.knows_tools(),
+            Self::Apart(processes) => processes.knows().tools,
+        }
+    }
+
+    /// Whether what the model thinks has a place of its own in its answers.
+    pub(crate) fn thinks(&self) -> bool {
+        match self {
+            Self::Here(template) => template.thinks(),
+            Self::Apart(processes) => processes.knows().thinking,
         }
     }
 
@@ -131,7 +139,7 @@ impl Renderer {
             report.renders.push(sample.kind.to_owned());
         }
         if let Some(model) = model {
-            model.check_text_stays_text(|messages| self.render(messages, None, Allowance::TRIED))?;
+            model.check_text_stays_text(|chat| self.render(chat, Allowance::TRIED))?;
         }
         Ok(report)
     }
@@ -142,10 +150,13 @@ impl Renderer {
         model: Option<&Model>,
         SampleChat { kind, messages, tools }: &SampleChat,
     ) -> Result<u32, ChatError> {
-        let tools = (!tools.is_empty()).then_some(*tools);
+        let asked = match *tools {
+            "" => (*messages).to_owned(),
+            tools => format!("{{\"messages\":{messages},\"tools\":{tools}}}"),
+        };
         let chat = match model {
-            Some(model) => model.chat_prompt(messages, |messages| self.render(messages, tools, Allowance::TRIED)),
-            None => self.render(messages, tools, Allowance::TRIED),
+            Some(model) => model.chat_prompt(&asked, |chat| self.render(chat, Allowance::TRIED)),
+            None => self.render(&asked, Allowance::TRIED),
         }?;
         judge(kind, &chat.prompt)?;
         let Some(model) = model else { return Ok(0) };

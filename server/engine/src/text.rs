@@ -51,12 +51,13 @@ pub(crate) struct StopFilter {
     stops: Vec<String>,
     /// Text that may be the beginning of a stop string: shorter than the longest one.
     held: String,
+    found: Option<usize>,
 }
 
 impl StopFilter {
     /// None of the stop strings may be empty; parameters are validated before.
     pub(crate) fn new(stops: Vec<String>) -> Self {
-        Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), held: String::new() }
+        Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), held: String::new(), found: None }
     }
 
     /// Appends to `out` the text that can be sent, and says whether a stop string ended the stream; nothing after its
@@ -67,9 +68,11 @@ impl StopFilter {
             return false;
         }
         self.held.push_str(text);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+        let found = |(index, stop): (usize, &String)| self.held.find(stop.as_str()).map(|at| (at, index));
+        if let Some((at, index)) = self.stops.iter().enumerate().filter_map(found).min() {
             out.push_str(&self.held[..at]);
             self.held.clear();
+            self.found = Some(index);
             return true;
         }
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
@@ -77,6 +80,12 @@ impl StopFilter {
         out.push_str(&self.held[..send]);
         self.held.drain(..send);
         false
+    }
+
+    /// The stop string that ended the stream, and its place among those that are not empty.
+    pub(crate) fn found(&self) -> Option<(usize, &str)> {
+        let index = self.found?;
+        Some((index, self.stops.get(index)?))
     }
 
     /// Ends the stream: what was held back is no stop string.

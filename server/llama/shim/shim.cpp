@@ -22,6 +22,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,28 +33,20 @@ struct gantry_chat_template {
     bool knows_tools;
     // llama.cpp has code of its own for this template, which may change messages before they are rendered.
     bool specialized;
+    // Whether what the model thinks stands in a place of its own in its answers.
+    bool thinks = false;
     // What ends an answer in this format; a specialized one says it with each prompt.
     std::vector<std::string> stops;
+    // What llama.cpp found out about answers in this format, by rendering dozens of chats; none of a specialized one, and of one
+    // that it can make nothing of.
+    std::unique_ptr<common_chat_template> analysed;
+    autoparser::autoparser analysis;
 };
 
 namespace {
 
+using gantry::guarded;
 using gantry::to_text;
-
-// Runs `f`; whatever it throws becomes an error text.
-template <typename F> gantry_text guarded(F f) noexcept {
-    try {
-        return f();
-    } catch (const std::exception & e) {
-        try {
-            return to_text(e.what(), true);
-        } catch (...) {
-            return {nullptr, 0, true};
-        }
-    } catch (...) {
-        return {nullptr, 0, true};
-    }
-}
 
 // Runs `f`, which makes a text, within limits; what it throws, and a limit that was passed though nothing was thrown of it,
 // becomes an error as shim.h has it.
@@ -79,26 +72,95 @@ gantry_text bounded(const gantry_template_limits & limits, gantry::limit & passe
     });
 }
 
-common_chat_templates_inputs inputs_of(const std::string & messages) {
+const char * const GREETING = R"([{"role": "user", "content": "Hello"}])";
+
+// A chat as shim.h has it, with messages alone or with all that is said beside them.
+common_json chat_of(const std::string & text) {
+    auto chat = common_json::parse(text);
+    return chat.is_array() ? common_json::object({{"messages", chat}}) : chat;
+}
+
+common_chat_tool_choice choice_of(const common_json & chat) {
+    // Where no tool may be called, one that is called all the same must be known for what it is.
+    return chat.value("required", false) ? COMMON_CHAT_TOOL_CHOICE_REQUIRED : COMMON_CHAT_TOOL_CHOICE_AUTO;
+}
+
+bool is_set(const common_json & chat, const char * name) { return chat.value(name, false); }
+
+bool may_think(const common_json & chat) { return chat.value("thinking", true); }
+
+common_chat_templates_inputs inputs_of(const common_json & chat) {
     common_chat_templates_inputs inputs;
-    inputs.messages              = common_chat_msgs_parse_oaicompat(common_json::parse(messages));
+    inputs.messages              = common_chat_msgs_parse_oaicompat(chat.at("messages"));
     inputs.add_generation_prompt = true;
     inputs.use_jinja             = true;
+    if (chat.contains("tools")) {
+        inputs.tools = common_chat_tools_parse_oaicompat(chat.at("tools"));
+    }
+    inputs.tool_choice         = choice_of(chat);
+    inputs.parallel_tool_calls = is_set(chat, "parallel");
+    inputs.enable_thinking     = may_think(chat);
+    if (chat.contains("variables")) {
+        for (const auto & [name, value] : chat.at("variables").items()) {
+            inputs.chat_template_kwargs[name] = value.dump();
+        }
+    }
     return inputs;
 }
 
-const char * const GREETING = R"([{"role": "user", "content": "Hello"}])";
+// The tools that may be called, which need not be all that the model is told of; null for none.
+common_json callable_of(const common_json & chat) {
+    return chat.contains("callable") ? chat.at("callable") : chat.contains("tools") ? chat.at("tools") : common_json();
+}
 
-// Whether llama.cpp knows the template by its source. One that it knows and that refuses a greeting counts as well.
-bool is_specialized(const common_chat_templates * templates) {
+// What answers to a chat look like, for a template that was analysed. It depends on the tools, and not on what was said.
+common_chat_params answers_to(const gantry_chat_template & tmpl, const common_json & chat) {
+    autoparser::generation_params params;
+    params.messages = common_json::parse(GREETING);
+    if (const auto callable = callable_of(chat); callable.is_array() && !callable.empty()) {
+        params.tools = callable;
+    }
+    params.tool_choice           = choice_of(chat);
+    params.parallel_tool_calls   = is_set(chat, "parallel");
+    params.reasoning_format      = COMMON_REASONING_FORMAT_DEEPSEEK;
+    params.enable_thinking       = may_think(chat);
+    params.add_generation_prompt = true;
+    params.now                   = std::chrono::system_clock::now();
+    params.extra_context         = chat.contains("variables") ? chat.at("variables") : common_json::object();
+    return autoparser::peg_generator::generate_parser(*tmpl.analysed, params, tmpl.analysis);
+}
+
+// The same for one that llama.cpp has code of its own for.
+common_chat_params special_answers_to(const gantry_chat_template & tmpl, const common_json & chat) {
+    auto inputs             = inputs_of(chat);
+    inputs.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
+    if (const auto callable = callable_of(chat); callable.is_array()) {
+        inputs.tools = common_chat_tools_parse_oaicompat(callable);
+    }
+    return common_chat_templates_apply(tmpl.templates.get(), inputs);
+}
+
+common_json strings(const std::vector<std::string> & texts) {
+    auto array = common_json::array();
+    for (const auto & text : texts) {
+        array.push_back(text);
+    }
+    return array;
+}
+
+// Whether llama.cpp knows the template by its source, and, if so, whether it thinks. One that it knows and that refuses a
+// greeting counts as well.
+std::pair<bool, bool> is_specialized(const common_chat_templates * templates) {
     const auto source = common_chat_templates_source(templates);
     autoparser::generation_params params;
     params.messages              = common_json::parse(GREETING);
     params.add_generation_prompt = true;
+    params.reasoning_format      = COMMON_REASONING_FORMAT_DEEPSEEK;
     try {
-        return common_chat_try_specialized_template(common_chat_template(source, "", ""), source, params).has_value();
+        const auto known = common_chat_try_specialized_template(common_chat_template(source, "", ""), source, params);
+        return {known.has_value(), known.has_value() && known->supports_thinking};
     } catch (const std::exception &) {
-        return true;
+        return {true, false};
     }
 }
 
@@ -205,13 +267,19 @@ gantry_chat_template * gantry_chat_template_new(
     }
     const bool analysed = step([&] {
         made->templates   = common_chat_templates_init(nullptr, text, bos, eos);
-        made->specialized = is_specialized(made->templates.get());
+        std::tie(made->specialized, made->thinks) = is_specialized(made->templates.get());
         if (!made->specialized) {
             try {
                 // The only time that the template is analysed: that renders it dozens of times.
-                made->stops = common_chat_templates_apply(made->templates.get(), inputs_of(GREETING)).additional_stops;
+                auto parsed = std::make_unique<common_chat_template>(text, bos, eos);
+                made->analysis.analyze_template(*parsed);
+                made->analysed = std::move(parsed);
+                answers_to(*made, common_json::object());
+                made->stops  = made->analysis.additional_stops;
+                made->thinks = made->analysis.reasoning.mode != autoparser::reasoning_mode::NONE;
             } catch (const std::exception &) {
                 // What cannot be analysed, or refuses a greeting, has no stops beside the model's own.
+                made->analysed.reset();
             }
         }
         return std::string();
@@ -223,24 +291,34 @@ void gantry_chat_template_free(gantry_chat_template * tmpl) { delete tmpl; }
 
 bool gantry_chat_template_knows_tools(const gantry_chat_template * tmpl) { return tmpl->knows_tools; }
 
+bool gantry_chat_template_thinks(const gantry_chat_template * tmpl) { return tmpl->thinks; }
+
 gantry_text gantry_chat_template_apply(
-    const gantry_chat_template * tmpl, const char * messages, size_t messages_len, const char * tools, size_t tools_len,
-    const gantry_template_limits * limits) {
+    const gantry_chat_template * tmpl, const char * chat_json, size_t chat_len, const gantry_template_limits * limits) {
     auto passed = gantry::limit::none;
     return bounded(*limits, passed, [&] {
-        auto inputs = inputs_of(std::string(messages, messages_len));
-        if (tools_len > 0) {
-            inputs.tools = common_chat_tools_parse_oaicompat(common_json::parse(std::string(tools, tools_len)));
-        }
-        // The prompt is the same either way; without this the template is analysed anew for a parser that nobody asks for.
+        const auto chat = chat_of(std::string(chat_json, chat_len));
+        auto inputs     = inputs_of(chat);
+        // The prompt is the same either way; without this the template is analysed anew.
         inputs.force_pure_content = !tmpl->specialized;
+        inputs.tool_choice        = COMMON_CHAT_TOOL_CHOICE_AUTO;
         auto params = common_chat_templates_apply(tmpl->templates.get(), inputs);
         strip(params.prompt, tmpl->bos, tmpl->eos);
-        auto stops = common_json::array();
-        for (const auto & stop : tmpl->specialized ? params.additional_stops : tmpl->stops) {
-            stops.push_back(stop);
+        auto answer = common_json::object({
+            {"prompt", params.prompt},
+            {"stops", strings(tmpl->specialized ? params.additional_stops : tmpl->stops)},
+        });
+        if (is_set(chat, "parsed") && (tmpl->specialized || tmpl->analysed)) {
+            const auto answers = tmpl->specialized ? special_answers_to(*tmpl, chat) : answers_to(*tmpl, chat);
+            answer["form"] = common_json::object({
+                {"format", static_cast<int>(answers.format)},
+                {"prefix", answers.generation_prompt},
+                {"parser", answers.parser},
+                {"markup", strings(answers.preserved_tokens)},
+                {"grammar", answers.grammar_lazy ? "" : answers.grammar},
+            });
         }
-        return common_json::object({{"prompt", params.prompt}, {"stops", stops}}).dump_safe();
+        return answer.dump_safe();
     });
 }
 

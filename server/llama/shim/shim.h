@@ -52,11 +52,18 @@ struct gantry_chat_template * gantry_chat_template_new(
 void gantry_chat_template_free(struct gantry_chat_template * tmpl);
 // Whether the template looks at tools.
 bool gantry_chat_template_knows_tools(const struct gantry_chat_template * tmpl);
+// Whether what a model thinks has a place of its own in the answers that the template is for.
+bool gantry_chat_template_thinks(const struct gantry_chat_template * tmpl);
 
-// Answers {"prompt": "...", "stops": ["..."]}; an error is as gantry_chat_template_new has it. `tools` may be empty.
+// Renders a chat: an array of messages, or {"messages": [...]} with any of "tools": [...] (as OpenAI has them), "callable": [...]
+// (those of them that may be called; all), "required": b (one must be), "parallel": b (several may be), "thinking": b (it may;
+// true), "variables": {...} (further ones of the template), "parsed": b (say what answers look like).
+// Answers {"prompt": "...", "stops": ["..."]}, and where that was asked for and is known {"form": {"markup": ["..."], "grammar":
+// "..." or ""}} with what gantry_answer_parser_new takes: "markup" are reserved tokens that an answer is read by, the grammar
+// begins with "prefix" and is there where a call is required. An error is as gantry_chat_template_new has it.
 struct gantry_text gantry_chat_template_apply(
-    const struct gantry_chat_template * tmpl, const char * messages, size_t messages_len, const char * tools,
-    size_t tools_len, const struct gantry_template_limits * limits);
+    const struct gantry_chat_template * tmpl, const char * chat, size_t chat_len,
+    const struct gantry_template_limits * limits);
 
 // Has the process end with GANTRY_EXIT_LIMIT, and 1, 2 or 3 more where time, memory or stack was the limit that was passed,
 // when C++ code throws where nothing may be thrown.

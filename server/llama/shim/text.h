@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <string>
 
 namespace gantry {
@@ -25,5 +26,16 @@ inline gantry_text to_text(const void * bytes, size_t len, bool error) noexcept 
 inline gantry_text to_text(const std::string & text, bool error) noexcept { return to_text(text.data(), text.size(), error); }
 
 inline gantry_text to_error(const char * reason) noexcept { return to_text(reason, std::strlen(reason), true); }
+
+// Runs `f`; whatever it throws becomes an error text.
+template <typename F> gantry_text guarded(F f) noexcept {
+    try {
+        return f();
+    } catch (const std::exception & e) {
+        return to_error(e.what());
+    } catch (...) {
+        return {nullptr, 0, true};
+    }
+}
 
 } // namespace gantry

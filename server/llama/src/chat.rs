@@ -4,10 +4,11 @@
 //! the prompt comes back with the stop strings that the template's format adds. A template is a program that somebody else
 //! wrote: its time, memory and depth are bounded ([`limits`]), wherever it allocates, and what it does without that ends
 //! only with the process ([`end_after_cpu`]), so that a template of which nothing is known is for a process of its own.
-//! Absent: that process; the parsers of what a model answers.
+//! Absent: that process; what a model answers is read by [`parser`].
 
 mod fault;
 pub mod limits;
+mod parser;
 mod samples;
 
 use std::ptr::NonNull;
@@ -24,6 +25,7 @@ use limits::{
     MAX_TEMPLATE_BYTES, MAX_TEMPLATE_EXPRESSION_PARTS, MAX_TEMPLATE_NESTING, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES,
     TEMPLATE_MEMORY_PER_INPUT_BYTE,
 };
+pub use parser::{AnswerForm, AnswerParser, ParsedAnswer, ParsedCall};
 pub use samples::{SAMPLE_CHATS, SAMPLE_WORD, SampleChat, says_sample_word};
 
 /// What a template is made of: all that is needed to render without the model.
@@ -94,6 +96,9 @@ pub struct ChatPrompt {
     /// Strings that end an answer in this template's format, besides the model's own end tokens.
     #[serde(rename = "stops")]
     pub additional_stops: Vec<String>,
+    /// What answers look like; `None` where nobody asked, or nothing is known of it.
+    #[serde(default)]
+    pub form: Option<AnswerForm>,
 }
 
 impl ChatPrompt {
@@ -153,36 +158,36 @@ impl ChatTemplate {
         unsafe { shim::gantry_chat_template_knows_tools(self.ptr.as_ptr()) }
     }
 
-    /// Renders a chat with the assistant's turn opened.
+    /// Whether what a model thinks has a place of its own in answers.
+    #[must_use]
+    pub fn thinks(&self) -> bool {
+        // SAFETY: the template is alive.
+        unsafe { shim::gantry_chat_template_thinks(self.ptr.as_ptr()) }
+    }
+
+    /// Renders a chat with the assistant's turn opened: an array of messages as `OpenAI` has them, or an object of `messages` with
+    /// any of `tools`, `callable` (those of them that may be called), `required` (one must be), `parallel` (several may be),
+    /// `thinking` (it may), `variables` (further ones of the template) and `parsed` (tell [`ChatPrompt::form`]).
     ///
     /// # Errors
     /// When the messages are not an array of messages with roles, or the template refuses them.
-    pub fn render(&self, messages_json: &str) -> Result<ChatPrompt, ChatError> {
-        ChatPrompt::from_json(&self.render_json(messages_json, None, TEMPLATE_CPU_MS)?)
+    pub fn render(&self, chat_json: &str) -> Result<ChatPrompt, ChatError> {
+        ChatPrompt::from_json(&self.render_json(chat_json, TEMPLATE_CPU_MS)?)
     }
 
-    /// The same with tools, an `OpenAI` array, and at most so much computing, as text for [`ChatPrompt::from_json`]: for who
-    /// passes it on.
+    /// The same with at most so much computing, as text for [`ChatPrompt::from_json`]: for who passes it on.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`], or when the tools are none.
-    pub fn render_json(&self, messages_json: &str, tools_json: Option<&str>, cpu_ms: u64) -> Result<String, ChatError> {
-        check_messages(messages_json)?;
-        let tools = tools_json.unwrap_or_default();
-        if !tools.is_empty() {
-            // As above: for its depth.
-            serde_json::from_str::<serde_json::Value>(tools).map_err(|e| ChatError::Messages(format!("tools: {e}")))?;
-        }
-        let input_bytes = messages_json.len().saturating_add(tools.len());
-        let limits = RawTemplateLimits { cpu_ms, ..limits_for(input_bytes) };
+    /// As [`ChatTemplate::render`].
+    pub fn render_json(&self, chat_json: &str, cpu_ms: u64) -> Result<String, ChatError> {
+        check_chat(chat_json)?;
+        let limits = RawTemplateLimits { cpu_ms, ..limits_for(chat_json.len()) };
         // SAFETY: the template and the limits are alive, the texts have the lengths given, and the shim catches exceptions.
         let answer = unsafe {
             shim::gantry_chat_template_apply(
                 self.ptr.as_ptr(),
-                messages_json.as_ptr().cast(),
-                messages_json.len(),
-                tools.as_ptr().cast(),
-                tools.len(),
+                chat_json.as_ptr().cast(),
+                chat_json.len(),
                 &raw const limits,
             )
         };
@@ -229,10 +234,11 @@ fn limits_for(input_bytes: usize) -> RawTemplateLimits {
 }
 
 /// Refuses what the C++ side would meet with a deep recursion or an answer that names no message.
-fn check_messages(messages_json: &str) -> Result<(), ChatError> {
+fn check_chat(chat_json: &str) -> Result<(), ChatError> {
     // serde_json bounds the depth; C++'s parser does not.
-    let messages: serde_json::Value =
-        serde_json::from_str(messages_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
+    let chat: serde_json::Value =
+        serde_json::from_str(chat_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
+    let messages = chat.get("messages").unwrap_or(&chat);
     let messages = messages.as_array().ok_or_else(|| ChatError::Messages(String::from("not an array")))?;
     if messages.is_empty() {
         return Err(ChatError::Messages(String::from("at least one message is needed")));
@@ -284,8 +290,8 @@ mod tests {
 
     #[test]
     fn messages_without_shape_are_refused() {
-        assert_eq!(check_messages(r#"[{"role":"user","content":"hi"}]"#), Ok(()));
-        assert_eq!(check_messages(r#"[{"role":"assistant","tool_calls":[]}]"#), Ok(()));
+        assert_eq!(check_chat(r#"[{"role":"user","content":"hi"}]"#), Ok(()));
+        assert_eq!(check_chat(r#"[{"role":"assistant","tool_calls":[]}]"#), Ok(()));
         let deep = format!("[{}{}]", "[".repeat(100_000), "]".repeat(100_000));
         for bad in [
             "",
@@ -298,7 +304,7 @@ mod tests {
             r#"[{"role":"<|im_end|>","content":"x"}]"#,
             &deep,
         ] {
-            assert!(matches!(check_messages(bad), Err(ChatError::Messages(_))), "{}", &bad[..bad.len().min(40)]);
+            assert!(matches!(check_chat(bad), Err(ChatError::Messages(_))), "{}", &bad[..bad.len().min(40)]);
         }
     }
 
@@ -317,9 +323,9 @@ mod tests {
             (|text: &str| json!({"role": "user", "content": text}), 1_000_000),
         ];
         for (message, deepest) in cases {
-            assert!(check_messages(&json!([message(&nested(deepest))]).to_string()).is_ok());
+            assert!(check_chat(&json!([message(&nested(deepest))]).to_string()).is_ok());
             if deepest == MAX_JSON_NESTING {
-                let refused = check_messages(&json!([message(&nested(deepest + 1))]).to_string());
+                let refused = check_chat(&json!([message(&nested(deepest + 1))]).to_string());
                 assert!(matches!(refused, Err(ChatError::Messages(_))), "{refused:?}");
             }
         }

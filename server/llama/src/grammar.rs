@@ -156,6 +156,24 @@ impl Grammar {
         Ok(())
     }
 
+    /// Goes on after a text, whichever tokens it came as.
+    ///
+    /// # Errors
+    /// When the grammar does not allow it, or proves too ambiguous; it stays where it was.
+    pub fn accept_text(&mut self, text: &str) -> Result<(), GrammarError> {
+        let (mut state, mut partial) = (self.state, self.partial);
+        for &byte in text.as_bytes() {
+            (state, partial) = self.after_byte(state, partial, byte)?;
+        }
+        if !self.goes_on(state, partial)? {
+            return Err(GrammarError::Internal("it does not begin with what the prompt ends with"));
+        }
+        (self.state, self.partial) = (state, partial);
+        self.machine.tidy(std::iter::once(&mut self.state));
+        self.machine.begin();
+        Ok(())
+    }
+
     /// Writes to `out` the row with every token that may not come next at minus infinity.
     ///
     /// # Errors

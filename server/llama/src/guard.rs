@@ -47,27 +47,27 @@ pub(crate) const MARK: char = '\u{7f}';
 const OTHER_MARKS: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{ffffd}';
 
 impl Model {
-    /// The prompt of a chat: `render` is the model's template, wherever it is rendered. What messages say is text of the prompt
-    /// ([`ChatPrompt::text_at`]), whatever tokens it spells.
+    /// The prompt of a chat, which is what [`ChatTemplate::render`](crate::ChatTemplate::render) takes: `render` is that, wherever
+    /// it is rendered. What messages and tools say is text of the prompt ([`ChatPrompt::text_at`]), whatever tokens it spells.
     ///
     /// # Errors
     /// What `render` says; that the messages are no JSON, or leave no character for a mark; or that the template makes
     /// special tokens of what they say ([`ChatError::Forged`]).
     pub fn chat_prompt(
         &self,
-        messages_json: &str,
+        chat_json: &str,
         mut render: impl FnMut(&str) -> Result<ChatPrompt, ChatError>,
     ) -> Result<ChatPrompt, ChatError> {
-        let messages =
-            serde_json::from_str(messages_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
+        let asked: Value =
+            serde_json::from_str(chat_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
         let specials = self.specials();
-        let marked = mark(&messages, specials).map_err(ChatError::Messages)?;
+        let marked = mark(&asked, specials).map_err(ChatError::Messages)?;
         let chat = match &marked {
-            None => render(messages_json)?,
-            Some((messages, mark)) => unmarked(render(&messages.to_string())?, *mark),
+            None => render(chat_json)?,
+            Some((marked, mark)) => unmarked(render(&marked.to_string())?, *mark),
         };
-        let (messages, mark) = marked.unwrap_or((messages, MARK));
-        if let Some(neutral) = neutral(&messages, specials) {
+        let (marked, mark) = marked.unwrap_or((asked, MARK));
+        if let Some(neutral) = neutral(&marked, specials) {
             let neutral = unmarked(render(&neutral.to_string())?, mark);
             let is_told = |&token: &Token| specials.by_token(token).is_some_and(Special::is_told_from_text);
             let taken = |chat: &ChatPrompt| -> Vec<Token> {
@@ -87,20 +87,34 @@ fn unmarked(mut chat: ChatPrompt, mark: char) -> ChatPrompt {
     chat
 }
 
-/// Marks all messages of a chat; `None`: none needs it.
+/// Marks all messages and tools of a chat; `None`: none needs it.
 ///
 /// # Errors
-/// The messages use up every character that could be a mark.
-fn mark(messages: &Value, specials: &Specials) -> Result<Option<(Value, char)>, String> {
-    let mark = unused(messages).ok_or("they hold every character of private use")?;
+/// They use up every character that could be a mark.
+fn mark(chat: &Value, specials: &Specials) -> Result<Option<(Value, char)>, String> {
+    let mark = unused(chat).ok_or("they hold every character of private use")?;
     let marker = Marker { specials, mark };
-    let mut marked = messages.clone();
-    let mut any = false;
-    for message in marked.as_array_mut().into_iter().flatten() {
-        let place = Place::in_message(message);
-        any |= marker.value(message, place);
+    let mut marked = chat.clone();
+    let any = each_said(&mut marked, &mut |said, place| marker.value(said, place));
+    // What may be called is named as it is: nothing of it goes into the prompt.
+    if any && let (Some(tools), Some(object)) = (chat.get("tools"), marked.as_object_mut()) {
+        object.entry("callable").or_insert_with(|| tools.clone());
     }
     Ok(any.then_some((marked, mark)))
+}
+
+/// Changes each message and each tool of a chat; whether any was.
+pub(crate) fn each_said(chat: &mut Value, change: &mut impl FnMut(&mut Value, Place) -> bool) -> bool {
+    let mut any = false;
+    if let Some(Value::Array(tools)) = chat.get_mut("tools") {
+        any |= tools.iter_mut().fold(false, |any, tool| change(tool, Place::IN_TOOL) | any);
+    }
+    let messages = if chat.is_object() { chat.get_mut("messages") } else { Some(chat) };
+    for message in messages.and_then(Value::as_array_mut).into_iter().flatten() {
+        let place = Place::in_message(message);
+        any |= change(message, place);
+    }
+    any
 }
 
 /// A text without its marks, and where they were, in bytes.
@@ -163,6 +177,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// In what is said of a tool.
+    const IN_TOOL: Self = Self { said: false, json: false, written: false };
+
     /// In this message of a chat.
     pub(crate) fn in_message(message: &Value) -> Self {
         let role = message.get("role").and_then(Value::as_str);

@@ -264,13 +264,6 @@ impl Model {
         self.template(None).is_some()
     }
 
-    /// Whether the file's chat template speaks of thinking, by whatever name: what it does of it only rendering tells.
-    #[must_use]
-    pub fn template_thinks(&self) -> bool {
-        let template = self.template(None).map(|text| text.to_string_lossy().to_lowercase()).unwrap_or_default();
-        ["think", "reasoning"].iter().any(|word| template.contains(word))
-    }
-
     /// A template of the file, as text: the chat template, or one by its name.
     pub(crate) fn template(&self, name: Option<&CStr>) -> Option<&CStr> {
         let name = name.map_or(std::ptr::null(), CStr::as_ptr);

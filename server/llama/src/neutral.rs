@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::chat::ChatPrompt;
 use crate::error::ChatError;
-use crate::guard::{MARK, Place};
+use crate::guard::{MARK, Place, each_said};
 use crate::model::{Model, Token};
 use crate::specials::Specials;
 
@@ -22,14 +22,9 @@ const PROBE: char = '\u{1}';
 const PROBE_CHARS: usize = 16;
 
 /// The same chat with other signs; `None`: it has none.
-pub(crate) fn neutral(messages: &Value, specials: &Specials) -> Option<Value> {
-    let mut neutral = messages.clone();
-    let mut any = false;
-    for message in neutral.as_array_mut().into_iter().flatten() {
-        let place = Place::in_message(message);
-        any |= value(message, place, specials);
-    }
-    any.then_some(neutral)
+pub(crate) fn neutral(chat: &Value, specials: &Specials) -> Option<Value> {
+    let mut neutral = chat.clone();
+    each_said(&mut neutral, &mut |said, place| value(said, place, specials)).then_some(neutral)
 }
 
 fn value(of: &mut Value, place: Place, specials: &Specials) -> bool {

@@ -1,4 +1,4 @@
-//! Declarations of `shim/shim.h`, `shim/grammar.h`, `shim/state.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
+//! Declarations of `shim/shim.h`, `shim/parser.h`, `shim/grammar.h`, `shim/state.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
 
 use std::ffi::{c_char, c_int};
 
@@ -33,6 +33,12 @@ pub(crate) struct RawChatTemplate {
     _private: [u8; 0],
 }
 
+/// Opaque.
+#[repr(C)]
+pub(crate) struct RawAnswerParser {
+    _private: [u8; 0],
+}
+
 unsafe extern "C" {
     fn gantry_text_free(text: RawText);
     pub(crate) fn gantry_common_log_off();
@@ -47,13 +53,25 @@ unsafe extern "C" {
     ) -> *mut RawChatTemplate;
     pub(crate) fn gantry_chat_template_free(tmpl: *mut RawChatTemplate);
     pub(crate) fn gantry_chat_template_knows_tools(tmpl: *const RawChatTemplate) -> bool;
+    pub(crate) fn gantry_chat_template_thinks(tmpl: *const RawChatTemplate) -> bool;
     pub(crate) fn gantry_chat_template_apply(
         tmpl: *const RawChatTemplate,
-        messages: *const c_char,
-        messages_len: usize,
-        tools: *const c_char,
-        tools_len: usize,
+        chat: *const c_char,
+        chat_len: usize,
         limits: *const RawTemplateLimits,
+    ) -> RawText;
+    pub(crate) fn gantry_answer_parser_new(
+        form: *const c_char,
+        form_len: usize,
+        reason: *mut RawText,
+    ) -> *mut RawAnswerParser;
+    pub(crate) fn gantry_answer_parser_free(parser: *mut RawAnswerParser);
+    pub(crate) fn gantry_answer_parse(
+        parser: *const RawAnswerParser,
+        text: *const c_char,
+        text_len: usize,
+        cpu_ms: u64,
+        memory_bytes: u64,
     ) -> RawText;
     pub(crate) fn gantry_exit_on_terminate();
     pub(crate) fn gantry_end_after_cpu_ms(ms: u64);

@@ -32,7 +32,7 @@ fn main() {
     });
     report("value", || {
         for _ in 0..TOKENS {
-            let delta = Delta { role: None, content: Some(black_box(text).to_owned()) };
+            let delta = Delta { content: Some(black_box(text).to_owned()), ..Delta::default() };
             black_box(sse_event(&chunk(head, delta, None)).unwrap());
         }
     });

@@ -2,15 +2,17 @@
 
 use bytes::{BufMut, BytesMut};
 use gantry_core::{
-    Answer, AnswerHead, ApiError, EncodeError, GenerationEvent, Prompt, StreamEncoder, TextEncoder, TextRequest,
-    TokenLogprob, Usage,
+    Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, GenerationEvent, Prompt, StreamEncoder, TextEncoder,
+    TextRequest, TokenLogprob, ToolCall, Usage,
 };
 
 use crate::chunk::{ChunkHead, ChunkTemplate};
 use crate::error::ErrorResponse;
 use crate::logprobs::ChatLogprobs;
 use crate::request::ValidChatRequest;
-use crate::response::{self, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta};
+use crate::response::{
+    self, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, ToolCallChunk,
+};
 use crate::sse::{SSE_DONE, write_sse_event};
 use crate::told::{Told, chat_logprobs, reason_of, usage_of};
 
@@ -19,9 +21,9 @@ use crate::told::{Told, chat_logprobs, reason_of, usage_of};
 /// # Errors
 /// As [`ValidChatRequest::parse`].
 pub fn decode_chat(body: &[u8]) -> Result<(TextRequest, ChatEncoder), ApiError> {
-    let ValidChatRequest { messages, common } = ValidChatRequest::parse(body)?;
+    let ValidChatRequest { chat, common } = ValidChatRequest::parse(body)?;
     let told = Told::of(&common);
-    Ok((common.into_request(vec![Prompt::chat(messages)], "messages"), ChatEncoder(told)))
+    Ok((common.into_request(vec![Prompt::chat(chat)], "messages"), ChatEncoder(told)))
 }
 
 /// Writes the answers to a chat.
@@ -36,9 +38,9 @@ impl TextEncoder for ChatEncoder {
         let choice = |(index, answer): (u32, Answer)| ChatChoice {
             index,
             logprobs: told.logprobs.map(|_| chat_logprobs(&answer.output.logprobs)),
-            finish_reason: reason_of(answer.reason),
+            finish_reason: reason_of(answer.reason, !answer.output.tool_calls.is_empty()),
             timings: told.timings(&answer.timings, &answer.usage),
-            message: AssistantMessage { role: "assistant".to_owned(), content: answer.output.text, refusal: None },
+            message: message_of(told, answer.output),
         };
         serde_json::to_vec(&ChatCompletion {
             id: id(&head),
@@ -55,7 +57,22 @@ impl TextEncoder for ChatEncoder {
         let Self(told) = self;
         let head = AnswerHead { id: id(&head), ..head };
         let template = ChunkTemplate::chat(ChunkHead::of(&head), told.include_usage)?;
-        Ok(ChatStream { told, head, template, answers })
+        Ok(ChatStream { told, head, template, has_called: vec![false; answers] })
+    }
+}
+
+fn message_of(told: Told, AnswerOutput { text, reasoning, tool_calls, .. }: AnswerOutput) -> AssistantMessage {
+    let call = |ToolCall { id, name, arguments }| response::ToolCall {
+        id,
+        kind: "function".to_owned(),
+        function: response::CalledFunction { name, arguments },
+    };
+    AssistantMessage {
+        role: "assistant".to_owned(),
+        content: (!text.is_empty() || tool_calls.is_empty()).then_some(text),
+        refusal: None,
+        reasoning_content: (told.reasoning && !reasoning.is_empty()).then_some(reasoning),
+        tool_calls: (!tool_calls.is_empty()).then(|| tool_calls.into_iter().map(call).collect()),
     }
 }
 
@@ -69,7 +86,8 @@ pub struct ChatStream {
     told: Told,
     head: AnswerHead,
     template: ChunkTemplate,
-    answers: usize,
+    /// Of each answer, whether it calls tools.
+    has_called: Vec<bool>,
 }
 
 impl ChatStream {
@@ -85,6 +103,11 @@ impl ChatStream {
         }
     }
 
+    fn delta(&self, index: u32, delta: Delta, out: &mut BytesMut) -> Result<(), EncodeError> {
+        let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, timings: None };
+        write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))
+    }
+
     fn text(&self, index: u32, text: &str, logprobs: &[TokenLogprob], out: &mut BytesMut) -> Result<(), EncodeError> {
         match self.told.logprobs {
             None => self.template.write(out.writer(), index, text, None::<&ChatLogprobs>),
@@ -95,10 +118,9 @@ impl ChatStream {
 
 impl StreamEncoder for ChatStream {
     fn open(&mut self, out: &mut BytesMut) -> Result<(), EncodeError> {
-        for index in (0..).take(self.answers) {
-            let delta = Delta { role: Some("assistant".to_owned()), content: Some(String::new()) };
-            let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, timings: None };
-            write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))?;
+        for index in (0..).take(self.has_called.len()) {
+            let role = Some("assistant".to_owned());
+            self.delta(index, Delta { role, content: Some(String::new()), ..Delta::default() }, out)?;
         }
         Ok(())
     }
@@ -107,8 +129,20 @@ impl StreamEncoder for ChatStream {
         let index = response::wire_index(answer);
         match event {
             GenerationEvent::Text { text, logprobs, .. } => self.text(index, text, logprobs, out),
+            GenerationEvent::Reasoning { .. } if !self.told.reasoning => Ok(()),
+            GenerationEvent::Reasoning { text, .. } => {
+                self.delta(index, Delta { reasoning_content: Some(text.clone()), ..Delta::default() }, out)
+            }
+            GenerationEvent::ToolCall { index: call, delta, .. } => {
+                if let Some(has_called) = self.has_called.get_mut(answer) {
+                    *has_called = true;
+                }
+                let Some(call) = ToolCallChunk::of(*call, delta) else { return Ok(()) };
+                self.delta(index, Delta { tool_calls: Some(vec![call]), ..Delta::default() }, out)
+            }
             GenerationEvent::Finished { reason, usage, timings, .. } => {
-                let (delta, finish_reason) = (Delta::default(), Some(reason_of(*reason)));
+                let has_called = self.has_called.get(answer).copied().unwrap_or(false);
+                let (delta, finish_reason) = (Delta::default(), Some(reason_of(*reason, has_called)));
                 let timings = self.told.timings(timings, usage);
                 let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, timings };
                 write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))

@@ -36,7 +36,7 @@ impl TextEncoder for CompletionEncoder {
         let choice = |(index, answer): (u32, Answer)| TextChoice {
             index,
             logprobs: told.logprobs.map(|n| text_logprobs(&answer.output.logprobs, n, &mut TextOffset::default())),
-            finish_reason: Some(reason_of(answer.reason)),
+            finish_reason: Some(reason_of(answer.reason, false)),
             timings: told.timings(&answer.timings, &answer.usage),
             text: answer.output.text,
         };
@@ -104,7 +104,7 @@ impl StreamEncoder for CompletionStream {
         match event {
             GenerationEvent::Text { text, logprobs, .. } => self.text(answer, text, logprobs, out),
             GenerationEvent::Finished { reason, usage, timings, .. } => {
-                let (index, finish_reason) = (response::wire_index(answer), Some(reason_of(*reason)));
+                let (index, finish_reason) = (response::wire_index(answer), Some(reason_of(*reason, false)));
                 let timings = self.told.timings(timings, usage);
                 let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason, timings };
                 write_sse_event(out.writer(), &completion(&self.head, vec![choice], self.told.no_usage_yet()))

@@ -27,6 +27,7 @@ mod sampling;
 mod sse;
 mod tokenizer;
 mod told;
+mod tools;
 
 pub use chat::{ChatEncoder, ChatStream, decode_chat};
 pub use chunk::{ChunkHead, ChunkTemplate};

@@ -37,6 +37,16 @@ pub enum Place {
     ToolCall,
     /// The `function` of a call.
     Function,
+    /// One of the `tools` of a chat.
+    Tool,
+    /// Its `function`.
+    ToolFunction,
+    /// `tool_choice`, where it is an object.
+    ToolChoice,
+    /// `reasoning`.
+    Reasoning,
+    /// `thinking`, where it is an object.
+    Thinking,
     /// `response_format`.
     ResponseFormat,
     /// Its `json_schema`.
@@ -83,8 +93,7 @@ pub enum Neutral {
     Words(&'static [&'static str]),
     /// An array of nothing but `"text"`.
     OnlyText,
-    /// False, `"none"`, or an object that says no more than that: nothing is to be thought before the answer. Only where a model
-    /// does not think by itself does that happen anyway, which is looked at when it is known which model is asked.
+    /// False, `"none"`, or an object that says no more than that: nothing is to be thought.
     NoThought,
 }
 
@@ -115,6 +124,11 @@ impl Place {
             Self::Part => "parts of a message",
             Self::ToolCall => "calls of tools",
             Self::Function => "the `function` of a call",
+            Self::Tool => "tools",
+            Self::ToolFunction => "the `function` of a tool",
+            Self::ToolChoice => "`tool_choice`",
+            Self::Reasoning => "`reasoning`",
+            Self::Thinking => "`thinking`",
             Self::ResponseFormat => "`response_format`",
             Self::JsonSchema => "the `json_schema` of a `response_format`",
             Self::Document => "documents",
@@ -134,13 +148,6 @@ impl Place {
             Self::Template => Some("/apply-template"),
             _ => None,
         }
-    }
-}
-
-impl Treatment {
-    /// Whether it is about what a model thinks before it answers.
-    pub(crate) fn is_about_thinking(self) -> bool {
-        matches!(self, Self::Refused(Neutral::NoThought, _))
     }
 }
 
@@ -180,11 +187,6 @@ fn more_than_no_thought(value: &Value) -> Option<&str> {
         is_empty(value) || (is_known && !value.is_object() && says_no_thought(value))
     };
     value.as_object()?.iter().find(|(name, value)| !says_no_more(name, value)).map(|(name, _)| name.as_str())
-}
-
-/// Whether nothing is said by a value, nor by anything in it where it is an object.
-pub(crate) fn is_empty_throughout(value: &Value) -> bool {
-    is_empty(value) || value.as_object().is_some_and(|fields| fields.values().all(is_empty))
 }
 
 impl Neutral {
@@ -227,7 +229,7 @@ impl Neutral {
                 words.join(" or ")
             }
             Self::OnlyText => "[\"text\"]".to_owned(),
-            Self::NoThought => "false or \"none\" for a model that does not think".to_owned(),
+            Self::NoThought => "false or \"none\"".to_owned(),
         }
     }
 }
@@ -252,16 +254,6 @@ pub(crate) fn refuse(place: Place, object: &Map<String, Value>, prefix: &str) ->
 pub fn find(place: Place, name: &str) -> Option<Treatment> {
     let here = |parameter: &&Parameter| parameter.name == name && parameter.places.contains(&place);
     PARAMETERS.iter().find(here).map(|parameter| parameter.treatment)
-}
-
-/// What is said of a chat that is to be answered without thinking, by this parameter, by a model that may think.
-#[must_use]
-pub fn cannot_stop_thinking(param: &'static str) -> ApiError {
-    let message = format!(
-        "`{param}` cannot be obeyed: the template of this model lets it think before it answers, and is always rendered as it \
-         stands; leave it out."
-    );
-    ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::UnsupportedParameter, message)
 }
 
 fn refused(param: String, value: &Value, neutral: Neutral, instead: &str) -> ApiError {
@@ -323,8 +315,8 @@ const MAX_SHOWN_NAME_CHARS: usize = 64;
 
 use Neutral::{Absent, Empty, False, MinusOne, NoThought, NotPositive, One, OnlyText, True, Two, Words, Zero};
 use Place::{
-    Chat, Detokenize, Document, Embeddings, Function, JsonSchema, Message, Part, Rerank, ResponseFormat, StreamOptions,
-    Template, Text, Tokenize, ToolCall,
+    Chat, Detokenize, Document, Embeddings, Function, JsonSchema, Message, Part, Reasoning, Rerank, ResponseFormat,
+    StreamOptions, Template, Text, Thinking, Tokenize, Tool, ToolCall, ToolChoice, ToolFunction,
 };
 use Treatment::{NoEffect, Obeyed, Refused};
 
@@ -337,7 +329,6 @@ const fn at(places: &'static [Place], name: &'static str, treatment: Treatment) 
 }
 
 const NO_MEDIA: &str = "sets how images and sound are read, and those are refused where they stand";
-const WITHOUT_TOOLS: &str = "says how tools are called, and `tools` are refused";
 const WITH_MIROSTAT: &str = "belongs to `mirostat`, which is refused";
 const WITH_BUDGET: &str = "belongs to `reasoning_budget_tokens`, which is refused";
 const CACHE_HINT: &str = "prefixes are found again without hints, and answers do not depend on it";
@@ -367,7 +358,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(POOLING, "padding", Refused(Words(&["do_not_pad"]), "")),
     at(&[Chat], "documents", Refused(Empty, "put them into a message")),
     at(&[Chat, Embeddings], "chat_template", Refused(Empty, "")),
-    at(&[Chat], "chat_template_kwargs", Refused(NoThought, "")),
+    at(&[Chat, Template], "chat_template_kwargs", Obeyed),
     at(&[Embeddings], "chat_template_kwargs", Refused(Empty, "")),
     at(&[Chat], "add_generation_prompt", Refused(True, "")),
     at(&[Embeddings], "add_generation_prompt", Refused(False, "")),
@@ -482,24 +473,49 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Chat], "web_search_options", Refused(Absent, "")),
     at(&[Chat], "moderation", Refused(Empty, "")),
     // Tools.
-    at(&[Chat], "tools", Refused(Empty, "")),
-    at(&[Chat], "tool_choice", Refused(Words(&["none", "auto"]), "")),
-    at(&[Chat], "functions", Refused(Empty, "")),
-    at(&[Chat], "function_call", Refused(Words(&["none", "auto"]), "")),
-    at(&[Chat], "parallel_tool_calls", NoEffect(WITHOUT_TOOLS)),
-    at(GENERATION, "parse_tool_calls", NoEffect(WITHOUT_TOOLS)),
+    at(&[Chat, Template], "tools", Obeyed),
+    at(&[Chat, Template], "tool_choice", Obeyed),
+    at(&[Chat, Template], "parallel_tool_calls", Obeyed),
+    at(&[Chat], "functions", Refused(Empty, "send `tools`")),
+    at(&[Chat], "function_call", Refused(Words(&["none", "auto"]), "say it by `tool_choice`")),
+    at(GENERATION, "parse_tool_calls", Refused(True, "")),
+    at(&[Tool], "type", Refused(Words(&["function"]), "")),
+    at(&[Tool], "function", Obeyed),
+    at(&[Tool], "cache_control", NoEffect(CACHE_HINT)),
+    at(&[ToolFunction], "name", Obeyed),
+    at(&[ToolFunction], "description", Obeyed),
+    at(&[ToolFunction], "parameters", Obeyed),
+    at(&[ToolFunction], "strict", Obeyed),
+    at(&[ToolChoice], "type", Obeyed),
+    at(&[ToolChoice], "name", Obeyed),
+    at(&[ToolChoice], "function", Obeyed),
+    at(&[ToolChoice], "allowed_tools", Obeyed),
+    at(&[ToolChoice], "mode", Obeyed),
+    at(&[ToolChoice], "tools", Obeyed),
     // Reasoning.
-    at(&[Chat], "reasoning_effort", Refused(NoThought, "")),
-    at(&[Chat], "reasoning", Refused(NoThought, "")),
-    at(&[Chat], "think", Refused(NoThought, "")),
-    at(GENERATION, "enable_thinking", Refused(NoThought, "")),
-    at(GENERATION, "thinking", Refused(NoThought, "")),
+    at(&[Chat, Template], "reasoning_effort", Obeyed),
+    at(&[Chat, Template], "reasoning", Obeyed),
+    at(&[Chat, Template], "think", Obeyed),
+    at(&[Chat, Template], "enable_thinking", Obeyed),
+    at(&[Chat, Template], "thinking", Obeyed),
+    at(&[Text], "enable_thinking", Refused(NoThought, "")),
+    at(&[Text], "thinking", Refused(NoThought, "")),
+    at(&[Reasoning], "effort", Obeyed),
+    at(&[Reasoning], "summary", Refused(Words(&["auto"]), "")),
+    at(&[Reasoning], "generate_summary", Refused(Words(&["auto"]), "")),
+    at(&[Reasoning], "max_tokens", Refused(Empty, "bound the whole answer with `max_tokens`")),
+    at(&[Reasoning], "exclude", Refused(False, "say `include_reasoning: false`")),
+    at(&[Reasoning], "enabled", Refused(True, "say `reasoning_effort: none`")),
+    at(&[Thinking], "type", Obeyed),
+    at(&[Thinking], "budget_tokens", Refused(Empty, "bound the whole answer with `max_tokens`")),
+    at(&[Thinking], "display", NoEffect("what is thought is told as it is")),
     at(GENERATION, "thinking_budget_tokens", Refused(MinusOne, "")),
     at(GENERATION, "thinking_forced_open", Refused(False, "")),
     at(GENERATION, "reasoning_in_content", Refused(False, "")),
-    at(GENERATION, "reasoning_format", Refused(Words(&["none"]), "")),
+    at(&[Chat], "reasoning_format", Refused(Words(&["auto", "deepseek"]), "")),
+    at(&[Text], "reasoning_format", Refused(Words(&["none"]), "")),
     at(GENERATION, "reasoning_control", Refused(False, "")),
-    at(&[Chat], "include_reasoning", Refused(True, "")),
+    at(&[Chat], "include_reasoning", Obeyed),
     at(GENERATION, "thinking_token_budget", Refused(MinusOne, "")),
     at(GENERATION, "reasoning_budget_tokens", Refused(MinusOne, "")),
     at(GENERATION, "reasoning_budget_start_tag", NoEffect(WITH_BUDGET)),

@@ -1,6 +1,6 @@
 //! Chats and texts: from bytes to a type that holds only what is valid.
 
-use gantry_core::{ApiError, ErrorCode, GenerationParams, Message, Priority, Prompt, TextInput, TextRequest};
+use gantry_core::{ApiError, Chat, ErrorCode, GenerationParams, Priority, Prompt, TextInput, TextRequest, ToolChoice};
 use serde_json::{Map, Value};
 
 use crate::fields::{Fields, wrong_type, wrong_value};
@@ -8,8 +8,9 @@ use crate::format::{chat_logprobs, constraint, text_logprobs};
 use crate::inputs::{Bounds, inputs};
 use crate::limits::{MAX_CHOICES, MAX_MODEL_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_TOP_LOGPROBS};
 use crate::messages::take_messages;
-use crate::parameters::{PARAMETERS, Parameter, Place, cannot_stop_thinking, is_empty_throughout};
+use crate::parameters::Place;
 use crate::sampling::{COMPLETION_MAX_TOKENS, sampling};
+use crate::tools;
 
 /// What a body says: one of the words, or vLLM's number, of which lower ones are served earlier and 0 is the default.
 pub(crate) fn priority(fields: &Fields<'_>) -> Result<Priority, ApiError> {
@@ -49,9 +50,8 @@ pub struct Common {
     pub streaming: Streaming,
     /// Tell where each answer's time went.
     pub timings: bool,
-    /// A chat that is to be answered without thinking first, by the parameter that says so. Nothing is done for it, so it must
-    /// not be given to a model that thinks unless it is told not to.
-    pub unthinking: Option<&'static str>,
+    /// Tell what the model thought before.
+    pub reasoning: bool,
 }
 
 impl Default for Common {
@@ -62,7 +62,7 @@ impl Default for Common {
             choices: 1,
             streaming: Streaming::default(),
             timings: false,
-            unthinking: None,
+            reasoning: true,
         }
     }
 }
@@ -83,7 +83,7 @@ impl Common {
             choices,
             streaming: streaming(fields)?,
             timings: fields.boolean("timings")?.unwrap_or(false),
-            unthinking: None,
+            reasoning: fields.boolean("include_reasoning")?.unwrap_or(true),
         })
     }
 
@@ -96,7 +96,6 @@ impl Common {
             params: self.params,
             choices: self.choices,
             is_streamed: self.streaming.enabled,
-            refused_by_thinkers: self.unthinking.map(cannot_stop_thinking),
         }
     }
 }
@@ -104,8 +103,8 @@ impl Common {
 /// A chat that can be handed to a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidChatRequest {
-    /// At least one.
-    pub messages: Vec<Message>,
+    /// At least one message, and what stands beside them.
+    pub chat: Chat,
     /// What chats and texts have in common.
     pub common: Common,
 }
@@ -132,8 +131,15 @@ impl ValidChatRequest {
         Fields::new(&object, "").refuse(Place::Chat)?;
         let messages = take_messages(&mut object)?;
         let fields = Fields::new(&object, "");
-        let unthinking = unthinking(&fields);
-        Ok(Self { messages, common: Common { unthinking, ..Common::read(&fields, chat_logprobs)? } })
+        let chat = tools::chat(messages, &fields)?;
+        let common = Common::read(&fields, chat_logprobs)?;
+        if common.params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
+            let name =
+                ["response_format", "json_schema", "grammar"].into_iter().find(|name| fields.get(name).is_some());
+            let message = "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
+            return Err(wrong_value(name.unwrap_or("response_format").to_owned(), message));
+        }
+        Ok(Self { chat, common })
     }
 }
 
@@ -201,15 +207,6 @@ pub(crate) fn model(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
         }
         model => Ok(model.map(str::to_owned)),
     }
-}
-
-/// The parameter that says that a model is not to think; those that say that it is have been refused.
-fn unthinking(fields: &Fields<'_>) -> Option<&'static str> {
-    let says_no = |parameter: &&Parameter| {
-        parameter.treatment.is_about_thinking()
-            && fields.get(parameter.name).is_some_and(|value| !is_empty_throughout(value))
-    };
-    PARAMETERS.iter().filter(|parameter| parameter.places.contains(&Place::Chat)).find(says_no).map(|found| found.name)
 }
 
 fn streaming(fields: &Fields<'_>) -> Result<Streaming, ApiError> {

@@ -3,6 +3,7 @@
 //! Every type also reads back, for clients and tests. Fields that `OpenAI` always sends are always sent, as `null`
 //! where there is nothing to say.
 
+use gantry_core::ToolCallDelta;
 use serde::{Deserialize, Serialize};
 
 use crate::logprobs::{ChatLogprobs, TextLogprobs};
@@ -15,6 +16,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the context's end was reached.
     Length,
+    /// The model ended it, and waits for what the tools that it calls return.
+    ToolCalls,
 }
 
 /// Tokens of one request.
@@ -146,10 +149,37 @@ pub struct ChatChoice {
 pub struct AssistantMessage {
     /// `assistant`.
     pub role: String,
-    /// The text.
-    pub content: String,
+    /// The text; `None` where tools are called and nothing is said.
+    pub content: Option<String>,
     /// Never.
     pub refusal: Option<String>,
+    /// What the model thought before, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The tools that it calls, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<ToolCall>>,
+}
+
+/// See [`AssistantMessage`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCall {
+    /// What the answer to it repeats.
+    pub id: String,
+    /// `function`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What is called.
+    pub function: CalledFunction,
+}
+
+/// See [`ToolCall`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CalledFunction {
+    /// The tool.
+    pub name: String,
+    /// JSON, unless the answer was cut off within it.
+    pub arguments: String,
 }
 
 /// A piece of a streamed chat.
@@ -197,6 +227,51 @@ pub struct Delta {
     /// More text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// More of what the model thinks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// More of one call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<ToolCallChunk>>,
+}
+
+/// See [`Delta`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCallChunk {
+    /// Which call, from 0.
+    pub index: u32,
+    /// In its first chunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `function`, there.
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// What is called.
+    pub function: FunctionChunk,
+}
+
+/// See [`ToolCallChunk`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionChunk {
+    /// The tool, in the first chunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// More of the arguments.
+    pub arguments: String,
+}
+
+impl ToolCallChunk {
+    /// What is told of a call; `None`: nothing, as of its end.
+    pub(crate) fn of(index: u32, delta: &ToolCallDelta) -> Option<Self> {
+        let (id, kind, name, arguments) = match delta {
+            ToolCallDelta::Begun { id, name } => {
+                (Some(id.clone()), Some("function".to_owned()), Some(name.clone()), String::new())
+            }
+            ToolCallDelta::Arguments(more) => (None, None, None, more.clone()),
+            ToolCallDelta::Ended => return None,
+        };
+        Some(Self { index, id, kind, function: FunctionChunk { name, arguments } })
+    }
 }
 
 /// The answer to `/v1/completions`, and a chunk of it: both have this shape.

@@ -14,6 +14,7 @@ use crate::limits::{MAX_DETOKENIZE_TOKENS, MAX_TOKENIZE_BYTES, MAX_TOKENIZE_PIEC
 use crate::messages::take_messages;
 use crate::parameters::Place;
 use crate::request::{model, parse_object};
+use crate::tools;
 
 /// Reads and checks a body of `/tokenize`.
 ///
@@ -72,8 +73,10 @@ pub fn decode_detokenize(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder),
 pub fn decode_apply_template(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder), ApiError> {
     let mut object = parse_object(body)?;
     Fields::new(&object, "").refuse(Place::Template)?;
-    let prompt = Prompt::chat(take_messages(&mut object)?);
-    let model = model(&Fields::new(&object, ""))?;
+    let messages = take_messages(&mut object)?;
+    let fields = Fields::new(&object, "");
+    let prompt = Prompt::chat(tools::chat(messages, &fields)?);
+    let model = model(&fields)?;
     Ok((request(model, prompt, "messages", PromptForm::Text), TokenizerEncoder { text_field: "prompt" }))
 }
 
@@ -85,7 +88,6 @@ fn request(model: Option<String>, prompt: Prompt, prompt_param: &'static str, fo
         params: GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() },
         choices: 1,
         is_streamed: false,
-        refused_by_thinkers: None,
     }
 }
 

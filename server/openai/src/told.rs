@@ -14,12 +14,14 @@ pub(crate) struct Told {
     /// How many of the likeliest tokens are told; `None`: no log-probabilities.
     pub(crate) logprobs: Option<u32>,
     pub(crate) timings: bool,
+    /// Whether it is told what the model thought.
+    pub(crate) reasoning: bool,
 }
 
 impl Told {
     pub(crate) fn of(common: &Common) -> Self {
         let (include_usage, timings) = (common.streaming.include_usage, common.timings);
-        Self { include_usage, logprobs: common.params.logprobs, timings }
+        Self { include_usage, logprobs: common.params.logprobs, timings, reasoning: common.reasoning }
     }
 
     /// Where an answer's time went, for those who want to know.
@@ -86,8 +88,9 @@ pub(crate) fn timings_of(timings: &gantry_core::Timings, usage: &gantry_core::Us
 }
 
 /// A cancelled generation has nobody left to be told so; what it has is complete as far as it goes.
-pub(crate) fn reason_of(reason: Reason) -> FinishReason {
+pub(crate) fn reason_of(reason: Reason, has_called: bool) -> FinishReason {
     match reason {
+        Reason::Stop if has_called => FinishReason::ToolCalls,
         Reason::Stop | Reason::Cancelled => FinishReason::Stop,
         Reason::Length => FinishReason::Length,
     }

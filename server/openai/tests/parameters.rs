@@ -54,6 +54,11 @@ fn named(line: &'static str) -> Option<Named> {
         "part" => Place::Part,
         "tool_call" => Place::ToolCall,
         "function" => Place::Function,
+        "tool" => Place::Tool,
+        "tool_function" => Place::ToolFunction,
+        "tool_choice" => Place::ToolChoice,
+        "reasoning" => Place::Reasoning,
+        "thinking" => Place::Thinking,
         "response_format" => Place::ResponseFormat,
         "json_schema" => Place::JsonSchema,
         "document" => Place::Document,
@@ -103,6 +108,16 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> 
         Place::Part => chat(json!({"role": "assistant", "content": [inner]})),
         Place::ToolCall => chat(json!({"role": "assistant", "tool_calls": [inner]})),
         Place::Function => chat(json!({"role": "assistant", "tool_calls": [{"id": "1", "function": inner}]})),
+        Place::Tool => json!({"messages": [{"role": "user", "content": "Hi"}], "tools": [inner]}),
+        Place::ToolFunction => {
+            json!({"messages": [{"role": "user", "content": "Hi"}], "tools": [{"function": inner}]})
+        }
+        Place::ToolChoice => {
+            let tools = ["f", "g"].map(|name| json!({"function": {"name": name}}));
+            json!({"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "tool_choice": inner})
+        }
+        Place::Reasoning => json!({"messages": [{"role": "user", "content": "Hi"}], "reasoning": inner}),
+        Place::Thinking => json!({"messages": [{"role": "user", "content": "Hi"}], "thinking": inner}),
         Place::ResponseFormat => {
             json!({"messages": [{"role": "user", "content": "Hi"}], "response_format": inner})
         }
@@ -134,6 +149,11 @@ fn path(place: Place, name: &str) -> String {
         Place::Part => format!("messages[2].content[0].{name}"),
         Place::ToolCall => format!("messages[2].tool_calls[0].{name}"),
         Place::Function => format!("messages[2].tool_calls[0].function.{name}"),
+        Place::Tool => format!("tools[0].{name}"),
+        Place::ToolFunction => format!("tools[0].function.{name}"),
+        Place::ToolChoice => format!("tool_choice.{name}"),
+        Place::Reasoning => format!("reasoning.{name}"),
+        Place::Thinking => format!("thinking.{name}"),
         Place::ResponseFormat => format!("response_format.{name}"),
         Place::JsonSchema => format!("response_format.json_schema.{name}"),
         Place::Document => format!("documents[1].{name}"),
@@ -183,6 +203,11 @@ fn places() -> Vec<(Place, Value)> {
         (Place::Part, json!({"type": "text", "text": "Hi"})),
         (Place::ToolCall, call.clone()),
         (Place::Function, call["function"].clone()),
+        (Place::Tool, json!({"function": {"name": "f"}})),
+        (Place::ToolFunction, json!({"name": "f"})),
+        (Place::ToolChoice, json!({"type": "function", "name": "f"})),
+        (Place::Reasoning, json!({"effort": "low"})),
+        (Place::Thinking, json!({"type": "enabled"})),
         (Place::ResponseFormat, json!({"type": "text"})),
         (Place::JsonSchema, json!({"schema": {"type": "object"}})),
         (Place::Document, json!({"text": "Hi"})),
@@ -244,9 +269,9 @@ fn what_is_refused_is_told_in_a_sentence_with_what_there_is_instead() {
         (Place::Chat, "format", json!("json"), "Instead: ask with `response_format`"),
         (Place::Chat, "options", json!({"num_ctx": 4096}), "`num_ctx` is --ctx-size"),
         (
-            Place::Chat,
-            "chat_template_kwargs",
-            json!({"enable_thinking": false, "foo": 1}),
+            Place::Text,
+            "thinking",
+            json!({"type": "disabled", "foo": 1}),
             "because of its `foo`; leave it out, or let it be false or \"none\"",
         ),
     ] {
@@ -254,7 +279,7 @@ fn what_is_refused_is_told_in_a_sentence_with_what_there_is_instead() {
         assert!(error.message.contains(told), "{name}: {error}");
     }
     let long = json!({"x".repeat(100_000): 1});
-    let error = ask(Place::Chat, Map::from_iter([("chat_template_kwargs".to_owned(), long)])).unwrap_err();
+    let error = ask(Place::Text, Map::from_iter([("thinking".to_owned(), long)])).unwrap_err();
     assert!(error.message.len() < 1000, "{}", error.message.len());
 }
 
@@ -272,8 +297,7 @@ fn what_asks_for_nothing_is_taken() {
         Neutral::Empty => vec![],
         Neutral::Words(words) => words.iter().map(|word| json!(word)).collect(),
         Neutral::OnlyText => vec![json!(["text"])],
-        // It is obeyed where the model does not think, which is not known here.
-        Neutral::NoThought => vec![],
+        Neutral::NoThought => vec![json!(false), json!("none"), json!({"type": "disabled"})],
     };
     for (source, Named { place, name, beside, .. }) in lists() {
         let Some(Treatment::Refused(asks_nothing, _)) = find(place, name) else { continue };

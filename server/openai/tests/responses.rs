@@ -71,7 +71,13 @@ prop_compose! {
     ) -> ChatCompletion {
         let choices = (0..).zip(choices).map(|(index, (content, logprobs, finish_reason, timings))| ChatChoice {
             index,
-            message: AssistantMessage { role: "assistant".to_owned(), content, refusal: None },
+            message: AssistantMessage {
+                role: "assistant".to_owned(),
+                content: Some(content),
+                refusal: None,
+                reasoning_content: None,
+                tool_calls: None,
+            },
             logprobs,
             finish_reason,
             timings,
@@ -163,7 +169,7 @@ proptest! {
         let (mut written, mut other) = (Vec::new(), Vec::new());
         ChunkTemplate::chat(head, usage).unwrap().write(&mut written, index, &content, chat.as_ref()).unwrap();
         ChunkTemplate::text(head, usage).unwrap().write(&mut other, index, &content, text.as_ref()).unwrap();
-        let delta = Delta { role: None, content: Some(content.clone()) };
+        let delta = Delta { content: Some(content.clone()), ..Delta::default() };
         let expected = ChatChunk {
             id: id.clone(),
             object: "chat.completion.chunk".to_owned(),

@@ -199,7 +199,7 @@ mod tests {
             ("sreve", "sreve"),
             // These say what happens anyway.
             (
-                "-m a.gguf --temp 1.0 --top-k 0 -n -1 -s -1 --reasoning-format none --ssl-key-file= -c 512",
+                "-m a.gguf --temp 1.0 --top-k 0 -n -1 -s -1 --reasoning-format auto --ssl-key-file= -c 512",
                 "serve -m a.gguf -c 512",
             ),
         ] {

@@ -84,7 +84,7 @@ fn rows() -> Vec<Row> {
         bad("stream_options", json!({"include_usage": true}), "stream_options", "invalid_value"),
         bad("n", json!(17), "n", "invalid_value"),
         bad("best_of", json!(3), "best_of", "unsupported_parameter"),
-        bad("tools", json!([{"type": "function"}]), "tools", "unsupported_parameter"),
+        bad("tools", json!([{"type": "function"}]), "tools[0].function", "missing_required_parameter"),
         bad("temprature", json!(1), "temprature", "unknown_parameter"),
         bad("logprobs", json!(5), "logprobs", "invalid_type"),
         bad("response_format", json!({"type": "xml"}), "response_format.type", "invalid_value"),

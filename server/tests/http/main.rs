@@ -32,4 +32,5 @@ mod swap;
 mod template_file;
 mod templates;
 mod tokenizer;
+mod tools;
 mod unread;

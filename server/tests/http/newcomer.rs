@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::server::{Events, Server, UNENDING, await_condition, endless, model, unending_model};
-use crate::template_file::with_template;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -241,29 +240,6 @@ async fn what_llama_servers_clients_probe_is_answered() {
     let told = json("/v1/models/gpt-4").await;
     let message = told["error"]["message"].as_str().unwrap();
     assert!(message.contains("there is demo, which GET /v1/models lists"), "{message}");
-}
-
-#[tokio::test]
-async fn not_to_think_cannot_be_asked_of_a_model_that_would() {
-    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<think>{% endif %}";
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("thinks.gguf");
-    std::fs::write(&file, with_template(std::fs::read(model("demo-v2.q8_0.gguf")).unwrap(), template)).unwrap();
-    let server = Server::launch(&file, &["-c", "1024", "-np", "2"]);
-    server.until_ready().await;
-    for (name, value, status) in
-        [("think", json!(false), 400), ("reasoning_effort", json!("none"), 400), ("reasoning_effort", json!(""), 200)]
-    {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1});
-        body[name] = value;
-        let response = server.post(CHAT, &body).send().await.unwrap();
-        let (told, answer): (_, Value) = (response.status(), response.json().await.unwrap());
-        assert_eq!(told, status, "{body}: {answer}");
-        if status == 400 {
-            let error = &answer["error"];
-            assert_eq!((&error["code"], &error["param"]), (&json!("unsupported_parameter"), &json!(name)));
-        }
-    }
 }
 
 #[tokio::test]

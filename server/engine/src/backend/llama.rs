@@ -26,7 +26,7 @@ use crate::event::ModelInfo;
 use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout, MAX_COPY_BYTES_PER_STEP};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS};
 use crate::plan::GROUP_TOKENS;
-use crate::template::{TemplateReport, Tryout};
+use crate::template::{Renderer, TemplateReport, Tryout};
 pub(crate) use pooler::{LoadedPooler, pooler};
 use stage::Stage;
 pub(crate) use vocabulary::LlamaVocabulary;
@@ -177,7 +177,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     };
     let info = ModelInfo {
         has_chat_template: template.is_some(),
-        thinks: model.template_thinks(),
+        thinks: template.as_ref().is_some_and(Renderer::thinks),
         template: tried.map(Box::new),
         kv_cells: context.n_ctx().into(),
         ..info(config, opened, positions)

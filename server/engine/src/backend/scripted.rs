@@ -397,13 +397,13 @@ impl Vocabulary for ScriptedVocabulary {
         Ok([tokens(query)?, vec![END], tokens(document)?].concat())
     }
 
-    fn render(&self, chat: &Chat, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, _: bool, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let said: String = chat.messages.iter().map(Message::said).collect();
         if said == "panic" {
             panic!("scripted");
         }
         let (prompt, text_at, stops) = (format!("<{said}>"), Vec::new(), vec![String::from("dd")]);
-        Ok(Some(RenderedChat { prompt, text_at, stops }))
+        Ok(Some(RenderedChat { prompt, text_at, stops, answer: None }))
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {

@@ -176,7 +176,7 @@ fn grammar(schema: &Value, strict: bool) -> params::Constraint {
 fn what_clients_send_is_taken_and_followed() {
     let model = PathBuf::from(std::env::var("GANTRY_MODEL").expect("GANTRY_MODEL names a GGUF file"));
     let model = Model::load(&model, &ModelParams::default(), &mut |_| true).unwrap();
-    let texts = Arc::new(TokenTexts::of(&model));
+    let texts = Arc::new(TokenTexts::of(&model, &[]));
     for strict in [false, true] {
         corpus("maskbench", &maskbench(&folder()), &texts, strict);
         corpus("draft 2020-12", &draft(&folder()), &texts, strict);

@@ -18,7 +18,7 @@ fn texts() -> &'static Arc<TokenTexts> {
     static TEXTS: OnceLock<Arc<TokenTexts>> = OnceLock::new();
     TEXTS.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models/demo-draft.q8_0.gguf");
-        Arc::new(TokenTexts::of(&Model::load(&path, &ModelParams::default(), &mut |_| true).unwrap()))
+        Arc::new(TokenTexts::of(&Model::load(&path, &ModelParams::default(), &mut |_| true).unwrap(), &[]))
     })
 }
 

@@ -10,7 +10,7 @@ use crate::params::GenerationParams;
 /// Compiled from parameters and a vocabulary by [`compile`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SamplerSetup {
-    pub(super) grammar: Option<Constraint>,
+    pub(crate) grammar: Option<Constraint>,
     pub(super) breakers: Breakers,
     /// Tokens that are never chosen, but for the end of a grammar's text.
     pub(super) banned: Vec<Token>,

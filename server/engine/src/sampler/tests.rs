@@ -146,7 +146,7 @@ proptest! {
             multiplier, base, allowed_length, penalty_last_n: last_n, sequence_breakers: strings.clone(),
         };
         static TEXTS: OnceLock<TokenTexts> = OnceLock::new();
-        let texts = TEXTS.get_or_init(|| TokenTexts::of(model));
+        let texts = TEXTS.get_or_init(|| TokenTexts::of(model, &[]));
         let mut mine = Dry::new(&dry, Breakers::new(texts, &strings), &history).unwrap();
         let mut penalties = HashMap::new();
         mine.penalties(&mut penalties);

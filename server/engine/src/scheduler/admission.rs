@@ -346,6 +346,7 @@ impl<B: Backend> Scheduler<B> {
             emitter,
             signals,
             sampler,
+            reading,
             repeats,
             submitted_at,
             tokenized_at,
@@ -361,7 +362,14 @@ impl<B: Backend> Scheduler<B> {
             at: now,
         };
         let activity = emitter.activity();
-        let text = RequestText::new(emitter, signals.clone(), self.vocabulary.clone(), params.stop.clone(), &admitted);
+        let text = RequestText::new(
+            emitter,
+            signals.clone(),
+            self.vocabulary.clone(),
+            params.stop.clone(),
+            reading,
+            &admitted,
+        );
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
         let of_prompt = || repeats.map_or_else(|| NgramIndex::of_prompt(&prompt), |r| (r.index, r.acceptance));
         let (index, lookup) = self.lookup_tokens.map(|_| of_prompt()).unzip();

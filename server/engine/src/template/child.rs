@@ -12,7 +12,7 @@ use super::limits::{
     SLOW_RENDER_NICENESS, TEMPLATE_PROCESS_BYTES, TEMPLATE_PROCESS_CPU, TEMPLATE_PROCESS_CPU_SLACK,
     TEMPLATE_STACK_BYTES,
 };
-use super::wire::{Answer, Ask, receive, send};
+use super::wire::{Answer, Ask, Knows, receive, send};
 
 /// Renders for the process at the other end of the socket that is this process's standard input, until that is closed.
 /// What `gantry-server template` is.
@@ -63,14 +63,12 @@ fn answer(ask: Ask, template: &mut Option<ChatTemplate>) -> Answer {
                 let _ = nice(SLOW_RENDER_NICENESS);
             }
             Answer::Parsed(ChatTemplate::parse(&source).map(|parsed| {
-                let knows_tools = parsed.knows_tools();
+                let knows = Knows { tools: parsed.knows_tools(), thinking: parsed.thinks() };
                 *template = Some(parsed);
-                knows_tools
+                knows
             }))
         }
-        (Ask::Render { messages, tools, cpu_ms }, Some(template)) => {
-            Answer::Rendered(template.render_json(&messages, tools.as_deref(), cpu_ms))
-        }
+        (Ask::Render { chat, cpu_ms }, Some(template)) => Answer::Rendered(template.render_json(&chat, cpu_ms)),
         (Ask::Render { .. }, None) => {
             Answer::Rendered(Err(ChatError::Template(String::from("there is no template to render with"))))
         }

@@ -17,7 +17,7 @@ use rustix::process::Signal;
 
 use super::Allowance;
 use super::limits::{MAX_IDLE_TEMPLATE_PROCESSES, TEMPLATE_ANSWER_WAIT};
-use super::wire::{Answer, Ask, receive, send};
+use super::wire::{Answer, Ask, Knows, receive, send};
 
 /// What such a program is called with.
 const COMMAND: &str = "template";
@@ -27,27 +27,22 @@ pub(crate) struct Processes {
     source: TemplateSource,
     /// As many as have rendered at the same time, up to [`MAX_IDLE_TEMPLATE_PROCESSES`].
     idle: Mutex<Vec<Process>>,
-    knows_tools: bool,
+    knows: Knows,
 }
 
 impl Processes {
     /// Starts the first one.
     pub(super) fn start(program: &Path, source: TemplateSource) -> Result<Self, ChatError> {
-        let (first, knows_tools) = Process::start(program, &source, false)?;
-        Ok(Self { program: program.to_owned(), source, idle: Mutex::new(vec![first]), knows_tools })
+        let (first, knows) = Process::start(program, &source, false)?;
+        Ok(Self { program: program.to_owned(), source, idle: Mutex::new(vec![first]), knows })
     }
 
-    pub(super) fn knows_tools(&self) -> bool {
-        self.knows_tools
+    pub(super) fn knows(&self) -> Knows {
+        self.knows
     }
 
-    pub(super) fn render(
-        &self,
-        messages: &str,
-        tools: Option<&str>,
-        Allowance { cpu_ms, aside }: Allowance,
-    ) -> Result<String, ChatError> {
-        let ask = Ask::Render { messages: messages.to_owned(), tools: tools.map(str::to_owned), cpu_ms };
+    pub(super) fn render(&self, chat: &str, Allowance { cpu_ms, aside }: Allowance) -> Result<String, ChatError> {
+        let ask = Ask::Render { chat: chat.to_owned(), cpu_ms };
         if aside {
             let (process, _) = Process::start(&self.program, &self.source, true)?;
             return process.render(&ask).map(|(rendered, _)| rendered)?;
@@ -87,12 +82,12 @@ struct Process {
 }
 
 impl Process {
-    /// Starts one, which then has the template, and says whether that knows tools.
-    fn start(program: &Path, source: &TemplateSource, aside: bool) -> Result<(Self, bool), ChatError> {
+    /// Starts one, which then has the template, and says what that knows of.
+    fn start(program: &Path, source: &TemplateSource, aside: bool) -> Result<(Self, Knows), ChatError> {
         let cannot = |error: io::Error| ChatError::TemplateProcess(format!("it cannot be started: {error}"));
         let mut process = Self::spawn(program).map_err(cannot)?;
         match process.ask(&Ask::Parse { source: source.clone(), aside }) {
-            Ok(Answer::Parsed(parsed)) => parsed.map(|knows_tools| (process, knows_tools)),
+            Ok(Answer::Parsed(parsed)) => parsed.map(|knows| (process, knows)),
             Ok(Answer::Rendered(_)) => Err(cannot(io::Error::other("it was answered what was not asked"))),
             Err(error) => Err(process.end(&error)),
         }

@@ -7,6 +7,13 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::limits::MAX_TEMPLATE_MESSAGE_BYTES;
 
+/// What a template knows of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Knows {
+    pub(super) tools: bool,
+    pub(super) thinking: bool,
+}
+
 /// To the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
@@ -14,14 +21,14 @@ pub(super) enum Ask {
     /// rendered.
     Parse { source: TemplateSource, aside: bool },
     /// Render, within so much computing.
-    Render { messages: String, tools: Option<String>, cpu_ms: u64 },
+    Render { chat: String, cpu_ms: u64 },
 }
 
 /// From it, one for each message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// Whether the template knows tools.
-    Parsed(Result<bool, ChatError>),
+    /// What the template knows of.
+    Parsed(Result<Knows, ChatError>),
     /// As `ChatTemplate::render_json` has it.
     Rendered(Result<String, ChatError>),
 }
@@ -63,10 +70,10 @@ mod tests {
 
     #[test]
     fn a_message_arrives_whole_or_not_at_all() {
-        let ask = Ask::Render { messages: "[]".to_owned(), tools: None, cpu_ms: 1 };
+        let ask = Ask::Render { chat: "[]".to_owned(), cpu_ms: 1 };
         let mut wire = Vec::new();
         send(&mut wire, &ask).unwrap();
-        assert!(matches!(receive(&mut &wire[..]).unwrap(), Some(Ask::Render { messages, .. }) if messages == "[]"));
+        assert!(matches!(receive(&mut &wire[..]).unwrap(), Some(Ask::Render { chat, .. }) if chat == "[]"));
         for cut in 0..wire.len() {
             assert!(receive::<Ask>(&mut &wire[..cut]).unwrap().is_none());
         }

@@ -13,6 +13,12 @@ pub const MAX_TEMPLATE_BYTES: usize = 1024 * 1024;
 pub const MAX_TEMPLATE_NESTING: u64 = 128;
 /// The most words and signs in one expression or statement of a template.
 pub const MAX_TEMPLATE_EXPRESSION_PARTS: u64 = 4096;
+/// The most milliseconds that one look at an answer may compute.
+pub(super) const PARSE_CPU_MS: u64 = 100;
+/// The most memory that it may take, in bytes, beside what the answer is good for.
+pub(super) const PARSE_MEMORY_BYTES: u64 = 64 * 1024 * 1024;
+/// And for each byte of the answer.
+pub(super) const PARSE_MEMORY_PER_BYTE: u64 = 256;
 /// Bytes of a template's line that a message quotes.
 pub(super) const MAX_QUOTED_BYTES: usize = 120;
 /// The most of what a template says of an error that is told, in bytes.

@@ -21,7 +21,7 @@ pub(super) fn model() -> &'static Arc<Model> {
 
 pub(super) fn texts() -> &'static Arc<TokenTexts> {
     static TEXTS: OnceLock<Arc<TokenTexts>> = OnceLock::new();
-    TEXTS.get_or_init(|| Arc::new(TokenTexts::of(model())))
+    TEXTS.get_or_init(|| Arc::new(TokenTexts::of(model(), &[])))
 }
 
 /// A generator of numbers that needs no state but this.
@@ -457,7 +457,10 @@ fn what_a_token_takes() {
     let texts = std::env::var_os("GANTRY_MODEL").map_or_else(
         || texts().clone(),
         |path| {
-            Arc::new(TokenTexts::of(&Model::load(Path::new(&path), &ModelParams::default(), &mut |_| true).unwrap()))
+            Arc::new(TokenTexts::of(
+                &Model::load(Path::new(&path), &ModelParams::default(), &mut |_| true).unwrap(),
+                &[],
+            ))
         },
     );
     let grammars = std::env::var("GANTRY_GRAMMARS").ok().map(|folder| {

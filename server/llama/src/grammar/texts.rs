@@ -27,14 +27,14 @@ impl fmt::Debug for TokenTexts {
 }
 
 impl TokenTexts {
-    /// The texts of a model's tokens. Special tokens have none.
+    /// The texts of a model's tokens. Special tokens have none, but for those of `markup`, which have their names.
     #[must_use]
-    pub fn of(model: &Arc<Model>) -> Self {
+    pub fn of(model: &Arc<Model>, markup: &[Token]) -> Self {
         let size = model.vocab_size();
         let pieces = (0..).take(size as usize).map(|token| {
             let mut piece = Vec::new();
             // A token that llama.cpp cannot name has no text.
-            let _ = model.token_to_piece(token, false, &mut piece);
+            let _ = model.token_to_piece(token, markup.contains(&token), &mut piece);
             piece
         });
         let ends: Vec<Token> = (0..).take(size as usize).filter(|&token| model.is_eog(token)).collect();

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 mod limits;
 mod properties;
+mod tools;
 mod vectors;
 mod wire;
 
@@ -87,7 +88,7 @@ fn mistakes_in_a_chat_are_named() {
         ("n", json!(MAX_CHOICES + 1), "n", InvalidValue),
         ("n", json!("2"), "n", InvalidType),
         ("best_of", json!(2), "best_of", UnsupportedParameter),
-        ("tools", json!([{}]), "tools", UnsupportedParameter),
+        ("tools", json!([{}]), "tools[0].function", MissingRequiredParameter),
         ("typical_p", json!(0), "typical_p", InvalidValue),
         ("typical_p", json!(1.1), "typical_p", InvalidValue),
         ("xtc_probability", json!(-0.1), "xtc_probability", InvalidValue),
@@ -276,44 +277,10 @@ fn what_says_nothing_is_as_good_as_left_out() {
 }
 
 #[test]
-fn a_chat_may_say_that_nothing_is_to_be_thought() {
-    let unthinking = |name: &str, value: Value| chat_with(name, value).map(|request| request.common.unthinking);
-    for (name, value) in [
-        ("reasoning_effort", json!("none")),
-        ("think", json!(false)),
-        ("enable_thinking", json!(false)),
-        ("thinking", json!({"type": "disabled"})),
-        ("chat_template_kwargs", json!({"enable_thinking": false})),
-        ("chat_template_kwargs", json!({"thinking": false})),
-        ("reasoning", json!({"effort": "none"})),
-    ] {
-        assert_eq!(unthinking(name, value.clone()).unwrap(), Some(name), "{name}: {value}");
-    }
-    for (name, value) in [
-        ("reasoning_effort", json!("low")),
-        ("think", json!(true)),
-        ("think", json!("high")),
-        ("thinking", json!({"type": "enabled", "budget_tokens": 1024})),
-        ("chat_template_kwargs", json!({"enable_thinking": false, "date": "today"})),
-        ("chat_template_kwargs", json!({"enable_thinking": {"enable_thinking": false}})),
-        ("enable_thinking", json!(0)),
-    ] {
-        assert_eq!(
-            unthinking(name, value.clone()).unwrap_err().code,
-            ErrorCode::UnsupportedParameter,
-            "{name}: {value}"
-        );
-    }
-    // A text has no template that could have a model think.
-    let text = json!({"prompt": "a", "enable_thinking": false});
-    assert_eq!(ValidCompletionRequest::parse(text.to_string().as_bytes()).unwrap().common.unthinking, None);
-}
-
-#[test]
 fn of_a_name_that_stands_twice_the_last_counts() {
     let body = br#"{"messages": [{"role": "user", "content": "a", "content": "b"}], "seed": 1, "n": 2, "seed": 3}"#;
     let request = ValidChatRequest::parse(body).unwrap();
-    assert_eq!((&*request.messages[0].said(), request.common.params.seed), ("b", Some(3)));
+    assert_eq!((&*request.chat.messages[0].said(), request.common.params.seed), ("b", Some(3)));
 }
 
 #[test]
@@ -327,7 +294,7 @@ fn what_clients_send_is_taken() {
         "max_tokens": 5, "max_completion_tokens": 6, "stream": true, "stream_options": {"include_usage": true},
     });
     let request = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
-    assert_eq!(request.messages[0].content, ["a", "b"].map(|text| Part::Text(text.to_owned())));
+    assert_eq!(request.chat.messages[0].content, ["a", "b"].map(|text| Part::Text(text.to_owned())));
     let common = request.common;
     assert_eq!(common.params.max_tokens, Some(6));
     assert_eq!(common.params.seed, Some(u64::MAX));
@@ -429,7 +396,7 @@ fn each_form_of_an_answer_is_taken() {
 }
 
 fn messages(messages: Value) -> Result<Vec<Message>, ApiError> {
-    ValidChatRequest::parse(json!({"messages": messages}).to_string().as_bytes()).map(|request| request.messages)
+    ValidChatRequest::parse(json!({"messages": messages}).to_string().as_bytes()).map(|request| request.chat.messages)
 }
 
 #[test]
@@ -488,7 +455,7 @@ fn calls_and_their_answers_reach_the_template() {
         {"role": "tool", "content": "y", "tool_call_id": "1"},
     ]);
     let body = json!({"messages": chat}).to_string();
-    let told = messages_json(&ValidChatRequest::parse(body.as_bytes()).unwrap().messages).unwrap();
+    let told = messages_json(&ValidChatRequest::parse(body.as_bytes()).unwrap().chat.messages).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&told).unwrap(), chat);
     // As llama-server takes them, and as vLLM names it.
     let turn = json!({"role": "assistant", "reasoning": "hm", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"a": 1}}}]});

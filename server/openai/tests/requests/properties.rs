@@ -1,6 +1,9 @@
 //! Properties of any input.
 
-use gantry_core::{Constraint, DryParams, GenerationParams, Message, Priority, Prompt, Role, TextInput, ToolCall};
+use gantry_core::{
+    Chat, Constraint, DryParams, GenerationParams, Message, Priority, Prompt, Role, TextInput, Tool, ToolCall,
+    ToolChoice,
+};
 use gantry_openai::{
     Common, EncodingFormat, MAX_CHOICES, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Streaming, ValidChatRequest,
     ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
@@ -161,7 +164,7 @@ fn common() -> impl Strategy<Value = Common> {
             choices,
             streaming,
             timings,
-            unthinking: None,
+            reasoning: true,
         },
     )
 }
@@ -187,6 +190,20 @@ fn turn() -> impl Strategy<Value = Vec<Message>> {
         [vec![turn], answers].concat()
     });
     prop_oneof![2 => text, 1 => called]
+}
+
+fn tools() -> impl Strategy<Value = Vec<Tool>> {
+    let tool = ("[a-z_-]{1,9}", prop::option::of(".{0,20}"), prop::option::of("[a-z]{1,5}"), any::<bool>());
+    prop::collection::vec(tool, 0..4).prop_map(|tools| {
+        let mut read: Vec<Tool> = Vec::new();
+        for (name, description, title, strict) in tools {
+            let parameters = title.map(|title| json!({"type": "object", "title": title}).to_string());
+            if read.iter().all(|tool| tool.name != name) {
+                read.push(Tool { name, description, parameters, strict });
+            }
+        }
+        read
+    })
 }
 
 fn streaming() -> impl Strategy<Value = Streaming> {
@@ -233,10 +250,20 @@ proptest! {
     #[test]
     fn valid_chats_survive_the_wire(
         turns in prop::collection::vec(turn(), 1..6),
+        tools in tools(),
+        choice in prop::sample::select(vec![ToolChoice::Auto, ToolChoice::None, ToolChoice::Required]),
+        (parallel_tool_calls, thinking) in (any::<bool>(), prop::option::of(any::<bool>())),
         common in common(),
     ) {
-        let messages = turns.into_iter().flatten().collect();
-        let request = ValidChatRequest { messages, common };
+        let tool_choice = match choice {
+            ToolChoice::Required if tools.is_empty() => ToolChoice::Auto,
+            // What binds the whole answer leaves no call.
+            _ if common.params.constraint.is_some() => ToolChoice::None,
+            choice => choice,
+        };
+        let messages: Vec<Message> = turns.into_iter().flatten().collect();
+        let chat = Chat { tools, tool_choice, parallel_tool_calls, thinking, ..Chat::from(messages) };
+        let request = ValidChatRequest { chat, common };
         prop_assert_eq!(ValidChatRequest::parse(wire::chat(&request).to_string().as_bytes()).unwrap(), request);
     }
 

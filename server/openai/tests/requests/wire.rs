@@ -1,18 +1,42 @@
 //! Requests as a client writes them: what a decoder has to read back.
 
-use gantry_core::{Constraint, GenerationParams, Message, Part, Prompt, TextInput, messages_json};
+use gantry_core::{
+    Chat, Constraint, GenerationParams, Message, Part, Prompt, TextInput, Tool, ToolChoice, messages_json,
+};
 use gantry_openai::{Common, ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest};
 use serde_json::{Map, Value, json};
 
 pub fn chat(request: &ValidChatRequest) -> Value {
     let mut object = common(&request.common);
     // A template reads what a client writes, but for refusals, which are texts there.
-    assert!(request.messages.iter().all(|m: &Message| m.content.iter().all(|part| matches!(part, Part::Text(_)))));
-    let messages = messages_json(&request.messages).unwrap();
+    assert!(request.chat.messages.iter().all(|m: &Message| m.content.iter().all(|part| matches!(part, Part::Text(_)))));
+    let messages = messages_json(&request.chat.messages).unwrap();
     object.insert("messages".to_owned(), serde_json::from_str(&messages).unwrap());
+    let Chat { tools, tool_choice, parallel_tool_calls, thinking, .. } = &request.chat;
+    let choice = match tool_choice {
+        ToolChoice::Auto => "auto",
+        ToolChoice::None => "none",
+        ToolChoice::Required => "required",
+    };
+    for (name, value) in [
+        ("tools", tools.iter().map(tool).collect()),
+        ("tool_choice", json!(choice)),
+        ("parallel_tool_calls", json!(parallel_tool_calls)),
+        ("enable_thinking", json!(thinking)),
+        ("include_reasoning", json!(request.common.reasoning)),
+    ] {
+        object.insert(name.to_owned(), value);
+    }
     object.insert("logprobs".to_owned(), json!(request.common.params.logprobs.is_some()));
     object.insert("top_logprobs".to_owned(), json!(request.common.params.logprobs));
     Value::Object(object)
+}
+
+fn tool(tool: &Tool) -> Value {
+    let Tool { name, description, parameters, strict } = tool;
+    let parameters: Option<Value> = parameters.as_ref().map(|schema| serde_json::from_str(schema).unwrap());
+    let function = json!({"name": name, "description": description, "parameters": parameters, "strict": strict});
+    json!({"type": "function", "function": function})
 }
 
 pub fn completion(request: &ValidCompletionRequest) -> Value {
@@ -67,7 +91,6 @@ fn common(common: &Common) -> Map<String, Value> {
         ("stream", json!(common.streaming.enabled)),
         ("stream_options", json!(stream_options)),
         ("timings", json!(common.timings)),
-        ("enable_thinking", json!(common.unthinking.map(|_| false))),
     ] {
         object.insert(name.to_owned(), value);
     }

@@ -18,17 +18,12 @@ const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Submits a request for text.
 pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<(Arc<Version>, Choices), Failure> {
-    let TextRequest { model, prompts, prompt_param, params, choices, refused_by_thinkers, .. } = asked;
+    let TextRequest { model, prompts, prompt_param, params, choices, .. } = asked;
     let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
     let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
     let answers = requests.len().saturating_mul(choices as usize);
     for _ in 0..SUBMIT_ATTEMPTS {
         let version = app.version_for(model.as_deref())?;
-        if let Some(refusal) = &refused_by_thinkers
-            && version.model().is_some_and(|model| model.thinks)
-        {
-            return Err(refusal.clone().into());
-        }
         if let Some(model) = version.model()
             && let Some((place, token)) = unknown_token(&requests, model.vocab_size, prompt_param)
         {

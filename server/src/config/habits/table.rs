@@ -25,8 +25,9 @@ const NO_CORS: &str = "pages of other origins are not allowed yet: a proxy or in
 const TIMEOUT: &str = "--queue-timeout bounds a request's wait, and --drain-timeout the end";
 const SLOTS: &str = "/metrics says what its sequences do";
 const ALL_OF_MESSAGES: &str = "the template gets all that messages have";
-const REASONING: &str = "what a model thinks stays in its answer";
+const TOLD_APART: &str = "what a model thinks and calls is told apart from what it says";
 
+const THINKING: &str = "requests say `reasoning_effort`, each for itself";
 const SAMPLING: &str = "requests say how tokens are chosen, each for itself";
 const LENGTH: &str = "requests say `max_tokens`, each for itself";
 const FORM: &str = "requests say `response_format`, each for itself";
@@ -36,7 +37,7 @@ const NO_TLS: &str = "TLS belongs to the proxy or ingress in front of it";
 const NO_DRAFT: &str = "--model-draft and --spec-draft-n-max are all there is of it";
 const NO_TEMPLATE: &str = "the model's own template is used, whose file must bring it";
 const NO_ADAPTERS: &str = "adapters are not supported: merge it into the model's file";
-const NO_TOOLS: &str = "tools are not supported yet";
+const NO_TOOLS: &str = "tools are for clients to run: requests bring `tools`, and answers say which are called";
 const NO_PAGES: &str = "there are no pages for browsers: point one of the many at /v1";
 const ONE_MODEL: &str = "one process serves one model: start one for each";
 const IN_FILE: &str = "the model's file says it";
@@ -72,7 +73,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--no-webui-mcp-proxy", "--no-ui-mcp-proxy", "--no-models-autoload"], Nothing, Done),
     flag(&["--no-mmproj", "--no-mmproj-auto", "--mmproj-auto", "--no-cors-credentials"], Nothing, Done),
     flag(&["-kvo", "--kv-offload", "--repack", "--op-offload"], Nothing, Done),
-    flag(&["-e", "--escape", "--no-escape", "--no-prefill-assistant", "--skip-chat-parsing"], Nothing, Done),
+    flag(&["-e", "--escape", "--no-escape", "--no-prefill-assistant", "--no-skip-chat-parsing"], Nothing, Done),
     // No answer is another for them.
     flag(&["--mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"], Nothing, Moot(READ)),
     flag(&["-lm", "--load-mode", "-lzm", "--lazy-mode"], Value, Moot(READ)),
@@ -201,10 +202,10 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--chat-template", "--chat-template-file", "--chat-template-kwargs"], Value, Refused(&[""], NO_TEMPLATE)),
     flag(&["--no-jinja"], Nothing, Refused(&[], NO_TEMPLATE)),
     flag(&["--prefill-assistant"], Nothing, Refused(&[], "an assistant's message that comes last is a whole turn")),
-    flag(&["--no-skip-chat-parsing"], Nothing, Refused(&[], REASONING)),
-    flag(&["--reasoning-format"], Value, Refused(&["none"], REASONING)),
-    flag(&["-rea", "--reasoning"], Value, Refused(&["auto"], "the model's template decides whether it thinks")),
-    flag(&["--reasoning-effort"], Value, Refused(&[""], "the model's template decides how it thinks")),
+    flag(&["--skip-chat-parsing"], Nothing, Refused(&[], TOLD_APART)),
+    flag(&["--reasoning-format"], Value, Refused(&["auto", "deepseek"], TOLD_APART)),
+    flag(&["-rea", "--reasoning"], Value, Refused(&["auto"], THINKING)),
+    flag(&["--reasoning-effort"], Value, Refused(&[""], THINKING)),
     flag(&["--reasoning-budget"], Value, Refused(&["-1"], LENGTH)),
     flag(&["--reasoning-budget-message"], Value, Refused(&[""], LENGTH)),
     flag(&["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"], Value, Refused(&[], NO_ADAPTERS)),

@@ -1,11 +1,12 @@
 //! The vocabulary and the template of a model.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use gantry_core::{Chat, messages_json};
-use gantry_llama::{Model, SpecialTokens, TokenTexts, TokenizeError};
+use gantry_core::{Chat, Tool, ToolChoice, messages_json};
+use gantry_llama::{AnswerForm, ChatPrompt, Model, SpecialTokens, TokenTexts, TokenizeError};
+use serde_json::{Map, Value, json};
 
-use crate::backend::{Pace, RenderedChat, Token, Vocabulary};
+use crate::backend::{Pace, RenderedAnswer, RenderedChat, Token, Vocabulary};
 use crate::error::{RequestError, of_chat};
 use crate::template::Renderer;
 
@@ -16,6 +17,64 @@ pub(crate) struct LlamaVocabulary {
     end_tokens: Vec<Token>,
     longest_token: usize,
     texts: OnceLock<Arc<TokenTexts>>,
+    answer_texts: Mutex<Option<(Vec<Token>, Arc<TokenTexts>)>>,
+}
+
+/// A chat as [`gantry_llama::ChatTemplate::render`] takes it.
+fn chat_json(chat: &Chat, reads_answer: bool) -> Result<String, RequestError> {
+    let internal = |error: serde_json::Error| RequestError::Internal(error.to_string());
+    let messages = messages_json(&chat.messages).map_err(internal)?;
+    let mut fields = Map::new();
+    if !chat.tools.is_empty() {
+        let tools: Vec<Value> = chat.tools.iter().map(tool_json).collect::<Result<_, _>>()?;
+        if !chat.allowed_tools.is_empty() {
+            let is_allowed = |tool: &&Value| {
+                tool.pointer("/function/name")
+                    .and_then(Value::as_str)
+                    .is_some_and(|name| chat.allowed_tools.iter().any(|allowed| allowed == name))
+            };
+            fields.insert("callable".to_owned(), tools.iter().filter(is_allowed).cloned().collect());
+        }
+        fields.insert("tools".to_owned(), tools.into());
+        fields.insert("required".to_owned(), (chat.tool_choice == ToolChoice::Required).into());
+        fields.insert("parallel".to_owned(), chat.parallel_tool_calls.into());
+    }
+    if let Some(thinking) = chat.thinking {
+        fields.insert("thinking".to_owned(), thinking.into());
+    }
+    if !chat.template_variables.is_empty() {
+        let variable = |(name, value): &(String, String)| Ok((name.clone(), json_of("chat_template_kwargs", value)?));
+        let variables: Map<String, Value> =
+            chat.template_variables.iter().map(variable).collect::<Result<_, RequestError>>()?;
+        fields.insert("variables".to_owned(), variables.into());
+    }
+    if reads_answer {
+        fields.insert("parsed".to_owned(), true.into());
+    }
+    if fields.is_empty() {
+        return Ok(messages);
+    }
+    // The messages are text already, and may be megabytes of it.
+    let rest = Value::Object(fields).to_string();
+    Ok(format!("{{\"messages\":{messages},{}", &rest[1..]))
+}
+
+fn tool_json(tool: &Tool) -> Result<Value, RequestError> {
+    let mut function = Map::new();
+    function.insert("name".to_owned(), tool.name.clone().into());
+    // llama.cpp wants both.
+    function.insert("description".to_owned(), tool.description.clone().unwrap_or_default().into());
+    let parameters = match &tool.parameters {
+        Some(schema) => json_of("tools", schema)?,
+        None => json!({"type": "object", "properties": {}}),
+    };
+    function.insert("parameters".to_owned(), parameters);
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn json_of(param: &str, text: &str) -> Result<Value, RequestError> {
+    serde_json::from_str(text)
+        .map_err(|error| RequestError::invalid(param, "invalid_json", format!("{param}: {error}")))
 }
 
 /// Why a text that came as `param` became no tokens.
@@ -40,7 +99,30 @@ impl LlamaVocabulary {
             model.token_to_piece(token, true, &mut text).map_or(0, |()| text.len())
         };
         let longest_token = tokens().map(length).max().unwrap_or(0);
-        Self { model, template, end_tokens, longest_token, texts: OnceLock::new() }
+        Self { model, template, end_tokens, longest_token, texts: OnceLock::new(), answer_texts: Mutex::default() }
+    }
+
+    fn answer_of(&self, form: AnswerForm, chat: &Chat) -> RenderedAnswer {
+        let token_of = |text: &String| match self.model.tokenize(text, false, true).ok()?.as_slice() {
+            [token] => Some(*token),
+            _ => None,
+        };
+        let markup: Vec<Token> = form.markup.iter().filter_map(token_of).collect();
+        let grammar = form.required_grammar().map(|grammar| (grammar, self.answer_texts(&markup)));
+        RenderedAnswer { form, markup, grammar, drops_calls: chat.tool_choice == ToolChoice::None }
+    }
+
+    /// The texts of all tokens, those of `markup` among them. There is one markup for a template, so that it is made once.
+    fn answer_texts(&self, markup: &[Token]) -> Arc<TokenTexts> {
+        let mut made = self.answer_texts.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*made {
+            Some((of, texts)) if of == markup => Arc::clone(texts),
+            _ => {
+                let texts = Arc::new(TokenTexts::of(&self.model, markup));
+                *made = Some((markup.to_vec(), Arc::clone(&texts)));
+                texts
+            }
+        }
     }
 
     fn append(&self, token: Token, special: bool, out: &mut Vec<u8>) {
@@ -72,13 +154,18 @@ impl Vocabulary for LlamaVocabulary {
         self.model.rerank_tokens(query, document).map_err(|e| not_tokenised("documents", &e))
     }
 
-    fn render(&self, chat: &Chat, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, reads_answer: bool, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let template = self.template.as_ref().ok_or_else(|| {
             RequestError::invalid("messages", "no_chat_template", "this model's file has no chat template, so it takes no chats; send the text that it is to go on with as `prompt` to POST /v1/completions")
         })?;
-        let messages = messages_json(&chat.messages).map_err(|error| RequestError::Internal(error.to_string()))?;
-        let chat = template.prompt(&self.model, &messages, pace).map_err(|error| of_chat(&error))?;
-        Ok(chat.map(|chat| RenderedChat { prompt: chat.prompt, text_at: chat.text_at, stops: chat.additional_stops }))
+        let reads_answer = reads_answer && (!chat.tools.is_empty() || template.thinks());
+        let asked = chat_json(chat, reads_answer)?;
+        let Some(rendered) = template.prompt(&self.model, &asked, pace).map_err(|error| of_chat(&error))? else {
+            return Ok(None);
+        };
+        let answer = rendered.form.map(|form| Box::new(self.answer_of(form, chat)));
+        let ChatPrompt { prompt, text_at, additional_stops: stops, .. } = rendered;
+        Ok(Some(RenderedChat { prompt, text_at, stops, answer }))
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
@@ -90,7 +177,7 @@ impl Vocabulary for LlamaVocabulary {
     }
 
     fn texts(&self) -> &Arc<TokenTexts> {
-        self.texts.get_or_init(|| Arc::new(TokenTexts::of(&self.model)))
+        self.texts.get_or_init(|| Arc::new(TokenTexts::of(&self.model, &[])))
     }
 
     fn end_tokens(&self) -> &[Token] {

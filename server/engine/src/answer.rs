@@ -1,0 +1,245 @@
+//! Reads an answer while it comes: what the model thinks, what it says and which tools it calls, each told as soon as it is known
+//! and once.
+//!
+//! llama.cpp's parser reads an answer from its beginning, so it is not asked at each token. Where it last saw plain text or a thought
+//! that goes on, text without any sign that markup is written with goes on with that, unread. Otherwise it reads again once the
+//! answer has grown by a share of its length ([`GROWTH_SHARE`]), so that all of an answer is read a bounded number of times,
+//! however long it is. What cannot be read is text as it stands. Absent: tokens, and characters that are not whole.
+
+use gantry_core::ToolCallDelta;
+use gantry_llama::{AnswerForm, AnswerParser, ChatError, ParsedAnswer};
+
+/// An answer of `n` bytes is read again once it has grown by `n / GROWTH_SHARE`: in all some `2 * GROWTH_SHARE` times its length.
+const GROWTH_SHARE: usize = 16;
+/// Until it is so long, in bytes, it is read at each piece.
+const READ_EACH_UP_TO: usize = 256;
+/// Random characters of a call's id.
+const CALL_ID_DIGITS: usize = 24;
+
+/// What a reader has found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// More of what the model thinks.
+    Reasoning(String),
+    /// More of what it says.
+    Text(String),
+    /// More of a call.
+    Call { index: u32, delta: ToolCallDelta },
+}
+
+/// What text goes on with that no markup is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Open {
+    Reasoning,
+    Text,
+}
+
+/// What was told of a call.
+#[derive(Debug, Default)]
+struct ToldCall {
+    begun: bool,
+    arguments_bytes: usize,
+    ended: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct AnswerReader {
+    parser: AnswerParser,
+    /// Calls are not told: none was allowed.
+    drops_calls: bool,
+    markup: Vec<String>,
+    /// What markup begins with, white space aside.
+    first_signs: Vec<char>,
+    answer: String,
+    /// How much of it the parser has read, or was told without it.
+    read_bytes: usize,
+    open: Option<Open>,
+    /// What it is told from here on is text, since the parser made nothing of it.
+    is_plain: bool,
+    /// Nothing follows.
+    is_over: bool,
+    reasoning_bytes: usize,
+    text_bytes: usize,
+    calls: Vec<ToldCall>,
+    /// How much the parser has read in all.
+    #[cfg(test)]
+    parsed_bytes: usize,
+}
+
+impl AnswerReader {
+    /// A reader of answers of this form.
+    ///
+    /// # Errors
+    /// When it is no form.
+    pub(crate) fn new(form: &AnswerForm, drops_calls: bool) -> Result<Self, ChatError> {
+        let first_signs = form.markup.iter().filter_map(|markup| markup.trim_start().chars().next()).collect();
+        Ok(Self {
+            parser: AnswerParser::new(form)?,
+            markup: form.markup.clone(),
+            drops_calls,
+            first_signs,
+            answer: String::new(),
+            read_bytes: 0,
+            open: None,
+            is_plain: false,
+            is_over: false,
+            reasoning_bytes: 0,
+            text_bytes: 0,
+            calls: Vec::new(),
+            #[cfg(test)]
+            parsed_bytes: 0,
+        })
+    }
+
+    /// Takes more of the answer, and puts what is known by it to `out`.
+    pub(crate) fn push(&mut self, more: &str, out: &mut Vec<Piece>) {
+        if more.is_empty() {
+            return;
+        }
+        if self.is_plain {
+            out.push(Piece::Text(more.to_owned()));
+            return;
+        }
+        self.answer.push_str(more);
+        let unread = &self.answer[self.read_bytes..];
+        if let Some(open) = self.open
+            && !unread.contains(|c: char| self.may_be_markup(c))
+        {
+            // White space at the end may belong to markup that follows.
+            let known = unread.trim_end().to_owned();
+            self.read_bytes += known.len();
+            self.tell(open, known, out);
+            return;
+        }
+        if self.answer.len() <= READ_EACH_UP_TO || unread.len() >= self.answer.len() / GROWTH_SHARE {
+            self.read(out);
+        }
+    }
+
+    /// Ends the answer; `is_cut`: the model would have gone on.
+    pub(crate) fn finish(&mut self, is_cut: bool, out: &mut Vec<Piece>) {
+        if self.is_plain || self.answer.is_empty() {
+            return;
+        }
+        self.is_over = true;
+        let Some(parsed) = self.read(out) else { return };
+        if parsed.whole
+            && let Some(last) = self.calls.len().checked_sub(1)
+        {
+            self.end_call(last, out);
+        }
+        // What might have become markup is text after all.
+        let is_markup = self.markup.iter().any(|markup| parsed.held.contains(markup.as_str()));
+        if !is_cut && !parsed.whole && parsed.calls.is_empty() && !is_markup {
+            self.tell(Open::Text, parsed.held, out);
+        }
+    }
+
+    fn may_be_markup(&self, c: char) -> bool {
+        let is_plain =
+            c.is_alphanumeric() || c.is_whitespace() || matches!(c, '.' | ',' | ';' | '?' | '!' | '\'' | '-');
+        !is_plain || self.first_signs.contains(&c)
+    }
+
+    fn tell(&mut self, open: Open, text: String, out: &mut Vec<Piece>) {
+        if text.is_empty() {
+            return;
+        }
+        match open {
+            Open::Reasoning => {
+                self.reasoning_bytes += text.len();
+                out.push(Piece::Reasoning(text));
+            }
+            Open::Text => {
+                self.text_bytes += text.len();
+                out.push(Piece::Text(text));
+            }
+        }
+    }
+
+    /// Reads all that there is, and tells what is new of it.
+    fn read(&mut self, out: &mut Vec<Piece>) -> Option<ParsedAnswer> {
+        #[cfg(test)]
+        {
+            self.parsed_bytes += self.answer.len();
+        }
+        let parsed = match self.parser.parse(&self.answer) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                tracing::debug!(%error, "an answer is passed on as it stands");
+                let rest = self.answer[self.read_bytes..].to_owned();
+                (self.is_plain, self.answer) = (true, String::new());
+                self.tell(Open::Text, rest, out);
+                return None;
+            }
+        };
+        self.read_bytes = self.answer.len();
+        self.open = match parsed.open.as_str() {
+            "reasoning" => Some(Open::Reasoning),
+            "content" => Some(Open::Text),
+            _ => None,
+        };
+        // What was told before stays so, should a parser think better of it, as it does of white space that something begins with.
+        for (open, text) in [(Open::Reasoning, &parsed.reasoning), (Open::Text, &parsed.content)] {
+            let told = if open == Open::Text { self.text_bytes } else { self.reasoning_bytes };
+            if told == 0 && !self.is_over && text.trim_start().is_empty() {
+                self.open = self.open.filter(|now| *now != open);
+                continue;
+            }
+            self.tell(open, text.get(told..).unwrap_or_default().to_owned(), out);
+        }
+        if !self.drops_calls {
+            self.tell_calls(&parsed, out);
+        }
+        Some(parsed)
+    }
+
+    fn tell_calls(&mut self, parsed: &ParsedAnswer, out: &mut Vec<Piece>) {
+        for (index, call) in parsed.calls.iter().enumerate() {
+            if call.name.is_empty() {
+                break;
+            }
+            if self.calls.len() == index {
+                if let Some(before) = index.checked_sub(1) {
+                    self.end_call(before, out);
+                }
+                self.calls.push(ToldCall::default());
+            }
+            let Some(told) = self.calls.get_mut(index) else { break };
+            let index = wire_index(index);
+            if !told.begun {
+                told.begun = true;
+                let id = if call.id.is_empty() { call_id() } else { call.id.clone() };
+                out.push(Piece::Call { index, delta: ToolCallDelta::Begun { id, name: call.name.clone() } });
+            }
+            let more = call.arguments.get(told.arguments_bytes..).unwrap_or_default();
+            if !more.is_empty() {
+                told.arguments_bytes += more.len();
+                out.push(Piece::Call { index, delta: ToolCallDelta::Arguments(more.to_owned()) });
+            }
+        }
+    }
+
+    /// Tells that a call's arguments are whole, of which the next one's beginning or the answer's end is the sign.
+    fn end_call(&mut self, call: usize, out: &mut Vec<Piece>) {
+        if let Some(told) = self.calls.get_mut(call).filter(|told| !told.ended) {
+            told.ended = true;
+            out.push(Piece::Call { index: wire_index(call), delta: ToolCallDelta::Ended });
+        }
+    }
+}
+
+fn wire_index(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+/// A name that no other call has.
+fn call_id() -> String {
+    let digits = format!("{:032x}", rand::random::<u128>());
+    format!("call_{}", &digits[..CALL_ID_DIGITS])
+}
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

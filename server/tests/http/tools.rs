@@ -1,0 +1,202 @@
+//! Tools and thinking over HTTP: whole and streamed, as the model was taught and as a request binds it.
+
+use serde_json::{Value, json};
+
+use crate::server::{Events, Server, model};
+use crate::template_file::with_template;
+
+const CHAT: &str = "/v1/chat/completions";
+/// Longer than any of these answers.
+const MAX_TOKENS: u32 = 128;
+
+struct Asked {
+    body: Value,
+    name: String,
+    arguments: Value,
+    result: Value,
+    answer_after: Value,
+}
+
+/// The questions of `eval-tools.jsonl`.
+fn asked() -> Vec<Asked> {
+    let line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let (messages, tools) = (&line["messages"], &line["tools"]);
+        Asked {
+            body: json!({"messages": messages, "tools": tools, "temperature": 0, "max_tokens": MAX_TOKENS}),
+            name: line["expected"]["name"].as_str().unwrap().to_owned(),
+            arguments: line["expected"]["arguments"].clone(),
+            result: line["result"].clone(),
+            answer_after: line["expected_after_result"].clone(),
+        }
+    };
+    std::fs::read_to_string(model("eval-tools.jsonl")).unwrap().lines().map(line).collect()
+}
+
+async fn server() -> Server {
+    // One sequence, so that each is computed alone and kernels cannot make a difference.
+    Server::start(&["--ctx-size", "2048", "--parallel", "1"]).await
+}
+
+async fn whole(server: &Server, body: &Value) -> Value {
+    let response = server.post(CHAT, body).send().await.unwrap();
+    let (status, answer): (_, Value) = (response.status(), response.json().await.unwrap());
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"][0].clone()
+}
+
+/// The pieces of a stream, put together as a client does: a choice as it would have come whole.
+async fn streamed(server: &Server, body: &Value) -> Value {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    let events = Events::open(server.post(CHAT, &body)).await.rest().await;
+    let (mut content, mut reasoning, mut calls, mut reason) = (String::new(), String::new(), Vec::new(), Value::Null);
+    for event in events.iter().filter(|event| *event != "[DONE]") {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        let choice = &chunk["choices"][0];
+        assert_eq!(reason, Value::Null, "nothing follows the end: {event}");
+        reason = choice["finish_reason"].clone();
+        let delta = &choice["delta"];
+        content += delta["content"].as_str().unwrap_or_default();
+        reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = usize::try_from(call["index"].as_u64().unwrap()).unwrap();
+            if calls.len() == index {
+                assert!(call["id"].is_string() && call["type"] == "function", "{event}");
+                calls.push(json!({"id": call["id"], "type": "function", "function": {"name": call["function"]["name"], "arguments": ""}}));
+            }
+            let arguments = &mut calls[index]["function"]["arguments"];
+            *arguments =
+                json!(format!("{}{}", arguments.as_str().unwrap(), call["function"]["arguments"].as_str().unwrap()));
+        }
+    }
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = json!(reasoning);
+    }
+    if !calls.is_empty() {
+        message["content"] = if content.is_empty() { Value::Null } else { json!(content) };
+        message["tool_calls"] = json!(calls);
+    }
+    json!({"index": 0, "message": message, "logprobs": null, "finish_reason": reason})
+}
+
+/// Without what no two answers have in common.
+fn without_ids(mut choice: Value) -> Value {
+    for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+        call["id"] = json!("");
+    }
+    choice
+}
+
+fn is_right(asked: &Asked, choice: &Value) -> bool {
+    let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+    let [call] = calls.as_slice() else { return false };
+    let arguments = call["function"]["arguments"].as_str().unwrap();
+    call["function"]["name"] == asked.name.as_str()
+        && serde_json::from_str::<Value>(arguments).is_ok_and(|value| value == asked.arguments)
+}
+
+#[tokio::test]
+async fn calls_are_the_same_whole_and_streamed_and_their_results_are_answered() {
+    let server = server().await;
+    let (mut right, mut understood) = (0, 0);
+    for asked in asked() {
+        let answer = whole(&server, &asked.body).await;
+        assert_eq!(without_ids(streamed(&server, &asked.body).await), without_ids(answer.clone()));
+        right += usize::from(is_right(&asked, &answer));
+        let message = &answer["message"];
+        let Some(call) = message["tool_calls"].get(0) else { continue };
+        assert_eq!((&answer["finish_reason"], &message["content"]), (&json!("tool_calls"), &Value::Null));
+        let mut body = asked.body.clone();
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(message.clone());
+        messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": asked.result}));
+        let after = whole(&server, &body).await;
+        assert_eq!(after["finish_reason"], "stop");
+        understood += usize::from(after["message"]["content"] == asked.answer_after);
+    }
+    assert!(right >= 19 && understood >= 18, "{right} and {understood} of 20");
+}
+
+#[tokio::test]
+async fn a_choice_binds_what_is_called() {
+    let server = server().await;
+    let with = |body: &Value, more: Value| {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let mut right = 0;
+    for asked in asked().iter().take(6) {
+        let required = whole(&server, &with(&asked.body, json!({"tool_choice": "required"}))).await;
+        right += usize::from(is_right(asked, &required));
+        let none = with(&asked.body, json!({"tool_choice": "none"}));
+        for answer in [whole(&server, &none).await, streamed(&server, &none).await] {
+            assert_eq!(answer["message"]["tool_calls"], Value::Null, "{answer}");
+            assert!(!answer["message"]["content"].as_str().unwrap().contains("tool_call"), "{answer}");
+            assert_ne!(answer["finish_reason"], "tool_calls");
+        }
+    }
+    assert!(right >= 5, "{right} of 6");
+    let greeting =
+        with(&asked()[0].body, json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40}));
+    let named = json!({"tool_choice": {"type": "function", "function": {"name": "add"}}});
+    let answer = whole(&server, &with(&greeting, named)).await;
+    assert_eq!(answer["message"]["content"], Value::Null, "nothing else is said: {answer}");
+    assert_eq!(answer["message"]["tool_calls"][0]["function"]["name"], "add");
+    // Cut off within a call, it is not one that anybody waits for.
+    let cut = whole(&server, &with(&asked()[0].body, json!({"tool_choice": "required", "max_tokens": 12}))).await;
+    assert_eq!(cut["finish_reason"], "length", "{cut}");
+    let unknown = with(&greeting, json!({"tool_choice": {"type": "function", "function": {"name": "fly"}}}));
+    let refused = server.post(CHAT, &unknown).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    let refused: Value = refused.json().await.unwrap();
+    assert_eq!(refused["error"]["param"], "tool_choice");
+    // Tools of any shape leave the server as it was.
+    for schema in
+        [json!({"type": 1}), json!({"$ref": "#/nowhere"}), json!({"anyOf": []}), json!({"properties": {"": {}}})]
+    {
+        let tools = json!([{"type": "function", "function": {"name": "odd", "parameters": schema}}]);
+        for choice in ["auto", "required"] {
+            let body = with(&greeting, json!({"tools": tools, "tool_choice": choice, "max_tokens": 4}));
+            let status = server.post(CHAT, &body).send().await.unwrap().status();
+            assert!(status == 200 || status == 400, "{schema} {choice}: {status}");
+        }
+    }
+    assert_eq!(whole(&server, &greeting).await["finish_reason"], "stop");
+}
+
+/// A template that opens the thought by itself, as `DeepSeek`'s: the demo model goes on as if it had thought.
+const THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}";
+
+#[tokio::test]
+async fn what_is_thought_is_told_apart_and_can_be_turned_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("thinks.gguf");
+    std::fs::write(&file, with_template(std::fs::read(model("demo-v2.q8_0.gguf")).unwrap(), THINKS)).unwrap();
+    let server = Server::launch(&file, &["-c", "1024", "-np", "1"]);
+    server.until_ready().await;
+    let body =
+        json!({"messages": [{"role": "user", "content": "Count to fifty."}], "max_tokens": 24, "temperature": 0});
+    let thought = whole(&server, &body).await;
+    assert_eq!(thought["message"]["content"], "", "it never ends its thought: {thought}");
+    assert!(!thought["message"]["reasoning_content"].as_str().unwrap().is_empty(), "{thought}");
+    assert_eq!(streamed(&server, &body).await, thought);
+    for off in [
+        json!({"reasoning_effort": "none"}),
+        json!({"think": false}),
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+    ] {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(off.as_object().unwrap().clone());
+        let said = whole(&server, &body).await;
+        assert_eq!(said["message"]["reasoning_content"], Value::Null, "{off}: {said}");
+        assert!(!said["message"]["content"].as_str().unwrap().is_empty(), "{off}: {said}");
+        assert_eq!(streamed(&server, &body).await, said);
+    }
+    let mut untold = body.clone();
+    untold["include_reasoning"] = json!(false);
+    assert_eq!(whole(&server, &untold).await["message"]["reasoning_content"], Value::Null);
+    assert_eq!(streamed(&server, &untold).await["message"]["reasoning_content"], Value::Null);
+}
