@@ -40,11 +40,13 @@ pub enum Route {
     Chat,
     /// `/v1/completions`.
     Completions,
+    /// `/v1/messages`.
+    Messages,
     /// `/v1/embeddings`.
     Embeddings,
     /// `/v1/rerank`.
     Rerank,
-    /// `/tokenize`, `/detokenize` and `/apply-template`.
+    /// `/tokenize`, `/detokenize`, `/apply-template` and `/v1/messages/count_tokens`.
     Tokenizer,
     /// `/v1/models` and below.
     Models,
@@ -98,6 +100,7 @@ impl Route {
         match self {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
+            Self::Messages => "messages",
             Self::Embeddings => "embeddings",
             Self::Rerank => "rerank",
             Self::Tokenizer => "tokenizer",

@@ -100,7 +100,8 @@ impl Renderer {
         ChatPrompt::from_json(&rendered?)
     }
 
-    fn knows_tools(&self) -> bool {
+    /// Whether it looks at tools.
+    pub(crate) fn knows_tools(&self) -> bool {
         match self {
             Self::Here(template) => template.knows_tools(),
             Self::Apart(processes) => processes.knows().tools,

@@ -130,16 +130,6 @@ common_chat_params answers_to(const gantry_chat_template & tmpl, const common_js
     return autoparser::peg_generator::generate_parser(*tmpl.analysed, params, tmpl.analysis);
 }
 
-// The same for one that llama.cpp has code of its own for.
-common_chat_params special_answers_to(const gantry_chat_template & tmpl, const common_json & chat) {
-    auto inputs             = inputs_of(chat);
-    inputs.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
-    if (const auto callable = callable_of(chat); callable.is_array()) {
-        inputs.tools = common_chat_tools_parse_oaicompat(callable);
-    }
-    return common_chat_templates_apply(tmpl.templates.get(), inputs);
-}
-
 common_json strings(const std::vector<std::string> & texts) {
     auto array = common_json::array();
     for (const auto & text : texts) {
@@ -301,15 +291,21 @@ gantry_text gantry_chat_template_apply(
         auto inputs     = inputs_of(chat);
         // The prompt is the same either way; without this the template is analysed anew.
         inputs.force_pure_content = !tmpl->specialized;
-        inputs.tool_choice        = COMMON_CHAT_TOOL_CHOICE_AUTO;
+        const bool parsed         = is_set(chat, "parsed");
+        inputs.reasoning_format   = parsed ? COMMON_REASONING_FORMAT_DEEPSEEK : COMMON_REASONING_FORMAT_NONE;
         auto params = common_chat_templates_apply(tmpl->templates.get(), inputs);
         strip(params.prompt, tmpl->bos, tmpl->eos);
         auto answer = common_json::object({
             {"prompt", params.prompt},
             {"stops", strings(tmpl->specialized ? params.additional_stops : tmpl->stops)},
         });
-        if (is_set(chat, "parsed") && (tmpl->specialized || tmpl->analysed)) {
-            const auto answers = tmpl->specialized ? special_answers_to(*tmpl, chat) : answers_to(*tmpl, chat);
+        if (parsed && (tmpl->specialized || tmpl->analysed)) {
+            if (tmpl->specialized && chat.contains("callable")) {
+                // Those that may be called are others than those that are shown.
+                inputs.tools = common_chat_tools_parse_oaicompat(chat.at("callable"));
+                params       = common_chat_templates_apply(tmpl->templates.get(), inputs);
+            }
+            const auto answers = tmpl->specialized ? params : answers_to(*tmpl, chat);
             answer["form"] = common_json::object({
                 {"format", static_cast<int>(answers.format)},
                 {"prefix", answers.generation_prompt},

@@ -1,4 +1,4 @@
-//! Everything that can go wrong, as an HTTP answer with an `OpenAI` error object.
+//! Everything that can go wrong, as an HTTP answer with an `OpenAI` error object, which other protocols put in their own shape.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -23,9 +23,9 @@ pub(super) struct Failure {
     retry_after: Option<Duration>,
 }
 
-/// The word for programs of the error that an answer is, for the log.
+/// The error that an answer is, for the log and for protocols with a shape of their own.
 #[derive(Clone, Debug)]
-pub(super) struct Told(pub(super) ErrorCode);
+pub(super) struct Told(pub(super) ApiError);
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
@@ -98,10 +98,10 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(ErrorResponse::from(&self.error))).into_response();
-        response.extensions_mut().insert(Told(self.error.code.clone()));
         if let Some(after) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));
         }
+        response.extensions_mut().insert(Told(self.error));
         response
     }
 }
@@ -189,7 +189,9 @@ fn of_request(error: RequestError, message: String, prompt_param: &'static str) 
 pub(super) fn unauthorized(headers: &HeaderMap) -> impl IntoResponse {
     let is_shown = headers.contains_key(header::AUTHORIZATION) || headers.contains_key("x-api-key");
     let what = if is_shown { "The API key is not one of this server's" } else { "An API key is needed" };
-    let message = format!("{what}: send one of those that it was started with as `Authorization: Bearer KEY`.");
+    let message = format!(
+        "{what}: send one of those that it was started with as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
+    );
     let failure = Failure::from(ApiError::new(401, ErrorKind::InvalidRequestError, ErrorCode::InvalidApiKey, message));
     ([(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))], failure)
 }

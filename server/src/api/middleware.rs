@@ -19,7 +19,7 @@ use crate::metrics::{Outcome, VersionLabels};
 /// The header that names a request, in both directions.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The header that llama-server's clients may show a key in.
+/// The header that clients of llama-server's and Anthropic's may show a key in.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// What stands before a token.
 const BEARER: &[u8] = b"bearer ";
@@ -59,7 +59,7 @@ pub(super) async fn authorize(State(app): State<Arc<App>>, request: Request, nex
     unauthorized(&parts.headers).into_response()
 }
 
-/// The key of a request: as a bearer's token, or in llama-server's header.
+/// The key of a request: as a bearer's token, or in that header.
 fn shown_key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, token) = value.as_bytes().split_at_checked(BEARER.len())?;
@@ -79,7 +79,7 @@ pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: N
         // What came to a version counts and logs itself.
         app.metrics.request_ended(route, &VersionLabels::default(), status, outcome);
         if is_logged {
-            let code = response.extensions().get::<Told>().map(|told| told.0.as_str());
+            let code = response.extensions().get::<Told>().map(|told| told.0.code.as_str());
             tracing::info!(
                 request_id = identity.as_ref().and_then(|id| id.0.to_str().ok()),
                 route = route.as_str(),

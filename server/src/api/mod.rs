@@ -1,11 +1,12 @@
 //! HTTP: connections' requests, from an address to a protocol.
 //!
-//! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`]); what its requests need is the
+//! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`], [`anthropic`]); what its requests need is the
 //! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. [`errors`] tells what
 //! went wrong as an error object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a
 //! token can be decoded now. Absent: HTTP/2 and TLS, as in llama-server behind a
 //! service.
 
+mod anthropic;
 mod body;
 mod budget;
 mod errors;
@@ -166,6 +167,7 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .with_state(Arc::clone(app))
         .layer(CatchPanicLayer::custom(errors::panicked))
         .layer(from_fn_with_state(Arc::clone(app), middleware::authorize))
+        .layer(from_fn(anthropic::shape))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))
         .layer(from_fn(middleware::request_id))
 }

@@ -8,7 +8,7 @@ use axum::routing::{MethodRouter, get, post};
 
 use self::Asker::{Client, Monitor, Probe};
 use self::Method::{Get, Post};
-use super::{App, models, openai, paths, props, ready, scrape};
+use super::{App, anthropic, models, openai, paths, props, ready, scrape};
 use crate::metrics::Route;
 
 /// How an address is asked.
@@ -30,6 +30,13 @@ enum Asker {
     Probe,
 }
 
+/// Whose errors are told there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    OpenAi,
+    Anthropic,
+}
+
 /// One address.
 struct Address {
     method: Method,
@@ -38,6 +45,7 @@ struct Address {
     route: Route,
     asker: Asker,
     handler: fn() -> MethodRouter<Arc<App>>,
+    protocol: Protocol,
     /// Another server's name for one that stands before it: who asks for what is not here is not told of it.
     is_alias: bool,
 }
@@ -49,7 +57,11 @@ impl Address {
         asker: Asker,
         handler: fn() -> MethodRouter<Arc<App>>,
     ) -> Self {
-        Self { method, path, route, asker, handler, is_alias: false }
+        Self { method, path, route, asker, handler, protocol: Protocol::OpenAi, is_alias: false }
+    }
+
+    const fn of_anthropic(self) -> Self {
+        Self { protocol: Protocol::Anthropic, ..self }
     }
 
     const fn alias(self) -> Self {
@@ -67,6 +79,9 @@ const ADDRESSES: &[Address] = &[
     Address::new((Post, "/v1/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
     Address::new((Post, "/rerank"), Route::Rerank, Client, || post(openai::rerank)).alias(),
     Address::new((Post, "/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
+    Address::new((Post, "/v1/messages"), Route::Messages, Client, || post(anthropic::messages)).of_anthropic(),
+    Address::new((Post, "/v1/messages/count_tokens"), Route::Tokenizer, Client, || post(anthropic::count_tokens))
+        .of_anthropic(),
     Address::new((Post, "/tokenize"), Route::Tokenizer, Client, || post(openai::tokenize)),
     Address::new((Post, "/detokenize"), Route::Tokenizer, Client, || post(openai::detokenize)),
     Address::new((Post, "/apply-template"), Route::Tokenizer, Client, || post(openai::apply_template)),
@@ -109,6 +124,14 @@ pub(super) fn needs_key(matched: Option<&MatchedPath>) -> bool {
 
 /// What a request is counted as, and whether it is logged.
 pub(super) fn counted_as(matched: Option<&MatchedPath>) -> (Route, bool) {
-    let address = matched.and_then(|path| ADDRESSES.iter().find(|address| address.path == path.as_str()));
-    address.map_or((Route::Other, true), |address| (address.route, address.asker == Client))
+    address_of(matched).map_or((Route::Other, true), |address| (address.route, address.asker == Client))
+}
+
+/// Whose errors a request is told.
+pub(super) fn protocol_of(matched: Option<&MatchedPath>) -> Protocol {
+    address_of(matched).map_or(Protocol::OpenAi, |address| address.protocol)
+}
+
+fn address_of(matched: Option<&MatchedPath>) -> Option<&'static Address> {
+    matched.and_then(|path| ADDRESSES.iter().find(|address| address.path == path.as_str()))
 }

@@ -19,6 +19,7 @@ mod gguf;
 mod keys;
 mod load;
 mod memory;
+mod messages;
 mod newcomer;
 mod pauses;
 mod pooled;

@@ -270,7 +270,7 @@ impl Events {
         Self { bytes: response.bytes_stream().boxed(), buffer: String::new() }
     }
 
-    /// The next event's data; comments are left out, and any other line is a fault.
+    /// The next event's data, of whichever name; comments are left out, and any other line is a fault.
     pub(crate) async fn next(&mut self) -> Option<String> {
         loop {
             if let Some((event, rest)) = self.buffer.split_once("\n\n") {
@@ -279,7 +279,11 @@ impl Events {
                 if event.starts_with(':') {
                     continue;
                 }
-                return Some(event.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?}")).to_owned());
+                let data = match event.split_once('\n') {
+                    Some((name, data)) if name.starts_with("event: ") => data,
+                    _ => &event,
+                };
+                return Some(data.strip_prefix("data: ").unwrap_or_else(|| panic!("{event:?}")).to_owned());
             }
             let Some(bytes) = self.bytes.next().await else {
                 assert_eq!(self.buffer, "", "the stream ends within an event");

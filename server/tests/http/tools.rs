@@ -195,6 +195,14 @@ async fn what_is_thought_is_told_apart_and_can_be_turned_off() {
         assert!(!said["message"]["content"].as_str().unwrap().is_empty(), "{off}: {said}");
         assert_eq!(streamed(&server, &body).await, said);
     }
+    // A template without a place for tools would have them vanish.
+    let mut tools = body.clone();
+    tools["tools"] = json!([{"type": "function", "function": {"name": "look"}}]);
+    let refused = server.post(CHAT, &tools).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    assert_eq!(refused.json::<Value>().await.unwrap()["error"]["param"], "tools");
+    tools["tool_choice"] = json!("none");
+    assert_eq!(whole(&server, &tools).await, thought);
     let mut untold = body.clone();
     untold["include_reasoning"] = json!(false);
     assert_eq!(whole(&server, &untold).await["message"]["reasoning_content"], Value::Null);

@@ -158,12 +158,21 @@ impl Vocabulary for LlamaVocabulary {
         let template = self.template.as_ref().ok_or_else(|| {
             RequestError::invalid("messages", "no_chat_template", "this model's file has no chat template, so it takes no chats; send the text that it is to go on with as `prompt` to POST /v1/completions")
         })?;
+        if !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None && !template.knows_tools() {
+            let message = "tools: this model's chat template has no place for tools, so that it would not be told of any; leave `tools` out, or serve a model that was taught to call them";
+            return Err(RequestError::invalid("tools", "tools_not_supported", message));
+        }
         let reads_answer = reads_answer && (!chat.tools.is_empty() || template.thinks());
         let asked = chat_json(chat, reads_answer)?;
         let Some(rendered) = template.prompt(&self.model, &asked, pace).map_err(|error| of_chat(&error))? else {
             return Ok(None);
         };
         let answer = rendered.form.map(|form| Box::new(self.answer_of(form, chat)));
+        let is_bound = answer.as_ref().is_some_and(|answer| answer.grammar.is_some());
+        if reads_answer && chat.tool_choice == ToolChoice::Required && !is_bound {
+            let message = "tool_choice: how this model's chat template has tools called is not understood, so that no call can be required; say auto";
+            return Err(RequestError::invalid("tool_choice", "tools_not_supported", message));
+        }
         let ChatPrompt { prompt, text_at, additional_stops: stops, .. } = rendered;
         Ok(Some(RenderedChat { prompt, text_at, stops, answer }))
     }

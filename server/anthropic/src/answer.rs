@@ -1,0 +1,111 @@
+//! An answer as it comes whole, and what pieces of it have in common with that.
+
+use gantry_core::{
+    Answer, AnswerHead, AnswerOutput, EncodeError, FinishReason, PromptEncoder, ShownPrompt, TextEncoder, ToolCall,
+    Usage,
+};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::stream::MessageStream;
+
+/// Writes the answer to messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageEncoder;
+
+/// Writes how many tokens messages have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountEncoder;
+
+/// A message as this API has it.
+#[derive(Serialize)]
+pub(crate) struct Told<'a> {
+    pub(crate) id: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: &'static str,
+    pub(crate) role: &'static str,
+    pub(crate) model: &'a str,
+    pub(crate) content: Vec<Value>,
+    pub(crate) stop_reason: Option<&'static str>,
+    pub(crate) stop_sequence: Option<&'a str>,
+    pub(crate) usage: Value,
+}
+
+pub(crate) fn id(head: &AnswerHead) -> String {
+    format!("msg_{}", head.id)
+}
+
+/// Tokens of the prompt are counted by whether they had to be computed.
+pub(crate) fn usage_of(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    })
+}
+
+/// Why an answer ended.
+pub(crate) fn stop_reason(reason: FinishReason, stop_string: Option<&str>, has_called: bool) -> &'static str {
+    match reason {
+        FinishReason::Length => "max_tokens",
+        _ if stop_string.is_some() => "stop_sequence",
+        _ if has_called => "tool_use",
+        FinishReason::Stop | FinishReason::Cancelled => "end_turn",
+    }
+}
+
+fn blocks(output: AnswerOutput) -> Vec<Value> {
+    let AnswerOutput { text, reasoning, tool_calls, .. } = output;
+    let mut blocks = Vec::with_capacity(tool_calls.len() + 2);
+    if !reasoning.is_empty() {
+        blocks.push(json!({"type": "thinking", "thinking": reasoning, "signature": ""}));
+    }
+    if !text.is_empty() {
+        blocks.push(json!({"type": "text", "text": text}));
+    }
+    blocks.extend(tool_calls.into_iter().map(|ToolCall { id, name, arguments }| {
+        // Where it was cut off there is no object, and clients read one.
+        let input: Map<String, Value> = serde_json::from_str(&arguments).unwrap_or_default();
+        json!({"type": "tool_use", "id": id, "name": name, "input": input})
+    }));
+    blocks
+}
+
+impl TextEncoder for MessageEncoder {
+    type Stream = MessageStream;
+
+    fn whole(self, head: AnswerHead, answers: Vec<Answer>, usage: Usage) -> Result<Vec<u8>, EncodeError> {
+        let answer = answers.into_iter().next();
+        let (output, reason, stop_string) = match answer {
+            Some(Answer { output, reason, stop_string, .. }) => (output, reason, stop_string),
+            None => (AnswerOutput::default(), FinishReason::Stop, None),
+        };
+        let stop = stop_reason(reason, stop_string.as_deref(), !output.tool_calls.is_empty());
+        serde_json::to_vec(&Told {
+            id: id(&head),
+            kind: "message",
+            role: "assistant",
+            model: &head.model,
+            content: blocks(output),
+            stop_reason: Some(stop),
+            stop_sequence: stop_string.as_deref(),
+            usage: usage_of(usage),
+        })
+    }
+
+    fn stream(self, head: AnswerHead, _: usize) -> Result<MessageStream, EncodeError> {
+        Ok(MessageStream::new(head))
+    }
+}
+
+impl PromptEncoder for CountEncoder {
+    fn whole(self, prompt: ShownPrompt) -> Result<Vec<u8>, EncodeError> {
+        let tokens = match prompt {
+            ShownPrompt::Tokens(tokens) => tokens.len(),
+            ShownPrompt::Pieces(pieces) => pieces.len(),
+            ShownPrompt::Text(_) => 0,
+        };
+        serde_json::to_vec(&json!({"input_tokens": tokens}))
+    }
+}

@@ -1,0 +1,81 @@
+//! What a message says: a text, or blocks.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor, value::SeqAccessDeserializer};
+use serde_json::{Map, Value};
+
+/// A block of a message.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Block {
+    Text {
+        text: String,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: IgnoredAny,
+        #[serde(default)]
+        citations: Option<Value>,
+    },
+    Thinking {
+        thinking: String,
+        #[serde(default, rename = "signature")]
+        _signature: IgnoredAny,
+    },
+    RedactedThinking {
+        #[serde(rename = "data")]
+        _data: IgnoredAny,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        input: Map<String, Value>,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: IgnoredAny,
+        #[serde(default, rename = "caller")]
+        _caller: IgnoredAny,
+    },
+    ToolResult {
+        tool_use_id: String,
+        #[serde(default)]
+        content: Content,
+        #[serde(default, rename = "is_error")]
+        _is_error: Option<bool>,
+        #[serde(default, rename = "cache_control")]
+        _cache_control: IgnoredAny,
+    },
+}
+
+/// Blocks, of which a text alone is one.
+#[derive(Debug, Default)]
+pub(crate) struct Content(pub(crate) Vec<Block>);
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Blocks;
+        impl<'de> Visitor<'de> for Blocks {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an array of blocks")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
+                self.visit_string(text.to_owned())
+            }
+
+            fn visit_string<E: de::Error>(self, text: String) -> Result<Content, E> {
+                Ok(Content(vec![Block::Text { text, _cache_control: IgnoredAny, citations: None }]))
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Content, E> {
+                Ok(Content::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, blocks: A) -> Result<Content, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(blocks)).map(Content)
+            }
+        }
+        deserializer.deserialize_any(Blocks)
+    }
+}

@@ -1,0 +1,386 @@
+//! `POST /v1/messages` and `/v1/messages/count_tokens`: from a body to what is asked.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt::Display;
+
+use gantry_core::{
+    ApiError, Chat, ErrorCode, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOOL_NAME_BYTES,
+    MAX_TOOLS, MAX_TOOLS_BYTES, Message, Part, Prompt, PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice,
+};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+
+use crate::answer::{CountEncoder, MessageEncoder};
+use crate::content::{Block, Content};
+use crate::limits::{MAX_MESSAGES_BLOCKS, MAX_MESSAGES_MODEL_BYTES, MAX_MESSAGES_TOKENS, MAX_MESSAGES_TURNS};
+
+/// What both addresses take.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    model: Option<String>,
+    messages: Vec<Turn>,
+    #[serde(default)]
+    system: Content,
+    max_tokens: Option<u32>,
+    stop_sequences: Option<Vec<String>>,
+    stream: Option<bool>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<u32>,
+    tools: Option<Vec<GivenTool>>,
+    tool_choice: Option<GivenChoice>,
+    thinking: Option<Thinking>,
+    /// Names the end user.
+    #[serde(default, rename = "metadata")]
+    _metadata: IgnoredAny,
+    /// Prefixes are found again without hints.
+    #[serde(default, rename = "cache_control")]
+    _cache_control: IgnoredAny,
+    service_tier: Option<String>,
+    container: Option<Value>,
+    context_management: Option<Value>,
+    mcp_servers: Option<Vec<Value>>,
+    output_config: Option<Value>,
+    inference_geo: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Turn {
+    role: Speaker,
+    content: Content,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Speaker {
+    User,
+    Assistant,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenTool {
+    name: String,
+    description: Option<String>,
+    input_schema: Map<String, Value>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    strict: Option<bool>,
+    #[serde(default, rename = "cache_control")]
+    _cache_control: IgnoredAny,
+    #[serde(default, rename = "eager_input_streaming")]
+    _eager_input_streaming: IgnoredAny,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum GivenChoice {
+    Auto { disable_parallel_tool_use: Option<bool> },
+    Any { disable_parallel_tool_use: Option<bool> },
+    Tool { name: String, disable_parallel_tool_use: Option<bool> },
+    None {},
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum Thinking {
+    Enabled {
+        /// A target, which `max_tokens` bounds.
+        #[serde(default, rename = "budget_tokens")]
+        _budget_tokens: Option<u32>,
+        #[serde(default, rename = "display")]
+        _display: IgnoredAny,
+    },
+    Disabled {},
+    Adaptive {
+        #[serde(default, rename = "display")]
+        _display: IgnoredAny,
+    },
+}
+
+/// Reads and checks a body of `/v1/messages`.
+///
+/// # Errors
+/// Names the first field that is missing, of the wrong type, out of range, unknown or not supported.
+pub fn decode_messages(body: &[u8]) -> Result<(TextRequest, MessageEncoder), ApiError> {
+    let body = read(body)?;
+    let Some(max_tokens) = body.max_tokens else {
+        return Err(missing("max_tokens", "the most tokens that the answer may have is expected"));
+    };
+    if !(1..=MAX_MESSAGES_TOKENS).contains(&max_tokens) {
+        return Err(wrong("max_tokens", format_args!("must be from 1 to {MAX_MESSAGES_TOKENS}, not {max_tokens}")));
+    }
+    let params = params(&body, max_tokens)?;
+    let (model, is_streamed) = (model(&body)?, body.stream.unwrap_or(false));
+    let prompts = vec![Prompt::chat(chat(body)?)];
+    let request = TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, is_streamed };
+    Ok((request, MessageEncoder))
+}
+
+/// Reads and checks a body of `/v1/messages/count_tokens`.
+///
+/// # Errors
+/// As [`decode_messages`].
+pub fn decode_count_tokens(body: &[u8]) -> Result<(TextRequest, CountEncoder), ApiError> {
+    let body = read(body)?;
+    let form = PromptForm::Tokens { adds_special: true, with_pieces: false };
+    let params = GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() };
+    let model = model(&body)?;
+    let prompts = vec![Prompt::chat(chat(body)?)];
+    Ok((TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, is_streamed: false }, CountEncoder))
+}
+
+fn read(body: &[u8]) -> Result<Body, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let read: Result<Body, _> = serde_path_to_error::deserialize(&mut json);
+    let body = read.map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        // The place in the text is of no use to who wrote an object.
+        let said = inner.to_string();
+        let said = said.split(" at line ").next().unwrap_or_default();
+        if inner.is_data() {
+            let param = if path == "." { None } else { Some(Cow::Owned(path.clone())) };
+            let at = if path == "." { String::new() } else { format!("`{path}`: ") };
+            ApiError::invalid(param, ErrorCode::InvalidValue, format!("{at}{said}."))
+        } else {
+            ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body is not valid JSON: {inner}."))
+        }
+    })?;
+    json.end().map_err(|error| {
+        ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body is not valid JSON: {error}."))
+    })?;
+    for (name, is_given) in [
+        ("container", body.container.is_some()),
+        ("context_management", body.context_management.is_some()),
+        ("mcp_servers", body.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty())),
+        ("output_config", body.output_config.is_some()),
+        ("inference_geo", body.inference_geo.is_some()),
+        ("service_tier", !matches!(body.service_tier.as_deref(), None | Some("auto" | "standard_only"))),
+    ] {
+        if is_given {
+            return Err(unsupported(name, "is not supported by this server; leave it out"));
+        }
+    }
+    Ok(body)
+}
+
+fn wrong(param: impl Into<Cow<'static, str>>, message: impl Display) -> ApiError {
+    let param = param.into();
+    let message = format!("`{param}` {message}.");
+    ApiError::invalid(Some(param), ErrorCode::InvalidValue, message)
+}
+
+fn missing(param: impl Into<Cow<'static, str>>, what: &str) -> ApiError {
+    let param = param.into();
+    let message = format!("`{param}` is missing: {what}.");
+    ApiError::invalid(Some(param), ErrorCode::MissingRequiredParameter, message)
+}
+
+fn unsupported(param: impl Into<Cow<'static, str>>, message: &str) -> ApiError {
+    let param = param.into();
+    let message = format!("`{param}` {message}.");
+    ApiError::invalid(Some(param), ErrorCode::UnsupportedParameter, message)
+}
+
+fn model(body: &Body) -> Result<Option<String>, ApiError> {
+    match &body.model {
+        Some(model) if model.len() > MAX_MESSAGES_MODEL_BYTES => {
+            let n = model.len();
+            Err(wrong("model", format_args!("must have at most {MAX_MESSAGES_MODEL_BYTES} bytes, not {n}")))
+        }
+        model => Ok(model.clone().filter(|model| !model.is_empty())),
+    }
+}
+
+fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
+    let in_unit = |name: &'static str, value: Option<f32>, low: f32| match value {
+        Some(value) if !(low..=1.0).contains(&value) => {
+            Err(wrong(name, format_args!("must be from {low} to 1, not {value}")))
+        }
+        value => Ok(value),
+    };
+    let stop = body.stop_sequences.clone().unwrap_or_default();
+    if stop.len() > MAX_STOP_STRINGS {
+        let n = stop.len();
+        return Err(wrong("stop_sequences", format_args!("must have at most {MAX_STOP_STRINGS} strings, not {n}")));
+    }
+    for (i, stop) in stop.iter().enumerate() {
+        if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
+            let n = stop.len();
+            let message = format_args!("must have 1 to {MAX_STOP_BYTES} bytes, not {n}");
+            return Err(wrong(format!("stop_sequences[{i}]"), message));
+        }
+    }
+    let defaults = GenerationParams::default();
+    Ok(GenerationParams {
+        max_tokens: Some(max_tokens),
+        temperature: in_unit("temperature", body.temperature, 0.0)?.unwrap_or(1.0),
+        top_p: in_unit("top_p", body.top_p, f32::MIN_POSITIVE)?.unwrap_or(defaults.top_p),
+        top_k: body.top_k.map_or(defaults.top_k, |top_k| i32::try_from(top_k).unwrap_or(i32::MAX)),
+        stop,
+        ..defaults
+    })
+}
+
+fn chat(body: Body) -> Result<Chat, ApiError> {
+    let Body { messages: turns, system, tools, tool_choice, thinking, .. } = body;
+    if turns.is_empty() || turns.len() > MAX_MESSAGES_TURNS {
+        let n = turns.len();
+        return Err(wrong("messages", format_args!("must have 1 to {MAX_MESSAGES_TURNS} messages, not {n}")));
+    }
+    if turns.last().is_some_and(|last| last.role == Speaker::Assistant) {
+        let place = format!("messages[{}].role", turns.len() - 1);
+        return Err(unsupported(place, "may not be assistant in the last message: an answer is not continued here"));
+    }
+    let mut messages = Vec::with_capacity(turns.len() + 1);
+    let system = texts("system", system)?;
+    if !system.is_empty() {
+        messages.push(Message { content: system, ..Message::text(Role::System, "") });
+    }
+    let mut open_calls = HashSet::new();
+    for (i, turn) in turns.into_iter().enumerate() {
+        let path = format!("messages[{i}].content");
+        if turn.content.0.len() > MAX_MESSAGES_BLOCKS {
+            let n = turn.content.0.len();
+            return Err(wrong(path, format_args!("must have at most {MAX_MESSAGES_BLOCKS} blocks, not {n}")));
+        }
+        match turn.role {
+            Speaker::User => user(&path, turn.content, &mut open_calls, &mut messages)?,
+            Speaker::Assistant => messages.push(assistant(&path, turn.content, &mut open_calls)?),
+        }
+    }
+    let tools = read_tools(tools.unwrap_or_default())?;
+    let (tool_choice, allowed_tools, is_alone) = choice(tool_choice, &tools)?;
+    let thinking = thinking.and_then(|thinking| match thinking {
+        Thinking::Enabled { .. } => Some(true),
+        Thinking::Disabled {} => Some(false),
+        Thinking::Adaptive { .. } => None,
+    });
+    let parallel_tool_calls = !is_alone;
+    Ok(Chat { messages, tools, tool_choice, allowed_tools, parallel_tool_calls, thinking, ..Chat::default() })
+}
+
+/// Blocks of which each must be text.
+fn texts(path: &str, content: Content) -> Result<Vec<Part>, ApiError> {
+    let text = |(i, block)| match block {
+        Block::Text { text, citations: None, .. } => Ok(Part::Text(text)),
+        Block::Text { .. } => Err(unsupported(format!("{path}[{i}].citations"), "are not supported by this server")),
+        _ => Err(wrong(format!("{path}[{i}].type"), "must be text here")),
+    };
+    content.0.into_iter().enumerate().map(text).collect()
+}
+
+/// A user's turn: what tools returned goes first, each as a message of its own, since templates have it so.
+fn user(
+    path: &str,
+    content: Content,
+    open_calls: &mut HashSet<String>,
+    messages: &mut Vec<Message>,
+) -> Result<(), ApiError> {
+    let mut said = Vec::new();
+    for (i, block) in content.0.into_iter().enumerate() {
+        let place = |field: &str| format!("{path}[{i}].{field}");
+        match block {
+            Block::ToolResult { tool_use_id, content, .. } => {
+                if !open_calls.remove(&tool_use_id) {
+                    let what = "must be the `id` of a `tool_use` block before it that has no result yet";
+                    return Err(wrong(place("tool_use_id"), what));
+                }
+                let content = texts(&place("content"), content)?;
+                messages.push(Message { content, tool_call_id: Some(tool_use_id), ..Message::text(Role::Tool, "") });
+            }
+            Block::Text { citations: Some(_), .. } => {
+                return Err(unsupported(place("citations"), "are not supported by this server"));
+            }
+            Block::Text { text, .. } => said.push(Part::Text(text)),
+            _ => return Err(wrong(place("type"), "must be text or tool_result in a user's message")),
+        }
+    }
+    if !said.is_empty() {
+        messages.push(Message { content: said, ..Message::text(Role::User, "") });
+    }
+    Ok(())
+}
+
+fn assistant(path: &str, content: Content, open_calls: &mut HashSet<String>) -> Result<Message, ApiError> {
+    let (mut said, mut reasoning, mut tool_calls) = (Vec::new(), String::new(), Vec::new());
+    for (i, block) in content.0.into_iter().enumerate() {
+        match block {
+            Block::Text { text, .. } => said.push(Part::Text(text)),
+            Block::Thinking { thinking, .. } => reasoning.push_str(&thinking),
+            // Nobody here can read it, and no model of ours wrote it.
+            Block::RedactedThinking { .. } => {}
+            Block::ToolUse { id, name, input, .. } => {
+                if id.is_empty() || !open_calls.insert(id.clone()) {
+                    return Err(wrong(format!("{path}[{i}].id"), "must be one that no other block has"));
+                }
+                tool_calls.push(ToolCall { id, name, arguments: Value::Object(input).to_string() });
+            }
+            Block::ToolResult { .. } => {
+                return Err(wrong(format!("{path}[{i}].type"), "may be tool_result in a user's message alone"));
+            }
+        }
+    }
+    let reasoning = Some(reasoning).filter(|text| !text.is_empty());
+    Ok(Message { content: said, reasoning, tool_calls, ..Message::text(Role::Assistant, "") })
+}
+
+fn read_tools(tools: Vec<GivenTool>) -> Result<Vec<Tool>, ApiError> {
+    if tools.len() > MAX_TOOLS {
+        let n = tools.len();
+        return Err(wrong("tools", format_args!("must have at most {MAX_TOOLS} tools, not {n}")));
+    }
+    let mut read: Vec<Tool> = Vec::with_capacity(tools.len());
+    let mut bytes = 0;
+    for (i, tool) in tools.into_iter().enumerate() {
+        let place = |field: &str| format!("tools[{i}].{field}");
+        if !matches!(tool.kind.as_deref(), None | Some("custom")) {
+            return Err(unsupported(place("type"), "must be custom or left out: this server runs no tools"));
+        }
+        let is_sign = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        if tool.name.is_empty() || tool.name.len() > MAX_TOOL_NAME_BYTES || !tool.name.chars().all(is_sign) {
+            let message = format_args!("must have 1 to {MAX_TOOL_NAME_BYTES} letters, digits and signs of _ - alone");
+            return Err(wrong(place("name"), message));
+        }
+        if read.iter().any(|other| other.name == tool.name) {
+            return Err(wrong(place("name"), "is the name of a tool before it; give each one a name of its own"));
+        }
+        let parameters = (!tool.input_schema.is_empty()).then(|| Value::Object(tool.input_schema).to_string());
+        bytes += tool.name.len()
+            + tool.description.as_ref().map_or(0, String::len)
+            + parameters.as_ref().map_or(0, String::len);
+        let strict = tool.strict.unwrap_or(false);
+        read.push(Tool { name: tool.name, description: tool.description, parameters, strict });
+    }
+    if bytes > MAX_TOOLS_BYTES {
+        return Err(wrong("tools", format_args!("must have at most {MAX_TOOLS_BYTES} bytes, not {bytes}")));
+    }
+    Ok(read)
+}
+
+/// Whether any is to be called, which may be (none: all), and whether one alone.
+fn choice(given: Option<GivenChoice>, tools: &[Tool]) -> Result<(ToolChoice, Vec<String>, bool), ApiError> {
+    let (choice, name, is_alone) = match given {
+        None => return Ok((ToolChoice::Auto, Vec::new(), false)),
+        Some(GivenChoice::None {}) => return Ok((ToolChoice::None, Vec::new(), false)),
+        Some(GivenChoice::Auto { disable_parallel_tool_use }) => (ToolChoice::Auto, None, disable_parallel_tool_use),
+        Some(GivenChoice::Any { disable_parallel_tool_use }) => (ToolChoice::Required, None, disable_parallel_tool_use),
+        Some(GivenChoice::Tool { name, disable_parallel_tool_use }) => {
+            (ToolChoice::Required, Some(name), disable_parallel_tool_use)
+        }
+    };
+    if choice == ToolChoice::Required && tools.is_empty() {
+        return Err(wrong("tool_choice", "asks for a call, and `tools` has none to call"));
+    }
+    if let Some(name) = &name
+        && !tools.iter().any(|tool| tool.name == *name)
+    {
+        return Err(wrong("tool_choice.name", format_args!("is {name:?}, which is none of `tools`")));
+    }
+    Ok((choice, name.into_iter().collect(), is_alone.unwrap_or(false)))
+}

@@ -1,0 +1,274 @@
+//! Bodies that are taken and refused, and answers whole and piece by piece.
+#![allow(clippy::unwrap_used)]
+
+use bytes::BytesMut;
+use gantry_anthropic::{MessageEncoder, decode_count_tokens, decode_messages};
+use gantry_core::{
+    Answer, AnswerHead, AnswerOutput, ApiError, Chat, ErrorKind, Extent, FinishReason, GenerationEvent, Prompt, Role,
+    StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn with(more: Value) -> Value {
+    let mut body = json!({"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn decode(body: &Value) -> Result<TextRequest, ApiError> {
+    decode_messages(body.to_string().as_bytes()).map(|(request, _)| request)
+}
+
+fn chat(request: TextRequest) -> Chat {
+    match request.prompts.into_iter().next().unwrap() {
+        Prompt::Chat(chat) => *chat,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn tool(name: &str) -> Value {
+    json!({"name": name, "description": "Looks.", "input_schema": {"type": "object", "properties": {}}})
+}
+
+#[test]
+fn all_that_a_conversation_has_reaches_the_chat() {
+    let body = with(json!({
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t1", "name": "look", "input": {"where": "Oslo"}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "rain"}], "is_error": false},
+                {"type": "text", "text": "So?"},
+            ]},
+        ],
+        "tools": [tool("look")],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": true},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stop_sequences": ["END"], "temperature": 0.5, "top_p": 0.9, "top_k": 5, "stream": true,
+        "metadata": {"user_id": "u"},
+    }));
+    let request = decode(&body).unwrap();
+    assert!(request.is_streamed);
+    let params = &request.params;
+    assert_eq!((params.max_tokens, params.temperature, params.top_p, params.top_k), (Some(64), 0.5, 0.9, 5));
+    assert_eq!(params.stop, ["END"]);
+    let chat = chat(request);
+    let roles: Vec<Role> = chat.messages.iter().map(|message| message.role).collect();
+    assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::Tool, Role::User]);
+    let call = &chat.messages[2];
+    assert_eq!((call.reasoning.as_deref(), &*call.said()), (Some("hm"), "I look."));
+    assert_eq!(call.tool_calls[0].arguments, r#"{"where":"Oslo"}"#);
+    assert_eq!((chat.messages[3].tool_call_id.as_deref(), &*chat.messages[3].said()), (Some("t1"), "rain"));
+    assert_eq!((chat.tool_choice, chat.parallel_tool_calls, chat.thinking), (ToolChoice::Auto, false, Some(true)));
+    assert_eq!(chat.tools[0].name, "look");
+    let named = with(json!({"tools": [tool("a"), tool("b")], "tool_choice": {"type": "tool", "name": "b"}}));
+    let chat = self::chat(decode(&named).unwrap());
+    assert_eq!((chat.tool_choice, chat.allowed_tools), (ToolChoice::Required, vec!["b".to_owned()]));
+}
+
+#[test]
+fn tokens_are_counted_of_what_would_be_asked() {
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [tool("look")]});
+    let (request, _) = decode_count_tokens(body.to_string().as_bytes()).unwrap();
+    assert!(matches!(request.params.extent, Extent::Prompt(_)));
+    assert_eq!(chat(request).tools.len(), 1);
+}
+
+#[test]
+fn mistakes_are_told_with_their_place() {
+    let image = json!({"type": "image", "source": {"type": "url", "url": "http://x"}});
+    let user = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    for (more, param, told) in [
+        (json!({"max_tokens": null}), "max_tokens", "missing"),
+        (json!({"max_tokens": 0}), "max_tokens", "from 1"),
+        (json!({"max_tokens": "many"}), "max_tokens", "invalid type"),
+        (json!({"messages": []}), "messages", "1 to"),
+        (json!({"messages": [{"role": "system", "content": "x"}]}), "messages[0].role", "unknown variant"),
+        (json!({"messages": [{"role": "user"}]}), "messages[0]", "missing field `content`"),
+        (
+            json!({"messages": [{"role": "user", "content": 7}]}),
+            "messages[0].content",
+            "a string or an array of blocks",
+        ),
+        (user(json!([image])), "messages[0].content[0].type", "unknown variant `image`"),
+        (user(json!([{"type": "text"}])), "messages[0].content[0]", "missing field `text`"),
+        (user(json!([{"type": "tool_result", "tool_use_id": "t"}])), "messages[0].content[0].tool_use_id", "tool_use"),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
+            "messages[1].role",
+            "not continued",
+        ),
+        (json!({"temperature": 1.5}), "temperature", "0 to 1"),
+        (json!({"stop_sequences": [""]}), "stop_sequences[0]", "bytes"),
+        (json!({"tools": [{"name": "a b", "input_schema": {}}]}), "tools[0].name", "letters"),
+        (
+            json!({"tools": [{"name": "a", "input_schema": {}, "type": "web_search_20250305"}]}),
+            "tools[0].type",
+            "runs no tools",
+        ),
+        (json!({"tools": [tool("a"), tool("a")]}), "tools[1].name", "before it"),
+        (json!({"tool_choice": {"type": "any"}}), "tool_choice", "none to call"),
+        (json!({"tools": [tool("a")], "tool_choice": {"type": "tool", "name": "b"}}), "tool_choice.name", "none of"),
+        (json!({"thinking": {"type": "often"}}), "thinking.type", "unknown variant"),
+        (json!({"mcp_servers": [{}]}), "mcp_servers", "leave it out"),
+    ] {
+        let error = decode(&with(more.clone())).expect_err(&more.to_string());
+        assert_eq!(error.param.as_deref(), Some(param), "{more}: {error}");
+        assert!(error.status == 400 && error.message.contains(told), "{more}: {error}");
+    }
+    let unknown = decode(&with(json!({"frobnicate": 1}))).unwrap_err();
+    assert!(unknown.message.contains("frobnicate"), "{unknown}");
+    let not_json = decode_messages(b"{").unwrap_err();
+    assert_eq!(not_json.code.as_str(), "invalid_json");
+}
+
+fn head() -> AnswerHead {
+    AnswerHead { id: "1".to_owned(), created: 1, model: "m".to_owned(), version: "v".to_owned() }
+}
+
+const USAGE: Usage = Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 2 };
+
+/// What a client makes of the events of a stream: the message as it would have come whole.
+fn message_of(events: &str) -> Value {
+    let mut message = Value::Null;
+    let mut partial = String::new();
+    for event in events.split_terminator("\n\n") {
+        let (name, data) = event.split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(name.strip_prefix("event: ").unwrap(), data["type"]);
+        let index = || usize::try_from(data["index"].as_u64().unwrap()).unwrap();
+        match data["type"].as_str().unwrap() {
+            "message_start" => message = data["message"].clone(),
+            "content_block_start" => {
+                assert_eq!(index(), message["content"].as_array().unwrap().len());
+                message["content"].as_array_mut().unwrap().push(data["content_block"].clone());
+                partial.clear();
+            }
+            "content_block_delta" => {
+                let block = &mut message["content"][index()];
+                let delta = &data["delta"];
+                for (kind, field) in [("text_delta", "text"), ("thinking_delta", "thinking")] {
+                    if delta["type"] == kind {
+                        block[field] =
+                            json!(format!("{}{}", block[field].as_str().unwrap(), delta[field].as_str().unwrap()));
+                    }
+                }
+                if delta["type"] == "input_json_delta" {
+                    partial += delta["partial_json"].as_str().unwrap();
+                    block["input"] = serde_json::from_str(&partial).unwrap_or_else(|_| json!({}));
+                }
+            }
+            "content_block_stop" => assert_eq!(index(), message["content"].as_array().unwrap().len() - 1),
+            "message_delta" => {
+                message["stop_reason"] = data["delta"]["stop_reason"].clone();
+                message["stop_sequence"] = data["delta"]["stop_sequence"].clone();
+                message["usage"] = data["usage"].clone();
+            }
+            "message_stop" => {}
+            other => panic!("{other}"),
+        }
+    }
+    message
+}
+
+fn events() -> impl Strategy<Value = (Vec<GenerationEvent>, FinishReason, Option<String>)> {
+    let text = || ".{1,8}".prop_filter("empty", |text| !text.is_empty());
+    let reasoning = prop::collection::vec(text(), 0..3);
+    let said = prop::collection::vec(text(), 0..4);
+    let calls = prop::collection::vec(("[a-z]{1,6}", "[a-z]{0,9}", any::<usize>()), 0..3);
+    let end = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
+    (reasoning, said, calls, end, prop::option::of("[a-z]{1,3}")).prop_map(|(reasoning, said, calls, end, stop)| {
+        let mut events: Vec<GenerationEvent> =
+            reasoning.into_iter().map(|text| GenerationEvent::Reasoning { text, tokens: 1 }).collect();
+        events.extend(said.into_iter().map(|text| GenerationEvent::Text { text, tokens: 1, logprobs: Vec::new() }));
+        for (index, (name, value, cut)) in (0..).zip(calls) {
+            let call = |delta| GenerationEvent::ToolCall { index, delta, tokens: 1 };
+            let arguments = json!({ "a": value }).to_string();
+            let (one, other) = arguments.split_at(cut % arguments.len());
+            events.push(call(ToolCallDelta::Begun { id: format!("call_{index}"), name }));
+            let pieces = [one, other].into_iter().filter(|piece| !piece.is_empty());
+            events.extend(pieces.map(|piece| call(ToolCallDelta::Arguments(piece.to_owned()))));
+            events.push(call(ToolCallDelta::Ended));
+        }
+        (events, end, stop.filter(|_| end == FinishReason::Stop))
+    })
+}
+
+proptest! {
+    #[test]
+    fn events_add_up_to_the_whole((events, reason, stop_string) in events()) {
+        let mut output = AnswerOutput::default();
+        let mut stream = MessageEncoder.stream(head(), 1).unwrap();
+        let mut out = BytesMut::new();
+        stream.open(&mut out).unwrap();
+        let finished = GenerationEvent::Finished { reason, stop_string: stop_string.clone(), usage: USAGE, timings: Timings::default() };
+        let started = GenerationEvent::Started { prompt_tokens: 9 };
+        for event in std::iter::once(started).chain(events).chain([finished]) {
+            stream.event(0, &event, &mut out).unwrap();
+            output.push(event);
+        }
+        stream.close(USAGE, &mut out).unwrap();
+        let answer = Answer { output, reason, stop_string, usage: USAGE, timings: Timings::default() };
+        let whole: Value = serde_json::from_slice(&MessageEncoder.whole(head(), vec![answer], USAGE).unwrap()).unwrap();
+        prop_assert_eq!(message_of(std::str::from_utf8(&out).unwrap()), whole);
+    }
+
+    #[test]
+    fn any_bytes_are_taken_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Err(error) = decode_messages(&bytes) {
+            prop_assert_eq!(error.status, 400);
+        }
+    }
+}
+
+#[test]
+fn an_answer_says_why_it_ended() {
+    let call = ToolCall { id: "c".to_owned(), name: "look".to_owned(), arguments: "{\"a\": 1".to_owned() };
+    for (tool_calls, reason, stop_string, told) in [
+        (vec![], FinishReason::Stop, None, "end_turn"),
+        (vec![], FinishReason::Stop, Some("END".to_owned()), "stop_sequence"),
+        (vec![call.clone()], FinishReason::Stop, None, "tool_use"),
+        (vec![call], FinishReason::Length, None, "max_tokens"),
+    ] {
+        let output = AnswerOutput { text: "a".to_owned(), tool_calls, ..AnswerOutput::default() };
+        let answer =
+            Answer { output, reason, stop_string: stop_string.clone(), usage: USAGE, timings: Timings::default() };
+        let told_of: Value =
+            serde_json::from_slice(&MessageEncoder.whole(head(), vec![answer], USAGE).unwrap()).unwrap();
+        assert_eq!((&told_of["stop_reason"], &told_of["stop_sequence"]), (&json!(told), &json!(stop_string)));
+        assert_eq!(
+            told_of["usage"],
+            json!({"input_tokens": 7, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 2, "output_tokens": 4})
+        );
+        // What was cut off is no object.
+        assert!(
+            told_of["content"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|block| block["type"] != "tool_use" || block["input"] == json!({}))
+        );
+    }
+}
+
+#[test]
+fn errors_have_the_words_of_this_api() {
+    for (status, kind, word) in [
+        (400, ErrorKind::InvalidRequestError, "invalid_request_error"),
+        (401, ErrorKind::InvalidRequestError, "authentication_error"),
+        (404, ErrorKind::NotFoundError, "not_found_error"),
+        (429, ErrorKind::RateLimitError, "rate_limit_error"),
+        (500, ErrorKind::ServerError, "api_error"),
+        (503, ErrorKind::ServiceUnavailableError, "overloaded_error"),
+    ] {
+        let error = ApiError::new(status, kind, gantry_core::ErrorCode::InternalError, "no");
+        let body = gantry_anthropic::error_body(&error, Some("r"));
+        assert_eq!(body, json!({"type": "error", "error": {"type": word, "message": "no"}, "request_id": "r"}));
+    }
+}
