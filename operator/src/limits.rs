@@ -96,6 +96,9 @@ pub const MEMORY_CHANGE_PERCENT: i64 = 5;
 /// Time that running reconciles get to end after SIGTERM.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Restarts of a container after which it ends again and again, be it running just now or not, until it is ready.
+pub const CRASH_LOOP_RESTARTS: i32 = 2;
+
 /// Shortens `text` to [`MESSAGE_BYTES_MAX`] at a character boundary.
 #[must_use]
 pub fn message(text: &str) -> String {
@@ -118,5 +121,3 @@ mod tests {
         assert_eq!(message("short"), "short");
     }
 }
-/// Restarts of a container after which it ends again and again, be it running just now or not, until it is ready.
-pub const CRASH_LOOP_RESTARTS: i32 = 2;

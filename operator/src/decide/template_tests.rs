@@ -148,7 +148,7 @@ fn committed_by_the_first() -> Scene {
 
 fn answers(scene: &mut Scene, pod: &str, health: ReplicaHealth) {
     scene.pod(pod, |report| {
-        (report.version, report.prepared, report.health) = (Some(name(2)), None, health.clone());
+        (report.version, report.prepared, report.health) = (Some(name(2)), None, health);
         report.message = Some("the worker keeps dying".to_owned());
     });
 }
