@@ -299,14 +299,18 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     let begun_with = rollout.judged.as_deref().filter(|_| wanted.name == rollout.version);
     rollout.judged = Some(match begun_with.map(|begun| judged::compare(begun, &wanted.judged)) {
         Some(Comparison::Holds { judged }) => judged,
-        // What changes faster than pods prepare would begin attempts for ever.
-        Some(Comparison::OtherObjects) if rollout.restarts >= JUDGED_RESTARTS_MAX => wanted.judged.clone(),
+        // What changes faster than pods prepare would begin attempts for ever, and each change would be a write.
+        Some(Comparison::OtherObjects) if rollout.restarts >= JUDGED_RESTARTS_MAX => {
+            rollout.judged.clone().unwrap_or_default()
+        }
         Some(Comparison::OtherObjects) => return start(world, state, spec, rollout.restarts + 1),
         Some(Comparison::OtherSpec) | None => return start(world, state, spec, 0),
     });
     progress::count(world, &mut rollout, spec.progress_deadline);
     match fleet::judge_candidate(world, &rollout) {
-        Candidacy::Refused(failure) => return reject(world, state, &rollout, failure),
+        Candidacy::Refused(failure) => {
+            return reject(world, state, &rollout, failure.where_unsteady(world, &rollout));
+        }
         Candidacy::Ready => return switch(world, state, rollout),
         Candidacy::Open => {}
     }
@@ -476,7 +480,12 @@ fn latch(
         // What was judged is what the rollout began with, not what the spec says by now.
         judged: judged::of_verdict(
             now.judged.as_deref().unwrap_or_default(),
-            &Verdict { gate: failure.gate, outcome, waits: now.wait_reason.is_some() },
+            &Verdict {
+                gate: failure.gate,
+                outcome,
+                waits: now.wait_reason.is_some(),
+                unsteady: now.restarts >= JUDGED_RESTARTS_MAX,
+            },
             world.spec.map(|spec| &spec.wanted),
         ),
         gate: failure.gate,

@@ -156,21 +156,34 @@ fn template(inputs: &Inputs) -> (PodTemplateSpec, StoredTemplate) {
 
 /// Hash of what the spec says about pods. The server image and the operator's version are left out on purpose.
 fn inputs_hash(pod: &PodSettings) -> String {
-    hash(&(
-        &pod.cpu,
-        &pod.memory,
-        &pod.gpu,
-        &pod.cache_limit,
-        (pod.drain_timeout.as_secs(), pod.drain_timeout.subsec_nanos()),
-        &pod.restart,
-    ))
+    let mut fields = fields_for_a_model(pod);
+    fields.insert("drainTimeoutNanos", pod.drain_timeout.as_nanos().to_string());
+    fields.extend(pod.restart.clone().map(|restart| ("restart", restart)));
+    hash(&fields)
+}
+
+/// What a pod has for a model. Only what the spec sets is in it, by name, so that a release that adds a field restarts no
+/// pod of a service that does not use it; quantities are in it by their value.
+fn fields_for_a_model(pod: &PodSettings) -> BTreeMap<&'static str, String> {
+    let value = |quantity: &Quantity| match gantry_crds::quantity::parse(&quantity.0) {
+        // Kubernetes knows nothing finer of these.
+        Some(value) => format!("{value:.3}"),
+        None => quantity.0.clone(),
+    };
+    let fields = [
+        ("cpu", pod.cpu.as_ref().map(value)),
+        ("memory", pod.memory.as_ref().map(value)),
+        ("gpu", pod.gpu.as_ref().map(|(resource, count)| format!("{count} {resource}"))),
+        ("cacheLimit", pod.cache_limit.as_ref().map(value)),
+    ];
+    fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 impl PodSettings {
     /// Hash of what a pod has for a model.
     #[must_use]
     pub fn resources_hash(&self) -> String {
-        hash(&(&self.cpu, &self.memory, &self.gpu, &self.cache_limit))
+        hash(&fields_for_a_model(self))
     }
 }
 

@@ -128,6 +128,30 @@ fn pods_that_are_restarted_or_given_more_time_to_end_have_the_same_for_a_model()
     }
 }
 
+/// A text that means the same restarts nobody, and a release that knows more settings names the pods of a service without
+/// them as before: the hash, once given out, is a promise.
+#[test]
+fn a_template_is_known_by_what_is_set_and_by_the_value_of_quantities() {
+    let newest = |patch: Value| TemplateId::newest(&validate(&owner(&patch)).unwrap().pod, None);
+    let with = |memory: &str, cpu: &str, cache: &str| {
+        newest(json!({
+            "/spec/resources": {"memory": memory, "cpu": cpu},
+            "/spec/cache": {"sizeLimit": cache},
+        }))
+    };
+    let one = with("4Gi", "500m", "10Gi");
+    for (memory, cpu, cache) in [("4096Mi", "0.5", "10Gi"), ("4294967296", "500m", "10240Mi"), ("4Gi", "0.500", "10Gi")]
+    {
+        assert_eq!(with(memory, cpu, cache), one, "{memory} {cpu} {cache}");
+    }
+    for (memory, cpu, cache) in [("4097Mi", "500m", "10Gi"), ("4Gi", "501m", "10Gi"), ("4Gi", "500m", "11Gi")] {
+        assert_ne!(with(memory, cpu, cache), one, "{memory} {cpu} {cache}");
+    }
+    let pod = validate(&owner(&json!({"/spec/resources": {"memory": "4Gi", "cpu": "2"}}))).unwrap().pod;
+    let set = json!({"cpu": "2.000", "memory": "4294967296.000"});
+    assert_eq!(pod.resources_hash(), hash(&set), "what is not set is not in it");
+}
+
 #[test]
 fn probes_and_metrics_have_a_port_that_the_server_opens_and_the_policy_and_the_service_name() {
     let children = built(&json!({}), "server:1", None);

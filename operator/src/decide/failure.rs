@@ -51,13 +51,7 @@ impl Failure {
         };
         let longest = used_up
             .map(|_| format!("that is {PROGRESS_DEADLINES_MAX} times the deadline, the longest that pods may get on"));
-        let message = [
-            Some(value.clone()),
-            longest,
-            unsteady(world, now),
-            waiting_for(world, now),
-            template::waits_for_replacement(world),
-        ];
+        let message = [Some(value.clone()), longest, waiting_for(world, now), template::waits_for_replacement(world)];
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
@@ -69,6 +63,22 @@ impl Failure {
              with {RETRY_ANNOTATION}=<any new value>",
             self.message
         ));
+        self
+    }
+
+    /// Says what lifts a verdict on objects that changed too often for their next change to lift it.
+    pub(super) fn where_unsteady(mut self, world: &World, now: &RolloutStatus) -> Self {
+        use GateName::{Drift, Health, Load, Memory, Performance, Shadow, Template};
+        // It rests on none of them.
+        if matches!(self.gate, Memory | Template | Load | Drift | Performance | Shadow | Health) {
+            return self;
+        }
+        if let Some(why) = unsteady(world, now) {
+            self.message = limits::message(&format!(
+                "{why}; when they are steady, annotate the service with {RETRY_ANNOTATION}=<any new value>: {}",
+                self.message
+            ));
+        }
         self
     }
 

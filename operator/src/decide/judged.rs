@@ -150,6 +150,9 @@ pub struct Verdict {
     pub outcome: RejectedOutcome,
     /// Pods waited for something when the time was up.
     pub waits: bool,
+    /// The objects changed faster than pods prepared: it rests on none of them, or their next change would lift it, and so
+    /// on for ever.
+    pub unsteady: bool,
 }
 
 impl Verdict {
@@ -159,6 +162,9 @@ impl Verdict {
             Deadline, Digest, Drift, Fetch, Format, Health, Load, Memory, Performance, Prompts, Shadow, Template,
         };
         let is = |kind: ObjectKind| object.split(':').next() == Some(kind.as_str());
+        if self.unsteady {
+            return false;
+        }
         match self.gate {
             // Without a token, what comes may be a page that asks for one.
             Fetch | Digest | Format => is(ObjectKind::Secret),
@@ -270,7 +276,7 @@ mod tests {
         ] {
             let mut wanted = super::super::tests::spec(1).wanted;
             wanted.judged.clone_from(&before);
-            let verdict = Verdict { gate, outcome: RejectedOutcome::Rejected, waits };
+            let verdict = Verdict { gate, outcome: RejectedOutcome::Rejected, waits, unsteady: false };
             let mut scene = super::super::tests::Scene::refusing();
             let mut rejected = scene.state.rejected.take().unwrap();
             (rejected.gate, rejected.judged) = (gate, of_verdict(&before, &verdict, Some(&wanted)));

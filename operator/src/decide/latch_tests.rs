@@ -383,11 +383,20 @@ fn what_changes_faster_than_pods_prepare_begins_so_many_attempts_and_no_more() {
         let wanted = "what it is judged by (ConfigMap golden, Secret hf) has changed 3 times while pods prepared: no further change \
                       begins another attempt";
         assert!(message.ends_with(wanted), "{message}");
-        // It is judged by what there is now, and so a refusal stands until that is another.
+        // Beyond that a change is not even written.
+        let before = cluster.state.clone();
+        rotate(&mut user, 12);
+        assert_eq!((cluster.step(&user, |_| {}, false), &cluster.state), (None, &before));
+        // A refusal rests on none of what is so unsteady, or the next change would lift it, and says what does.
         let version = user.spec().wanted.name;
         let refuses = |report: &mut ReplicaStatus| report.candidate = Some(refused(&version, GateName::Prompts, "no"));
         assert!(matches!(cluster.step(&user, refuses, false), Some(Transition::Rejected { .. })));
-        assert_eq!(cluster.step(&user, refuses, false), None);
+        let message = cluster.state.rejected.as_ref().unwrap().message.clone();
+        assert!(message.contains("when they are steady, annotate the service with gantry.dev/retry="), "{message}");
+        for state in 13..16 {
+            rotate(&mut user, state);
+            assert_eq!(cluster.step(&user, refuses, false), None);
+        }
         // What the user changes begins attempts as ever.
         user.retry();
         assert!(matches!(cluster.step(&user, |_| {}, false), Some(Transition::Started { .. })));
