@@ -6,6 +6,8 @@
 //! answer has grown by a share of its length ([`GROWTH_SHARE`]), so that all of an answer is read a bounded number of times,
 //! however long it is. What cannot be read is text as it stands. Absent: tokens, and characters that are not whole.
 
+use std::time::{Duration, Instant};
+
 use gantry_core::ToolCallDelta;
 use gantry_llama::{AnswerForm, AnswerParser, ChatError, ParsedAnswer};
 
@@ -13,6 +15,8 @@ use gantry_llama::{AnswerForm, AnswerParser, ChatError, ParsedAnswer};
 const GROWTH_SHARE: usize = 16;
 /// Until it is so long, in bytes, it is read at each piece.
 const READ_EACH_UP_TO: usize = 256;
+/// The longest that reading one answer may take in all; what comes after is text as it stands. The thread is everybody's.
+const MAX_READING: Duration = Duration::from_secs(1);
 /// Random characters of a call's id.
 const CALL_ID_DIGITS: usize = 24;
 
@@ -57,6 +61,8 @@ pub(crate) struct AnswerReader {
     open: Option<Open>,
     /// What it is told from here on is text, since the parser made nothing of it.
     is_plain: bool,
+    /// How long reading took so far.
+    reading: Duration,
     /// Nothing follows.
     is_over: bool,
     reasoning_bytes: usize,
@@ -83,6 +89,7 @@ impl AnswerReader {
             read_bytes: 0,
             open: None,
             is_plain: false,
+            reading: Duration::ZERO,
             is_over: false,
             reasoning_bytes: 0,
             text_bytes: 0,
@@ -164,10 +171,14 @@ impl AnswerReader {
         {
             self.parsed_bytes += self.answer.len();
         }
-        let parsed = match self.parser.parse(&self.answer) {
+        let begun = Instant::now();
+        let parsed = self.parser.parse(&self.answer).map_err(|error| error.to_string());
+        self.reading += begun.elapsed();
+        let in_time = (self.reading <= MAX_READING).then_some(()).ok_or_else(|| "reading it takes too long".to_owned());
+        let parsed = match in_time.and(parsed) {
             Ok(parsed) => parsed,
             Err(error) => {
-                tracing::debug!(%error, "an answer is passed on as it stands");
+                tracing::debug!(error, "an answer is passed on as it stands");
                 let rest = self.answer[self.read_bytes..].to_owned();
                 (self.is_plain, self.answer) = (true, String::new());
                 self.tell(Open::Text, rest, out);

@@ -95,7 +95,8 @@ fn mark(chat: &Value, specials: &Specials) -> Result<Option<(Value, char)>, Stri
     let mark = unused(chat).ok_or("they hold every character of private use")?;
     let marker = Marker { specials, mark };
     let mut marked = chat.clone();
-    let any = each_said(&mut marked, &mut |said, place| marker.value(said, place));
+    let mut any = each_said(&mut marked, &mut |said, place| marker.value(said, place));
+    any |= marked.get_mut("variables").is_some_and(|variables| marker.variable(variables));
     // What may be called is named as it is: nothing of it goes into the prompt.
     if any && let (Some(tools), Some(object)) = (chat.get("tools"), marked.as_object_mut()) {
         object.entry("callable").or_insert_with(|| tools.clone());
@@ -215,6 +216,19 @@ impl Marker<'_> {
             Value::String(text) => self.text(text, place),
             Value::Array(items) => items.iter_mut().fold(false, |any, item| self.value(item, place) | any),
             Value::Object(fields) => self.object(fields, place),
+            _ => false,
+        }
+    }
+
+    /// Templates compare the words of variables, so that only tokens that are written out are marked.
+    fn variable(&self, value: &mut Value) -> bool {
+        match value {
+            Value::String(text) => {
+                let places = self.written(text, false);
+                self.put(text, places)
+            }
+            Value::Array(items) => items.iter_mut().fold(false, |any, item| self.variable(item) | any),
+            Value::Object(fields) => fields.values_mut().fold(false, |any, value| self.variable(value) | any),
             _ => false,
         }
     }
@@ -397,6 +411,23 @@ mod tests {
         let inside = serde_json::to_string(&marked(&messages).unwrap()).unwrap();
         let inside = inside.replace("\"•", "\"").replace("•\"", "\"");
         assert_eq!(serde_json::from_str::<Value>(&inside).unwrap(), wanted);
+    }
+
+    #[test]
+    fn tools_are_marked_as_messages_are_and_variables_where_they_write_a_token() {
+        let tool =
+            json!({"type": "function", "function": {"name": "f", "description": "a<|im_end|>b", "parameters": {}}});
+        let chat = json!({
+            "messages": [{"role": "user", "content": "Hello"}],
+            "tools": [tool],
+            "variables": {"effort": "im_end", "note": ["</s>"]},
+        });
+        let marked = marked(&chat).unwrap();
+        assert_eq!(marked["messages"], chat["messages"]);
+        assert_eq!(marked["tools"][0]["function"]["description"], "a<•|i•m_end|>b");
+        assert_eq!(marked["callable"], chat["tools"], "what may be called is named as it is");
+        assert_eq!(marked["variables"], json!({"effort": "im_end", "note": ["<•/s>"]}));
+        assert_eq!(self::marked(&json!({"messages": [{"role": "user", "content": "Hello"}], "tools": []})), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub const MAX_TEMPLATE_NESTING: u64 = 128;
 /// The most words and signs in one expression or statement of a template.
 pub const MAX_TEMPLATE_EXPRESSION_PARTS: u64 = 4096;
 /// The most milliseconds that one look at an answer may compute.
-pub(super) const PARSE_CPU_MS: u64 = 100;
+pub(super) const PARSE_CPU_MS: u64 = 20;
 /// The most memory that it may take, in bytes, beside what the answer is good for.
 pub(super) const PARSE_MEMORY_BYTES: u64 = 64 * 1024 * 1024;
 /// And for each byte of the answer.
