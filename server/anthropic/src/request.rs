@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::fmt::Display;
 
 use gantry_core::{
-    ApiError, Chat, ErrorCode, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOOL_NAME_BYTES,
-    MAX_TOOLS, MAX_TOOLS_BYTES, Message, Part, Prompt, PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice,
+    ApiError, Chat, ErrorCode, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, Message, Part, Prompt,
+    PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault, check_tools,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -331,36 +331,21 @@ fn assistant(path: &str, content: Content, open_calls: &mut HashSet<String>) -> 
 }
 
 fn read_tools(tools: Vec<GivenTool>) -> Result<Vec<Tool>, ApiError> {
-    if tools.len() > MAX_TOOLS {
-        let n = tools.len();
-        return Err(wrong("tools", format_args!("must have at most {MAX_TOOLS} tools, not {n}")));
-    }
-    let mut read: Vec<Tool> = Vec::with_capacity(tools.len());
-    let mut bytes = 0;
-    for (i, tool) in tools.into_iter().enumerate() {
-        let place = |field: &str| format!("tools[{i}].{field}");
+    let tool = |(i, tool): (usize, GivenTool)| {
         if !matches!(tool.kind.as_deref(), None | Some("custom")) {
-            return Err(unsupported(place("type"), "must be custom or left out: this server runs no tools"));
-        }
-        let is_sign = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        if tool.name.is_empty() || tool.name.len() > MAX_TOOL_NAME_BYTES || !tool.name.chars().all(is_sign) {
-            let message = format_args!("must have 1 to {MAX_TOOL_NAME_BYTES} letters, digits and signs of _ - alone");
-            return Err(wrong(place("name"), message));
-        }
-        if read.iter().any(|other| other.name == tool.name) {
-            return Err(wrong(place("name"), "is the name of a tool before it; give each one a name of its own"));
+            let what = "must be custom or left out: this server runs no tools";
+            return Err(unsupported(format!("tools[{i}].type"), what));
         }
         let parameters = (!tool.input_schema.is_empty()).then(|| Value::Object(tool.input_schema).to_string());
-        bytes += tool.name.len()
-            + tool.description.as_ref().map_or(0, String::len)
-            + parameters.as_ref().map_or(0, String::len);
         let strict = tool.strict.unwrap_or(false);
-        read.push(Tool { name: tool.name, description: tool.description, parameters, strict });
-    }
-    if bytes > MAX_TOOLS_BYTES {
-        return Err(wrong("tools", format_args!("must have at most {MAX_TOOLS_BYTES} bytes, not {bytes}")));
-    }
-    Ok(read)
+        Ok(Tool { name: tool.name, description: tool.description, parameters, strict })
+    };
+    let tools: Vec<Tool> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
+    check_tools(&tools).map_err(|ToolsFault { tool, message }| {
+        let place = tool.map_or_else(|| "tools".to_owned(), |i| format!("tools[{i}].name"));
+        wrong(place, message)
+    })?;
+    Ok(tools)
 }
 
 /// Whether any is to be called, which may be (none: all), and whether one alone.

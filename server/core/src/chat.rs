@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{MAX_TOOL_NAME_BYTES, MAX_TOOLS, MAX_TOOLS_BYTES};
 use crate::message::Message;
 
 /// A chat with the turn of the assistant to come.
@@ -49,6 +50,47 @@ pub enum ToolChoice {
     Required,
 }
 
+/// What is wrong with the tools of a chat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolsFault {
+    /// Whose name it is, from 0; `None`: all of them together.
+    pub tool: Option<usize>,
+    /// What must be otherwise, to follow the name of the field.
+    pub message: String,
+}
+
+/// Looks at what holds for the tools of a chat whatever protocol they come by: how many, how long, and their names.
+///
+/// # Errors
+/// The first fault.
+pub fn check_tools(tools: &[Tool]) -> Result<(), ToolsFault> {
+    let of_all = |message: String| Err(ToolsFault { tool: None, message });
+    if tools.len() > MAX_TOOLS {
+        return of_all(format!("must have at most {MAX_TOOLS} tools, not {}", tools.len()));
+    }
+    let is_sign = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    for (i, Tool { name, .. }) in tools.iter().enumerate() {
+        let of_name = |message: String| Err(ToolsFault { tool: Some(i), message });
+        if name.is_empty() || name.len() > MAX_TOOL_NAME_BYTES || !name.chars().all(is_sign) {
+            return of_name(format!("must have 1 to {MAX_TOOL_NAME_BYTES} letters, digits and signs of _ - . alone"));
+        }
+        if tools[..i].iter().any(|other| other.name == *name) {
+            return of_name("is the name of a tool before it; give each one a name of its own".to_owned());
+        }
+    }
+    let bytes: usize = tools.iter().flat_map(Tool::texts).map(str::len).sum();
+    if bytes > MAX_TOOLS_BYTES {
+        return of_all(format!("must have at most {MAX_TOOLS_BYTES} bytes, not {bytes}"));
+    }
+    Ok(())
+}
+
+impl Tool {
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        [Some(self.name.as_str()), self.description.as_deref(), self.parameters.as_deref()].into_iter().flatten()
+    }
+}
+
 impl From<Vec<Message>> for Chat {
     /// A chat without tools.
     fn from(messages: Vec<Message>) -> Self {
@@ -59,9 +101,7 @@ impl From<Vec<Message>> for Chat {
 impl Chat {
     /// All its texts, those of tools first, as templates have them.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
-        let of_tools = self.tools.iter().flat_map(|tool| {
-            [Some(tool.name.as_str()), tool.description.as_deref(), tool.parameters.as_deref()].into_iter().flatten()
-        });
+        let of_tools = self.tools.iter().flat_map(Tool::texts);
         let variables = self.template_variables.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
         of_tools.chain(self.messages.iter().flat_map(Message::texts)).chain(variables)
     }

@@ -245,6 +245,11 @@ impl RequestText {
                 Some(mut reader) => {
                     self.read(|text, pieces| reader.push(text, pieces));
                     self.reading.reader = Some(reader);
+                    // What is held to be read, or is not told at all, may be thousands of tokens.
+                    if self.unsent_logprobs.len() >= MOST_UNSENT_LOGPROBS {
+                        let logprobs = std::mem::take(&mut self.unsent_logprobs);
+                        self.emitter.delta(String::new(), std::mem::take(&mut self.unsent), logprobs);
+                    }
                 }
                 None => self.send(MOST_UNSENT_LOGPROBS),
             }

@@ -56,12 +56,15 @@ fn asked() -> Vec<Asked> {
     std::fs::read_to_string(models().join("eval-tools.jsonl")).unwrap().lines().map(line).collect()
 }
 
-fn answer(chat: Chat, max_tokens: u32) -> (Vec<GenerationEvent>, GenerationOutput) {
+fn events(chat: Chat, params: GenerationParams) -> Vec<GenerationEvent> {
     let (sender, receiver) = mpsc::channel();
     let sink = Box::new(move |event| drop(sender.send(event)));
-    let prompt = Prompt::chat(chat);
-    engine().submit(prompt, GenerationParams::greedy(max_tokens), sink).unwrap();
-    let events: Vec<GenerationEvent> = receiver.iter().collect();
+    engine().submit(Prompt::chat(chat), params, sink).unwrap();
+    receiver.iter().collect()
+}
+
+fn answer(chat: Chat, max_tokens: u32) -> (Vec<GenerationEvent>, GenerationOutput) {
+    let events = events(chat, GenerationParams::greedy(max_tokens));
     let mut output = AnswerOutput::default();
     events.iter().for_each(|event| output.push(event.clone()));
     let Some(GenerationEvent::Finished { reason, usage, timings, .. }) = events.last() else { panic!("{events:?}") };
@@ -154,6 +157,23 @@ fn where_no_tool_may_be_called_no_markup_is_told() {
         assert!(!whole.text.contains('<') && !whole.text.contains("arguments"), "{:?}", whole.text);
         assert!(events.iter().all(|event| !matches!(event, GenerationEvent::ToolCall { .. })));
     }
+}
+
+/// What is read and not told may be long, and an event must fit into a message.
+#[test]
+fn probabilities_of_what_is_not_told_come_so_many_at_a_time() {
+    const TOKENS: u32 = 160;
+    let chat = Chat { tool_choice: ToolChoice::None, ..asked().swap_remove(0).chat };
+    let params = GenerationParams { logprobs: Some(2), ignore_eos: true, ..GenerationParams::greedy(TOKENS) };
+    let told: Vec<usize> = events(chat, params)
+        .iter()
+        .filter_map(|event| match event {
+            GenerationEvent::Text { logprobs, .. } => Some(logprobs.len()),
+            _ => None,
+        })
+        .collect();
+    assert!(told.iter().all(|&tokens| tokens <= 32), "{told:?}");
+    assert!(told.iter().sum::<usize>() >= 128, "{told:?}");
 }
 
 #[test]

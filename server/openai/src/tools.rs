@@ -3,8 +3,8 @@
 //! What thinking is asked for under has many names, one for each server whose clients come here; they must agree.
 
 use gantry_core::{
-    ApiError, Chat, MAX_TEMPLATE_VARIABLES, MAX_TEMPLATE_VARIABLES_BYTES, MAX_TOOL_NAME_BYTES, MAX_TOOLS,
-    MAX_TOOLS_BYTES, Message, Tool, ToolChoice,
+    ApiError, Chat, MAX_TEMPLATE_VARIABLES, MAX_TEMPLATE_VARIABLES_BYTES, MAX_TOOLS, Message, Tool, ToolChoice,
+    ToolsFault, check_tools,
 };
 use serde_json::{Map, Value};
 
@@ -29,24 +29,12 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {
     let path = fields.path("tools");
     let Some(value) = fields.get("tools") else { return Ok(Vec::new()) };
     let items = value.as_array().ok_or_else(|| wrong_type(path.clone(), "an array of tools", value))?;
-    if items.len() > MAX_TOOLS {
-        let n = items.len();
-        return Err(wrong_value(path, format_args!("must have at most {MAX_TOOLS} tools, not {n}")));
-    }
     let tool = |(i, item)| tool(&format!("{path}[{i}]"), item);
     let tools: Vec<Tool> = items.iter().enumerate().map(tool).collect::<Result<_, _>>()?;
-    if let Some(i) = (1..tools.len()).find(|&i| tools[..i].iter().any(|other| other.name == tools[i].name)) {
-        let place = format!("{path}[{i}].function.name");
-        return Err(wrong_value(place, "is the name of a tool before it; give each one a name of its own"));
-    }
-    let bytes_of = |tool: &Tool| {
-        let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-        tool.name.len() + of(&tool.description) + of(&tool.parameters)
-    };
-    let bytes: usize = tools.iter().map(bytes_of).sum();
-    if bytes > MAX_TOOLS_BYTES {
-        return Err(wrong_value(path, format_args!("must have at most {MAX_TOOLS_BYTES} bytes, not {bytes}")));
-    }
+    check_tools(&tools).map_err(|ToolsFault { tool, message }| {
+        let place = tool.map_or_else(|| path.clone(), |i| format!("{path}[{i}].function.name"));
+        wrong_value(place, message)
+    })?;
     Ok(tools)
 }
 
@@ -58,11 +46,6 @@ fn tool(path: &str, value: &Value) -> Result<Tool, ApiError> {
         fields.object("function")?.ok_or_else(|| missing(fields.path("function"), "an object is expected"))?;
     function.refuse(Place::ToolFunction)?;
     let name = function.string("name")?.ok_or_else(|| missing(function.path("name"), "a string is expected"))?;
-    let is_sign = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    if name.is_empty() || name.len() > MAX_TOOL_NAME_BYTES || !name.chars().all(is_sign) {
-        let message = format_args!("must have 1 to {MAX_TOOL_NAME_BYTES} letters, digits and signs of _ - . alone");
-        return Err(wrong_value(function.path("name"), message));
-    }
     let parameters = match function.get("parameters") {
         Some(Value::Object(schema)) if schema.is_empty() => None,
         Some(schema @ Value::Object(_)) => Some(schema.to_string()),
