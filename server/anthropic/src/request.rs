@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use std::fmt::Display;
 
 use gantry_core::{
-    ApiError, Chat, ErrorCode, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, Message, Part, Prompt,
-    PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault, check_tools,
+    ApiError, Chat, ContinuationFault, ErrorCode, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, Message,
+    Part, Prompt, PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault, check_continuation,
+    check_tools,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -233,10 +234,8 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         let n = turns.len();
         return Err(wrong("messages", format_args!("must have 1 to {MAX_MESSAGES_TURNS} messages, not {n}")));
     }
-    if turns.last().is_some_and(|last| last.role == Speaker::Assistant) {
-        let place = format!("messages[{}].role", turns.len() - 1);
-        return Err(unsupported(place, "may not be assistant in the last message: an answer is not continued here"));
-    }
+    let last = format!("messages[{}].content", turns.len() - 1);
+    let continue_final_message = turns.last().is_some_and(|last| last.role == Speaker::Assistant);
     let mut messages = Vec::with_capacity(turns.len() + 1);
     let system = texts("system", system)?;
     if !system.is_empty() {
@@ -262,7 +261,21 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         Thinking::Adaptive { .. } => None,
     });
     let parallel_tool_calls = !is_alone;
-    Ok(Chat { messages, tools, tool_choice, allowed_tools, parallel_tool_calls, thinking, ..Chat::default() })
+    let chat = Chat {
+        messages,
+        tools,
+        tool_choice,
+        allowed_tools,
+        parallel_tool_calls,
+        thinking,
+        continue_final_message,
+        ..Chat::default()
+    };
+    check_continuation(&chat).map_err(|fault| match fault {
+        ContinuationFault::Tools => wrong("tools", fault),
+        ContinuationFault::NotAssistant | ContinuationFault::NoText => wrong(last, fault),
+    })?;
+    Ok(chat)
 }
 
 /// Blocks of which each must be text.

@@ -73,6 +73,13 @@ fn all_that_a_conversation_has_reaches_the_chat() {
 }
 
 #[test]
+fn an_answer_that_the_client_began_is_continued() {
+    let turns = |last: &str| json!({"messages": [{"role": "user", "content": "a"}, {"role": last, "content": "b"}]});
+    assert!(chat(decode(&with(turns("assistant"))).unwrap()).continue_final_message);
+    assert!(!chat(decode(&with(turns("user"))).unwrap()).continue_final_message);
+}
+
+#[test]
 fn tokens_are_counted_of_what_would_be_asked() {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [tool("look")]});
     let (request, _) = decode_count_tokens(body.to_string().as_bytes()).unwrap();
@@ -100,9 +107,14 @@ fn mistakes_are_told_with_their_place() {
         (user(json!([{"type": "text"}])), "messages[0].content[0]", "missing field `text`"),
         (user(json!([{"type": "tool_result", "tool_use_id": "t"}])), "messages[0].content[0].tool_use_id", "tool_use"),
         (
-            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
-            "messages[1].role",
-            "not continued",
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]}),
+            "messages[1].content",
+            "must have text",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "tools": [tool("a")]}),
+            "tools",
+            "continued",
         ),
         (json!({"temperature": 1.5}), "temperature", "0 to 1"),
         (json!({"stop_sequences": [""]}), "stop_sequences[0]", "bytes"),

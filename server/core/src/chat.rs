@@ -1,9 +1,11 @@
 //! A chat as it is asked: what was said, which tools may be called, whether the model may think first.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{MAX_TOOL_NAME_BYTES, MAX_TOOLS, MAX_TOOLS_BYTES};
-use crate::message::Message;
+use crate::message::{Message, Role};
 
 /// A chat with the turn of the assistant to come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub struct Chat {
     pub thinking: Option<bool>,
     /// Further variables for its template, by name, each as JSON.
     pub template_variables: Vec<(String, String)>,
+    /// Whether the last message is an assistant's turn that is not over, so that the answer is what follows its text; such an
+    /// answer is told as it stands, without thoughts and calls ([`check_continuation`]).
+    pub continue_final_message: bool,
 }
 
 /// A function that a model may call.
@@ -48,6 +53,49 @@ pub enum ToolChoice {
     None,
     /// It must.
     Required,
+}
+
+/// Why the last message of a chat cannot be continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContinuationFault {
+    /// It is not an assistant's.
+    NotAssistant,
+    /// It says nothing but white space, or it called tools, after which their results come.
+    NoText,
+    /// The chat has tools that may be called.
+    Tools,
+}
+
+impl fmt::Display for ContinuationFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotAssistant => "must be assistant in the last message, if that is to be continued",
+            Self::NoText => "must have text, and no call of a tool, in the last message, if that is to be continued",
+            Self::Tools => {
+                "may not be called in a turn that is continued: leave them out, or choose that none is called"
+            }
+        })
+    }
+}
+
+/// Looks whether the last message of a chat can be continued, where that is asked for.
+///
+/// # Errors
+/// Why not.
+pub fn check_continuation(chat: &Chat) -> Result<(), ContinuationFault> {
+    if !chat.continue_final_message {
+        return Ok(());
+    }
+    let Some(last) = chat.messages.last().filter(|last| last.role == Role::Assistant) else {
+        return Err(ContinuationFault::NotAssistant);
+    };
+    if !last.tool_calls.is_empty() || last.said().trim().is_empty() {
+        return Err(ContinuationFault::NoText);
+    }
+    if !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
+        return Err(ContinuationFault::Tools);
+    }
+    Ok(())
 }
 
 /// What is wrong with the tools of a chat.

@@ -19,7 +19,7 @@ mod protocol;
 mod request;
 
 pub use api_error::{ApiError, ErrorCode, ErrorKind};
-pub use chat::{Chat, Tool, ToolChoice, ToolsFault, check_tools};
+pub use chat::{Chat, ContinuationFault, Tool, ToolChoice, ToolsFault, check_continuation, check_tools};
 pub use degradation::DegradationLevel;
 pub use error::{ParamError, RequestError, SubmitError};
 pub use event::{

@@ -89,10 +89,32 @@ bool is_set(const common_json & chat, const char * name) { return chat.value(nam
 
 bool may_think(const common_json & chat) { return chat.value("thinking", true); }
 
+bool continues(const common_json & chat) { return is_set(chat, "continued"); }
+
+// What stands behind the text of a message that is to be continued, until it is rendered: a character that no template
+// writes, so that the last one of a prompt is this one, whatever the messages say. Templates trim texts, and add markup to
+// them; what comes before it is what the message has come to.
+const char * const END_OF_CONTINUED = "\xf4\x8f\xbf\xbd"; // U+10FFFD, of a private use area
+
+void mark_end(common_chat_msg & message) {
+    (message.content_parts.empty() ? message.content : message.content_parts.back().text) += END_OF_CONTINUED;
+}
+
+void cut_at_end(std::string & prompt) {
+    const auto end = prompt.rfind(END_OF_CONTINUED);
+    if (end == std::string::npos) {
+        throw std::runtime_error("the template leaves out the text of the last message, so that it cannot be continued");
+    }
+    prompt.resize(end);
+}
+
 common_chat_templates_inputs inputs_of(const common_json & chat) {
     common_chat_templates_inputs inputs;
     inputs.messages              = common_chat_msgs_parse_oaicompat(chat.at("messages"));
-    inputs.add_generation_prompt = true;
+    inputs.add_generation_prompt = !continues(chat);
+    if (continues(chat) && !inputs.messages.empty()) {
+        mark_end(inputs.messages.back());
+    }
     inputs.use_jinja             = true;
     if (chat.contains("tools")) {
         inputs.tools = common_chat_tools_parse_oaicompat(chat.at("tools"));
@@ -295,6 +317,9 @@ gantry_text gantry_chat_template_apply(
         inputs.reasoning_format   = parsed ? COMMON_REASONING_FORMAT_DEEPSEEK : COMMON_REASONING_FORMAT_NONE;
         auto params = common_chat_templates_apply(tmpl->templates.get(), inputs);
         strip(params.prompt, tmpl->bos, tmpl->eos);
+        if (continues(chat)) {
+            cut_at_end(params.prompt);
+        }
         auto answer = common_json::object({
             {"prompt", params.prompt},
             {"stops", strings(tmpl->specialized ? params.additional_stops : tmpl->stops)},

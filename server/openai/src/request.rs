@@ -128,6 +128,7 @@ impl ValidChatRequest {
     /// Names the first parameter that is missing, of the wrong type, out of range or not supported.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut object = parse_object(body)?;
+        tools::take_closed_prompt(&mut object);
         Fields::new(&object, "").refuse(Place::Chat)?;
         let messages = take_messages(&mut object)?;
         let fields = Fields::new(&object, "");

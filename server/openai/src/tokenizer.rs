@@ -72,6 +72,7 @@ pub fn decode_detokenize(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder),
 /// As [`decode_chat`](crate::decode_chat).
 pub fn decode_apply_template(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder), ApiError> {
     let mut object = parse_object(body)?;
+    tools::take_closed_prompt(&mut object);
     Fields::new(&object, "").refuse(Place::Template)?;
     let messages = take_messages(&mut object)?;
     let fields = Fields::new(&object, "");

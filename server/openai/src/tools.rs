@@ -3,8 +3,8 @@
 //! What thinking is asked for under has many names, one for each server whose clients come here; they must agree.
 
 use gantry_core::{
-    ApiError, Chat, MAX_TEMPLATE_VARIABLES, MAX_TEMPLATE_VARIABLES_BYTES, MAX_TOOLS, Message, Tool, ToolChoice,
-    ToolsFault, check_tools,
+    ApiError, Chat, ContinuationFault, MAX_TEMPLATE_VARIABLES, MAX_TEMPLATE_VARIABLES_BYTES, MAX_TOOLS, Message, Tool,
+    ToolChoice, ToolsFault, check_continuation, check_tools,
 };
 use serde_json::{Map, Value};
 
@@ -22,7 +22,46 @@ pub(crate) fn chat(messages: Vec<Message>, fields: &Fields<'_>) -> Result<Chat, 
     let (tool_choice, allowed_tools) = choice(fields, &tools)?;
     let parallel_tool_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let (thinking, template_variables) = thinking(fields)?;
-    Ok(Chat { messages, tools, tool_choice, allowed_tools, parallel_tool_calls, thinking, template_variables })
+    let continue_final_message = continues(fields)?;
+    let chat = Chat {
+        messages,
+        tools,
+        tool_choice,
+        allowed_tools,
+        parallel_tool_calls,
+        thinking,
+        template_variables,
+        continue_final_message,
+    };
+    check_continuation(&chat).map_err(|fault| {
+        let last = chat.messages.len().saturating_sub(1);
+        let place = match fault {
+            ContinuationFault::NotAssistant => format!("messages[{last}].role"),
+            ContinuationFault::NoText => format!("messages[{last}].content"),
+            ContinuationFault::Tools => "tools".to_owned(),
+        };
+        wrong_value(place, fault)
+    })?;
+    Ok(chat)
+}
+
+/// Takes `add_generation_prompt: false` out of a body that says `continue_final_message: true`, where it says the same once more;
+/// in all others it is refused by name.
+pub(crate) fn take_closed_prompt(object: &mut Map<String, Value>) {
+    let says = |name: &str, value: bool| object.get(name) == Some(&Value::Bool(value));
+    if says("continue_final_message", true) && says("add_generation_prompt", false) {
+        object.remove("add_generation_prompt");
+    }
+}
+
+/// Whether the last message is to be continued.
+fn continues(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
+    if continues && fields.boolean("add_generation_prompt")? == Some(true) {
+        let message = "may not be true where `continue_final_message` is: either the last message is continued, or a turn is opened";
+        return Err(wrong_value(fields.path("add_generation_prompt"), message));
+    }
+    Ok(continues)
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Vec<Tool>, ApiError> {

@@ -9,6 +9,7 @@ mod bad_input;
 mod cache;
 mod choices;
 mod clients;
+mod continued;
 mod crowds;
 mod dispatch;
 mod drain;

@@ -54,6 +54,38 @@ fn look(name: &str) -> Value {
         "type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}}})
 }
 
+#[test]
+fn the_last_message_is_continued_where_it_is_an_assistants_text() {
+    let asked = |last: Value, more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}, last]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ValidChatRequest::parse(body.to_string().as_bytes())
+    };
+    let said = |text: &str| json!({"role": "assistant", "content": text});
+    let continued = json!({"continue_final_message": true});
+    for (more, wanted) in [
+        (json!({}), false),
+        (json!({"continue_final_message": false, "add_generation_prompt": true}), false),
+        (continued.clone(), true),
+        (json!({"continue_final_message": true, "add_generation_prompt": false}), true),
+        (json!({"continue_final_message": true, "tools": [look("a")], "tool_choice": "none"}), true),
+    ] {
+        assert_eq!(asked(said("I am"), more.clone()).unwrap().chat.continue_final_message, wanted, "{more}");
+    }
+    let call = json!({"id": "1", "type": "function", "function": {"name": "a", "arguments": "{}"}});
+    for (last, more, param) in [
+        (json!({"role": "user", "content": "So?"}), continued.clone(), "messages[1].role"),
+        (said(" \n"), continued.clone(), "messages[1].content"),
+        (json!({"role": "assistant", "tool_calls": [call]}), continued, "messages[1].content"),
+        (said("I am"), json!({"continue_final_message": true, "tools": [look("a")]}), "tools"),
+        (said("I am"), json!({"continue_final_message": true, "add_generation_prompt": true}), "add_generation_prompt"),
+        (said("I am"), json!({"add_generation_prompt": false}), "add_generation_prompt"),
+        (said("I am"), json!({"continue_final_message": "yes"}), "continue_final_message"),
+    ] {
+        assert_eq!(asked(last, more.clone()).unwrap_err().param.as_deref(), Some(param), "{more}");
+    }
+}
+
 fn with_tools(more: Value) -> Result<ValidChatRequest, ApiError> {
     let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": [look("a"), look("b")]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

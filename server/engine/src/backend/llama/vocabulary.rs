@@ -51,6 +51,9 @@ fn chat_json(chat: &Chat, reads_answer: bool) -> Result<String, RequestError> {
     if reads_answer {
         fields.insert("parsed".to_owned(), true.into());
     }
+    if chat.continue_final_message {
+        fields.insert("continued".to_owned(), true.into());
+    }
     if fields.is_empty() {
         return Ok(messages);
     }
@@ -162,7 +165,9 @@ impl Vocabulary for LlamaVocabulary {
             let message = "tools: this model's chat template has no place for tools, so that it would not be told of any; leave `tools` out, or serve a model that was taught to call them";
             return Err(RequestError::invalid("tools", "tools_not_supported", message));
         }
-        let reads_answer = reads_answer && (!chat.tools.is_empty() || template.thinks());
+        // The parsers read whole turns, and of one that is continued the beginning is not in the answer.
+        let reads_answer =
+            reads_answer && !chat.continue_final_message && (!chat.tools.is_empty() || template.thinks());
         let asked = chat_json(chat, reads_answer)?;
         let Some(rendered) = template.prompt(&self.model, &asked, pace).map_err(|error| of_chat(&error))? else {
             return Ok(None);
