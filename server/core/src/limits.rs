@@ -7,6 +7,8 @@
 pub const MAX_STOP_STRINGS: usize = 16;
 /// The longest stop string, in bytes. Up to this much generated text may be held back while a match is possible.
 pub const MAX_STOP_BYTES: usize = 256;
+/// The most tokens that one request may name to end its answer.
+pub const MAX_STOP_TOKENS: usize = 64;
 /// The highest temperature accepted.
 pub const MAX_TEMPERATURE: f32 = 5.0;
 /// The most tokens whose log-probabilities are reported beside the chosen one's, as in `OpenAI`'s API.

@@ -9,7 +9,7 @@ use crate::error::ParamError;
 use crate::limits::{
     MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_TEMPERATURE, MAX_TOP_LOGPROBS,
+    MAX_STOP_TOKENS, MAX_TEMPERATURE, MAX_TOP_LOGPROBS,
 };
 use crate::order::{Priority, Turn};
 
@@ -115,7 +115,13 @@ pub struct GenerationParams {
     pub seed: Option<u64>,
     /// Strings that end the generation; none of them is emitted.
     pub stop: Vec<String>,
-    /// Never choose a token that ends the generation: go on until `max_tokens`, a stop string or the context's end.
+    /// Tokens that end the generation, beside the model's own; nothing of them is emitted.
+    pub stop_tokens: Vec<i32>,
+    /// Before so many tokens nothing ends the generation but `max_tokens`, the context's end and a constraint that is complete:
+    /// tokens that would are not chosen, and stop strings are text.
+    pub min_tokens: u32,
+    /// Never choose a token of the model's own that ends the generation: go on until `max_tokens`, a stop string or token, or the
+    /// context's end.
     pub ignore_eos: bool,
     /// Who goes first.
     pub priority: Priority,
@@ -148,6 +154,8 @@ impl Default for GenerationParams {
             logprobs: None,
             seed: None,
             stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
             ignore_eos: false,
             priority: Priority::default(),
             turn: Turn::default(),
@@ -178,11 +186,18 @@ impl GenerationParams {
         if self.max_tokens == Some(0) {
             return Err(ParamError::new("max_tokens", "must be at least 1"));
         }
+        if let Some(max) = self.max_tokens.filter(|max| self.min_tokens > *max) {
+            return Err(ParamError::new("min_tokens", format!("must be at most max_tokens, which is {max}")));
+        }
         in_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)?;
         in_range("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)
             .map_err(|_| ParamError::new("top_p", format!("must be above 0 and at most 1, not {}", self.top_p)))?;
         in_range("min_p", self.min_p, 0.0, 1.0)?;
         self.validate_sampling(in_range)?;
+        if self.stop_tokens.len() > MAX_STOP_TOKENS {
+            let n = self.stop_tokens.len();
+            return Err(ParamError::new("stop_token_ids", format!("at most {MAX_STOP_TOKENS} tokens, not {n}")));
+        }
         if self.stop.len() > MAX_STOP_STRINGS {
             let n = self.stop.len();
             return Err(ParamError::new("stop", format!("at most {MAX_STOP_STRINGS} stop strings, not {n}")));

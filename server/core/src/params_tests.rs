@@ -60,6 +60,8 @@ fn parameters_out_of_range_are_named() {
                 ..ok.clone()
             },
         ),
+        ("stop_token_ids", GenerationParams { stop_tokens: vec![1; MAX_STOP_TOKENS + 1], ..ok.clone() }),
+        ("min_tokens", GenerationParams { max_tokens: Some(3), min_tokens: 4, ..ok.clone() }),
         ("stop", GenerationParams { stop: vec![String::new()], ..ok.clone() }),
         ("stop", GenerationParams { stop: vec!["x".repeat(MAX_STOP_BYTES + 1)], ..ok.clone() }),
         ("stop", GenerationParams { stop: vec!["x".into(); MAX_STOP_STRINGS + 1], ..ok }),

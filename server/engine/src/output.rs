@@ -17,6 +17,7 @@ use crate::answer::{AnswerReader, Piece};
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
 use crate::event::{FinishReason, ItlHistogram, Timings, TokenChance, TokenLogprob, Usage};
+use crate::params::GenerationParams;
 use crate::request::Emitter;
 use crate::sampler::Logprobs;
 use crate::text::{StopFilter, Utf8Stream};
@@ -171,6 +172,22 @@ pub(crate) struct Reading {
     pub(crate) markup: Vec<Token>,
     /// The first so many stop strings are the caller's own; others belong to the template.
     pub(crate) own_stops: usize,
+    /// Tokens that end the answer beside the vocabulary's own.
+    pub(crate) stop_tokens: Vec<Token>,
+    /// In the text of the first so many tokens no stop string is looked for.
+    pub(crate) min_tokens: u32,
+}
+
+impl Reading {
+    /// All of it as text, for parameters with the caller's own stop strings alone.
+    pub(crate) fn of(params: &GenerationParams) -> Self {
+        Self {
+            own_stops: params.stop.len(),
+            stop_tokens: params.stop_tokens.clone(),
+            min_tokens: params.min_tokens,
+            ..Self::default()
+        }
+    }
 }
 
 /// What is known of a request when it gets its slot.
@@ -226,7 +243,7 @@ impl RequestText {
         }
         self.generated += 1;
         self.unsent += 1;
-        if self.vocabulary.end_tokens().contains(&token) {
+        if self.vocabulary.end_tokens().contains(&token) || self.reading.stop_tokens.contains(&token) {
             return false;
         }
         let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
@@ -239,7 +256,11 @@ impl RequestText {
         }
         let mut whole = String::new();
         self.utf8.push(&self.piece, &mut whole);
-        self.stopped = self.stops.push(&whole, &mut self.text);
+        if self.generated > self.reading.min_tokens {
+            self.stopped = self.stops.push(&whole, &mut self.text);
+        } else {
+            self.text.push_str(&whole);
+        }
         if !self.stopped {
             match self.reading.reader.take() {
                 Some(mut reader) => {

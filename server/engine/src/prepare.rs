@@ -224,10 +224,10 @@ impl Preparer {
         let Job { ticket, prompt, mut params, mut emitter, signals, submitted_at, deadline } = job;
         emitter.is(Activity::Begun);
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            let own_stops = params.stop.len();
+            // Before those of the template are added.
+            let mut reading = Reading::of(&params);
             let (tokens, answer) = self.tokens(prompt, chat, &mut params)?;
             let mut setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
-            let mut reading = Reading { own_stops, ..Reading::default() };
             if let Some(answer) = answer {
                 setup.grammar = self.grammar_of(&answer)?.or(setup.grammar);
                 let reader = AnswerReader::new(&answer.form, answer.drops_calls);

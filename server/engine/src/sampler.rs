@@ -92,6 +92,9 @@ pub(crate) struct Sampler {
     dry: Option<Dry>,
     grammar: Option<Constraint>,
     end_tokens: Vec<Token>,
+    /// Before so many tokens are accepted, none of `stop_tokens` and `end_tokens` is chosen.
+    min_tokens: u64,
+    stop_tokens: Vec<Token>,
     logprobs: Option<usize>,
     changes: Vec<Candidate>,
     dry_penalties: HashMap<Token, f32>,
@@ -135,6 +138,8 @@ impl Sampler {
             dry: Dry::new(&params.dry, setup.breakers, prompt),
             grammar: setup.grammar,
             end_tokens: setup.end_tokens,
+            min_tokens: params.min_tokens.into(),
+            stop_tokens: params.stop_tokens.clone(),
             logprobs: params.logprobs.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
             changes: Vec::new(),
             dry_penalties: HashMap::new(),
@@ -220,15 +225,18 @@ impl Sampler {
         }
     }
 
-    /// Lists the logits that biases and penalties change.
+    /// Lists the logits that biases and penalties change, and those of tokens that would end the answer too early.
     fn change(&mut self, logits: &[f32]) {
         self.changes.clear();
         if let Some(dry) = &mut self.dry {
             dry.penalties(&mut self.dry_penalties);
         }
         let biased = self.biases.iter().map(|bias| bias.token);
+        let too_early: &[&[Token]] =
+            if self.accepted < self.min_tokens { &[&self.end_tokens, &self.stop_tokens] } else { &[] };
+        let too_early = || too_early.iter().copied().flatten().copied();
         let occurred = self.penalties.iter().flat_map(Penalties::tokens);
-        let tokens = biased.chain(occurred).chain(self.dry_penalties.keys().copied());
+        let tokens = biased.chain(occurred).chain(self.dry_penalties.keys().copied()).chain(too_early());
         self.changes.extend(tokens.filter_map(|token| {
             let &logit = logits.get(usize::try_from(token).ok()?)?;
             Some(Candidate { token, logit })
@@ -245,6 +253,11 @@ impl Sampler {
             }
             if let Some(penalty) = self.dry_penalties.get(&change.token) {
                 change.logit -= penalty;
+            }
+        }
+        for token in too_early() {
+            if let Ok(at) = self.changes.binary_search_by_key(&token, |change| change.token) {
+                self.changes[at].logit = f32::NEG_INFINITY;
             }
         }
     }

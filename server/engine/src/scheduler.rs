@@ -532,7 +532,8 @@ impl<B: Backend> Scheduler<B> {
         let Some(sequence) = &mut self.slots[slot] else { return };
         let Sampled { token, logprobs } = sampled;
         let ticket = sequence.ticket;
-        let progress = sequence.push(token, self.vocabulary.end_tokens().contains(&token));
+        let ends = self.vocabulary.end_tokens().contains(&token) || sequence.params.stop_tokens.contains(&token);
+        let progress = sequence.push(token, ends);
         self.events.push(TextEvent::Token { ticket, token, logprobs, at });
         if let Progress::Finished(reason) = progress {
             self.finish(slot, reason);

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::backend::scripted::{Fault, ScriptedBackend, ScriptedVocabulary, TOKEN_BYTES, VOCAB, reference};
+use crate::backend::scripted::{
+    Fault, ScriptedBackend, ScriptedVocabulary, TOKEN_BYTES, VOCAB, logits_after, reference,
+};
 use crate::backend::{Backend, BackendLimits, Token, Vocabulary};
 use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
@@ -21,7 +23,7 @@ use crate::params::{GenerationParams, MAX_DRAFT_CATCH_UP_TOKENS, PrefixCacheConf
 use crate::queue::AGEING_BOUND;
 use crate::request::{Emitter, Permit, Request};
 use crate::sample_pool::SamplePool;
-use crate::sampler::{self, Sampler};
+use crate::sampler::{self, Sampler, SamplerSetup};
 use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
@@ -235,11 +237,11 @@ impl<B: Backend> Harness<B> {
         let request = Request {
             ticket,
             prompt,
+            reading: Reading::of(&params),
             params,
             emitter,
             signals,
             sampler,
-            reading: Reading::default(),
             blocks,
             fetched,
             repeats,
@@ -432,6 +434,41 @@ fn a_cancel_frees_the_slot_within_one_step() {
 }
 
 #[test]
+fn an_answer_ends_with_a_stop_token_and_not_before_its_least_length() {
+    let run = |params: GenerationParams| {
+        let mut h = Harness::new(1, 100, 8, 0);
+        let request = h.submit(vec![7; 5], params).unwrap();
+        h.run();
+        request.check(100);
+        let GenerationEvent::Finished { reason, usage, .. } = request.last() else { panic!() };
+        (request.text(), reason, usage.completion_tokens)
+    };
+    let whole = run(greedy(60));
+    assert_eq!(whole.1, FinishReason::Stop);
+    let tokens = |params: &GenerationParams| {
+        let mut sampler = Sampler::new(params, &[7; 5], SamplerSetup::default());
+        let mut history = vec![7; 5];
+        for _ in 0..whole.2 {
+            let token = sampler.sample(&logits_after(&history)).unwrap().token;
+            sampler.accept(token).unwrap();
+            history.push(token);
+        }
+        history.split_off(5)
+    };
+    let third = tokens(&greedy(60))[2];
+    let stopped = GenerationParams { stop_tokens: vec![third], ..greedy(60) };
+    let (text, reason, generated) = run(stopped.clone());
+    assert!(whole.0.starts_with(&text) && generated <= 3, "{text:?} of {whole:?}");
+    assert_eq!(reason, FinishReason::Stop);
+    // Neither that token nor the model's own end comes before.
+    for params in [stopped, greedy(60), GenerationParams { stop: vec![whole.0[..1].to_owned()], ..greedy(60) }] {
+        let least = whole.2 + 4;
+        let (_, _, generated) = run(GenerationParams { min_tokens: least, ..params });
+        assert!(generated > least, "{generated} of {least}");
+    }
+}
+
+#[test]
 fn a_cancel_sends_no_part_of_a_stop_string() {
     let params = GenerationParams { stop: ["fa", "ab", "cde"].map(str::to_owned).to_vec(), ..greedy(60) };
     for (token, steps) in (1..40).flat_map(|token| (1..12).map(move |steps| (token, steps))) {
@@ -489,14 +526,18 @@ enum Action {
 
 fn params() -> impl Strategy<Value = GenerationParams> {
     let stop = prop::collection::vec("[a-h]{1,3}|é", 0..3);
+    let stop_tokens = prop::collection::vec(1..Token::try_from(VOCAB).unwrap(), 0..3);
+    let early = (stop, stop_tokens, prop_oneof![Just(0_u32), 1_u32..40]);
     let temperature = prop_oneof![Just(0.0_f32), 0.2_f32..2.0];
-    (1_u32..60, temperature, any::<u64>(), stop, prop::bool::weighted(0.1), 0_i32..10).prop_map(
-        |(max, temperature, seed, stop, ignore_eos, top_k)| GenerationParams {
+    (1_u32..60, temperature, any::<u64>(), early, prop::bool::weighted(0.1), 0_i32..10).prop_map(
+        |(max, temperature, seed, (stop, stop_tokens, least), ignore_eos, top_k)| GenerationParams {
             max_tokens: (max < 55).then_some(max),
             temperature,
             top_k,
             seed: Some(seed),
             stop,
+            stop_tokens,
+            min_tokens: least.min(max),
             ignore_eos,
             ..GenerationParams::default()
         },

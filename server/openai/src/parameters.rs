@@ -387,7 +387,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "max_tokens", Obeyed),
     at(GENERATION, "max_completion_tokens", Obeyed),
     at(GENERATION, "n_predict", Obeyed),
-    at(GENERATION, "min_tokens", Refused(Zero, "")),
+    at(GENERATION, "min_tokens", Obeyed),
     at(
         GENERATION,
         "t_max_prompt_ms",
@@ -395,7 +395,7 @@ pub const PARAMETERS: &[Parameter] = &[
     ),
     at(GENERATION, "t_max_predict_ms", Refused(NotPositive, "bound the answer with `max_tokens`")),
     at(GENERATION, "stop", Obeyed),
-    at(GENERATION, "stop_token_ids", Refused(Empty, "name texts in `stop`")),
+    at(GENERATION, "stop_token_ids", Obeyed),
     at(GENERATION, "include_stop_str_in_output", Refused(False, "")),
     at(GENERATION, "ignore_eos", Obeyed),
     at(GENERATION, "repetition_detection", Refused(Empty, "")),

@@ -8,10 +8,11 @@ use gantry_core::{ApiError, DryParams, GenerationParams};
 use serde_json::Value;
 
 use crate::fields::{Fields, wrong_type, wrong_value};
+use crate::inputs::token_ids;
 use crate::limits::{
     MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BASE, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_MULTIPLIER, MAX_LOGIT_BIAS,
-    MAX_LOGIT_BIASES, MAX_PENALTY, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE,
-    MAX_TOKENS_LIMIT,
+    MAX_LOGIT_BIASES, MAX_PENALTY, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS,
+    MAX_TEMPERATURE, MAX_TOKENS_LIMIT,
 };
 
 /// The default of `max_tokens` on `/v1/completions`, which is `OpenAI`'s: a bare text has no natural end.
@@ -38,6 +39,8 @@ pub(crate) fn sampling(fields: &Fields<'_>) -> Result<GenerationParams, ApiError
         logit_bias: logit_bias(fields)?,
         seed: seed(fields)?,
         stop: stop(fields)?,
+        stop_tokens: stop_tokens(fields)?,
+        min_tokens: min_tokens(fields)?,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(default.ignore_eos),
         ..default
     })
@@ -110,6 +113,27 @@ fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
             stop.retain(|text| !text.is_empty());
             Ok(stop)
         }
+    }
+}
+
+fn stop_tokens(fields: &Fields<'_>) -> Result<Vec<i32>, ApiError> {
+    let path = || fields.path("stop_token_ids");
+    let Some(value) = fields.get("stop_token_ids") else { return Ok(Vec::new()) };
+    let items = value.as_array().ok_or_else(|| wrong_type(path(), "an array of token ids", value))?;
+    if items.len() > MAX_STOP_TOKENS {
+        let n = items.len();
+        return Err(wrong_value(path(), format_args!("must have at most {MAX_STOP_TOKENS} token ids, not {n}")));
+    }
+    token_ids(&path(), items)
+}
+
+fn min_tokens(fields: &Fields<'_>) -> Result<u32, ApiError> {
+    let least = fields.integer("min_tokens", 0..=MAX_TOKENS_LIMIT)?.unwrap_or(0);
+    match max_tokens(fields)? {
+        Some(most) if least > most => {
+            Err(wrong_value(fields.path("min_tokens"), format_args!("must be at most `max_tokens`, which is {most}")))
+        }
+        _ => Ok(least),
     }
 }
 

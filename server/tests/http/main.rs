@@ -9,10 +9,10 @@ mod bad_input;
 mod cache;
 mod choices;
 mod clients;
-mod continued;
 mod crowds;
 mod dispatch;
 mod drain;
+mod ends;
 mod faults;
 mod files;
 #[path = "../../llama/tests/common/gguf.rs"]

@@ -443,21 +443,24 @@ impl Vocabulary for ScriptedVocabulary {
 pub(crate) fn reference(prompt: &[Token], params: &GenerationParams, positions: u32) -> (String, FinishReason, u32) {
     let mut sampler = Sampler::new(params, prompt, compile(&ScriptedVocabulary, &Grammars::default(), params).unwrap());
     let (mut history, mut bytes) = (prompt.to_vec(), Vec::new());
-    let mut generated = 0;
+    let (mut generated, mut stops_from) = (0, 0);
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     loop {
         let token = sampler.sample(&logits_after(&history)).unwrap().token;
         sampler.accept(token).unwrap();
         generated += 1;
-        if token == END {
+        if token == END || params.stop_tokens.contains(&token) {
             return (lossy(&bytes), FinishReason::Stop, generated);
         }
         ScriptedVocabulary.piece(token, &mut bytes);
         // The only incomplete character there can be is a first half.
         let whole = if bytes.last() == Some(&0xc3) { &bytes[..bytes.len() - 1] } else { &bytes[..] };
         let text = lossy(whole);
-        if let Some(at) = params.stop.iter().filter_map(|s| text.find(s.as_str())).min() {
-            return (text[..at].to_owned(), FinishReason::Stop, generated);
+        if generated <= params.min_tokens {
+            stops_from = text.len();
+        }
+        if let Some(at) = params.stop.iter().filter_map(|s| text[stops_from..].find(s.as_str())).min() {
+            return (text[..stops_from + at].to_owned(), FinishReason::Stop, generated);
         }
         if params.max_tokens == Some(generated) || history.len() == positions as usize {
             return (lossy(&bytes), FinishReason::Length, generated);

@@ -33,6 +33,11 @@ pub(crate) fn compile(
         let message = format!("logit_bias: token {token} is not in the model's vocabulary of {}", vocabulary.size());
         return Err(RequestError::invalid("logit_bias", "invalid_token", message));
     }
+    if let Some(token) = params.stop_tokens.iter().find(|token| !known(**token)) {
+        let message =
+            format!("stop_token_ids: token {token} is not in the model's vocabulary of {}", vocabulary.size());
+        return Err(RequestError::invalid("stop_token_ids", "invalid_token", message));
+    }
     let grammar = params.constraint.as_ref().map(|asked| grammars.get(vocabulary.texts(), asked)).transpose()?;
     let breakers = if params.dry.multiplier > 0.0 {
         Breakers::new(vocabulary.texts(), &params.dry.sequence_breakers)

@@ -5,7 +5,7 @@ use gantry_core::{ApiError, Constraint, DryParams, ErrorCode, Message, Part, Pri
 use gantry_openai::{
     Common, ErrorResponse, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKERS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES,
     MAX_MODEL_NAME_BYTES, MAX_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES,
-    MAX_STOP_STRINGS, MAX_TOKENS_LIMIT, MAX_TOOL_CALLS, MAX_TOP_LOGPROBS, Streaming, ValidChatRequest,
+    MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TOKENS_LIMIT, MAX_TOOL_CALLS, MAX_TOP_LOGPROBS, Streaming, ValidChatRequest,
     ValidCompletionRequest,
 };
 use serde_json::{Value, json};
@@ -75,6 +75,11 @@ fn mistakes_in_a_chat_are_named() {
         ("top_k", json!(-2), "top_k", InvalidValue),
         ("top_k", json!(0.5), "top_k", InvalidType),
         ("min_p", json!(1.5), "min_p", InvalidValue),
+        ("stop_token_ids", json!(7), "stop_token_ids", InvalidType),
+        ("stop_token_ids", json!([7, -1]), "stop_token_ids[1]", InvalidValue),
+        ("stop_token_ids", json!(vec![1; MAX_STOP_TOKENS + 1]), "stop_token_ids", InvalidValue),
+        ("min_tokens", json!(-1), "min_tokens", InvalidValue),
+        ("min_tokens", json!("x"), "min_tokens", InvalidType),
         ("seed", json!("x"), "seed", InvalidType),
         ("seed", json!(1.5), "seed", InvalidType),
         ("stop", json!(1), "stop", InvalidType),
