@@ -46,6 +46,9 @@ pub(crate) enum SampleError {
     /// No logit is a number, or all tokens with one are banned.
     #[error("the model computed no finite logits for tokens that are allowed")]
     NothingToChoose,
+    /// The form allows nothing but tokens that the parameter of this name bans.
+    #[error("{0}: leaves no token that the form of the answer allows next; ask for less there, or loosen the form")]
+    Banned(&'static str),
     /// The grammar cannot be followed any further.
     #[error("{0}")]
     Constraint(#[from] ConstraintError),
@@ -56,6 +59,7 @@ impl SampleError {
     pub(crate) fn into_request_error(self) -> RequestError {
         match self {
             Self::NothingToChoose => RequestError::Internal(self.to_string()),
+            Self::Banned(param) => RequestError::invalid(param, "nothing_allowed", self.to_string()),
             Self::Constraint(error) => error.into_request_error(),
         }
     }
@@ -205,11 +209,16 @@ impl Sampler {
         let mut masked = std::mem::take(&mut self.masked);
         let applied = grammar.apply(logits, &mut masked);
         let chosen = self.choose(&masked, Draw::TokenUnderGrammar, Draw::XtcUnderGrammar);
+        let is_banned = chosen.is_none() && Row::new(&masked, &[]).argmax().is_some();
         self.masked = masked;
         applied?;
         // Where the text is complete and cannot go on, its end comes even if end tokens are banned.
         let end = || self.end_tokens.first().copied().filter(|_| grammar.is_complete());
-        chosen.or_else(end).ok_or(SampleError::NothingToChoose)
+        chosen.or_else(end).ok_or(match is_banned {
+            true if self.accepted < self.min_tokens => SampleError::Banned("min_tokens"),
+            true => SampleError::Banned("logit_bias"),
+            false => SampleError::NothingToChoose,
+        })
     }
 
     fn choose(&mut self, logits: &[f32], draw: Draw, xtc: Draw) -> Option<Token> {

@@ -357,6 +357,37 @@ fn a_grammar_leaves_the_distribution_of_what_it_allows() {
 }
 
 #[test]
+fn bans_that_leave_nothing_of_a_grammar_are_told_as_the_requests_own_fault() {
+    let begins = |token: &Token| {
+        let mut piece = Vec::new();
+        ScriptedVocabulary.piece(*token, &mut piece);
+        piece.first() == Some(&b'a')
+    };
+    let first: Vec<Token> = (1..48).filter(begins).collect();
+    let constraint = Some(params::Constraint::Gbnf(String::from("root ::= \"ad\"")));
+    let base = GenerationParams { constraint, ..GenerationParams::greedy(9) };
+    for (params, param) in [
+        (GenerationParams { stop_tokens: first.clone(), min_tokens: 1, ..base.clone() }, "min_tokens"),
+        (
+            GenerationParams {
+                logit_bias: first.iter().map(|&token| (token, f32::NEG_INFINITY)).collect(),
+                ..base.clone()
+            },
+            "logit_bias",
+        ),
+    ] {
+        let setup = compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
+        let error = Sampler::new(&params, &[], setup).sample(&[1.0; 48]).unwrap_err();
+        let RequestError::InvalidRequest { param: named, .. } = error.into_request_error() else { panic!("{param}") };
+        assert_eq!(named.as_deref(), Some(param));
+    }
+    // What the model did not compute is not the request's fault.
+    let setup = compile(&ScriptedVocabulary, &Grammars::default(), &base).unwrap();
+    let error = Sampler::new(&base, &[], setup).sample(&[f32::NAN; 48]).unwrap_err();
+    assert_eq!(error, SampleError::NothingToChoose);
+}
+
+#[test]
 fn what_cannot_be_compiled_names_its_parameter() {
     let param =
         |params: &GenerationParams| match compile(&ScriptedVocabulary, &Grammars::default(), params).unwrap_err() {
