@@ -271,6 +271,7 @@ fn allocated_by_prompt(shown: &ShownPrompt) -> usize {
             let bytes: usize = pieces.iter().map(|piece| allocated(piece.bytes.capacity())).sum();
             allocated(pieces.capacity() * size_of::<TokenPiece>()) + bytes
         }
+        ShownPrompt::Count(_) => 0,
     }
 }
 
@@ -284,6 +285,7 @@ pub(crate) fn told_of(shown: &ShownPrompt) -> usize {
                 // Bytes that are no characters are told as numbers.
                 pieces.iter().map(|piece| TOLD_PIECE_BYTES + 6 * piece.bytes.len()).sum()
             }
+            ShownPrompt::Count(_) => TOLD_TOKEN_BYTES,
         }
 }
 

@@ -102,6 +102,7 @@ impl TextEncoder for MessageEncoder {
 impl PromptEncoder for CountEncoder {
     fn whole(self, prompt: ShownPrompt) -> Result<Vec<u8>, EncodeError> {
         let tokens = match prompt {
+            ShownPrompt::Count(tokens) => tokens,
             ShownPrompt::Tokens(tokens) => tokens.len(),
             ShownPrompt::Pieces(pieces) => pieces.len(),
             ShownPrompt::Text(_) => 0,

@@ -128,8 +128,7 @@ pub fn decode_messages(body: &[u8]) -> Result<(TextRequest, MessageEncoder), Api
 /// As [`decode_messages`].
 pub fn decode_count_tokens(body: &[u8]) -> Result<(TextRequest, CountEncoder), ApiError> {
     let body = read(body)?;
-    let form = PromptForm::Tokens { adds_special: true, with_pieces: false };
-    let params = GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() };
+    let params = GenerationParams { extent: Extent::Prompt(PromptForm::Count), ..GenerationParams::default() };
     let model = model(&body)?;
     let prompts = vec![Prompt::chat(chat(body)?)];
     Ok((TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, is_streamed: false }, CountEncoder))

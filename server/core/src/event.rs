@@ -143,6 +143,8 @@ pub enum ShownPrompt {
     Tokens(Vec<i32>),
     /// Its tokens with their bytes, which need not be whole characters.
     Pieces(Vec<TokenPiece>),
+    /// How many tokens it has.
+    Count(usize),
 }
 
 /// A token and what it stands for.

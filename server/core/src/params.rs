@@ -72,6 +72,8 @@ pub enum PromptForm {
         /// Whether each is told with its bytes.
         with_pieces: bool,
     },
+    /// How many tokens it has. One that no context could take is refused by its length, before it is tokenised.
+    Count,
 }
 
 /// How to generate. `Default` is the model's plain distribution with a random seed and no limit but the context.

@@ -271,6 +271,7 @@ impl Preparer {
         emitter.is(Activity::Begun);
         let shown = std::panic::catch_unwind(AssertUnwindSafe(|| match form {
             PromptForm::Text => self.shown_text(prompt, chat).map(ShownPrompt::Text),
+            PromptForm::Count => self.counted(prompt, chat).map(ShownPrompt::Count),
             PromptForm::Tokens { adds_special, with_pieces } => {
                 let tokens = self.shown_tokens(prompt, chat, adds_special)?;
                 Ok(if with_pieces { ShownPrompt::Pieces(self.pieces(&tokens)) } else { ShownPrompt::Tokens(tokens) })
@@ -367,6 +368,21 @@ impl Preparer {
         Ok(Some(grammar))
     }
 
+    /// How many tokens a prompt has, whether a sequence could hold them or not, but not of one whose length says that it
+    /// cannot.
+    fn counted(&self, prompt: Prompt, chat: Option<RenderedChat>) -> Result<usize, RequestError> {
+        let tokens = match prompt {
+            Prompt::Text(text) => self.tokenize("prompt", &text, SpecialTokens::None)?,
+            Prompt::Markup(text) => self.tokenize("prompt", &text, SpecialTokens::All)?,
+            Prompt::Chat(_) => {
+                let chat = rendered(chat)?;
+                self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?
+            }
+            Prompt::Tokens(tokens) => tokens,
+        };
+        Ok(tokens.len())
+    }
+
     /// The prompt's tokens, and what its answers look like; a template's stop strings are added to the caller's.
     fn tokens(
         &self,
@@ -433,6 +449,7 @@ fn without_spare_room(mut shown: ShownPrompt) -> ShownPrompt {
         ShownPrompt::Text(text) => text.shrink_to_fit(),
         ShownPrompt::Tokens(tokens) => tokens.shrink_to_fit(),
         ShownPrompt::Pieces(pieces) => pieces.shrink_to_fit(),
+        ShownPrompt::Count(_) => {}
     }
     shown
 }

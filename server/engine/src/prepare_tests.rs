@@ -314,6 +314,7 @@ fn what_a_prompt_is_is_told_and_nothing_is_delivered() {
             extent(PromptForm::Text),
             ShownPrompt::Text("<Hi>".into()),
         ),
+        (Prompt::chat(vec![Message::text(Role::User, "Hi")]), extent(PromptForm::Count), ShownPrompt::Count(4)),
     ] {
         let ticket = busy.push_params(prompt, params, None);
         assert_eq!(busy.events.1.recv().unwrap(), (ticket, GenerationEvent::Prompt(wanted)));
@@ -323,6 +324,12 @@ fn what_a_prompt_is_is_told_and_nothing_is_delivered() {
     let ticket = busy.push_params(Prompt::Tokens(vec![1 << 30]), extent(PromptForm::Text), None);
     let (of, event) = busy.events.1.recv().unwrap();
     assert!(of == ticket && matches!(&event, GenerationEvent::Failed(error) if error.code() == "invalid_token"));
+    // Nothing that no context takes is tokenised to be counted.
+    let ticket = busy.push_params(Prompt::Text("x".repeat(300)), extent(PromptForm::Count), None);
+    let (of, event) = busy.events.1.recv().unwrap();
+    let too_long =
+        matches!(&event, GenerationEvent::Failed(error) if matches!(error, RequestError::ContextLengthExceeded { .. }));
+    assert!(of == ticket && too_long, "{event:?}");
     let long = ScriptedVocabulary.tokenize(&"x".repeat(MAX_SHOWN_TEXT_BYTES + 1), SpecialTokens::None).unwrap();
     let ticket = busy.push_params(Prompt::Tokens(long), extent(PromptForm::Text), None);
     let (of, event) = busy.events.1.recv().unwrap();

@@ -107,6 +107,7 @@ impl PromptEncoder for TokenizerEncoder {
             ShownPrompt::Pieces(pieces) => {
                 serde_json::to_vec(&Tokens { tokens: pieces.iter().map(Piece::of).collect::<Vec<_>>() })
             }
+            ShownPrompt::Count(count) => serde_json::to_vec(&json!({"count": count})),
         }
     }
 }

@@ -55,6 +55,12 @@ async fn a_conversation_with_a_tool_goes_through() {
     let usage = &called["usage"];
     let read = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
     assert_eq!((status, count), (200, json!({"input_tokens": read})));
+    // To tokenise what no context takes would hold others up for long, and take many times its memory.
+    let long = json!({"model": "demo-v2.q8_0", "messages": [{"role": "user", "content": " ".repeat(1 << 22)}]});
+    let (status, answer) = ask(&server, "/v1/messages/count_tokens", &long).await;
+    assert_eq!((status, &answer["error"]["type"]), (400, &json!("invalid_request_error")), "{answer}");
+    let said = answer["error"]["message"].as_str().unwrap();
+    assert!(said.contains("context"), "{said}");
 }
 
 #[tokio::test]
