@@ -79,8 +79,12 @@ async fn a_pod_that_cannot_have_the_active_model_holds_no_rollout_up() -> Result
         let load = light_load(&service).await?;
         lose_a_pod_and_the_source(&service, &v1).await?;
         service.set_model(&v2).await?;
-        let status = service.await_settled(&v2, ROLLOUT_TIMEOUT).await?;
-        ensure!(says(&status, "Available") == "2 of 2 pods answer", "{:?}", status.conditions);
+        service.await_settled(&v2, ROLLOUT_TIMEOUT).await?;
+        service
+            .await_status("both pods answer", AT_ONCE, |_, status| {
+                (says(status, "Available") == "2 of 2 pods answer").then_some(())
+            })
+            .await?;
         let report = load.finish().await?;
         say(report.summary());
         report.ensure_no_failure()

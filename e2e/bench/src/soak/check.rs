@@ -60,8 +60,10 @@ pub enum Verdict {
 pub enum Explanation {
     /// The queue was full.
     QueueFull,
-    /// Its worker died.
+    /// Its worker died, and some of its answer had come.
     WorkerDied,
+    /// Its worker died, and nothing of its answer had come: it was run again by itself, and could not be then.
+    WorkerDiedBeforeText,
     /// No worker was there.
     NotReady,
     /// It waited for longer than it said.
@@ -82,7 +84,7 @@ pub fn judge(request: &Request, reply: &Reply, alone: &[Alone], disturbed: bool)
 }
 
 fn judge_error(request: &Request, error: &WireError, disturbed: bool) -> Verdict {
-    let WireError { status, code, retry_after_s, .. } = error;
+    let WireError { status, code, retry_after_s, after_text, .. } = error;
     if let Wanted::Error { status: wanted, code: wanted_code } = &request.wanted
         && *status == Some(*wanted)
         && wanted_code.is_none_or(|wanted| wanted == code)
@@ -94,7 +96,8 @@ fn judge_error(request: &Request, error: &WireError, disturbed: bool) -> Verdict
     }
     match (status, code.as_str()) {
         (Some(429), "queue_full") => Verdict::Explained(Explanation::QueueFull),
-        (Some(503) | None, "worker_died") if disturbed => Verdict::Explained(Explanation::WorkerDied),
+        (Some(503) | None, "worker_died") if disturbed && *after_text => Verdict::Explained(Explanation::WorkerDied),
+        (Some(503) | None, "worker_died") if disturbed => Verdict::Explained(Explanation::WorkerDiedBeforeText),
         (Some(503), "model_not_ready") if disturbed => Verdict::Explained(Explanation::NotReady),
         (Some(408) | None, "request_timeout") if request.deadline => Verdict::Explained(Explanation::Expired),
         _ => Verdict::Wrong(format!("{status:?} {code}: {}", error.message)),
@@ -445,7 +448,13 @@ mod tests {
     }
 
     fn error(status: Option<u16>, code: &str, retry_after_s: Option<u64>) -> Reply {
-        Reply::Error(WireError { status, code: code.to_owned(), message: "m".to_owned(), retry_after_s })
+        Reply::Error(WireError {
+            status,
+            code: code.to_owned(),
+            message: "m".to_owned(),
+            retry_after_s,
+            after_text: status.is_none(),
+        })
     }
 
     fn same_as_alone(stop: Option<&str>) -> Request {
@@ -512,11 +521,12 @@ mod tests {
         let hasty = Request { deadline: true, ..same_as_alone(None) };
         let wrong = request(Wanted::Error { status: 400, code: Some("invalid_json") });
         let (died, full) = (Explanation::WorkerDied, Explanation::QueueFull);
+        let before_text = Explanation::WorkerDiedBeforeText;
         for (request, reply, disturbed, explained) in [
             (&plain, error(Some(429), "queue_full", Some(3)), false, Some(full)),
             (&plain, error(Some(429), "queue_full", None), false, None),
             (&plain, error(Some(429), "queue_full", Some(61)), false, None),
-            (&plain, error(Some(503), "worker_died", Some(1)), true, Some(died)),
+            (&plain, error(Some(503), "worker_died", Some(1)), true, Some(before_text)),
             (&plain, error(None, "worker_died", None), true, Some(died)),
             (&plain, error(None, "worker_died", None), false, None),
             (&plain, error(Some(503), "worker_died", None), true, None),

@@ -91,6 +91,8 @@ pub struct WireError {
     pub message: String,
     /// When to come back, in seconds.
     pub retry_after_s: Option<u64>,
+    /// Whether text of the answer had come before it.
+    pub after_text: bool,
 }
 
 /// A reply with its times.
@@ -218,7 +220,7 @@ fn whole(status: u16, headers: &HeaderMap, text: &str, choices: usize) -> Result
         let error = body.error.with_context(|| format!("no error object in a response of status {status}"))?;
         let seconds = |value: &header::HeaderValue| anyhow::Ok(value.to_str()?.parse()?);
         let retry_after_s = headers.get(header::RETRY_AFTER).map(seconds).transpose().context("Retry-After")?;
-        return error.told(Some(status), retry_after_s);
+        return error.told(Some(status), retry_after_s, false);
     }
     ensure!(body.error.is_none(), "an error object in a response of status 200");
     let mut answer = Answer { choices: vec![Choice::default(); choices], usage: None };
@@ -253,7 +255,7 @@ async fn stream(mut body: Incoming, request: &Request) -> Result<Reply> {
         }
     }
     if let Some(error) = error {
-        return error.told(None, None);
+        return error.told(None, None, pieces > 0);
     }
     ensure!(done, "the stream ended without [DONE] and without an error");
     ensure!(answer.choices.iter().all(|choice| choice.reason.is_some()), "[DONE] came before the end of a choice");
@@ -287,12 +289,12 @@ fn take(answer: &mut Answer, body: Body, whole: bool) -> Result<bool> {
 }
 
 impl WireErrorObject {
-    fn told(self, status: Option<u16>, retry_after_s: Option<u64>) -> Result<Reply> {
+    fn told(self, status: Option<u16>, retry_after_s: Option<u64>, after_text: bool) -> Result<Reply> {
         let Self { message, kind, param, code } = self;
         if message.is_empty() || kind.is_empty() || code.is_empty() || param.is_some_and(|param| param.is_empty()) {
             bail!("an error object with nothing in it");
         }
-        Ok(Reply::Error(WireError { status, code, message, retry_after_s }))
+        Ok(Reply::Error(WireError { status, code, message, retry_after_s, after_text }))
     }
 }
 
