@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
 use gantry_core::{AnswerOutput, ShownPrompt, ToolCall};
+use gantry_llama::SpecialTokens;
 
 use crate::backend::llama::{self, Loaded};
 use crate::backend::{Backend, Vocabulary};
@@ -46,6 +47,8 @@ const PROBE_LOOK_PERIOD: Duration = Duration::from_millis(20);
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// The most threads that sample.
 const MAX_SAMPLE_THREADS: usize = 8;
+/// What a load decodes the beginning of: a text like many.
+const WARM_UP_TEXT: &str = "Once upon a time, there was a little boat.";
 
 /// One loaded model that generates for many requests at once. Dropping it ends every request.
 pub struct Engine {
@@ -167,7 +170,9 @@ impl Engine {
             draft,
             max_saved_bytes,
         });
-        scheduler.warm_up().map_err(|error| not_warm(error, config))?;
+        // Where a vocabulary has no tokeniser, prompts come as tokens.
+        let text = vocabulary.tokenize_bare(WARM_UP_TEXT, SpecialTokens::None).unwrap_or_default();
+        scheduler.warm_up(&text).map_err(|error| not_warm(error, config))?;
         monitor.loaded(untouched_bytes);
         // Every request in flight fits the channel, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;

@@ -264,8 +264,8 @@ fn what_is_computed_for_nobody_ends_when_somebody_comes() {
     let hanging = || {
         let backend = ScriptedBackend::new(2, POSITIONS, 18);
         let (control, info) = (backend.control.clone(), backend.info());
-        // After the token that ends the load.
-        control.faults.lock().unwrap().extend([Fault::None, Fault::Hang]);
+        // After the three batches that end the load.
+        control.faults.lock().unwrap().extend([Fault::None, Fault::None, Fault::None, Fault::Hang]);
         let config = EngineConfig { parallel: 2, prefill_tokens_per_step: 16, ..EngineConfig::new("scripted") };
         let vocabulary = Arc::new(ScriptedVocabulary);
         let engine = Engine::start(backend, None, vocabulary, info, None, &config, Arc::default()).unwrap();

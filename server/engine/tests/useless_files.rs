@@ -81,6 +81,20 @@ fn weights_norms_and_rope_parameters_that_are_nan_are_refused() {
 }
 
 #[test]
+fn positions_that_are_no_numbers_further_on_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scaled.gguf");
+    for layout in [KvLayout::Split, KvLayout::Unified] {
+        let mut file = gguf::Gguf::new("gemma2");
+        file.string("gemma2.rope.scaling.type", "linear");
+        // The first positions are rotated by numbers still.
+        file.float("gemma2.rope.scaling.factor", 1e-37);
+        std::fs::write(&path, gguf::sliding_window_of(file).bytes()).unwrap();
+        refused(&EngineConfig { kv_layout: layout, ..config(path.clone()) }, &path);
+    }
+}
+
+#[test]
 fn a_draft_model_that_computes_no_numbers_is_refused_by_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let draft = damaged(folder.path(), "demo-draft.q8_0.gguf", "output_norm.weight", 4, &f32::NAN.to_le_bytes());
@@ -202,6 +216,18 @@ fn files_that_could_answer_nobody_are_refused_and_say_why() {
         let useless = matches!(&error, LoadError::Useless { .. } | LoadError::Template(_));
         assert!(useless && error.to_string().contains(told), "{what}: {error}");
     }
+}
+
+#[test]
+fn a_tokenizer_that_is_not_the_vocabularys_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = std::fs::read(model("demo-v2.q8_0.gguf")).unwrap();
+    let at = behind(&file, "tokenizer.ggml.model") + 4 + 8;
+    file[at..at + 4].copy_from_slice(b"rwkv");
+    let path = folder.path().join("rwkv.gguf");
+    std::fs::write(&path, file).unwrap();
+    let error = load(&path).err().unwrap().to_string();
+    assert!(error.contains("tokenizer.ggml.model") && error.contains("convert the model again"), "{error}");
 }
 
 #[test]

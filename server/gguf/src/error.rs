@@ -206,7 +206,7 @@ pub enum Defect {
     #[error("key \"{key}\" is {found}, but must lie from {min} to {max}; convert the model again")]
     KeyOutOfRange { key: String, found: i64, min: i64, max: i64 },
     #[error(
-        "key \"{key}\" is {found}, but must be a finite number, and one that cannot be negative not be; convert the model again"
+        "key \"{key}\" is {found}, which nothing can be computed with: not finite, negative where it cannot be, or next to nothing where positions are divided by it; convert the model again"
     )]
     WrongFraction { key: String, found: String },
     #[error(

@@ -349,7 +349,7 @@ fn check_fractions(keys: &Keys<'_>) -> Result<()> {
         match keys.metadata.entry(&key) {
             None => {}
             Some(Entry { value: Value::Float { kind: ValueType::F32, value }, .. })
-                if value.is_finite() && *value >= least => {}
+                if value.is_finite() && *value >= least && !(is_divisor(&key) && scales_beyond_numbers(*value)) => {}
             Some(Entry { offset, value: Value::Float { kind: ValueType::F32, value } }) => {
                 return malformed(*offset, Defect::WrongFraction { key, found: value.to_string() });
             }
@@ -359,6 +359,17 @@ fn check_fractions(keys: &Keys<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether positions are divided by the number of a key.
+fn is_divisor(key: &str) -> bool {
+    ["rope.scaling.factor", "rope.scale_linear"].iter().any(|name| key.ends_with(name))
+}
+
+/// A factor so small that positions divided by it are no numbers, or none that differ; 0 says that there is none.
+fn scales_beyond_numbers(factor: f64) -> bool {
+    const LEAST_ROPE_FACTOR: f64 = 1e-4;
+    factor != 0.0 && factor < LEAST_ROPE_FACTOR
 }
 
 /// Numbers that enter no computation here, but that llama.cpp takes in one type only.

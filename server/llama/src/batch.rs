@@ -78,11 +78,11 @@ impl Batch {
     }
 
     /// Checks everything that llama.cpp asserts, or answers with a bare -1. `expected` gives the position that follows
-    /// what a sequence holds.
+    /// what a sequence holds; `None`: it may begin anywhere.
     pub(crate) fn validate(
         &self,
         limits: &BatchLimits,
-        mut expected: impl FnMut(u32) -> u32,
+        mut expected: impl FnMut(u32) -> Option<u32>,
     ) -> Result<(), BatchError> {
         if self.is_empty() {
             return Err(BatchError::Empty);
@@ -102,9 +102,8 @@ impl Batch {
             let sequence = u32::try_from(self.sequences[index]).unwrap_or(u32::MAX);
             let slot =
                 next.get_mut(sequence as usize).ok_or(BatchError::Sequence { sequence, limit: limits.sequences })?;
-            let expected = slot.unwrap_or_else(|| expected(sequence));
             let position = u32::try_from(self.positions[index]).unwrap_or(u32::MAX);
-            if position != expected {
+            if let Some(expected) = slot.or_else(|| expected(sequence)).filter(|expected| *expected != position) {
                 return Err(BatchError::Position { sequence, expected, position });
             }
             if position >= limits.positions {
@@ -145,7 +144,7 @@ mod tests {
             batch.add(token, position, sequence, output);
         }
         // Sequence 0 holds 5 tokens, 1 none, 2 is full.
-        batch.validate(&LIMITS, |sequence| [5, 0, 100][sequence as usize])
+        batch.validate(&LIMITS, |sequence| [Some(5), None, Some(100)][sequence as usize])
     }
 
     #[test]
@@ -160,6 +159,8 @@ mod tests {
         assert!(matches!(verdict(&[(1, 5, u32::MAX, false)]), Err(BatchError::Sequence { .. })));
         assert!(matches!(verdict(&[(1, 6, 0, false)]), Err(BatchError::Position { expected: 5, .. })));
         assert!(matches!(verdict(&[(1, u32::MAX, 0, false)]), Err(BatchError::Position { .. })));
+        assert_eq!(verdict(&[(1, 98, 1, false), (1, 99, 1, false)]), Ok(()), "one that holds nothing begins anywhere");
+        assert!(matches!(verdict(&[(1, 100, 1, false)]), Err(BatchError::PastContext { limit: 100, .. })));
         let gap = [(1, 5, 0, false), (1, 7, 0, false)];
         assert!(matches!(verdict(&gap), Err(BatchError::Position { expected: 6, .. })));
         assert!(matches!(verdict(&[(1, 100, 2, false)]), Err(BatchError::PastContext { limit: 100, .. })));

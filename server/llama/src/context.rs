@@ -197,7 +197,10 @@ impl Context {
         if pools {
             batch.ask_for_all();
         }
-        batch.validate(&self.limits, |sequence| if pools { 0 } else { self.next_position(sequence) })?;
+        // Texts are whole.
+        let expected =
+            |sequence| if pools { Some(0) } else { Some(self.next_position(sequence)).filter(|next| *next > 0) };
+        batch.validate(&self.limits, expected)?;
         if pools {
             self.clear();
         }

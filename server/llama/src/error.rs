@@ -137,7 +137,7 @@ pub enum BatchError {
         /// Sequences there are.
         limit: u32,
     },
-    /// A position that does not follow the sequence's last one.
+    /// A position that does not follow the last one of a sequence that holds some.
     #[error("sequence {sequence} is at position {expected}, but the batch continues it at {position}")]
     Position {
         /// The sequence.
@@ -287,6 +287,12 @@ pub enum TokenizeError {
     /// llama.cpp failed.
     #[error("llama.cpp cannot tokenise this text")]
     Failed,
+    /// A token of the text is not in the vocabulary.
+    #[error(
+        "the file's tokenizer (tokenizer.ggml.model) makes token {0} of a text, which is not in the file's vocabulary: it is \
+         another model's; convert the model again"
+    )]
+    ForeignTokenizer(i32),
     /// The token is not in the vocabulary.
     #[error("token {0} is not in the vocabulary")]
     NoSuchToken(i32),

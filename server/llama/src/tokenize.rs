@@ -58,7 +58,11 @@ impl Model {
             if let Ok(n) = usize::try_from(n) {
                 tokens.truncate(n);
                 tokens.shrink_to_fit();
-                return Ok(tokens);
+                // A tokeniser that is not the vocabulary's, which a file may name, finds none for some texts.
+                return match tokens.iter().find(|token| !self.contains(**token)) {
+                    Some(&token) => Err(TokenizeError::ForeignTokenizer(token)),
+                    None => Ok(tokens),
+                };
             }
             capacity = n.checked_neg().ok_or(TokenizeError::Failed)?;
         }

@@ -12,17 +12,21 @@ use crate::stats::StepRecord;
 pub(crate) const PROBE_FRESH: Duration = Duration::from_secs(1);
 /// The token decoded by a probe, by the warm-up, and where rows are filled up; every vocabulary has it, and its text is never looked at.
 pub(super) const PROBE_TOKEN: Token = 0;
+/// Tokens of a text that a load decodes. Few, since each takes as long as a token of an answer on some machines.
+const SAMPLE_TOKENS: usize = 4;
 /// Tokens that are decoded where that one alone tells nothing.
 const EVEN_PROBE_TOKENS: u32 = 8;
 
 impl<B: Backend> Scheduler<B> {
-    /// Decodes one token: a model that cannot, or whose logits then are not finite or say nothing, is not handed out. What
-    /// else is to be known of steps is measured when there is time ([`super::measure`]); until then this token tells.
-    pub(crate) fn warm_up(&mut self) -> Result<(), WarmUpError> {
+    /// Decodes one token, the beginning of a text, and a token at the last position that there is: a model that cannot, or
+    /// whose logits then are not finite or say nothing, is not handed out. What else is to be known of steps is measured
+    /// when there is time ([`super::measure`]); until then the first token tells.
+    pub(crate) fn warm_up(&mut self, text: &[Token]) -> Result<(), WarmUpError> {
         let started = Instant::now();
         self.decode_probe(1, 1)?;
         self.budget.guess(started.elapsed());
         self.look_for_meaning()?;
+        self.look_at_positions(text)?;
         self.plan_measuring();
         self.draft.as_mut().map_or(Ok(()), |draft| draft.measure(1).map_err(WarmUpError::Draft))
     }
@@ -37,10 +41,25 @@ impl<B: Backend> Scheduler<B> {
         let tokens = EVEN_PROBE_TOKENS.min(self.limits.positions).min(self.limits.batch_tokens);
         let token_at = |i: u32| Token::try_from(vocabulary * i as usize / tokens as usize).unwrap_or(PROBE_TOKEN);
         let Some(sequence) = self.empty_sequence(Instant::now()) else { return Ok(()) };
-        self.decode_of(sequence, tokens, 1, token_at)?;
+        self.decode_of(sequence, 0, tokens, 1, token_at)?;
         self.kv.clear(sequence);
         let last = tokens.saturating_sub(1) as usize;
         if self.kv.logits(last).is_some_and(is_even) { Err(NoNumbers::Even) } else { Ok(()) }
+    }
+
+    /// Whether there are numbers at other positions than the first, where nothing is rotated: what scales positions may
+    /// leave those alone that come early.
+    fn look_at_positions(&mut self, text: &[Token]) -> Result<(), NoNumbers> {
+        let Some(sequence) = self.empty_sequence(Instant::now()) else { return Ok(()) };
+        let most = SAMPLE_TOKENS.min(self.limits.positions as usize).min(self.limits.batch_tokens as usize);
+        let text = &text[..text.len().min(most)];
+        let last = self.limits.positions.saturating_sub(1);
+        for (position, tokens) in [(0, text), (last, &[PROBE_TOKEN])] {
+            let Ok(count @ 1..) = u32::try_from(tokens.len()) else { continue };
+            self.decode_of(sequence, position, count, 1, |i| tokens.get(i as usize).copied().unwrap_or(PROBE_TOKEN))?;
+            self.kv.clear(sequence);
+        }
+        Ok(())
     }
 
     /// Whether a step ended within the last [`PROBE_FRESH`].
@@ -105,13 +124,15 @@ impl<B: Backend> Scheduler<B> {
     /// Decodes so many tokens behind what a sequence holds, with logits for the last `rows` of them. Where that
     /// fails it holds what it did, or nothing if that is unknown.
     pub(super) fn decode_behind(&mut self, sequence: u32, tokens: u32, rows: u32) -> Result<(), NoNumbers> {
-        self.decode_of(sequence, tokens, rows, |_| PROBE_TOKEN)
+        self.decode_of(sequence, self.kv.len(sequence), tokens, rows, |_| PROBE_TOKEN)
     }
 
-    /// The same with tokens of the caller's.
+    /// The same with tokens of the caller's, from a position on: that behind what the sequence holds, or any where it is
+    /// empty.
     fn decode_of(
         &mut self,
         sequence: u32,
+        position: u32,
         tokens: u32,
         rows: u32,
         token_at: impl Fn(u32) -> Token,
@@ -120,7 +141,7 @@ impl<B: Backend> Scheduler<B> {
         self.batch.clear();
         self.batch.extend((0..tokens).map(|i| BatchEntry {
             token: token_at(i),
-            position: held + i,
+            position: position + i,
             sequence,
             output: i + rows >= tokens,
         }));
