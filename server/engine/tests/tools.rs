@@ -4,9 +4,11 @@
 use std::path::PathBuf;
 use std::sync::{OnceLock, mpsc};
 
-use gantry_core::{AnswerOutput, Chat, GenerationEvent, Message, Role, Tool, ToolCall, ToolCallDelta, ToolChoice};
+use gantry_core::{
+    AnswerOutput, Chat, GenerationEvent, Message, RequestError, Role, Tool, ToolCall, ToolCallDelta, ToolChoice,
+};
 use gantry_engine::{Engine, EngineConfig, FinishReason, GenerationOutput, GenerationParams, Prompt};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn models() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../e2e/models")
@@ -147,6 +149,71 @@ fn a_call_that_is_required_comes_and_is_one_of_those_that_are_allowed() {
         assert!(whole.tool_calls.iter().all(|call| call.name == name), "{:?}", whole.tool_calls);
         assert!(whole.tool_calls.len() == 1 || whole.reason == FinishReason::Length, "{whole:?}");
     }
+}
+
+/// What tools bring is of many origins, and no keyword of one makes a request fail.
+#[test]
+fn whatever_schema_a_tool_brings_it_can_be_offered_and_required() {
+    let property = |schema: Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+    for schema in [
+        json!(true),
+        json!({}),
+        json!({"$ref": "#"}),
+        json!({"type": "object", "properties": {"next": {"$ref": "#"}}}),
+        json!({"type": "object", "additionalProperties": {"$ref": "#/$defs/none"}}),
+        json!({"$ref": "#/$defs/A", "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "object"}]}}}),
+        property(json!({"type": "array", "prefixItems": [{"type": "string"}], "items": false})),
+        property(json!({"type": "integer", "minimum": -1e300, "maximum": u64::MAX})),
+        property(json!({"type": "integer", "minimum": 3, "maximum": 5})),
+        property(json!({"type": "string", "maxLength": 65_536})),
+        property(json!({"type": "string", "minLength": 1, "maxLength": 256})),
+        property(json!({"type": "array", "items": {"type": "string"}, "maxItems": 5_000})),
+        property(json!({"type": "string", "pattern": "^(["})),
+        property(json!({"type": "file"})),
+        property(json!({"type": []})),
+        property(json!({"enum": []})),
+        property(json!({"anyOf": []})),
+        property(json!({"type": ["string", "null"], "default": null})),
+        json!({"type": "object", "properties": {"a": {"type": "null"}}, "anyOf": [{"required": ["a"]}]}),
+        json!({"type": "object", "properties": {"": {"type": "null"}, "\"\n": {}, "$ref": {"type": "boolean"}}}),
+    ] {
+        let tool =
+            Tool { name: "look".to_owned(), description: None, parameters: Some(schema.to_string()), strict: true };
+        for tool_choice in [ToolChoice::Auto, ToolChoice::Required] {
+            let messages = vec![Message::text(Role::User, "Hello!")];
+            let chat = Chat { tools: vec![tool.clone()], tool_choice, ..Chat::from(messages) };
+            let events = events(chat, GenerationParams::greedy(48));
+            assert!(matches!(events.last(), Some(GenerationEvent::Finished { .. })), "{schema}: {events:?}");
+        }
+    }
+}
+
+/// Over a corpus of schemas that is not part of the repository: `GANTRY_SCHEMAS` is a folder with `maskbench-sample.jsonl`, a line
+/// with a `schema` for each.
+#[test]
+#[ignore = "needs a corpus, and is a measurement"]
+#[allow(clippy::print_stdout)]
+fn how_many_schemas_of_a_corpus_bind_calls() {
+    let folder = PathBuf::from(std::env::var("GANTRY_SCHEMAS").expect("GANTRY_SCHEMAS names the folder of schemas"));
+    let lines = std::fs::read_to_string(folder.join("maskbench-sample.jsonl")).unwrap();
+    let (mut all, mut refused) = (0, Vec::new());
+    for line in lines.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let parameters = Some(line["schema"].to_string());
+        let tool = Tool { name: "look".to_owned(), description: None, parameters, strict: true };
+        let messages = vec![Message::text(Role::User, "Hello!")];
+        let chat = Chat { tools: vec![tool], tool_choice: ToolChoice::Required, ..Chat::from(messages) };
+        let events = events(chat, GenerationParams::greedy(24));
+        all += 1;
+        match events.last() {
+            Some(GenerationEvent::Failed(RequestError::ContextLengthExceeded { .. })) => all -= 1,
+            Some(GenerationEvent::Failed(error)) => refused.push(format!("{}: {error}", line["id"])),
+            _ => {}
+        }
+    }
+    refused.iter().for_each(|refused| println!("{refused}"));
+    println!("{} of {all} schemas that fit the context bind calls", all - refused.len());
+    assert!(refused.len() * 50 <= all);
 }
 
 #[test]

@@ -119,7 +119,6 @@ common_chat_templates_inputs inputs_of(const common_json & chat) {
     if (chat.contains("tools")) {
         inputs.tools = common_chat_tools_parse_oaicompat(chat.at("tools"));
     }
-    inputs.tool_choice         = choice_of(chat);
     inputs.parallel_tool_calls = is_set(chat, "parallel");
     inputs.enable_thinking     = may_think(chat);
     if (chat.contains("variables")) {
@@ -315,6 +314,9 @@ gantry_text gantry_chat_template_apply(
         inputs.force_pure_content = !tmpl->specialized;
         const bool parsed         = is_set(chat, "parsed");
         inputs.reasoning_format   = parsed ? COMMON_REASONING_FORMAT_DEEPSEEK : COMMON_REASONING_FORMAT_NONE;
+        // Nothing is made of the schemas of the tools that are shown, which may be any.
+        const bool binds   = chat.contains("callable");
+        inputs.tool_choice = binds ? COMMON_CHAT_TOOL_CHOICE_NONE : choice_of(chat);
         auto params = common_chat_templates_apply(tmpl->templates.get(), inputs);
         strip(params.prompt, tmpl->bos, tmpl->eos);
         if (continues(chat)) {
@@ -325,10 +327,10 @@ gantry_text gantry_chat_template_apply(
             {"stops", strings(tmpl->specialized ? params.additional_stops : tmpl->stops)},
         });
         if (parsed && (tmpl->specialized || tmpl->analysed)) {
-            if (tmpl->specialized && chat.contains("callable")) {
-                // Those that may be called are others than those that are shown.
-                inputs.tools = common_chat_tools_parse_oaicompat(chat.at("callable"));
-                params       = common_chat_templates_apply(tmpl->templates.get(), inputs);
+            if (tmpl->specialized && binds) {
+                inputs.tool_choice = choice_of(chat);
+                inputs.tools       = common_chat_tools_parse_oaicompat(chat.at("callable"));
+                params             = common_chat_templates_apply(tmpl->templates.get(), inputs);
             }
             const auto answers = tmpl->specialized ? params : answers_to(*tmpl, chat);
             answer["form"] = common_json::object({

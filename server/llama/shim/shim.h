@@ -56,7 +56,7 @@ bool gantry_chat_template_knows_tools(const struct gantry_chat_template * tmpl);
 bool gantry_chat_template_thinks(const struct gantry_chat_template * tmpl);
 
 // Renders a chat: an array of messages, or {"messages": [...]} with any of "tools": [...] (as OpenAI has them), "callable": [...]
-// (those of them that may be called; all), "required": b (one must be), "parallel": b (several may be), "thinking": b (it may;
+// (those of them that may be called, as calls are bound by them; all), "required": b (one must be), "parallel": b (several may be), "thinking": b (it may;
 // true), "variables": {...} (further ones of the template), "parsed": b (say what answers look like), "continued": b (the prompt
 // ends with the text of the last message, and no turn is opened).
 // Answers {"prompt": "...", "stops": ["..."]}, and where that was asked for and is known {"form": {"markup": ["..."], "grammar":

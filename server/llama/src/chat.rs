@@ -166,9 +166,9 @@ impl ChatTemplate {
     }
 
     /// Renders a chat with the assistant's turn opened: an array of messages as `OpenAI` has them, or an object of `messages` with
-    /// any of `tools`, `callable` (those of them that may be called), `required` (one must be), `parallel` (several may be),
-    /// `thinking` (it may), `variables` (further ones of the template), `parsed` (tell [`ChatPrompt::form`]) and `continued`: the
-    /// prompt ends with the text of the last message, and no turn is opened.
+    /// any of `tools`, `callable` (those of them that may be called, as calls are bound by them), `required` (one must be),
+    /// `parallel` (several may be), `thinking` (it may), `variables` (further ones of the template), `parsed` (tell
+    /// [`ChatPrompt::form`]) and `continued`: the prompt ends with the text of the last message, and no turn is opened.
     ///
     /// # Errors
     /// When the messages are not an array of messages with roles, or the template refuses them.

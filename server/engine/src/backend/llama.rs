@@ -1,5 +1,6 @@
 //! The backend that computes: a llama.cpp context, and its model's vocabulary and chat template.
 
+mod call_schema;
 mod pooler;
 mod stage;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use gantry_core::{Chat, Tool, ToolChoice, messages_json};
 use gantry_llama::{AnswerForm, ChatPrompt, Model, SpecialTokens, TokenTexts, TokenizeError};
 use serde_json::{Map, Value, json};
 
+use super::call_schema::bindable;
 use crate::backend::{Pace, RenderedAnswer, RenderedChat, Token, Vocabulary};
 use crate::error::{RequestError, of_chat};
 use crate::template::Renderer;
@@ -27,13 +28,10 @@ fn chat_json(chat: &Chat, reads_answer: bool) -> Result<String, RequestError> {
     let mut fields = Map::new();
     if !chat.tools.is_empty() {
         let tools: Vec<Value> = chat.tools.iter().map(tool_json).collect::<Result<_, _>>()?;
-        if !chat.allowed_tools.is_empty() {
-            let is_allowed = |tool: &&Value| {
-                tool.pointer("/function/name")
-                    .and_then(Value::as_str)
-                    .is_some_and(|name| chat.allowed_tools.iter().any(|allowed| allowed == name))
-            };
-            fields.insert("callable".to_owned(), tools.iter().filter(is_allowed).cloned().collect());
+        if reads_answer {
+            let is_allowed = |tool: &&Tool| chat.allowed_tools.is_empty() || chat.allowed_tools.contains(&tool.name);
+            let callable = chat.tools.iter().zip(&tools).filter(|(tool, _)| is_allowed(tool));
+            fields.insert("callable".to_owned(), callable.map(|(_, shown)| bindable_tool(shown)).collect());
         }
         fields.insert("tools".to_owned(), tools.into());
         fields.insert("required".to_owned(), (chat.tool_choice == ToolChoice::Required).into());
@@ -60,6 +58,15 @@ fn chat_json(chat: &Chat, reads_answer: bool) -> Result<String, RequestError> {
     // The messages are text already, and may be megabytes of it.
     let rest = Value::Object(fields).to_string();
     Ok(format!("{{\"messages\":{messages},{}", &rest[1..]))
+}
+
+/// A tool as calls are bound by it.
+fn bindable_tool(shown: &Value) -> Value {
+    let mut tool = shown.clone();
+    if let Some(parameters) = tool.pointer_mut("/function/parameters") {
+        *parameters = bindable(parameters);
+    }
+    tool
 }
 
 fn tool_json(tool: &Tool) -> Result<Value, RequestError> {
