@@ -47,6 +47,9 @@ export GANTRY_TEST_BACKENDS=$backends # without, the tests that load it are left
 step "real models, for tests" hack/models.sh
 GANTRY_TEST_MODELS=$(find "$real_models" -name '*.gguf' | paste -sd:) # likewise
 export GANTRY_TEST_MODELS
+step "client libraries, for tests" hack/clients.sh
+GANTRY_TEST_CLIENTS=$(hack/clients.sh --path) # likewise
+export GANTRY_TEST_CLIENTS
 step "tests without a cluster" tests
 step "cluster: build its binaries" "$cluster" build
 step "cluster: start" "$cluster" up

@@ -61,12 +61,12 @@ pub enum RequestError {
         /// What is wrong and what to do.
         message: String,
     },
-    /// The prompt leaves no room for an answer.
+    /// The prompt leaves no room for an answer. Clients know this error by the words of OpenAI's and of Anthropic's.
     #[error(
-        "the prompt needs at least {prompt_tokens} tokens, and a request may use {limit} with its answer; shorten the prompt, or, \
-         where the model was trained for more than {limit}, start the server with more for each request: leave --ctx-size \
-         (-c; in pods spec.runtime.contextSize) out, or make it --parallel (-np; spec.runtime.parallel) times what one needs, \
-         or have -np 1"
+        "this model's maximum context length is {limit} tokens here, with the answer, and the prompt is too long: it has \
+         {prompt_tokens} tokens or more; shorten it, or, where the model was trained for more than {limit}, start the server \
+         with more for each request: leave --ctx-size (-c; in pods spec.runtime.contextSize) out, or make it --parallel \
+         (-np; spec.runtime.parallel) times what one needs, or have -np 1"
     )]
     ContextLengthExceeded {
         /// Tokens of the prompt, or the fewest that a text of its length can have.

@@ -73,6 +73,15 @@ pub struct TemplateReport {
     pub shortest_tokens: u32,
 }
 
+impl TemplateReport {
+    /// Whether it shows tools to the model.
+    #[must_use]
+    pub fn takes_tools(&self) -> bool {
+        let mut with_tools = SAMPLE_CHATS.iter().filter(|sample| !sample.tools.is_empty());
+        with_tools.all(|sample| self.renders.iter().any(|kind| kind == sample.kind))
+    }
+}
+
 impl Renderer {
     /// Makes a template ready; see [`EngineConfig::template_program`](crate::EngineConfig::template_program).
     pub(crate) fn start(program: Option<&Path>, source: TemplateSource) -> Result<Self, ChatError> {

@@ -317,9 +317,25 @@ pub struct ModelList {
     pub object: String,
     /// What is served.
     pub data: Vec<Model>,
+    /// Anthropic's, as the next two: whether there are more than these.
+    pub has_more: bool,
+    /// The first one's id.
+    pub first_id: Option<String>,
+    /// The last one's.
+    pub last_id: Option<String>,
 }
 
-/// One served model.
+impl ModelList {
+    /// All that there are.
+    #[must_use]
+    pub fn of(data: Vec<Model>) -> Self {
+        let id = |model: Option<&Model>| model.map(|model| model.id.clone());
+        let (first_id, last_id) = (id(data.first()), id(data.last()));
+        Self { object: "list".to_owned(), data, has_more: false, first_id, last_id }
+    }
+}
+
+/// One served model, in `OpenAI`'s form and Anthropic's, which have an address in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
     /// The served name.
@@ -330,6 +346,21 @@ pub struct Model {
     pub created: u64,
     /// `gantry`.
     pub owned_by: String,
+    /// `model`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The served name.
+    pub display_name: String,
+    /// The same time as `created`, as RFC 3339 writes it.
+    pub created_at: String,
+    /// `active`: where there is no other word for it, it is not shown.
+    pub lifecycle: String,
+    /// Tokens that a request may use, with its answer; vLLM's name.
+    pub max_model_len: Option<u32>,
+    /// Tokens that a prompt may have; Anthropic's name.
+    pub max_input_tokens: Option<u32>,
+    /// What it can be asked for: `completions`, `chat`, `tools`, `reasoning`, `embeddings`, `rerank`.
+    pub features: Vec<String>,
 }
 
 /// Answers are counted to [`MAX_PROMPT_CHOICES`](crate::MAX_PROMPT_CHOICES).

@@ -185,12 +185,12 @@ fn of_request(error: RequestError, message: String, prompt_param: &'static str) 
     }
 }
 
-/// Who asks shows no key, or one that is none.
+/// Who asks shows no key, or one that is none, which clients know by the words of `OpenAI`'s.
 pub(super) fn unauthorized(headers: &HeaderMap) -> impl IntoResponse {
     let is_shown = headers.contains_key(header::AUTHORIZATION) || headers.contains_key("x-api-key");
-    let what = if is_shown { "The API key is not one of this server's" } else { "An API key is needed" };
+    let what = if is_shown { "Incorrect API key provided" } else { "An API key is needed" };
     let message = format!(
-        "{what}: send one of those that it was started with as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
+        "{what}: send one of those that this server was started with as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
     );
     let failure = Failure::from(ApiError::new(401, ErrorKind::InvalidRequestError, ErrorCode::InvalidApiKey, message));
     ([(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))], failure)

@@ -6,25 +6,51 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use gantry_core::{ApiError, ErrorCode, ErrorKind};
+use gantry_engine::{ModelInfo, Pooling};
 use gantry_openai::{Model, ModelList};
+use jiff::Timestamp;
 
 use super::App;
 use super::errors::Failure;
 use crate::version::Version;
 
 fn model(version: &Version) -> Model {
+    let (name, created) = (&version.spec().served_name, version.loaded_at_unix_seconds());
+    let created_at = i64::try_from(created).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+    let info = version.model();
+    let tokens = info.as_ref().map(|info| info.n_ctx_per_sequence);
     Model {
-        id: version.spec().served_name.clone(),
+        id: name.clone(),
         object: "model".to_owned(),
-        created: version.loaded_at_unix_seconds(),
+        created,
         owned_by: "gantry".to_owned(),
+        kind: "model".to_owned(),
+        display_name: name.clone(),
+        created_at: created_at.unwrap_or_default().to_string(),
+        lifecycle: "active".to_owned(),
+        max_model_len: tokens,
+        max_input_tokens: tokens.map(|tokens| tokens.saturating_sub(1)),
+        features: info.as_ref().map(|info| features(info)).unwrap_or_default(),
     }
+}
+
+fn features(model: &ModelInfo) -> Vec<String> {
+    let (generates, pooling) = (!model.pooled_only, model.pooled.map(|pooled| pooled.pooling));
+    let all = [
+        ("completions", generates),
+        ("chat", generates && model.has_chat_template),
+        ("tools", generates && model.template.as_ref().is_some_and(|template| template.takes_tools())),
+        ("reasoning", generates && model.thinks),
+        ("embeddings", pooling.is_some_and(|pooling| pooling != Pooling::Rank)),
+        ("rerank", pooling == Some(Pooling::Rank)),
+    ];
+    all.iter().filter(|(_, can)| *can).map(|(feature, _)| (*feature).to_owned()).collect()
 }
 
 /// While nothing is loaded this is refused for now, as all else is: who looks here for a name would find none.
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>, Failure> {
     let version = app.router.active().ok_or_else(|| app.no_version())?;
-    Ok(Json(ModelList { object: "list".to_owned(), data: vec![model(&version)] }))
+    Ok(Json(ModelList::of(vec![model(&version)])))
 }
 
 /// An id that is no UTF-8 is a model that is not served, like any other.

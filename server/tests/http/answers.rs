@@ -213,6 +213,8 @@ async fn the_engine_s_own_figures_are_told() {
 async fn models_and_health_are_told() {
     let server = Server::start(&["--alias", "demo"]).await;
     let models: Value = server.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(models["data"][0]["features"], json!(["completions", "chat", "tools"]), "{models}");
+    assert_eq!(models["data"][0]["max_model_len"], 2048);
     assert_eq!(models["data"][0]["id"], "demo");
     let model: Value = server.get("/v1/models/demo").await.json().await.unwrap();
     assert_eq!((&model, &model["object"]), (&models["data"][0], &json!("model")));

@@ -18,6 +18,7 @@ mod files;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
 mod keys;
+mod libraries;
 mod load;
 mod memory;
 mod messages;
