@@ -33,6 +33,8 @@ pub const MAX_DRY_BREAKERS: usize = 32;
 pub const MAX_DRY_BREAKER_BYTES: usize = 40;
 /// The longest grammar or JSON schema, in bytes; what else bounds them stands below.
 pub const MAX_GRAMMAR_BYTES: usize = 128 * 1024;
+/// The longest regular expression, in bytes.
+pub const MAX_REGEX_BYTES: usize = 4096;
 /// The most prompt text one request may carry, in bytes; a longer one is refused before it is tokenised.
 pub const MAX_PROMPT_BYTES: usize = 8 * 1024 * 1024;
 /// The longest text that a request may be told of its prompt, in bytes: a rendered chat, or what tokens stand for. However it is

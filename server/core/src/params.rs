@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::ParamError;
 use crate::limits::{
     MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS,
-    MAX_LOGIT_BIASES, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS, MAX_TEMPERATURE, MAX_TOP_LOGPROBS,
+    MAX_LOGIT_BIASES, MAX_PENALTY, MAX_PENALTY_LAST_N, MAX_REGEX_BYTES, MAX_REPEAT_PENALTY, MAX_STOP_BYTES,
+    MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TEMPERATURE, MAX_TOP_LOGPROBS,
 };
 use crate::order::{Priority, Turn};
 
@@ -25,6 +25,8 @@ pub enum Constraint {
         /// Whether what cannot be enforced is refused; otherwise it is left to the model.
         strict: bool,
     },
+    /// A regular expression, which the whole answer must match.
+    Regex(String),
 }
 
 /// The DRY penalty, which makes long repetitions unlikely; `multiplier` 0 is off.
@@ -111,6 +113,8 @@ pub struct GenerationParams {
     pub logit_bias: Vec<(i32, f32)>,
     /// What the answer must look like.
     pub constraint: Option<Constraint>,
+    /// What the client calls that, for errors.
+    pub constraint_param: String,
     /// Report the log-probability of each token, and of so many of the likeliest beside it; `None`: no report.
     pub logprobs: Option<u32>,
     /// The same seed, prompt and parameters give the same draws. `None`: a fresh seed.
@@ -153,6 +157,7 @@ impl Default for GenerationParams {
             dry: DryParams::default(),
             logit_bias: Vec::new(),
             constraint: None,
+            constraint_param: String::new(),
             logprobs: None,
             seed: None,
             stop: Vec::new(),
@@ -262,13 +267,13 @@ impl GenerationParams {
             }
         }
         at_most("top_logprobs", "tokens", count(self.logprobs.unwrap_or(0)), count(MAX_TOP_LOGPROBS))?;
-        match &self.constraint {
-            None => Ok(()),
-            Some(Constraint::Gbnf(text)) => at_most("grammar", "bytes", text.len(), MAX_GRAMMAR_BYTES),
-            Some(Constraint::JsonSchema { schema, .. }) => {
-                at_most("response_format", "bytes", schema.len(), MAX_GRAMMAR_BYTES)
-            }
-        }
+        let (bytes, most) = match &self.constraint {
+            None => return Ok(()),
+            Some(Constraint::Gbnf(text)) => (text.len(), MAX_GRAMMAR_BYTES),
+            Some(Constraint::JsonSchema { schema, .. }) => (schema.len(), MAX_GRAMMAR_BYTES),
+            Some(Constraint::Regex(regex)) => (regex.len(), MAX_REGEX_BYTES),
+        };
+        at_most(&self.constraint_param, "bytes", bytes, most)
     }
 }
 

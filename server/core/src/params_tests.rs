@@ -22,6 +22,11 @@ fn parameters_out_of_range_are_named() {
     let banned = vec![(0, f32::NEG_INFINITY), (1, -MAX_LOGIT_BIAS)];
     assert!(GenerationParams { logit_bias: banned, logprobs: Some(20), ..ok.clone() }.validate().is_ok());
     assert!(GenerationParams::greedy(1).validate().is_ok());
+    let bound = |param: &str, constraint| GenerationParams {
+        constraint: Some(constraint),
+        constraint_param: param.to_owned(),
+        ..GenerationParams::default()
+    };
     let cases: Vec<(&str, GenerationParams)> = vec![
         ("max_tokens", GenerationParams { max_tokens: Some(0), ..ok.clone() }),
         ("temperature", GenerationParams { temperature: -0.1, ..ok.clone() }),
@@ -52,14 +57,9 @@ fn parameters_out_of_range_are_named() {
         ("logit_bias", GenerationParams { logit_bias: vec![(1, f32::NAN)], ..ok.clone() }),
         ("logit_bias", GenerationParams { logit_bias: vec![(1, 1.0); MAX_LOGIT_BIASES + 1], ..ok.clone() }),
         ("top_logprobs", GenerationParams { logprobs: Some(MAX_TOP_LOGPROBS + 1), ..ok.clone() }),
-        ("grammar", GenerationParams { constraint: Some(Constraint::Gbnf(long())), ..ok.clone() }),
-        (
-            "response_format",
-            GenerationParams {
-                constraint: Some(Constraint::JsonSchema { schema: long(), strict: true }),
-                ..ok.clone()
-            },
-        ),
+        ("grammar", bound("grammar", Constraint::Gbnf(long()))),
+        ("response_format", bound("response_format", Constraint::JsonSchema { schema: long(), strict: true })),
+        ("guided_regex", bound("guided_regex", Constraint::Regex("a".repeat(MAX_REGEX_BYTES + 1)))),
         ("stop_token_ids", GenerationParams { stop_tokens: vec![1; MAX_STOP_TOKENS + 1], ..ok.clone() }),
         ("min_tokens", GenerationParams { max_tokens: Some(3), min_tokens: 4, ..ok.clone() }),
         ("stop", GenerationParams { stop: vec![String::new()], ..ok.clone() }),
@@ -67,6 +67,6 @@ fn parameters_out_of_range_are_named() {
         ("stop", GenerationParams { stop: vec!["x".into(); MAX_STOP_STRINGS + 1], ..ok }),
     ];
     for (param, params) in cases {
-        assert_eq!(params.validate().unwrap_err().param, param, "{params:?}");
+        assert_eq!(params.validate().unwrap_err().param, param);
     }
 }

@@ -1,5 +1,5 @@
 //! What an answer must look like, compiled: a GBNF grammar, which llama.cpp's language and our machine follow
-//! (`gantry-llama`), or a JSON schema ([`schema`]).
+//! (`gantry-llama`), or a JSON schema or a regular expression ([`schema`]).
 //!
 //! [`Grammars`] keeps those that were compiled lately: those who ask for a schema ask for it again and again, and to
 //! compile one takes longer than to tokenise most prompts. It is shared by the threads that prepare prompts. What is kept
@@ -27,14 +27,28 @@ use crate::params::{self, MAX_KEPT_GRAMMARS};
 
 /// Where an answer is in what it must look like.
 #[derive(Clone, Debug)]
-pub(crate) enum Constraint {
+pub(crate) struct Constraint {
+    machine: Machine,
+    /// What the client calls it.
+    param: Arc<str>,
+}
+
+#[derive(Clone, Debug)]
+enum Machine {
     Gbnf(Box<Grammar>),
     Schema(Box<Schema>),
 }
 
 /// What it must look like cannot be followed, or a token is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ConstraintError {
+#[error("{param}: {fault}")]
+pub(crate) struct ConstraintError {
+    param: Arc<str>,
+    fault: Fault,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Fault {
     #[error("{0}")]
     Gbnf(#[from] GrammarError),
     #[error("{0}")]
@@ -44,23 +58,26 @@ pub(crate) enum ConstraintError {
 impl ConstraintError {
     /// What the request is told that is being answered: what is too complex is its own fault.
     pub(crate) fn into_request_error(self) -> RequestError {
-        let (param, message) = match &self {
-            Self::Gbnf(GrammarError::TooComplex { .. }) => ("grammar", self.to_string()),
-            Self::Schema(SchemaError::TooComplex { .. } | SchemaError::DeadEnd) => {
-                ("response_format", self.to_string())
+        match self.fault {
+            Fault::Gbnf(GrammarError::TooComplex { .. })
+            | Fault::Schema(SchemaError::TooComplex { .. } | SchemaError::DeadEnd) => {
+                RequestError::invalid(&*self.param, "grammar_too_complex", self.to_string())
             }
-            _ => return RequestError::Internal(self.to_string()),
-        };
-        RequestError::invalid(param, "grammar_too_complex", format!("{param}: {message}"))
+            _ => RequestError::Internal(self.to_string()),
+        }
     }
 }
 
 impl Constraint {
+    fn error(&self, fault: impl Into<Fault>) -> ConstraintError {
+        ConstraintError { param: self.param.clone(), fault: fault.into() }
+    }
+
     /// Whether the text may end here, so that the end tokens are allowed.
     pub(crate) fn is_complete(&mut self) -> bool {
-        match self {
-            Self::Gbnf(grammar) => grammar.is_complete(),
-            Self::Schema(schema) => schema.is_complete(),
+        match &mut self.machine {
+            Machine::Gbnf(grammar) => grammar.is_complete(),
+            Machine::Schema(schema) => schema.is_complete(),
         }
     }
 
@@ -69,10 +86,11 @@ impl Constraint {
     /// # Errors
     /// When that takes too long to say.
     pub(crate) fn allows(&mut self, token: Token) -> Result<bool, ConstraintError> {
-        match self {
-            Self::Gbnf(grammar) => Ok(grammar.allows(token)?),
-            Self::Schema(schema) => Ok(schema.allows(token)?),
-        }
+        let allows = match &mut self.machine {
+            Machine::Gbnf(grammar) => grammar.allows(token).map_err(Fault::from),
+            Machine::Schema(schema) => schema.allows(token).map_err(Fault::from),
+        };
+        allows.map_err(|fault| self.error(fault))
     }
 
     /// Goes on after a token. One that ends the generation changes nothing.
@@ -80,10 +98,11 @@ impl Constraint {
     /// # Errors
     /// When the token is not allowed, or that takes too long to say.
     pub(crate) fn accept(&mut self, token: Token) -> Result<(), ConstraintError> {
-        match self {
-            Self::Gbnf(grammar) => Ok(grammar.accept(token)?),
-            Self::Schema(schema) => Ok(schema.accept(token)?),
-        }
+        let accepted = match &mut self.machine {
+            Machine::Gbnf(grammar) => grammar.accept(token).map_err(Fault::from),
+            Machine::Schema(schema) => schema.accept(token).map_err(Fault::from),
+        };
+        accepted.map_err(|fault| self.error(fault))
     }
 
     /// Goes on after a text that is there already, whichever tokens it came as; a schema has none before it.
@@ -91,10 +110,11 @@ impl Constraint {
     /// # Errors
     /// When it is not allowed.
     pub(crate) fn accept_text(&mut self, text: &str) -> Result<(), ConstraintError> {
-        match self {
-            Self::Gbnf(grammar) => Ok(grammar.accept_text(text)?),
-            Self::Schema(_) => Ok(()),
-        }
+        let accepted = match &mut self.machine {
+            Machine::Gbnf(grammar) => grammar.accept_text(text),
+            Machine::Schema(_) => Ok(()),
+        };
+        accepted.map_err(|fault| self.error(fault))
     }
 
     /// Writes to `out` the row with every token that may not come next at minus infinity.
@@ -102,10 +122,11 @@ impl Constraint {
     /// # Errors
     /// When that takes too long to say.
     pub(crate) fn apply(&mut self, row: &[f32], out: &mut Vec<f32>) -> Result<(), ConstraintError> {
-        match self {
-            Self::Gbnf(grammar) => Ok(grammar.apply(row, out)?),
-            Self::Schema(schema) => Ok(schema.apply(row, out)?),
-        }
+        let applied = match &mut self.machine {
+            Machine::Gbnf(grammar) => grammar.apply(row, out).map_err(Fault::from),
+            Machine::Schema(schema) => schema.apply(row, out).map_err(Fault::from),
+        };
+        applied.map_err(|fault| self.error(fault))
     }
 }
 
@@ -113,52 +134,49 @@ impl Constraint {
 #[derive(Clone, Default)]
 pub(crate) struct Grammars {
     /// The one used last is the last.
-    kept: Arc<Mutex<Vec<(params::Constraint, Constraint)>>>,
+    kept: Arc<Mutex<Vec<(params::Constraint, Machine)>>>,
     /// Built for the first schema: no model's load waits for it. What failed is tried again.
     schemas: Arc<Mutex<Option<Arc<SchemaCompiler>>>>,
 }
 
 impl Grammars {
-    /// Compiles a grammar, unless it was compiled lately.
+    /// Compiles what a client calls `param`, unless it was compiled lately.
     ///
     /// # Errors
     /// What is wrong with it, and where.
     pub(crate) fn get(
         &self,
         texts: &Arc<TokenTexts>,
-        grammar: &params::Constraint,
+        asked: &params::Constraint,
+        param: &str,
     ) -> Result<Constraint, RequestError> {
-        if let Some(known) = self.find(grammar) {
-            return Ok(known);
+        let of = |machine| Constraint { machine, param: param.into() };
+        if let Some(known) = self.find(asked) {
+            return Ok(of(known));
         }
-        let param = match grammar {
-            params::Constraint::Gbnf(_) => "grammar",
-            params::Constraint::JsonSchema { .. } => "response_format",
-        };
-        let compiled = self.compile(texts, grammar);
-        let compiled = compiled.map_err(|error| match error {
-            ConstraintError::Schema(SchemaError::Busy) => RequestError::Overloaded(error.to_string()),
-            ConstraintError::Schema(SchemaError::Internal(_)) => RequestError::Internal(error.to_string()),
-            error => RequestError::invalid(param, "invalid_grammar", format!("{param}: {error}")),
+        let compiled = self.compile(texts, asked).map_err(|fault| match fault {
+            Fault::Schema(SchemaError::Busy) => RequestError::Overloaded(fault.to_string()),
+            Fault::Schema(SchemaError::Internal(_)) => RequestError::Internal(fault.to_string()),
+            fault => RequestError::invalid(param, "invalid_grammar", format!("{param}: {fault}")),
         })?;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have been quicker.
-        kept.retain(|(other, _)| other != grammar);
+        kept.retain(|(other, _)| other != asked);
         if kept.len() >= MAX_KEPT_GRAMMARS {
             kept.remove(0);
         }
-        kept.push((grammar.clone(), compiled.clone()));
-        Ok(compiled)
+        kept.push((asked.clone(), compiled.clone()));
+        Ok(of(compiled))
     }
 
-    fn compile(&self, texts: &Arc<TokenTexts>, grammar: &params::Constraint) -> Result<Constraint, ConstraintError> {
-        match grammar {
-            params::Constraint::Gbnf(text) => Ok(Constraint::Gbnf(Box::new(Grammar::gbnf(texts, text)?))),
+    fn compile(&self, texts: &Arc<TokenTexts>, asked: &params::Constraint) -> Result<Machine, Fault> {
+        Ok(match asked {
+            params::Constraint::Gbnf(text) => Machine::Gbnf(Box::new(Grammar::gbnf(texts, text)?)),
             params::Constraint::JsonSchema { schema, strict } => {
-                let schema = self.compiler(texts)?.compile(schema, *strict)?;
-                Ok(Constraint::Schema(Box::new(schema)))
+                Machine::Schema(Box::new(self.compiler(texts)?.compile(schema, *strict)?))
             }
-        }
+            params::Constraint::Regex(regex) => Machine::Schema(Box::new(self.compiler(texts)?.compile_regex(regex)?)),
+        })
     }
 
     fn compiler(&self, texts: &Arc<TokenTexts>) -> Result<Arc<SchemaCompiler>, SchemaError> {
@@ -169,7 +187,7 @@ impl Grammars {
         Ok(Arc::clone(built.insert(Arc::new(SchemaCompiler::new(texts)?))))
     }
 
-    fn find(&self, grammar: &params::Constraint) -> Option<Constraint> {
+    fn find(&self, grammar: &params::Constraint) -> Option<Machine> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(other, _)| other == grammar)?;
         let found = kept.remove(at);
@@ -202,7 +220,7 @@ mod tests {
         let (grammars, texts) = (Grammars::default(), ScriptedVocabulary.texts());
         let asked = gbnf("root ::= \"ad\"");
         for _ in 0..3 {
-            let mut grammar = grammars.get(texts, &asked).unwrap();
+            let mut grammar = grammars.get(texts, &asked, "grammar").unwrap();
             assert!(grammar.allows(8).unwrap() && !grammar.allows(11).unwrap());
             grammar.accept(8).unwrap();
             assert!(grammar.allows(11).unwrap() && !grammar.allows(8).unwrap());
@@ -215,17 +233,15 @@ mod tests {
         let (grammars, texts) = (Grammars::default(), ScriptedVocabulary.texts());
         let nth = |n: usize| gbnf(&format!("root ::= \"{}\"", "a".repeat(n + 1)));
         for n in 0..MAX_KEPT_GRAMMARS {
-            grammars.get(texts, &nth(n)).unwrap();
+            grammars.get(texts, &nth(n), "grammar").unwrap();
         }
-        grammars.get(texts, &nth(0)).unwrap();
-        assert!(grammars.get(texts, &gbnf("root ::= x")).is_err());
+        grammars.get(texts, &nth(0), "grammar").unwrap();
+        assert!(grammars.get(texts, &gbnf("root ::= x"), "grammar").is_err());
         // The same text as a schema is another grammar.
-        assert!(
-            grammars
-                .get(texts, &params::Constraint::JsonSchema { schema: String::from("root ::= \"a\""), strict: false })
-                .is_err()
-        );
-        grammars.get(texts, &nth(MAX_KEPT_GRAMMARS)).unwrap();
+        let schema = params::Constraint::JsonSchema { schema: String::from("root ::= \"a\""), strict: false };
+        let refused = grammars.get(texts, &schema, "guided_json").unwrap_err();
+        assert!(refused.to_string().starts_with("guided_json: "), "{refused}");
+        grammars.get(texts, &nth(MAX_KEPT_GRAMMARS), "grammar").unwrap();
         let expected: Vec<_> = (2..MAX_KEPT_GRAMMARS).chain([0, MAX_KEPT_GRAMMARS]).map(nth).collect();
         assert_eq!(kept(&grammars), expected);
     }

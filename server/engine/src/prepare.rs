@@ -362,9 +362,9 @@ impl Preparer {
     fn grammar_of(&self, answer: &RenderedAnswer) -> Result<Option<Constraint>, RequestError> {
         let Some((grammar, texts)) = &answer.grammar else { return Ok(None) };
         let asked = params::Constraint::Gbnf(grammar.clone());
-        let mut grammar = self.answer_grammars.get(texts, &asked).map_err(|error| error.of("tools"))?;
+        let mut grammar = self.answer_grammars.get(texts, &asked, "tools")?;
         let begun = grammar.accept_text(&answer.form.prefix);
-        begun.map_err(|error| RequestError::invalid("tools", "invalid_grammar", format!("tools: {error}")))?;
+        begun.map_err(|error| RequestError::invalid("tools", "invalid_grammar", error.to_string()))?;
         Ok(Some(grammar))
     }
 

@@ -6,7 +6,7 @@
 
 pub use gantry_core::{
     MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, MAX_PENALTY,
-    MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS,
+    MAX_REGEX_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS,
 };
 
 /// The longest `model`, in bytes: an error repeats it.
@@ -37,6 +37,8 @@ pub const MAX_PROMPT_CHOICES: u32 = 128;
 pub const MAX_PROMPT_TOKENS: usize = 1 << 20;
 /// The longest `grammar`, in bytes.
 pub const MAX_GRAMMAR_BYTES: usize = 64 * 1024;
+/// The most texts of which an answer must be one.
+pub const MAX_FORM_CHOICES: usize = 1000;
 /// The longest JSON schema in a `response_format`, in bytes.
 pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
 /// The most texts in one request for embeddings.

@@ -51,6 +51,8 @@ pub enum Place {
     ResponseFormat,
     /// Its `json_schema`.
     JsonSchema,
+    /// `structured_outputs`.
+    StructuredOutputs,
     /// One of the `documents` of a ranking, where it is an object.
     Document,
     /// `stream_options`.
@@ -131,6 +133,7 @@ impl Place {
             Self::Thinking => "`thinking`",
             Self::ResponseFormat => "`response_format`",
             Self::JsonSchema => "the `json_schema` of a `response_format`",
+            Self::StructuredOutputs => "`structured_outputs`",
             Self::Document => "documents",
             Self::StreamOptions => "`stream_options`",
         }
@@ -316,7 +319,7 @@ const MAX_SHOWN_NAME_CHARS: usize = 64;
 use Neutral::{Absent, Empty, False, MinusOne, NoThought, NotPositive, One, OnlyText, True, Two, Words, Zero};
 use Place::{
     Chat, Detokenize, Document, Embeddings, Function, JsonSchema, Message, Part, Reasoning, Rerank, ResponseFormat,
-    StreamOptions, Template, Text, Thinking, Tokenize, Tool, ToolCall, ToolChoice, ToolFunction,
+    StreamOptions, StructuredOutputs, Template, Text, Thinking, Tokenize, Tool, ToolCall, ToolChoice, ToolFunction,
 };
 use Treatment::{NoEffect, Obeyed, Refused};
 
@@ -450,14 +453,23 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "grammar_lazy", Refused(False, "")),
     at(GENERATION, "grammar_triggers", Refused(Empty, "")),
     at(GENERATION, "preserved_tokens", Refused(Empty, "")),
-    at(GENERATION, "structured_outputs", Refused(Empty, "use `response_format` or `grammar`")),
+    at(GENERATION, "structured_outputs", Obeyed),
     at(GENERATION, "structural_tag", Refused(Empty, "use `grammar`")),
-    at(GENERATION, "guided_json", Refused(Empty, "use `response_format`")),
-    at(GENERATION, "guided_regex", Refused(Empty, "use `grammar`, or a `pattern` in a JSON schema")),
-    at(GENERATION, "guided_choice", Refused(Empty, "use `grammar`")),
-    at(GENERATION, "guided_grammar", Refused(Empty, "use `grammar`, which takes GBNF")),
+    at(GENERATION, "guided_json", Obeyed),
+    at(GENERATION, "guided_regex", Obeyed),
+    at(GENERATION, "guided_choice", Obeyed),
+    at(GENERATION, "guided_grammar", Obeyed),
     at(GENERATION, "guided_decoding_backend", NoEffect("says what follows a form, not which form")),
-    at(GENERATION, "guided_whitespace_pattern", NoEffect("belongs to `guided_json`, which is refused")),
+    at(GENERATION, "guided_whitespace_pattern", Refused(Empty, "")),
+    at(&[StructuredOutputs], "json", Obeyed),
+    at(&[StructuredOutputs], "regex", Obeyed),
+    at(&[StructuredOutputs], "choice", Obeyed),
+    at(&[StructuredOutputs], "grammar", Obeyed),
+    at(&[StructuredOutputs], "json_object", Obeyed),
+    at(&[StructuredOutputs], "structural_tag", Refused(Empty, "say what it says by `grammar`")),
+    at(&[StructuredOutputs], "disable_any_whitespace", Refused(False, "")),
+    at(&[StructuredOutputs], "disable_additional_properties", Refused(False, "say it in the schema")),
+    at(&[StructuredOutputs], "whitespace_pattern", Refused(Empty, "")),
     at(GENERATION, "skip_special_tokens", Refused(True, "")),
     at(
         GENERATION,

@@ -73,7 +73,9 @@ impl Common {
     fn read(fields: &Fields<'_>, logprobs: Logprobs) -> Result<Self, ApiError> {
         let model = model(fields)?;
         let mut params = sampling(fields)?;
-        params.constraint = constraint(fields)?;
+        if let Some((constraint, param)) = constraint(fields)? {
+            (params.constraint, params.constraint_param) = (Some(constraint), param);
+        }
         params.logprobs = logprobs(fields, MAX_TOP_LOGPROBS)?;
         let choices = choices(fields)?.unwrap_or(1);
         params.priority = priority(fields)?;

@@ -63,6 +63,7 @@ fn named(line: &'static str) -> Option<Named> {
         "json_schema" => Place::JsonSchema,
         "document" => Place::Document,
         "stream_options" => Place::StreamOptions,
+        "structured_outputs" => Place::StructuredOutputs,
         _ => return None,
     };
     let name = columns.next()?;
@@ -126,6 +127,9 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> 
             json!({"messages": [{"role": "user", "content": "Hi"}], "response_format": format})
         }
         Place::Document => json!({"query": "Hi", "documents": ["a", inner]}),
+        Place::StructuredOutputs => {
+            json!({"messages": [{"role": "user", "content": "Hi"}], "structured_outputs": inner})
+        }
         Place::StreamOptions => {
             json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true, "stream_options": inner})
         }
@@ -158,6 +162,7 @@ fn path(place: Place, name: &str) -> String {
         Place::JsonSchema => format!("response_format.json_schema.{name}"),
         Place::Document => format!("documents[1].{name}"),
         Place::StreamOptions => format!("stream_options.{name}"),
+        Place::StructuredOutputs => format!("structured_outputs.{name}"),
         _ => name.to_owned(),
     }
 }
@@ -212,6 +217,7 @@ fn places() -> Vec<(Place, Value)> {
         (Place::JsonSchema, json!({"schema": {"type": "object"}})),
         (Place::Document, json!({"text": "Hi"})),
         (Place::StreamOptions, json!({})),
+        (Place::StructuredOutputs, json!({"regex": "a"})),
     ]
 }
 

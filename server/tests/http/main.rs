@@ -15,6 +15,7 @@ mod drain;
 mod ends;
 mod faults;
 mod files;
+mod forms;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
 mod keys;

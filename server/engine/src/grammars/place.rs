@@ -195,6 +195,16 @@ pub(super) fn describe(schema: &Value, said: &str) -> SchemaError {
     SchemaError::Unsupported { path: short(&path), message: short(&message) }
 }
 
+/// What the compiler said of a regular expression: its last line says it, those before it show where.
+pub(super) fn reason(said: &str) -> String {
+    if let Some(panic) = said.strip_prefix("panic:") {
+        tracing::error!(panic = panic.lines().next().unwrap_or_default(), "compiling a regular expression panicked");
+        return String::from("it cannot be compiled; simplify it");
+    }
+    let said = said.trim_end().lines().last().unwrap_or_default();
+    said.trim_start_matches("error: ").chars().take(MAX_SAID).collect()
+}
+
 type IsAtFault = Box<dyn Fn(&str, &Value) -> bool>;
 
 /// Which keyword, with which value, a reason is about, and the reason in our words.

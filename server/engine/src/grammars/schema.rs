@@ -1,4 +1,4 @@
-//! JSON schemas, by the `llguidance` crate: an Earley parser over lexemes whose expressions are derived as they are
+//! JSON schemas and regular expressions, by the `llguidance` crate: an Earley parser over lexemes whose expressions are derived as they are
 //! needed, and a trie of the vocabulary, so that the tokens that may come next are found in microseconds.
 //!
 //! [`SchemaCompiler`] is what a model's requests share: the trie, built when the first of them asks. [`Schema`] is the
@@ -47,25 +47,26 @@ pub(crate) enum SchemaError {
         path: String,
         message: String,
     },
+    /// A regular expression that is none, or that cannot be followed.
+    #[error("regular expression: {0}")]
+    Regex(String),
     /// Following it takes more than one token may.
-    #[error(
-        "the JSON schema is too complex to follow from here: {message}; simplify its patterns, lengths or alternatives"
-    )]
+    #[error("it is too complex to follow from here: {message}; simplify its patterns, lengths or alternatives")]
     TooComplex { message: String },
     /// A token was accepted that the schema does not allow.
-    #[error("the JSON schema does not allow token {0} here")]
+    #[error("it does not allow token {0} here")]
     NotAllowed(Token),
     /// It is given up.
-    #[error("JSON schema: compiling it takes more than {limit_ms} ms; simplify it")]
+    #[error("compiling it takes more than {limit_ms} ms; simplify it")]
     TooSlow { limit_ms: u128 },
     /// As many are compiled as may be at once, some of which take too long.
-    #[error("too many JSON schemas are being compiled; try again later")]
+    #[error("too many JSON schemas and regular expressions are being compiled; try again later")]
     Busy,
     /// No token of the vocabulary can come next.
-    #[error("no token of the model's vocabulary goes on with an answer of the JSON schema")]
+    #[error("no token of the model's vocabulary goes on with an answer of this form")]
     DeadEnd,
     /// The crate failed in a way that it should not.
-    #[error("the JSON schema could not be followed: {0}")]
+    #[error("it could not be followed: {0}")]
     Internal(String),
 }
 
@@ -152,17 +153,39 @@ impl SchemaCompiler {
             };
             options.apply_to(&mut schema);
         }
-        let (factory, root) = (self.factory.clone(), schema.clone());
+        let root = GrammarWithLexer { json_schema: Some(schema.clone()), ..GrammarWithLexer::default() };
+        self.compile_root(root)?.map_err(|error| place::describe(&schema, &format!("{error:#}")))
+    }
+
+    /// An answer that this regular expression matches from its first character to its last, from its beginning.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn compile_regex(&self, regex: &str) -> Result<Schema, SchemaError> {
+        // The whole answer is matched, anchors or not.
+        let inner = regex.strip_prefix('^').unwrap_or(regex);
+        let inner = match inner.strip_suffix('$') {
+            // An escaped one is a character.
+            Some(rest) if rest.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0 => rest,
+            _ => inner,
+        };
+        if inner.is_empty() {
+            return Err(SchemaError::Regex(String::from("it matches no text but the empty one")));
+        }
+        let compiled = self.compile_root(GrammarWithLexer::from_regex(inner))?;
+        compiled.map_err(|error| SchemaError::Regex(place::reason(&format!("{:#}", error.root_cause()))))
+    }
+
+    fn compile_root(&self, grammar: GrammarWithLexer) -> Result<anyhow::Result<Schema>, SchemaError> {
+        let factory = self.factory.clone();
         let compiled = self.within_time(move || {
-            let grammar = GrammarWithLexer { json_schema: Some(root), ..GrammarWithLexer::default() };
             let mut parser = factory.create_parser(TopLevelGrammar { grammars: vec![grammar], max_tokens: None })?;
             parser.start_without_prompt();
             // Where nothing may follow, it stops here.
             parser.check_stop()?;
             Ok::<_, anyhow::Error>(parser)
         })?;
-        let parser = compiled.map_err(|error| place::describe(&schema, &format!("{error:#}")))?;
-        Ok(Schema::new(parser, self.vocabulary.clone(), self.clock.clone()))
+        Ok(compiled.map(|parser| Schema::new(parser, self.vocabulary.clone(), self.clock.clone())))
     }
 
     /// Runs what recurses as deep as a schema says and may take as long as it likes, on a thread of its own.

@@ -403,6 +403,43 @@ fn a_vocabulary_that_cannot_say_it_is_a_dead_end() {
 }
 
 #[test]
+fn an_answer_matches_a_regular_expression_from_its_beginning_to_its_end() {
+    for (regex, good, bad) in [
+        ("[a-c]+", &["a", "abc"][..], &["", "d", "ad", "a\n"][..]),
+        ("^[a-c]+$", &["abc"], &["abcd"]),
+        (r"\d{3}-\d{4}", &["555-1234"], &["555-123", "5551234"]),
+        // What a grammar would write otherwise.
+        ("a/b", &["a/b"], &["a", "ab"]),
+        (r"a\/b\\\\", &[r"a/b\\"], &["a/b"]),
+        ("a\nb\"", &["a\nb\""], &["a b"]),
+        (r"costs \$", &["costs $"], &["costs"]),
+        ("yes|no", &["yes", "no"], &["yesno", "y"]),
+        ("(?i)yes", &["YES", "yes"], &["no"]),
+        (".*", &["anything", ""], &["two\nlines"]),
+    ] {
+        let form = compiler().compile_regex(regex).unwrap_or_else(|error| panic!("{regex}: {error}"));
+        good.iter().for_each(|text| assert!(follows(&form, text), "{regex} of {text:?}"));
+        bad.iter().for_each(|text| assert!(!follows(&form, text), "{regex} of {text:?}"));
+    }
+    for bad in ["", "^$", "(", "a**{", "[z-a]", "a(?=b)", r"(a)\1", r"\p{Nothing}"] {
+        let Err(error) = compiler().compile_regex(bad) else { panic!("{bad} is taken") };
+        let told = error.to_string();
+        assert!(matches!(error, SchemaError::Regex(_)) && told.len() < 400 && !told.contains('\n'), "{bad}: {told}");
+    }
+}
+
+proptest! {
+    /// Whatever it says, it is one expression, and no text of it ends what holds it.
+    #[test]
+    fn any_text_is_an_expression_or_refused(regex in "(?s)[a-c/\\\\\"'\\[\\](){}|*+?.^$\n:#%<>-]{0,12}") {
+        if let Ok(form) = compiler().compile_regex(&regex) {
+            // An expression of the same meaning, where this is one for others, too.
+            prop_assert!(!follows(&form, "\u{1F600}zzz") || regex.contains('.') || regex.contains('^'), "{}", regex);
+        }
+    }
+}
+
+#[test]
 fn a_step_that_takes_too_long_ends_its_answer_alone() {
     let same: Vec<Value> = vec![json!({"type": "array", "items": {"$ref": "#/$defs/a"}}); 300];
     let mut hostile = compile(&json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": same}}})).unwrap();
@@ -413,7 +450,7 @@ fn a_step_that_takes_too_long_ends_its_answer_alone() {
     let failed = (0..20).find_map(|_| matcher.accept(open).err());
     assert!(matches!(failed, Some(SchemaError::TooComplex { .. })), "{failed:?}");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    let error = ConstraintError::from(failed.unwrap()).into_request_error();
+    let error = ConstraintError { param: "guided_json".into(), fault: failed.unwrap().into() }.into_request_error();
     assert_eq!(error.code(), "grammar_too_complex");
     // Who began alike is not harmed, nor is anyone else.
     assert!(follows(&harmless, "[[]]"));

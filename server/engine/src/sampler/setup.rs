@@ -38,7 +38,9 @@ pub(crate) fn compile(
             format!("stop_token_ids: token {token} is not in the model's vocabulary of {}", vocabulary.size());
         return Err(RequestError::invalid("stop_token_ids", "invalid_token", message));
     }
-    let grammar = params.constraint.as_ref().map(|asked| grammars.get(vocabulary.texts(), asked)).transpose()?;
+    let constraint = params.constraint.as_ref();
+    let grammar =
+        constraint.map(|asked| grammars.get(vocabulary.texts(), asked, &params.constraint_param)).transpose()?;
     let breakers = if params.dry.multiplier > 0.0 {
         Breakers::new(vocabulary.texts(), &params.dry.sequence_breakers)
     } else {

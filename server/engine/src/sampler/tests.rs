@@ -396,12 +396,17 @@ fn what_cannot_be_compiled_names_its_parameter() {
         };
     let d = GenerationParams::default();
     let bad = params::Constraint::Gbnf(String::from("root ::= x"));
-    let (name, code, message) = param(&GenerationParams { constraint: Some(bad), ..d.clone() });
-    assert_eq!((name.as_str(), code.as_str()), ("grammar", "invalid_grammar"));
+    let bound = |constraint, param: &str| GenerationParams {
+        constraint: Some(constraint),
+        constraint_param: param.to_owned(),
+        ..d.clone()
+    };
+    let (name, code, message) = param(&bound(bad, "guided_grammar"));
+    assert_eq!((name.as_str(), code.as_str()), ("guided_grammar", "invalid_grammar"));
     assert!(message.contains("line 1, column 10"), "{message}");
     let bad = params::Constraint::JsonSchema { schema: String::from(r#"{"type":"x"}"#), strict: false };
-    let (name, code, _) = param(&GenerationParams { constraint: Some(bad), ..d.clone() });
+    let (name, code, _) = param(&bound(bad, "response_format"));
     assert_eq!((name.as_str(), code.as_str()), ("response_format", "invalid_grammar"));
-    let (name, code, _) = param(&GenerationParams { logit_bias: vec![(48, 1.0)], ..d });
+    let (name, code, _) = param(&GenerationParams { logit_bias: vec![(48, 1.0)], ..d.clone() });
     assert_eq!((name.as_str(), code.as_str()), ("logit_bias", "invalid_token"));
 }

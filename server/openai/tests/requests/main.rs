@@ -348,17 +348,67 @@ fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
     differs("n_predict", json!(-1), |_| {});
     differs("n_cmpl", json!(2), |c| c.choices = 2);
     differs("json_schema", json!({"type": "integer"}), |c| {
-        c.params.constraint = Some(Constraint::JsonSchema { schema: r#"{"type":"integer"}"#.into(), strict: false });
+        bind(c, "json_schema", Some(Constraint::JsonSchema { schema: r#"{"type":"integer"}"#.into(), strict: false }));
     });
     differs("json_schema", json!({}), |_| {});
     differs("grammar", json!("root ::= \"a\""), |c| {
-        c.params.constraint = Some(Constraint::Gbnf("root ::= \"a\"".into()));
+        bind(c, "grammar", Some(Constraint::Gbnf("root ::= \"a\"".into())));
     });
     differs("grammar", json!(""), |_| {});
 
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "dry_multiplier": 1, "dry_penalty_last_n": 0});
     let off = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap();
     assert_eq!(off.common.params.dry, DryParams::default(), "a look back of 0 turns the penalty off");
+}
+
+/// What an answer must look like, by a field of this name.
+fn bind(common: &mut Common, param: &str, constraint: Option<Constraint>) {
+    common.params.constraint_param = constraint.as_ref().map(|_| param.to_owned()).unwrap_or_default();
+    common.params.constraint = constraint;
+}
+
+#[test]
+fn each_form_of_an_answer_is_taken_by_vllms_names() {
+    let schema = || Some(Constraint::JsonSchema { schema: r#"{"type":"integer"}"#.to_owned(), strict: false });
+    let any_object = || Some(Constraint::JsonSchema { schema: r#"{"type":"object"}"#.to_owned(), strict: true });
+    let regex = || Some(Constraint::Regex("a+".to_owned()));
+    let gbnf = |text: &str| Some(Constraint::Gbnf(text.to_owned()));
+    let texts = || json!(["a", "say \"b\"\n", "\\"]);
+    let of_texts = || gbnf(r#"root ::= "a" | "say \"b\"\u000a" | "\\""#);
+    for (name, given, param, constraint) in [
+        ("guided_json", json!({"type": "integer"}), "guided_json", schema()),
+        ("guided_json", json!(r#" {"type": "integer"}"#), "guided_json", schema()),
+        ("guided_regex", json!("a+"), "guided_regex", regex()),
+        ("guided_choice", texts(), "guided_choice", of_texts()),
+        ("guided_grammar", json!("root ::= x"), "guided_grammar", gbnf("root ::= x")),
+        ("structured_outputs", json!({"json": {"type": "integer"}}), "structured_outputs.json", schema()),
+        ("structured_outputs", json!({"json_object": true}), "structured_outputs.json_object", any_object()),
+        ("structured_outputs", json!({"regex": "a+"}), "structured_outputs.regex", regex()),
+        ("structured_outputs", json!({"choice": texts()}), "structured_outputs.choice", of_texts()),
+        ("structured_outputs", json!({"grammar": "root ::= x"}), "structured_outputs.grammar", gbnf("root ::= x")),
+        ("structured_outputs", json!({"json_object": false, "regex": null, "choice": null}), "", None),
+    ] {
+        differs(name, given, |c| bind(c, param, constraint));
+    }
+    for (beside, param) in [
+        (json!({"guided_json": "[]"}), "guided_json"),
+        (json!({"guided_json": "{"}), "guided_json"),
+        (json!({"guided_json": 7}), "guided_json"),
+        (json!({"guided_regex": "a".repeat(5000)}), "guided_regex"),
+        (json!({"guided_choice": "a"}), "guided_choice"),
+        (json!({"guided_choice": [""]}), "guided_choice[0]"),
+        (json!({"guided_choice": vec!["a"; 1001]}), "guided_choice"),
+        (json!({"guided_choice": ["a".repeat(40_000), "b".repeat(40_000)]}), "guided_choice"),
+        (json!({"structured_outputs": {"choice": []}}), "structured_outputs.choice"),
+        (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "structured_outputs.choice"),
+        (json!({"guided_regex": "a", "structured_outputs": {"regex": "a"}}), "structured_outputs.regex"),
+        (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "guided_regex"),
+    ] {
+        let mut body = beside;
+        body["messages"] = json!([{"role": "user", "content": "Hi"}]);
+        let error = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{error}");
+    }
 }
 
 #[test]
@@ -376,7 +426,7 @@ fn each_form_of_an_answer_is_taken() {
             of_schema(true),
         ),
     ] {
-        differs("response_format", given, |c| c.params.constraint = constraint);
+        differs("response_format", given, |c| bind(c, "response_format", constraint));
     }
     // Answers have their properties in the order in which the schema names them.
     let ordered = r#"{"messages":[{"role":"user","content":"Hi"}],"response_format":{"type":"json_schema","json_schema":{"name":"a",

@@ -143,13 +143,14 @@ fn sampling() -> impl Strategy<Value = GenerationParams> {
         )
 }
 
-fn constraint() -> impl Strategy<Value = Option<Constraint>> {
+fn constraint() -> impl Strategy<Value = (Option<Constraint>, &'static str)> {
     prop_oneof![
-        Just(None),
+        Just((None, "")),
         ("[a-z]{1,9}", any::<bool>()).prop_map(|(title, strict)| {
-            Some(Constraint::JsonSchema { schema: json!({"title": title}).to_string(), strict })
+            (Some(Constraint::JsonSchema { schema: json!({"title": title}).to_string(), strict }), "response_format")
         }),
-        ".{1,30}".prop_map(|grammar| Some(Constraint::Gbnf(grammar))),
+        ".{1,30}".prop_map(|grammar| (Some(Constraint::Gbnf(grammar)), "grammar")),
+        ".{1,30}".prop_map(|regex| (Some(Constraint::Regex(regex)), "guided_regex")),
     ]
 }
 
@@ -158,9 +159,9 @@ fn common() -> impl Strategy<Value = Common> {
     let logprobs = prop::option::of(0..=MAX_TOP_LOGPROBS);
     let streaming = (streaming(), any::<bool>());
     (prop::option::of("[a-z]{1,9}"), sampling(), constraint(), logprobs, 1..=MAX_CHOICES, priority, streaming).prop_map(
-        |(model, sampling, constraint, logprobs, choices, priority, (streaming, timings))| Common {
+        |(model, sampling, (constraint, param), logprobs, choices, priority, (streaming, timings))| Common {
             model,
-            params: GenerationParams { constraint, logprobs, priority, ..sampling },
+            params: GenerationParams { constraint, constraint_param: param.to_owned(), logprobs, priority, ..sampling },
             choices,
             streaming,
             timings,

@@ -106,6 +106,7 @@ fn constraint(params: &GenerationParams, object: &mut Map<String, Value>) {
             ("response_format", json!({"type": "json_schema", "json_schema": named}))
         }
         Some(Constraint::Gbnf(grammar)) => ("grammar", json!(grammar)),
+        Some(Constraint::Regex(regex)) => ("guided_regex", json!(regex)),
     };
     object.insert(name.to_owned(), value);
 }
