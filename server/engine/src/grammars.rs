@@ -61,7 +61,7 @@ impl ConstraintError {
         match self.fault {
             Fault::Gbnf(GrammarError::TooComplex { .. })
             | Fault::Schema(SchemaError::TooComplex { .. } | SchemaError::DeadEnd) => {
-                RequestError::invalid(&*self.param, "grammar_too_complex", self.to_string())
+                RequestError::invalid(&self.param, "grammar_too_complex", self.to_string())
             }
             _ => RequestError::Internal(self.to_string()),
         }

@@ -182,8 +182,9 @@ fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool)
     };
     let judged = |known: &Known| known.attempt == Some(wanted.attempt);
     let begins = current.versions.get(&version).is_none_or(|known| match known.phase {
-        Phase::Ready | Phase::Refused => !judged(known),
-        Phase::Waiting => !judged(known) || known.retry_due || has_room(),
+        Phase::Ready => !judged(known),
+        Phase::Refused => !judged(known) || known.outdated,
+        Phase::Waiting => !judged(known) || known.outdated || known.retry_due || has_room(),
         _ => false,
     });
     begins.then_some(Action::Prepare { version, purpose: Purpose::Candidate { attempt: wanted.attempt } })

@@ -167,6 +167,12 @@ fn retry_cases() -> Vec<Case> {
             vec!["try v2 2"],
         ),
         (
+            "and one of which another source is given",
+            desired(Some("v1"), Some(("v2", 1)), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", outdated(Refused, Some(1)))]),
+            vec!["try v2 1"],
+        ),
+        (
             "a version that is loaded is judged again for another attempt",
             desired(Some("v2"), Some(("v1", 2)), Some("v1")),
             current(Some("v2"), Some("v1"), &[("v1", known(Ready, Some(1))), ("v2", known(Ready, None))]),
@@ -453,7 +459,10 @@ proptest! {
         if let Some(candidate) = asked.candidate.as_ref().filter(|c| pod.0.route.active.as_ref() != Some(&c.version)) {
             let known = pod.0.versions.get(&candidate.version);
             prop_assert!(
-                known.is_some_and(|k| matches!(k.phase, Phase::Ready | Phase::Refused) && k.attempt == Some(candidate.attempt)),
+                known.is_some_and(|k| {
+                    let ends = k.phase == Phase::Ready || (k.phase == Phase::Refused && !k.outdated);
+                    ends && k.attempt == Some(candidate.attempt)
+                }),
                 "{known:?}"
             );
         }
