@@ -40,6 +40,8 @@ pub enum Route {
     Chat,
     /// `/v1/completions`.
     Completions,
+    /// `/v1/responses`.
+    Responses,
     /// `/v1/messages`.
     Messages,
     /// `/v1/embeddings`.
@@ -100,6 +102,7 @@ impl Route {
         match self {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
+            Self::Responses => "responses",
             Self::Messages => "messages",
             Self::Embeddings => "embeddings",
             Self::Rerank => "rerank",

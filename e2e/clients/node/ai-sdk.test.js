@@ -13,6 +13,7 @@ const compatible = createOpenAICompatible({ name: "gantry", baseURL: v1, apiKey:
 const ways = {
   "openai-compatible": compatible(model),
   openai: createOpenAI({ baseURL: v1, apiKey: key }).chat(model),
+  responses: createOpenAI({ baseURL: v1, apiKey: key }).responses(model),
   anthropic: createAnthropic({ baseURL: v1, apiKey: key })(model),
 };
 const given = { temperature: 0, maxOutputTokens: 64, maxRetries: 0 };
@@ -44,7 +45,7 @@ for (const [name, way] of Object.entries(ways)) {
 
 test("an answer has the form of a schema", async () => {
   const schema = z.object({ name: z.enum(["Seoul", "Rome"]), coast: z.boolean() });
-  for (const name of ["openai-compatible", "openai"]) {
+  for (const name of ["openai-compatible", "openai", "responses"]) {
     const { output } = await generateText({ ...given, model: ways[name], output: Output.object({ schema }), prompt: "Name a city." });
     assert.ok(schema.safeParse(output).success, name);
   }

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from common import BASE, EMBEDDINGS, GREETING, KEY, MODEL, V1, WEATHER
 
 OPENAI = ChatOpenAI(base_url=V1, api_key=KEY, model=MODEL, temperature=0, max_tokens=64, max_retries=0)
+RESPONSES = ChatOpenAI(
+    base_url=V1, api_key=KEY, model=MODEL, temperature=0, max_tokens=64, max_retries=0, use_responses_api=True
+)
 ANTHROPIC = ChatAnthropic(base_url=BASE, api_key=KEY, model=MODEL, max_tokens=64, max_retries=0, top_k=1)
 
 
@@ -31,9 +34,9 @@ def get_weather(city: str) -> str:
     return WEATHER.result
 
 
-class Both(unittest.TestCase):
+class Protocols(unittest.TestCase):
     def test_whole_and_in_pieces_an_answer_is_the_same(self):
-        for model in [OPENAI, ANTHROPIC]:
+        for model in [OPENAI, RESPONSES, ANTHROPIC]:
             whole = model.invoke([SystemMessage("Be kind."), HumanMessage(GREETING)])
             pieces = list(model.stream([SystemMessage("Be kind."), HumanMessage(GREETING)]))
             self.assertTrue(whole.text)
@@ -41,7 +44,7 @@ class Both(unittest.TestCase):
             self.assertGreater(whole.usage_metadata["output_tokens"], 0)
 
     def test_an_agent_calls_a_tool_and_reads_its_result(self):
-        for model in [OPENAI, ANTHROPIC]:
+        for model in [OPENAI, RESPONSES, ANTHROPIC]:
             bound = model.bind_tools([get_weather])
             messages = [HumanMessage(WEATHER.text)]
             called: AIMessage = bound.invoke(messages)
@@ -56,7 +59,8 @@ class Both(unittest.TestCase):
 
     def test_answers_have_the_form_of_a_model(self):
         for method in ["json_schema", "function_calling"]:
-            self.assertIsInstance(OPENAI.with_structured_output(City, method=method).invoke("Name a city."), City)
+            for model in [OPENAI, RESPONSES]:
+                self.assertIsInstance(model.with_structured_output(City, method=method).invoke("Name a city."), City)
         self.assertIsInstance(ANTHROPIC.with_structured_output(City, method="function_calling").invoke("Name a city."), City)
 
     def test_texts_are_embedded(self):

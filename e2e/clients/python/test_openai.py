@@ -126,6 +126,65 @@ class Chats(unittest.TestCase):
         self.assertEqual(len({answer.choices[0].message.content for answer in asyncio.run(ask())}), 1)
 
 
+def respond(**given):
+    return CLIENT.responses.create(**{"model": MODEL, "temperature": 0, "max_output_tokens": 64, "input": GREETING} | given)
+
+
+class Responses(unittest.TestCase):
+    TOOLS = [{"type": "function", "strict": False} | tool["function"] for tool in WEATHER.tools]
+
+    def test_whole_and_in_pieces_an_answer_is_the_same(self):
+        whole = respond(instructions="Be kind.", metadata={"a": "b"})
+        self.assertTrue(whole.output_text)
+        self.assertEqual((whole.status, whole.metadata, whole.instructions), ("completed", {"a": "b"}, "Be kind."))
+        events = list(respond(instructions="Be kind.", metadata={"a": "b"}, stream=True))
+        self.assertEqual([event.sequence_number for event in events], list(range(len(events))))
+        said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        self.assertEqual((said, events[-1].type), (whole.output_text, "response.completed"))
+        self.assertEqual(events[-1].response.usage.output_tokens, whole.usage.output_tokens)
+        self.assertEqual(said, chat(messages=[{"role": "system", "content": "Be kind."}, *GREETS]).choices[0].message.content)
+        cut = respond(max_output_tokens=2)
+        self.assertEqual((cut.status, cut.incomplete_details.reason), ("incomplete", "max_output_tokens"))
+
+    def test_the_stream_helper_gathers_the_answer(self):
+        with CLIENT.responses.stream(model=MODEL, input=GREETING, temperature=0, max_output_tokens=64) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_response()
+        self.assertIn("response.output_text.done", kinds)
+        self.assertEqual(final.output_text, respond().output_text)
+
+    def test_an_answer_is_parsed_into_a_model(self):
+        given = {"model": MODEL, "input": "Name a city.", "text_format": City, "temperature": 0, "max_output_tokens": 64}
+        parsed = CLIENT.responses.parse(**given).output_parsed
+        self.assertIsInstance(parsed, City)
+        with CLIENT.responses.stream(**given) as stream:
+            self.assertEqual(stream.get_final_response().output_parsed, parsed)
+
+    def test_tools_are_called_and_their_results_understood(self):
+        items = [{"role": "user", "content": WEATHER.text}]
+        called = respond(input=items, tools=self.TOOLS)
+        [call] = called.output
+        self.assertEqual((call.type, call.name, json.loads(call.arguments)), ("function_call", WEATHER.name, WEATHER.arguments))
+        items += [*called.output, {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER.result}]
+        answered = respond(input=items, tools=self.TOOLS)
+        self.assertEqual(answered.output_text, WEATHER.answer)
+        # As clients do that keep what they were told.
+        items += [item.model_dump(exclude_none=True) for item in answered.output] + [{"role": "user", "content": GREETING}]
+        self.assertTrue(respond(input=items, tools=self.TOOLS).output)
+        for choice in ["required", {"type": "function", "name": WEATHER.name}]:
+            with CLIENT.responses.stream(
+                model=MODEL, input=WEATHER.text, tools=self.TOOLS, tool_choice=choice, temperature=0
+            ) as stream:
+                done = [event for event in stream if event.type == "response.function_call_arguments.done"]
+            self.assertEqual([json.loads(event.arguments) for event in done], [WEATHER.arguments])
+
+    def test_errors_name_what_is_not_kept(self):
+        for given in [{"previous_response_id": "resp_1"}, {"store": True}, {"background": True}]:
+            with self.assertRaises(openai.BadRequestError) as refused:
+                respond(**given)
+            self.assertEqual(refused.exception.param, next(iter(given)))
+
+
 class Others(unittest.TestCase):
     def test_texts_are_continued(self):
         given = {"model": MODEL, "temperature": 0, "max_tokens": 8, "prompt": ["Once upon", "The end"], "logprobs": 1}

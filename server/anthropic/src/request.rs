@@ -1,13 +1,11 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: from a body to what is asked.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt::Display;
 
 use gantry_core::{
-    ApiError, Chat, ContinuationFault, ErrorCode, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, Message,
-    Part, Prompt, PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault, check_continuation,
-    check_tools,
+    ApiError, Chat, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, Message, Part,
+    Prompt, PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault, check_continuation, check_tools,
+    read_body,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -110,10 +108,13 @@ enum Thinking {
 pub fn decode_messages(body: &[u8]) -> Result<(TextRequest, MessageEncoder), ApiError> {
     let body = read(body)?;
     let Some(max_tokens) = body.max_tokens else {
-        return Err(missing("max_tokens", "the most tokens that the answer may have is expected"));
+        return Err(ApiError::missing("max_tokens", "the most tokens that the answer may have is expected"));
     };
     if !(1..=MAX_MESSAGES_TOKENS).contains(&max_tokens) {
-        return Err(wrong("max_tokens", format_args!("must be from 1 to {MAX_MESSAGES_TOKENS}, not {max_tokens}")));
+        return Err(ApiError::wrong_value(
+            "max_tokens",
+            format_args!("must be from 1 to {MAX_MESSAGES_TOKENS}, not {max_tokens}"),
+        ));
     }
     let params = params(&body, max_tokens)?;
     let (model, is_streamed) = (model(&body)?, body.stream.unwrap_or(false));
@@ -135,25 +136,7 @@ pub fn decode_count_tokens(body: &[u8]) -> Result<(TextRequest, CountEncoder), A
 }
 
 fn read(body: &[u8]) -> Result<Body, ApiError> {
-    let mut json = serde_json::Deserializer::from_slice(body);
-    let read: Result<Body, _> = serde_path_to_error::deserialize(&mut json);
-    let body = read.map_err(|error| {
-        let path = error.path().to_string();
-        let inner = error.into_inner();
-        // The place in the text is of no use to who wrote an object.
-        let said = inner.to_string();
-        let said = said.split(" at line ").next().unwrap_or_default();
-        if inner.is_data() {
-            let param = if path == "." { None } else { Some(Cow::Owned(path.clone())) };
-            let at = if path == "." { String::new() } else { format!("`{path}`: ") };
-            ApiError::invalid(param, ErrorCode::InvalidValue, format!("{at}{said}."))
-        } else {
-            ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body is not valid JSON: {inner}."))
-        }
-    })?;
-    json.end().map_err(|error| {
-        ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body is not valid JSON: {error}."))
-    })?;
+    let body: Body = read_body(body)?;
     for (name, is_given) in [
         ("container", body.container.is_some()),
         ("context_management", body.context_management.is_some()),
@@ -163,35 +146,20 @@ fn read(body: &[u8]) -> Result<Body, ApiError> {
         ("service_tier", !matches!(body.service_tier.as_deref(), None | Some("auto" | "standard_only"))),
     ] {
         if is_given {
-            return Err(unsupported(name, "is not supported by this server; leave it out"));
+            return Err(ApiError::unsupported_parameter(name, "is not supported by this server; leave it out"));
         }
     }
     Ok(body)
-}
-
-fn wrong(param: impl Into<Cow<'static, str>>, message: impl Display) -> ApiError {
-    let param = param.into();
-    let message = format!("`{param}` {message}.");
-    ApiError::invalid(Some(param), ErrorCode::InvalidValue, message)
-}
-
-fn missing(param: impl Into<Cow<'static, str>>, what: &str) -> ApiError {
-    let param = param.into();
-    let message = format!("`{param}` is missing: {what}.");
-    ApiError::invalid(Some(param), ErrorCode::MissingRequiredParameter, message)
-}
-
-fn unsupported(param: impl Into<Cow<'static, str>>, message: &str) -> ApiError {
-    let param = param.into();
-    let message = format!("`{param}` {message}.");
-    ApiError::invalid(Some(param), ErrorCode::UnsupportedParameter, message)
 }
 
 fn model(body: &Body) -> Result<Option<String>, ApiError> {
     match &body.model {
         Some(model) if model.len() > MAX_MESSAGES_MODEL_BYTES => {
             let n = model.len();
-            Err(wrong("model", format_args!("must have at most {MAX_MESSAGES_MODEL_BYTES} bytes, not {n}")))
+            Err(ApiError::wrong_value(
+                "model",
+                format_args!("must have at most {MAX_MESSAGES_MODEL_BYTES} bytes, not {n}"),
+            ))
         }
         model => Ok(model.clone().filter(|model| !model.is_empty())),
     }
@@ -200,20 +168,23 @@ fn model(body: &Body) -> Result<Option<String>, ApiError> {
 fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
     let in_unit = |name: &'static str, value: Option<f32>, low: f32| match value {
         Some(value) if !(low..=1.0).contains(&value) => {
-            Err(wrong(name, format_args!("must be from {low} to 1, not {value}")))
+            Err(ApiError::wrong_value(name, format_args!("must be from {low} to 1, not {value}")))
         }
         value => Ok(value),
     };
     let stop = body.stop_sequences.clone().unwrap_or_default();
     if stop.len() > MAX_STOP_STRINGS {
         let n = stop.len();
-        return Err(wrong("stop_sequences", format_args!("must have at most {MAX_STOP_STRINGS} strings, not {n}")));
+        return Err(ApiError::wrong_value(
+            "stop_sequences",
+            format_args!("must have at most {MAX_STOP_STRINGS} strings, not {n}"),
+        ));
     }
     for (i, stop) in stop.iter().enumerate() {
         if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
             let n = stop.len();
             let message = format_args!("must have 1 to {MAX_STOP_BYTES} bytes, not {n}");
-            return Err(wrong(format!("stop_sequences[{i}]"), message));
+            return Err(ApiError::wrong_value(format!("stop_sequences[{i}]"), message));
         }
     }
     let defaults = GenerationParams::default();
@@ -231,7 +202,10 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
     let Body { messages: turns, system, tools, tool_choice, thinking, .. } = body;
     if turns.is_empty() || turns.len() > MAX_MESSAGES_TURNS {
         let n = turns.len();
-        return Err(wrong("messages", format_args!("must have 1 to {MAX_MESSAGES_TURNS} messages, not {n}")));
+        return Err(ApiError::wrong_value(
+            "messages",
+            format_args!("must have 1 to {MAX_MESSAGES_TURNS} messages, not {n}"),
+        ));
     }
     let last = format!("messages[{}].content", turns.len() - 1);
     let continue_final_message = turns.last().is_some_and(|last| last.role == Speaker::Assistant);
@@ -245,7 +219,10 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         let path = format!("messages[{i}].content");
         if turn.content.0.len() > MAX_MESSAGES_BLOCKS {
             let n = turn.content.0.len();
-            return Err(wrong(path, format_args!("must have at most {MAX_MESSAGES_BLOCKS} blocks, not {n}")));
+            return Err(ApiError::wrong_value(
+                path,
+                format_args!("must have at most {MAX_MESSAGES_BLOCKS} blocks, not {n}"),
+            ));
         }
         match turn.role {
             Speaker::User => user(&path, turn.content, &mut open_calls, &mut messages)?,
@@ -271,8 +248,8 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         ..Chat::default()
     };
     check_continuation(&chat).map_err(|fault| match fault {
-        ContinuationFault::Tools => wrong("tools", fault),
-        ContinuationFault::NotAssistant | ContinuationFault::NoText => wrong(last, fault),
+        ContinuationFault::Tools => ApiError::wrong_value("tools", fault),
+        ContinuationFault::NotAssistant | ContinuationFault::NoText => ApiError::wrong_value(last, fault),
     })?;
     Ok(chat)
 }
@@ -281,8 +258,10 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
 fn texts(path: &str, content: Content) -> Result<Vec<Part>, ApiError> {
     let text = |(i, block)| match block {
         Block::Text { text, citations: None, .. } => Ok(Part::Text(text)),
-        Block::Text { .. } => Err(unsupported(format!("{path}[{i}].citations"), "are not supported by this server")),
-        _ => Err(wrong(format!("{path}[{i}].type"), "must be text here")),
+        Block::Text { .. } => {
+            Err(ApiError::unsupported_parameter(format!("{path}[{i}].citations"), "are not supported by this server"))
+        }
+        _ => Err(ApiError::wrong_value(format!("{path}[{i}].type"), "must be text here")),
     };
     content.0.into_iter().enumerate().map(text).collect()
 }
@@ -301,16 +280,16 @@ fn user(
             Block::ToolResult { tool_use_id, content, .. } => {
                 if !open_calls.remove(&tool_use_id) {
                     let what = "must be the `id` of a `tool_use` block before it that has no result yet";
-                    return Err(wrong(place("tool_use_id"), what));
+                    return Err(ApiError::wrong_value(place("tool_use_id"), what));
                 }
                 let content = texts(&place("content"), content)?;
                 messages.push(Message { content, tool_call_id: Some(tool_use_id), ..Message::text(Role::Tool, "") });
             }
             Block::Text { citations: Some(_), .. } => {
-                return Err(unsupported(place("citations"), "are not supported by this server"));
+                return Err(ApiError::unsupported_parameter(place("citations"), "are not supported by this server"));
             }
             Block::Text { text, .. } => said.push(Part::Text(text)),
-            _ => return Err(wrong(place("type"), "must be text or tool_result in a user's message")),
+            _ => return Err(ApiError::wrong_value(place("type"), "must be text or tool_result in a user's message")),
         }
     }
     if !said.is_empty() {
@@ -329,12 +308,18 @@ fn assistant(path: &str, content: Content, open_calls: &mut HashSet<String>) -> 
             Block::RedactedThinking { .. } => {}
             Block::ToolUse { id, name, input, .. } => {
                 if id.is_empty() || !open_calls.insert(id.clone()) {
-                    return Err(wrong(format!("{path}[{i}].id"), "must be one that no other block has"));
+                    return Err(ApiError::wrong_value(
+                        format!("{path}[{i}].id"),
+                        "must be one that no other block has",
+                    ));
                 }
                 tool_calls.push(ToolCall { id, name, arguments: Value::Object(input).to_string() });
             }
             Block::ToolResult { .. } => {
-                return Err(wrong(format!("{path}[{i}].type"), "may be tool_result in a user's message alone"));
+                return Err(ApiError::wrong_value(
+                    format!("{path}[{i}].type"),
+                    "may be tool_result in a user's message alone",
+                ));
             }
         }
     }
@@ -346,7 +331,7 @@ fn read_tools(tools: Vec<GivenTool>) -> Result<Vec<Tool>, ApiError> {
     let tool = |(i, tool): (usize, GivenTool)| {
         if !matches!(tool.kind.as_deref(), None | Some("custom")) {
             let what = "must be custom or left out: this server runs no tools";
-            return Err(unsupported(format!("tools[{i}].type"), what));
+            return Err(ApiError::unsupported_parameter(format!("tools[{i}].type"), what));
         }
         let parameters = (!tool.input_schema.is_empty()).then(|| Value::Object(tool.input_schema).to_string());
         let strict = tool.strict.unwrap_or(false);
@@ -355,7 +340,7 @@ fn read_tools(tools: Vec<GivenTool>) -> Result<Vec<Tool>, ApiError> {
     let tools: Vec<Tool> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
     check_tools(&tools).map_err(|ToolsFault { tool, message }| {
         let place = tool.map_or_else(|| "tools".to_owned(), |i| format!("tools[{i}].name"));
-        wrong(place, message)
+        ApiError::wrong_value(place, message)
     })?;
     Ok(tools)
 }
@@ -372,12 +357,12 @@ fn choice(given: Option<GivenChoice>, tools: &[Tool]) -> Result<(ToolChoice, Vec
         }
     };
     if choice == ToolChoice::Required && tools.is_empty() {
-        return Err(wrong("tool_choice", "asks for a call, and `tools` has none to call"));
+        return Err(ApiError::wrong_value("tool_choice", "asks for a call, and `tools` has none to call"));
     }
     if let Some(name) = &name
         && !tools.iter().any(|tool| tool.name == *name)
     {
-        return Err(wrong("tool_choice.name", format_args!("is {name:?}, which is none of `tools`")));
+        return Err(ApiError::wrong_value("tool_choice.name", format_args!("is {name:?}, which is none of `tools`")));
     }
     Ok((choice, name.into_iter().collect(), is_alone.unwrap_or(false)))
 }

@@ -141,6 +141,29 @@ impl ApiError {
         Self { status: 400, kind: ErrorKind::InvalidRequestError, param, code, message: message.into() }
     }
 
+    /// A parameter has a value that it cannot have; `message` says what it must be, after its name.
+    #[must_use]
+    pub fn wrong_value(param: impl Into<Cow<'static, str>>, message: impl fmt::Display) -> Self {
+        Self::of_param(param.into(), ErrorCode::InvalidValue, message)
+    }
+
+    /// A parameter is known, and what it asks for is not done; `message` says what to do, after its name.
+    #[must_use]
+    pub fn unsupported_parameter(param: impl Into<Cow<'static, str>>, message: impl fmt::Display) -> Self {
+        Self::of_param(param.into(), ErrorCode::UnsupportedParameter, message)
+    }
+
+    /// A parameter must be given; `what` says what it is.
+    #[must_use]
+    pub fn missing(param: impl Into<Cow<'static, str>>, what: &str) -> Self {
+        Self::of_param(param.into(), ErrorCode::MissingRequiredParameter, format_args!("is missing: {what}"))
+    }
+
+    fn of_param(param: Cow<'static, str>, code: ErrorCode, message: impl fmt::Display) -> Self {
+        let message = format!("`{param}` {message}.");
+        Self::invalid(Some(param), code, message)
+    }
+
     /// Any other error without a parameter.
     #[must_use]
     pub fn new(status: u16, kind: ErrorKind, code: ErrorCode, message: impl Into<String>) -> Self {

@@ -11,6 +11,7 @@ mod chat;
 mod degradation;
 mod error;
 mod event;
+mod json;
 mod limits;
 mod message;
 mod order;
@@ -26,6 +27,7 @@ pub use event::{
     AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, ShownPrompt,
     Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
 };
+pub use json::{read_body, read_json};
 pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};
 pub use order::{Priority, Turn};

@@ -137,10 +137,8 @@ impl ValidChatRequest {
         let chat = tools::chat(messages, &fields)?;
         let common = Common::read(&fields, chat_logprobs)?;
         if common.params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
-            let name =
-                ["response_format", "json_schema", "grammar"].into_iter().find(|name| fields.get(name).is_some());
             let message = "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
-            return Err(wrong_value(name.unwrap_or("response_format").to_owned(), message));
+            return Err(wrong_value(common.params.constraint_param, message));
         }
         Ok(Self { chat, common })
     }

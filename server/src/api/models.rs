@@ -30,7 +30,7 @@ fn model(version: &Version) -> Model {
         lifecycle: "active".to_owned(),
         max_model_len: tokens,
         max_input_tokens: tokens.map(|tokens| tokens.saturating_sub(1)),
-        features: info.as_ref().map(|info| features(info)).unwrap_or_default(),
+        features: info.as_ref().map(features).unwrap_or_default(),
     }
 }
 

@@ -73,6 +73,7 @@ impl Address {
 const ADDRESSES: &[Address] = &[
     Address::new((Post, "/v1/chat/completions"), Route::Chat, Client, || post(openai::chat)),
     Address::new((Post, "/chat/completions"), Route::Chat, Client, || post(openai::chat)).alias(),
+    Address::new((Post, "/v1/responses"), Route::Responses, Client, || post(openai::responses)),
     Address::new((Post, "/v1/completions"), Route::Completions, Client, || post(openai::completion)),
     Address::new((Post, "/v1/embeddings"), Route::Embeddings, Client, || post(openai::embeddings)),
     Address::new((Post, "/v1/rerank"), Route::Rerank, Client, || post(openai::rerank)),

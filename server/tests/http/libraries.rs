@@ -56,6 +56,11 @@ async fn anthropic_for_python() {
 }
 
 #[tokio::test]
+async fn openai_agents() {
+    python("test_agents").await;
+}
+
+#[tokio::test]
 async fn langchain() {
     python("test_langchain").await;
 }

@@ -28,6 +28,7 @@ mod pauses;
 mod pooled;
 mod real_models;
 mod reference;
+mod responses;
 mod restarts;
 mod script;
 mod server;

@@ -19,6 +19,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Flags", "src/config.rs"),
     ("Front and workers", "src/limits.rs"),
     ("Requests", "openai/src/limits.rs"),
+    ("Requests of the Responses API", "responses/src/limits.rs"),
     ("Requests of Anthropic's API", "anthropic/src/limits.rs"),
     ("Requests of any protocol", "core/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),

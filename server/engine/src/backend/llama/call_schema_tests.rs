@@ -122,7 +122,9 @@ fn is_taken(schema: &Value, root: &Value) -> bool {
     let count = |value: &Value| value.as_u64().is_some_and(|n| n <= MAX_COUNT);
     fields.iter().all(|(name, value)| match name.as_str() {
         "$ref" => value.as_str().is_some_and(|at| root.pointer(&at[1..]).is_some()),
-        "$defs" | "properties" => value.as_object().unwrap().values().all(|schema| is_taken(schema, root)),
+        "$defs" | "properties" => {
+            value.as_object().is_some_and(|all| all.values().all(|schema| is_taken(schema, root)))
+        }
         "anyOf" => value.as_array().is_some_and(|all| all.len() > 1 && all.iter().all(|schema| is_taken(schema, root))),
         "items" => is_taken(value, root),
         "additionalProperties" => value.is_boolean() || is_taken(value, root),

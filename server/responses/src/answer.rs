@@ -1,0 +1,217 @@
+//! What comes of a request, as a response object.
+
+use gantry_core::{
+    Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, FinishReason, TextEncoder, ToolCall, Usage,
+};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::stream::ResponseStream;
+
+/// What an answer repeats of its request.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Asked {
+    pub(crate) instructions: Option<String>,
+    pub(crate) max_output_tokens: Option<u32>,
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    pub(crate) tools: Vec<Value>,
+    pub(crate) tool_choice: Value,
+    pub(crate) parallel_tool_calls: bool,
+    pub(crate) format: Value,
+    pub(crate) effort: Option<String>,
+    pub(crate) metadata: Map<String, Value>,
+}
+
+/// Writes the answer to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResponseEncoder {
+    pub(crate) asked: Asked,
+}
+
+/// How far an answer is, or how it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    InProgress,
+    Completed,
+    /// It was cut off by the most tokens that it may have, or that its context has.
+    Incomplete,
+    Failed {
+        code: &'static str,
+        message: String,
+    },
+}
+
+impl Status {
+    pub(crate) fn of(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Length => Self::Incomplete,
+            FinishReason::Stop | FinishReason::Cancelled => Self::Completed,
+        }
+    }
+
+    pub(crate) fn of_error(error: &ApiError) -> Self {
+        let code = match error.status {
+            400 => "invalid_prompt",
+            429 => "rate_limit_exceeded",
+            _ => "server_error",
+        };
+        Self::Failed { code, message: error.message.clone() }
+    }
+
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::InProgress => "in_progress",
+            Self::Completed => "completed",
+            Self::Incomplete => "incomplete",
+            Self::Failed { .. } => "failed",
+        }
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct Told<'a> {
+    id: String,
+    object: &'static str,
+    created_at: u64,
+    status: &'static str,
+    background: bool,
+    error: Value,
+    incomplete_details: Value,
+    instructions: Option<&'a str>,
+    max_output_tokens: Option<u32>,
+    model: &'a str,
+    output: &'a [Value],
+    parallel_tool_calls: bool,
+    previous_response_id: Option<&'a str>,
+    reasoning: Value,
+    store: bool,
+    temperature: f32,
+    text: Value,
+    tool_choice: &'a Value,
+    tools: &'a [Value],
+    top_p: f32,
+    truncation: &'static str,
+    usage: Option<Value>,
+    metadata: &'a Map<String, Value>,
+}
+
+/// A response, so far.
+pub(crate) fn told<'a>(
+    head: &'a AnswerHead,
+    asked: &'a Asked,
+    status: &Status,
+    output: &'a [Value],
+    usage: Option<Usage>,
+) -> Told<'a> {
+    let error = match status {
+        Status::Failed { code, message } => json!({"code": code, "message": message}),
+        _ => Value::Null,
+    };
+    let incomplete_details = match status {
+        Status::Incomplete => json!({"reason": "max_output_tokens"}),
+        _ => Value::Null,
+    };
+    Told {
+        id: format!("resp_{}", head.id),
+        object: "response",
+        created_at: head.created,
+        status: status.word(),
+        background: false,
+        error,
+        incomplete_details,
+        instructions: asked.instructions.as_deref(),
+        max_output_tokens: asked.max_output_tokens,
+        model: &head.model,
+        output,
+        parallel_tool_calls: asked.parallel_tool_calls,
+        previous_response_id: None,
+        reasoning: json!({"effort": asked.effort, "summary": null}),
+        store: false,
+        temperature: asked.temperature,
+        text: json!({"format": asked.format}),
+        tool_choice: &asked.tool_choice,
+        tools: &asked.tools,
+        top_p: asked.top_p,
+        truncation: "disabled",
+        usage: usage.map(usage_of),
+        metadata: &asked.metadata,
+    }
+}
+
+/// Those that thoughts took are not counted by themselves.
+fn usage_of(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
+    })
+}
+
+/// An item's id.
+pub(crate) fn item_id(kind: &str, head: &AnswerHead, index: usize) -> String {
+    format!("{kind}_{}_{index}", head.id)
+}
+
+/// What the model thought.
+pub(crate) fn reasoning(id: &str, text: &str, status: &str) -> Value {
+    let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
+    json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
+}
+
+/// What it says.
+pub(crate) fn message(id: &str, text: Option<&str>, status: &str) -> Value {
+    let content: Vec<Value> = text.map(part).into_iter().collect();
+    json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
+}
+
+/// The part of a message that is its text.
+pub(crate) fn part(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+/// A call of a tool.
+pub(crate) fn call(id: &str, ToolCall { id: call_id, name, arguments }: &ToolCall, status: &str) -> Value {
+    json!({
+        "id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments, "status": status,
+    })
+}
+
+fn items(head: &AnswerHead, output: &AnswerOutput, status: &Status) -> Vec<Value> {
+    let AnswerOutput { text, reasoning: thought, tool_calls, .. } = output;
+    let mut items = Vec::with_capacity(tool_calls.len() + 2);
+    let count = usize::from(!thought.is_empty()) + usize::from(!text.is_empty()) + tool_calls.len();
+    // What was cut off is the last one.
+    let word = |index: usize| if index + 1 == count { status.word() } else { "completed" };
+    if !thought.is_empty() {
+        items.push(reasoning(&item_id("rs", head, 0), thought, word(0)));
+    }
+    if !text.is_empty() {
+        let index = items.len();
+        items.push(message(&item_id("msg", head, index), Some(text), word(index)));
+    }
+    for one in tool_calls {
+        let index = items.len();
+        items.push(call(&item_id("fc", head, index), one, word(index)));
+    }
+    items
+}
+
+impl TextEncoder for ResponseEncoder {
+    type Stream = ResponseStream;
+
+    fn whole(self, head: AnswerHead, answers: Vec<Answer>, usage: Usage) -> Result<Vec<u8>, EncodeError> {
+        let (output, status) = match answers.into_iter().next() {
+            Some(Answer { output, reason, .. }) => (output, Status::of(reason)),
+            None => (AnswerOutput::default(), Status::Completed),
+        };
+        let items = items(&head, &output, &status);
+        serde_json::to_vec(&told(&head, &self.asked, &status, &items, Some(usage)))
+    }
+
+    fn stream(self, head: AnswerHead, _: usize) -> Result<ResponseStream, EncodeError> {
+        Ok(ResponseStream::new(head, self.asked))
+    }
+}

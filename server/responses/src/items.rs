@@ -1,0 +1,222 @@
+//! The items of an input: messages, calls of tools and their results, thoughts; and what they come to as messages of a chat.
+
+use std::collections::HashSet;
+
+use gantry_core::{ApiError, Message, Part, Role, ToolCall};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use crate::limits::{MAX_RESPONSES_ITEMS, MAX_RESPONSES_PARTS};
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum Item {
+    Message {
+        role: Speaker,
+        content: Value,
+        #[serde(default, rename = "id")]
+        _id: IgnoredAny,
+        #[serde(default, rename = "status")]
+        _status: IgnoredAny,
+        #[serde(default, rename = "phase")]
+        _phase: IgnoredAny,
+    },
+    FunctionCall {
+        call_id: String,
+        name: String,
+        arguments: String,
+        #[serde(default, rename = "id")]
+        _id: IgnoredAny,
+        #[serde(default, rename = "status")]
+        _status: IgnoredAny,
+        #[serde(default, rename = "namespace")]
+        _namespace: IgnoredAny,
+    },
+    FunctionCallOutput {
+        call_id: String,
+        output: Value,
+        #[serde(default, rename = "id")]
+        _id: IgnoredAny,
+        #[serde(default, rename = "status")]
+        _status: IgnoredAny,
+    },
+    Reasoning {
+        #[serde(default)]
+        content: Option<Vec<Thought>>,
+        #[serde(default)]
+        summary: Vec<Thought>,
+        /// Nobody here can read it, and none is ever given.
+        #[serde(default, rename = "encrypted_content")]
+        _encrypted_content: IgnoredAny,
+        #[serde(default, rename = "id")]
+        _id: IgnoredAny,
+        #[serde(default, rename = "status")]
+        _status: IgnoredAny,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Speaker {
+    User,
+    Assistant,
+    System,
+    Developer,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum Thought {
+    SummaryText { text: String },
+    ReasoningText { text: String },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum Said {
+    InputText {
+        text: String,
+        #[serde(default, rename = "prompt_cache_breakpoint")]
+        _prompt_cache_breakpoint: IgnoredAny,
+    },
+    OutputText {
+        text: String,
+        #[serde(default, rename = "annotations")]
+        _annotations: IgnoredAny,
+        #[serde(default, rename = "logprobs")]
+        _logprobs: IgnoredAny,
+    },
+    Refusal {
+        refusal: String,
+    },
+}
+
+/// The types of items and of parts that other servers take.
+const OTHER_TYPES: &[(&str, &str)] = &[
+    ("input_image", "this server takes no images"),
+    ("input_file", "this server takes no files"),
+    ("input_audio", "this server takes no audio"),
+    ("item_reference", "nothing is stored here; send the item itself"),
+];
+
+/// What items come to, with instructions before them.
+pub(crate) fn messages(instructions: Option<String>, input: Value) -> Result<Vec<Message>, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(text) = instructions.filter(|text| !text.is_empty()) {
+        messages.push(Message::text(Role::System, text));
+    }
+    let items = match input {
+        Value::String(text) => {
+            messages.push(Message::text(Role::User, text));
+            return Ok(messages);
+        }
+        Value::Array(items) => items,
+        _ => return Err(ApiError::wrong_value("input", "must be a text or an array of items")),
+    };
+    if items.is_empty() || items.len() > MAX_RESPONSES_ITEMS {
+        let n = items.len();
+        return Err(ApiError::wrong_value(
+            "input",
+            format_args!("must have 1 to {MAX_RESPONSES_ITEMS} items, not {n}"),
+        ));
+    }
+    let (mut open_calls, mut thought) = (HashSet::new(), String::new());
+    for (i, item) in items.into_iter().enumerate() {
+        let path = format!("input[{i}]");
+        match read_item(&path, item)? {
+            Item::Message { role, content, .. } => {
+                let role = match role {
+                    Speaker::User => Role::User,
+                    Speaker::Assistant => Role::Assistant,
+                    Speaker::System | Speaker::Developer => Role::System,
+                };
+                let content = parts(&format!("{path}.content"), content, role)?;
+                let reasoning = take_thought(&mut thought, role);
+                messages.push(Message { content, reasoning, ..Message::text(role, "") });
+            }
+            Item::FunctionCall { call_id, name, arguments, .. } => {
+                if call_id.is_empty() || !open_calls.insert(call_id.clone()) {
+                    return Err(ApiError::wrong_value(
+                        format!("{path}.call_id"),
+                        "must be one that no other call without an output has",
+                    ));
+                }
+                let call = ToolCall { id: call_id, name, arguments };
+                // What is said and called in one turn is one message, as templates have it.
+                match messages.last_mut().filter(|last| last.role == Role::Assistant && thought.is_empty()) {
+                    Some(turn) => turn.tool_calls.push(call),
+                    None => messages.push(Message {
+                        content: Vec::new(),
+                        reasoning: take_thought(&mut thought, Role::Assistant),
+                        tool_calls: vec![call],
+                        ..Message::text(Role::Assistant, "")
+                    }),
+                }
+            }
+            Item::FunctionCallOutput { call_id, output, .. } => {
+                if !open_calls.remove(&call_id) {
+                    let what = "must be that of a `function_call` before it that has no output yet";
+                    return Err(ApiError::wrong_value(format!("{path}.call_id"), what));
+                }
+                let content = parts(&format!("{path}.output"), output, Role::Tool)?;
+                messages.push(Message { content, tool_call_id: Some(call_id), ..Message::text(Role::Tool, "") });
+            }
+            Item::Reasoning { content, summary, .. } => {
+                let texts = content.filter(|content| !content.is_empty()).unwrap_or(summary);
+                thought.extend(texts.into_iter().map(|thought| match thought {
+                    Thought::SummaryText { text } | Thought::ReasoningText { text } => text,
+                }));
+            }
+        }
+    }
+    Ok(messages)
+}
+
+/// What was thought before a turn of the assistant's; before others it is of no use.
+fn take_thought(thought: &mut String, role: Role) -> Option<String> {
+    let thought = std::mem::take(thought);
+    Some(thought).filter(|text| role == Role::Assistant && !text.is_empty())
+}
+
+/// A message may be without a type.
+fn read_item(path: &str, mut item: Value) -> Result<Item, ApiError> {
+    if let Some(object) = item.as_object_mut()
+        && object.get("type").is_none_or(Value::is_null)
+        && object.contains_key("role")
+    {
+        object.insert("type".to_owned(), "message".into());
+    }
+    let parts = ["content", "output"].iter().filter_map(|name| Some((*name, item.get(*name)?.as_array()?)));
+    let others = parts.flat_map(|(name, parts)| {
+        parts.iter().enumerate().map(move |(i, part)| (format!("{path}.{name}[{i}].type"), part.get("type")))
+    });
+    for (place, kind) in std::iter::once((format!("{path}.type"), item.get("type"))).chain(others) {
+        let other = kind.and_then(|kind| OTHER_TYPES.iter().find(|(name, _)| kind == name));
+        if let Some((name, instead)) = other {
+            return Err(ApiError::unsupported_parameter(place, format_args!("may not be {name:?}: {instead}")));
+        }
+    }
+    gantry_core::read_json(item, path)
+}
+
+/// A text, or parts.
+fn parts(path: &str, content: Value, role: Role) -> Result<Vec<Part>, ApiError> {
+    let said = match content {
+        Value::String(text) => return Ok(vec![Part::Text(text)]),
+        Value::Array(said) => said,
+        _ => return Err(ApiError::wrong_value(path.to_owned(), "must be a text or an array of parts")),
+    };
+    if said.len() > MAX_RESPONSES_PARTS {
+        let message = format_args!("must have at most {MAX_RESPONSES_PARTS} parts, not {}", said.len());
+        return Err(ApiError::wrong_value(path.to_owned(), message));
+    }
+    let part = |(i, said): (usize, Value)| match (gantry_core::read_json(said, &format!("{path}[{i}]"))?, role) {
+        (Said::InputText { text, .. } | Said::OutputText { text, .. }, _) => Ok(Part::Text(text)),
+        (Said::Refusal { refusal }, Role::Assistant) => Ok(Part::Refusal(refusal)),
+        (Said::Refusal { .. }, _) => {
+            Err(ApiError::wrong_value(format!("{path}[{i}].type"), "may be refusal in an assistant's message alone"))
+        }
+    };
+    said.into_iter().enumerate().map(part).collect()
+}

@@ -1,0 +1,366 @@
+//! `POST /v1/responses`: from a body to what is asked.
+
+use gantry_core::{
+    ApiError, Chat, Constraint, GenerationParams, Prompt, TextRequest, Tool, ToolChoice, ToolsFault, check_tools,
+    read_body, read_json,
+};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value, json};
+
+use crate::answer::{Asked, ResponseEncoder};
+use crate::items::messages;
+use crate::limits::{
+    MAX_RESPONSES_METADATA, MAX_RESPONSES_METADATA_BYTES, MAX_RESPONSES_MODEL_BYTES, MAX_RESPONSES_SCHEMA_BYTES,
+    MAX_RESPONSES_TOKENS,
+};
+
+/// The field that says what an answer must look like.
+const FORMAT: &str = "text.format";
+/// What must be of no schema but that.
+const ANY_OBJECT: &str = r#"{"type":"object"}"#;
+/// How much is to be thought, in words.
+const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+/// What may be asked for beside, and is never there: no item has more than it says.
+const EMPTY_INCLUDES: [&str; 2] = ["reasoning.encrypted_content", "message.input_image.image_url"];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    model: Option<String>,
+    #[serde(default)]
+    input: Value,
+    instructions: Option<String>,
+    max_output_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    stream: Option<bool>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    text: Option<Text>,
+    reasoning: Option<Reasoning>,
+    metadata: Option<Map<String, Value>>,
+    include: Option<Vec<String>>,
+    #[serde(default, rename = "stream_options")]
+    _stream_options: Option<StreamOptions>,
+    store: Option<bool>,
+    background: Option<bool>,
+    truncation: Option<String>,
+    service_tier: Option<String>,
+    top_logprobs: Option<u32>,
+    max_tool_calls: Option<Value>,
+    previous_response_id: Option<Value>,
+    conversation: Option<Value>,
+    prompt: Option<Value>,
+    context_management: Option<Value>,
+    moderation: Option<Value>,
+    /// Names the end user.
+    #[serde(default, rename = "user")]
+    _user: IgnoredAny,
+    #[serde(default, rename = "safety_identifier")]
+    _safety_identifier: IgnoredAny,
+    /// Prefixes are found again without hints.
+    #[serde(default, rename = "prompt_cache_key")]
+    _prompt_cache_key: IgnoredAny,
+    #[serde(default, rename = "prompt_cache_retention")]
+    _prompt_cache_retention: IgnoredAny,
+    #[serde(default, rename = "prompt_cache_options")]
+    _prompt_cache_options: IgnoredAny,
+    /// Says who asks, for logs of a client's.
+    #[serde(default, rename = "client_metadata")]
+    _client_metadata: IgnoredAny,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    format: Option<Format>,
+    verbosity: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum Format {
+    Text {},
+    JsonObject {},
+    JsonSchema {
+        name: Option<String>,
+        schema: Map<String, Value>,
+        strict: Option<bool>,
+        #[serde(default, rename = "description")]
+        _description: IgnoredAny,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reasoning {
+    effort: Option<String>,
+    #[serde(default, rename = "summary")]
+    _summary: IgnoredAny,
+    #[serde(default, rename = "generate_summary")]
+    _generate_summary: IgnoredAny,
+    #[serde(default, rename = "context")]
+    _context: IgnoredAny,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    /// Makes pieces alike in length; none is added.
+    #[serde(default, rename = "include_obfuscation")]
+    _include_obfuscation: IgnoredAny,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenTool {
+    #[serde(rename = "type")]
+    _type: IgnoredAny,
+    name: String,
+    description: Option<String>,
+    parameters: Option<Map<String, Value>>,
+    strict: Option<bool>,
+    #[serde(default, rename = "defer_loading")]
+    _defer_loading: IgnoredAny,
+}
+
+/// Reads and checks a body.
+///
+/// # Errors
+/// Names the first field that is missing, of the wrong type, out of range, unknown or not supported.
+pub fn decode_responses(body: &[u8]) -> Result<(TextRequest, ResponseEncoder), ApiError> {
+    let mut body: Body = read_body(body)?;
+    refuse(&body)?;
+    let asked = asked(&body);
+    if let Some(model) = body.model.as_ref().filter(|model| model.len() > MAX_RESPONSES_MODEL_BYTES) {
+        let message = format_args!("must have at most {MAX_RESPONSES_MODEL_BYTES} bytes, not {}", model.len());
+        return Err(ApiError::wrong_value("model", message));
+    }
+    check_metadata(body.metadata.as_ref())?;
+    let params = params(&body)?;
+    let (model, is_streamed) = (body.model.take().filter(|model| !model.is_empty()), body.stream.unwrap_or(false));
+    let chat = chat(body)?;
+    if params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
+        let message =
+            "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
+        return Err(ApiError::wrong_value(FORMAT, message));
+    }
+    let prompts = vec![Prompt::chat(chat)];
+    let request = TextRequest { model, prompts, prompt_param: "input", params, choices: 1, is_streamed };
+    Ok((request, ResponseEncoder { asked }))
+}
+
+/// Refuses by name what is not done.
+fn refuse(body: &Body) -> Result<(), ApiError> {
+    const NOT_STORED: &str = "nothing is stored here";
+    let is_given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
+    for (name, is_given, instead) in [
+        ("store", body.store == Some(true), format!("{NOT_STORED}; send false, or leave it out")),
+        ("background", body.background == Some(true), format!("{NOT_STORED}; wait for the answer, or stream it")),
+        (
+            "previous_response_id",
+            is_given(&body.previous_response_id),
+            format!("{NOT_STORED}; send the items of the turns before in `input`"),
+        ),
+        ("conversation", is_given(&body.conversation), format!("{NOT_STORED}; send its items in `input`")),
+        ("prompt", is_given(&body.prompt), format!("{NOT_STORED}; send its text in `instructions` or `input`")),
+        ("max_tool_calls", is_given(&body.max_tool_calls), "this server runs no tools; leave it out".to_owned()),
+        ("context_management", is_given(&body.context_management), "leave it out".to_owned()),
+        ("moderation", is_given(&body.moderation), "leave it out".to_owned()),
+        ("top_logprobs", body.top_logprobs.is_some_and(|top| top > 0), "leave it out, or let it be 0".to_owned()),
+        (
+            "truncation",
+            !matches!(body.truncation.as_deref(), None | Some("disabled")),
+            "no item is ever left out; send fewer, and let it be \"disabled\"".to_owned(),
+        ),
+        (
+            "service_tier",
+            !matches!(body.service_tier.as_deref(), None | Some("auto" | "default")),
+            "leave it out; the header `x-gantry-priority` says who goes first".to_owned(),
+        ),
+        (
+            "text.verbosity",
+            !matches!(body.text.as_ref().and_then(|text| text.verbosity.as_deref()), None | Some("medium")),
+            "ask for a short or long answer in a message".to_owned(),
+        ),
+    ] {
+        if is_given {
+            return Err(ApiError::unsupported_parameter(
+                name,
+                format_args!("is not supported by this server: {instead}"),
+            ));
+        }
+    }
+    let include = body.include.iter().flatten().enumerate();
+    match include.into_iter().find(|(_, name)| !EMPTY_INCLUDES.contains(&name.as_str())) {
+        Some((i, _)) => Err(ApiError::unsupported_parameter(
+            format!("include[{i}]"),
+            "is not supported by this server; leave it out",
+        )),
+        None => Ok(()),
+    }
+}
+
+fn check_metadata(metadata: Option<&Map<String, Value>>) -> Result<(), ApiError> {
+    let Some(metadata) = metadata else { return Ok(()) };
+    if metadata.len() > MAX_RESPONSES_METADATA {
+        let n = metadata.len();
+        let message = format_args!("must have at most {MAX_RESPONSES_METADATA} names, not {n}");
+        return Err(ApiError::wrong_value("metadata", message));
+    }
+    let fits = |(name, value): (&String, &Value)| {
+        value.as_str().is_some_and(|value| name.len() + value.len() <= MAX_RESPONSES_METADATA_BYTES)
+    };
+    if !metadata.iter().all(fits) {
+        let message =
+            format_args!("must have texts, of {MAX_RESPONSES_METADATA_BYTES} bytes together with their names at most");
+        return Err(ApiError::wrong_value("metadata", message));
+    }
+    Ok(())
+}
+
+/// What an answer repeats of its request.
+fn asked(body: &Body) -> Asked {
+    let format = match body.text.as_ref().and_then(|text| text.format.as_ref()) {
+        None | Some(Format::Text {}) => json!({"type": "text"}),
+        Some(Format::JsonObject {}) => json!({"type": "json_object"}),
+        Some(Format::JsonSchema { name, schema, strict, .. }) => {
+            json!({"type": "json_schema", "name": name, "schema": schema, "strict": strict.unwrap_or(false)})
+        }
+    };
+    Asked {
+        instructions: body.instructions.clone(),
+        max_output_tokens: body.max_output_tokens,
+        temperature: body.temperature.unwrap_or(1.0),
+        top_p: body.top_p.unwrap_or(1.0),
+        tools: body.tools.clone().unwrap_or_default(),
+        tool_choice: body.tool_choice.clone().filter(|choice| !choice.is_null()).unwrap_or_else(|| json!("auto")),
+        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
+        format,
+        effort: body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()),
+        metadata: body.metadata.clone().unwrap_or_default(),
+    }
+}
+
+fn params(body: &Body) -> Result<GenerationParams, ApiError> {
+    let within = |name: &'static str, value: Option<f32>, low: f32, high: f32| match value {
+        Some(value) if !(low..=high).contains(&value) => {
+            Err(ApiError::wrong_value(name, format_args!("must be from {low} to {high}, not {value}")))
+        }
+        value => Ok(value),
+    };
+    if let Some(most) = body.max_output_tokens.filter(|most| !(1..=MAX_RESPONSES_TOKENS).contains(most)) {
+        let message = format_args!("must be from 1 to {MAX_RESPONSES_TOKENS}, not {most}");
+        return Err(ApiError::wrong_value("max_output_tokens", message));
+    }
+    let constraint = match body.text.as_ref().and_then(|text| text.format.as_ref()) {
+        None | Some(Format::Text {}) => None,
+        Some(Format::JsonObject {}) => Some(Constraint::JsonSchema { schema: ANY_OBJECT.to_owned(), strict: true }),
+        Some(Format::JsonSchema { schema, strict, .. }) => {
+            let schema = Value::Object(schema.clone()).to_string();
+            if schema.len() > MAX_RESPONSES_SCHEMA_BYTES {
+                let n = schema.len();
+                let message = format_args!("must have at most {MAX_RESPONSES_SCHEMA_BYTES} bytes, not {n}");
+                return Err(ApiError::wrong_value("text.format.schema", message));
+            }
+            Some(Constraint::JsonSchema { schema, strict: strict.unwrap_or(false) })
+        }
+    };
+    let constraint_param = constraint.as_ref().map(|_| FORMAT.to_owned()).unwrap_or_default();
+    let defaults = GenerationParams::default();
+    Ok(GenerationParams {
+        max_tokens: body.max_output_tokens,
+        temperature: within("temperature", body.temperature, 0.0, 2.0)?.unwrap_or(1.0),
+        top_p: within("top_p", body.top_p, f32::MIN_POSITIVE, 1.0)?.unwrap_or(defaults.top_p),
+        constraint,
+        constraint_param,
+        ..defaults
+    })
+}
+
+fn chat(body: Body) -> Result<Chat, ApiError> {
+    let Body { input, instructions, tools, tool_choice, parallel_tool_calls, reasoning, .. } = body;
+    if input.is_null() {
+        return Err(ApiError::missing("input", "a text or an array of items is expected"));
+    }
+    let messages = messages(instructions, input)?;
+    let tools = read_tools(tools.unwrap_or_default())?;
+    let (tool_choice, allowed_tools) = choice(tool_choice, &tools)?;
+    let effort = reasoning.and_then(|reasoning| reasoning.effort);
+    if effort.as_ref().is_some_and(|effort| !EFFORTS.contains(&effort.as_str())) {
+        let message = format_args!("must be one of {}", EFFORTS.join(", "));
+        return Err(ApiError::wrong_value("reasoning.effort", message));
+    }
+    let thinking = effort.as_deref().map(|effort| effort != "none");
+    let said = effort.filter(|effort| effort != "none").map(|effort| json!(effort).to_string());
+    Ok(Chat {
+        messages,
+        tools,
+        tool_choice,
+        allowed_tools,
+        parallel_tool_calls: parallel_tool_calls.unwrap_or(true),
+        thinking,
+        template_variables: said.map(|effort| ("reasoning_effort".to_owned(), effort)).into_iter().collect(),
+        continue_final_message: false,
+    })
+}
+
+fn read_tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
+    let tool = |(i, tool): (usize, Value)| {
+        if tool.get("type").and_then(Value::as_str) != Some("function") {
+            let what = "must be function: this server runs no tools";
+            return Err(ApiError::unsupported_parameter(format!("tools[{i}].type"), what));
+        }
+        let GivenTool { name, description, parameters, strict, .. } = read_json(tool, &format!("tools[{i}]"))?;
+        let parameters = parameters.filter(|parameters| !parameters.is_empty());
+        let parameters = parameters.map(|parameters| Value::Object(parameters).to_string());
+        Ok(Tool { name, description, parameters, strict: strict.unwrap_or(true) })
+    };
+    let tools: Vec<Tool> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
+    check_tools(&tools).map_err(|ToolsFault { tool, message }| {
+        let place = tool.map_or_else(|| "tools".to_owned(), |i| format!("tools[{i}].name"));
+        ApiError::wrong_value(place, message)
+    })?;
+    Ok(tools)
+}
+
+/// Whether any is to be called, and which may be (none: all).
+fn choice(given: Option<Value>, tools: &[Tool]) -> Result<(ToolChoice, Vec<String>), ApiError> {
+    const EXPECTED: &str = "must be none, auto, required, a function, or allowed_tools";
+    let wrong = || ApiError::wrong_value("tool_choice", EXPECTED);
+    let mode = |word: Option<&str>| match word {
+        Some("auto") => Ok(ToolChoice::Auto),
+        Some("none") => Ok(ToolChoice::None),
+        Some("required") => Ok(ToolChoice::Required),
+        _ => Err(wrong()),
+    };
+    let (choice, allowed) = match given {
+        None | Some(Value::Null) => (ToolChoice::Auto, Vec::new()),
+        Some(Value::String(word)) => (mode(Some(&word))?, Vec::new()),
+        Some(Value::Object(object)) => match object.get("type").and_then(Value::as_str) {
+            Some("function") => {
+                let name = object.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
+                (ToolChoice::Required, vec![name.to_owned()])
+            }
+            Some("allowed_tools") => {
+                let name = |tool: &Value| tool.get("name").and_then(Value::as_str).map(str::to_owned);
+                let names = object.get("tools").and_then(Value::as_array).ok_or_else(wrong)?;
+                let names: Option<Vec<String>> = names.iter().map(name).collect();
+                (mode(object.get("mode").and_then(Value::as_str))?, names.ok_or_else(wrong)?)
+            }
+            _ => return Err(wrong()),
+        },
+        Some(_) => return Err(wrong()),
+    };
+    if choice == ToolChoice::Required && tools.is_empty() {
+        return Err(ApiError::wrong_value("tool_choice", "asks for a call, and `tools` has none to call"));
+    }
+    match allowed.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
+        Some(name) => {
+            Err(ApiError::wrong_value("tool_choice", format_args!("names {name:?}, which is none of `tools`")))
+        }
+        None => Ok((choice, allowed)),
+    }
+}

@@ -1,0 +1,296 @@
+//! From bodies to what is asked, and from what comes of it to answers and events.
+#![allow(clippy::unwrap_used)]
+
+use bytes::BytesMut;
+use gantry_core::{
+    Answer, AnswerHead, AnswerOutput, ApiError, Constraint, ErrorKind, FinishReason, GenerationEvent, Prompt, Role,
+    StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
+};
+use gantry_responses::{ResponseEncoder, decode_responses};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn decode(body: &Value) -> Result<(TextRequest, ResponseEncoder), ApiError> {
+    decode_responses(body.to_string().as_bytes())
+}
+
+fn chat(body: &Value) -> gantry_core::Chat {
+    let (request, _) = decode(body).unwrap();
+    let [Prompt::Chat(chat)] = request.prompts.as_slice() else { panic!("{request:?}") };
+    (**chat).clone()
+}
+
+fn tool(name: &str) -> Value {
+    json!({"type": "function", "name": name, "description": "Looks.", "parameters": {"type": "object", "properties": {}}})
+}
+
+#[test]
+fn items_are_the_messages_that_templates_know() {
+    let body = json!({
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "Where?"},
+            {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [
+                {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []},
+            ]},
+            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look", "arguments": "{}", "status": "completed"},
+            {"type": "function_call", "call_id": "call_2", "name": "look", "arguments": "{\"a\":1}"},
+            {"type": "function_call_output", "call_id": "call_2", "output": "there"},
+            {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "here"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}], "encrypted_content": null},
+            {"role": "assistant", "content": "Here."},
+            {"role": "developer", "content": [{"type": "input_text", "text": "Go on."}]},
+        ],
+        "tools": [tool("look")],
+        "reasoning": {"effort": "low", "summary": "auto"},
+    });
+    let chat = chat(&body);
+    let said: Vec<_> = chat.messages.iter().map(|message| (message.role, message.said().into_owned())).collect();
+    let wanted = [
+        (Role::System, "Be brief."),
+        (Role::User, "Where?"),
+        (Role::Assistant, "I look."),
+        (Role::Tool, "there"),
+        (Role::Tool, "here"),
+        (Role::Assistant, "Here."),
+        (Role::System, "Go on."),
+    ];
+    assert_eq!(said, wanted.map(|(role, text)| (role, text.to_owned())));
+    let calls: Vec<&str> = chat.messages[2].tool_calls.iter().map(|call| call.id.as_str()).collect();
+    assert_eq!(calls, ["call_1", "call_2"]);
+    assert_eq!(chat.messages[3].tool_call_id.as_deref(), Some("call_2"));
+    assert_eq!(chat.messages[5].reasoning.as_deref(), Some("Hm."));
+    assert_eq!((chat.thinking, chat.tools.len(), chat.parallel_tool_calls), (Some(true), 1, true));
+    assert_eq!(chat.template_variables, [("reasoning_effort".to_owned(), "\"low\"".to_owned())]);
+}
+
+#[test]
+fn what_is_said_beside_them_is_followed() {
+    let (request, _) = decode(&json!({"input": "Hi", "model": "m", "max_output_tokens": 9, "temperature": 0, "top_p": 0.5, "stream": true,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true}, "verbosity": "medium"}}))
+    .unwrap();
+    assert_eq!((request.model.as_deref(), request.is_streamed, request.prompt_param), (Some("m"), true, "input"));
+    let params = request.params;
+    assert_eq!((params.max_tokens, params.temperature, params.top_p), (Some(9), 0.0, 0.5));
+    assert_eq!(
+        params.constraint,
+        Some(Constraint::JsonSchema { schema: r#"{"type":"object"}"#.to_owned(), strict: true })
+    );
+    assert_eq!(params.constraint_param, "text.format");
+    for (choice, wanted, allowed) in [
+        (json!("auto"), ToolChoice::Auto, vec![]),
+        (json!("none"), ToolChoice::None, vec![]),
+        (json!("required"), ToolChoice::Required, vec![]),
+        (json!({"type": "function", "name": "b"}), ToolChoice::Required, vec!["b"]),
+        (
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a"}]}),
+            ToolChoice::Auto,
+            vec!["a"],
+        ),
+    ] {
+        let chat = chat(
+            &json!({"input": "Hi", "tools": [tool("a"), tool("b")], "tool_choice": choice, "parallel_tool_calls": false}),
+        );
+        assert_eq!(
+            (chat.tool_choice, &chat.allowed_tools, chat.parallel_tool_calls),
+            (wanted, &allowed.iter().map(ToString::to_string).collect(), false)
+        );
+    }
+}
+
+#[test]
+fn what_is_not_done_is_refused_by_its_path() {
+    let call = json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"});
+    for (beside, param) in [
+        (json!({"input": null}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": 7}), "input"),
+        (json!({"input": [7]}), "input[0]"),
+        (json!({"input": [{"role": "judge", "content": "Hi"}]}), "input[0].role"),
+        (json!({"input": [{"role": "user"}]}), "input[0]"),
+        (json!({"input": [{"role": "user", "content": 7}]}), "input[0].content"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+            "input[0].content[0].type",
+        ),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}),
+            "input[0].content[0].type",
+        ),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+        (json!({"input": [{"type": "web_search_call", "id": "x"}]}), "input[0].type"),
+        (json!({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}), "input[0].call_id"),
+        (json!({"input": [call, call]}), "input[1].call_id"),
+        (json!({"frobnicate": 1}), "frobnicate"),
+        (json!({"store": true}), "store"),
+        (json!({"background": true}), "background"),
+        (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!({"conversation": "c"}), "conversation"),
+        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"include": ["reasoning.encrypted_content", "file_search_call.results"]}), "include[1]"),
+        (json!({"max_output_tokens": 0}), "max_output_tokens"),
+        (json!({"temperature": 3}), "temperature"),
+        (json!({"top_p": 0}), "top_p"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function"}]}), "tools[0]"),
+        (json!({"tools": [tool("a"), tool("a")]}), "tools[1].name"),
+        (json!({"tools": [tool("a")], "tool_choice": {"type": "function", "name": "b"}}), "tool_choice"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"tools": [tool("a")], "text": {"format": {"type": "json_object"}}}), "text.format"),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
+        (json!({"reasoning": {"effort": "much"}}), "reasoning.effort"),
+        (json!({"metadata": {"a": 1}}), "metadata"),
+    ] {
+        let mut body = json!({"input": "Hi"});
+        body.as_object_mut().unwrap().extend(beside.as_object().unwrap().clone());
+        let error = decode(&body).map(drop).unwrap_err();
+        let named = error.param.as_deref().unwrap_or_default();
+        // An unknown variant is said of what holds it.
+        assert!(
+            error.status == 400
+                && (named == param
+                    || param.strip_prefix(named).is_some_and(|rest| rest.starts_with('.'))
+                    || error.message.contains(param)),
+            "{body}: {error:?}"
+        );
+    }
+}
+
+fn head() -> AnswerHead {
+    AnswerHead { id: "7".to_owned(), created: 1_700_000_000, model: "m".to_owned(), version: "v".to_owned() }
+}
+
+fn usage() -> Usage {
+    Usage { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 4 }
+}
+
+fn events_of(output: &AnswerOutput, reason: FinishReason) -> Vec<GenerationEvent> {
+    let mut events = vec![GenerationEvent::Started { prompt_tokens: 5 }];
+    let pieces = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
+    events.extend(pieces(&output.reasoning).into_iter().map(|text| GenerationEvent::Reasoning { text, tokens: 1 }));
+    events.extend(pieces(&output.text).into_iter().map(|text| GenerationEvent::Text {
+        text,
+        tokens: 1,
+        logprobs: vec![],
+    }));
+    for (index, ToolCall { id, name, arguments }) in (0..).zip(&output.tool_calls) {
+        let begun = ToolCallDelta::Begun { id: id.clone(), name: name.clone() };
+        let more = pieces(arguments).into_iter().map(ToolCallDelta::Arguments);
+        let deltas = std::iter::once(begun).chain(more).chain([ToolCallDelta::Ended]);
+        events.extend(deltas.map(|delta| GenerationEvent::ToolCall { index, delta, tokens: 1 }));
+    }
+    events.push(GenerationEvent::Finished { reason, stop_string: None, usage: usage(), timings: Timings::default() });
+    events
+}
+
+fn streamed(events: &[GenerationEvent]) -> Vec<Value> {
+    let (_, encoder) = decode(&json!({"input": "Hi", "stream": true, "metadata": {"a": "b"}})).unwrap();
+    let (mut stream, mut out) = (encoder.stream(head(), 1).unwrap(), BytesMut::new());
+    stream.open(&mut out).unwrap();
+    events.iter().for_each(|event| stream.event(0, event, &mut out).unwrap());
+    stream.close(usage(), &mut out).unwrap();
+    told(&out)
+}
+
+fn told(out: &BytesMut) -> Vec<Value> {
+    let event = |text: &str| {
+        let (kind, data) = text.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], kind);
+        data
+    };
+    std::str::from_utf8(out).unwrap().split_terminator("\n\n").map(event).collect()
+}
+
+fn whole(output: &AnswerOutput, reason: FinishReason) -> Value {
+    let (_, encoder) = decode(&json!({"input": "Hi", "metadata": {"a": "b"}})).unwrap();
+    let answer =
+        Answer { output: output.clone(), reason, stop_string: None, usage: usage(), timings: Timings::default() };
+    serde_json::from_slice(&encoder.whole(head(), vec![answer], usage()).unwrap()).unwrap()
+}
+
+/// What events of items and their pieces add up to.
+fn gathered(events: &[Value]) -> Vec<Value> {
+    let mut items: Vec<Value> = Vec::new();
+    for event in events {
+        let item =
+            |items: &mut Vec<Value>| items[usize::try_from(event["output_index"].as_u64().unwrap()).unwrap()].clone();
+        match event["type"].as_str().unwrap() {
+            "response.output_item.added" => {
+                assert_eq!(event["output_index"], items.len());
+                items.push(event["item"].clone());
+            }
+            "response.content_part.added" => {
+                let last = items.last_mut().unwrap();
+                assert_eq!((&event["item_id"], &event["content_index"]), (&last["id"], &json!(0)));
+                last["content"] = json!([event["part"]]);
+            }
+            "response.output_text.delta" | "response.reasoning_text.delta" => {
+                let text = &mut items.last_mut().unwrap()["content"][0]["text"];
+                *text = json!(format!("{}{}", text.as_str().unwrap(), event["delta"].as_str().unwrap()));
+            }
+            "response.function_call_arguments.delta" => {
+                let text = &mut items.last_mut().unwrap()["arguments"];
+                *text = json!(format!("{}{}", text.as_str().unwrap(), event["delta"].as_str().unwrap()));
+            }
+            "response.output_text.done" | "response.reasoning_text.done" => {
+                assert_eq!(item(&mut items)["content"][0]["text"], event["text"]);
+            }
+            "response.content_part.done" => assert_eq!(item(&mut items)["content"][0], event["part"]),
+            "response.function_call_arguments.done" => assert_eq!(item(&mut items)["arguments"], event["arguments"]),
+            "response.output_item.done" => {
+                let last = items.last_mut().unwrap();
+                last["status"] = event["item"]["status"].clone();
+                assert_eq!(*last, event["item"]);
+            }
+            _ => {}
+        }
+    }
+    items
+}
+
+proptest! {
+    #[test]
+    fn pieces_add_up_to_the_whole_answer(
+        reasoning in ".{0,6}", text in "(?s).{0,6}", calls in prop::collection::vec("[a-z{}\"]{0,6}", 0..3), cut in any::<bool>(),
+    ) {
+        let call = |(i, arguments): (usize, String)| ToolCall { id: format!("call_{i}"), name: "f".to_owned(), arguments };
+        let tool_calls: Vec<ToolCall> = calls.into_iter().enumerate().map(call).collect();
+        // What is cut off within a call ends without the call's end; within a text it is the same.
+        let cut = cut && tool_calls.is_empty();
+        let reason = if cut { FinishReason::Length } else { FinishReason::Stop };
+        let output = AnswerOutput { text, reasoning, tool_calls, logprobs: vec![] };
+        let events = streamed(&events_of(&output, reason));
+        let numbers: Vec<u64> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
+        prop_assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
+        let first: Vec<&str> = events.iter().take(2).map(|event| event["type"].as_str().unwrap()).collect();
+        prop_assert_eq!(first, ["response.created", "response.in_progress"]);
+        let last = events.last().unwrap();
+        let whole = whole(&output, reason);
+        prop_assert_eq!(&last["response"], &whole);
+        prop_assert_eq!(last["type"].as_str().unwrap(), if cut { "response.incomplete" } else { "response.completed" });
+        prop_assert_eq!(json!(gathered(&events)), whole["output"].clone());
+        prop_assert_eq!(&whole["incomplete_details"], &if cut { json!({"reason": "max_output_tokens"}) } else { Value::Null });
+    }
+
+    #[test]
+    fn no_body_is_answered_but_by_what_is_asked_or_an_error(body in prop::collection::vec(any::<u8>(), 0..64)) {
+        if let Err(error) = decode_responses(&body) {
+            prop_assert_eq!(error.status, 400);
+        }
+    }
+}
+
+#[test]
+fn a_failure_is_told_with_what_has_come() {
+    let (_, encoder) = decode(&json!({"input": "Hi", "stream": true})).unwrap();
+    let (mut stream, mut out) = (encoder.stream(head(), 1).unwrap(), BytesMut::new());
+    stream.open(&mut out).unwrap();
+    stream.event(0, &GenerationEvent::Text { text: "a".to_owned(), tokens: 1, logprobs: vec![] }, &mut out).unwrap();
+    let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, gantry_core::ErrorCode::WorkerDied, "It died.");
+    stream.fail(&error, &mut out);
+    let events = told(&out);
+    let last = events.last().unwrap();
+    assert_eq!((last["type"].as_str(), last["response"]["status"].as_str()), (Some("response.failed"), Some("failed")));
+    assert_eq!(last["response"]["error"], json!({"code": "server_error", "message": "It died."}));
+}
