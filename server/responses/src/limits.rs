@@ -11,6 +11,8 @@ pub const MAX_RESPONSES_PARTS: usize = 1024;
 pub const MAX_RESPONSES_TOKENS: u32 = 1 << 20;
 /// The longest JSON schema of a `text.format`, in bytes.
 pub const MAX_RESPONSES_SCHEMA_BYTES: usize = 64 * 1024;
+/// The most bytes of `instructions` that an answer repeats, and of `tools`; of longer ones it says nothing.
+pub const MAX_RESPONSES_REPEATED_BYTES: usize = 64 * 1024;
 /// The most names in `metadata`, which the answer repeats.
 pub const MAX_RESPONSES_METADATA: usize = 16;
 /// The longest name and the longest value in `metadata` together, in bytes.

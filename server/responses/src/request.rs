@@ -11,12 +11,14 @@ use serde_json::{Map, Value, json};
 use crate::answer::{Asked, ResponseEncoder};
 use crate::items::messages;
 use crate::limits::{
-    MAX_RESPONSES_METADATA, MAX_RESPONSES_METADATA_BYTES, MAX_RESPONSES_MODEL_BYTES, MAX_RESPONSES_SCHEMA_BYTES,
-    MAX_RESPONSES_TOKENS,
+    MAX_RESPONSES_METADATA, MAX_RESPONSES_METADATA_BYTES, MAX_RESPONSES_MODEL_BYTES, MAX_RESPONSES_REPEATED_BYTES,
+    MAX_RESPONSES_SCHEMA_BYTES, MAX_RESPONSES_TOKENS,
 };
 
 /// The field that says what an answer must look like.
 const FORMAT: &str = "text.format";
+/// The longest name of a format, in bytes: the answer repeats it.
+const MAX_NAME_BYTES: usize = 256;
 /// What must be of no schema but that.
 const ANY_OBJECT: &str = r#"{"type":"object"}"#;
 /// How much is to be thought, in words.
@@ -133,7 +135,6 @@ struct GivenTool {
 pub fn decode_responses(body: &[u8]) -> Result<(TextRequest, ResponseEncoder), ApiError> {
     let mut body: Body = read_body(body)?;
     refuse(&body)?;
-    let asked = asked(&body);
     if let Some(model) = body.model.as_ref().filter(|model| model.len() > MAX_RESPONSES_MODEL_BYTES) {
         let message = format_args!("must have at most {MAX_RESPONSES_MODEL_BYTES} bytes, not {}", model.len());
         return Err(ApiError::wrong_value("model", message));
@@ -141,7 +142,8 @@ pub fn decode_responses(body: &[u8]) -> Result<(TextRequest, ResponseEncoder), A
     check_metadata(body.metadata.as_ref())?;
     let params = params(&body)?;
     let (model, is_streamed) = (body.model.take().filter(|model| !model.is_empty()), body.stream.unwrap_or(false));
-    let chat = chat(body)?;
+    let chat = chat(&mut body)?;
+    let asked = asked(&body, &chat);
     if params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
         let message =
             "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
@@ -221,8 +223,8 @@ fn check_metadata(metadata: Option<&Map<String, Value>>) -> Result<(), ApiError>
     Ok(())
 }
 
-/// What an answer repeats of its request.
-fn asked(body: &Body) -> Asked {
+/// What an answer repeats of its request: of what may be long, no more than it may be.
+fn asked(body: &Body, chat: &Chat) -> Asked {
     let format = match body.text.as_ref().and_then(|text| text.format.as_ref()) {
         None | Some(Format::Text {}) => json!({"type": "text"}),
         Some(Format::JsonObject {}) => json!({"type": "json_object"}),
@@ -230,14 +232,40 @@ fn asked(body: &Body) -> Asked {
             json!({"type": "json_schema", "name": name, "schema": schema, "strict": strict.unwrap_or(false)})
         }
     };
+    let tool = |tool: &Tool| {
+        let parameters = tool.parameters.as_deref().and_then(|text| serde_json::from_str::<Value>(text).ok());
+        json!({
+            "type": "function", "name": tool.name, "description": tool.description, "parameters": parameters,
+            "strict": tool.strict,
+        })
+    };
+    let mode = match chat.tool_choice {
+        ToolChoice::Auto => "auto",
+        ToolChoice::None => "none",
+        ToolChoice::Required => "required",
+    };
+    let tool_choice = match chat.allowed_tools.as_slice() {
+        [] => json!(mode),
+        [name] if chat.tool_choice == ToolChoice::Required => json!({"type": "function", "name": name}),
+        names => {
+            let tools: Vec<Value> = names.iter().map(|name| json!({"type": "function", "name": name})).collect();
+            json!({"type": "allowed_tools", "mode": mode, "tools": tools})
+        }
+    };
+    let tools_bytes: usize =
+        chat.tools.iter().flat_map(|tool| [&tool.description, &tool.parameters]).flatten().map(String::len).sum();
     Asked {
-        instructions: body.instructions.clone(),
+        instructions: body.instructions.clone().filter(|text| text.len() <= MAX_RESPONSES_REPEATED_BYTES),
         max_output_tokens: body.max_output_tokens,
         temperature: body.temperature.unwrap_or(1.0),
         top_p: body.top_p.unwrap_or(1.0),
-        tools: body.tools.clone().unwrap_or_default(),
-        tool_choice: body.tool_choice.clone().filter(|choice| !choice.is_null()).unwrap_or_else(|| json!("auto")),
-        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
+        tools: if tools_bytes <= MAX_RESPONSES_REPEATED_BYTES {
+            chat.tools.iter().map(tool).collect()
+        } else {
+            Vec::new()
+        },
+        tool_choice,
+        parallel_tool_calls: chat.parallel_tool_calls,
         format,
         effort: body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()),
         metadata: body.metadata.clone().unwrap_or_default(),
@@ -258,6 +286,10 @@ fn params(body: &Body) -> Result<GenerationParams, ApiError> {
     let constraint = match body.text.as_ref().and_then(|text| text.format.as_ref()) {
         None | Some(Format::Text {}) => None,
         Some(Format::JsonObject {}) => Some(Constraint::JsonSchema { schema: ANY_OBJECT.to_owned(), strict: true }),
+        Some(Format::JsonSchema { name, .. }) if name.as_ref().is_some_and(|name| name.len() > MAX_NAME_BYTES) => {
+            let message = format_args!("must have at most {MAX_NAME_BYTES} bytes");
+            return Err(ApiError::wrong_value("text.format.name", message));
+        }
         Some(Format::JsonSchema { schema, strict, .. }) => {
             let schema = Value::Object(schema.clone()).to_string();
             if schema.len() > MAX_RESPONSES_SCHEMA_BYTES {
@@ -280,15 +312,15 @@ fn params(body: &Body) -> Result<GenerationParams, ApiError> {
     })
 }
 
-fn chat(body: Body) -> Result<Chat, ApiError> {
-    let Body { input, instructions, tools, tool_choice, parallel_tool_calls, reasoning, .. } = body;
+fn chat(body: &mut Body) -> Result<Chat, ApiError> {
+    let (input, tools, tool_choice) = (body.input.take(), body.tools.take(), body.tool_choice.take());
     if input.is_null() {
         return Err(ApiError::missing("input", "a text or an array of items is expected"));
     }
-    let messages = messages(instructions, input)?;
+    let messages = messages(body.instructions.clone(), input)?;
     let tools = read_tools(tools.unwrap_or_default())?;
     let (tool_choice, allowed_tools) = choice(tool_choice, &tools)?;
-    let effort = reasoning.and_then(|reasoning| reasoning.effort);
+    let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());
     if effort.as_ref().is_some_and(|effort| !EFFORTS.contains(&effort.as_str())) {
         let message = format_args!("must be one of {}", EFFORTS.join(", "));
         return Err(ApiError::wrong_value("reasoning.effort", message));
@@ -300,7 +332,7 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         tools,
         tool_choice,
         allowed_tools,
-        parallel_tool_calls: parallel_tool_calls.unwrap_or(true),
+        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
         thinking,
         template_variables: said.map(|effort| ("reasoning_effort".to_owned(), effort)).into_iter().collect(),
         continue_final_message: false,

@@ -156,6 +156,32 @@ fn what_is_not_done_is_refused_by_its_path() {
     }
 }
 
+#[test]
+fn an_answer_repeats_what_was_understood_and_nothing_long() {
+    let told = |body: &Value| -> Value {
+        let answer = Answer {
+            output: AnswerOutput::default(),
+            reason: FinishReason::Stop,
+            stop_string: None,
+            usage: usage(),
+            timings: Timings::default(),
+        };
+        serde_json::from_slice(&decode(body).unwrap().1.whole(head(), vec![answer], usage()).unwrap()).unwrap()
+    };
+    let mut given = tool("a");
+    given["defer_loading"] = json!(vec![Value::Array(vec![]); 100]);
+    let named = json!({"type": "function", "name": "a", "more": vec![Value::Array(vec![]); 100]});
+    let answer = told(&json!({"input": "Hi", "instructions": "Be brief.", "tools": [given], "tool_choice": named}));
+    assert_eq!(answer["instructions"], "Be brief.");
+    assert_eq!((&answer["tools"][0]["name"], answer["tools"][0].get("defer_loading")), (&json!("a"), None));
+    assert_eq!(answer["tool_choice"], json!({"type": "function", "name": "a"}));
+    let long = "x".repeat(100_000);
+    let answer = told(
+        &json!({"input": "Hi", "instructions": long, "tools": [{"type": "function", "name": "a", "description": long}]}),
+    );
+    assert_eq!((&answer["instructions"], &answer["tools"]), (&Value::Null, &json!([])));
+}
+
 fn head() -> AnswerHead {
     AnswerHead { id: "7".to_owned(), created: 1_700_000_000, model: "m".to_owned(), version: "v".to_owned() }
 }
