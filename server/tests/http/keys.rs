@@ -25,7 +25,7 @@ async fn who_shows_no_key_is_told_so_and_probes_need_none() {
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
     let ask = || server.post(CHAT, &chat);
 
-    for (shown, said) in [(None, "is needed"), (Some("wrong-secret"), "is not one"), (Some(""), "is not one")] {
+    for (shown, said) in [(None, "is needed"), (Some("wrong-secret"), "Incorrect API key"), (Some(""), "Incorrect API key")] {
         let request = shown.map_or_else(ask, |key| with_key(ask(), key));
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status(), 401, "{shown:?}");
