@@ -163,7 +163,11 @@ fn what_a_grammar_or_a_schema_asks_for_is_what_comes() {
 
 #[test]
 fn a_grammar_that_cannot_be_used_is_an_error_of_its_request() {
-    let params = GenerationParams { constraint: Some(Constraint::Gbnf(String::from("root ::= (\"a\""))), ..greedy() };
+    let params = GenerationParams {
+        constraint: Some(Constraint::Gbnf(String::from("root ::= (\"a\""))),
+        constraint_param: String::from("grammar"),
+        ..greedy()
+    };
     let error = v2().generate(ask("Hello"), params).unwrap_err();
     let EngineError::Request(RequestError::InvalidRequest { param, code, message }) = error else { panic!("{error}") };
     assert_eq!((param.as_deref(), code.as_str()), (Some("grammar"), "invalid_grammar"));
