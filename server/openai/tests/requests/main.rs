@@ -441,12 +441,15 @@ fn each_form_of_an_answer_is_taken() {
     });
     let error = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap_err();
     assert_eq!((error.param.as_deref(), error.code), (Some("grammar"), ErrorCode::InvalidValue));
-    for other in [json!({"grammar": "root ::= \"a\""}), json!({"response_format": {"type": "json_object"}})] {
+    for (other, second) in [
+        (json!({"grammar": "root ::= \"a\""}), "grammar"),
+        (json!({"response_format": {"type": "json_object"}}), "json_schema"),
+    ] {
         let mut body = other;
         body["messages"] = json!([{"role": "user", "content": "Hi"}]);
         body["json_schema"] = json!({"type": "object"});
         let error = ValidChatRequest::parse(body.to_string().as_bytes()).unwrap_err();
-        assert_eq!((error.param.as_deref(), error.code), (Some("json_schema"), ErrorCode::InvalidValue));
+        assert_eq!((error.param.as_deref(), error.code), (Some(second), ErrorCode::InvalidValue));
     }
 }
 
