@@ -24,6 +24,7 @@ pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ServeArgs, Va
 use self::check::Check;
 pub use self::check::Problems;
 pub use self::line::{Line, read};
+use crate::api::{ModelNames, Origins};
 use crate::keys::KeySources;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
@@ -65,6 +66,10 @@ pub struct HttpSettings {
     pub drain_timeout: Duration,
     /// Where the keys are named that clients must show.
     pub keys: KeySources,
+    /// The pages that may ask.
+    pub origins: Origins,
+    /// Names of the model beside its own.
+    pub names: ModelNames,
 }
 
 /// What `serve` needs.
@@ -101,8 +106,14 @@ impl HttpArgs {
             problems.into_iter().for_each(|problem| check.problem(problem));
             KeySources::default()
         });
+        let origins = Origins::parse(&self.cors_origins).unwrap_or_else(|problem| {
+            check.problem(format!("--cors-origins: {problem}"));
+            Origins::None
+        });
         HttpSettings {
             keys,
+            origins,
+            names: ModelNames { aliases: Vec::new(), any: self.any_model },
             host: self.host.clone().unwrap_or_else(|| default_host.to_owned()),
             port,
             metrics_port,
@@ -193,7 +204,7 @@ impl ServeArgs {
     /// Lists every mistake.
     pub fn settings(&self) -> Result<ServeSettings, Problems> {
         let mut check = Check::default();
-        let http = self.http.check(&mut check, args::SERVE_HOST, None);
+        let mut http = self.http.check(&mut check, args::SERVE_HOST, None);
         self.backends.check(&mut check);
         let keys = check.cache_type("cache-type-k", &self.cache_type_k);
         let values = self.cache_type_v.as_ref().map(|text| check.cache_type("cache-type-v", text));
@@ -202,8 +213,13 @@ impl ServeArgs {
         }
         let model = self.model_file(&mut check);
         let stem = model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        let served_name = self.alias.clone().or(stem).unwrap_or_default();
-        check.name("alias", &served_name);
+        let mut names = self.alias.clone();
+        if names.is_empty() {
+            names.extend(stem);
+        }
+        names.iter().for_each(|name| check.name("alias", name));
+        let served_name = if names.is_empty() { String::new() } else { names.remove(0) };
+        http.names.aliases = names;
         check.file("model", &model);
         if let Some(draft) = &self.model_draft {
             check.file("model-draft", draft);

@@ -132,7 +132,7 @@ async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
     }
     let mut out = std::io::stdout();
     writeln!(out, "listening on http://{address}").and_then(|()| out.flush()).context("cannot write to stdout")?;
-    Ok(Ports { requests, probes })
+    Ok(Ports { requests, probes, origins: http.origins.clone() })
 }
 
 /// The memory of undelivered output, of which what nobody takes is thrown away.
@@ -165,8 +165,8 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
     let url = format!("http://{}", serve::reachable(ports.requests.local_addr()?));
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
-    let keys = watched_keys(settings.http.keys.clone());
-    let app = App::new(Arc::clone(&router), workers.output(), limits, keys, Some(loading), None);
+    let (keys, names) = (watched_keys(settings.http.keys.clone()), settings.http.names.clone());
+    let app = App::new(Arc::clone(&router), workers.output(), limits, keys, names, Some(loading), None);
     let stop = CancellationToken::new();
     let load = tokio::spawn({
         let (router, stop) = (Arc::clone(&router), stop.clone());
@@ -239,7 +239,15 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir).with_output(output);
     let router = Router::new();
     let keys = watched_keys(http.keys.clone());
-    let app = App::new(Arc::clone(&router), workers.output(), limits, keys, None, Some(args.service.clone()));
+    let app = App::new(
+        Arc::clone(&router),
+        workers.output(),
+        limits,
+        keys,
+        http.names.clone(),
+        None,
+        Some(args.service.clone()),
+    );
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
     let config = AgentConfig {
         service: args.service,

@@ -26,7 +26,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use self::connection::Connections;
 pub use self::table::Phase;
-use crate::api::{self, App};
+use crate::api::{self, App, Origins};
 use crate::descriptors;
 use crate::limits::{
     ACCEPT_RETRY, LAST_EVENTS_LIMIT, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, UNREADY_BEFORE_CLOSE,
@@ -39,6 +39,8 @@ pub struct Ports {
     pub requests: TcpListener,
     /// Probes and metrics are answered here too, whatever goes on there.
     pub probes: Option<TcpListener>,
+    /// The pages that may ask.
+    pub origins: Origins,
 }
 
 /// Opens the port; 0 lets the system choose one.
@@ -118,7 +120,7 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         AbortOnDropHandle::new(tokio::spawn(async move { port.accept(&listener).await }))
     });
     let connections = descriptors::connections().min(app.limits().connections);
-    let port = Port::new(api::routes(&app), connections, &app).counted();
+    let port = Port::new(ports.origins.around(api::routes(&app)), connections, &app).counted();
     // It was not told to end: why is said by whoever ended it.
     let is_told;
     let mut cut_off_by = None;

@@ -9,10 +9,12 @@
 mod anthropic;
 mod body;
 mod budget;
+mod cors;
 mod errors;
 mod executor;
 mod middleware;
 mod models;
+mod names;
 mod openai;
 mod paths;
 mod props;
@@ -27,11 +29,9 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use gantry_core::{ApiError, ErrorCode, ErrorKind};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::config::STANDALONE_VERSION;
 use crate::front::FrontLimits;
 use crate::keys::ApiKeys;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
@@ -40,8 +40,10 @@ use crate::routing::Router;
 use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
 pub use budget::Peer;
+pub use cors::Origins;
 use errors::Failure;
 use executor::Writers;
+pub use names::ModelNames;
 
 /// What all requests share.
 pub struct App {
@@ -55,13 +57,15 @@ pub struct App {
     writers: Writers,
     limits: FrontLimits,
     keys: Arc<ApiKeys>,
+    names: ModelNames,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
     started: Instant,
 }
 
 impl App {
-    /// An application that serves what `router` holds. `output`: of the workers of its versions; `keys`: whom it answers; `service`: the
+    /// An application that serves what `router` holds. `output`: of the workers of its versions; `keys`: whom it answers; `names`: by which
+    /// names; `service`: the
     /// InferenceService that it belongs to, in a pod.
     #[must_use]
     pub fn new(
@@ -69,6 +73,7 @@ impl App {
         output: Arc<Output>,
         limits: FrontLimits,
         keys: Arc<ApiKeys>,
+        names: ModelNames,
         loading: Option<watch::Receiver<f32>>,
         service: Option<String>,
     ) -> Arc<Self> {
@@ -81,6 +86,7 @@ impl App {
             answers: Budget::new(limits.vectors_bytes),
             limits,
             keys,
+            names,
             output,
             writers: Writers::new(),
             loading,
@@ -103,12 +109,7 @@ impl App {
     /// The active version, unless the request asks for another model than it; `None`: whichever is served.
     fn version_for(&self, model: Option<&str>) -> Result<Arc<Version>, Failure> {
         let version = self.router.active().ok_or_else(|| self.no_version())?;
-        let spec = version.spec();
-        match &*spec.name {
-            // It names what is served without Kubernetes, where no version has a name that a client could know.
-            STANDALONE_VERSION => check_model(model, &[&spec.served_name])?,
-            name => check_model(model, &[&spec.served_name, name])?,
-        }
+        self.names.check(model, version.spec())?;
         Ok(version)
     }
 
@@ -142,25 +143,6 @@ impl App {
     }
 }
 
-/// Refuses a model that is not among those `served`.
-fn check_model(asked: Option<&str>, served: &[&str]) -> Result<(), ApiError> {
-    match asked {
-        Some(model) if !served.contains(&model) => Err(ApiError {
-            param: Some("model".into()),
-            ..ApiError::new(
-                404,
-                ErrorKind::NotFoundError,
-                ErrorCode::ModelNotFound,
-                format!(
-                    "The model {model:?} is not served here; there is {}, which GET /v1/models lists.",
-                    served.join(", ")
-                ),
-            )
-        }),
-        _ => Ok(()),
-    }
-}
-
 /// All addresses.
 pub fn routes(app: &Arc<App>) -> axum::Router {
     routes::all()
@@ -181,20 +163,5 @@ async fn scrape(State(app): State<Arc<App>>) -> Response {
     match app.metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn another_model_is_refused_with_what_there_is() {
-        assert_eq!(check_model(None, &["m"]), Ok(()));
-        assert_eq!(check_model(Some("v1"), &["m", "v1"]), Ok(()));
-        let error = check_model(Some("other"), &["m", "v1"]).unwrap_err();
-        assert_eq!((error.status, error.param.as_deref()), (404, Some("model")));
-        assert!(error.message.contains("\"other\"") && error.message.contains("m, v1"), "{}", error.message);
     }
 }

@@ -1,11 +1,10 @@
-//! `/v1/models`: the one model that is active.
+//! `/v1/models`: the one model that is active, by each of its names.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use gantry_core::{ApiError, ErrorCode, ErrorKind};
 use gantry_engine::{ModelInfo, Pooling};
 use gantry_openai::{Model, ModelList};
 use jiff::Timestamp;
@@ -14,18 +13,18 @@ use super::App;
 use super::errors::Failure;
 use crate::version::Version;
 
-fn model(version: &Version) -> Model {
-    let (name, created) = (&version.spec().served_name, version.loaded_at_unix_seconds());
+fn model(name: &str, version: &Version) -> Model {
+    let created = version.loaded_at_unix_seconds();
     let created_at = i64::try_from(created).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
     let info = version.model();
     let tokens = info.as_ref().map(|info| info.n_ctx_per_sequence);
     Model {
-        id: name.clone(),
+        id: name.to_owned(),
         object: "model".to_owned(),
         created,
         owned_by: "gantry".to_owned(),
         kind: "model".to_owned(),
-        display_name: name.clone(),
+        display_name: name.to_owned(),
         created_at: created_at.unwrap_or_default().to_string(),
         lifecycle: "active".to_owned(),
         max_model_len: tokens,
@@ -50,7 +49,8 @@ fn features(model: &ModelInfo) -> Vec<String> {
 /// While nothing is loaded this is refused for now, as all else is: who looks here for a name would find none.
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>, Failure> {
     let version = app.router.active().ok_or_else(|| app.no_version())?;
-    Ok(Json(ModelList::of(vec![model(&version)])))
+    let models = app.names.listed(version.spec()).map(|name| model(name, &version)).collect();
+    Ok(Json(ModelList::of(models)))
 }
 
 /// An id that is no UTF-8 is a model that is not served, like any other.
@@ -60,12 +60,11 @@ pub(super) async fn one(
 ) -> Result<Json<Model>, Failure> {
     let id = id.map(|Path(id)| id).unwrap_or_default();
     let active = app.router.active();
-    let found = active.iter().find(|version| [&version.spec().served_name, &version.spec().name].contains(&&id));
-    found.map(|version| Json(model(version))).ok_or_else(|| {
-        let served = active.as_ref().map(|version| format!("there is {}, which", version.spec().served_name));
-        let served = served.as_deref().unwrap_or("nothing is loaded yet that");
-        let message = format!("The model {id:?} is not served here; {served} GET /v1/models lists.");
-        let error = ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::ModelNotFound, message);
-        ApiError { param: Some("model".into()), ..error }.into()
-    })
+    match active.as_ref().filter(|version| app.names.has(&id, version.spec())) {
+        Some(version) => {
+            let listed = app.names.listed(version.spec()).find(|listed| *listed == id);
+            Ok(Json(model(listed.unwrap_or(&version.spec().served_name), version)))
+        }
+        None => Err(app.names.not_served(&id, active.as_ref().map(|version| version.spec())).into()),
+    }
 }

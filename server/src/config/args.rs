@@ -129,9 +129,9 @@ pub struct ServeArgs {
     /// Element type of the KV cache's values; must be that of the keys [default: that of the keys]
     #[arg(long, env = "GANTRY_CACHE_TYPE_V", value_name = "TYPE")]
     pub cache_type_v: Option<String>,
-    /// The model name that clients use [default: the file's name without .gguf]
-    #[arg(short, long, env = "GANTRY_ALIAS", value_name = "NAME")]
-    pub alias: Option<String>,
+    /// The model name that clients use, with commas between several [default: the file's name without .gguf]
+    #[arg(short, long, env = "GANTRY_ALIAS", value_name = "NAME", value_delimiter = ',')]
+    pub alias: Vec<String>,
     /// Requests that may wait while all sequences are busy; one more is refused with 429
     #[arg(long, env = "GANTRY_MAX_QUEUE", default_value = "512", value_name = "N", allow_hyphen_values = true)]
     pub max_queue: String,
@@ -271,6 +271,12 @@ pub struct HttpArgs {
     /// A file of such keys, one a line, which is read again when it changes
     #[arg(long, env = "GANTRY_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Origins whose pages may ask, with commas between several, or * for all [default: no page may]
+    #[arg(long, env = "GANTRY_CORS_ORIGINS", value_name = "LIST", value_delimiter = ',')]
+    pub cors_origins: Vec<String>,
+    /// Answer requests for whichever model they name
+    #[arg(long, env = "GANTRY_ANY_MODEL")]
+    pub any_model: bool,
     /// Seconds that requests in flight may take to end after SIGTERM
     #[arg(
         long,

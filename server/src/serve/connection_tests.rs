@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
-use crate::api;
+use crate::api::{self, ModelNames};
 use crate::front::FrontLimits;
 use crate::keys::{ApiKeys, KeySources};
 use crate::limits::{OUTPUT_BUDGET_BYTES, SHED_MIN_AGE, SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_END_LIMIT};
@@ -27,6 +27,7 @@ impl Served {
             Output::new(OUTPUT_BUDGET_BYTES),
             FrontLimits::default(),
             ApiKeys::new(KeySources::default()),
+            ModelNames::default(),
             None,
             None,
         );

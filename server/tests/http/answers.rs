@@ -210,6 +210,33 @@ async fn the_engine_s_own_figures_are_told() {
 }
 
 #[tokio::test]
+async fn a_model_has_the_names_that_it_is_given() {
+    let ask = async |server: &Server, model: &str| {
+        let mut body = chat("Hello!");
+        (body["model"], body["max_tokens"]) = (json!(model), json!(1));
+        let answer = server.post(CHAT, &body).send().await.unwrap();
+        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+    };
+    let server = Server::start(&["--alias", "demo,small"]).await;
+    let models: Value = server.get("/v1/models").await.json().await.unwrap();
+    let ids: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["demo", "small"]);
+    let small: Value = server.get("/v1/models/small").await.json().await.unwrap();
+    assert_eq!(small, models["data"][1]);
+    for name in ["demo", "small"] {
+        let (status, answer) = ask(&server, name).await;
+        assert_eq!((status, &answer["model"]), (200, &json!("demo")), "{answer}");
+    }
+    let (status, answer) = ask(&server, "gpt-4o").await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(status == 404 && message.contains("there is demo, small, which"), "{message}");
+    let server = Server::start(&["--any-model"]).await;
+    let (status, answer) = ask(&server, "gpt-4o").await;
+    assert_eq!((status, &answer["model"]), (200, &json!("demo-v2.q8_0")), "{answer}");
+    assert_eq!(server.get("/v1/models/gpt-4o").await.status(), 404, "it is no name of it");
+}
+
+#[tokio::test]
 async fn models_and_health_are_told() {
     let server = Server::start(&["--alias", "demo"]).await;
     let models: Value = server.get("/v1/models").await.json().await.unwrap();

@@ -1,6 +1,6 @@
 //! Keys that clients must show: who may ask and who not, and a file of them that changes.
 
-use reqwest::RequestBuilder;
+use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
 use crate::server::{Server, await_condition};
@@ -25,7 +25,9 @@ async fn who_shows_no_key_is_told_so_and_probes_need_none() {
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
     let ask = || server.post(CHAT, &chat);
 
-    for (shown, said) in [(None, "is needed"), (Some("wrong-secret"), "Incorrect API key"), (Some(""), "Incorrect API key")] {
+    for (shown, said) in
+        [(None, "is needed"), (Some("wrong-secret"), "Incorrect API key"), (Some(""), "Incorrect API key")]
+    {
         let request = shown.map_or_else(ask, |key| with_key(ask(), key));
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status(), 401, "{shown:?}");
@@ -62,4 +64,59 @@ async fn who_shows_no_key_is_told_so_and_probes_need_none() {
     let metrics = server.get("/metrics").await.text().await.unwrap();
     let line = metrics.lines().find(|line| line.contains("status=\"401\"") && line.contains("chat_completions"));
     assert!(line.is_some(), "{metrics}");
+}
+
+#[tokio::test]
+async fn pages_of_named_origins_may_ask() {
+    let page = "https://chat.example.com";
+    let server =
+        Server::start(&["--api-key", "secret", "--cors-origins", "https://chat.example.com,http://localhost:3000"])
+            .await;
+    let preflight = |path: &str, origin: &str| {
+        let request = server.client.request(Method::OPTIONS, server.url(path)).header("origin", origin);
+        request
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "authorization,content-type,x-stainless-lang")
+    };
+    let told =
+        |answer: &Response, name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+    // Browsers send no key with it.
+    for path in [CHAT, "/v1/messages", "/v1/responses"] {
+        let answer = preflight(path, page).send().await.unwrap();
+        assert_eq!(answer.status(), 200, "{path}");
+        assert_eq!(told(&answer, "access-control-allow-origin").as_deref(), Some(page));
+        let (methods, headers) = (
+            told(&answer, "access-control-allow-methods").unwrap(),
+            told(&answer, "access-control-allow-headers").unwrap(),
+        );
+        assert!(
+            methods.contains("POST") && headers.contains("authorization") && headers.contains("x-stainless-lang"),
+            "{methods} {headers}"
+        );
+        assert!(told(&answer, "access-control-allow-credentials").is_none());
+    }
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    for (key, status) in [("secret", 200), ("wrong", 401)] {
+        let answer =
+            with_key(server.post(CHAT, &body), key).header("origin", "http://localhost:3000").send().await.unwrap();
+        assert_eq!(answer.status(), status);
+        assert_eq!(
+            told(&answer, "access-control-allow-origin").as_deref(),
+            Some("http://localhost:3000"),
+            "errors are read, too"
+        );
+        assert!(told(&answer, "access-control-expose-headers").unwrap().contains("x-request-id"));
+    }
+    // Browsers keep from others what they get.
+    for other in ["https://example.com", "https://chat.example.com.evil.example", "null"] {
+        assert_eq!(told(&preflight(CHAT, other).send().await.unwrap(), "access-control-allow-origin"), None, "{other}");
+        let answer = with_key(server.post(CHAT, &body), "secret").header("origin", other).send().await.unwrap();
+        assert_eq!(told(&answer, "access-control-allow-origin"), None, "{other}");
+    }
+    let any = Server::start(&["--cors-origins", "*"]).await;
+    let answer = any.post(CHAT, &body).header("origin", page).send().await.unwrap();
+    assert_eq!(told(&answer, "access-control-allow-origin").as_deref(), Some("*"));
+    let none = Server::start(&[]).await;
+    let answer = none.post(CHAT, &body).header("origin", page).send().await.unwrap();
+    assert_eq!(told(&answer, "access-control-allow-origin"), None);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gantry_server::api::App;
+use gantry_server::api::{App, ModelNames, Origins};
 use gantry_server::front::FrontLimits;
 use gantry_server::keys::{ApiKeys, KeySources};
 use gantry_server::limits::OUTPUT_BUDGET_BYTES;
@@ -51,12 +51,13 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     let listener = serve::listen("127.0.0.1", 0).await.unwrap();
     let url = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    let ports = Ports { requests: listener, probes: None };
+    let ports = Ports { requests: listener, probes: None, origins: Origins::None };
     let app = App::new(
         Arc::clone(&router),
         Output::new(OUTPUT_BUDGET_BYTES),
         FrontLimits::default(),
         ApiKeys::new(KeySources::default()),
+        ModelNames::default(),
         None,
         None,
     );

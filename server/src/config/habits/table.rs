@@ -21,7 +21,8 @@ const SHIFT: &str = "tokens are never dropped from a context: an answer ends whe
 const PLACEMENT: &str = "where weights and cells are kept follows from --n-gpu-layers";
 const CHECKPOINTS: &str = "what of a context is kept to go on from is settled for each model";
 const FIT: &str = "context and layers that are not named are chosen to fit the memory";
-const NO_CORS: &str = "pages of other origins are not allowed yet: a proxy or ingress in front of it can allow them";
+const NO_CORS: &str =
+    "--cors-origins names the pages that may ask, by GET and POST and with any header; no cookie is read";
 const TIMEOUT: &str = "--queue-timeout bounds a request's wait, and --drain-timeout the end";
 const SLOTS: &str = "/metrics says what its sequences do";
 const ALL_OF_MESSAGES: &str = "the template gets all that messages have";
@@ -195,7 +196,7 @@ pub(super) const FLAGS: &[Flag] = &[
         Refused(&[], "settings do not change while it runs; /v1/models and /metrics tell them"),
     ),
     flag(&["--ssl-key-file", "--ssl-cert-file"], Value, Refused(&[""], NO_TLS)),
-    flag(&["--cors-origins", "--cors-methods", "--cors-headers"], Value, Refused(&[""], NO_CORS)),
+    flag(&["--cors-methods", "--cors-headers"], Value, Refused(&[""], NO_CORS)),
     flag(&["--cors-credentials"], Nothing, Refused(&[], NO_CORS)),
     flag(&["--api-prefix"], Value, Refused(&[""], "a proxy or ingress in front of it can add one")),
     flag(&["--reuse-port"], Nothing, Refused(&[], "one process has a port; --workers has several work behind it")),
