@@ -163,8 +163,10 @@ fn of_request(error: RequestError, message: String, prompt_param: &'static str) 
     match error {
         RequestError::InvalidRequest { param, code, .. } => {
             // As the client calls it.
-            let param =
-                param.map(|param| if param == "prompt" { Cow::Borrowed(prompt_param) } else { Cow::Owned(param) });
+            let param = param.map(|param| match param.as_str() {
+                "prompt" | "messages" => Cow::Borrowed(prompt_param),
+                _ => Cow::Owned(param),
+            });
             ApiError::invalid(param, ErrorCode::Other(code), message)
         }
         RequestError::ContextLengthExceeded { .. } => {

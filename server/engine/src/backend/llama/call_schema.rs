@@ -22,7 +22,7 @@ const MAX_VALUES_BYTES: usize = 16 * 1024;
 const MAX_PROPERTIES: usize = 100;
 /// The most schemas within a schema; what comes after them is anything.
 const MAX_SCHEMAS: usize = 2_000;
-/// How deep schemas stand within each other; what is deeper is anything. References begin anew.
+/// How deep schemas stand within each other, by references too, here and in the converter; what is deeper is anything.
 const MAX_DEPTH: usize = 32;
 /// Whole numbers up to this are the same in every language's JSON.
 const MAX_WHOLE: i64 = (1 << 53) - 1;
@@ -84,7 +84,7 @@ impl<'a> Reduction<'a> {
         }
         self.left -= 1;
         if let Some(reference) = reference_of(schema) {
-            return self.reduce_reference(reference, open);
+            return self.reduce_reference(reference, depth, open);
         }
         let values = |name: &str| fields.get(name).filter(|values| values.to_string().len() <= MAX_VALUES_BYTES);
         if let Some(value) = values("const") {
@@ -124,7 +124,7 @@ impl<'a> Reduction<'a> {
         }
     }
 
-    fn reduce_reference(&mut self, reference: &'a str, open: &mut Vec<&'a str>) -> Value {
+    fn reduce_reference(&mut self, reference: &'a str, depth: usize, open: &mut Vec<&'a str>) -> Value {
         if open.contains(&reference) {
             return json!({});
         }
@@ -133,7 +133,7 @@ impl<'a> Reduction<'a> {
             let name = format!("schema{}", self.targets.len());
             self.targets.insert(reference, Target { name, schema: None });
             open.push(reference);
-            let reduced = self.reduce(target, 0, open);
+            let reduced = self.reduce(target, depth + 1, open);
             open.pop();
             if let Some(target) = self.targets.get_mut(reference) {
                 target.schema = Some(reduced);

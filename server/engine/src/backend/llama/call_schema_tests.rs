@@ -93,6 +93,20 @@ fn schemas_may_name_themselves_but_no_text_begins_with_itself() {
     assert!(!begins_with_itself(&reduced), "{reduced}");
 }
 
+#[test]
+fn a_long_chain_of_references_takes_no_deep_stack() {
+    let definition = |i: usize| {
+        let next = json!({"type": "object", "properties": {"next": {"$ref": format!("#/$defs/d{}", i + 1)}}});
+        (format!("d{i}"), next)
+    };
+    let definitions: Map<String, Value> = (0..10_000).map(definition).collect();
+    let chain = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/d0"}}, "$defs": definitions});
+    let reduced = std::thread::Builder::new().stack_size(128 * 1024).spawn(move || bindable(&chain)).unwrap().join();
+    let reduced = reduced.unwrap();
+    assert!(reduced["$defs"].as_object().unwrap().len() <= MAX_DEPTH, "{reduced}");
+    assert!(is_taken(&reduced, &reduced));
+}
+
 /// Whether a definition leads to itself by references and alternatives alone.
 fn begins_with_itself(schema: &Value) -> bool {
     fn firsts(schema: &Value, to: &mut Vec<String>) {
