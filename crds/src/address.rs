@@ -7,14 +7,22 @@
 /// Longest address that is shown, in characters.
 pub const SHOWN_CHARS_MAX: usize = 256;
 
-/// Names of query parameters that are credentials: signatures of S3, Google Cloud Storage and Azure, and tokens. In small
+/// Names of query parameters that are credentials: signatures of S3, Google Cloud Storage, Azure, OSS and COS, and
+/// tokens, GitLab's among them. In small
 /// letters; they are compared without regard to case.
-pub const CREDENTIAL_PARAMETERS: [&str; 14] = [
+pub const CREDENTIAL_PARAMETERS: [&str; 21] = [
     "x-amz-signature",
     "x-amz-credential",
     "x-amz-security-token",
     "x-goog-signature",
     "x-goog-credential",
+    "x-oss-signature",
+    "x-oss-credential",
+    "x-oss-security-token",
+    "x-cos-security-token",
+    "q-signature",
+    "private_token",
+    "job_token",
     "awsaccesskeyid",
     "signature",
     "sig",

@@ -16,6 +16,9 @@ pub use version::{ModelVersionStatus, VersionPhase, VersionRole};
 
 mod version;
 
+/// The most digests of model files that a status has.
+pub const MAX_DIGESTS: u32 = 256;
+
 /// What is known of a service.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -52,7 +55,7 @@ pub struct InferenceServiceStatus {
     /// SHA-256 of every model file that a revision names. Pods keep these while there is room, and remove all others. Nothing is
     /// removed while it is empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256))]
+    #[schemars(length(max = MAX_DIGESTS))]
     pub digests: Vec<String>,
     /// What each pod reports about itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -17,7 +17,7 @@ use futures::{FutureExt, StreamExt, future};
 use gantry_crds::{
     InferenceService, InferenceServiceStatus, ModelVersion, ModelVersionStatus, OLD_FINALIZER,
     conditions::{ConditionType, Reason},
-    status::RolloutStatus,
+    status::{ReplicaHealth, ReplicaStatus, RolloutStatus},
 };
 use jiff::Timestamp;
 use kube::{
@@ -483,9 +483,11 @@ fn waits_anew(told: Option<&RolloutStatus>, now: &RolloutStatus) -> bool {
     now.wait_reason.is_some() && now.wait_reason != told
 }
 
-/// Whether any pod has a version that answers, or that did until its worker died and will again.
+/// Whether any pod has a version that answers, or that did until its worker died and will again. One whose worker failed for
+/// good may go before its successor comes, which may find no room else.
 fn answers(pods: &[CountedPod]) -> bool {
-    pods.iter().any(|pod| pod.ready || pod.report.is_some_and(|report| report.version.is_some()))
+    let has_version = |report: &ReplicaStatus| report.version.is_some() && report.health != ReplicaHealth::Failed;
+    pods.iter().any(|pod| pod.ready || pod.report.is_some_and(has_version))
 }
 
 /// Sleeps until the next deadline or look, or until something happens, and not for ever: a wake that was lost is made up

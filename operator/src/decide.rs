@@ -552,10 +552,13 @@ fn named_versions(world: &World, state: &RolloutState) -> Vec<NamedVersion> {
     names.into_iter().filter_map(content).collect()
 }
 
-/// The oldest versions beyond the history limit that play no part. Nothing is deleted while anything is in motion.
+/// The oldest versions beyond the history limit that play no part. Nothing is deleted while pods switch, or in a pass that
+/// changes the state. While they prepare and bake it is: edits that come faster than bakes end leave no other time.
 fn surplus(world: &World, state: &RolloutState) -> Vec<String> {
     let Some(spec) = world.spec else { return Vec::new() };
-    if state.rollout.is_some() || state != world.state {
+    let switches =
+        state.rollout.as_ref().is_some_and(|now| !matches!(now.step, RolloutStep::Prepare | RolloutStep::Bake));
+    if switches || state != world.state {
         return Vec::new();
     }
     let plays_no_part = |stamped: &&StampedVersion| {

@@ -12,7 +12,7 @@ use gantry_crds::{
     InferenceService, InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason, set_condition},
     quantity::{human_bytes, parse},
-    status::{RejectedOutcome, RolloutStep},
+    status::{MAX_DIGESTS, RejectedOutcome, RolloutStep},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -89,18 +89,24 @@ pub fn differs(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatu
     }
 }
 
-/// Digests of the files that the versions of the state and of the history name.
+/// Digests of the files that the versions of the state and of the history name: at most [`MAX_DIGESTS`], the newest ones.
 fn digests(inputs: &ServiceInputs) -> Vec<String> {
     let living = inputs.observed.versions.iter().filter(|version| version.metadata.deletion_timestamp.is_none());
-    let history = living.map(|version| (&version.spec.model, &version.spec.runtime));
+    let mut history: Vec<_> = living.map(|version| &version.spec).collect();
+    history.sort_by_key(|spec| std::cmp::Reverse(spec.revision));
+    let history = history.into_iter().map(|spec| (&spec.model, &spec.runtime));
     let named = inputs.state.versions.iter().map(|version| (&version.model, &version.runtime));
-    let sources = history.chain(named).flat_map(|(model, runtime)| {
+    let sources = named.chain(history).flat_map(|(model, runtime)| {
         let draft = runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
         std::iter::once(&model.source).chain(draft)
     });
-    let digests: BTreeSet<&String> =
-        sources.filter_map(|source| source.sha256.as_ref().map(|sha256| &sha256.0)).collect();
-    digests.into_iter().cloned().collect()
+    let mut digests = BTreeSet::new();
+    for source in sources {
+        if digests.len() < MAX_DIGESTS as usize {
+            digests.extend(source.sha256.as_ref().map(|sha256| sha256.0.clone()));
+        }
+    }
+    digests.into_iter().collect()
 }
 
 fn count(number: usize) -> i32 {

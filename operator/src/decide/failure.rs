@@ -32,10 +32,7 @@ impl Failure {
             (None, None) => format!("{at} gave no reason: see the pod's log"),
         };
         // What these gates say of a model ends with what to do about it.
-        let advises = matches!(
-            name,
-            GateName::Digest | GateName::Format | GateName::Memory | GateName::Template | GateName::Prompts
-        );
+        let advises = matches!(name, GateName::Memory | GateName::Template | GateName::Prompts);
         let message = if advises && why.is_some() { limits::message(&message) } else { with_action(name, &message) };
         Some(Self { gate: name, value, message })
     }
@@ -103,8 +100,12 @@ impl Failure {
         } else {
             (format!("{} of {} pods did not switch in {seconds}s", late.len(), world.pods.len()), late.to_vec())
         };
-        let message = format!("{value}: {}", some_of(&who, ", "));
-        Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
+        // How long a switch may take is no field, and what pods do is in their logs.
+        let message = limits::message(&format!(
+            "{value}: {}; see their logs, or delete them, and then annotate the service with {RETRY_ANNOTATION}=<any new value>",
+            some_of(&who, ", ")
+        ));
+        Self { gate: GateName::Deadline, value: Some(value), message }
     }
 }
 
@@ -119,6 +120,8 @@ fn with_action(gate: GateName, cause: &str) -> String {
         GateName::Load => format!("correct it; {otherwise}"),
         GateName::Deadline => format!("correct that, or raise spec.rollout.progressDeadline; {otherwise}"),
         GateName::Digest => format!("correct the sha256 in the spec, or the file; {otherwise}"),
+        // What a source answered in the place of the file may be another thing by now.
+        GateName::Format => format!("change spec.model, or correct the file; {otherwise}"),
         GateName::Memory => "use a smaller model or context, or raise spec.resources.memory".to_owned(),
         GateName::Health => format!("change spec.model, or raise spec.resources.memory; {otherwise}"),
         GateName::Template => "change spec.model".to_owned(),

@@ -121,7 +121,8 @@ struct Tally {
     workers: Vec<Failure>,
     /// The pod answers with another version and cannot switch.
     refusals: Vec<Failure>,
-    /// Pods without any version that cannot load this one. A source that is away for a moment is no reason to give up.
+    /// Pods without any version that cannot load this one. That a source is away, or answers with other bytes by now, is none of
+    /// these: the version was proved from it before.
     unable: Vec<Failure>,
     /// Pods that get requests and answer with another version.
     late: Vec<String>,
@@ -162,7 +163,7 @@ impl Tally {
                 // A pod without any version is new: it starts with the active one.
                 serving => match (Failure::of_candidate(pod, now), serving) {
                     (Some(failure), Some(_)) => tally.refusals.push(failure),
-                    (Some(failure), None) if failure.gate != GateName::Fetch => tally.unable.push(failure),
+                    (Some(failure), None) if !is_of_the_source(failure.gate) => tally.unable.push(failure),
                     (None, Some(_)) if pod.ready => tally.late.push(pod.name.to_owned()),
                     (None, None) if has_prepared(report, &now.version) => tally.late.push(pod.name.to_owned()),
                     _ => tally.at_it += 1,
@@ -194,6 +195,11 @@ impl Tally {
         }
         None
     }
+}
+
+/// Whether a gate judges what a source answers.
+fn is_of_the_source(gate: GateName) -> bool {
+    matches!(gate, GateName::Fetch | GateName::Digest | GateName::Format)
 }
 
 /// Judges a version that pods are told to switch to.

@@ -11,6 +11,8 @@
 //! Whatever a message advises to change is in it, and of the objects none that it could not be about: a Secret that is
 //! renewed every hour would lift the rejection of a model that has no room, every hour. Pure; who looks at the objects is [`crate::objects`].
 
+use std::time::Duration;
+
 use gantry_crds::status::{GateName, RejectedOutcome, RejectedStatus};
 
 use super::RolloutState;
@@ -203,8 +205,8 @@ fn text_of(
         objects.iter().filter(|(object, _)| rests_on(object)).map(|(object, state)| format!("+{object}={state}"));
     let mut text = [spec.to_owned()].into_iter().chain(objects).collect::<String>() + token;
     if (gate, outcome) == (GateName::Deadline, RejectedOutcome::Rejected) {
-        let seconds = wanted.map_or(0, |wanted| wanted.progress_deadline.as_secs());
-        text.push_str(&format!(" within {seconds}s"));
+        let deadline = wanted.map_or(Duration::ZERO, |wanted| wanted.progress_deadline);
+        text.push_str(&format!(" within {deadline:?}"));
         if let Some(restart) = wanted.and_then(|wanted| wanted.restart.as_ref()) {
             text.push_str(&format!(" by pods of {restart}"));
         }

@@ -1,6 +1,7 @@
 //! What comes of a request, piece by piece.
 //!
-//! One for text that was accepted emits `Started` at most once, then any number of `Text`, `Reasoning` and `ToolCall`, then
+//! One for text that was accepted emits `Started` at most once (again only where its worker died and nothing of it had been
+//! sent: what came before is void), then any number of `Text`, `Reasoning` and `ToolCall`, then
 //! exactly one of `Finished` and `Failed`; one for a prompt alone emits `Prompt` instead of the others before its end. Calls of
 //! tools come one after the other: each is begun once, has its arguments in any number of pieces, and is ended before the next
 //! is begun, unless the answer ends within it.

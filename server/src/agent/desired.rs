@@ -33,6 +33,8 @@ pub struct Asked {
     pub replicas: u32,
     /// Digests of the files that its versions are made of.
     pub digests: Vec<String>,
+    /// Whether any of them may keep prompts on the disk, as far as is known.
+    pub keeps_prefixes: bool,
 }
 
 /// What this pod was made with. An edited spec is read before the pods are made anew.
@@ -84,7 +86,8 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     let replicas = u32::try_from(service.spec.replicas.max(counted)).unwrap_or(1);
     let digests = service.status.as_ref().map(|status| status.digests.clone()).unwrap_or_default();
     let desired = desired(&service, has, versions, unreadable);
-    Ok(Asked { desired, entries, replicas, digests })
+    let keeps_prefixes = !desired.unreadable.is_empty() || kept_prefix_bytes(&desired.versions, &service) > 0;
+    Ok(Asked { desired, entries, replicas, digests, keeps_prefixes })
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
@@ -149,9 +152,7 @@ fn desired(
         Some(rollout) => (None, Some(rollout.version.clone())),
         None => (None, status.candidate_version.clone()),
     };
-    // Of versions that run, one may be allowed more than the next one.
-    let runtimes = versions.values().map(|version| &version.runtime).chain([&service.spec.runtime]);
-    let kept_prefix_bytes = runtimes.map(prefix_bytes).max().unwrap_or(0);
+    let kept_prefix_bytes = kept_prefix_bytes(&versions, service);
     Desired {
         active: status.active_version,
         candidate,
@@ -162,6 +163,12 @@ fn desired(
         unreadable,
         settings: settings(service, has.volume_bytes, kept_prefix_bytes),
     }
+}
+
+/// The most bytes of prompts on disk: of versions that run, one may be allowed more than the next one.
+fn kept_prefix_bytes(versions: &BTreeMap<String, NamedVersion>, service: &InferenceService) -> u64 {
+    let runtimes = versions.values().map(|version| &version.runtime).chain([&service.spec.runtime]);
+    runtimes.map(prefix_bytes).max().unwrap_or(0)
 }
 
 /// The most bytes of prompts that a version with these settings keeps on disk.

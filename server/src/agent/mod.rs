@@ -108,7 +108,7 @@ pub async fn run_with(
 
     let (seen, observed) = tokio::sync::watch::channel(watch::Observed::default());
     let (asked, desired) = tokio::sync::watch::channel(None);
-    let (named, digests) = tokio::sync::watch::channel(BTreeSet::new());
+    let (named, digests) = tokio::sync::watch::channel(Kept::default());
     let (manager, snapshots) = Manager::new(router, gates, desired);
     let writer = writer::Writer::new(client.clone(), &config, snapshots, observed);
 
@@ -128,17 +128,32 @@ pub async fn run_with(
     Ok(())
 }
 
-/// Removes from the cache what no revision of the service names any more. While none is named nothing is removed: an
-/// operator of before says nothing of it.
-async fn tidy(cache: Arc<Cache>, mut named: tokio::sync::watch::Receiver<BTreeSet<Digest>>) {
+/// What of the cache is kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Kept {
+    /// The models that revisions of the service name. While none is named nothing is removed: an operator of before says nothing
+    /// of it.
+    digests: BTreeSet<Digest>,
+    /// Whether any version may keep prompts on the disk. Who keeps none leaves none: nobody would count their bytes.
+    prefixes: bool,
+}
+
+/// Removes from the cache what is not kept any more.
+async fn tidy(cache: Arc<Cache>, mut named: tokio::sync::watch::Receiver<Kept>) {
     loop {
         tokio::select! {
             changed = named.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(TIDY_PERIOD) => {}
         }
-        let (cache, digests) = (Arc::clone(&cache), named.borrow_and_update().clone());
-        if !digests.is_empty()
-            && let Err(error) = tokio::task::spawn_blocking(move || cache.keep(&digests)).await
+        let (cache, kept) = (Arc::clone(&cache), named.borrow_and_update().clone());
+        let work = move || {
+            cache.keep(&kept.digests);
+            if !kept.prefixes {
+                cache.remove_prefixes();
+            }
+        };
+        if !named.borrow().digests.is_empty()
+            && let Err(error) = tokio::task::spawn_blocking(work).await
         {
             tracing::error!(%error, "the cache could not be tidied");
         }

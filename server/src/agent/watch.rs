@@ -3,7 +3,6 @@
 //! The object is taken as it comes and read here, so that one of another shape is an event like any other and not a
 //! failed watch.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +15,9 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use super::AgentConfig;
 use super::desired::{Asked, read};
 use super::limits::{WATCH_BACKOFF_MAX, WATCH_BACKOFF_MIN, WATCH_SECONDS};
-use crate::fetch::Digest;
+use super::{AgentConfig, Kept};
 use crate::rollout::Desired;
 
 /// What the writer needs to know of the object.
@@ -48,7 +46,7 @@ pub(super) async fn follow(
     config: AgentConfig,
     seen: watch::Sender<Observed>,
     asked: watch::Sender<Option<Arc<Desired>>>,
-    named: watch::Sender<BTreeSet<Digest>>,
+    named: watch::Sender<Kept>,
 ) {
     // With a name in `resourceNames`, list and watch are allowed for exactly this selector.
     let only = watcher::Config::default().fields(&format!("metadata.name={}", config.service)).timeout(WATCH_SECONDS);
@@ -79,11 +77,11 @@ fn take(
     config: &AgentConfig,
     seen: &watch::Sender<Observed>,
     asked: &watch::Sender<Option<Arc<Desired>>>,
-    named: &watch::Sender<BTreeSet<Digest>>,
+    named: &watch::Sender<Kept>,
 ) {
     let resource_version = object.metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
     let observed = match read(object, &config.has) {
-        Ok(Asked { desired, entries, replicas, digests }) => {
+        Ok(Asked { desired, entries, replicas, digests, keeps_prefixes }) => {
             asked.send_if_modified(|asked| {
                 let changed = asked.as_deref() != Some(&desired);
                 if changed {
@@ -91,11 +89,12 @@ fn take(
                 }
                 changed
             });
-            let digests: BTreeSet<Digest> = digests.iter().filter_map(|digest| digest.parse().ok()).collect();
-            named.send_if_modified(|named| {
-                let changed = *named != digests;
+            let digests = digests.iter().filter_map(|digest| digest.parse().ok()).collect();
+            let now = Kept { digests, prefixes: keeps_prefixes };
+            named.send_if_modified(|kept| {
+                let changed = *kept != now;
                 if changed {
-                    *named = digests;
+                    *kept = now;
                 }
                 changed
             });

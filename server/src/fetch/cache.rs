@@ -125,6 +125,16 @@ impl Cache {
         self.folder.with_file_name("prefixes")
     }
 
+    /// Removes all prompts that are kept. Blocks.
+    pub fn remove_prefixes(&self) {
+        match std::fs::remove_dir_all(self.prefixes()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, "cannot remove prompts that no version keeps any more");
+            }
+            _ => {}
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // Every critical section leaves the state whole, so that a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -476,7 +476,7 @@ impl Manager {
                 let current = entry.is_some_and(|entry| entry.attempt == attempt);
                 let line = board.get(version).filter(|_| current);
                 let line = entry.filter(|_| current).map_or(line, |entry| entry.told.of(line));
-                Some(line.cloned().unwrap_or_else(|| blank(version, Some(self.waits_for(desired, version)))))
+                Some(line.cloned().unwrap_or_else(|| self.not_begun(desired, version)))
             }
             (None, Some(version)) => {
                 let line = board.get(version);
@@ -486,12 +486,14 @@ impl Manager {
         }
     }
 
-    /// Why the candidate has not begun.
-    fn waits_for(&self, desired: &Desired, candidate: &str) -> String {
+    /// What is told of a candidate that has not begun: why not.
+    fn not_begun(&self, desired: &Desired, candidate: &str) -> CandidateStatus {
         let busy = self.entries.iter().find(|(name, entry)| {
             name.as_str() != candidate && !matches!(entry.phase, Phase::Ready | Phase::Refused | Phase::Waiting)
         });
-        match busy {
+        // What is loaded or unloaded takes the room.
+        let wait_reason = busy.map(|_| WaitReason::NoRoom);
+        let message = match busy {
             Some((name, Entry { phase: Phase::Retiring, .. })) => format!("waits until {name} is unloaded"),
             Some((name, _)) => format!("waits until {name} is loaded"),
             None if desired.unreadable.contains_key(candidate) => format!(
@@ -503,7 +505,8 @@ impl Manager {
                 format!("waits for status.versions to say what {candidate} is")
             }
             None => "begins".to_owned(),
-        }
+        };
+        CandidateStatus { wait_reason, ..blank(candidate, Some(message)) }
     }
 }
 

@@ -51,7 +51,8 @@ pub(super) type Item = Result<GenerationEvent, GenerationError>;
 
 /// The events of one request: `Started`, any number of `Text`, then `Finished` or an error, and nothing after.
 /// `Failed` never comes as an event; it is an error here. When its worker dies before the first `Text`, the request is
-/// run again, and nothing of that is seen here. Dropping it cancels the request.
+/// run again, and nothing of that is seen here; one that is [whole](Version::submit_all) is run again whenever it dies, which
+/// another `Started` tells. Dropping it cancels the request.
 pub struct Generation {
     events: EventReceiver,
     claim: Claim,

@@ -322,11 +322,12 @@ impl Version {
     /// # Errors
     /// The queue is full, no worker is ready, the version is being retired, or a parameter is out of its range.
     pub async fn submit(&self, request: GenerateRequest) -> Result<Generation, SubmitError> {
-        let mut generations = self.submit_all(Peer::default(), vec![request]).await?;
+        let mut generations = self.submit_all(Peer::default(), vec![request], false).await?;
         generations.pop().ok_or(SubmitError::Retired)
     }
 
     /// Hands several requests of a client to workers, all or none, or has them wait. Dropping a [`Generation`] cancels its request.
+    /// `is_whole`: nothing of an answer is sent to the client before its end, so that one whose worker dies is run again.
     ///
     /// # Errors
     /// As [`Version::submit`], for any of them.
@@ -334,6 +335,7 @@ impl Version {
         &self,
         client: Peer,
         requests: Vec<GenerateRequest>,
+        is_whole: bool,
     ) -> Result<Vec<Generation>, SubmitError> {
         let requests: Vec<GenerateRequest> =
             requests.into_iter().map(|request| self.shared.with_defaults(request)).collect();
@@ -355,16 +357,26 @@ impl Version {
         let tokens: Vec<u64> = requests.iter().map(GenerateRequest::fair_tokens).collect();
         let places = self.admit(Ask { client, priority }, &tokens)?;
         let submitted = requests.into_iter().zip(digests).zip(places);
-        Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place, answers)).collect())
+        Ok(submitted
+            .map(|((request, digest), place)| self.hand_over(request, digest, place, answers, is_whole))
+            .collect())
     }
 
     /// `answers`: how many its client asked for at once.
-    fn hand_over(&self, request: GenerateRequest, digest: Digest, place: QueuePlace, answers: usize) -> Generation {
+    fn hand_over(
+        &self,
+        request: GenerateRequest,
+        digest: Digest,
+        place: QueuePlace,
+        answers: usize,
+        is_whole: bool,
+    ) -> Generation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = channel::channel(&self.output, answers);
         let demand = self.demand(&request);
         let mut request = Request::new(id, request, demand, events, place);
         request.digest = digest;
+        request.is_whole = is_whole;
         let generation = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
         self.lanes.submit(request);
         generation

@@ -183,6 +183,9 @@ pub(super) struct Request {
     refusals: u32,
     told_started: bool,
     told_output: bool,
+    /// Whether its client gets nothing of it before its end, so that it may begin again: it is told so by another
+    /// [`GenerationEvent::Started`], and what came before that is void.
+    pub(super) is_whole: bool,
     place: QueuePlace,
 }
 
@@ -223,6 +226,7 @@ impl Request {
             refusals: 0,
             told_started: false,
             told_output: false,
+            is_whole: false,
             place,
         })
     }
@@ -266,6 +270,10 @@ impl Request {
     pub(super) fn message(&mut self, now: Instant) -> ToWorker {
         self.given = now;
         self.outputs = 0;
+        if self.told_output {
+            // It begins again, and has not been waiting since it was submitted.
+            (self.told_started, self.told_output, self.submitted) = (false, false, now);
+        }
         let waited_ms = self.waited_ms(now);
         let left = |limit_ms: u64| limit_ms.saturating_sub(waited_ms).max(1);
         match &mut self.asked {
@@ -344,7 +352,7 @@ impl Request {
 
     /// How its worker's death finds it. `begun`: whether the worker was working on it, and on nothing else.
     pub(super) fn at_death(&self, begun: bool, alone: bool) -> AtDeath {
-        AtDeath { begun, alone, tried: self.trial.is_some(), told_output: self.told_output }
+        AtDeath { begun, alone, tried: self.trial.is_some(), told_output: self.told_output && !self.is_whole }
     }
 
     /// Tokens or vectors that have come of it.
@@ -479,8 +487,10 @@ impl Request {
             GenerationEvent::Started { .. } => self.told_started = true,
             event if event.output_tokens().is_some() && !self.told_output => {
                 self.told_output = true;
-                // Never needed again, and it may be large.
-                request.prompt = Arc::new(Prompt::Text(String::new()));
+                if !self.is_whole {
+                    // Never needed again, and it may be large.
+                    request.prompt = Arc::new(Prompt::Text(String::new()));
+                }
             }
             _ => {}
         }

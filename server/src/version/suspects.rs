@@ -63,7 +63,7 @@ pub(super) struct AtDeath {
     pub(super) alone: bool,
     /// It was run again because it is suspect.
     pub(super) tried: bool,
-    /// Its client has had some of the answer.
+    /// Its client has had some of the answer, or may have.
     pub(super) told_output: bool,
 }
 

@@ -40,6 +40,23 @@ async fn a_killed_worker_ends_its_streams_with_an_error_and_is_replaced() {
 }
 
 #[tokio::test]
+async fn an_answer_of_which_nothing_was_sent_begins_again_with_the_next_worker() {
+    let server = Server::start_unending(2, &[]).await;
+    let worker = server.workers()[0];
+    let mut asked = endless(UNENDING);
+    (asked["stream"], asked["max_tokens"], asked["n"]) = (false.into(), 2_000.into(), 2.into());
+    let answer = tokio::spawn(server.post(TEXT, &asked).send());
+    let tokens = async || server.metric("gantry_engine_generated_tokens_total").await;
+    await_condition("text of it", async || tokens().await > 20.0).await;
+    send_signal(worker, "KILL");
+    let answer = answer.await.unwrap().unwrap();
+    assert_eq!(answer.status(), 200);
+    let answer: Value = answer.json().await.unwrap();
+    assert_eq!(answer["usage"]["completion_tokens"], 4_000, "each is whole, and none has anything twice");
+    assert_ne!(server.workers()[0], worker);
+}
+
+#[tokio::test]
 async fn a_worker_that_hangs_is_not_ready_and_is_replaced() {
     let server = Server::start(&[]).await;
     let worker = server.workers()[0];

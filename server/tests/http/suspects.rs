@@ -43,15 +43,19 @@ async fn what_a_worker_dies_of_is_run_once_more_by_itself_and_then_refused() {
         }
         await_condition("the deaths to be counted", async || deaths().await == expected).await;
     }
+    // Nothing of it has been sent, however far it came.
+    assert_eq!(status_and_code(&server, &killer("text", 0)).await, refused());
     // Its client has text of it, so that it is not run again by itself; but who sends the same again is tried.
-    let late = killer("text", 0);
-    assert_eq!(status_and_code(&server, &late).await, (503, "worker_died".to_owned()));
+    let mut late = killer("text", 1);
+    late["stream"] = json!(true);
+    let told = Events::open(server.post(TEXT, &late)).await.rest().await;
+    assert!(told.last().unwrap().contains("worker_died"), "{told:?}");
     await_condition("another worker", async || server.ready().await.0 == 200).await;
     assert_eq!(status_and_code(&server, &late).await, refused());
     assert_eq!(status_and_code(&server, &late).await, refused());
-    await_condition("the deaths to be counted", async || deaths().await == expected + 2).await;
+    await_condition("the deaths to be counted", async || deaths().await == expected + 4).await;
     // More deaths than make a version fail.
-    assert!(expected + 2 > gantry_server::limits::CRASH_LIMIT as u32);
+    assert!(expected + 4 > gantry_server::limits::CRASH_LIMIT as u32);
     server.until_ready().await;
     assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
     assert!(!server.log().contains("0 poison"), "what it said is nowhere to be read");

@@ -73,6 +73,8 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
                     *slot = Some(Gathered { answer, at: Instant::now() });
                 }
                 GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
+                // Its worker died, and another one begins anew. What was collected stays counted: it is twice what is held.
+                GenerationEvent::Started { .. } => *output = AnswerOutput::default(),
                 event => {
                     collected.grow(collected_of(&event)).map_err(Uncollected::TooMuch)?;
                     output.push(event);

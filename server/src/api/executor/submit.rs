@@ -18,7 +18,7 @@ const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Submits a request for text.
 pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<(Arc<Version>, Choices), Failure> {
-    let TextRequest { model, prompts, prompt_param, params, choices, .. } = asked;
+    let TextRequest { model, prompts, prompt_param, params, choices, is_streamed, .. } = asked;
     let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
     let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
     let answers = requests.len().saturating_mul(choices as usize);
@@ -39,7 +39,7 @@ pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<
                 format!("`{param}` must ask for at most {most} answers: no more requests run and wait here at a time.");
             return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
         }
-        match text_to(&version, client, &requests, choices).await {
+        match text_to(&version, client, &requests, choices, !is_streamed).await {
             Ok(generations) => return Ok((version, Choices::new(generations))),
             Err(SubmitError::Retired) => {}
             Err(other) => return Err(of_submission(other)),
@@ -66,6 +66,7 @@ async fn text_to(
     client: Peer,
     requests: &[GenerateRequest],
     choices: u32,
+    is_whole: bool,
 ) -> Result<Vec<Generation>, SubmitError> {
     let of_choice = |request: &GenerateRequest, choice| {
         let mut request = request.clone();
@@ -73,7 +74,7 @@ async fn text_to(
         request
     };
     let of_prompt = |request| (0..choices).map(move |choice| of_choice(request, choice));
-    version.submit_all(client, requests.iter().flat_map(of_prompt).collect()).await
+    version.submit_all(client, requests.iter().flat_map(of_prompt).collect(), is_whole).await
 }
 
 /// Submits a request for vectors or scores.
