@@ -6,6 +6,7 @@ use gantry_core::{
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::id::ResponseId;
 use crate::stream::ResponseStream;
 
 /// What an answer repeats of its request.
@@ -21,6 +22,9 @@ pub(crate) struct Asked {
     pub(crate) format: Value,
     pub(crate) effort: Option<String>,
     pub(crate) metadata: Map<String, Value>,
+    pub(crate) store: bool,
+    pub(crate) background: bool,
+    pub(crate) previous: Option<ResponseId>,
 }
 
 /// Writes the answer to a request.
@@ -32,10 +36,13 @@ pub struct ResponseEncoder {
 /// How far an answer is, or how it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
+    Queued,
     InProgress,
     Completed,
     /// It was cut off by the most tokens that it may have, or that its context has.
     Incomplete,
+    /// Its client did not want the rest.
+    Cancelled,
     Failed {
         code: &'static str,
         message: String,
@@ -61,9 +68,11 @@ impl Status {
 
     pub(crate) fn word(&self) -> &'static str {
         match self {
+            Self::Queued => "queued",
             Self::InProgress => "in_progress",
             Self::Completed => "completed",
             Self::Incomplete => "incomplete",
+            Self::Cancelled => "cancelled",
             Self::Failed { .. } => "failed",
         }
     }
@@ -83,7 +92,7 @@ pub(crate) struct Told<'a> {
     model: &'a str,
     output: &'a [Value],
     parallel_tool_calls: bool,
-    previous_response_id: Option<&'a str>,
+    previous_response_id: Option<String>,
     reasoning: Value,
     store: bool,
     temperature: f32,
@@ -117,7 +126,7 @@ pub(crate) fn told<'a>(
         object: "response",
         created_at: head.created,
         status: status.word(),
-        background: false,
+        background: asked.background,
         error,
         incomplete_details,
         instructions: asked.instructions.as_deref(),
@@ -125,9 +134,9 @@ pub(crate) fn told<'a>(
         model: &head.model,
         output,
         parallel_tool_calls: asked.parallel_tool_calls,
-        previous_response_id: None,
+        previous_response_id: asked.previous.map(|previous| previous.to_string()),
         reasoning: json!({"effort": asked.effort, "summary": null}),
-        store: false,
+        store: asked.store,
         temperature: asked.temperature,
         text: json!({"format": asked.format}),
         tool_choice: &asked.tool_choice,

@@ -6,12 +6,16 @@ use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, Constraint, ErrorKind, FinishReason, GenerationEvent, Prompt, Role,
     StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
 };
-use gantry_responses::{ResponseEncoder, decode_responses};
+use gantry_responses::{ResolvedRequest, ResponseEncoder, ResponseId, StoredResponses, decode_responses};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+const ID: ResponseId = ResponseId::new(7);
+
 fn decode(body: &Value) -> Result<(TextRequest, ResponseEncoder), ApiError> {
-    decode_responses(body.to_string().as_bytes())
+    let request = decode_responses(body.to_string().as_bytes(), false)?;
+    let ResolvedRequest { request, encoder, .. } = request.resolve(ID, &StoredResponses::new())?;
+    Ok((request, encoder))
 }
 
 fn chat(body: &Value) -> gantry_core::Chat {
@@ -301,7 +305,7 @@ proptest! {
 
     #[test]
     fn no_body_is_answered_but_by_what_is_asked_or_an_error(body in prop::collection::vec(any::<u8>(), 0..64)) {
-        if let Err(error) = decode_responses(&body) {
+        if let Err(error) = decode_responses(&body, true) {
             prop_assert_eq!(error.status, 400);
         }
     }
