@@ -140,38 +140,32 @@ pub(crate) fn referenced(place: usize, id: &str, stored: &StoredResponses) -> Re
     })
 }
 
-/// An item as it is kept: with an id, and what it says as parts.
+/// An item as it is kept: with its type, an id and a status, and what a message says as parts.
 pub(crate) fn kept(mut item: Value, response: ResponseId, place: usize) -> Value {
     let Some(object) = item.as_object_mut() else { return item };
-    let text_part = match object.get("role").and_then(Value::as_str) {
-        Some("assistant") => "output_text",
-        _ => "input_text",
+    let mut complete = |name: &str, value: String| {
+        let given = object.entry(name).or_insert(Value::Null);
+        if given.is_null() {
+            *given = Value::String(value);
+        }
+        given.as_str().unwrap_or_default().to_owned()
     };
-    let is_message =
-        object.contains_key("role") && object.get("type").is_none_or(|kind| kind.is_null() || kind == "message");
-    let kind = if is_message { "message" } else { object.get("type").and_then(Value::as_str).unwrap_or_default() };
-    let prefix = match kind {
+    let kind = complete("type", "message".to_owned());
+    let prefix = match kind.as_str() {
         "message" => "msg",
         "function_call" => "fc",
         "function_call_output" => "fco",
         _ => "rs",
     };
-    if object.get("id").is_none_or(Value::is_null) {
-        object.insert("id".to_owned(), json!(format!("{prefix}_{}_i{place}", response.digits())));
-    }
-    if is_message {
-        object.insert("type".to_owned(), json!("message"));
-        if object.get("status").is_none_or(Value::is_null) {
-            object.insert("status".to_owned(), json!("completed"));
-        }
-        let text = match object.get_mut("content") {
-            Some(Value::String(text)) => std::mem::take(text),
-            _ => return item,
+    complete("id", format!("{prefix}_{}_i{place}", response.digits()));
+    complete("status", "completed".to_owned());
+    if kind == "message"
+        && let Some(text) = object.get("content").and_then(Value::as_str)
+    {
+        let part = match object.get("role").and_then(Value::as_str) {
+            Some("assistant") => json!({"type": "output_text", "text": text, "annotations": []}),
+            _ => json!({"type": "input_text", "text": text}),
         };
-        let mut part = json!({"type": text_part, "text": text});
-        if text_part == "output_text" {
-            part["annotations"] = json!([]);
-        }
         object.insert("content".to_owned(), json!([part]));
     }
     item
