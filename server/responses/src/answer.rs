@@ -3,7 +3,7 @@
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, FinishReason, TextEncoder, ToolCall, Usage,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::id::ResponseId;
@@ -33,23 +33,31 @@ pub struct ResponseEncoder {
     pub(crate) asked: Asked,
 }
 
-/// How far an answer is, or how it ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+/// How far a response is, or how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It waits.
     Queued,
+    /// It is being answered.
     InProgress,
+    /// All of it came.
     Completed,
     /// It was cut off by the most tokens that it may have, or that its context has.
     Incomplete,
     /// Its client did not want the rest.
     Cancelled,
-    Failed {
-        code: &'static str,
-        message: String,
-    },
+    /// An error ended it.
+    Failed,
 }
 
 impl Status {
+    /// Whether nothing more comes.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        !matches!(self, Self::Queued | Self::InProgress)
+    }
+
     pub(crate) fn of(reason: FinishReason) -> Self {
         match reason {
             FinishReason::Length => Self::Incomplete,
@@ -57,25 +65,26 @@ impl Status {
         }
     }
 
-    pub(crate) fn of_error(error: &ApiError) -> Self {
-        let code = match error.status {
-            400 => "invalid_prompt",
-            429 => "rate_limit_exceeded",
-            _ => "server_error",
-        };
-        Self::Failed { code, message: error.message.clone() }
-    }
-
-    pub(crate) fn word(&self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Queued => "queued",
             Self::InProgress => "in_progress",
             Self::Completed => "completed",
             Self::Incomplete => "incomplete",
             Self::Cancelled => "cancelled",
-            Self::Failed { .. } => "failed",
+            Self::Failed => "failed",
         }
     }
+}
+
+/// An error as a response tells it.
+pub(crate) fn failure(error: &ApiError) -> Value {
+    let code = match error.status {
+        400 => "invalid_prompt",
+        429 => "rate_limit_exceeded",
+        _ => "server_error",
+    };
+    json!({"code": code, "message": error.message})
 }
 
 #[derive(Serialize)]
@@ -83,9 +92,9 @@ pub(crate) struct Told<'a> {
     id: String,
     object: &'static str,
     created_at: u64,
-    status: &'static str,
+    status: Status,
     background: bool,
-    error: Value,
+    error: Option<&'a Value>,
     incomplete_details: Value,
     instructions: Option<&'a str>,
     max_output_tokens: Option<u32>,
@@ -109,14 +118,11 @@ pub(crate) struct Told<'a> {
 pub(crate) fn told<'a>(
     head: &'a AnswerHead,
     asked: &'a Asked,
-    status: &Status,
+    status: Status,
+    error: Option<&'a Value>,
     output: &'a [Value],
     usage: Option<Usage>,
 ) -> Told<'a> {
-    let error = match status {
-        Status::Failed { code, message } => json!({"code": code, "message": message}),
-        _ => Value::Null,
-    };
     let incomplete_details = match status {
         Status::Incomplete => json!({"reason": "max_output_tokens"}),
         _ => Value::Null,
@@ -125,7 +131,7 @@ pub(crate) fn told<'a>(
         id: format!("resp_{}", head.id),
         object: "response",
         created_at: head.created,
-        status: status.word(),
+        status,
         background: asked.background,
         error,
         incomplete_details,
@@ -188,7 +194,7 @@ pub(crate) fn call(id: &str, ToolCall { id: call_id, name, arguments }: &ToolCal
     })
 }
 
-fn items(head: &AnswerHead, output: &AnswerOutput, status: &Status) -> Vec<Value> {
+fn items(head: &AnswerHead, output: &AnswerOutput, status: Status) -> Vec<Value> {
     let AnswerOutput { text, reasoning: thought, tool_calls, .. } = output;
     let mut items = Vec::with_capacity(tool_calls.len() + 2);
     let count = usize::from(!thought.is_empty()) + usize::from(!text.is_empty()) + tool_calls.len();
@@ -216,8 +222,8 @@ impl TextEncoder for ResponseEncoder {
             Some(Answer { output, reason, .. }) => (output, Status::of(reason)),
             None => (AnswerOutput::default(), Status::Completed),
         };
-        let items = items(&head, &output, &status);
-        serde_json::to_vec(&told(&head, &self.asked, &status, &items, Some(usage)))
+        let items = items(&head, &output, status);
+        serde_json::to_vec(&told(&head, &self.asked, status, None, &items, Some(usage)))
     }
 
     fn stream(self, head: AnswerHead, _: usize) -> Result<ResponseStream, EncodeError> {

@@ -13,9 +13,9 @@ mod request;
 mod stored;
 mod stream;
 
-pub use answer::ResponseEncoder;
+pub use answer::{ResponseEncoder, Status};
 pub use id::ResponseId;
 pub use limits::*;
 pub use request::{ResolvedRequest, ResponsesRequest, decode_responses};
-pub use stored::{Progress, Stage, StoredResponse, StoredResponses, abandoned, check_retrieval, deleted, page};
+pub use stored::{Progress, StoredResponse, StoredResponses, abandoned, check_retrieval, deleted, page};
 pub use stream::ResponseStream;

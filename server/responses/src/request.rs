@@ -212,17 +212,18 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// Names the first item that is wrong.
-    pub fn resolve(self, id: ResponseId, stored: &StoredResponses) -> Result<ResolvedRequest, ApiError> {
+    pub fn resolve(self, id: ResponseId, mut stored: StoredResponses) -> Result<ResolvedRequest, ApiError> {
         let Self { mut body, params, items, previous, can_store, store, background, .. } = self;
-        let before = previous.map(|previous| history(previous, stored)).transpose()?.unwrap_or_default();
         let mut own = items;
         if can_store {
             for (place, item) in own.iter_mut().enumerate() {
                 if let Some(id) = reference(item) {
-                    *item = referenced(place, id, stored)?;
+                    *item = referenced(place, id, &stored)?;
                 }
             }
         }
+        let before =
+            previous.map(|previous| history(previous, stored.remove(&previous))).transpose()?.unwrap_or_default();
         if store {
             own = own.into_iter().enumerate().map(|(place, item)| kept(item, id, place)).collect();
         }

@@ -9,6 +9,7 @@ use gantry_core::{ApiError, ErrorCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::answer::Status;
 use crate::id::ResponseId;
 use crate::limits::{MAX_RESPONSES_PAGE, RESPONSES_PAGE};
 use crate::request::EMPTY_INCLUDES;
@@ -35,38 +36,11 @@ impl StoredResponse {
     }
 }
 
-/// How far a response is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// It waits.
-    Queued,
-    /// It is being answered.
-    InProgress,
-    /// All of it came.
-    Completed,
-    /// It was cut off by the most tokens that it may have.
-    Incomplete,
-    /// Its client did not want the rest of it.
-    Cancelled,
-    /// An error ended it.
-    Failed,
-}
-
-impl Stage {
-    /// Whether nothing more comes.
-    #[must_use]
-    pub fn is_final(self) -> bool {
-        !matches!(self, Self::Queued | Self::InProgress)
-    }
-}
-
 /// What matters of a response to whoever keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Progress {
     /// How far it is.
-    #[serde(rename = "status")]
-    pub stage: Stage,
+    pub status: Status,
     /// Whether nobody waits for its end on a connection.
     pub background: bool,
 }
@@ -87,7 +61,7 @@ impl Progress {
 /// It is none.
 pub fn abandoned(response: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
     let mut response: Value = serde_json::from_slice(response)?;
-    response["status"] = json!("failed");
+    response["status"] = json!(Status::Failed);
     response["error"] = json!({
         "code": "server_error", "message": "The server that answered this response ended before it was done; ask again.",
     });
@@ -101,20 +75,23 @@ pub fn deleted(id: ResponseId) -> Value {
 }
 
 /// The items that stand before those of a request, of the response that it goes on from.
-pub(crate) fn history(previous: ResponseId, stored: &StoredResponses) -> Result<Vec<Value>, ApiError> {
+pub(crate) fn history(previous: ResponseId, stored: Option<StoredResponse>) -> Result<Vec<Value>, ApiError> {
     const PARAM: &str = "previous_response_id";
-    let Some(response) = stored.get(&previous) else {
+    let Some(StoredResponse { mut input, mut response }) = stored else {
         let message =
             format!("Previous response with id '{previous}' not found: it was deleted, has expired, or never was.");
         return Err(ApiError::invalid(Some(PARAM.into()), ErrorCode::PreviousResponseNotFound, message));
     };
-    let status = response.response["status"].as_str().unwrap_or_default();
-    if !matches!(status, "completed" | "incomplete") {
+    let status = response["status"].as_str().unwrap_or_default();
+    if ![Status::Completed, Status::Incomplete].iter().any(|goes_on| goes_on.word() == status) {
         let message =
             format_args!("names a response that is {status}, and only one that is completed or incomplete goes on");
         return Err(ApiError::wrong_value(PARAM, message));
     }
-    Ok(response.input.iter().chain(response.output()).cloned().collect())
+    if let Value::Array(output) = response["output"].take() {
+        input.extend(output);
+    }
+    Ok(input)
 }
 
 /// The id of an item that stands for another one.

@@ -7,7 +7,7 @@ use gantry_core::{AnswerHead, ApiError, EncodeError, GenerationEvent, StreamEnco
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Asked, Status, call, item_id, message, part, reasoning, told};
+use crate::answer::{Asked, Status, call, failure, item_id, message, part, reasoning, told};
 
 /// The item that goes on, with what it has come to.
 #[derive(Debug)]
@@ -28,6 +28,7 @@ pub struct ResponseStream {
     /// Those that have ended.
     items: Vec<Value>,
     status: Status,
+    error: Option<Value>,
     /// Once all of it came.
     usage: Option<Usage>,
 }
@@ -35,7 +36,7 @@ pub struct ResponseStream {
 impl ResponseStream {
     pub(crate) fn new(head: AnswerHead, asked: Asked) -> Self {
         let status = if asked.background { Status::Queued } else { Status::InProgress };
-        Self { head, asked, sequence: 0, open: None, items: Vec::new(), status, usage: None }
+        Self { head, asked, sequence: 0, open: None, items: Vec::new(), status, error: None, usage: None }
     }
 
     /// Its client does not want the rest.
@@ -72,7 +73,7 @@ impl ResponseStream {
     }
 
     fn so_far(&self) -> impl Serialize {
-        told(&self.head, &self.asked, &self.status, &self.items, self.usage)
+        told(&self.head, &self.asked, self.status, self.error.as_ref(), &self.items, self.usage)
     }
 
     /// An event that tells the response as far as it is.
@@ -219,7 +220,7 @@ impl StreamEncoder for ResponseStream {
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
-        self.status = Status::of_error(error);
+        (self.status, self.error) = (Status::Failed, Some(failure(error)));
         // An object of strings can always be written.
         let _ = self.whole("response.failed", out);
     }

@@ -8,7 +8,7 @@ use gantry_core::{
 };
 use gantry_responses::{
     MAX_RESPONSES_REFERRED, MAX_STORED_INPUT_BYTES, Progress, ResolvedRequest, ResponseEncoder, ResponseId,
-    ResponseStream, Stage, StoredResponse, StoredResponses, abandoned, decode_responses, page,
+    ResponseStream, Status, StoredResponse, StoredResponses, abandoned, decode_responses, page,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const ID: ResponseId = ResponseId::new(7);
 
 fn decode(body: &Value) -> Result<(TextRequest, ResponseEncoder), ApiError> {
     let request = decode_responses(body.to_string().as_bytes(), false)?;
-    let ResolvedRequest { request, encoder, .. } = request.resolve(ID, &StoredResponses::new())?;
+    let ResolvedRequest { request, encoder, .. } = request.resolve(ID, StoredResponses::new())?;
     Ok((request, encoder))
 }
 
@@ -343,7 +343,7 @@ fn stored(status: &str) -> StoredResponses {
 }
 
 fn resolve(body: &Value, stored: &StoredResponses) -> Result<ResolvedRequest, ApiError> {
-    decode_responses(body.to_string().as_bytes(), true)?.resolve(ID, stored)
+    decode_responses(body.to_string().as_bytes(), true)?.resolve(ID, stored.clone())
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn a_request_goes_on_from_a_response_that_is_kept() {
     let request = decode_responses(body.to_string().as_bytes(), true).unwrap();
     assert_eq!(request.refers_to().iter().copied().collect::<Vec<_>>(), [STORED]);
     assert!(request.is_stored() && !request.is_background());
-    let resolved = request.resolve(ID, &stored("completed")).unwrap();
+    let resolved = request.resolve(ID, stored("completed")).unwrap();
     let [Prompt::Chat(chat)] = resolved.request.prompts.as_slice() else { panic!("{resolved:?}") };
     let said: Vec<_> = chat.messages.iter().map(|message| (message.role, message.said().into_owned())).collect();
     let wanted = [
@@ -414,18 +414,18 @@ fn a_response_in_the_background_waits_goes_on_and_ends() {
         resolved.encoder.stream(head(), 1).unwrap()
     };
     let told = |stream: &ResponseStream| -> Value { serde_json::from_slice(&stream.response().unwrap()).unwrap() };
-    let stage = |stream: &ResponseStream| Progress::read(&stream.response().unwrap()).unwrap();
+    let progress = |stream: &ResponseStream| Progress::read(&stream.response().unwrap()).unwrap();
     let (mut ends, mut cancelled, mut out) = (stream(), stream(), BytesMut::new());
-    assert_eq!(stage(&ends), Progress { stage: Stage::Queued, background: true });
+    assert_eq!(progress(&ends), Progress { status: Status::Queued, background: true });
     let events = events_of(&AnswerOutput { text: "ab".to_owned(), ..AnswerOutput::default() }, FinishReason::Stop);
     for event in &events[..2] {
         ends.event(0, event, &mut out).unwrap();
         cancelled.event(0, event, &mut out).unwrap();
-        assert_eq!(stage(&ends).stage, Stage::InProgress);
+        assert_eq!(progress(&ends).status, Status::InProgress);
     }
     events[2..].iter().for_each(|event| ends.event(0, event, &mut out).unwrap());
     ends.close(usage(), &mut out).unwrap();
-    assert_eq!((stage(&ends).stage, &told(&ends)["usage"]["output_tokens"]), (Stage::Completed, &json!(4)));
+    assert_eq!((progress(&ends).status, &told(&ends)["usage"]["output_tokens"]), (Status::Completed, &json!(4)));
     cancelled.cancel(&mut out).unwrap();
     let response = told(&cancelled);
     assert_eq!((&response["status"], &response["output"][0]["status"]), (&json!("cancelled"), &json!("incomplete")));

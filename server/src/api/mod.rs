@@ -1,7 +1,7 @@
 //! HTTP: connections' requests, from an address to a protocol.
 //!
-//! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`], [`anthropic`]); what its requests need is the
-//! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. [`errors`] tells what
+//! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`], [`responses`], [`anthropic`]); what its requests need is the
+//! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. Responses that are kept are [`stored`]'s. [`errors`] tells what
 //! went wrong as an error object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a
 //! token can be decoded now. Absent: HTTP/2 and TLS, as in llama-server behind a
 //! service.

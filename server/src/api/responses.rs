@@ -31,7 +31,7 @@ pub(super) async fn retrieve(State(app): State<Arc<App>>, id: Id, request: Reque
 pub(super) async fn delete(State(app): State<Arc<App>>, id: Id, request: Request) -> Result<Json<Value>, Failure> {
     let (asker, id, view) = found(Asker::of(&app, &request), id).await?;
     // Whoever answers it would write it anew.
-    if asker.cancel(id, view).await?.is_some_and(|view| !view.progress.stage.is_final()) {
+    if asker.cancel(id, view).await?.is_some_and(|view| !view.progress.status.is_final()) {
         return Err(Failure::response_goes_on());
     }
     asker.delete(id).await?;

@@ -78,34 +78,32 @@ impl<'a> Asker<'a> {
     /// A response, if it is there for who asks.
     pub(super) async fn view(&self, id: ResponseId) -> Result<Option<View>, Failure> {
         let mut share = self.app.bodies.take(self.peer, 0, BODY_BUDGET_WAIT).await?;
-        let Some(object) = self.read(id, Part::Response, &mut share).await? else { return Ok(None) };
+        let Some(mut response) = self.response(id, &mut share).await? else { return Ok(None) };
+        let is_open = |response: &Bytes| progress(id, response).map(|progress| !progress.status.is_final());
+        if is_open(&response)? && !self.is_leased(id, &mut share).await? {
+            // It may have ended meanwhile, and its lease with it.
+            let Some(now) = self.response(id, &mut share).await? else { return Ok(None) };
+            response = now;
+            if is_open(&response)? {
+                response = abandoned(&response).map_err(|error| broken(id, &error))?.into();
+            }
+        }
+        Ok(Some(View { progress: progress(id, &response)?, response, share }))
+    }
+
+    /// What its client was told, if that is who asks.
+    async fn response(&self, id: ResponseId, share: &mut Share) -> Result<Option<Bytes>, Failure> {
+        let Some(object) = self.read(id, Part::Response, share).await? else { return Ok(None) };
         let end = object.iter().position(|&byte| byte == b'\n').unwrap_or(object.len());
-        let broken = |error: serde_json::Error| Failure::internal(&format!("the stored response {id}: {error}"));
-        let head: Head = serde_json::from_slice(&object[..end]).map_err(broken)?;
-        if head.owner != self.caller.owner_of(&id.digits()) || head.expires_at <= unix_seconds() {
-            return Ok(None);
-        }
-        let mut response = object.slice((end + 1).min(object.len())..);
-        let mut progress = Progress::read(&response).map_err(broken)?;
-        if !progress.stage.is_final() && !self.is_leased(id, &mut share).await? {
-            // Its process ends it before the lease does.
-            if let Some(object) = self.read(id, Part::Response, &mut share).await? {
-                response = object.slice((end + 1).min(object.len())..);
-                progress = Progress::read(&response).map_err(broken)?;
-            }
-            if !progress.stage.is_final() {
-                response = abandoned(&response).map_err(broken)?.into();
-                progress = Progress::read(&response).map_err(broken)?;
-            }
-        }
-        Ok(Some(View { progress, response, share }))
+        let head: Head = serde_json::from_slice(&object[..end]).map_err(|error| broken(id, &error))?;
+        let is_theirs = head.owner == self.caller.owner_of(&id.digits()) && head.expires_at > unix_seconds();
+        Ok(is_theirs.then(|| object.slice((end + 1).min(object.len())..)))
     }
 
     /// The items that a response answers, if they are there.
     pub(super) async fn input(&self, id: ResponseId, share: &mut Share) -> Result<Option<Vec<Value>>, Failure> {
         let Some(input) = self.read(id, Part::Input, share).await? else { return Ok(None) };
-        let broken = |error| Failure::internal(&format!("the stored input of {id}: {error}"));
-        serde_json::from_slice(&input).map(Some).map_err(broken)
+        serde_json::from_slice(&input).map(Some).map_err(|error| broken(id, &error))
     }
 
     /// Those of these responses that are there for who asks. `share`: of the request, which has them from now on.
@@ -119,7 +117,7 @@ impl<'a> Asker<'a> {
             let Some(view) = self.view(id).await? else { continue };
             share.grow(view.response.len(), BODY_BUDGET_WAIT).await?;
             let Some(input) = self.input(id, share).await? else { continue };
-            let response = serde_json::from_slice(&view.response).map_err(|error| Failure::internal(&error))?;
+            let response = serde_json::from_slice(&view.response).map_err(|error| broken(id, &error))?;
             all.insert(id, StoredResponse { input, response });
         }
         Ok(all)
@@ -127,12 +125,12 @@ impl<'a> Asker<'a> {
 
     /// Has a response that is not done end, and waits for that; how it ended, or how far it is where that takes too long.
     pub(super) async fn cancel(&self, id: ResponseId, mut view: View) -> Result<Option<View>, Failure> {
-        if view.progress.stage.is_final() {
+        if view.progress.status.is_final() {
             return Ok(Some(view));
         }
         self.store.put(id, Part::Cancel, Bytes::new()).await.map_err(unavailable)?;
         let deadline = Instant::now() + CANCEL_LIMIT;
-        while !view.progress.stage.is_final() && Instant::now() < deadline {
+        while !view.progress.status.is_final() && Instant::now() < deadline {
             sleep(CANCEL_LOOK_PERIOD).await;
             match self.view(id).await? {
                 Some(now) => view = now,
@@ -164,6 +162,15 @@ impl<'a> Asker<'a> {
         share.grow(found.bytes(), BODY_BUDGET_WAIT).await?;
         found.read().await.map(Some).map_err(unavailable)
     }
+}
+
+fn progress(id: ResponseId, response: &[u8]) -> Result<Progress, Failure> {
+    Progress::read(response).map_err(|error| broken(id, &error))
+}
+
+/// What is kept is not what was written.
+fn broken(id: ResponseId, error: &serde_json::Error) -> Failure {
+    Failure::internal(&format!("the stored response {id} cannot be read: {error}"))
 }
 
 /// The store cannot be used now.
@@ -204,7 +211,7 @@ impl Keep {
         Ok(())
     }
 
-    /// The same, for one that its client is told whatever comes of it.
+    /// The same, for one that its client is told in any case.
     pub(super) async fn try_response(&mut self, response: &[u8]) {
         if self.response(response).await.is_err() {
             tracing::warn!(response = %self.id, "a response is not stored, though its client asked for it");
@@ -261,8 +268,8 @@ impl Lease {
         Duration::from_secs(unix_seconds().saturating_sub(self.since))
     }
 
-    /// Whether others may have said already that the response has failed.
-    pub(super) fn is_over(self) -> bool {
-        unix_seconds() >= self.until
+    /// Whether nobody says for so long that the response has failed.
+    pub(super) fn lasts(self, time: Duration) -> bool {
+        unix_seconds() + time.as_secs() < self.until
     }
 }

@@ -201,10 +201,14 @@ async fn what_a_server_answered_when_it_died_has_failed() {
     let folder = tempfile::tempdir().unwrap();
     let url = store(folder.path());
     let args = ["--response-store", &url, "--drain-timeout", "0"];
-    let (mut one, mut ends, other) = tokio::join!(Server::start(&args), Server::start(&args), Server::start(&args));
+    let start = || Server::start(&args);
+    let (mut one, mut ends, stops, other) = tokio::join!(start(), start(), start(), start());
     let (running, ending) = (made(&one, &unending()).await, made(&ends, &unending()).await);
-    until_status(&other, &of(&running), "in_progress").await;
-    until_status(&other, &of(&ending), "in_progress").await;
+    let stopped = made(&stops, &unending()).await;
+    for response in [&running, &ending, &stopped] {
+        until_status(&other, &of(response), "in_progress").await;
+    }
+    stops.signal("STOP");
     one.signal("KILL");
     one.ended().await;
     assert_eq!(get(&other, &of(&running)).await.1["status"], "in_progress", "nobody can know yet");
@@ -218,8 +222,15 @@ async fn what_a_server_answered_when_it_died_has_failed() {
     let (status, error) =
         post(&other, &with(asked(&json!("And?")), &json!({"previous_response_id": running["id"]}))).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("previous_response_id")));
-    assert_eq!(delete(&other, &of(&running)).await.0, 200);
-    assert_eq!(files(folder.path()), 2, "what is left is of the other one");
+    // One that wakes up later says nothing else.
+    until_status(&other, &of(&stopped), "failed").await;
+    stops.signal("CONT");
+    await_condition("it to end", async || files(folder.path()) == 3 * 2 + 1).await;
+    assert_eq!(get(&other, &of(&stopped)).await.1["status"], "failed");
+    for response in [&running, &ending, &stopped] {
+        assert_eq!(delete(&other, &of(response)).await.0, 200);
+    }
+    assert_eq!(files(folder.path()), 0);
 }
 
 #[tokio::test]

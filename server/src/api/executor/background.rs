@@ -5,6 +5,7 @@
 //! those that it answers as it does for its connections.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -21,17 +22,12 @@ use super::choices::Choices;
 use super::stream::{Feed, Flow};
 use crate::api::errors::Failure;
 use crate::api::stored::{Keep, Lease};
-use crate::limits::{BACKGROUND_LEASE_RENEWAL, BACKGROUND_WATCH_PERIOD, MAX_BACKGROUND_RESPONSES};
+use crate::limits::{BACKGROUND_LEASE_RENEWAL, BACKGROUND_WATCH_PERIOD, MAX_BACKGROUND_RESPONSES, STORE_LIMIT};
 
 /// Those that this server answers.
 pub(in crate::api) struct Background {
     running: TaskTracker,
     places: Arc<Semaphore>,
-}
-
-/// A place among them.
-pub(super) struct Place {
-    _permit: OwnedSemaphorePermit,
 }
 
 /// Why one ends early.
@@ -49,15 +45,12 @@ impl Background {
         Self { running, places: Arc::new(Semaphore::new(MAX_BACKGROUND_RESPONSES)) }
     }
 
-    /// Takes a place.
+    /// Takes a place among them.
     ///
     /// # Errors
     /// There is none.
-    pub(super) fn place(&self) -> Result<Place, Failure> {
-        Arc::clone(&self.places)
-            .try_acquire_owned()
-            .map(|permit| Place { _permit: permit })
-            .map_err(|_| Failure::background_full())
+    pub(super) fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        Arc::clone(&self.places).try_acquire_owned().map_err(|_| Failure::background_full())
     }
 
     /// Those that have not ended.
@@ -71,7 +64,7 @@ impl Background {
         submitted: Submitted,
         encoder: ResponseEncoder,
         mut keep: Keep,
-        place: Place,
+        place: OwnedSemaphorePermit,
     ) -> Response {
         let Submitted { choices, of_each_prompt, head, record, prompt_param } = submitted;
         let (encoder, lease, queued) = match queue(encoder, head, &mut keep).await {
@@ -96,7 +89,14 @@ async fn queue(
     Ok((encoder, lease, queued))
 }
 
-async fn run(mut choices: Choices, mut feed: Feed<ResponseStream>, mut keep: Keep, mut lease: Lease, _place: Place) {
+/// Answers it to its end, in a place that it has as long.
+async fn run(
+    mut choices: Choices,
+    mut feed: Feed<ResponseStream>,
+    mut keep: Keep,
+    mut lease: Lease,
+    _place: OwnedSemaphorePermit,
+) {
     let mut watch = interval(BACKGROUND_WATCH_PERIOD);
     watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let stop = loop {
@@ -119,7 +119,8 @@ async fn run(mut choices: Choices, mut feed: Feed<ResponseStream>, mut keep: Kee
                     break None;
                 }
                 if begins && let Ok(response) = feed.encoder.response() {
-                    keep.try_response(&response).await;
+                    // Others take it for queued where that fails.
+                    drop(keep.response(&response).await);
                 }
             }
         }
@@ -144,7 +145,7 @@ async fn run(mut choices: Choices, mut feed: Feed<ResponseStream>, mut keep: Kee
 /// Whether it has to end; renews its lease when it is time.
 async fn look(keep: &Keep, lease: &mut Lease) -> Option<Stop> {
     // A process that was stopped for a while finds it so.
-    if lease.is_over() {
+    if !lease.lasts(Duration::ZERO) {
         return Some(Stop::LeaseOver);
     }
     if keep.is_unwanted().await.is_ok_and(|is_unwanted| is_unwanted) {
@@ -155,13 +156,14 @@ async fn look(keep: &Keep, lease: &mut Lease) -> Option<Stop> {
     {
         *lease = renewed;
     }
-    lease.is_over().then_some(Stop::LeaseOver)
+    (!lease.lasts(Duration::ZERO)).then_some(Stop::LeaseOver)
 }
 
 /// Keeps how it ended, as long as nobody can have said otherwise.
 async fn end(keep: &mut Keep, lease: Lease, response: &[u8]) {
     while keep.response(response).await.is_err() {
-        if lease.is_over() {
+        // What is written late must not follow what others have said.
+        if !lease.lasts(STORE_LIMIT) {
             tracing::error!(response = %keep.id(), "how a response in the background ended cannot be stored: it has failed");
             return;
         }

@@ -3,7 +3,8 @@
 //!
 //! A body is read within limits ([`super::body`]), decoded by its protocol, and submitted to the version that is active then
 //! ([`submit`]); what comes of it the protocol's encoder writes, whole ([`written`]) or piece by piece ([`stream`]), and a
-//! [`RequestRecord`] counts and logs it when it ends. Responses in the background ([`background`]) end without their clients. A response that is dropped drops its [`Choices`], which cancels them.
+//! [`RequestRecord`] counts and logs it when it ends. A response that is dropped drops its [`Choices`], which cancels them; one that
+//! is answered in the [`background`] has no client that could drop it.
 //!
 //! The version is chosen once, and everything after (the model's name, the header, the fingerprint, each token) comes from that
 //! one. Only where a version refuses because it was retired between the choice and the submission is another one chosen; it has
@@ -82,8 +83,7 @@ pub(super) async fn response(app: &Arc<App>, request: Request) -> Result<Respons
         None => StoredResponses::new(),
     };
     let id = ResponseId::new(Uuid::new_v4().as_u128());
-    let ResolvedRequest { request: asked, encoder, input } = asked.resolve(id, &stored)?;
-    drop(stored);
+    let ResolvedRequest { request: asked, encoder, input } = asked.resolve(id, stored)?;
     match (place, asker.zip(input).map(|(asker, input)| asker.keep(id, input))) {
         (Some(place), Some(mut keep)) => {
             let (version, submitted) = submit(app, Route::Responses, origin, share, asked, Some(&mut keep)).await?;
