@@ -234,6 +234,19 @@ async fn what_a_server_answered_when_it_died_has_failed() {
 }
 
 #[tokio::test]
+async fn a_server_that_ends_answers_first_what_nobody_waits_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = store(folder.path());
+    let args = ["--response-store", &url];
+    let (mut ends, other) = tokio::join!(Server::start(&args), Server::start(&args));
+    let response = made(&ends, &with(unending(), &json!({"max_output_tokens": 300}))).await;
+    ends.signal("INT");
+    assert!(ends.ended().await.success());
+    let done = get(&other, &of(&response)).await.1;
+    assert_eq!((&done["status"], &done["usage"]["output_tokens"]), (&json!("incomplete"), &json!(300)), "{done}");
+}
+
+#[tokio::test]
 async fn responses_are_their_clients_and_no_one_elses() {
     let folder = tempfile::tempdir().unwrap();
     let url = store(folder.path());
