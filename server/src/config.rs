@@ -28,6 +28,7 @@ use crate::api::{ModelNames, Origins};
 use crate::keys::KeySources;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
+use crate::response_store::{ResponseStoreSettings, StorePlace};
 use crate::version::{DraftSettings, EngineTuning, RuntimeSettings, Scheduling, VersionSpec};
 
 /// The name of the version that `serve` loads.
@@ -53,6 +54,10 @@ const MAX_CACHE_TTL_SECONDS: u32 = 366 * 86_400;
 const MAX_DRAIN_SECONDS: u64 = 86_400;
 /// The longest queue timeout, in seconds.
 const MAX_QUEUE_TIMEOUT_SECONDS: u32 = 86_400;
+/// The shortest time for which a flag may have responses kept, in seconds: longer than one in the background is silent.
+const MIN_RESPONSE_TTL_SECONDS: u64 = 60;
+/// The longest time for which a flag may have responses kept, in seconds: ten years.
+const MAX_RESPONSE_TTL_SECONDS: u64 = 10 * 366 * 86_400;
 /// How to listen and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpSettings {
@@ -70,6 +75,8 @@ pub struct HttpSettings {
     pub origins: Origins,
     /// Names of the model beside its own.
     pub names: ModelNames,
+    /// Where responses are kept, if they are.
+    pub responses: Option<ResponseStoreSettings>,
 }
 
 /// What `serve` needs.
@@ -110,7 +117,14 @@ impl HttpArgs {
             check.problem(format!("--cors-origins: {problem}"));
             Origins::None
         });
+        let ttl = check.number("response-ttl", &self.response_ttl, MIN_RESPONSE_TTL_SECONDS, MAX_RESPONSE_TTL_SECONDS);
+        let place = self.response_store.as_ref().and_then(|url| {
+            let place = StorePlace::parse(url.trim());
+            place.map_err(|wrong| check.problem(format!("--response-store {wrong}"))).ok()
+        });
+        let time_to_live = Duration::from_secs(ttl);
         HttpSettings {
+            responses: place.map(|place| ResponseStoreSettings { place, time_to_live }),
             keys,
             origins,
             names: ModelNames { aliases: Vec::new(), any: self.any_model },

@@ -18,6 +18,20 @@ use crate::limits::{API_KEYS_RELOAD_PERIOD, MAX_API_KEY_BYTES, MAX_API_KEY_FILE_
 /// What is kept of a key.
 type KeyDigest = [u8; 32];
 
+/// Who asks, by the key that was shown; where nobody needs one, all are the same.
+#[derive(Clone, Copy, Default)]
+pub struct Caller(Option<KeyDigest>);
+
+impl Caller {
+    /// What is written beside what is kept for them. The salt has two of the same caller's differ, so that nothing is learnt of a key
+    /// from many.
+    #[must_use]
+    pub fn owner_of(&self, salt: &str) -> Option<String> {
+        let digest = |key: KeyDigest| hex::encode(Sha256::new().chain_update(salt).chain_update(key).finalize());
+        self.0.map(digest)
+    }
+}
+
 /// Where keys are named.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct KeySources {
@@ -85,14 +99,13 @@ impl ApiKeys {
         Arc::new(Self { good: needs_keys.then(first), sources })
     }
 
-    /// Whether who shows this key, or none, may ask.
+    /// Who shows this key, or none; `None`: they may not ask.
     #[must_use]
-    pub fn admits(&self, shown: Option<&[u8]>) -> bool {
-        let Some(good) = &self.good else { return true };
-        let Some(shown) = shown else { return false };
-        let shown: KeyDigest = Sha256::digest(shown).into();
+    pub fn caller(&self, shown: Option<&[u8]>) -> Option<Caller> {
+        let Some(good) = &self.good else { return Some(Caller(None)) };
+        let shown: KeyDigest = Sha256::digest(shown?).into();
         let is_one = good.load().iter().fold(Choice::from(0), |is_one, key| is_one | key.ct_eq(&shown));
-        is_one.into()
+        bool::from(is_one).then_some(Caller(Some(shown)))
     }
 
     /// Reads the file again, for ever, where there is one.
@@ -185,14 +198,17 @@ mod tests {
         let file = written("\nfirst\n  second  \n");
         let both = keys(&["flag", ""], Some(file.path())).unwrap();
         for good in ["flag", "first", "second"] {
-            assert!(both.admits(Some(good.as_bytes())), "{good}");
+            assert!(both.caller(Some(good.as_bytes())).is_some(), "{good}");
         }
         for bad in ["", "firs", "first\n", "FIRST", "flag,first"] {
-            assert!(!both.admits(Some(bad.as_bytes())), "{bad:?}");
+            assert!(both.caller(Some(bad.as_bytes())).is_none(), "{bad:?}");
         }
-        assert!(!both.admits(None));
+        assert!(both.caller(None).is_none());
         let none = keys(&[], None).unwrap();
-        assert!(none.admits(None) && none.admits(Some(b"x")), "without keys whoever reaches it may ask");
+        assert!(
+            none.caller(None).is_some() && none.caller(Some(b"x")).is_some(),
+            "without keys whoever reaches it may ask"
+        );
         assert!(!format!("{both:?}").contains("first"));
     }
 
@@ -202,7 +218,7 @@ mod tests {
         let keys = keys(&["flag"], Some(file.path())).unwrap();
         std::fs::write(file.path(), "new\nother").unwrap();
         assert_eq!(keys.reload(), None);
-        let admits = |key: &str| keys.admits(Some(key.as_bytes()));
+        let admits = |key: &str| keys.caller(Some(key.as_bytes())).is_some();
         assert!(admits("new") && admits("other") && admits("flag") && !admits("old"));
         for bad in ["", "\n \n", "sesame opens", &"x".repeat(MAX_API_KEY_BYTES + 1), &"k\n".repeat(MAX_API_KEYS + 1)] {
             std::fs::write(file.path(), bad).unwrap();

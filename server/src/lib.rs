@@ -24,6 +24,7 @@ pub mod output;
 pub mod peer;
 pub mod processors;
 pub mod protocol;
+pub mod response_store;
 pub mod rollout;
 pub mod routing;
 pub mod serve;

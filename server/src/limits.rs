@@ -258,3 +258,26 @@ pub const MAX_API_KEY_BYTES: usize = 512;
 pub const MAX_API_KEY_FILE_BYTES: u64 = 1024 * 1024;
 /// How often the file of API keys is read again.
 pub const API_KEYS_RELOAD_PERIOD: Duration = Duration::from_secs(5);
+
+/// The largest object of a stored response, in bytes: what it answers, or what its client was told.
+pub const MAX_STORED_OBJECT_BYTES: usize = 16 * 1024 * 1024;
+/// How long the store of responses may take to read, write or delete an object.
+pub const STORE_LIMIT: Duration = Duration::from_secs(10);
+/// Times that S3 is asked again within it.
+pub const STORE_RETRIES: usize = 2;
+/// How often a server looks for stored responses that have expired, where they are kept for longer.
+pub const RESPONSE_SWEEP_PERIOD: Duration = Duration::from_secs(3600);
+/// Objects that it looks at each time; it goes on from there the next time.
+pub const RESPONSE_SWEEP_OBJECTS: usize = 100_000;
+/// Responses that a server answers in the background at once, those that wait included; one more is refused with 429.
+pub const MAX_BACKGROUND_RESPONSES: usize = 64;
+/// How long a response in the background is taken to be answered since its server said so last; then it has failed.
+pub const BACKGROUND_LEASE: Duration = Duration::from_secs(30);
+/// How often a server says so.
+pub const BACKGROUND_LEASE_RENEWAL: Duration = Duration::from_secs(10);
+/// How often it looks whether somebody wants the response to end.
+pub const BACKGROUND_WATCH_PERIOD: Duration = Duration::from_secs(1);
+/// How long who wants that waits for it to end.
+pub const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+/// How often they look.
+pub const CANCEL_LOOK_PERIOD: Duration = Duration::from_millis(200);

@@ -10,17 +10,18 @@ use anyhow::Context as _;
 use gantry_engine::LoadError;
 use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig, PodHas};
-use gantry_server::api::App;
+use gantry_server::api::{App, AppSettings};
 use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
 use gantry_server::fetch::Reach;
 use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
 use gantry_server::gates::{context, file, memory, settings};
-use gantry_server::keys::{ApiKeys, KeySources};
+use gantry_server::keys::ApiKeys;
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::output::Output;
 use gantry_server::processors::Processors;
+use gantry_server::response_store::ResponseStore;
 use gantry_server::routing::{Router, Routing};
 use gantry_server::serve::{self, Ended, Ports};
 use gantry_server::version::{Version, VersionSpec, WorkerConfig, label};
@@ -142,10 +143,19 @@ fn watched_output(limits: &FrontLimits) -> Arc<Output> {
     output
 }
 
-fn watched_keys(sources: KeySources) -> Arc<ApiKeys> {
-    let keys = ApiKeys::new(sources);
+/// Keys that may change, and responses that expire, watched.
+fn app_settings(http: &HttpSettings) -> anyhow::Result<AppSettings> {
+    let keys = ApiKeys::new(http.keys.clone());
     tokio::spawn(Arc::clone(&keys).watch());
-    keys
+    let mut responses = None;
+    if let Some(settings) = &http.responses {
+        let opened =
+            ResponseStore::open(settings).map_err(|why| anyhow::anyhow!("--response-store cannot be used: {why}"))?;
+        tokio::spawn(Arc::clone(&opened).watch());
+        tracing::info!(place = %settings.place, "responses are stored");
+        responses = Some(opened);
+    }
+    Ok(AppSettings { keys, names: http.names.clone(), responses })
 }
 
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
@@ -161,12 +171,12 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir).with_output(output);
     // First, so that nobody is told of a port behind which there will never be a model.
     let spec = settled(settings.version, &workers).await.context("cannot serve the model")?;
+    let of_clients = app_settings(&settings.http)?;
     let ports = ports(&settings.http).await?;
     let url = format!("http://{}", serve::reachable(ports.requests.local_addr()?));
     let router = Router::new();
     let (progress, loading) = watch::channel(0.0);
-    let (keys, names) = (watched_keys(settings.http.keys.clone()), settings.http.names.clone());
-    let app = App::new(Arc::clone(&router), workers.output(), limits, keys, names, Some(loading), None);
+    let app = App::new(Arc::clone(&router), workers.output(), limits, of_clients, Some(loading), None);
     let stop = CancellationToken::new();
     let load = tokio::spawn({
         let (router, stop) = (Arc::clone(&router), stop.clone());
@@ -233,21 +243,13 @@ fn tell_ready(url: &str, version: &Version) {
 /// Serves what the agent makes active. Without its agent a pod would go on with its last model but follow no change,
 /// so it ends with it, and the kubelet starts it anew.
 async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<ExitCode> {
+    let of_clients = app_settings(&http)?;
     let ports = ports(&http).await?;
     let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
     let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir).with_output(output);
     let router = Router::new();
-    let keys = watched_keys(http.keys.clone());
-    let app = App::new(
-        Arc::clone(&router),
-        workers.output(),
-        limits,
-        keys,
-        http.names.clone(),
-        None,
-        Some(args.service.clone()),
-    );
+    let app = App::new(Arc::clone(&router), workers.output(), limits, of_clients, None, Some(args.service.clone()));
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
     let config = AgentConfig {
         service: args.service,

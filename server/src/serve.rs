@@ -97,6 +97,7 @@ pub struct Ended {
     /// The signal that had those requests cut off that were left; `None`: all had ended, or the time for that was over.
     pub cut_off_by: Option<u8>,
     connections: TaskTracker,
+    background: TaskTracker,
 }
 
 impl Ended {
@@ -104,7 +105,8 @@ impl Ended {
     /// a client may read nothing.
     pub async fn told(&self) {
         // What is left after that is closed with the process.
-        drop(timeout(LAST_EVENTS_LIMIT, self.connections.wait()).await);
+        let ended = async { (self.connections.wait().await, self.background.wait().await) };
+        drop(timeout(LAST_EVENTS_LIMIT, ended).await);
     }
 }
 
@@ -144,18 +146,20 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
     }
     port.take_backlog(ports.requests)?;
     port.closing.cancel();
-    let connections = &port.tasks;
+    let (connections, background) = (&port.tasks, app.background());
     connections.close();
-    if is_told || !connections.is_empty() {
+    if is_told || !connections.is_empty() || !background.is_empty() {
         tracing::info!(
             connections = connections.len(),
+            background = background.len(),
             "shutting down: requests in flight have {} s to end; a second signal cuts requests off",
             drain_timeout.as_secs()
         );
     }
     tokio::select! {
         () = std::future::ready(()), if cut_off_by.is_some() => {}
-        () = connections.wait() => {
+        // Whoever is connected may ask for more of those.
+        () = async { connections.wait().await; background.wait().await } => {
             if is_told {
                 tracing::info!("shutting down: every request has ended");
             }
@@ -168,7 +172,8 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
             cut_off_by = Some(signal.number());
         }
     }
-    Ok(Ended { cut_off_by, connections: port.tasks })
+    let background = background.clone();
+    Ok(Ended { cut_off_by, connections: port.tasks, background })
 }
 
 /// A signal that ends the server.

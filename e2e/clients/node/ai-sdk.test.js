@@ -6,7 +6,7 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, embedMany, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { base, embeddings, key, model, weather } from "./common.js";
+import { base, embeddings, key, model, storing, weather } from "./common.js";
 
 const v1 = `${base}/v1`;
 const compatible = createOpenAICompatible({ name: "gantry", baseURL: v1, apiKey: key, supportsStructuredOutputs: true });
@@ -14,6 +14,8 @@ const ways = {
   "openai-compatible": compatible(model),
   openai: createOpenAI({ baseURL: v1, apiKey: key }).chat(model),
   responses: createOpenAI({ baseURL: v1, apiKey: key }).responses(model),
+  // Which names items of answers before, in place of what they say.
+  "responses that are stored": createOpenAI({ baseURL: `${storing}/v1`, apiKey: key }).responses(model),
   anthropic: createAnthropic({ baseURL: v1, apiKey: key })(model),
 };
 const given = { temperature: 0, maxOutputTokens: 64, maxRetries: 0 };

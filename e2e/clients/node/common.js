@@ -4,6 +4,7 @@ import { readFileSync } from "node:fs";
 export const base = process.env.GANTRY_URL;
 export const key = process.env.GANTRY_KEY;
 export const model = process.env.GANTRY_MODEL;
+export const storing = process.env.GANTRY_STORING_URL;
 export const embeddings = process.env.GANTRY_EMBEDDINGS_URL;
 
 const [line] = readFileSync(new URL("../../models/eval-tools.jsonl", import.meta.url), "utf8").split("\n");

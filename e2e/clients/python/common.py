@@ -8,6 +8,7 @@ from typing import Any
 
 BASE = os.environ["GANTRY_URL"]
 EMBEDDINGS = os.environ["GANTRY_EMBEDDINGS_URL"]
+STORING = os.environ["GANTRY_STORING_URL"]
 KEY = os.environ["GANTRY_KEY"]
 MODEL = os.environ["GANTRY_MODEL"]
 V1 = f"{BASE}/v1"

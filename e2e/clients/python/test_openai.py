@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import unittest
 from typing import Literal
 
@@ -9,9 +10,10 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from common import EMBEDDINGS, GREETING, KEY, MODEL, V1, WEATHER, questions
+from common import EMBEDDINGS, GREETING, KEY, MODEL, STORING, V1, WEATHER, questions
 
 CLIENT = OpenAI(base_url=V1, api_key=KEY, _strict_response_validation=True, max_retries=0)
+STORES = OpenAI(base_url=f"{STORING}/v1", api_key=KEY, _strict_response_validation=True, max_retries=0)
 LENIENT = OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 GREETS = [{"role": "user", "content": GREETING}]
 ASKS = [{"role": "user", "content": WEATHER.text}]
@@ -183,6 +185,48 @@ class Responses(unittest.TestCase):
             with self.assertRaises(openai.BadRequestError) as refused:
                 respond(**given)
             self.assertEqual(refused.exception.param, next(iter(given)))
+
+
+class StoredResponses(unittest.TestCase):
+    GIVEN = {"model": MODEL, "temperature": 0, "max_output_tokens": 64}
+    ENDLESS = {"type": "object", "properties": {"a": {"type": "string", "minLength": 100_000}}, "required": ["a"]}
+
+    def respond(self, **given):
+        return STORES.responses.create(**self.GIVEN | given)
+
+    def test_a_turn_goes_on_from_the_one_before(self):
+        first = self.respond(input=WEATHER.text, tools=Responses.TOOLS, metadata={"a": "b"})
+        [call] = first.output
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER.result}
+        second = self.respond(input=[result], tools=Responses.TOOLS, previous_response_id=first.id)
+        self.assertEqual((second.output_text, second.previous_response_id), (WEATHER.answer, first.id))
+        self.assertEqual(STORES.responses.retrieve(first.id), first)
+        items = list(STORES.responses.input_items.list(second.id, order="asc", limit=1))
+        self.assertEqual([item.type for item in items], ["message", "function_call", "function_call_output"])
+        self.assertEqual(items[0].content[0].text, WEATHER.text)
+        self.assertEqual(items[::-1], list(STORES.responses.input_items.list(second.id)))
+        with STORES.responses.stream(**self.GIVEN, input=GREETING, previous_response_id=second.id) as stream:
+            final = stream.get_final_response()
+        self.assertEqual(STORES.responses.retrieve(final.id).output_text, final.output_text)
+        STORES.responses.delete(first.id)
+        with self.assertRaises(openai.NotFoundError):
+            STORES.responses.retrieve(first.id)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.respond(input=GREETING, previous_response_id=first.id)
+        self.assertEqual(refused.exception.code, "previous_response_not_found")
+
+    def test_answers_come_in_the_background_and_are_cancelled(self):
+        response = self.respond(input=GREETING, background=True)
+        self.assertEqual((response.status, response.background), ("queued", True))
+        deadline = time.monotonic() + 60
+        while response.status in ("queued", "in_progress") and time.monotonic() < deadline:
+            time.sleep(0.05)
+            response = STORES.responses.retrieve(response.id)
+        self.assertEqual((response.status, response.output_text), ("completed", respond().output_text))
+        form = {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": self.ENDLESS}}
+        response = self.respond(input=GREETING, background=True, text=form, max_output_tokens=None)
+        self.assertEqual(STORES.responses.cancel(response.id).status, "cancelled")
+        self.assertEqual(STORES.responses.retrieve(response.id).status, "cancelled")
 
 
 class Others(unittest.TestCase):

@@ -47,6 +47,12 @@ pub enum ErrorCode {
     InvalidApiKey,
     /// No such model is served here.
     ModelNotFound,
+    /// No such response is kept here for who asks.
+    ResponseNotFound,
+    /// The response that a request goes on from is not kept here for who asks.
+    PreviousResponseNotFound,
+    /// What is kept cannot be read or written now.
+    StoreUnavailable,
     /// The prompt leaves no room for an answer.
     ContextLengthExceeded,
     /// No such address.
@@ -98,6 +104,9 @@ impl ErrorCode {
             Self::UnsupportedContent => "unsupported_content",
             Self::InvalidApiKey => "invalid_api_key",
             Self::ModelNotFound => "model_not_found",
+            Self::ResponseNotFound => "response_not_found",
+            Self::PreviousResponseNotFound => "previous_response_not_found",
+            Self::StoreUnavailable => "store_unavailable",
             Self::ContextLengthExceeded => "context_length_exceeded",
             Self::UnknownUrl => "unknown_url",
             Self::MethodNotAllowed => "method_not_allowed",

@@ -111,6 +111,11 @@ pub trait StreamEncoder: Send + 'static {
 
     /// The end before that.
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut);
+
+    /// The answer as far as it has come, whole, for whoever keeps it; `None`: of this protocol nothing is kept.
+    fn kept(&self) -> Option<Result<Vec<u8>, EncodeError>> {
+        None
+    }
 }
 
 /// Writes what a prompt is to the model, for a request that asks for no more.

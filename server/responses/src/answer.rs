@@ -3,9 +3,10 @@
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, FinishReason, TextEncoder, ToolCall, Usage,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::id::ResponseId;
 use crate::stream::ResponseStream;
 
 /// What an answer repeats of its request.
@@ -21,6 +22,9 @@ pub(crate) struct Asked {
     pub(crate) format: Value,
     pub(crate) effort: Option<String>,
     pub(crate) metadata: Map<String, Value>,
+    pub(crate) store: bool,
+    pub(crate) background: bool,
+    pub(crate) previous: Option<ResponseId>,
 }
 
 /// Writes the answer to a request.
@@ -29,20 +33,31 @@ pub struct ResponseEncoder {
     pub(crate) asked: Asked,
 }
 
-/// How far an answer is, or how it ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+/// How far a response is, or how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It waits.
+    Queued,
+    /// It is being answered.
     InProgress,
+    /// All of it came.
     Completed,
     /// It was cut off by the most tokens that it may have, or that its context has.
     Incomplete,
-    Failed {
-        code: &'static str,
-        message: String,
-    },
+    /// Its client did not want the rest.
+    Cancelled,
+    /// An error ended it.
+    Failed,
 }
 
 impl Status {
+    /// Whether nothing more comes.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        !matches!(self, Self::Queued | Self::InProgress)
+    }
+
     pub(crate) fn of(reason: FinishReason) -> Self {
         match reason {
             FinishReason::Length => Self::Incomplete,
@@ -50,23 +65,26 @@ impl Status {
         }
     }
 
-    pub(crate) fn of_error(error: &ApiError) -> Self {
-        let code = match error.status {
-            400 => "invalid_prompt",
-            429 => "rate_limit_exceeded",
-            _ => "server_error",
-        };
-        Self::Failed { code, message: error.message.clone() }
-    }
-
-    pub(crate) fn word(&self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
+            Self::Queued => "queued",
             Self::InProgress => "in_progress",
             Self::Completed => "completed",
             Self::Incomplete => "incomplete",
-            Self::Failed { .. } => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
         }
     }
+}
+
+/// An error as a response tells it.
+pub(crate) fn failure(error: &ApiError) -> Value {
+    let code = match error.status {
+        400 => "invalid_prompt",
+        429 => "rate_limit_exceeded",
+        _ => "server_error",
+    };
+    json!({"code": code, "message": error.message})
 }
 
 #[derive(Serialize)]
@@ -74,16 +92,16 @@ pub(crate) struct Told<'a> {
     id: String,
     object: &'static str,
     created_at: u64,
-    status: &'static str,
+    status: Status,
     background: bool,
-    error: Value,
+    error: Option<&'a Value>,
     incomplete_details: Value,
     instructions: Option<&'a str>,
     max_output_tokens: Option<u32>,
     model: &'a str,
     output: &'a [Value],
     parallel_tool_calls: bool,
-    previous_response_id: Option<&'a str>,
+    previous_response_id: Option<String>,
     reasoning: Value,
     store: bool,
     temperature: f32,
@@ -100,14 +118,11 @@ pub(crate) struct Told<'a> {
 pub(crate) fn told<'a>(
     head: &'a AnswerHead,
     asked: &'a Asked,
-    status: &Status,
+    status: Status,
+    error: Option<&'a Value>,
     output: &'a [Value],
     usage: Option<Usage>,
 ) -> Told<'a> {
-    let error = match status {
-        Status::Failed { code, message } => json!({"code": code, "message": message}),
-        _ => Value::Null,
-    };
     let incomplete_details = match status {
         Status::Incomplete => json!({"reason": "max_output_tokens"}),
         _ => Value::Null,
@@ -116,8 +131,8 @@ pub(crate) fn told<'a>(
         id: format!("resp_{}", head.id),
         object: "response",
         created_at: head.created,
-        status: status.word(),
-        background: false,
+        status,
+        background: asked.background,
         error,
         incomplete_details,
         instructions: asked.instructions.as_deref(),
@@ -125,9 +140,9 @@ pub(crate) fn told<'a>(
         model: &head.model,
         output,
         parallel_tool_calls: asked.parallel_tool_calls,
-        previous_response_id: None,
+        previous_response_id: asked.previous.map(|previous| previous.to_string()),
         reasoning: json!({"effort": asked.effort, "summary": null}),
-        store: false,
+        store: asked.store,
         temperature: asked.temperature,
         text: json!({"format": asked.format}),
         tool_choice: &asked.tool_choice,
@@ -179,7 +194,7 @@ pub(crate) fn call(id: &str, ToolCall { id: call_id, name, arguments }: &ToolCal
     })
 }
 
-fn items(head: &AnswerHead, output: &AnswerOutput, status: &Status) -> Vec<Value> {
+fn items(head: &AnswerHead, output: &AnswerOutput, status: Status) -> Vec<Value> {
     let AnswerOutput { text, reasoning: thought, tool_calls, .. } = output;
     let mut items = Vec::with_capacity(tool_calls.len() + 2);
     let count = usize::from(!thought.is_empty()) + usize::from(!text.is_empty()) + tool_calls.len();
@@ -207,8 +222,8 @@ impl TextEncoder for ResponseEncoder {
             Some(Answer { output, reason, .. }) => (output, Status::of(reason)),
             None => (AnswerOutput::default(), Status::Completed),
         };
-        let items = items(&head, &output, &status);
-        serde_json::to_vec(&told(&head, &self.asked, &status, &items, Some(usage)))
+        let items = items(&head, &output, status);
+        serde_json::to_vec(&told(&head, &self.asked, status, None, &items, Some(usage)))
     }
 
     fn stream(self, head: AnswerHead, _: usize) -> Result<ResponseStream, EncodeError> {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use gantry_core::{ApiError, Message, Part, Role, ToolCall};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::limits::{MAX_RESPONSES_ITEMS, MAX_RESPONSES_PARTS};
 
@@ -97,33 +97,40 @@ const OTHER_TYPES: &[(&str, &str)] = &[
     ("input_image", "this server takes no images"),
     ("input_file", "this server takes no files"),
     ("input_audio", "this server takes no audio"),
-    ("item_reference", "nothing is stored here; send the item itself"),
+    ("item_reference", "nothing is stored here (--response-store); send the item itself"),
 ];
 
-/// What items come to, with instructions before them.
-pub(crate) fn messages(instructions: Option<String>, input: Value) -> Result<Vec<Message>, ApiError> {
+/// The items of an input, of which a text is one.
+pub(crate) fn items(input: Value) -> Result<Vec<Value>, ApiError> {
+    match input {
+        Value::Null => Err(ApiError::missing("input", "a text or an array of items is expected")),
+        Value::String(text) => Ok(vec![json!({"type": "message", "role": "user", "content": text})]),
+        Value::Array(items) if items.is_empty() => Err(ApiError::wrong_value("input", "must have an item")),
+        Value::Array(items) => Ok(items),
+        _ => Err(ApiError::wrong_value("input", "must be a text or an array of items")),
+    }
+}
+
+/// What items come to, with instructions before them and then those of the responses before.
+pub(crate) fn messages(
+    instructions: Option<String>,
+    before: Vec<Value>,
+    items: Vec<Value>,
+) -> Result<Vec<Message>, ApiError> {
     let mut messages = Vec::new();
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
         messages.push(Message::text(Role::System, text));
     }
-    let items = match input {
-        Value::String(text) => {
-            messages.push(Message::text(Role::User, text));
-            return Ok(messages);
-        }
-        Value::Array(items) => items,
-        _ => return Err(ApiError::wrong_value("input", "must be a text or an array of items")),
-    };
-    if items.is_empty() || items.len() > MAX_RESPONSES_ITEMS {
-        let n = items.len();
-        return Err(ApiError::wrong_value(
-            "input",
-            format_args!("must have 1 to {MAX_RESPONSES_ITEMS} items, not {n}"),
-        ));
+    let n = before.len() + items.len();
+    if n > MAX_RESPONSES_ITEMS {
+        let message =
+            format_args!("must have at most {MAX_RESPONSES_ITEMS} items, not {n}, those of responses before included");
+        return Err(ApiError::wrong_value("input", message));
     }
     let (mut open_calls, mut thought) = (HashSet::new(), String::new());
-    for (i, item) in items.into_iter().enumerate() {
-        let path = format!("input[{i}]");
+    let before = before.into_iter().enumerate().map(|(i, item)| (format!("previous_response_id.input[{i}]"), item));
+    let own = items.into_iter().enumerate().map(|(i, item)| (format!("input[{i}]"), item));
+    for (path, item) in before.chain(own) {
         match read_item(&path, item)? {
             Item::Message { role, content, .. } => {
                 let role = match role {

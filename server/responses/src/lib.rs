@@ -1,17 +1,21 @@
 //! `OpenAI`'s Responses API, without I/O: what requests may say, what answers and their events look like.
 //!
-//! A body becomes what is asked, and what writes the answer ([`decode_responses`]), or an
+//! A body becomes what is asked, and what writes the answer ([`decode_responses`], [`ResponsesRequest::resolve`]), or an
 //! [`ApiError`](gantry_core::ApiError) that names the field at fault by its path. A field that nobody here knows is refused.
-//! Nothing is kept: what a turn needs, its request brings. Absent: HTTP, models, tokens; images, files and tools that the
-//! server runs; stored answers, and all that refers to them.
+//! Where responses are kept, a request says first which of them it refers to ([`ResponsesRequest::refers_to`]), and is resolved with them.
+//! Absent: HTTP, models, tokens; where responses are kept, and whose they are; images, files and tools that the server runs.
 
 mod answer;
+mod id;
 mod items;
 mod limits;
 mod request;
+mod stored;
 mod stream;
 
-pub use answer::ResponseEncoder;
+pub use answer::{ResponseEncoder, Status};
+pub use id::ResponseId;
 pub use limits::*;
-pub use request::decode_responses;
+pub use request::{ResolvedRequest, ResponsesRequest, decode_responses};
+pub use stored::{Progress, StoredResponse, StoredResponses, abandoned, check_retrieval, deleted, page};
 pub use stream::ResponseStream;

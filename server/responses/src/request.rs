@@ -1,19 +1,23 @@
-//! `POST /v1/responses`: from a body to what is asked.
+//! `POST /v1/responses`: from a body to what is asked, with the responses that are kept where it refers to them.
+
+use std::collections::BTreeSet;
 
 use gantry_core::{
-    ApiError, Chat, Constraint, GenerationParams, Prompt, TextRequest, Tool, ToolChoice, ToolsFault, check_tools,
-    read_body, read_json,
+    ApiError, Chat, Constraint, GenerationParams, Message, Prompt, TextRequest, Tool, ToolChoice, ToolsFault,
+    check_tools, read_body, read_json,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Asked, ResponseEncoder};
-use crate::items::messages;
+use crate::id::ResponseId;
+use crate::items::{items, messages};
 use crate::limits::{
-    MAX_RESPONSES_METADATA, MAX_RESPONSES_METADATA_BYTES, MAX_RESPONSES_MODEL_BYTES, MAX_RESPONSES_REPEATED_BYTES,
-    MAX_RESPONSES_SCHEMA_BYTES, MAX_RESPONSES_TOKENS,
+    MAX_RESPONSES_METADATA, MAX_RESPONSES_METADATA_BYTES, MAX_RESPONSES_MODEL_BYTES, MAX_RESPONSES_REFERRED,
+    MAX_RESPONSES_REPEATED_BYTES, MAX_RESPONSES_SCHEMA_BYTES, MAX_RESPONSES_TOKENS, MAX_STORED_INPUT_BYTES,
 };
+use crate::stored::{StoredResponses, history, kept, reference, referenced};
 
 /// The field that says what an answer must look like.
 const FORMAT: &str = "text.format";
@@ -24,7 +28,7 @@ const ANY_OBJECT: &str = r#"{"type":"object"}"#;
 /// How much is to be thought, in words.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 /// What may be asked for beside, and is never there: no item has more than it says.
-const EMPTY_INCLUDES: [&str; 2] = ["reasoning.encrypted_content", "message.input_image.image_url"];
+pub(crate) const EMPTY_INCLUDES: [&str; 2] = ["reasoning.encrypted_content", "message.input_image.image_url"];
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -52,7 +56,7 @@ struct Body {
     service_tier: Option<String>,
     top_logprobs: Option<u32>,
     max_tool_calls: Option<Value>,
-    previous_response_id: Option<Value>,
+    previous_response_id: Option<String>,
     conversation: Option<Value>,
     prompt: Option<Value>,
     context_management: Option<Value>,
@@ -128,46 +132,163 @@ struct GivenTool {
     _defer_loading: IgnoredAny,
 }
 
-/// Reads and checks a body.
+/// A body that is read, and whose items may stand in responses that are kept.
+#[derive(Debug)]
+pub struct ResponsesRequest {
+    body: Body,
+    params: GenerationParams,
+    items: Vec<Value>,
+    previous: Option<ResponseId>,
+    /// The responses whose items it names, with `previous`.
+    refers_to: BTreeSet<ResponseId>,
+    /// Whether responses are kept at all.
+    can_store: bool,
+    store: bool,
+    background: bool,
+}
+
+/// What is asked, with all that it refers to.
+#[derive(Debug)]
+pub struct ResolvedRequest {
+    /// What to generate.
+    pub request: TextRequest,
+    /// What writes it.
+    pub encoder: ResponseEncoder,
+    /// The items that it answers as an array of JSON, where they are to be kept.
+    pub input: Option<Vec<u8>>,
+}
+
+/// Reads and checks a body. `can_store`: responses are kept here, where the body does not say otherwise.
 ///
 /// # Errors
 /// Names the first field that is missing, of the wrong type, out of range, unknown or not supported.
-pub fn decode_responses(body: &[u8]) -> Result<(TextRequest, ResponseEncoder), ApiError> {
+pub fn decode_responses(body: &[u8], can_store: bool) -> Result<ResponsesRequest, ApiError> {
     let mut body: Body = read_body(body)?;
-    refuse(&body)?;
+    refuse(&body, can_store)?;
     if let Some(model) = body.model.as_ref().filter(|model| model.len() > MAX_RESPONSES_MODEL_BYTES) {
         let message = format_args!("must have at most {MAX_RESPONSES_MODEL_BYTES} bytes, not {}", model.len());
         return Err(ApiError::wrong_value("model", message));
     }
     check_metadata(body.metadata.as_ref())?;
     let params = params(&body)?;
-    let (model, is_streamed) = (body.model.take().filter(|model| !model.is_empty()), body.stream.unwrap_or(false));
-    let chat = chat(&mut body)?;
-    let asked = asked(&body, &chat);
-    if params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
-        let message =
-            "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
-        return Err(ApiError::wrong_value(FORMAT, message));
+    let items = items(body.input.take())?;
+    let (store, background) = (body.store.unwrap_or(can_store), body.background.unwrap_or(false));
+    let previous = body.previous_response_id.as_deref().map(|id| {
+        let unknown =
+            || ApiError::wrong_value("previous_response_id", "must be the id of a response: resp_ and 32 digits");
+        ResponseId::parse(id).ok_or_else(unknown)
+    });
+    let previous = previous.transpose()?;
+    let referred = items.iter().filter(|_| can_store).filter_map(reference).filter_map(ResponseId::of_item);
+    let refers_to: BTreeSet<ResponseId> = referred.chain(previous).collect();
+    if refers_to.len() > MAX_RESPONSES_REFERRED {
+        let n = refers_to.len();
+        let message = format_args!("refers to items of {n} responses, and {MAX_RESPONSES_REFERRED} are the most");
+        return Err(ApiError::wrong_value("input", message));
     }
-    let prompts = vec![Prompt::chat(chat)];
-    let request = TextRequest { model, prompts, prompt_param: "input", params, choices: 1, is_streamed };
-    Ok((request, ResponseEncoder { asked }))
+    Ok(ResponsesRequest { body, params, items, previous, refers_to, can_store, store, background })
+}
+
+impl ResponsesRequest {
+    /// The responses without which it cannot be resolved.
+    #[must_use]
+    pub fn refers_to(&self) -> &BTreeSet<ResponseId> {
+        &self.refers_to
+    }
+
+    /// Whether its response is to be kept.
+    #[must_use]
+    pub fn is_stored(&self) -> bool {
+        self.store
+    }
+
+    /// Whether it is to be answered while nobody waits on a connection.
+    #[must_use]
+    pub fn is_background(&self) -> bool {
+        self.background
+    }
+
+    /// Puts the items of `stored` in their places; those that it refers to and that are not there are refused. `id`: its own.
+    ///
+    /// # Errors
+    /// Names the first item that is wrong.
+    pub fn resolve(self, id: ResponseId, mut stored: StoredResponses) -> Result<ResolvedRequest, ApiError> {
+        let Self { mut body, params, items, previous, can_store, store, background, .. } = self;
+        let mut own = items;
+        if can_store {
+            for (place, item) in own.iter_mut().enumerate() {
+                if let Some(id) = reference(item) {
+                    *item = referenced(place, id, &stored)?;
+                }
+            }
+        }
+        let before =
+            previous.map(|previous| history(previous, stored.remove(&previous))).transpose()?.unwrap_or_default();
+        if store {
+            own = own.into_iter().enumerate().map(|(place, item)| kept(item, id, place)).collect();
+        }
+        let input = store.then(|| kept_input(&before, &own)).transpose()?;
+        let (model, is_streamed) = (body.model.take().filter(|model| !model.is_empty()), body.stream.unwrap_or(false));
+        let messages = messages(body.instructions.clone(), before, own)?;
+        let chat = chat(&mut body, messages)?;
+        let asked = Asked { store, background, previous, ..asked(&body, &chat) };
+        if params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
+            let message = "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
+            return Err(ApiError::wrong_value(FORMAT, message));
+        }
+        let prompts = vec![Prompt::chat(chat)];
+        let request = TextRequest { model, prompts, prompt_param: "input", params, choices: 1, is_streamed };
+        Ok(ResolvedRequest { request, encoder: ResponseEncoder { asked }, input })
+    }
+}
+
+/// All items as they are kept, unless they are more than may be.
+fn kept_input(before: &[Value], own: &[Value]) -> Result<Vec<u8>, ApiError> {
+    let all: Vec<&Value> = before.iter().chain(own).collect();
+    let written = serde_json::to_vec(&all).unwrap_or_default();
+    if written.len() > MAX_STORED_INPUT_BYTES {
+        let n = written.len();
+        let message = format_args!(
+            "has {n} bytes with the items of the responses before, and {MAX_STORED_INPUT_BYTES} are the most that is kept: \
+             send fewer, or let `store` be false"
+        );
+        return Err(ApiError::wrong_value("input", message));
+    }
+    Ok(written)
 }
 
 /// Refuses by name what is not done.
-fn refuse(body: &Body) -> Result<(), ApiError> {
-    const NOT_STORED: &str = "nothing is stored here";
+fn refuse(body: &Body, can_store: bool) -> Result<(), ApiError> {
+    const NOT_STORED: &str = "nothing is stored here, since the server was started without --response-store";
     let is_given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
     for (name, is_given, instead) in [
-        ("store", body.store == Some(true), format!("{NOT_STORED}; send false, or leave it out")),
-        ("background", body.background == Some(true), format!("{NOT_STORED}; wait for the answer, or stream it")),
+        ("store", body.store == Some(true) && !can_store, format!("{NOT_STORED}; send false, or leave it out")),
+        (
+            "background",
+            body.background == Some(true) && !can_store,
+            format!("{NOT_STORED}; wait for the answer, or stream it"),
+        ),
+        (
+            "stream",
+            body.stream == Some(true) && body.background == Some(true),
+            "a response in the background is asked for again (GET /v1/responses/ID) until its `status` is final"
+                .to_owned(),
+        ),
         (
             "previous_response_id",
-            is_given(&body.previous_response_id),
+            body.previous_response_id.is_some() && !can_store,
             format!("{NOT_STORED}; send the items of the turns before in `input`"),
         ),
-        ("conversation", is_given(&body.conversation), format!("{NOT_STORED}; send its items in `input`")),
-        ("prompt", is_given(&body.prompt), format!("{NOT_STORED}; send its text in `instructions` or `input`")),
+        (
+            "conversation",
+            is_given(&body.conversation),
+            "no conversations are kept; send its items in `input`".to_owned(),
+        ),
+        (
+            "prompt",
+            is_given(&body.prompt),
+            "no prompts are kept; send its text in `instructions` or `input`".to_owned(),
+        ),
         ("max_tool_calls", is_given(&body.max_tool_calls), "this server runs no tools; leave it out".to_owned()),
         ("context_management", is_given(&body.context_management), "leave it out".to_owned()),
         ("moderation", is_given(&body.moderation), "leave it out".to_owned()),
@@ -194,6 +315,10 @@ fn refuse(body: &Body) -> Result<(), ApiError> {
                 format_args!("is not supported by this server: {instead}"),
             ));
         }
+    }
+    if body.background == Some(true) && body.store == Some(false) {
+        let message = "must be false where `store` is: what is answered in the background is found in what is stored";
+        return Err(ApiError::wrong_value("background", message));
     }
     let include = body.include.iter().flatten().enumerate();
     match include.into_iter().find(|(_, name)| !EMPTY_INCLUDES.contains(&name.as_str())) {
@@ -269,6 +394,9 @@ fn asked(body: &Body, chat: &Chat) -> Asked {
         format,
         effort: body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()),
         metadata: body.metadata.clone().unwrap_or_default(),
+        store: false,
+        background: false,
+        previous: None,
     }
 }
 
@@ -312,12 +440,8 @@ fn params(body: &Body) -> Result<GenerationParams, ApiError> {
     })
 }
 
-fn chat(body: &mut Body) -> Result<Chat, ApiError> {
-    let (input, tools, tool_choice) = (body.input.take(), body.tools.take(), body.tool_choice.take());
-    if input.is_null() {
-        return Err(ApiError::missing("input", "a text or an array of items is expected"));
-    }
-    let messages = messages(body.instructions.clone(), input)?;
+fn chat(body: &mut Body, messages: Vec<Message>) -> Result<Chat, ApiError> {
+    let (tools, tool_choice) = (body.tools.take(), body.tool_choice.take());
     let tools = read_tools(tools.unwrap_or_default())?;
     let (tool_choice, allowed_tools) = choice(tool_choice, &tools)?;
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());

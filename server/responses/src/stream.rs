@@ -4,9 +4,10 @@
 
 use bytes::{BufMut, BytesMut};
 use gantry_core::{AnswerHead, ApiError, EncodeError, GenerationEvent, StreamEncoder, ToolCall, ToolCallDelta, Usage};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Asked, Status, call, item_id, message, part, reasoning, told};
+use crate::answer::{Asked, Status, call, failure, item_id, message, part, reasoning, told};
 
 /// The item that goes on, with what it has come to.
 #[derive(Debug)]
@@ -27,11 +28,24 @@ pub struct ResponseStream {
     /// Those that have ended.
     items: Vec<Value>,
     status: Status,
+    error: Option<Value>,
+    /// Once all of it came.
+    usage: Option<Usage>,
 }
 
 impl ResponseStream {
     pub(crate) fn new(head: AnswerHead, asked: Asked) -> Self {
-        Self { head, asked, sequence: 0, open: None, items: Vec::new(), status: Status::InProgress }
+        let status = if asked.background { Status::Queued } else { Status::InProgress };
+        Self { head, asked, sequence: 0, open: None, items: Vec::new(), status, error: None, usage: None }
+    }
+
+    /// Its client does not want the rest.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    pub fn cancel(&mut self, out: &mut BytesMut) -> Result<(), EncodeError> {
+        self.status = Status::Cancelled;
+        self.end("incomplete", out)
     }
 
     /// Writes an event of these fields.
@@ -50,9 +64,21 @@ impl ResponseStream {
         Ok(())
     }
 
+    /// The response as far as it has come.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    pub fn response(&self) -> Result<Vec<u8>, EncodeError> {
+        serde_json::to_vec(&self.so_far())
+    }
+
+    fn so_far(&self) -> impl Serialize {
+        told(&self.head, &self.asked, self.status, self.error.as_ref(), &self.items, self.usage)
+    }
+
     /// An event that tells the response as far as it is.
-    fn whole(&mut self, kind: &str, usage: Option<Usage>, out: &mut BytesMut) -> Result<(), EncodeError> {
-        let response = serde_json::to_value(told(&self.head, &self.asked, &self.status, &self.items, usage))?;
+    fn whole(&mut self, kind: &str, out: &mut BytesMut) -> Result<(), EncodeError> {
+        let response = serde_json::to_value(self.so_far())?;
         self.write(kind, json!({"response": response}), out)
     }
 
@@ -148,8 +174,8 @@ impl ResponseStream {
 
 impl StreamEncoder for ResponseStream {
     fn open(&mut self, out: &mut BytesMut) -> Result<(), EncodeError> {
-        self.whole("response.created", None, out)?;
-        self.whole("response.in_progress", None, out)
+        self.whole("response.created", out)?;
+        self.whole("response.in_progress", out)
     }
 
     fn event(&mut self, _: usize, event: &GenerationEvent, out: &mut BytesMut) -> Result<(), EncodeError> {
@@ -179,18 +205,27 @@ impl StreamEncoder for ResponseStream {
                 self.status = Status::of(*reason);
                 self.end(self.status.word(), out)
             }
-            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
+            GenerationEvent::Started { .. } => {
+                self.status = Status::InProgress;
+                Ok(())
+            }
+            GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
         }
     }
 
     fn close(&mut self, usage: Usage, out: &mut BytesMut) -> Result<(), EncodeError> {
         let kind = if self.status == Status::Incomplete { "response.incomplete" } else { "response.completed" };
-        self.whole(kind, Some(usage), out)
+        self.usage = Some(usage);
+        self.whole(kind, out)
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
-        self.status = Status::of_error(error);
+        (self.status, self.error) = (Status::Failed, Some(failure(error)));
         // An object of strings can always be written.
-        let _ = self.whole("response.failed", None, out);
+        let _ = self.whole("response.failed", out);
+    }
+
+    fn kept(&self) -> Option<Result<Vec<u8>, EncodeError>> {
+        Some(self.response())
     }
 }

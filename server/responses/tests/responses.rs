@@ -6,12 +6,19 @@ use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, Constraint, ErrorKind, FinishReason, GenerationEvent, Prompt, Role,
     StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
 };
-use gantry_responses::{ResponseEncoder, decode_responses};
+use gantry_responses::{
+    MAX_RESPONSES_REFERRED, MAX_STORED_INPUT_BYTES, Progress, ResolvedRequest, ResponseEncoder, ResponseId,
+    ResponseStream, Status, StoredResponse, StoredResponses, abandoned, decode_responses, page,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+const ID: ResponseId = ResponseId::new(7);
+
 fn decode(body: &Value) -> Result<(TextRequest, ResponseEncoder), ApiError> {
-    decode_responses(body.to_string().as_bytes())
+    let request = decode_responses(body.to_string().as_bytes(), false)?;
+    let ResolvedRequest { request, encoder, .. } = request.resolve(ID, StoredResponses::new())?;
+    Ok((request, encoder))
 }
 
 fn chat(body: &Value) -> gantry_core::Chat {
@@ -301,7 +308,7 @@ proptest! {
 
     #[test]
     fn no_body_is_answered_but_by_what_is_asked_or_an_error(body in prop::collection::vec(any::<u8>(), 0..64)) {
-        if let Err(error) = decode_responses(&body) {
+        if let Err(error) = decode_responses(&body, true) {
             prop_assert_eq!(error.status, 400);
         }
     }
@@ -319,4 +326,158 @@ fn a_failure_is_told_with_what_has_come() {
     let last = events.last().unwrap();
     assert_eq!((last["type"].as_str(), last["response"]["status"].as_str()), (Some("response.failed"), Some("failed")));
     assert_eq!(last["response"]["error"], json!({"code": "server_error", "message": "It died."}));
+}
+
+const STORED: ResponseId = ResponseId::new(0xabc);
+
+/// One that is kept, with what it answers and what it says.
+fn stored(status: &str) -> StoredResponses {
+    let output = json!([
+        {"id": "msg_00000000000000000000000000000abc_0", "type": "message", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "Hi.", "annotations": [], "logprobs": []}]},
+        {"id": "fc_00000000000000000000000000000abc_1", "type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+    ]);
+    let input = vec![json!({"id": "msg_1", "type": "message", "role": "user", "content": "Hello!"})];
+    let response = StoredResponse { input, response: json!({"status": status, "output": output}) };
+    StoredResponses::from([(STORED, response)])
+}
+
+fn resolve(body: &Value, stored: &StoredResponses) -> Result<ResolvedRequest, ApiError> {
+    decode_responses(body.to_string().as_bytes(), true)?.resolve(ID, stored.clone())
+}
+
+#[test]
+fn a_request_goes_on_from_a_response_that_is_kept() {
+    let body = json!({
+        "previous_response_id": STORED.to_string(), "instructions": "Be brief.",
+        "input": [{"type": "function_call_output", "call_id": "c", "output": "there"}, {"role": "user", "content": "And?"}],
+    });
+    let request = decode_responses(body.to_string().as_bytes(), true).unwrap();
+    assert_eq!(request.refers_to().iter().copied().collect::<Vec<_>>(), [STORED]);
+    assert!(request.is_stored() && !request.is_background());
+    let resolved = request.resolve(ID, stored("completed")).unwrap();
+    let [Prompt::Chat(chat)] = resolved.request.prompts.as_slice() else { panic!("{resolved:?}") };
+    let said: Vec<_> = chat.messages.iter().map(|message| (message.role, message.said().into_owned())).collect();
+    let wanted = [
+        (Role::System, "Be brief."),
+        (Role::User, "Hello!"),
+        (Role::Assistant, "Hi."),
+        (Role::Tool, "there"),
+        (Role::User, "And?"),
+    ];
+    assert_eq!(said, wanted.map(|(role, text)| (role, text.to_owned())));
+    // What is kept of it is all that the next one needs, and each item has a name.
+    let input: Vec<Value> = serde_json::from_slice(&resolved.input.unwrap()).unwrap();
+    let ids: Vec<&str> = input.iter().map(|item| item["id"].as_str().unwrap()).collect();
+    let digits = ID.digits();
+    let own = [format!("fco_{digits}_i0"), format!("msg_{digits}_i1")];
+    let old = ["msg_1", "msg_00000000000000000000000000000abc_0", "fc_00000000000000000000000000000abc_1"];
+    assert_eq!(ids, [&old[..], &[&own[0], &own[1]]].concat());
+    assert_eq!(input[4]["content"], json!([{"type": "input_text", "text": "And?"}]));
+    assert_eq!((&input[4]["type"], &input[4]["status"]), (&json!("message"), &json!("completed")));
+}
+
+#[test]
+fn what_is_not_kept_cannot_be_referred_to() {
+    let (none, completed) = (StoredResponses::new(), stored("completed"));
+    let chained = json!({"input": "And?", "previous_response_id": STORED.to_string()});
+    let named = |id: &str| json!({"input": [{"type": "item_reference", "id": id}]});
+    for (body, stored, param, says) in [
+        (&chained, &none, "previous_response_id", "not found"),
+        (&chained, &stored("in_progress"), "previous_response_id", "in_progress"),
+        (&chained, &stored("failed"), "previous_response_id", "failed"),
+        (&named("msg_00000000000000000000000000000abc_7"), &completed, "input[0].id", "stored response"),
+        (&named("msg_7"), &completed, "input[0].id", "stored response"),
+        (&json!({"input": "Hi", "previous_response_id": "resp_x"}), &none, "previous_response_id", "resp_"),
+        (&json!({"input": "Hi", "background": true, "store": false}), &none, "background", "store"),
+        (&json!({"input": "Hi", "background": true, "stream": true}), &none, "stream", "GET /v1/responses"),
+        (&json!({"input": "x".repeat(MAX_STORED_INPUT_BYTES)}), &none, "input", "`store` be false"),
+    ] {
+        let error = resolve(body, stored).unwrap_err();
+        assert!(error.param.as_deref() == Some(param) && error.message.contains(says), "{error:?}");
+    }
+    let many: Vec<Value> = (0..=MAX_RESPONSES_REFERRED as u128)
+        .map(|i| json!({"type": "item_reference", "id": format!("msg_{}_0", ResponseId::new(i).digits())}))
+        .collect();
+    let error = resolve(&json!({"input": many}), &none).unwrap_err();
+    assert!(error.message.contains("32 are the most"), "{error:?}");
+    // By its id alone, as some clients name it.
+    let resolved = resolve(&json!({"input": [{"id": "msg_00000000000000000000000000000abc_0"}]}), &completed).unwrap();
+    let [Prompt::Chat(chat)] = resolved.request.prompts.as_slice() else { panic!("{resolved:?}") };
+    assert_eq!((chat.messages.len(), &*chat.messages[0].said()), (1, "Hi."));
+}
+
+#[test]
+fn a_response_in_the_background_waits_goes_on_and_ends() {
+    let stream = || {
+        let resolved = resolve(&json!({"input": "Hi", "background": true}), &StoredResponses::new()).unwrap();
+        resolved.encoder.stream(head(), 1).unwrap()
+    };
+    let told = |stream: &ResponseStream| -> Value { serde_json::from_slice(&stream.response().unwrap()).unwrap() };
+    let progress = |stream: &ResponseStream| Progress::read(&stream.response().unwrap()).unwrap();
+    let (mut ends, mut cancelled, mut out) = (stream(), stream(), BytesMut::new());
+    assert_eq!(progress(&ends), Progress { status: Status::Queued, background: true });
+    let events = events_of(&AnswerOutput { text: "ab".to_owned(), ..AnswerOutput::default() }, FinishReason::Stop);
+    for event in &events[..2] {
+        ends.event(0, event, &mut out).unwrap();
+        cancelled.event(0, event, &mut out).unwrap();
+        assert_eq!(progress(&ends).status, Status::InProgress);
+    }
+    events[2..].iter().for_each(|event| ends.event(0, event, &mut out).unwrap());
+    ends.close(usage(), &mut out).unwrap();
+    assert_eq!((progress(&ends).status, &told(&ends)["usage"]["output_tokens"]), (Status::Completed, &json!(4)));
+    cancelled.cancel(&mut out).unwrap();
+    let response = told(&cancelled);
+    assert_eq!((&response["status"], &response["output"][0]["status"]), (&json!("cancelled"), &json!("incomplete")));
+    assert_eq!(response["output"][0]["content"][0]["text"], "a");
+    let failed: Value = serde_json::from_slice(&abandoned(&stream().response().unwrap()).unwrap()).unwrap();
+    assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!("server_error")));
+}
+
+proptest! {
+    #[test]
+    fn names_are_read_as_they_are_written_and_nothing_else_is_one(number in any::<u128>(), text in "(resp_)?[0-9a-fA-F+/._]{0,33}") {
+        let id = ResponseId::new(number);
+        prop_assert_eq!(ResponseId::parse(&id.to_string()), Some(id));
+        if let Some(id) = ResponseId::parse(&text) {
+            prop_assert_eq!(id.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn pages_come_to_all_items_in_order(count in 0_usize..40, limit in 1_usize..12, ascending in any::<bool>()) {
+        let all: Vec<Value> = (0..count).map(|i| json!({"id": format!("msg_{i}")})).collect();
+        let (limit, order) = (limit.to_string(), if ascending { "asc" } else { "desc" });
+        let (mut seen, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let last = after.as_deref().map(|after| ("after", after));
+            let query = [("limit", limit.as_str()), ("order", order)].into_iter().chain(last);
+            let mut page = page(all.clone(), query).unwrap();
+            let items = page["data"].as_array_mut().unwrap();
+            prop_assert!(items.len().to_string().len() <= limit.len() && (!items.is_empty() || count == 0));
+            seen.append(items);
+            if page["has_more"] == false {
+                break;
+            }
+            after = page["last_id"].as_str().map(str::to_owned);
+        }
+        if !ascending {
+            seen.reverse();
+        }
+        prop_assert_eq!(seen, all);
+    }
+
+    /// Whatever is taken once is taken again where it is part of what came before.
+    #[test]
+    fn what_is_kept_can_be_gone_on_from(texts in prop::collection::vec(("user|assistant|system|developer", ".{0,4}"), 1..6)) {
+        let items: Vec<Value> = texts.iter().map(|(role, text)| json!({"role": role, "content": text})).collect();
+        let first = resolve(&json!({"input": items}), &StoredResponses::new()).unwrap();
+        let input: Vec<Value> = serde_json::from_slice(&first.input.unwrap()).unwrap();
+        let response = json!({"status": "completed", "output": []});
+        let kept = StoredResponses::from([(STORED, StoredResponse { input, response })]);
+        let next = resolve(&json!({"input": "And?", "previous_response_id": STORED.to_string()}), &kept).unwrap();
+        let [Prompt::Chat(before)] = first.request.prompts.as_slice() else { unreachable!() };
+        let [Prompt::Chat(after)] = next.request.prompts.as_slice() else { unreachable!() };
+        prop_assert_eq!(&after.messages[..before.messages.len()], &before.messages[..]);
+    }
 }

@@ -11,10 +11,13 @@ use gantry_core::{ApiError, ErrorCode, ErrorKind, ParamError, RequestError};
 use gantry_openai::ErrorResponse;
 
 use super::budget::Short;
-use crate::limits::{RETRY_AFTER_MIN_SECONDS, WHOLE_ANSWER_BYTES};
+use crate::limits::{MAX_BACKGROUND_RESPONSES, RETRY_AFTER_MIN_SECONDS, WHOLE_ANSWER_BYTES};
 use crate::output::TooMuch;
 use crate::version::{GenerationError, SubmitError};
 use crate::vital::reason;
+
+/// Of the name of a response that is not there, what its error repeats.
+const MAX_TOLD_ID_CHARS: usize = 64;
 
 /// An error on its way to a client.
 #[derive(Debug)]
@@ -84,6 +87,48 @@ impl Failure {
                 Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
             }
         }
+    }
+
+    /// No such response is kept for who asks.
+    pub(super) fn response_not_found(id: &str) -> Self {
+        // It may be anything.
+        let id: String = id.chars().take(MAX_TOLD_ID_CHARS).collect();
+        Self::no_response(format!("Response with id '{id}' not found: it was not stored, was deleted, or has expired."))
+    }
+
+    /// None is kept at all.
+    pub(super) fn nothing_stored() -> Self {
+        let message = "Nothing is stored here: the server was started without --response-store, which says where to.";
+        Self::no_response(message.to_owned())
+    }
+
+    fn no_response(message: String) -> Self {
+        ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::ResponseNotFound, message).into()
+    }
+
+    /// What is kept cannot be read or written.
+    pub(super) fn store_unavailable() -> Self {
+        let message = "Stored responses cannot be read or written now: try again, or send `store`: false and all that the \
+                       request refers to.";
+        let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::StoreUnavailable, message);
+        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+    }
+
+    /// A response that is to be deleted does not end.
+    pub(super) fn response_goes_on() -> Self {
+        let message = "The response is being cancelled, and can be deleted once it has ended; try again.";
+        let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
+        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+    }
+
+    /// As many responses are answered in the background as may be.
+    pub(super) fn background_full() -> Self {
+        let message = format!(
+            "{MAX_BACKGROUND_RESPONSES} responses are answered in the background here, which is the most; try again, or wait \
+             for the answer (`background`: false)."
+        );
+        let error = ApiError::new(429, ErrorKind::RateLimitError, ErrorCode::QueueFull, message);
+        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
     }
 
     /// An answer cannot be written.

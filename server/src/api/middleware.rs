@@ -49,9 +49,13 @@ pub(super) async fn request_id(mut request: Request, next: Next) -> Response {
 }
 
 /// Refuses who does not show a good key, before anything of the body is read.
-pub(super) async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let is_admitted = !routes::needs_key(request.extensions().get()) || app.keys.admits(shown_key(request.headers()));
-    if is_admitted {
+pub(super) async fn authorize(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let caller = app.keys.caller(shown_key(request.headers()));
+    if let Some(caller) = caller {
+        request.extensions_mut().insert(caller);
+        return next.run(request).await;
+    }
+    if !routes::needs_key(request.extensions().get()) {
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();

@@ -1,7 +1,7 @@
 //! HTTP: connections' requests, from an address to a protocol.
 //!
-//! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`], [`anthropic`]); what its requests need is the
-//! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. [`errors`] tells what
+//! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`], [`responses`], [`anthropic`]); what its requests need is the
+//! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. Responses that are kept are [`stored`]'s. [`errors`] tells what
 //! went wrong as an error object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a
 //! token can be decoded now. Absent: HTTP/2 and TLS, as in llama-server behind a
 //! service.
@@ -19,7 +19,9 @@ mod openai;
 mod paths;
 mod props;
 mod ready;
+mod responses;
 mod routes;
+mod stored;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,20 +32,38 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::front::FrontLimits;
-use crate::keys::ApiKeys;
+use crate::keys::{ApiKeys, KeySources};
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::output::Output;
+use crate::response_store::ResponseStore;
 use crate::routing::Router;
 use crate::version::{LoadClock, Version, retry_after_load};
 use budget::Budget;
 pub use budget::Peer;
 pub use cors::Origins;
 use errors::Failure;
-use executor::Writers;
+use executor::{Background, Writers};
 pub use names::ModelNames;
+
+/// Whom an application answers, by which names, and where it keeps responses.
+pub struct AppSettings {
+    /// Who may ask.
+    pub keys: Arc<ApiKeys>,
+    /// The model's names.
+    pub names: ModelNames,
+    /// Where responses are kept; without, none are.
+    pub responses: Option<Arc<ResponseStore>>,
+}
+
+impl Default for AppSettings {
+    fn default() -> Self {
+        Self { keys: ApiKeys::new(KeySources::default()), names: ModelNames::default(), responses: None }
+    }
+}
 
 /// What all requests share.
 pub struct App {
@@ -58,25 +78,25 @@ pub struct App {
     limits: FrontLimits,
     keys: Arc<ApiKeys>,
     names: ModelNames,
+    responses: Option<Arc<ResponseStore>>,
+    background: Background,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
     started: Instant,
 }
 
 impl App {
-    /// An application that serves what `router` holds. `output`: of the workers of its versions; `keys`: whom it answers; `names`: by which
-    /// names; `service`: the
-    /// InferenceService that it belongs to, in a pod.
+    /// An application that serves what `router` holds. `output`: of the workers of its versions; `service`: the InferenceService that it belongs to, in a pod.
     #[must_use]
     pub fn new(
         router: Arc<Router>,
         output: Arc<Output>,
         limits: FrontLimits,
-        keys: Arc<ApiKeys>,
-        names: ModelNames,
+        settings: AppSettings,
         loading: Option<watch::Receiver<f32>>,
         service: Option<String>,
     ) -> Arc<Self> {
+        let AppSettings { keys, names, responses } = settings;
         let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service);
         Arc::new(Self {
             router,
@@ -87,6 +107,8 @@ impl App {
             limits,
             keys,
             names,
+            responses,
+            background: Background::new(),
             output,
             writers: Writers::new(),
             loading,
@@ -129,6 +151,11 @@ impl App {
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
         self.output.hurry();
+    }
+
+    /// The responses that are answered in the background.
+    pub(crate) fn background(&self) -> &TaskTracker {
+        self.background.running()
     }
 
     /// What answers hold until their clients have taken it.

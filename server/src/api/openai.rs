@@ -1,5 +1,4 @@
-//! `OpenAI`'s protocol, and llama-server's names for it: which bodies are decoded and answers encoded by `gantry-openai`, and
-//! by `gantry-responses`.
+//! `OpenAI`'s protocol, and llama-server's names for it: which bodies are decoded and answers encoded by `gantry-openai`.
 
 use std::sync::Arc;
 
@@ -9,7 +8,6 @@ use gantry_openai::{
     decode_apply_template, decode_chat, decode_completion, decode_detokenize, decode_embeddings, decode_rerank,
     decode_tokenize,
 };
-use gantry_responses::decode_responses;
 
 use super::errors::Failure;
 use super::{App, executor};
@@ -21,10 +19,6 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
 
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     executor::text(&app, Route::Completions, request, decode_completion).await
-}
-
-pub(super) async fn responses(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
-    executor::text(&app, Route::Responses, request, decode_responses).await
 }
 
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {

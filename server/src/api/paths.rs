@@ -65,6 +65,11 @@ pub(super) async fn takes_get(request: Request) -> Failure {
     wrong_method(&request, "GET and HEAD")
 }
 
+/// What is said at an address that takes those two, of any other method.
+pub(super) async fn takes_get_and_delete(request: Request) -> Failure {
+    wrong_method(&request, "GET, HEAD and DELETE")
+}
+
 fn wrong_method(request: &Request, others: &str) -> Failure {
     let message = format!("{} does not take {}, but {others}.", request.uri().path(), request.method());
     ApiError::new(405, ErrorKind::InvalidRequestError, ErrorCode::MethodNotAllowed, message).into()

@@ -7,8 +7,8 @@ use axum::extract::MatchedPath;
 use axum::routing::{MethodRouter, get, post};
 
 use self::Asker::{Client, Monitor, Probe};
-use self::Method::{Get, Post};
-use super::{App, anthropic, models, openai, paths, props, ready, scrape};
+use self::Method::{Get, GetDelete, Post};
+use super::{App, anthropic, models, openai, paths, props, ready, responses, scrape};
 use crate::metrics::Route;
 
 /// How an address is asked.
@@ -16,6 +16,8 @@ use crate::metrics::Route;
 pub(super) enum Method {
     /// And with HEAD.
     Get,
+    /// And with HEAD and DELETE.
+    GetDelete,
     Post,
 }
 
@@ -46,7 +48,7 @@ struct Address {
     asker: Asker,
     handler: fn() -> MethodRouter<Arc<App>>,
     protocol: Protocol,
-    /// Another server's name for one that stands before it: who asks for what is not here is not told of it.
+    /// Another server's name for one that stands before it, or an address below it: who asks for what is not here is not told of it.
     is_alias: bool,
 }
 
@@ -73,7 +75,14 @@ impl Address {
 const ADDRESSES: &[Address] = &[
     Address::new((Post, "/v1/chat/completions"), Route::Chat, Client, || post(openai::chat)),
     Address::new((Post, "/chat/completions"), Route::Chat, Client, || post(openai::chat)).alias(),
-    Address::new((Post, "/v1/responses"), Route::Responses, Client, || post(openai::responses)),
+    Address::new((Post, "/v1/responses"), Route::Responses, Client, || post(responses::create)),
+    Address::new((GetDelete, "/v1/responses/{id}"), Route::Responses, Client, || {
+        get(responses::retrieve).delete(responses::delete)
+    })
+    .alias(),
+    Address::new((Post, "/v1/responses/{id}/cancel"), Route::Responses, Client, || post(responses::cancel)).alias(),
+    Address::new((Get, "/v1/responses/{id}/input_items"), Route::Responses, Client, || get(responses::input_items))
+        .alias(),
     Address::new((Post, "/v1/completions"), Route::Completions, Client, || post(openai::completion)),
     Address::new((Post, "/v1/embeddings"), Route::Embeddings, Client, || post(openai::embeddings)),
     Address::new((Post, "/v1/rerank"), Route::Rerank, Client, || post(openai::rerank)),
@@ -101,7 +110,8 @@ const ADDRESSES: &[Address] = &[
 pub(super) fn all() -> Router<Arc<App>> {
     let gets = of(|address| address.method == Get).method_not_allowed_fallback(paths::takes_get);
     let posts = of(|address| address.method == Post).method_not_allowed_fallback(paths::takes_post);
-    posts.merge(gets).fallback(paths::unknown_url)
+    let deletes = of(|address| address.method == GetDelete).method_not_allowed_fallback(paths::takes_get_and_delete);
+    posts.merge(gets).merge(deletes).fallback(paths::unknown_url)
 }
 
 /// What the port of probes and metrics answers.

@@ -277,6 +277,19 @@ pub struct HttpArgs {
     /// Answer requests for whichever model they name
     #[arg(long, env = "GANTRY_ANY_MODEL")]
     pub any_model: bool,
+    /// Where to keep responses of the Responses API, so that requests may refer to them: file:///DIRECTORY, which servers may
+    /// share, or s3://BUCKET/PREFIX [default: none are kept]
+    #[arg(long, env = "GANTRY_RESPONSE_STORE", value_name = "URL")]
+    pub response_store: Option<String>,
+    /// Seconds that they are kept
+    #[arg(
+        long,
+        env = "GANTRY_RESPONSE_TTL",
+        default_value = "2592000",
+        value_name = "SECONDS",
+        allow_hyphen_values = true
+    )]
+    pub response_ttl: String,
     /// Seconds that requests in flight may take to end after SIGTERM
     #[arg(
         long,

@@ -5,9 +5,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
-use crate::api::{self, ModelNames};
+use crate::api::{self, AppSettings};
 use crate::front::FrontLimits;
-use crate::keys::{ApiKeys, KeySources};
 use crate::limits::{OUTPUT_BUDGET_BYTES, SHED_MIN_AGE, SLOW_CLIENT_CROWDED_LIMIT, SLOW_CLIENT_END_LIMIT};
 use crate::output::Output;
 use crate::routing::Router;
@@ -26,8 +25,7 @@ impl Served {
             Router::new(),
             Output::new(OUTPUT_BUDGET_BYTES),
             FrontLimits::default(),
-            ApiKeys::new(KeySources::default()),
-            ModelNames::default(),
+            AppSettings::default(),
             None,
             None,
         );

@@ -27,11 +27,17 @@ fn tests(language: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/clients").join(language)
 }
 
-/// Runs tests against a server of text and one of vectors.
+/// Runs tests against a server of text, one that keeps responses and one of vectors.
 async fn run(mut tests: Command) {
     let server = Server::start(&["--api-key", KEY]).await;
     let embeds = Server::start(&["--api-key", KEY, "--embeddings", "--pooling", "mean"]).await;
-    tests.env("GANTRY_URL", &server.base).env("GANTRY_EMBEDDINGS_URL", &embeds.base);
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().display());
+    let stores = Server::start(&["--api-key", KEY, "--response-store", &url]).await;
+    tests
+        .env("GANTRY_URL", &server.base)
+        .env("GANTRY_STORING_URL", &stores.base)
+        .env("GANTRY_EMBEDDINGS_URL", &embeds.base);
     tests.env("GANTRY_KEY", KEY).env("GANTRY_MODEL", "demo-v2.q8_0");
     let ran = tests.kill_on_drop(true).output().await.unwrap();
     let (out, error) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));

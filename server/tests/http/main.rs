@@ -32,6 +32,7 @@ mod responses;
 mod restarts;
 mod script;
 mod server;
+mod stored;
 mod suspects;
 mod swap;
 mod template_file;

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gantry_server::api::{App, ModelNames, Origins};
+use gantry_server::api::{App, AppSettings, Origins};
 use gantry_server::front::FrontLimits;
-use gantry_server::keys::{ApiKeys, KeySources};
 use gantry_server::limits::OUTPUT_BUDGET_BYTES;
 use gantry_server::output::Output;
 use gantry_server::routing::{Router, Routing};
@@ -56,8 +55,7 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
         Arc::clone(&router),
         Output::new(OUTPUT_BUDGET_BYTES),
         FrontLimits::default(),
-        ApiKeys::new(KeySources::default()),
-        ModelNames::default(),
+        AppSettings::default(),
         None,
         None,
     );

@@ -3,13 +3,15 @@
 //!
 //! A body is read within limits ([`super::body`]), decoded by its protocol, and submitted to the version that is active then
 //! ([`submit`]); what comes of it the protocol's encoder writes, whole ([`written`]) or piece by piece ([`stream`]), and a
-//! [`RequestRecord`] counts and logs it when it ends. A response that is dropped drops its [`Choices`], which cancels them.
+//! [`RequestRecord`] counts and logs it when it ends. A response that is dropped drops its [`Choices`], which cancels them; one that
+//! is answered in the [`background`] has no client that could drop it.
 //!
 //! The version is chosen once, and everything after (the model's name, the header, the fingerprint, each token) comes from that
 //! one. Only where a version refuses because it was retired between the choice and the submission is another one chosen; it has
 //! seen nothing of the request. Absent: what any protocol looks like, and which texts are computed together, which is the
 //! engine's.
 
+mod background;
 mod choices;
 mod record;
 mod scheduling;
@@ -18,7 +20,6 @@ mod submit;
 mod written;
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
@@ -27,16 +28,21 @@ use gantry_core::{
     Answer, AnswerHead, ApiError, ErrorCode, PooledEncoder, PooledRequest, PooledSize, PromptEncoder, TextEncoder,
     TextRequest, Usage,
 };
+use gantry_responses::{ResolvedRequest, ResponseId, StoredResponses, decode_responses};
+use uuid::Uuid;
 
 use super::App;
 use super::body;
 use super::budget::Share;
 use super::errors::{Failure, unanswered};
 use super::middleware::CountedLater;
+use super::stored::{Asker, Keep};
 use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER};
 use crate::metrics::Route;
 use crate::output::Collected;
+use crate::response_store::unix_seconds;
 use crate::version::{GenerationError, PoolRequest, Version};
+pub(super) use background::Background;
 use choices::{Choices, Uncollected, sum_of};
 use record::{Origin, RequestRecord};
 pub(super) use written::Writers;
@@ -62,19 +68,72 @@ pub(super) async fn text<E: TextEncoder>(
     request: Request,
     decode: impl FnOnce(&[u8]) -> Result<(TextRequest, E), ApiError>,
 ) -> Result<Response, Failure> {
-    let (origin, (mut asked, encoder), share) = read(app, request, decode).await?;
-    origin.scheduling.apply(&mut asked.params);
-    let (prompt_param, is_streamed, priority) = (asked.prompt_param, asked.is_streamed, asked.params.priority);
-    let of_each_prompt = asked.choices as usize;
-    let (version, choices) = submit::text(app, origin.peer, asked).await?;
-    let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
-    let submitted = Submitted { choices, of_each_prompt, head: head_of(&version), record, prompt_param };
+    let (origin, (asked, encoder), share) = read(app, request, decode).await?;
+    answer(app, route, origin, share, asked, encoder, None).await
+}
+
+/// Answers a request for a response, which may refer to others that are kept, and may be kept itself.
+pub(super) async fn response(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
+    let asker = Asker::of(app, &request);
+    let can_store = asker.is_some();
+    let (origin, asked, mut share) = read(app, request, |body| decode_responses(body, can_store)).await?;
+    let place = asked.is_background().then(|| app.background.place()).transpose()?;
+    let stored = match &asker {
+        Some(asker) => asker.all(asked.refers_to(), &mut share).await?,
+        None => StoredResponses::new(),
+    };
+    let id = ResponseId::new(Uuid::new_v4().as_u128());
+    let ResolvedRequest { request: asked, encoder, input } = asked.resolve(id, stored)?;
+    match (place, asker.zip(input).map(|(asker, input)| asker.keep(id, input))) {
+        (Some(place), Some(mut keep)) => {
+            let (version, submitted) = submit(app, Route::Responses, origin, share, asked, Some(&mut keep)).await?;
+            let response = app.background.respond(submitted, encoder, keep, place).await;
+            Ok(of_version(response, &version))
+        }
+        (_, keep) => answer(app, Route::Responses, origin, share, asked, encoder, keep).await,
+    }
+}
+
+/// Answers a request while its client waits.
+async fn answer<E: TextEncoder>(
+    app: &Arc<App>,
+    route: Route,
+    origin: Origin,
+    share: Share,
+    asked: TextRequest,
+    encoder: E,
+    mut keep: Option<Keep>,
+) -> Result<Response, Failure> {
+    let is_streamed = asked.is_streamed;
+    let (version, submitted) = submit(app, route, origin, share, asked, keep.as_mut()).await?;
     let response = if is_streamed {
-        stream::respond(submitted, encoder, &version).await
+        stream::respond(submitted, encoder, &version, keep).await
     } else {
-        whole(app, submitted, encoder, &version).await
+        whole(app, submitted, encoder, &version, keep).await
     };
     Ok(of_version(response, &version))
+}
+
+/// Has a version take a request; what it answers is kept meanwhile, where it is to be.
+async fn submit(
+    app: &Arc<App>,
+    route: Route,
+    origin: Origin,
+    share: Share,
+    mut asked: TextRequest,
+    keep: Option<&mut Keep>,
+) -> Result<(Arc<Version>, Submitted), Failure> {
+    origin.scheduling.apply(&mut asked.params);
+    let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
+    let of_each_prompt = asked.choices as usize;
+    let (version, choices) = submit::text(app, origin.peer, asked).await?;
+    let id = keep.as_ref().map(|keep| keep.id());
+    if let Some(keep) = keep {
+        keep.input().await?;
+    }
+    let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
+    let head = head_of(&version, id);
+    Ok((version, Submitted { choices, of_each_prompt, head, record, prompt_param }))
 }
 
 /// Answers a request for what a prompt is to the model, which `decode` reads.
@@ -171,7 +230,13 @@ fn check_size(app: &App, bytes: usize, count: usize, width: u32, param: &'static
     Err(ApiError::invalid(Some(param.into()), ErrorCode::AnswerTooLarge, message))
 }
 
-async fn whole(app: &App, submitted: Submitted, encoder: impl TextEncoder, version: &Version) -> Response {
+async fn whole(
+    app: &App,
+    submitted: Submitted,
+    encoder: impl TextEncoder,
+    version: &Version,
+    keep: Option<Keep>,
+) -> Response {
     let Submitted { choices, of_each_prompt, head, mut record, prompt_param } = submitted;
     let mut collected = Collected::new(&app.output);
     let gathered = match choices.collect_all(&mut collected).await {
@@ -186,6 +251,9 @@ async fn whole(app: &App, submitted: Submitted, encoder: impl TextEncoder, versi
     let bytes = collected.bytes();
     let write = move || encoder.whole(head, answers, usage);
     let written = app.writers.write(bytes, collected, Collected::become_written, write).await;
+    if let (Some(mut keep), Ok(body)) = (keep, &written) {
+        keep.try_response(body).await;
+    }
     record.settle(written.map(|body| (body, usage)))
 }
 
@@ -208,11 +276,11 @@ fn of_version(mut response: Response, version: &Version) -> Response {
     response
 }
 
-fn head_of(version: &Version) -> AnswerHead {
+/// `id`: of the response that the answer is kept as.
+fn head_of(version: &Version, id: Option<ResponseId>) -> AnswerHead {
     AnswerHead {
-        id: uuid::Uuid::new_v4().simple().to_string(),
-        // A clock before 1970 is told as 1970.
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map(|since| since.as_secs()).unwrap_or_default(),
+        id: id.unwrap_or_else(|| ResponseId::new(Uuid::new_v4().as_u128())).digits(),
+        created: unix_seconds(),
         model: version.spec().served_name.clone(),
         version: version.spec().name.clone(),
     }

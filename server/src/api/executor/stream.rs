@@ -17,6 +17,7 @@ use super::Submitted;
 use super::choices::{Choices, Item, sum_of};
 use super::record::RequestRecord;
 use crate::api::errors::{Failure, of_generation, unanswered};
+use crate::api::stored::Keep;
 use crate::limits::{SSE_KEEP_ALIVE, STREAM_BUFFER_BYTES};
 use crate::version::Version;
 
@@ -24,7 +25,12 @@ use crate::version::Version;
 const KEEP_ALIVE_COMMENT: &str = ": keep-alive\n\n";
 
 /// Opens a stream, or fails before it is open.
-pub(super) async fn respond(submitted: Submitted, encoder: impl TextEncoder, version: &Version) -> Response {
+pub(super) async fn respond(
+    submitted: Submitted,
+    encoder: impl TextEncoder,
+    version: &Version,
+    keep: Option<Keep>,
+) -> Response {
     let Submitted { mut choices, of_each_prompt, head, mut record, prompt_param } = submitted;
     let first = match timeout(SSE_KEEP_ALIVE, choices.next()).await {
         Ok(Some((_, Err(error)))) => {
@@ -48,9 +54,8 @@ pub(super) async fn respond(submitted: Submitted, encoder: impl TextEncoder, ver
             return failure.into_response();
         }
     };
-    let usages = vec![None; choices.total()];
-    let feed = Feed { encoder, buffer, usages, of_each_prompt, record, prompt_param };
-    let events = events(first, choices, feed);
+    let feed = Feed::new(encoder, buffer, choices.total(), of_each_prompt, record, prompt_param);
+    let events = events(first, choices, feed, keep);
     let mut response = Body::from_stream(events.map(Ok::<_, std::convert::Infallible>)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -64,6 +69,7 @@ fn events(
     first: Option<(usize, Item)>,
     mut choices: Choices,
     mut feed: Feed<impl StreamEncoder>,
+    mut keep: Option<Keep>,
 ) -> impl Stream<Item = Bytes> {
     async_stream::stream! {
         let mut flow = first.map_or(Flow::Go, |(choice, item)| feed.apply(choice, item));
@@ -75,6 +81,12 @@ fn events(
             while flow == Flow::Go && feed.buffer.len() < STREAM_BUFFER_BYTES {
                 let Some(Some((choice, item))) = choices.next().now_or_never() else { break };
                 flow = feed.apply(choice, item);
+            }
+            if flow == Flow::End
+                && let Some((keep, Ok(answer))) = keep.as_mut().zip(feed.encoder.kept())
+            {
+                // Whoever reads the end may go on from it at once.
+                keep.try_response(&answer).await;
             }
             if !feed.buffer.is_empty() {
                 sent = Instant::now();
@@ -105,16 +117,16 @@ fn events(
 
 /// Whether more is to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flow {
+pub(super) enum Flow {
     Go,
     End,
 }
 
 /// Turns what generations say into events.
-struct Feed<E> {
-    encoder: E,
+pub(super) struct Feed<E> {
+    pub(super) encoder: E,
     /// What was written and not taken.
-    buffer: BytesMut,
+    pub(super) buffer: BytesMut,
     /// Of each answer, once it has ended.
     usages: Vec<Option<Usage>>,
     of_each_prompt: usize,
@@ -123,7 +135,18 @@ struct Feed<E> {
 }
 
 impl<E: StreamEncoder> Feed<E> {
-    fn apply(&mut self, choice: usize, item: Item) -> Flow {
+    pub(super) fn new(
+        encoder: E,
+        buffer: BytesMut,
+        answers: usize,
+        of_each_prompt: usize,
+        record: RequestRecord,
+        prompt_param: &'static str,
+    ) -> Self {
+        Self { encoder, buffer, usages: vec![None; answers], of_each_prompt, record, prompt_param }
+    }
+
+    pub(super) fn apply(&mut self, choice: usize, item: Item) -> Flow {
         match item {
             Ok(GenerationEvent::Failed(error)) => self.broken(&of_generation(error.into(), self.prompt_param)),
             Err(error) => self.broken(&of_generation(error, self.prompt_param)),
@@ -152,7 +175,7 @@ impl<E: StreamEncoder> Feed<E> {
         Ok(Flow::End)
     }
 
-    fn broken(&mut self, error: &ApiError) -> Flow {
+    pub(super) fn broken(&mut self, error: &ApiError) -> Flow {
         self.record.broken(error);
         self.encoder.fail(error, &mut self.buffer);
         Flow::End
