@@ -113,7 +113,7 @@ pub struct SourceSpec {
     #[x_kube(
         validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https:// or http://, without spaces"),
         validation = Rule::new("!self.matches('^[a-z0-9]+://[/\\\\\\\\]*[^/\\\\\\\\?#]*@')").message("uri: leave user and password out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"),
-        validation = Rule::new("!self.matches('(?i)^[^#]*[?&;](x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|x-goog-credential|awsaccesskeyid|signature|sig|token|access_token|auth_token|api_key|apikey|password)=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef")
+        validation = Rule::new("!self.matches('(?i)^[^#]*[?&;](x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|x-goog-credential|x-oss-signature|x-oss-credential|x-oss-security-token|x-cos-security-token|q-signature|private_token|job_token|awsaccesskeyid|signature|sig|token|access_token|auth_token|api_key|apikey|password)=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef")
     )]
     pub uri: Option<String>,
     /// A file on a PersistentVolumeClaim of the same namespace.

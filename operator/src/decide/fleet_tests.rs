@@ -203,6 +203,10 @@ fn pods_that_are_all_new_say_nothing_of_a_version_until_they_had_time_to_load_it
     let mut scene = dies();
     scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Fetch)));
     assert_eq!(scene.step(), None, "a source may come back");
+    for gate in [GateName::Digest, GateName::Format] {
+        scene.pod("new", |report| report.candidate = Some(refused_by(gate)));
+        assert_eq!(scene.step(), None, "what its address answers with by now is not what was proved: {gate:?}");
+    }
     scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Load)));
     assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })), "nobody has it, and nobody can load it");
     let mut scene = dies();

@@ -539,6 +539,19 @@ fn history_beyond_the_limit_is_deleted_oldest_first() {
 }
 
 #[test]
+fn history_is_trimmed_though_edits_come_faster_than_bakes_end() {
+    let mut scene = Scene::baked_by(&["a"]);
+    for (model, revision) in [(9, 1), (8, 2)] {
+        let wanted = spec(model).wanted;
+        let version = NamedVersion { name: wanted.name, model: wanted.model, runtime: wanted.runtime };
+        scene.stamped.push(StampedVersion { version, revision });
+    }
+    scene.spec.as_mut().unwrap().history_limit = 1;
+    assert!(scene.state.rollout.is_some(), "it bakes");
+    assert_eq!(scene.plan().delete, [name(9)]);
+}
+
+#[test]
 fn a_version_that_somebody_deleted_is_stamped_again() {
     let mut scene = Scene::serving();
     scene.stamped.clear();

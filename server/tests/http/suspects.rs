@@ -51,6 +51,7 @@ async fn what_a_worker_dies_of_is_run_once_more_by_itself_and_then_refused() {
     let told = Events::open(server.post(TEXT, &late)).await.rest().await;
     assert!(told.last().unwrap().contains("worker_died"), "{told:?}");
     await_condition("another worker", async || server.ready().await.0 == 200).await;
+    late["stream"] = json!(false);
     assert_eq!(status_and_code(&server, &late).await, refused());
     assert_eq!(status_and_code(&server, &late).await, refused());
     await_condition("the deaths to be counted", async || deaths().await == expected + 4).await;
