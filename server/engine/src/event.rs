@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 pub use gantry_core::{
-    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, Timings, TokenChance,
-    TokenLogprob, Usage,
+    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance, PromptToken,
+    Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
 };
 use gantry_llama::{Backends, Pooling};
 use serde::{Deserialize, Serialize};

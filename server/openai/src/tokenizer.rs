@@ -88,6 +88,7 @@ fn request(model: Option<String>, prompt: Prompt, prompt_param: &'static str, fo
         prompt_param,
         params: GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() },
         choices: 1,
+        best_of: 1,
         is_streamed: false,
     }
 }

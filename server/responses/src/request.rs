@@ -150,7 +150,7 @@ pub fn decode_responses(body: &[u8]) -> Result<(TextRequest, ResponseEncoder), A
         return Err(ApiError::wrong_value(FORMAT, message));
     }
     let prompts = vec![Prompt::chat(chat)];
-    let request = TextRequest { model, prompts, prompt_param: "input", params, choices: 1, is_streamed };
+    let request = TextRequest { model, prompts, prompt_param: "input", params, choices: 1, best_of: 1, is_streamed };
     Ok((request, ResponseEncoder { asked }))
 }
 

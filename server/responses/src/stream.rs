@@ -179,7 +179,10 @@ impl StreamEncoder for ResponseStream {
                 self.status = Status::of(*reason);
                 self.end(self.status.word(), out)
             }
-            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Echo { .. }
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Failed(_) => Ok(()),
         }
     }
 

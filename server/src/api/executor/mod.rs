@@ -37,7 +37,7 @@ use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER};
 use crate::metrics::Route;
 use crate::output::Collected;
 use crate::version::{GenerationError, PoolRequest, Version};
-use choices::{Choices, Uncollected, sum_of};
+use choices::{Choices, Uncollected, best_of_each, sum_of};
 use record::{Origin, RequestRecord};
 pub(super) use written::Writers;
 
@@ -49,6 +49,8 @@ struct Submitted {
     choices: Choices,
     /// How many of them belong to each prompt.
     of_each_prompt: usize,
+    /// How many of those are told, the best: all where the answer is streamed.
+    told: usize,
     head: AnswerHead,
     record: RequestRecord,
     /// What the client calls its prompt.
@@ -65,10 +67,11 @@ pub(super) async fn text<E: TextEncoder>(
     let (origin, (mut asked, encoder), share) = read(app, request, decode).await?;
     origin.scheduling.apply(&mut asked.params);
     let (prompt_param, is_streamed, priority) = (asked.prompt_param, asked.is_streamed, asked.params.priority);
-    let of_each_prompt = asked.choices as usize;
+    let (of_each_prompt, told) = (asked.best_of as usize, asked.choices as usize);
     let (version, choices) = submit::text(app, origin.peer, asked).await?;
     let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
-    let submitted = Submitted { choices, of_each_prompt, head: head_of(&version), record, prompt_param };
+    let head = head_of(&version);
+    let submitted = Submitted { choices, of_each_prompt, told, head, record, prompt_param };
     let response = if is_streamed {
         stream::respond(submitted, encoder, &version).await
     } else {
@@ -172,7 +175,7 @@ fn check_size(app: &App, bytes: usize, count: usize, width: u32, param: &'static
 }
 
 async fn whole(app: &App, submitted: Submitted, encoder: impl TextEncoder, version: &Version) -> Response {
-    let Submitted { choices, of_each_prompt, head, mut record, prompt_param } = submitted;
+    let Submitted { choices, of_each_prompt, told, head, mut record, prompt_param } = submitted;
     let mut collected = Collected::new(&app.output);
     let gathered = match choices.collect_all(&mut collected).await {
         Ok(gathered) => gathered,
@@ -183,6 +186,7 @@ async fn whole(app: &App, submitted: Submitted, encoder: impl TextEncoder, versi
     answers.iter().for_each(|answer| record.timed(&answer.timings));
     let usages: Vec<_> = answers.iter().map(|answer| answer.usage).collect();
     let usage = sum_of(&usages, of_each_prompt);
+    let answers = best_of_each(answers, of_each_prompt, told);
     let bytes = collected.bytes();
     let write = move || encoder.whole(head, answers, usage);
     let written = app.writers.write(bytes, collected, Collected::become_written, write).await;

@@ -25,7 +25,7 @@ const KEEP_ALIVE_COMMENT: &str = ": keep-alive\n\n";
 
 /// Opens a stream, or fails before it is open.
 pub(super) async fn respond(submitted: Submitted, encoder: impl TextEncoder, version: &Version) -> Response {
-    let Submitted { mut choices, of_each_prompt, head, mut record, prompt_param } = submitted;
+    let Submitted { mut choices, of_each_prompt, head, mut record, prompt_param, .. } = submitted;
     let first = match timeout(SSE_KEEP_ALIVE, choices.next()).await {
         Ok(Some((_, Err(error)))) => {
             let failure = unanswered(error, prompt_param, version.retry_after());
