@@ -87,6 +87,10 @@ pub struct ModelInfo {
     pub kv_cells: u64,
     /// Tokens in the vocabulary.
     pub vocab_size: u32,
+    /// The text of the token that begins a text; empty where there is none.
+    pub bos: String,
+    /// The text of the token that ends one.
+    pub eos: String,
     /// Weights in the model.
     pub parameters: u64,
     /// Bytes of its tensors.

@@ -344,7 +344,15 @@ fn kv_type(cache_type: CacheType) -> KvType {
 
 /// What is known of a model whose sequences hold so many tokens.
 fn info(config: &EngineConfig, Opened { model, backends, .. }: &Opened, positions: u32) -> ModelInfo {
+    let text_of = |token: Option<Token>| {
+        let mut text = Vec::new();
+        // A token without a text is as good as none.
+        let told = token.is_some_and(|token| model.token_to_piece(token, true, &mut text).is_ok());
+        if told { String::from_utf8_lossy(&text).into_owned() } else { String::new() }
+    };
     ModelInfo {
+        bos: text_of(model.bos()),
+        eos: text_of(model.eos()),
         description: model.description(),
         n_ctx_train: model.n_ctx_train(),
         n_ctx_per_sequence: positions,
