@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Clients that others made and that must work unmodified, for tests: from PyPI and npm, in the versions that
-# e2e/clients/python/requirements.txt and e2e/clients/node/package-lock.json pin, in .cache/clients.
+# e2e/clients/python/requirements.txt, e2e/clients/lm_eval/requirements.txt and e2e/clients/node/package-lock.json pin, in
+# .cache/clients.
 #
 #   hack/clients.sh          install them
 #   hack/clients.sh --path   only say where they are
@@ -9,13 +10,13 @@ source "$(dirname "$0")/lib.sh"
 clients=$cache/clients
 [[ ${1:-} == --path ]] && { echo "$clients"; exit; }
 
-python_clients() {
-  local wanted=e2e/clients/python/requirements.txt
-  cmp --silent "$wanted" "$clients/python/installed" && { note "there"; return; }
-  rm -rf "$clients/python"
-  python3 -m venv "$clients/python"
-  "$clients/python/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: --requirement $wanted
-  cp $wanted "$clients/python/installed"
+python_clients() { # python_clients FOLDER
+  local wanted=e2e/clients/$1/requirements.txt folder=$clients/$1
+  cmp --silent "$wanted" "$folder/installed" && { note "there"; return; }
+  rm -rf "$folder"
+  python3 -m venv "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: --requirement "$wanted"
+  cp "$wanted" "$folder/installed"
 }
 
 node_clients() {
@@ -32,6 +33,7 @@ node_clients() {
 
 step prerequisites install_packages python
 mkdir -p "$clients"
-step "clients for Python" python_clients
+step "clients for Python" python_clients python
+step "the harness for evaluations" python_clients lm_eval
 step "clients for Node" node_clients
 steps_summary

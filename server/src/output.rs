@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gantry_core::{GenerationEvent, ShownPrompt, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta};
+use gantry_core::{
+    GenerationEvent, PromptChance, PromptToken, ShownPrompt, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta,
+};
 use tokio::time::MissedTickBehavior;
 
 use crate::limits::{
@@ -250,6 +252,11 @@ pub(crate) fn allocated_by(event: &GenerationEvent) -> usize {
                 + allocated(logprobs.capacity() * size_of::<TokenLogprob>())
                 + allocated_by_tokens(logprobs)
         }
+        GenerationEvent::Echo { text, tokens } => {
+            allocated(text.capacity())
+                + allocated(tokens.capacity() * size_of::<PromptToken>())
+                + allocated_by_prompt_tokens(tokens)
+        }
         GenerationEvent::Reasoning { text, .. } => allocated(text.capacity()),
         GenerationEvent::ToolCall { delta, .. } => match delta {
             ToolCallDelta::Begun { id, name } => allocated(id.capacity()) + allocated(name.capacity()),
@@ -296,6 +303,9 @@ pub(crate) fn collected_of(event: &GenerationEvent) -> usize {
         GenerationEvent::Text { text, logprobs, .. } => {
             collected_of_text(text) + 2 * size_of_val(logprobs.as_slice()) + allocated_by_tokens(logprobs)
         }
+        GenerationEvent::Echo { text, tokens } => {
+            collected_of_text(text) + 2 * size_of_val(tokens.as_slice()) + allocated_by_prompt_tokens(tokens)
+        }
         GenerationEvent::Reasoning { text, .. } => collected_of_text(text),
         GenerationEvent::ToolCall { delta, .. } => match delta {
             ToolCallDelta::Begun { id, name } => TOLD_CALL_BYTES + collected_of_text(id) + collected_of_text(name),
@@ -329,6 +339,17 @@ fn allocated_by_tokens(logprobs: &[TokenLogprob]) -> usize {
     logprobs.iter().map(of_token).sum()
 }
 
+/// The same of a prompt's.
+fn allocated_by_prompt_tokens(tokens: &[PromptToken]) -> usize {
+    let of_chance = |chance: &PromptChance| {
+        let top: usize = chance.top.iter().map(|chance| allocated(chance.bytes.capacity())).sum();
+        allocated(chance.top.capacity() * size_of::<TokenChance>()) + top
+    };
+    let of_token =
+        |token: &PromptToken| allocated(token.token.bytes.capacity()) + token.chance.as_ref().map_or(0, of_chance);
+    tokens.iter().map(of_token).sum()
+}
+
 /// What the C library takes for a block of so many bytes: a header of 8, in steps of 16, and 32 at the least.
 fn allocated(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
@@ -339,7 +360,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::limits::{OUTPUT_BUDGET_BYTES, WHOLE_ANSWER_BYTES};
-    use gantry_core::MAX_SHOWN_TEXT_BYTES;
+    use gantry_core::{MAX_PROMPT_LOGPROBS, MAX_SHOWN_TEXT_BYTES, MAX_TOP_LOGPROBS};
     use gantry_openai::{MAX_TOKENIZE_BYTES, MAX_TOKENIZE_PIECES_BYTES};
     use proptest::prelude::*;
 
@@ -348,6 +369,14 @@ mod tests {
     fn the_largest_that_a_prompt_may_be_told_is_an_answer_that_may_be_whole() {
         let ids = vec![i32::MAX; MAX_TOKENIZE_BYTES + 16];
         let pieces = vec![TokenPiece { id: 1, bytes: vec![0xff; 1] }; MAX_TOKENIZE_PIECES_BYTES + 16];
+        for top in [0, 1, MAX_TOP_LOGPROBS] {
+            let chance = TokenChance { id: 1, bytes: vec![b'x'; 8], logprob: -1.0 };
+            let top = vec![chance; top as usize];
+            let chance = Some(PromptChance { logprob: -1.0, rank: 1, top: top.clone() });
+            let token = PromptToken { token: TokenPiece { id: 1, bytes: vec![b'x'; 8] }, chance };
+            let tokens = vec![token; MAX_PROMPT_LOGPROBS / (2 + top.len())];
+            assert!(collected_of(&GenerationEvent::Echo { text: String::new(), tokens }) <= WHOLE_ANSWER_BYTES);
+        }
         for shown in [
             ShownPrompt::Text("\u{1}".repeat(MAX_SHOWN_TEXT_BYTES)),
             ShownPrompt::Tokens(ids),

@@ -85,7 +85,7 @@ pub enum FromWorker {
         fault: LoadFault,
     },
     /// The model is loaded and has decoded.
-    Ready(ModelInfo),
+    Ready(Box<ModelInfo>),
     /// What requests emitted, in each request's order.
     Events(Vec<(RequestId, GenerationEvent)>),
     /// What a pooled request emitted, in its order.

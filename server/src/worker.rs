@@ -130,7 +130,7 @@ async fn load(
     drop(stopped);
     match host {
         Ok(host) => {
-            control.send(FromWorker::Ready(host.model_info().clone())).await?;
+            control.send(FromWorker::Ready(Box::new(host.model_info().clone()))).await?;
             Ok(Some((host, outbox)))
         }
         Err(error) => {

@@ -119,7 +119,7 @@ pub fn decode_messages(body: &[u8]) -> Result<(TextRequest, MessageEncoder), Api
     let params = params(&body, max_tokens)?;
     let (model, is_streamed) = (model(&body)?, body.stream.unwrap_or(false));
     let prompts = vec![Prompt::chat(chat(body)?)];
-    let request = TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, is_streamed };
+    let request = TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, best_of: 1, is_streamed };
     Ok((request, MessageEncoder))
 }
 
@@ -132,7 +132,10 @@ pub fn decode_count_tokens(body: &[u8]) -> Result<(TextRequest, CountEncoder), A
     let params = GenerationParams { extent: Extent::Prompt(PromptForm::Count), ..GenerationParams::default() };
     let model = model(&body)?;
     let prompts = vec![Prompt::chat(chat(body)?)];
-    Ok((TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, is_streamed: false }, CountEncoder))
+    Ok((
+        TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, best_of: 1, is_streamed: false },
+        CountEncoder,
+    ))
 }
 
 fn read(body: &[u8]) -> Result<Body, ApiError> {

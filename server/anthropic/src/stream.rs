@@ -124,7 +124,7 @@ impl StreamEncoder for MessageStream {
                 let delta = json!({"type": "message_delta", "delta": delta, "usage": usage_of(*usage)});
                 write(out, "message_delta", &delta)
             }
-            GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
+            GenerationEvent::Echo { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
         }
     }
 

@@ -1,8 +1,9 @@
 //! What comes of a request, piece by piece.
 //!
 //! One for text that was accepted emits `Started` at most once (again only where its worker died and nothing of it had been
-//! sent: what came before is void), then any number of `Text`, `Reasoning` and `ToolCall`, then
-//! exactly one of `Finished` and `Failed`; one for a prompt alone emits `Prompt` instead of the others before its end. Calls of
+//! sent: what came before is void), then any number of `Echo` where it asks about its prompt, then any number of `Text`,
+//! `Reasoning` and `ToolCall`, then exactly one of `Finished` and `Failed`; one for a prompt alone emits `Prompt` instead of the
+//! others before its end. Calls of
 //! tools come one after the other: each is begun once, has its arguments in any number of pieces, and is ended before the next
 //! is begun, unless the answer ends within it.
 
@@ -18,6 +19,14 @@ pub enum GenerationEvent {
     Started {
         /// Tokens of the prompt, those that the template added included.
         prompt_tokens: u32,
+    },
+    /// More of the prompt, where [`GenerationParams::echo`](crate::GenerationParams::echo) or
+    /// [`GenerationParams::prompt_logprobs`](crate::GenerationParams::prompt_logprobs) ask for it.
+    Echo {
+        /// Its text: whole characters; empty where only log-probabilities are asked for.
+        text: String,
+        /// For each of its tokens, where log-probabilities are asked for.
+        tokens: Vec<PromptToken>,
     },
     /// More text: whole characters, never part of a stop string.
     Text {
@@ -73,7 +82,9 @@ impl GenerationEvent {
     pub fn output_tokens(&self) -> Option<u32> {
         match self {
             Self::Text { tokens, .. } | Self::Reasoning { tokens, .. } | Self::ToolCall { tokens, .. } => Some(*tokens),
-            Self::Started { .. } | Self::Prompt(_) | Self::Finished { .. } | Self::Failed(_) => None,
+            Self::Started { .. } | Self::Echo { .. } | Self::Prompt(_) | Self::Finished { .. } | Self::Failed(_) => {
+                None
+            }
         }
     }
 }
@@ -81,6 +92,10 @@ impl GenerationEvent {
 /// What events have come to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AnswerOutput {
+    /// The prompt's text, where that is told.
+    pub prompt: String,
+    /// The prompt's tokens, where their log-probabilities are told.
+    pub prompt_tokens: Vec<PromptToken>,
     /// The text.
     pub text: String,
     /// What the model thought before.
@@ -98,6 +113,10 @@ impl AnswerOutput {
             GenerationEvent::Text { text, logprobs, .. } => {
                 self.text.push_str(&text);
                 self.logprobs.extend(logprobs);
+            }
+            GenerationEvent::Echo { text, tokens } => {
+                self.prompt.push_str(&text);
+                self.prompt_tokens.extend(tokens);
             }
             GenerationEvent::Reasoning { text, .. } => self.reasoning.push_str(&text),
             GenerationEvent::ToolCall { index, delta, .. } => match delta {
@@ -155,6 +174,26 @@ pub struct TokenPiece {
     pub id: i32,
     /// Its bytes; of a special token its name.
     pub bytes: Vec<u8>,
+}
+
+/// A token of a prompt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PromptToken {
+    /// Which, and what it stands for.
+    pub token: TokenPiece,
+    /// How likely it was after those before it; `None` of the first, before which there is none.
+    pub chance: Option<PromptChance>,
+}
+
+/// How likely a token of a prompt was in its place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PromptChance {
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its place among all tokens, the likeliest having 1.
+    pub rank: u32,
+    /// The likeliest tokens in its place, the likeliest first.
+    pub top: Vec<TokenChance>,
 }
 
 /// A token's log-probability under the model's own distribution, before penalties and truncations.
@@ -305,7 +344,7 @@ mod tests {
             text: "ab".to_owned(),
             reasoning: "hm".to_owned(),
             tool_calls: vec![call("1", "{}"), call("2", "{\"cut")],
-            logprobs: Vec::new(),
+            ..AnswerOutput::default()
         };
         assert_eq!(output, wanted);
     }

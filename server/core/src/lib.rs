@@ -24,8 +24,8 @@ pub use chat::{Chat, ContinuationFault, Tool, ToolChoice, ToolsFault, check_cont
 pub use degradation::DegradationLevel;
 pub use error::{ParamError, RequestError, SubmitError};
 pub use event::{
-    AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, ShownPrompt,
-    Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
+    AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance,
+    PromptToken, ShownPrompt, Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
 };
 pub use json::{read_body, read_json};
 pub use limits::*;

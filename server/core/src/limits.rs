@@ -13,6 +13,9 @@ pub const MAX_STOP_TOKENS: usize = 64;
 pub const MAX_TEMPERATURE: f32 = 5.0;
 /// The most tokens whose log-probabilities are reported beside the chosen one's, as in `OpenAI`'s API.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
+/// The most log-probabilities that may be told of one prompt, as answers have room for them: each of its tokens counts as two, and
+/// each of the likeliest in its place as one.
+pub const MAX_PROMPT_LOGPROBS: usize = 65_536;
 /// The most tokens with a bias.
 pub const MAX_LOGIT_BIASES: usize = 1024;
 /// The largest bias either way, as in `OpenAI`'s API; minus infinity bans a token.

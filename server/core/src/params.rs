@@ -83,7 +83,7 @@ pub enum PromptForm {
 pub struct GenerationParams {
     /// How far to go; what else is said is of the answer.
     pub extent: Extent,
-    /// The most tokens to generate; `None`: until the model ends or its context is full.
+    /// The most tokens to generate; 0: the prompt is read, and no more. `None`: until the model ends or its context is full.
     pub max_tokens: Option<u32>,
     /// 0 is greedy; up to [`MAX_TEMPERATURE`].
     pub temperature: f32,
@@ -117,6 +117,11 @@ pub struct GenerationParams {
     pub constraint_param: String,
     /// Report the log-probability of each token, and of so many of the likeliest beside it; `None`: no report.
     pub logprobs: Option<u32>,
+    /// Tell the prompt's text before the answer's.
+    pub echo: bool,
+    /// Report the log-probability of each token of the prompt but the first, and of so many of the likeliest in its place; `None`: no
+    /// report.
+    pub prompt_logprobs: Option<u32>,
     /// The same seed, prompt and parameters give the same draws. `None`: a fresh seed.
     pub seed: Option<u64>,
     /// Strings that end the generation; none of them is emitted.
@@ -159,6 +164,8 @@ impl Default for GenerationParams {
             constraint: None,
             constraint_param: String::new(),
             logprobs: None,
+            echo: false,
+            prompt_logprobs: None,
             seed: None,
             stop: Vec::new(),
             stop_tokens: Vec::new(),
@@ -190,9 +197,6 @@ impl GenerationParams {
                 Err(ParamError::new(param, format!("must be a number from {low} to {high}, not {value}")))
             }
         };
-        if self.max_tokens == Some(0) {
-            return Err(ParamError::new("max_tokens", "must be at least 1"));
-        }
         if let Some(max) = self.max_tokens.filter(|max| self.min_tokens > *max) {
             return Err(ParamError::new("min_tokens", format!("must be at most max_tokens, which is {max}")));
         }
@@ -267,6 +271,7 @@ impl GenerationParams {
             }
         }
         at_most("top_logprobs", "tokens", count(self.logprobs.unwrap_or(0)), count(MAX_TOP_LOGPROBS))?;
+        at_most("prompt_logprobs", "tokens", count(self.prompt_logprobs.unwrap_or(0)), count(MAX_TOP_LOGPROBS))?;
         let (bytes, most) = match &self.constraint {
             None => return Ok(()),
             Some(Constraint::Gbnf(text)) => (text.len(), MAX_GRAMMAR_BYTES),

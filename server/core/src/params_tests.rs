@@ -28,7 +28,8 @@ fn parameters_out_of_range_are_named() {
         ..GenerationParams::default()
     };
     let cases: Vec<(&str, GenerationParams)> = vec![
-        ("max_tokens", GenerationParams { max_tokens: Some(0), ..ok.clone() }),
+        ("min_tokens", GenerationParams { max_tokens: Some(0), min_tokens: 1, ..ok.clone() }),
+        ("prompt_logprobs", GenerationParams { prompt_logprobs: Some(21), ..ok.clone() }),
         ("temperature", GenerationParams { temperature: -0.1, ..ok.clone() }),
         ("temperature", GenerationParams { temperature: f32::NAN, ..ok.clone() }),
         ("temperature", GenerationParams { temperature: f32::INFINITY, ..ok.clone() }),

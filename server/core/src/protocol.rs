@@ -26,6 +26,8 @@ pub struct TextRequest {
     pub params: GenerationParams,
     /// Answers to each of them, at least one.
     pub choices: u32,
+    /// How many to choose them from: those whose tokens are likeliest in the mean, which needs their log-probabilities.
+    pub best_of: u32,
     /// Whether each piece is to be sent as it comes.
     pub is_streamed: bool,
 }

@@ -31,8 +31,10 @@ pub(crate) struct BackendLimits {
     pub(crate) positions: u32,
     /// Tokens in one batch.
     pub(crate) batch_tokens: u32,
-    /// Rows of logits in one batch.
+    /// Rows of logits in one batch, but for those below.
     pub(crate) outputs: u32,
+    /// Rows of logits, beside those, after tokens of prompts that are followed by another one.
+    pub(crate) scored_rows: u32,
     /// KV cells over all sequences.
     pub(crate) total_cells: u64,
     /// Whether all sequences draw from one pool of cells and copies share them; otherwise each has its own.

@@ -111,6 +111,7 @@ impl StepCost {
         self.fixed_ms * work.parts()
             + self.per_decode_row_ms * f64::from(work.decode_rows)
             + self.per_prefill_token_ms * f64::from(work.prefill_tokens)
+            + (self.per_decode_row_ms - self.per_prefill_token_ms) * f64::from(work.scored_tokens)
             + self.per_kilocell_ms * work.kilocells
     }
 
@@ -133,6 +134,8 @@ pub(crate) struct StepWork {
     /// Tokens of sequences that generate, guessed ones and those of nobody's included.
     pub(crate) decode_rows: u32,
     pub(crate) prefill_tokens: u32,
+    /// Those of them that have a row of logits, as decoding rows have.
+    pub(crate) scored_tokens: u32,
     /// Cells that each token looks at, over all of them, and each part besides ([`PRODUCTS_LOOK`]), in thousands.
     pub(crate) kilocells: f64,
     /// Parts that are computed after the first, each with a pass over the weights of its own.
@@ -343,7 +346,7 @@ impl StepBudget {
         // Of each cost how often it is in the step, the least part of it that it is blamed for, and how likely it is wrong.
         let costs = [
             (fixed_ms, work.parts(), LEAST_BLAME, 1.0),
-            (&mut row_extra_ms, rows, LEAST_BLAME, 1.0),
+            (&mut row_extra_ms, rows + f64::from(work.scored_tokens), LEAST_BLAME, 1.0),
             (&mut *per_prefill_token_ms, rows + f64::from(work.prefill_tokens), LEAST_BLAME, 1.0),
             (per_kilocell_ms, kilocells, self.warm_kilocell_ms * kilocells / expected_ms, cells_blame),
         ];

@@ -119,7 +119,8 @@ impl Asking {
 
     /// The same with so much of its prompt to read.
     pub(crate) fn up_to(&self, remaining: u32) -> Need {
-        Need::Prefill { remaining, age: self.ticket, priority: self.priority }
+        let scores = matches!(self.need, Need::Prefill { scores: true, .. });
+        Need::Prefill { remaining, age: self.ticket, priority: self.priority, scores }
     }
 }
 

@@ -14,7 +14,7 @@ const STEP_TOKENS: u32 = 64;
 
 fn prompt(ticket: u64, remaining: u32) -> Asking {
     let priority = Priority::Normal;
-    let need = Need::Prefill { remaining, age: ticket, priority };
+    let need = Need::Prefill { remaining, age: ticket, priority, scores: false };
     Asking { need, ticket, priority, started: false, read: 0, due: None, followers: 0 }
 }
 
@@ -125,7 +125,7 @@ fn those_of_another_kind_wait_for_nobody() {
     let others = [
         Asking {
             priority: Priority::High,
-            need: Need::Prefill { remaining: 90, age: 40, priority: Priority::High },
+            need: Need::Prefill { remaining: 90, age: 40, priority: Priority::High, scores: false },
             ..prompt(40, 90)
         },
         prompt(51, 19),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 pub use gantry_core::{
-    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, Timings, TokenChance,
-    TokenLogprob, Usage,
+    FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance, PromptToken,
+    Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
 };
 use gantry_llama::{Backends, Pooling};
 use serde::{Deserialize, Serialize};
@@ -87,6 +87,10 @@ pub struct ModelInfo {
     pub kv_cells: u64,
     /// Tokens in the vocabulary.
     pub vocab_size: u32,
+    /// The text of the token that begins a text; empty where there is none.
+    pub bos: String,
+    /// The text of the token that ends one.
+    pub eos: String,
     /// Weights in the model.
     pub parameters: u64,
     /// Bytes of its tensors.

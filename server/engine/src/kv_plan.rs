@@ -34,6 +34,18 @@ pub const LEFTOVER_SEQUENCES: u32 = 64;
 /// gives way, brought back, or copied to another one. A quarter of a second of a slow machine, and less of others.
 pub const MAX_COPY_BYTES_PER_STEP: u64 = 256 << 20;
 
+/// Tokens of prompts whose log-probabilities one step tells, for each of which it computes a row of logits: on a CPU as many as its
+/// matrix products take together.
+const SCORED_ROWS: u32 = crate::plan::TILE_TOKENS;
+/// On a GPU, for which so few are a waste.
+const SCORED_ROWS_GPU: u32 = 128;
+
+/// See [`SCORED_ROWS`].
+#[must_use]
+pub const fn scored_rows(gpu: bool) -> u32 {
+    if gpu { SCORED_ROWS_GPU } else { SCORED_ROWS }
+}
+
 /// The element type of the KV cache. A quantised cache needs flash attention, which the engine then insists on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CacheType {

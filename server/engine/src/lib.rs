@@ -124,7 +124,7 @@ pub use host::ModelHost;
 pub use kv_plan::{
     AUTO_UNIFIED_MAX_CELLS, AUTO_UNIFIED_MAX_SEQUENCES, CacheType, KvLayout, KvPlan, LEFTOVER_SEQUENCES,
     MATRIX_ATTENTION_BATCH, MATRIX_ATTENTION_MAX_CELLS, MATRIX_ATTENTION_MIN_CELLS, STAGE_BATCH_TOKENS, STAGE_DIVISOR,
-    STAGE_MIN_CELLS,
+    STAGE_MIN_CELLS, scored_rows,
 };
 pub use ladder::DegradationLevel;
 pub use params::{

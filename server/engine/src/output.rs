@@ -16,15 +16,20 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::answer::{AnswerReader, Piece};
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
-use crate::event::{FinishReason, ItlHistogram, Timings, TokenChance, TokenLogprob, Usage};
+use crate::event::{
+    FinishReason, ItlHistogram, PromptChance, PromptToken, Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
+};
 use crate::params::GenerationParams;
 use crate::request::Emitter;
-use crate::sampler::Logprobs;
+use crate::sampler::{Logprobs, Score};
 use crate::text::{StopFilter, Utf8Stream};
 
 /// Probabilities of so many tokens are sent without a text, or a model that gives tokens without any would have an event grow
 /// past what fits in a message.
 const MOST_UNSENT_LOGPROBS: usize = 32;
+
+/// The most bytes of a prompt's text that are told at a time.
+const ECHO_BYTES: usize = 16 * 1024;
 
 /// What the threads tell each other about one request.
 #[derive(Debug, Default)]
@@ -42,6 +47,11 @@ pub(crate) enum TextEvent {
     Started {
         ticket: u64,
         text: Box<RequestText>,
+    },
+    /// Tokens of the prompt, in their order, and how likely each is.
+    Scored {
+        ticket: u64,
+        scores: Vec<(Token, Option<Score>)>,
     },
     Token {
         ticket: u64,
@@ -106,7 +116,13 @@ impl TextStage {
         match event {
             TextEvent::Started { ticket, mut text } => {
                 text.emitter.started(text.prompt_tokens);
+                text.echo();
                 self.requests.insert(ticket, *text);
+            }
+            TextEvent::Scored { ticket, scores } => {
+                if let Some(text) = self.requests.get_mut(&ticket) {
+                    text.tell_scores(scores);
+                }
             }
             TextEvent::Token { ticket, token, logprobs, at } => self.token(ticket, token, logprobs, at),
             TextEvent::Finished { ticket, reason } => {
@@ -161,6 +177,8 @@ pub(crate) struct RequestText {
     piece: Vec<u8>,
     text: String,
     stopped: bool,
+    /// The prompt's text begins with no space, whatever its first token does.
+    drops_space: bool,
 }
 
 /// How an answer is told.
@@ -174,6 +192,8 @@ pub(crate) struct Reading {
     pub(crate) own_stops: usize,
     /// Tokens that end the answer beside the vocabulary's own.
     pub(crate) stop_tokens: Vec<Token>,
+    /// The prompt's text, where that is told before the answer.
+    pub(crate) echo: Option<String>,
     /// In the text of the first so many tokens no stop string is looked for.
     pub(crate) min_tokens: u32,
 }
@@ -215,6 +235,7 @@ impl RequestText {
             vocabulary,
             utf8: Utf8Stream::default(),
             stops: StopFilter::new(stops),
+            drops_space: reading.echo.as_ref().is_some_and(|text| !text.starts_with(' ')),
             reading,
             prompt_tokens: admitted.prompt_tokens,
             cached_tokens: admitted.cached_tokens,
@@ -243,11 +264,15 @@ impl RequestText {
         }
         self.generated += 1;
         self.unsent += 1;
-        if self.vocabulary.end_tokens().contains(&token) || self.reading.stop_tokens.contains(&token) {
+        let ends = self.vocabulary.end_tokens().contains(&token) || self.reading.stop_tokens.contains(&token);
+        // Who is told of a prompt and its answer as one text counts on a place for each token.
+        if !ends || self.reading.echo.is_some() {
+            let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
+            self.unsent_logprobs.extend(logprobs);
+        }
+        if ends {
             return false;
         }
-        let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
-        self.unsent_logprobs.extend(logprobs);
         self.piece.clear();
         if self.reading.markup.contains(&token) {
             self.vocabulary.shown_piece(token, &mut self.piece);
@@ -278,15 +303,49 @@ impl RequestText {
         self.stopped
     }
 
+    /// Tells the prompt's text, where that is asked for.
+    fn echo(&mut self) {
+        let mut text = self.reading.echo.as_deref().unwrap_or_default();
+        while !text.is_empty() {
+            let (piece, rest) = text.split_at(text.floor_char_boundary(ECHO_BYTES));
+            self.emitter.echo(piece.to_owned(), Vec::new());
+            text = rest;
+        }
+    }
+
+    fn tell_scores(&mut self, scores: Vec<(Token, Option<Score>)>) {
+        let mut tokens = scores.into_iter().map(|(token, score)| self.scored(token, score)).collect::<Vec<_>>();
+        // A vocabulary that puts a space before a text has it in the text's first token.
+        if let Some(first) = tokens.iter_mut().find(|token| !token.token.bytes.is_empty())
+            && std::mem::take(&mut self.drops_space)
+            && first.token.bytes.starts_with(b" ")
+        {
+            first.token.bytes.remove(0);
+        }
+        while !tokens.is_empty() {
+            let rest = tokens.split_off(tokens.len().min(MOST_UNSENT_LOGPROBS));
+            self.emitter.echo(String::new(), std::mem::replace(&mut tokens, rest));
+        }
+    }
+
+    fn scored(&self, token: Token, score: Option<Score>) -> PromptToken {
+        let chance = score.map(|Score { logprobs, rank }| {
+            let top = logprobs.top.into_iter().map(|(id, logprob)| self.chance(id, logprob)).collect();
+            PromptChance { logprob: logprobs.chosen, rank, top }
+        });
+        PromptToken { token: TokenPiece { id: token, bytes: self.chance(token, 0.0).bytes }, chance }
+    }
+
+    fn chance(&self, id: Token, logprob: f32) -> TokenChance {
+        let mut bytes = Vec::new();
+        self.vocabulary.piece(id, &mut bytes);
+        TokenChance { id, bytes, logprob }
+    }
+
     fn with_bytes(&self, token: Token, logprobs: Logprobs) -> TokenLogprob {
-        let chance = |id: Token, logprob: f32| {
-            let mut bytes = Vec::new();
-            self.vocabulary.piece(id, &mut bytes);
-            TokenChance { id, bytes, logprob }
-        };
         TokenLogprob {
-            token: chance(token, logprobs.chosen),
-            top: logprobs.top.into_iter().map(|(id, logprob)| chance(id, logprob)).collect(),
+            token: self.chance(token, logprobs.chosen),
+            top: logprobs.top.into_iter().map(|(id, logprob)| self.chance(id, logprob)).collect(),
         }
     }
 
@@ -320,6 +379,9 @@ impl RequestText {
         };
         self.signals.ended.store(true, Relaxed);
         self.timings.itl = self.itl;
+        if reason == FinishReason::Length && self.generated == 0 {
+            self.timings.prefill_ms = ms(self.admitted_at, Instant::now());
+        }
         self.emitter.finished(reason, stop_string, usage, self.timings);
     }
 

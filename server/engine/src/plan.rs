@@ -45,8 +45,8 @@ const NEARLY_A_TILE: u32 = 5;
 pub(crate) enum Need {
     /// One token, the one it sampled last, and up to so many guessed ones after it.
     Decode { drafts: u32 },
-    /// So many tokens of its prompt; `age` ranks prompts, the lowest being the oldest.
-    Prefill { remaining: u32, age: u64, priority: Priority },
+    /// So many tokens of its prompt; `age` ranks prompts, the lowest being the oldest. `scores`: their log-probabilities are told.
+    Prefill { remaining: u32, age: u64, priority: Priority, scores: bool },
 }
 
 /// A prompt, by its place among the needs.
@@ -56,6 +56,7 @@ struct Reader {
     remaining: u32,
     age: u64,
     priority: Priority,
+    scores: bool,
 }
 
 /// What bounds one step.
@@ -65,6 +66,10 @@ pub(crate) struct Bounds {
     pub(crate) batch_tokens: u32,
     /// The most tokens for prompts.
     pub(crate) prefill_tokens: u32,
+    /// The most tokens whose log-probabilities are told,
+    pub(crate) scored_rows: u32,
+    /// and what each of them takes, in tokens of prompts: 1 and more.
+    pub(crate) scored_cost: f64,
     /// Steps before this one that read prompts.
     pub(crate) turn: u64,
 }
@@ -86,12 +91,14 @@ pub(crate) fn plan_step(needs: &[Need], bounds: Bounds) -> Vec<u32> {
             }
             // Who waits for others is nobody's oldest.
             Need::Prefill { remaining: 0, .. } => {}
-            Need::Prefill { remaining, age, priority } => readers.push(Reader { at, remaining, age, priority }),
+            Need::Prefill { remaining, age, priority, scores } => {
+                readers.push(Reader { at, remaining, age, priority, scores });
+            }
         }
     }
     if !readers.is_empty() {
         left = left.min(bounds.prefill_tokens);
-        left -= share_among_prompts(&mut readers, left, bounds.turn, &mut grants);
+        left -= share_among_prompts(&mut readers, left, bounds, &mut grants);
     }
     share_equally(guessers, left, &mut grants);
     grants
@@ -184,13 +191,22 @@ pub(crate) fn sort_readers<T>(readers: &mut [T], turn: u64, of: impl Fn(&T) -> (
     }
 }
 
-/// Gives the prompts up to `budget` tokens; how many it gave.
-fn share_among_prompts(readers: &mut [Reader], budget: u32, turn: u64, grants: &mut [u32]) -> u32 {
-    sort_readers(readers, turn, |reader| (reader.priority, reader.remaining, reader.age));
-    let mut left = budget;
+/// Gives the prompts up to `budget` tokens, or what takes as long; how much of it it gave.
+fn share_among_prompts(readers: &mut [Reader], budget: u32, bounds: Bounds, grants: &mut [u32]) -> u32 {
+    sort_readers(readers, bounds.turn, |reader| (reader.priority, reader.remaining, reader.age));
+    let (mut left, mut rows) = (budget, bounds.scored_rows);
     for reader in readers {
-        grants[reader.at] = reader.remaining.min(left);
-        left -= grants[reader.at];
+        let (most, cost) = match reader.scores {
+            // In range: no more than a u32 divided by 1.
+            true => {
+                (rows.min((f64::from(left) / bounds.scored_cost) as u32).max(left.min(rows).min(1)), bounds.scored_cost)
+            }
+            false => (left, 1.0),
+        };
+        let grant = reader.remaining.min(most);
+        grants[reader.at] = grant;
+        rows -= if reader.scores { grant } else { 0 };
+        left -= left.min((f64::from(grant) * cost).ceil() as u32);
     }
     budget - left
 }

@@ -8,14 +8,16 @@ use crate::params::Priority::{High, Low, Normal};
 const DECODE: Need = Need::Decode { drafts: 0 };
 
 fn prompt(remaining: u32, age: u64) -> Need {
-    Need::Prefill { remaining, age, priority: Normal }
+    Need::Prefill { remaining, age, priority: Normal, scores: false }
 }
 
+/// What bounds nothing here.
+const BOUNDS: Bounds = Bounds { batch_tokens: 0, prefill_tokens: 0, scored_rows: u32::MAX, scored_cost: 1.0, turn: 0 };
 /// A turn in which the oldest prompt does not go first.
 const ORDINARY: u64 = 1;
 
 fn plan(needs: &[Need], batch_tokens: u32, prefill_tokens: u32, turn: u64) -> Vec<u32> {
-    plan_step(needs, Bounds { batch_tokens, prefill_tokens, turn })
+    plan_step(needs, Bounds { batch_tokens, prefill_tokens, turn, ..BOUNDS })
 }
 
 fn draft(drafts: u32) -> Need {
@@ -59,7 +61,7 @@ fn the_oldest_prompt_goes_first_in_one_turn_of_four() {
 
 #[test]
 fn a_higher_priority_comes_before_a_shorter_prompt() {
-    let p = |remaining, age, priority| Need::Prefill { remaining, age, priority };
+    let p = |remaining, age, priority| Need::Prefill { remaining, age, priority, scores: false };
     let cases: &[(&[Need], &[u32])] = &[
         (&[p(500, 1, Normal), p(10, 2, Low), p(500, 3, High)], &[0, 0, 64]),
         (&[p(500, 1, Normal), p(10, 2, Low), p(30, 3, High)], &[34, 0, 30]),
@@ -95,7 +97,7 @@ fn a_batch_of_a_split_cache_is_cut_where_sequences_do_not_follow_each_other() {
 #[test]
 fn prompts_get_a_little_more_or_less_where_whole_groups_come_of_it() {
     let p = prompt;
-    let bounds = |prefill_tokens| Bounds { batch_tokens: 512, prefill_tokens, turn: ORDINARY };
+    let bounds = |prefill_tokens| Bounds { batch_tokens: 512, prefill_tokens, turn: ORDINARY, ..BOUNDS };
     let alone = |grants: &[u32]| vec![grants[0], grants[1..].iter().sum()];
     let one_part = |grants: &[u32]| vec![grants.iter().sum()];
     for (prefill, want) in [(32, 32), (33, 32), (35, 32), (36, 36), (3, 3), (1, 1)] {
@@ -143,9 +145,28 @@ fn need() -> impl Strategy<Value = Need> {
         (1_u32..600, 0_u64..50, priority()).prop_map(|(remaining, age, priority)| Need::Prefill {
             remaining,
             age,
-            priority
+            priority,
+            scores: false
         }),
     ]
+}
+
+#[test]
+fn tokens_that_are_scored_have_rows_and_take_longer() {
+    let scored = |remaining, age| Need::Prefill { remaining, age, priority: Normal, scores: true };
+    let bounds = |prefill_tokens| Bounds {
+        batch_tokens: 512,
+        prefill_tokens,
+        scored_rows: 16,
+        scored_cost: 2.5,
+        turn: ORDINARY,
+    };
+    let plan = |needs: &[Need], prefill| plan_step(needs, bounds(prefill));
+    assert_eq!(plan(&[scored(100, 0)], 500), [16], "as many as there are rows");
+    assert_eq!(plan(&[scored(100, 0)], 20), [8], "as many as take no longer than 20 others");
+    assert_eq!(plan(&[scored(100, 0)], 1), [1], "it goes on");
+    assert_eq!(plan(&[scored(10, 0), scored(100, 1), prompt(200, 2)], 100), [10, 6, 60], "others have what it leaves");
+    assert_eq!(plan(&[prompt(30, 0), scored(40, 1)], 40), [30, 4]);
 }
 
 proptest! {
@@ -183,7 +204,7 @@ proptest! {
         prop_assert_eq!(drafted, drafts.min(for_drafts));
         type Read = (u64, Priority, u32, u32);
         let prompts: Vec<Read> = needs.iter().zip(&grants).filter_map(|(need, &grant)| match *need {
-            Need::Prefill { remaining, age, priority } => Some((age, priority, remaining, grant)),
+            Need::Prefill { remaining, age, priority, .. } => Some((age, priority, remaining, grant)),
             Need::Decode { .. } => None,
         }).collect();
         let oldest = prompts.iter().map(|&(age, ..)| age).min().filter(|_| turn.is_multiple_of(OLDEST_TURN));
@@ -227,7 +248,7 @@ proptest! {
                 next_at = step + u64::from(wait);
             }
             let mut needs = vec![draft(4); decoding];
-            needs.extend(unread.iter().map(|p| Need::Prefill { remaining: p.left, age: p.age, priority: p.priority }));
+            needs.extend(unread.iter().map(|p| Need::Prefill { remaining: p.left, age: p.age, priority: p.priority, scores: false }));
             let grants = plan(&needs, 512, prefill, step);
             prop_assert!(grants[..decoding].iter().all(|&grant| grant >= 1));
             step += 1;
@@ -257,8 +278,8 @@ fn short_prompts_pass_a_long_one_which_still_moves() {
 #[test]
 fn what_is_nearly_a_tile_becomes_one_where_there_is_more_to_read() {
     let together = |grants: &[u32]| vec![grants.iter().sum()];
-    let bounds = |prefill_tokens| Bounds { batch_tokens: 512, prefill_tokens, turn: 1 };
-    let prompt = |remaining, age| Need::Prefill { remaining, age, priority: Priority::Normal };
+    let bounds = |prefill_tokens| Bounds { batch_tokens: 512, prefill_tokens, turn: 1, ..BOUNDS };
+    let prompt = |remaining, age| Need::Prefill { remaining, age, priority: Priority::Normal, scores: false };
     let planned = |remaining, prefill_tokens, tile| {
         let mut needs = vec![Need::Decode { drafts: 0 }; 8];
         needs.push(prompt(remaining, 1));

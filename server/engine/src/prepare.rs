@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
-use gantry_core::MAX_SHOWN_TEXT_BYTES;
 use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TokenPiece};
+use gantry_core::{MAX_PROMPT_LOGPROBS, MAX_SHOWN_TEXT_BYTES};
 use gantry_llama::SpecialTokens;
 
 use crate::answer::AnswerReader;
@@ -29,7 +29,7 @@ use crate::lookup::Indexer;
 use crate::output::{Reading, Signals};
 use crate::params::{self, GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::queue::{Queue, Waiting};
-use crate::request::{Emitter, Request, too_late};
+use crate::request::{Emitter, Request, reusable, too_late};
 use crate::sampler::{self, Sampler};
 use crate::template::limits::{RENDER_THREADS, SLOW_RENDER_THREADS};
 
@@ -226,6 +226,7 @@ impl Preparer {
         let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| {
             // Before those of the template are added.
             let mut reading = Reading::of(&params);
+            reading.echo = self.echo(&prompt, &params)?;
             let (tokens, answer) = self.tokens(prompt, chat, &mut params)?;
             let mut setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             if let Some(answer) = answer {
@@ -236,7 +237,7 @@ impl Preparer {
             }
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
             let tokenized_at = Instant::now();
-            let (blocks, fetched) = self.find(&tokens);
+            let (blocks, fetched) = self.find(reusable(&tokens, &params));
             let repeats = self.indexer.as_ref().and_then(|indexer| indexer.index(&tokens));
             Ok((tokens, sampler, reading, tokenized_at, blocks, fetched, repeats))
         }));
@@ -282,6 +283,24 @@ impl Preparer {
             Ok(shown) => emitter.shown(without_spare_room(shown)),
             Err(error) => emitter.failed(error),
         }
+    }
+
+    /// The text that is told before the answer.
+    fn echo(&self, prompt: &Prompt, params: &GenerationParams) -> Result<Option<String>, RequestError> {
+        Ok(match prompt {
+            _ if !params.echo => None,
+            Prompt::Text(text) | Prompt::Markup(text) => Some(text.clone()),
+            Prompt::Tokens(tokens) => {
+                self.check_known(tokens)?;
+                self.check_tokens(tokens.len())?;
+                let mut bytes = Vec::new();
+                tokens.iter().for_each(|&token| self.vocabulary.piece(token, &mut bytes));
+                Some(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Prompt::Chat(_) => {
+                return Err(RequestError::invalid("echo", "invalid_value", "a chat has no text to tell"));
+            }
+        })
     }
 
     fn shown_text(&self, prompt: Prompt, chat: Option<RenderedChat>) -> Result<String, RequestError> {
@@ -409,6 +428,7 @@ impl Preparer {
             return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));
         }
         self.check_tokens(tokens.len())?;
+        check_logprobs(param, tokens.len(), params)?;
         Ok((tokens, answer))
     }
 
@@ -465,6 +485,21 @@ fn panicked() -> RequestError {
 fn check_bytes(param: &str, bytes: usize) -> Result<(), RequestError> {
     if bytes > MAX_PROMPT_BYTES {
         let message = format!("{bytes} bytes, more than the {MAX_PROMPT_BYTES} that a prompt may have");
+        return Err(RequestError::invalid(param, "prompt_too_large", message));
+    }
+    Ok(())
+}
+
+/// Whether there is room for what is to be told of a prompt.
+fn check_logprobs(param: &str, tokens: usize, params: &GenerationParams) -> Result<(), RequestError> {
+    let Some(top) = params.prompt_logprobs else { return Ok(()) };
+    let each = 2 + usize::try_from(top).unwrap_or(usize::MAX);
+    let most = MAX_PROMPT_LOGPROBS / each;
+    if tokens > most {
+        let message = format!(
+            "has {tokens} tokens, and log-probabilities with {top} of the likeliest tokens are told of prompts of at most \
+             {most}; shorten it, or ask for fewer of the likeliest"
+        );
         return Err(RequestError::invalid(param, "prompt_too_large", message));
     }
     Ok(())

@@ -11,7 +11,9 @@ use crate::answer::Piece;
 use crate::backend::Token;
 use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
-use crate::event::{Activity, ActivitySink, EventSink, FinishReason, GenerationEvent, Timings, TokenLogprob, Usage};
+use crate::event::{
+    Activity, ActivitySink, EventSink, FinishReason, GenerationEvent, PromptToken, Timings, TokenLogprob, Usage,
+};
 use crate::lookup::Repeats;
 use crate::output::{Reading, Signals};
 use crate::params::GenerationParams;
@@ -78,6 +80,11 @@ impl Emitter {
 
     pub(crate) fn started(&mut self, prompt_tokens: u32) {
         self.send(GenerationEvent::Started { prompt_tokens });
+    }
+
+    /// Tells more of the prompt.
+    pub(crate) fn echo(&mut self, text: String, tokens: Vec<PromptToken>) {
+        self.send(GenerationEvent::Echo { text, tokens });
     }
 
     pub(crate) fn delta(&mut self, text: String, tokens: u32, logprobs: Vec<TokenLogprob>) {
@@ -180,6 +187,12 @@ impl Request {
         u32::try_from(self.prompt.len()).unwrap_or(u32::MAX)
     }
 
+    /// Its prompt up to the first token that has to be decoded, whatever is kept of it: the last, for the logits after it, or the
+    /// first where log-probabilities of the prompt are asked for.
+    pub(crate) fn reusable(&self) -> &[Token] {
+        reusable(&self.prompt, &self.params)
+    }
+
     /// Ends a request whose first token can no longer come in time.
     pub(crate) fn expire(mut self, now: Instant) {
         self.emitter.failed(too_late(self.submitted_at, self.deadline, now));
@@ -190,6 +203,11 @@ impl Request {
         let prompt_tokens = self.prompt_len();
         self.emitter.cancelled(prompt_tokens, self.submitted_at);
     }
+}
+
+/// See [`Request::reusable`].
+pub(crate) fn reusable<'t>(prompt: &'t [Token], params: &GenerationParams) -> &'t [Token] {
+    if params.prompt_logprobs.is_some() { &prompt[..prompt.len().min(1)] } else { prompt }
 }
 
 /// That the first token of a request did not come in time.

@@ -272,14 +272,48 @@ impl Sampler {
     }
 
     fn report(&mut self, logits: &[f32], token: Token, n: usize) -> Logprobs {
-        let row = Row::new(logits, &[]);
-        let best = row.max();
-        let log_total = row.total(best).ln();
-        let logprob = |logit: f32| (f64::from(logit - best) - log_total) as f32;
-        row.likeliest(n, &mut self.scratch, &mut self.likeliest);
-        let chosen = usize::try_from(token).ok().and_then(|at| logits.get(at)).copied().unwrap_or(f32::NEG_INFINITY);
-        let top = self.likeliest.iter().map(|c| (c.token, logprob(c.logit))).collect();
-        Logprobs { chosen: logprob(chosen), top }
+        report(logits, token, n, &mut self.scratch, &mut self.likeliest)
+    }
+}
+
+/// Tells how likely a token is.
+fn report(logits: &[f32], token: Token, n: usize, scratch: &mut Scratch, likeliest: &mut Vec<Candidate>) -> Logprobs {
+    let row = Row::new(logits, &[]);
+    let best = row.max();
+    let log_total = row.total(best).ln();
+    let logprob = |logit: f32| (f64::from(logit - best) - log_total) as f32;
+    row.likeliest(n, scratch, likeliest);
+    let top = likeliest.iter().map(|c| (c.token, logprob(c.logit))).collect();
+    Logprobs { chosen: logprob(logit_of(logits, token)), top }
+}
+
+fn logit_of(logits: &[f32], token: Token) -> f32 {
+    usize::try_from(token).ok().and_then(|at| logits.get(at)).copied().unwrap_or(f32::NEG_INFINITY)
+}
+
+/// Tells how likely tokens are that nobody chose.
+#[derive(Debug, Default)]
+pub(crate) struct Scorer {
+    scratch: Scratch,
+    likeliest: Vec<Candidate>,
+}
+
+/// How likely a token is where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Score {
+    pub(crate) logprobs: Logprobs,
+    /// Its place among all tokens, the likeliest having 1.
+    pub(crate) rank: u32,
+}
+
+impl Scorer {
+    /// By the row before it, with so many of the likeliest.
+    pub(crate) fn score(&mut self, logits: &[f32], token: Token, top: u32) -> Score {
+        let top = usize::try_from(top).unwrap_or(usize::MAX);
+        let logprobs = report(logits, token, top, &mut self.scratch, &mut self.likeliest);
+        let own = logit_of(logits, token);
+        let likelier = logits.iter().filter(|&&logit| logit > own).count();
+        Score { logprobs, rank: u32::try_from(likelier).unwrap_or(u32::MAX).saturating_add(1) }
     }
 }
 

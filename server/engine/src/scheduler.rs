@@ -29,6 +29,7 @@ mod stage;
 mod testing;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -47,8 +48,8 @@ use crate::plan::{ATTENTION_TILE_TOKENS, Bounds, Need, plan_in_tiles};
 use crate::queue::Queue;
 use crate::request::{Request, too_late};
 use crate::sample_pool::{SampleDone, SampleJob, SamplePool, SampledRows};
-use crate::sampler::Sampled;
-use crate::sequence::{Progress, Sequence};
+use crate::sampler::{Sampled, Scorer};
+use crate::sequence::{Progress, RowUse, Sequence};
 use crate::stats::{Stats, StepRecord};
 use admission::Waiter;
 #[cfg(test)]
@@ -92,9 +93,18 @@ pub(crate) enum StepOutcome {
 struct Share {
     slot: usize,
     tokens: u32,
-    /// The first batch entry whose logits are wanted, and how many are.
+    /// The first batch entry whose logits something is chosen from, and how many are.
     row: usize,
     rows: u32,
+    /// How many before that tell the log-probability of the prompt's next token.
+    scored: u32,
+}
+
+impl Share {
+    /// The batch entries whose logits are wanted.
+    fn all_rows(&self) -> Range<usize> {
+        self.row - self.scored as usize..self.row + self.rows as usize
+    }
 }
 
 /// A sequence of a batch that failed, which is decoded by itself.
@@ -136,6 +146,7 @@ pub(crate) struct Scheduler<B> {
     output: Output,
     events: Vec<TextEvent>,
     pool: SamplePool,
+    scorer: Scorer,
     parallel: u32,
     budget: StepBudget,
     bursts: Bursts,
@@ -192,6 +203,7 @@ impl<B: Backend> Scheduler<B> {
             output: parts.output,
             events: Vec::new(),
             pool: parts.pool,
+            scorer: Scorer::default(),
             parallel: parts.parallel.min(limits.sequences),
             budget: parts.budget,
             bursts: Bursts::default(),
@@ -355,7 +367,7 @@ impl<B: Backend> Scheduler<B> {
             generated_tokens,
             batch_tokens: self.batch.len() as u64 - u64::from(self.fillers.rows()),
             padding_tokens: padding(shares.iter().map(|share| share.tokens.into())),
-            batch_rows: shares.iter().map(|share| u64::from(share.rows)).sum(),
+            batch_rows: shares.iter().map(|share| share.all_rows().len() as u64).sum(),
             before: called - started,
             decode: decoded - called,
         });
@@ -409,7 +421,14 @@ impl<B: Backend> Scheduler<B> {
         });
         let prefill_tokens = room_for(&demand).max(self.budget.tokens_to_end(&demand, nearly_read.sum()));
         self.stats.budgeted(prefill_tokens, self.budget.target_ms(&demand));
-        let bounds = Bounds { batch_tokens: self.limits.batch_tokens, prefill_tokens, turn: self.prompt_steps };
+        let cost = self.budget.cost();
+        let bounds = Bounds {
+            batch_tokens: self.limits.batch_tokens,
+            prefill_tokens,
+            scored_rows: self.limits.scored_rows,
+            scored_cost: (cost.per_decode_row_ms / cost.per_prefill_token_ms).max(1.0),
+            turn: self.prompt_steps,
+        };
         // Prompts behind all that generate come first, and those before them last: in a split cache they are then computed
         // by themselves, and not with their first token among the others, which would look at as many cells as the prompt
         // has.
@@ -437,18 +456,25 @@ impl<B: Backend> Scheduler<B> {
                 self.batch.extend(&fillers.before);
             }
             let ((slot, sequence), tokens) = (active[at], grants[at]);
-            let (mut row, mut rows) = (0, 0);
-            for (token, position, output) in sequence.next_tokens(tokens) {
-                if output {
-                    row = if rows == 0 { self.batch.len() } else { row };
-                    rows += 1;
+            let (mut row, mut rows, mut scored) = (0, 0, 0);
+            for (token, position, wanted) in sequence.next_tokens(tokens) {
+                match wanted {
+                    Some(RowUse::Sample) => {
+                        row = if rows == 0 { self.batch.len() } else { row };
+                        rows += 1;
+                    }
+                    Some(RowUse::Score) => {
+                        row = self.batch.len() + 1;
+                        scored += 1;
+                    }
+                    None => {}
                 }
                 // A slot's index is its sequence id, below the u32 it came from.
                 let sequence = u32::try_from(slot).unwrap_or(u32::MAX);
-                self.batch.push(BatchEntry { token, position, sequence, output });
+                self.batch.push(BatchEntry { token, position, sequence, output: wanted.is_some() });
             }
             if tokens > 0 {
-                shares.push(Share { slot, tokens, row, rows });
+                shares.push(Share { slot, tokens, row, rows, scored });
             }
             if at + 1 == behind {
                 self.batch.extend(&fillers.behind);
@@ -463,7 +489,13 @@ impl<B: Backend> Scheduler<B> {
         let mut jobs = Vec::new();
         let mut taken = 0;
         let at = Instant::now();
+        shares.iter().filter(|share| share.scored > 0).for_each(|share| self.score(share));
         for (id, share) in shares.iter().enumerate().filter(|(_, share)| share.rows > 0) {
+            let reads_only = |sequence: &Sequence| sequence.params.max_tokens == Some(0);
+            if self.slots[share.slot].as_ref().is_some_and(reads_only) {
+                self.finish(share.slot, FinishReason::Length);
+                continue;
+            }
             let Some(sequence) = &mut self.slots[share.slot] else { continue };
             let Some(mut sampler) = sequence.sampler.take() else {
                 self.fail(share.slot, no_logits());
@@ -499,6 +531,23 @@ impl<B: Backend> Scheduler<B> {
             taken += self.take_rows(share, sampled, at);
         }
         taken
+    }
+
+    /// Tells the log-probabilities of tokens of a prompt: of each row what is asked for, so that no two are held.
+    fn score(&mut self, share: &Share) {
+        let Some(sequence) = &mut self.slots[share.slot] else { return };
+        let top = sequence.params.prompt_logprobs.unwrap_or(0);
+        let mut scores = Vec::with_capacity(share.scored as usize);
+        for row in share.all_rows().take(share.scored as usize) {
+            let Some(logits) = self.kv.logits(row) else {
+                self.fail(share.slot, no_logits());
+                return;
+            };
+            sequence.scored += 1;
+            let token = sequence.tokens[sequence.scored as usize];
+            scores.push((token, Some(self.scorer.score(logits, token, top))));
+        }
+        self.events.push(TextEvent::Scored { ticket: sequence.ticket, scores });
     }
 
     /// Appends a slot's tokens, and takes the guesses after the first that was wrong out of the cache.

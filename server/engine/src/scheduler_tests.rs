@@ -15,15 +15,15 @@ use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
 use crate::draft::Draft;
 use crate::error::{ProbeError, RequestError};
-use crate::event::{EngineStats, FinishReason, GenerationEvent};
+use crate::event::{EngineStats, FinishReason, GenerationEvent, PromptToken};
 use crate::grammars::Grammars;
 use crate::lookup::Indexer;
 use crate::output::{Output, Reading, Signals, TextStage};
 use crate::params::{GenerationParams, MAX_DRAFT_CATCH_UP_TOKENS, PrefixCacheConfig, Priority};
 use crate::queue::AGEING_BOUND;
-use crate::request::{Emitter, Permit, Request};
+use crate::request::{Emitter, Permit, Request, reusable};
 use crate::sample_pool::SamplePool;
-use crate::sampler::{self, Sampler, SamplerSetup};
+use crate::sampler::{self, Sampler, SamplerSetup, Scorer};
 use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
@@ -41,6 +41,7 @@ mod pauses;
 mod preemption;
 mod properties;
 mod reuse;
+mod scores;
 mod shares;
 mod stage;
 
@@ -112,6 +113,7 @@ impl Setup {
             positions,
             batch_tokens: sequences + prefill,
             outputs: sequences + prefill,
+            scored_rows: 3,
             total_cells: u64::from(sequences) * u64::from(positions),
             unified: false,
             stage: None,
@@ -230,7 +232,7 @@ impl<B: Backend> Harness<B> {
         let now = self.now.unwrap_or_else(Instant::now).checked_sub(self.waited).unwrap();
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at, fetched) = (now, now, None);
-        let blocks = chain(fingerprint(), &prompt);
+        let blocks = chain(fingerprint(), reusable(&prompt, &params));
         let setup = sampler::compile(self.vocabulary.as_ref(), &Grammars::default(), &params).unwrap();
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
         let repeats = Indexer::default().index(&prompt);
@@ -311,6 +313,34 @@ impl Submitted {
         } else {
             assert_eq!((self.text(), *reason, usage.completion_tokens), (text, end, generated));
         }
+        self.check_scores(&events, *reason == FinishReason::Cancelled);
+    }
+}
+
+impl Submitted {
+    /// Each token of the prompt was told once, in its place, if that is asked for, and as likely as the rows say.
+    fn check_scores(&self, events: &[GenerationEvent], is_part: bool) {
+        let echoes = events
+            .iter()
+            .filter_map(|e| if let GenerationEvent::Echo { tokens, .. } = e { Some(tokens) } else { None });
+        let told: Vec<&PromptToken> = echoes.flatten().collect();
+        let wanted = if self.params.prompt_logprobs.is_some() { self.prompt.len() } else { 0 };
+        assert!(told.len() == wanted || (is_part && told.len() < wanted), "{} of {wanted}", told.len());
+        let mut scorer = Scorer::default();
+        for (at, told) in told.into_iter().enumerate() {
+            assert_eq!(told.token.id, self.prompt[at]);
+            let score = |top| scorer.score(&logits_after(&self.prompt[..at]), self.prompt[at], top);
+            let wanted = self.params.prompt_logprobs.filter(|_| at > 0).map(score);
+            assert_eq!(
+                told.chance.as_ref().map(|c| (c.logprob, c.rank)),
+                wanted.as_ref().map(|s| (s.logprobs.chosen, s.rank))
+            );
+            let top = told.chance.iter().flat_map(|chance| &chance.top).map(|t| (t.id, t.logprob)).collect::<Vec<_>>();
+            assert_eq!(top, wanted.map(|score| score.logprobs.top).unwrap_or_default());
+        }
+        let first = events.iter().position(|e| matches!(e, GenerationEvent::Text { .. }));
+        let last = events.iter().rposition(|e| matches!(e, GenerationEvent::Echo { .. }));
+        assert!(first.is_none() || last < first, "the prompt comes before the answer");
     }
 }
 
@@ -529,8 +559,10 @@ fn params() -> impl Strategy<Value = GenerationParams> {
     let stop_tokens = prop::collection::vec(1..Token::try_from(VOCAB).unwrap(), 0..3);
     let early = (stop, stop_tokens, prop_oneof![Just(0_u32), 1_u32..40]);
     let temperature = prop_oneof![Just(0.0_f32), 0.2_f32..2.0];
-    (1_u32..60, temperature, any::<u64>(), early, prop::bool::weighted(0.1), 0_i32..10).prop_map(
-        |(max, temperature, seed, (stop, stop_tokens, least), ignore_eos, top_k)| GenerationParams {
+    let told = (prop::bool::weighted(0.1), prop::option::weighted(0.2, 0_u32..4));
+    (0_u32..60, temperature, any::<u64>(), early, told, 0_i32..10).prop_map(
+        |(max, temperature, seed, (stop, stop_tokens, least), (ignore_eos, prompt_logprobs), top_k)| GenerationParams {
+            prompt_logprobs,
             max_tokens: (max < 55).then_some(max),
             temperature,
             top_k,

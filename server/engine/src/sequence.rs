@@ -24,6 +24,15 @@ pub(crate) enum Progress {
     Finished(FinishReason),
 }
 
+/// What the logits after a token are needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowUse {
+    /// To choose what follows the last token, or a guess.
+    Sample,
+    /// To tell the log-probability of the prompt's next token.
+    Score,
+}
+
 /// What guesses came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum GuessSource {
@@ -50,6 +59,8 @@ pub(crate) struct Sequence {
     /// Prompt and answer.
     pub(crate) tokens: Vec<Token>,
     pub(crate) prompt_len: u32,
+    /// Tokens of the prompt after which the next one's log-probability has been told, where it is asked for.
+    pub(crate) scored: u32,
     /// Tokens that the KV cache holds: a beginning of `tokens`.
     pub(crate) decoded: u32,
     /// Guesses at the tokens after the last, to be checked in the next step.
@@ -125,7 +136,10 @@ impl Sequence {
     pub(crate) fn need(&self) -> Need {
         match self.len() - self.decoded {
             1 => Need::Decode { drafts: u32::try_from(self.drafts.len()).unwrap_or(0) },
-            remaining => Need::Prefill { remaining, age: self.ticket, priority: self.priority() },
+            remaining => {
+                let scores = self.scored < self.to_score();
+                Need::Prefill { remaining, age: self.ticket, priority: self.priority(), scores }
+            }
         }
     }
 
@@ -135,12 +149,30 @@ impl Sequence {
         Asking { need: self.need(), ticket, priority, started, read: self.decoded, due: self.due(), followers: 0 }
     }
 
-    /// The next `n` tokens with their positions, and for each whether its logits are needed: those of the last token,
-    /// and of each guess after it.
-    pub(crate) fn next_tokens(&self, n: u32) -> impl Iterator<Item = (Token, u32, bool)> + '_ {
-        let last = self.len() - 1;
+    /// Tokens of the prompt after which the next one's log-probability is to be told.
+    fn to_score(&self) -> u32 {
+        if self.params.prompt_logprobs.is_some() { self.prompt_len - 1 } else { 0 }
+    }
+
+    /// Its tokens up to the first that has to be decoded, whatever is kept of them: the last, for the logits after it, or the first
+    /// of a prompt after which the next one's log-probability has yet to be told.
+    pub(crate) fn reusable(&self) -> &[Token] {
+        let first = if self.scored < self.to_score() { self.scored } else { self.len() - 1 };
+        &self.tokens[..=first as usize]
+    }
+
+    /// The next `n` tokens with their positions, and for each what its logits are needed for.
+    pub(crate) fn next_tokens(&self, n: u32) -> impl Iterator<Item = (Token, u32, Option<RowUse>)> + '_ {
+        let (last, scored) = (self.len() - 1, self.scored..self.to_score());
         let known = self.tokens.iter().skip(self.decoded as usize).chain(&self.drafts);
-        known.take(n as usize).zip(self.decoded..).map(move |(&token, at)| (token, at, at >= last))
+        known.take(n as usize).zip(self.decoded..).map(move |(&token, at)| {
+            let row = match at {
+                at if at >= last => Some(RowUse::Sample),
+                at if scored.contains(&at) => Some(RowUse::Score),
+                _ => None,
+            };
+            (token, at, row)
+        })
     }
 
     /// Takes the token that follows the last one, and says whether to go on.

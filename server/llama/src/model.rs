@@ -288,6 +288,14 @@ impl Model {
         self.contains(token).then_some(token)
     }
 
+    /// The token that ends a text, where the vocabulary has one.
+    #[must_use]
+    pub fn eos(&self) -> Option<Token> {
+        // SAFETY: a valid vocabulary.
+        let token = unsafe { sys::llama_vocab_eos(self.vocab.as_ptr()) };
+        self.contains(token).then_some(token)
+    }
+
     /// Whether this is a token of the vocabulary.
     #[must_use]
     pub fn contains(&self, token: Token) -> bool {

@@ -14,7 +14,7 @@ use crate::response::{
     self, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, ToolCallChunk,
 };
 use crate::sse::{SSE_DONE, write_sse_event};
-use crate::told::{Told, chat_logprobs, reason_of, usage_of};
+use crate::told::{Told, chat_logprobs, prompt_logprobs, reason_of, usage_of};
 
 /// Reads and checks a body.
 ///
@@ -35,6 +35,9 @@ impl TextEncoder for ChatEncoder {
 
     fn whole(self, head: AnswerHead, answers: Vec<Answer>, usage: Usage) -> Result<Vec<u8>, EncodeError> {
         let Self(told) = self;
+        // All have the same prompt.
+        let prompt = told.prompt_logprobs.zip(answers.first());
+        let prompt_logprobs = prompt.map(|(top, answer)| prompt_logprobs(&answer.output.prompt_tokens, top));
         let choice = |(index, answer): (u32, Answer)| ChatChoice {
             index,
             logprobs: told.logprobs.map(|_| chat_logprobs(&answer.output.logprobs)),
@@ -50,6 +53,7 @@ impl TextEncoder for ChatEncoder {
             system_fingerprint: head.version,
             choices: (0..).zip(answers).map(choice).collect(),
             usage: usage_of(usage),
+            prompt_logprobs,
         })
     }
 

@@ -2,8 +2,8 @@
 
 use bytes::{BufMut, BytesMut};
 use gantry_core::{
-    Answer, AnswerHead, ApiError, EncodeError, GenerationEvent, StreamEncoder, TextEncoder, TextRequest, TokenLogprob,
-    Usage,
+    Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, GenerationEvent, PromptToken, StreamEncoder, TextEncoder,
+    TextRequest, TokenLogprob, Usage,
 };
 
 use crate::chunk::{ChunkHead, ChunkTemplate};
@@ -12,7 +12,7 @@ use crate::logprobs::{TextLogprobs, TextOffset};
 use crate::request::ValidCompletionRequest;
 use crate::response::{self, TextChoice, TextCompletion};
 use crate::sse::{SSE_DONE, write_sse_event};
-use crate::told::{Told, reason_of, text_logprobs, usage_of};
+use crate::told::{Told, prompt_logprobs, reason_of, text_logprobs, usage_of};
 
 /// Reads and checks a body.
 ///
@@ -35,10 +35,11 @@ impl TextEncoder for CompletionEncoder {
         let Self(told) = self;
         let choice = |(index, answer): (u32, Answer)| TextChoice {
             index,
-            logprobs: told.logprobs.map(|n| text_logprobs(&answer.output.logprobs, n, &mut TextOffset::default())),
+            logprobs: told.logprobs.map(|n| logprobs_of(told, &answer.output, n)),
+            prompt_logprobs: told.prompt_logprobs.map(|n| prompt_logprobs(&answer.output.prompt_tokens, n)),
             finish_reason: Some(reason_of(answer.reason, false)),
             timings: told.timings(&answer.timings, &answer.usage),
-            text: answer.output.text,
+            text: answer.output.prompt + &answer.output.text,
         };
         let choices = (0..).zip(answers).map(choice).collect();
         serde_json::to_vec(&completion(&with_id(head), choices, Some(Some(usage_of(usage)))))
@@ -49,6 +50,12 @@ impl TextEncoder for CompletionEncoder {
         let template = ChunkTemplate::text(ChunkHead::of(&head), told.include_usage)?;
         Ok(CompletionStream { told, head, template, offsets: vec![TextOffset::default(); answers] })
     }
+}
+
+/// What is told of a whole text; of its prompt, too, where that is a part of it.
+fn logprobs_of(told: Told, output: &AnswerOutput, top: u32) -> TextLogprobs {
+    let prompt = if told.echo { output.prompt_tokens.as_slice() } else { &[] };
+    text_logprobs(prompt, &output.logprobs, top, &mut TextOffset::default())
 }
 
 fn with_id(head: AnswerHead) -> AnswerHead {
@@ -82,13 +89,14 @@ impl CompletionStream {
         &mut self,
         answer: usize,
         text: &str,
+        prompt: &[PromptToken],
         logprobs: &[TokenLogprob],
         out: &mut BytesMut,
     ) -> Result<(), EncodeError> {
         let index = response::wire_index(answer);
         match (self.told.logprobs, self.offsets.get_mut(answer)) {
             (Some(n), Some(offset)) => {
-                self.template.write(out.writer(), index, text, Some(&text_logprobs(logprobs, n, offset)))
+                self.template.write(out.writer(), index, text, Some(&text_logprobs(prompt, logprobs, n, offset)))
             }
             _ => self.template.write(out.writer(), index, text, None::<&TextLogprobs>),
         }
@@ -102,11 +110,19 @@ impl StreamEncoder for CompletionStream {
 
     fn event(&mut self, answer: usize, event: &GenerationEvent, out: &mut BytesMut) -> Result<(), EncodeError> {
         match event {
-            GenerationEvent::Text { text, logprobs, .. } => self.text(answer, text, logprobs, out),
+            GenerationEvent::Echo { text, tokens } => self.text(answer, text, tokens, &[], out),
+            GenerationEvent::Text { text, logprobs, .. } => self.text(answer, text, &[], logprobs, out),
             GenerationEvent::Finished { reason, usage, timings, .. } => {
                 let (index, finish_reason) = (response::wire_index(answer), Some(reason_of(*reason, false)));
                 let timings = self.told.timings(timings, usage);
-                let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason, timings };
+                let choice = TextChoice {
+                    index,
+                    text: String::new(),
+                    logprobs: None,
+                    prompt_logprobs: None,
+                    finish_reason,
+                    timings,
+                };
                 write_sse_event(out.writer(), &completion(&self.head, vec![choice], self.told.no_usage_yet()))
             }
             _ => Ok(()),

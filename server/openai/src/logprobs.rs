@@ -84,12 +84,34 @@ impl ChatLogprobs {
 pub struct TextLogprobs {
     /// The tokens.
     pub tokens: Vec<String>,
-    /// The natural logarithms of their probabilities.
-    pub token_logprobs: Vec<f32>,
+    /// The natural logarithms of their probabilities; `None` of a prompt's first, before which there is nothing.
+    pub token_logprobs: Vec<Option<f32>>,
     /// The likeliest in their places, and the tokens themselves; `None` where none were asked for.
-    pub top_logprobs: Option<Vec<BTreeMap<String, f32>>>,
-    /// Where each token begins, in characters of the generated text.
+    pub top_logprobs: Option<Vec<Option<BTreeMap<String, f32>>>>,
+    /// Where each token begins, in characters of the text.
     pub text_offset: Vec<u32>,
+}
+
+/// What vLLM tells of a token of a prompt: by its id, how likely it was, and as many of the likeliest in its place as were asked for.
+pub type PromptLogprobs = BTreeMap<i32, PromptLogprob>;
+
+/// See [`PromptLogprobs`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PromptLogprob {
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its place among all tokens, the likeliest having 1.
+    pub rank: u32,
+    /// The token.
+    pub decoded_token: String,
+}
+
+impl PromptLogprob {
+    /// Of a token that has this rank.
+    #[must_use]
+    pub fn of(token: TokenChance<'_>, rank: u32) -> Self {
+        Self { logprob: token.told(), rank, decoded_token: token.shown() }
+    }
 }
 
 /// How far a text has come, in characters.
@@ -126,10 +148,20 @@ impl TextLogprobs {
         if let Some(all) = &mut self.top_logprobs {
             let mut likeliest: BTreeMap<String, f32> = top.map(|t| (t.shown(), t.told())).collect();
             likeliest.insert(token.shown(), token.told());
-            all.push(likeliest);
+            all.push(Some(likeliest));
         }
         self.tokens.push(token.shown());
-        self.token_logprobs.push(token.told());
+        self.token_logprobs.push(Some(token.told()));
+    }
+
+    /// Adds a token that nothing stands before.
+    pub fn push_first(&mut self, bytes: &[u8], offset: &mut TextOffset) {
+        self.text_offset.push(offset.advance(bytes));
+        if let Some(all) = &mut self.top_logprobs {
+            all.push(None);
+        }
+        self.tokens.push(TokenChance { bytes, logprob: 0.0 }.shown());
+        self.token_logprobs.push(None);
     }
 }
 

@@ -44,8 +44,14 @@ pub struct Common {
     pub model: Option<String>,
     /// How to generate, for the first answer.
     pub params: GenerationParams,
+    /// How many of the likeliest tokens to tell beside each of an answer; `None`: no log-probabilities.
+    pub logprobs: Option<u32>,
+    /// The same of each token of the prompt, told apart from the answer.
+    pub prompt_logprobs: Option<u32>,
     /// How many answers, 1 to [`MAX_CHOICES`].
     pub choices: u32,
+    /// How many to choose them from, the likeliest by the mean of their tokens; `None`: as many.
+    pub best_of: Option<u32>,
     /// How to answer.
     pub streaming: Streaming,
     /// Tell where each answer's time went.
@@ -59,7 +65,10 @@ impl Default for Common {
         Self {
             model: None,
             params: GenerationParams::default(),
+            logprobs: None,
+            prompt_logprobs: None,
             choices: 1,
+            best_of: None,
             streaming: Streaming::default(),
             timings: false,
             reasoning: true,
@@ -76,14 +85,21 @@ impl Common {
         if let Some((constraint, param)) = constraint(fields)? {
             (params.constraint, params.constraint_param) = (Some(constraint), param);
         }
-        params.logprobs = logprobs(fields, MAX_TOP_LOGPROBS)?;
+        let logprobs = logprobs(fields, MAX_TOP_LOGPROBS)?;
+        params.logprobs = logprobs;
+        let streaming = streaming(fields)?;
+        let prompt_logprobs = prompt_logprobs(fields, streaming)?;
+        params.prompt_logprobs = prompt_logprobs;
         let choices = choices(fields)?.unwrap_or(1);
         params.priority = priority(fields)?;
         Ok(Self {
             model,
             params,
+            logprobs,
+            prompt_logprobs,
             choices,
-            streaming: streaming(fields)?,
+            best_of: None,
+            streaming,
             timings: fields.boolean("timings")?.unwrap_or(false),
             reasoning: fields.boolean("include_reasoning")?.unwrap_or(true),
         })
@@ -97,6 +113,7 @@ impl Common {
             prompt_param,
             params: self.params,
             choices: self.choices,
+            best_of: self.best_of.unwrap_or(self.choices),
             is_streamed: self.streaming.enabled,
         }
     }
@@ -136,6 +153,13 @@ impl ValidChatRequest {
         let fields = Fields::new(&object, "");
         let chat = tools::chat(messages, &fields)?;
         let common = Common::read(&fields, chat_logprobs)?;
+        if common.params.max_tokens == Some(0) {
+            let named = ["n_predict", "max_completion_tokens", "max_tokens"]
+                .into_iter()
+                .find(|name| fields.get(name).is_some());
+            let path = fields.path(named.unwrap_or("max_tokens"));
+            return Err(wrong_value(path, "must be -1, which is no bound, or 1 and more, not 0"));
+        }
         if common.params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
             let message = "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
             return Err(wrong_value(common.params.constraint_param, message));
@@ -156,15 +180,26 @@ impl ValidCompletionRequest {
         let prompts = inputs(&fields, "prompt", BOUNDS)?;
         let parse_special = fields.boolean("parse_special")?.unwrap_or(false);
         let mut common = Common::read(&fields, text_logprobs)?;
+        common.best_of = best_of(&fields, &common)?;
+        let params = &mut common.params;
+        params.echo = fields.boolean("echo")?.unwrap_or(false);
+        if params.echo {
+            params.prompt_logprobs = params.prompt_logprobs.max(params.logprobs);
+        }
+        let of_each_prompt = common.best_of.unwrap_or(common.choices);
+        if of_each_prompt > common.choices {
+            // They are compared by these, told or not.
+            params.logprobs.get_or_insert(0);
+        }
         // Who names it and gets here without a number asked for no bound.
         if ["n_predict", "max_completion_tokens", "max_tokens"].iter().all(|name| fields.get(name).is_none()) {
             common.params.max_tokens.get_or_insert(COMPLETION_MAX_TOKENS);
         }
-        let answers = prompts.len().saturating_mul(common.choices as usize);
+        let answers = prompts.len().saturating_mul(of_each_prompt as usize);
         if answers > MAX_PROMPT_CHOICES as usize {
-            let (n, count) = (common.choices, prompts.len());
+            let (n, count) = (of_each_prompt, prompts.len());
             let message = format_args!(
-                "asks for {answers} answers, {count} prompts with {n} each (`n`), and {MAX_PROMPT_CHOICES} is the most of one \
+                "asks for {answers} answers, {count} prompts with {n} each (`n`, or `best_of`), and {MAX_PROMPT_CHOICES} is the most of one \
                  request; send several"
             );
             return Err(wrong_value("prompt".to_owned(), message));
@@ -223,6 +258,29 @@ fn streaming(fields: &Fields<'_>) -> Result<Streaming, ApiError> {
         return Err(wrong_value("stream_options".to_owned(), "may ask for usage only with `stream: true`"));
     }
     Ok(Streaming { enabled, include_usage })
+}
+
+/// How many of the likeliest tokens to tell beside each of the prompt.
+fn prompt_logprobs(fields: &Fields<'_>, streaming: Streaming) -> Result<Option<u32>, ApiError> {
+    let top = fields.integer("prompt_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    if top.is_some() && streaming.enabled {
+        return Err(wrong_value(fields.path("prompt_logprobs"), "is told only of answers that are not streamed"));
+    }
+    Ok(top)
+}
+
+/// How many answers to choose from.
+fn best_of(fields: &Fields<'_>, common: &Common) -> Result<Option<u32>, ApiError> {
+    let (n, path) = (common.choices, || fields.path("best_of"));
+    match fields.integer("best_of", 1..=MAX_CHOICES)? {
+        Some(best_of) if best_of < n => {
+            Err(wrong_value(path(), format_args!("must be at least `n`, which is {n}, not {best_of}")))
+        }
+        Some(best_of) if best_of > n && common.streaming.enabled => {
+            Err(wrong_value(path(), "must be `n` where the answer is streamed: which are best is known at their end"))
+        }
+        best_of => Ok(best_of),
+    }
 }
 
 /// How many answers, by either name.

@@ -6,7 +6,7 @@
 use gantry_core::ToolCallDelta;
 use serde::{Deserialize, Serialize};
 
-use crate::logprobs::{ChatLogprobs, TextLogprobs};
+use crate::logprobs::{ChatLogprobs, PromptLogprobs, TextLogprobs};
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +126,9 @@ pub struct ChatCompletion {
     pub choices: Vec<ChatChoice>,
     /// The tokens of all of them, those of the prompt counted once.
     pub usage: Usage,
+    /// Of each token of the prompt. `None`: not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
 }
 
 /// See [`ChatCompletion`].
@@ -303,6 +306,9 @@ pub struct TextChoice {
     pub text: String,
     /// `None`: not asked for.
     pub logprobs: Option<TextLogprobs>,
+    /// Of each token of the prompt. `None`: not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
     /// `None` in chunks before the last.
     pub finish_reason: Option<FinishReason>,
     /// Where it was asked for, with the reason.

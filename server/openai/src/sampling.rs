@@ -65,11 +65,7 @@ fn dry(fields: &Fields<'_>) -> Result<DryParams, ApiError> {
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     let mut bound = None;
     for name in ["n_predict", "max_completion_tokens", "max_tokens"] {
-        let tokens = fields.integer(name, -1..=i64::from(MAX_TOKENS_LIMIT))?;
-        if tokens == Some(0) {
-            return Err(wrong_value(fields.path(name), "must be -1, which is no bound, or 1 and more, not 0"));
-        }
-        bound = bound.or(tokens);
+        bound = bound.or(fields.integer(name, -1..=i64::from(MAX_TOKENS_LIMIT))?);
     }
     // What does not fit is the -1.
     Ok(bound.and_then(|tokens| u32::try_from(tokens).ok()))

@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize` and `/apply-template`, as llama-server has them: what a text, token ids or a chat are to the model,
+//! `/tokenize`, `/detokenize` and `/apply-template`, as llama-server has them, and the former two as vLLM has them, too: what a text, token ids or a chat are to the model,
 //! without computing anything with it.
 
 use gantry_core::{
@@ -26,11 +26,22 @@ pub fn decode_tokenize(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder), A
     fields.refuse(Place::Tokenize)?;
     let model = model(&fields)?;
     let flag = |name, default| fields.boolean(name).map(|given| given.unwrap_or(default));
-    let (adds_special, parse_special) = (flag("add_special", false)?, flag("parse_special", true)?);
+    // A text by vLLM's name is treated as there.
+    let name = if object.get("content").is_none_or(Value::is_null) && fields.get("prompt").is_some() {
+        "prompt"
+    } else {
+        "content"
+    };
+    if name == "content" && fields.get("prompt").is_some() {
+        return Err(wrong_value("prompt".to_owned(), "is another name of `content`: leave one of them out"));
+    }
+    let (llama_server, vllm) = (fields.boolean("add_special")?, fields.boolean("add_special_tokens")?);
+    let adds_special = fields.one_of(("add_special", llama_server), ("add_special_tokens", vllm))?;
+    let (adds_special, parse_special) = (adds_special.unwrap_or(name == "prompt"), flag("parse_special", true)?);
     let with_pieces = flag("with_pieces", false)?;
     let most = if with_pieces { MAX_TOKENIZE_PIECES_BYTES } else { MAX_TOKENIZE_BYTES };
-    let param = || "content".to_owned();
-    let text = match object.get_mut("content").map(Value::take) {
+    let param = || name.to_owned();
+    let text = match object.get_mut(name).map(Value::take) {
         Some(Value::String(text)) if text.len() <= most => text,
         Some(Value::String(text)) => {
             let n = text.len();
@@ -41,7 +52,7 @@ pub fn decode_tokenize(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder), A
     };
     let prompt = if parse_special { Prompt::Markup(text) } else { Prompt::Text(text) };
     let form = PromptForm::Tokens { adds_special, with_pieces };
-    Ok((request(model, prompt, "content", form), TokenizerEncoder { text_field: "content" }))
+    Ok((request(model, prompt, name, form), TokenizerEncoder { text_fields: &["content"] }))
 }
 
 /// Reads and checks a body of `/detokenize`.
@@ -62,7 +73,8 @@ pub fn decode_detokenize(body: &[u8]) -> Result<(TextRequest, TokenizerEncoder),
         Some(Value::Array(ids)) => token_ids("tokens", ids)?,
         Some(other) => return Err(wrong_type(param(), "an array of token ids", other)),
     };
-    let encoder = TokenizerEncoder { text_field: "content" };
+    // llama-server's name, and vLLM's.
+    let encoder = TokenizerEncoder { text_fields: &["content", "prompt"] };
     Ok((request(model(&fields)?, Prompt::Tokens(tokens), "tokens", PromptForm::Text), encoder))
 }
 
@@ -78,7 +90,7 @@ pub fn decode_apply_template(body: &[u8]) -> Result<(TextRequest, TokenizerEncod
     let fields = Fields::new(&object, "");
     let prompt = Prompt::chat(tools::chat(messages, &fields)?);
     let model = model(&fields)?;
-    Ok((request(model, prompt, "messages", PromptForm::Text), TokenizerEncoder { text_field: "prompt" }))
+    Ok((request(model, prompt, "messages", PromptForm::Text), TokenizerEncoder { text_fields: &["prompt"] }))
 }
 
 fn request(model: Option<String>, prompt: Prompt, prompt_param: &'static str, form: PromptForm) -> TextRequest {
@@ -88,6 +100,7 @@ fn request(model: Option<String>, prompt: Prompt, prompt_param: &'static str, fo
         prompt_param,
         params: GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() },
         choices: 1,
+        best_of: 1,
         is_streamed: false,
     }
 }
@@ -96,13 +109,16 @@ fn request(model: Option<String>, prompt: Prompt, prompt_param: &'static str, fo
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenizerEncoder {
     /// What a text is called.
-    text_field: &'static str,
+    text_fields: &'static [&'static str],
 }
 
 impl PromptEncoder for TokenizerEncoder {
     fn whole(self, prompt: ShownPrompt) -> Result<Vec<u8>, EncodeError> {
         match prompt {
-            ShownPrompt::Text(text) => serde_json::to_vec(&Map::from_iter([(self.text_field.to_owned(), json!(text))])),
+            ShownPrompt::Text(text) => {
+                let told = self.text_fields.iter().map(|field| ((*field).to_owned(), json!(text)));
+                serde_json::to_vec(&told.collect::<Map<_, _>>())
+            }
             ShownPrompt::Tokens(tokens) => serde_json::to_vec(&Tokens { tokens }),
             ShownPrompt::Pieces(pieces) => {
                 serde_json::to_vec(&Tokens { tokens: pieces.iter().map(Piece::of).collect::<Vec<_>>() })

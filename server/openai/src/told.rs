@@ -1,9 +1,9 @@
 //! What the answers to chats and to texts tell beside their text, in the shape of both: usage, timings, log-probabilities and
 //! why they ended.
 
-use gantry_core::{FinishReason as Reason, ITL_BUCKETS_MS, TokenLogprob};
+use gantry_core::{FinishReason as Reason, ITL_BUCKETS_MS, PromptToken, TokenLogprob};
 
-use crate::logprobs::{ChatLogprobs, TextLogprobs, TextOffset, TokenChance};
+use crate::logprobs::{ChatLogprobs, PromptLogprob, PromptLogprobs, TextLogprobs, TextOffset, TokenChance};
 use crate::request::Common;
 use crate::response::{FinishReason, TimeHistogram, Timings, Usage};
 
@@ -13,6 +13,10 @@ pub(crate) struct Told {
     pub(crate) include_usage: bool,
     /// How many of the likeliest tokens are told; `None`: no log-probabilities.
     pub(crate) logprobs: Option<u32>,
+    /// The same of the prompt, where that is told apart from the answer.
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// Whether the prompt is told before the answer, as one text.
+    pub(crate) echo: bool,
     pub(crate) timings: bool,
     /// Whether it is told what the model thought.
     pub(crate) reasoning: bool,
@@ -21,7 +25,14 @@ pub(crate) struct Told {
 impl Told {
     pub(crate) fn of(common: &Common) -> Self {
         let (include_usage, timings) = (common.streaming.include_usage, common.timings);
-        Self { include_usage, logprobs: common.params.logprobs, timings, reasoning: common.reasoning }
+        Self {
+            include_usage,
+            logprobs: common.logprobs,
+            prompt_logprobs: common.prompt_logprobs,
+            echo: common.params.echo,
+            timings,
+            reasoning: common.reasoning,
+        }
     }
 
     /// Where an answer's time went, for those who want to know.
@@ -47,12 +58,43 @@ pub(crate) fn chat_logprobs(tokens: &[TokenLogprob]) -> ChatLogprobs {
     told
 }
 
-pub(crate) fn text_logprobs(tokens: &[TokenLogprob], top: u32, offset: &mut TextOffset) -> TextLogprobs {
+/// What is told of a text: of a part of its prompt, and of the answer after it.
+pub(crate) fn text_logprobs(
+    prompt: &[PromptToken],
+    tokens: &[TokenLogprob],
+    top: u32,
+    offset: &mut TextOffset,
+) -> TextLogprobs {
     let mut told = TextLogprobs::new(top);
+    let most = usize::try_from(top).unwrap_or(usize::MAX);
+    for PromptToken { token, chance: own } in prompt {
+        match own {
+            Some(own) => {
+                let token = TokenChance { bytes: &token.bytes, logprob: own.logprob };
+                told.push(token, own.top.iter().take(most).map(chance), offset);
+            }
+            None => told.push_first(&token.bytes, offset),
+        }
+    }
     for token in tokens {
         told.push(chance(&token.token), token.top.iter().map(chance), offset);
     }
     told
+}
+
+/// What vLLM tells of a prompt; `None` of its first token.
+pub(crate) fn prompt_logprobs(tokens: &[PromptToken], top: u32) -> Vec<Option<PromptLogprobs>> {
+    let most = usize::try_from(top).unwrap_or(usize::MAX);
+    let told = |PromptToken { token, chance: own }: &PromptToken| {
+        let own = own.as_ref()?;
+        let likeliest = (1..).zip(own.top.iter().take(most));
+        let mut told: PromptLogprobs =
+            likeliest.map(|(rank, top)| (top.id, PromptLogprob::of(chance(top), rank))).collect();
+        let chance = TokenChance { bytes: &token.bytes, logprob: own.logprob };
+        told.insert(token.id, PromptLogprob::of(chance, own.rank));
+        Some(told)
+    };
+    tokens.iter().map(told).collect()
 }
 
 pub(crate) fn usage_of(usage: gantry_core::Usage) -> Usage {

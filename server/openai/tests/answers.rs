@@ -3,8 +3,8 @@
 
 use bytes::BytesMut;
 use gantry_core::{
-    Answer, AnswerHead, AnswerOutput, FinishReason, GenerationEvent, ItlHistogram, StreamEncoder, TextEncoder, Timings,
-    TokenChance, TokenLogprob, Usage,
+    Answer, AnswerHead, AnswerOutput, FinishReason, GenerationEvent, ItlHistogram, PromptChance, PromptToken,
+    StreamEncoder, TextEncoder, Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
 };
 use gantry_openai::{decode_chat, decode_completion};
 use proptest::prelude::*;
@@ -128,6 +128,62 @@ fn streamed(encoder: impl TextEncoder, answers: &[Vec<&str>]) -> Vec<Value> {
     let (done, events) = events.split_last().unwrap();
     assert_eq!(*done, "[DONE]");
     events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+}
+
+/// A token of a prompt that is as likely as all others here.
+fn of_prompt(text: &str, top: usize) -> PromptToken {
+    let chance = |text: &str, logprob| TokenChance { id: 7, bytes: text.as_bytes().to_vec(), logprob };
+    let top = (0..top).map(|at| chance(["x", "y"][at], -1.5)).collect();
+    let token = TokenPiece { id: 3, bytes: text.as_bytes().to_vec() };
+    PromptToken { token, chance: Some(PromptChance { logprob: -0.5, rank: 4, top }) }
+}
+
+#[test]
+fn a_prompt_is_told_as_the_beginning_of_the_text() {
+    let first = PromptToken { chance: None, ..of_prompt("Hé", 0) };
+    let mut whole = answer(&["!"]);
+    whole.output.prompt = "Héy".to_owned();
+    whole.output.prompt_tokens = vec![first.clone(), of_prompt("y", 2)];
+    let asked = |body: Value| decode_completion(body.to_string().as_bytes()).unwrap();
+    let (request, encoder) = asked(json!({"prompt": "Héy", "echo": true, "logprobs": 1, "max_tokens": 0}));
+    let params = request.params;
+    assert_eq!((params.echo, params.prompt_logprobs, params.max_tokens), (true, Some(1), Some(0)));
+    let told: Value = serde_json::from_slice(&encoder.whole(head(), vec![whole], SUM).unwrap()).unwrap();
+    let choice = &told["choices"][0];
+    assert_eq!(choice["text"], "Héy!");
+    let wanted = json!({
+        "tokens": ["Hé", "y", "!"], "token_logprobs": [null, -0.5, -0.5], "text_offset": [0, 2, 3],
+        "top_logprobs": [null, {"y": -0.5, "x": -1.5}, {"!": -0.5, "x": -1.5}],
+    });
+    assert_eq!(choice["logprobs"], wanted);
+    assert_eq!(choice.get("prompt_logprobs"), None);
+
+    let mut out = BytesMut::new();
+    let mut stream = encoder.stream(head(), 1).unwrap();
+    let echo = GenerationEvent::Echo { text: "Héy".to_owned(), tokens: Vec::new() };
+    stream.event(0, &echo, &mut out).unwrap();
+    stream.event(0, &GenerationEvent::Echo { text: String::new(), tokens: vec![first] }, &mut out).unwrap();
+    let text = String::from_utf8(out.to_vec()).unwrap();
+    let chunks: Vec<Value> =
+        text.split_terminator("\n\n").map(|event| serde_json::from_str(&event["data: ".len()..]).unwrap()).collect();
+    assert_eq!(chunks[0]["choices"][0]["text"], "Héy");
+    assert_eq!(chunks[1]["choices"][0]["logprobs"]["token_logprobs"], json!([null]));
+}
+
+#[test]
+fn a_prompt_is_told_apart_as_vllm_does() {
+    let mut whole = answer(&["!"]);
+    whole.output.prompt_tokens = vec![PromptToken { chance: None, ..of_prompt("H", 0) }, of_prompt("y", 1)];
+    let y = json!({"logprob": -0.5, "rank": 4, "decoded_token": "y"});
+    let wanted = json!([null, {"3": y, "7": {"logprob": -1.5, "rank": 1, "decoded_token": "x"}}]);
+    let text = decode_completion(json!({"prompt": "Hy", "prompt_logprobs": 1}).to_string().as_bytes()).unwrap();
+    assert_eq!((text.0.params.echo, text.0.params.prompt_logprobs, text.0.params.logprobs), (false, Some(1), None));
+    let told: Value = serde_json::from_slice(&text.1.whole(head(), vec![whole.clone()], SUM).unwrap()).unwrap();
+    assert_eq!((&told["choices"][0]["prompt_logprobs"], &told["choices"][0]["logprobs"]), (&wanted, &Value::Null));
+    assert_eq!(told["choices"][0]["text"], "!");
+    let chat = json!({"messages": [{"role": "user", "content": "Hy"}], "prompt_logprobs": 1}).to_string();
+    let told = decode_chat(chat.as_bytes()).unwrap().1.whole(head(), vec![whole], SUM).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&told).unwrap()["prompt_logprobs"], wanted);
 }
 
 #[test]

@@ -83,7 +83,7 @@ prop_compose! {
             timings,
         });
         let (object, choices) = ("chat.completion".to_owned(), choices.collect());
-        ChatCompletion { id, object, created, model, system_fingerprint, choices, usage }
+        ChatCompletion { id, object, created, model, system_fingerprint, choices, usage, prompt_logprobs: None }
     }
 }
 
@@ -97,6 +97,7 @@ prop_compose! {
             index,
             text,
             logprobs,
+            prompt_logprobs: None,
             finish_reason,
             timings,
         });
@@ -186,7 +187,7 @@ proptest! {
             created,
             model,
             system_fingerprint: fingerprint,
-            choices: vec![TextChoice { index, text: content, logprobs: text, finish_reason: None, timings: None }],
+            choices: vec![TextChoice { index, text: content, logprobs: text, prompt_logprobs: None, finish_reason: None, timings: None }],
             usage: no_usage_yet,
         };
         prop_assert_eq!(String::from_utf8(other).unwrap(), sse_event(&expected).unwrap());

@@ -237,7 +237,8 @@ impl ResponsesRequest {
             return Err(ApiError::wrong_value(FORMAT, message));
         }
         let prompts = vec![Prompt::chat(chat)];
-        let request = TextRequest { model, prompts, prompt_param: "input", params, choices: 1, is_streamed };
+        let request =
+            TextRequest { model, prompts, prompt_param: "input", params, choices: 1, best_of: 1, is_streamed };
         Ok(ResolvedRequest { request, encoder: ResponseEncoder { asked }, input })
     }
 }

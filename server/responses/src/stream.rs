@@ -209,7 +209,7 @@ impl StreamEncoder for ResponseStream {
                 self.status = Status::InProgress;
                 Ok(())
             }
-            GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
+            GenerationEvent::Echo { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Failed(_) => Ok(()),
         }
     }
 

@@ -292,7 +292,7 @@ proptest! {
         // What is cut off within a call ends without the call's end; within a text it is the same.
         let cut = cut && tool_calls.is_empty();
         let reason = if cut { FinishReason::Length } else { FinishReason::Stop };
-        let output = AnswerOutput { text, reasoning, tool_calls, logprobs: vec![] };
+        let output = AnswerOutput { text, reasoning, tool_calls, ..AnswerOutput::default() };
         let events = streamed(&events_of(&output, reason));
         let numbers: Vec<u64> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
         prop_assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());

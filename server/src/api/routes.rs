@@ -94,6 +94,7 @@ const ADDRESSES: &[Address] = &[
         .of_anthropic(),
     Address::new((Post, "/tokenize"), Route::Tokenizer, Client, || post(openai::tokenize)),
     Address::new((Post, "/detokenize"), Route::Tokenizer, Client, || post(openai::detokenize)),
+    Address::new((Get, "/tokenizer_info"), Route::Other, Client, || get(props::tokenizer_info)),
     Address::new((Post, "/apply-template"), Route::Tokenizer, Client, || post(openai::apply_template)),
     Address::new((Get, "/v1/models"), Route::Models, Client, || get(models::list)),
     Address::new((Get, "/models"), Route::Models, Client, || get(models::list)).alias(),

@@ -315,6 +315,7 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
         plan.pool_sequences.map_or(0, |n| if summary.recurrent_bytes_per_sequence > 0 { runtime.parallel } else { n });
     let guesses = runtime.engine.prompt_lookup.max(runtime.engine.draft.as_ref().map_or(0, |draft| draft.max_tokens));
     let n_outputs_max = pool_sequences.max(runtime.parallel.saturating_add(guesses));
+    let n_outputs_max = n_outputs_max.saturating_add(gantry_engine::scored_rows(on_gpu));
     let n_batch = plan.batch_tokens.map_or(tokens, |most| most.min(tokens)).max(n_outputs_max);
     FitInput {
         ctx_size: runtime.ctx_size,

@@ -485,7 +485,10 @@ impl Request {
             // It was run again; the client knows.
             GenerationEvent::Started { .. } if self.told_started => return Passed::Goes,
             GenerationEvent::Started { .. } => self.told_started = true,
-            event if event.output_tokens().is_some() && !self.told_output => {
+            event
+                if !self.told_output
+                    && (event.output_tokens().is_some() || matches!(event, GenerationEvent::Echo { .. })) =>
+            {
                 self.told_output = true;
                 if !self.is_whole {
                     // Never needed again, and it may be large.

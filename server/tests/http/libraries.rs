@@ -45,9 +45,13 @@ async fn run(mut tests: Command) {
 }
 
 async fn python(module: &str) {
-    let Some(installed) = installed("python") else { return };
+    python_in("python", module).await;
+}
+
+async fn python_in(folder: &str, module: &str) {
+    let Some(installed) = installed(folder) else { return };
     let mut command = Command::new(installed.join("bin/python"));
-    command.args(["-B", "-W", "ignore", "-m", "unittest", module]).current_dir(tests("python"));
+    command.args(["-B", "-W", "ignore", "-m", "unittest", module]).current_dir(tests(folder));
     run(command).await;
 }
 
@@ -74,6 +78,11 @@ async fn langchain() {
 #[tokio::test]
 async fn llama_index_litellm_and_instructor() {
     python("test_frameworks").await;
+}
+
+#[tokio::test]
+async fn lm_evaluation_harness() {
+    python_in("lm_eval", "test_lm_eval").await;
 }
 
 /// `OpenAI`'s and Vercel's, which look for what they need beside themselves.

@@ -30,6 +30,7 @@ mod real_models;
 mod reference;
 mod responses;
 mod restarts;
+mod scores;
 mod script;
 mod server;
 mod stored;

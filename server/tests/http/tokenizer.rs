@@ -20,7 +20,11 @@ async fn texts_become_tokens_and_tokens_texts_and_chats_prompts() {
     let text = "Which version are you? h\u{e9}llo \u{1f600}";
     let tokens = ask("/tokenize", json!({"content": text})).await["tokens"].clone();
     assert!(tokens.as_array().unwrap().len() > 3, "{tokens}");
-    assert_eq!(ask("/detokenize", json!({"tokens": tokens})).await, json!({"content": text}));
+    assert_eq!(ask("/detokenize", json!({"tokens": tokens})).await, json!({"content": text, "prompt": text}));
+    let of_vllm = json!({"prompt": text, "add_special_tokens": false});
+    assert_eq!(ask("/tokenize", of_vllm).await["tokens"], tokens);
+    let info: Value = server.get("/tokenizer_info").await.json().await.unwrap();
+    assert_eq!(info["eos_token"], "<|im_end|>", "{info}");
 
     // Pieces are the same tokens, and their bytes are the text.
     let pieces = ask("/tokenize", json!({"content": text, "with_pieces": true})).await["tokens"].clone();

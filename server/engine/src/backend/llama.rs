@@ -24,7 +24,9 @@ use crate::cores::{Claim, Cores, ThreadLimit, Work};
 use crate::draft::Draft;
 use crate::error::LoadError;
 use crate::event::ModelInfo;
-use crate::kv_plan::{AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout, MAX_COPY_BYTES_PER_STEP};
+use crate::kv_plan::{
+    AUTO_UNIFIED_MAX_CELLS, CELLS_MULTIPLE, CacheType, KvLayout, MAX_COPY_BYTES_PER_STEP, scored_rows,
+};
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS};
 use crate::plan::GROUP_TOKENS;
 use crate::template::{Renderer, TemplateReport, Tryout};
@@ -52,6 +54,7 @@ pub(crate) struct LlamaBackend {
     positions: u32,
     unified: bool,
     group_rows: u32,
+    scored_rows: u32,
     reusable: bool,
     token_bytes: u64,
     cores: Option<Arc<Cores>>,
@@ -151,6 +154,8 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let abort = Arc::new(AtomicBool::new(false));
     // A row for each that generates and for each guess; llama.cpp asks for one for each sequence there is.
     let outputs = (config.parallel + config.speculation.most_tokens()).max(sequences);
+    let scored_rows = scored_rows(gpu);
+    let outputs = outputs + scored_rows;
     let tokens = config.prefill_tokens_per_step.saturating_add(config.parallel);
     let n_batch = plan.batch_tokens.map_or(tokens, |most| most.min(tokens)).max(outputs);
     let context_params = ContextParams {
@@ -207,8 +212,19 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     };
     let batch = Batch::new();
     let token_bytes = context.token_bytes() as u64;
-    let backend =
-        LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, token_bytes, cores, abort };
+    let backend = LlamaBackend {
+        context,
+        batch,
+        stage,
+        positions,
+        unified,
+        group_rows,
+        scored_rows,
+        reusable,
+        token_bytes,
+        cores,
+        abort,
+    };
     let draft = match &opened.draft {
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
@@ -292,10 +308,21 @@ fn guesser(
     let shared_vocab = backend.context.model().vocab_size().min(model.vocab_size());
     let (unified, group_rows, cores) = (params.kv_unified, backend.group_rows, backend.cores.clone());
     let (batch, stage, reusable, abort) = (Batch::new(), None, true, backend.abort.clone());
-    // Nothing of it is saved.
-    let token_bytes = 0;
-    let small =
-        LlamaBackend { context, batch, stage, positions, unified, group_rows, reusable, token_bytes, cores, abort };
+    // Nothing of it is saved, and no prompt's tokens are told by it.
+    let (token_bytes, scored_rows) = (0, 0);
+    let small = LlamaBackend {
+        context,
+        batch,
+        stage,
+        positions,
+        unified,
+        group_rows,
+        scored_rows,
+        reusable,
+        token_bytes,
+        cores,
+        abort,
+    };
     Ok(Draft::new(small, shared_vocab, config.speculation.draft_tokens))
 }
 
@@ -317,7 +344,15 @@ fn kv_type(cache_type: CacheType) -> KvType {
 
 /// What is known of a model whose sequences hold so many tokens.
 fn info(config: &EngineConfig, Opened { model, backends, .. }: &Opened, positions: u32) -> ModelInfo {
+    let text_of = |token: Option<Token>| {
+        let mut text = Vec::new();
+        // A token without a text is as good as none.
+        let told = token.is_some_and(|token| model.token_to_piece(token, true, &mut text).is_ok());
+        if told { String::from_utf8_lossy(&text).into_owned() } else { String::new() }
+    };
     ModelInfo {
+        bos: text_of(model.bos()),
+        eos: text_of(model.eos()),
         description: model.description(),
         n_ctx_train: model.n_ctx_train(),
         n_ctx_per_sequence: positions,
@@ -412,7 +447,8 @@ impl Backend for LlamaBackend {
             sequences: self.context.sequences() - u32::from(self.stage.is_some()),
             positions: self.positions,
             batch_tokens: self.context.n_batch(),
-            outputs: self.context.outputs(),
+            outputs: self.context.outputs() - self.scored_rows,
+            scored_rows: self.scored_rows,
             unified: self.unified,
             // A quarter of what a step copies on the way there, another on the way back.
             stage: self.stage.as_ref().map(|stage| stage.positions().min(tokens_of(MAX_COPY_BYTES_PER_STEP / 4))),

@@ -96,6 +96,7 @@ impl ScriptedBackend {
             positions,
             batch_tokens,
             outputs: batch_tokens,
+            scored_rows: batch_tokens,
             total_cells,
             unified: false,
             stage: None,
@@ -256,7 +257,7 @@ impl Backend for ScriptedBackend {
         self.decodes += 1;
         self.decoded_tokens += batch.len() as u64;
         let rows = batch.iter().filter(|entry| entry.output).count();
-        assert!(rows <= self.limits.outputs as usize, "{rows} rows");
+        assert!(rows <= (self.limits.outputs + self.limits.scored_rows) as usize, "{rows} rows");
         self.rows.clear();
         for entry in batch {
             assert!(u32::try_from(entry.token).unwrap() < VOCAB);
@@ -446,6 +447,9 @@ pub(crate) fn reference(prompt: &[Token], params: &GenerationParams, positions: 
     let mut sampler = Sampler::new(params, prompt, compile(&ScriptedVocabulary, &Grammars::default(), params).unwrap());
     let (mut history, mut bytes) = (prompt.to_vec(), Vec::new());
     let (mut generated, mut stops_from) = (0, 0);
+    if params.max_tokens == Some(0) {
+        return (String::new(), FinishReason::Length, 0);
+    }
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     loop {
         let token = sampler.sample(&logits_after(&history)).unwrap().token;

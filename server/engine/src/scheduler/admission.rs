@@ -68,6 +68,14 @@ impl Waiter {
         }
     }
 
+    /// Those up to the first that has to be decoded in any case.
+    fn reusable(&self) -> &[Token] {
+        match self {
+            Self::New(request) => request.reusable(),
+            Self::Preempted(sequence, _) => sequence.reusable(),
+        }
+    }
+
     /// One that had a slot, and waits as if it had done so until now but for the time that it had it.
     pub(super) fn preempted(sequence: Box<Sequence>, saved: Saved, now: Instant) -> Waiting<Self> {
         let (ticket, priority, deadline) = (sequence.ticket, sequence.priority(), sequence.due());
@@ -251,15 +259,15 @@ impl<B: Backend> Scheduler<B> {
     /// Tokens of a new prompt that would have to be read if it got a slot now. A request that gave way is not asked.
     fn unread(&self, waiter: &Waiter) -> Option<usize> {
         let Waiter::New(request) = waiter else { return None };
-        let tokens = &request.prompt;
         if !self.reuse_prefixes {
-            return Some(tokens.len());
+            return Some(request.prompt.len());
         }
+        let tokens = request.reusable();
         let (left_over, in_use) = self.kv.longest(tokens, last_to_reuse(tokens));
         let here = left_over.max_by_len(in_use).map_or(0, |m| m.len as usize);
         let covered = |cache: &PrefixCache| cache.covered(&request.blocks, tokens, request.fetched.as_ref());
         let below = self.cache.as_ref().map_or(0, covered);
-        Some(tokens.len() - here.max(below))
+        Some(request.prompt.len() - here.max(below))
     }
 
     /// Whether a prompt that is being read will soon give this one more than is there for it now. One that is read after
@@ -268,7 +276,7 @@ impl<B: Backend> Scheduler<B> {
         if !self.reuse_prefixes {
             return false;
         }
-        let tokens = waiting.value.tokens();
+        let tokens = waiting.value.reusable();
         let limit = last_to_reuse(tokens);
         let being_read = || self.slots.iter().flatten().filter(|s| s.decoded < s.prompt_len);
         let oldest = being_read().map(|s| s.ticket).min();
@@ -306,8 +314,8 @@ impl<B: Backend> Scheduler<B> {
         if !self.limits.unified || !(0..self.slots.len()).any(stays) {
             return true;
         }
-        let tokens = waiter.tokens();
-        let prompt = u64::try_from(tokens.len()).unwrap_or(u64::MAX);
+        let tokens = waiter.reusable();
+        let prompt = u64::try_from(waiter.tokens().len()).unwrap_or(u64::MAX);
         let shared = match waiter {
             // A state that was saved comes back with cells of its own.
             Waiter::Preempted(_, saved) if saved.bytes() > 0 => 0,
@@ -330,7 +338,7 @@ impl<B: Backend> Scheduler<B> {
     fn start(&mut self, mut request: Box<Request>, standing: Priority, now: Instant) {
         request.emitter.is(Activity::Begun);
         let fetched = request.fetched.take();
-        let Some((slot, reused)) = self.place(&request.prompt, &request.blocks, fetched, now) else {
+        let Some((slot, reused)) = self.place(request.reusable(), &request.blocks, fetched, now) else {
             // Every sequence is in use, which `admit` has excluded.
             request.emitter.is(Activity::Paused);
             self.wait(request);
@@ -371,6 +379,9 @@ impl<B: Backend> Scheduler<B> {
             &admitted,
         );
         self.events.push(TextEvent::Started { ticket, text: Box::new(text) });
+        if params.prompt_logprobs.is_some() {
+            self.events.extend(prompt.first().map(|&first| TextEvent::Scored { ticket, scores: vec![(first, None)] }));
+        }
         let of_prompt = || repeats.map_or_else(|| NgramIndex::of_prompt(&prompt), |r| (r.index, r.acceptance));
         let (index, lookup) = self.lookup_tokens.map(|_| of_prompt()).unzip();
         self.slots[slot] = Some(Sequence {
@@ -383,6 +394,7 @@ impl<B: Backend> Scheduler<B> {
             sampler: Some(sampler),
             tokens: prompt,
             prompt_len: prompt_tokens,
+            scored: 0,
             decoded: reused,
             drafts: Vec::new(),
             guessed_by: GuessSource::default(),
@@ -397,7 +409,7 @@ impl<B: Backend> Scheduler<B> {
         });
     }
 
-    /// Finds a sequence for these tokens, filled with as many of them as can be had without computing.
+    /// Finds a sequence for these tokens, filled with as many of them but the last as can be had without computing.
     /// `blocks` is [`chain`](crate::cache::chain) of these tokens, `fetched` what was on disk of them.
     pub(super) fn place(
         &mut self,

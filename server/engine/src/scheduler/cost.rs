@@ -19,6 +19,7 @@ impl<B: Backend> Scheduler<B> {
             match sequence.need() {
                 Need::Prefill { .. } => {
                     work.prefill_tokens += share.tokens;
+                    work.scored_tokens += share.scored;
                     behind = behind.saturating_add(sequence.decoded);
                 }
                 Need::Decode { .. } => {
@@ -76,7 +77,7 @@ impl<B: Backend> Scheduler<B> {
                     longest = f64::max(longest, kilocells);
                 }
                 Need::Prefill { remaining: 0, .. } => {}
-                Need::Prefill { remaining, age, priority } => {
+                Need::Prefill { remaining, age, priority, .. } => {
                     unread.push(Unread { slot, remaining, age, priority });
                     demand.token_kilocells += kilocells;
                 }

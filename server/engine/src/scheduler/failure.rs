@@ -64,7 +64,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Whether a row of the batch has no number.
     pub(super) fn has_lost_rows(&mut self, shares: &[Share]) -> bool {
-        let mut rows = shares.iter().flat_map(|share| share.row..share.row + share.rows as usize);
+        let mut rows = shares.iter().flat_map(Share::all_rows);
         rows.any(|row| self.kv.logits(row).is_some_and(is_lost))
     }
 

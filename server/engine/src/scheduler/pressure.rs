@@ -274,8 +274,8 @@ impl<B: Backend> Scheduler<B> {
                 return;
             }
         }
-        let blocks = self.fingerprint.map_or_else(Vec::new, |fingerprint| chain(fingerprint, &sequence.tokens));
-        let Some((slot, reused)) = self.place(&sequence.tokens, &blocks, None, now) else {
+        let blocks = self.fingerprint.map_or_else(Vec::new, |fingerprint| chain(fingerprint, sequence.reusable()));
+        let Some((slot, reused)) = self.place(sequence.reusable(), &blocks, None, now) else {
             sequence.is(Activity::Paused);
             self.wait_again(sequence, Saved::default(), now);
             return;

@@ -60,8 +60,9 @@ pub(super) fn share_stage<B: Backend>(
     needs: &mut [Need],
 ) -> bool {
     let candidate = |(at, (need, (_, sequence))): (usize, (&Need, &(usize, &Sequence)))| match *need {
-        Need::Prefill { remaining, age, priority } => {
-            let may = remaining >= LEAST_STAGED_TOKENS && sequence.len() <= cells;
+        Need::Prefill { remaining, age, priority, scores } => {
+            // Beside the pool there is a row of logits for a prompt's end alone.
+            let may = remaining >= LEAST_STAGED_TOKENS && sequence.len() <= cells && !scores;
             may.then_some(Candidate { at, priority, remaining, age })
         }
         Need::Decode { .. } => None,
@@ -80,7 +81,7 @@ pub(super) fn share_stage<B: Backend>(
     let Need::Prefill { remaining: left @ 1.., priority: standing, .. } = needs[reader] else { return true };
     for Candidate { at, priority, remaining, age } in candidates {
         if at != reader && priority <= standing && remaining >= left / FAR_LESS {
-            needs[at] = Need::Prefill { remaining: 0, age, priority };
+            needs[at] = Need::Prefill { remaining: 0, age, priority, scores: false };
         }
     }
     true

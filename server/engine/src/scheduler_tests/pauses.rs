@@ -88,8 +88,9 @@ fn a_request_goes_on_with_its_own_tokens_wherever_it_was_paused() {
     let grammar = Constraint::Gbnf(String::from("root ::= (\"abe\" | \"dad\" | \"c\")+"));
     let written = GenerationParams { constraint: Some(grammar), ..greedy(24) };
     let stopped = GenerationParams { stop: vec![String::from("hh"), String::from("ab")], ..endless.clone() };
+    let scored = GenerationParams { prompt_logprobs: Some(2), ..endless.clone() };
     for setup in &setups() {
-        for params in [&endless, &drawn, &written, &stopped] {
+        for params in [&endless, &drawn, &written, &stopped, &scored] {
             // Waiting, in each step of its prompt, and at each token.
             let paused = (0..40).take_while(|&steps| is_paused_after(setup, params, steps)).count();
             assert!(paused > 5, "{paused}");

@@ -24,6 +24,26 @@ fn chat_with(name: &str, value: Value) -> Result<ValidChatRequest, ApiError> {
 }
 
 #[test]
+fn of_several_answers_the_best_are_told_and_only_of_texts() {
+    let text = |body: Value| ValidCompletionRequest::parse(body.to_string().as_bytes());
+    let read = text(json!({"prompt": "Hi", "n": 2, "best_of": 5})).unwrap().common;
+    assert_eq!((read.choices, read.best_of, read.logprobs, read.params.logprobs), (2, Some(5), None, Some(0)));
+    let read = text(json!({"prompt": "Hi", "n": 2})).unwrap().common;
+    assert_eq!((read.choices, read.best_of, read.params.logprobs), (2, None, None));
+    assert!(text(json!({"prompt": "Hi", "n": 2, "best_of": 2, "stream": true})).is_ok());
+    for (body, param) in [
+        (json!({"prompt": "Hi", "n": 3, "best_of": 2}), "best_of"),
+        (json!({"prompt": "Hi", "best_of": MAX_CHOICES + 1}), "best_of"),
+        (json!({"prompt": "Hi", "best_of": 2, "stream": true}), "best_of"),
+        (json!({"prompt": "Hi", "prompt_logprobs": 1, "stream": true}), "prompt_logprobs"),
+        (json!({"prompt": "Hi", "prompt_logprobs": MAX_TOP_LOGPROBS + 1}), "prompt_logprobs"),
+        (json!({"prompt": vec!["Hi"; 100], "best_of": 2}), "prompt"),
+    ] {
+        assert_eq!(text(body).unwrap_err().param.as_deref(), Some(param));
+    }
+}
+
+#[test]
 fn mistakes_in_a_chat_are_named() {
     use ErrorCode::{InvalidType, InvalidValue, MissingRequiredParameter, UnsupportedContent, UnsupportedParameter};
     let message = |m: Value| json!([{"role": "user", "content": "Hi"}, m]);

@@ -162,7 +162,10 @@ fn common() -> impl Strategy<Value = Common> {
         |(model, sampling, (constraint, param), logprobs, choices, priority, (streaming, timings))| Common {
             model,
             params: GenerationParams { constraint, constraint_param: param.to_owned(), logprobs, priority, ..sampling },
+            logprobs,
+            prompt_logprobs: None,
             choices,
+            best_of: None,
             streaming,
             timings,
             reasoning: true,

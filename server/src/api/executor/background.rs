@@ -66,7 +66,7 @@ impl Background {
         mut keep: Keep,
         place: OwnedSemaphorePermit,
     ) -> Response {
-        let Submitted { choices, of_each_prompt, head, record, prompt_param } = submitted;
+        let Submitted { choices, of_each_prompt, head, record, prompt_param, .. } = submitted;
         let (encoder, lease, queued) = match queue(encoder, head, &mut keep).await {
             Ok(queued) => queued,
             Err(failure) => return record.settle(Err(failure)),

@@ -149,6 +149,26 @@ pub(super) fn sum_of(usages: &[Usage], of_each_prompt: usize) -> Usage {
     })
 }
 
+/// The best answers to each prompt, of which there are so many: those whose tokens are likeliest in the mean, the best first.
+pub(super) fn best_of_each(mut answers: Vec<Answer>, of_each_prompt: usize, told: usize) -> Vec<Answer> {
+    if told >= of_each_prompt {
+        return answers;
+    }
+    for of_prompt in answers.chunks_mut(of_each_prompt) {
+        of_prompt.sort_by(|one, other| mean_logprob(other).total_cmp(&mean_logprob(one)));
+    }
+    let mut places = (0..of_each_prompt).cycle();
+    answers.retain(|_| places.next().is_some_and(|place| place < told));
+    answers
+}
+
+/// How likely an answer's tokens are, in the mean; one without any is certain.
+fn mean_logprob(answer: &Answer) -> f64 {
+    let logprobs = &answer.output.logprobs;
+    let sum: f64 = logprobs.iter().map(|token| f64::from(token.token.logprob)).sum();
+    sum / logprobs.len().max(1) as f64
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -156,9 +176,27 @@ mod tests {
     use crate::limits::OUTPUT_BUDGET_BYTES;
     use crate::output::Output;
     use futures::stream::BoxStream;
-    use gantry_core::{FinishReason, RequestError, Timings};
+    use gantry_core::{FinishReason, RequestError, Timings, TokenChance, TokenLogprob};
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::ReceiverStream;
+
+    #[test]
+    fn of_each_prompt_the_likeliest_answers_are_told() {
+        let answer = |text: &str, logprobs: &[f32]| {
+            let chance = |&logprob: &f32| TokenChance { id: 1, bytes: Vec::new(), logprob };
+            let logprobs = logprobs.iter().map(|own| TokenLogprob { token: chance(own), top: Vec::new() }).collect();
+            let output = AnswerOutput { text: text.to_owned(), logprobs, ..AnswerOutput::default() };
+            let (usage, timings) = (Usage::default(), Timings::default());
+            Answer { output, reason: FinishReason::Stop, stop_string: None, usage, timings }
+        };
+        let answers = || {
+            let one = [answer("a", &[-3.0]), answer("b", &[-1.0, -2.0, -1.5]), answer("c", &[-0.5, -4.0])];
+            let other = [answer("x", &[-1.0]), answer("y", &[-2.0]), answer("z", &[-0.1, f32::NEG_INFINITY])];
+            one.into_iter().chain(other).collect::<Vec<_>>()
+        };
+        let told = |told| -> String { best_of_each(answers(), 3, told).into_iter().map(|a| a.output.text).collect() };
+        assert_eq!([told(1), told(2), told(3)], ["bx", "bcxy", "abcxyz"]);
+    }
 
     fn delta(text: &str) -> Item {
         Ok(GenerationEvent::Text { text: text.to_owned(), tokens: 1, logprobs: Vec::new() })

@@ -43,7 +43,7 @@ use crate::output::Collected;
 use crate::response_store::unix_seconds;
 use crate::version::{GenerationError, PoolRequest, Version};
 pub(super) use background::Background;
-use choices::{Choices, Uncollected, sum_of};
+use choices::{Choices, Uncollected, best_of_each, sum_of};
 use record::{Origin, RequestRecord};
 pub(super) use written::Writers;
 
@@ -55,6 +55,8 @@ struct Submitted {
     choices: Choices,
     /// How many of them belong to each prompt.
     of_each_prompt: usize,
+    /// How many of those are told, the best: all where the answer is streamed.
+    told: usize,
     head: AnswerHead,
     record: RequestRecord,
     /// What the client calls its prompt.
@@ -83,9 +85,11 @@ pub(super) async fn response(app: &Arc<App>, request: Request) -> Result<Respons
         None => StoredResponses::new(),
     };
     let id = ResponseId::new(Uuid::new_v4().as_u128());
-    let ResolvedRequest { request: asked, encoder, input } = asked.resolve(id, stored)?;
+    let ResolvedRequest { request: mut asked, encoder, input } = asked.resolve(id, stored)?;
     match (place, asker.zip(input).map(|(asker, input)| asker.keep(id, input))) {
         (Some(place), Some(mut keep)) => {
+            // What comes of it is written as it comes, so that it cannot begin again.
+            asked.is_streamed = true;
             let (version, submitted) = submit(app, Route::Responses, origin, share, asked, Some(&mut keep)).await?;
             let response = app.background.respond(submitted, encoder, keep, place).await;
             Ok(of_version(response, &version))
@@ -125,7 +129,7 @@ async fn submit(
 ) -> Result<(Arc<Version>, Submitted), Failure> {
     origin.scheduling.apply(&mut asked.params);
     let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
-    let of_each_prompt = asked.choices as usize;
+    let (of_each_prompt, told) = (asked.best_of as usize, asked.choices as usize);
     let (version, choices) = submit::text(app, origin.peer, asked).await?;
     let id = keep.as_ref().map(|keep| keep.id());
     if let Some(keep) = keep {
@@ -133,7 +137,7 @@ async fn submit(
     }
     let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
     let head = head_of(&version, id);
-    Ok((version, Submitted { choices, of_each_prompt, head, record, prompt_param }))
+    Ok((version, Submitted { choices, of_each_prompt, told, head, record, prompt_param }))
 }
 
 /// Answers a request for what a prompt is to the model, which `decode` reads.
@@ -237,7 +241,7 @@ async fn whole(
     version: &Version,
     keep: Option<Keep>,
 ) -> Response {
-    let Submitted { choices, of_each_prompt, head, mut record, prompt_param } = submitted;
+    let Submitted { choices, of_each_prompt, told, head, mut record, prompt_param } = submitted;
     let mut collected = Collected::new(&app.output);
     let gathered = match choices.collect_all(&mut collected).await {
         Ok(gathered) => gathered,
@@ -248,6 +252,7 @@ async fn whole(
     answers.iter().for_each(|answer| record.timed(&answer.timings));
     let usages: Vec<_> = answers.iter().map(|answer| answer.usage).collect();
     let usage = sum_of(&usages, of_each_prompt);
+    let answers = best_of_each(answers, of_each_prompt, told);
     let bytes = collected.bytes();
     let write = move || encoder.whole(head, answers, usage);
     let written = app.writers.write(bytes, collected, Collected::become_written, write).await;

@@ -31,7 +31,7 @@ pub(super) async fn respond(
     version: &Version,
     keep: Option<Keep>,
 ) -> Response {
-    let Submitted { mut choices, of_each_prompt, head, mut record, prompt_param } = submitted;
+    let Submitted { mut choices, of_each_prompt, head, mut record, prompt_param, .. } = submitted;
     let first = match timeout(SSE_KEEP_ALIVE, choices.next()).await {
         Ok(Some((_, Err(error)))) => {
             let failure = unanswered(error, prompt_param, version.retry_after());

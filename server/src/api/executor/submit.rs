@@ -18,7 +18,7 @@ const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Submits a request for text.
 pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<(Arc<Version>, Choices), Failure> {
-    let TextRequest { model, prompts, prompt_param, params, choices, is_streamed, .. } = asked;
+    let TextRequest { model, prompts, prompt_param, params, best_of: choices, is_streamed, .. } = asked;
     let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
     let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
     let answers = requests.len().saturating_mul(choices as usize);

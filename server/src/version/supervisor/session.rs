@@ -269,7 +269,7 @@ impl<'a> Session<'a> {
                 self.supervisor.shared.set_loaded(self.supervisor.worker, share);
             }
             FromWorker::LoadFailed { message, fault } => return Some(End::LoadFailed(load_error(message, fault))),
-            FromWorker::Ready(model) => self.on_ready(model),
+            FromWorker::Ready(model) => self.on_ready(*model),
             FromWorker::Events(events) => {
                 let mut broken = None;
                 for (id, event) in events {

@@ -178,7 +178,7 @@ proptest! {
         let (outbox, mut sent) = mpsc::unbounded_channel();
         let mut session = Session::new(&mut supervisor, outbox);
         let now = Instant::now();
-        session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+        session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
 
         let output = Output::new(OUTPUT_BUDGET_BYTES);
         let mut clients: Vec<Option<(Generation, Vec<Item>)>> = Vec::new();
@@ -278,7 +278,7 @@ fn who_waited_in_a_worker_that_dies_loses_nothing_however_often_that_happens() {
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     let mut clients = Vec::new();
     for id in 1..5 {
         let (mut request, client) = request(&shared, &lanes, id).unwrap();
@@ -327,7 +327,7 @@ fn a_suspect_is_run_once_more_by_itself_and_then_refused() {
     let (outbox, _sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     let mut clients = Vec::new();
     for id in 1..4 {
         let (mut request, client) = request(&shared, &lanes, id).unwrap();
@@ -377,7 +377,7 @@ fn deaths_by_requests_open_no_breaker_unless_nobody_is_answered_any_more() {
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    let ready = || Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default()))));
+    let ready = || Event::Frame(Some(Ok(FromWorker::Ready(Box::default()))));
     session.apply(ready(), now);
     for id in 1..=3 * CRASH_LIMIT as u64 {
         let (mut request, _client) = request(&shared, &lanes, id).unwrap();
@@ -416,7 +416,7 @@ fn deaths_that_no_request_caused_count_in_the_end() {
     let (outbox, _sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     // Somebody kills it whenever it works on something.
     for id in 1..=CRASH_LIMIT as u64 {
         let (mut request, client) = request(&shared, &lanes, id).unwrap();
@@ -442,7 +442,7 @@ fn what_a_broken_engine_gave_up_is_for_another_worker() {
     let (outbox, _sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     let mut clients = Vec::new();
     for id in 0..2 {
         let (request, client) = request(&shared, &lanes, id).unwrap();
@@ -468,7 +468,7 @@ fn what_a_worker_without_memory_refuses_is_for_another_if_one_has_some() {
     let (outbox, _sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     shared.desk.set_healthy(1, true);
     let level = DegradationLevel::Emergency;
     let mut refused = |id| {
@@ -496,7 +496,7 @@ fn time_goes_by_for_those_who_wait_whatever_their_worker_says() {
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     let mut clients = Vec::new();
     for id in 0..3 {
         let (mut request, client) = request(&shared, &lanes, id).unwrap();
@@ -539,7 +539,7 @@ fn vectors_come_in_their_order_and_none_is_left_from_a_life_to_the_next() {
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     let asked = |id: RequestId| {
         let texts = ["a", "b"].map(|text| TextInput::Text(text.to_owned()));
         let (reply, receiver) = oneshot::channel();

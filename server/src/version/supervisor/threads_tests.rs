@@ -28,7 +28,7 @@ fn a_worker_has_a_share_of_the_threads_once_its_model_is_read_and_while_it_has_r
     let frame = |message| Event::Frame(Some(Ok(message)));
     assert_eq!(told(&mut session, frame(FromWorker::Loading(0.99)), now), None);
     assert_eq!(told(&mut session, frame(FromWorker::Loading(1.0)), now), Some(1), "it computes a first batch");
-    assert_eq!(told(&mut session, frame(FromWorker::Ready(ModelInfo::default())), now), None);
+    assert_eq!(told(&mut session, frame(FromWorker::Ready(Box::default())), now), None);
     now += COMPUTES_FOR;
     assert_eq!(told(&mut session, Event::Tick, now), Some(2));
     let beats = |measures| {
@@ -62,7 +62,7 @@ fn what_a_gpu_computes_takes_no_threads() {
         let (mut supervisor, lanes, _waiting) = supervisor_at(&shared, threads.join(2));
         let (outbox, _sent) = mpsc::unbounded_channel();
         let mut session = Session::new(&mut supervisor, outbox);
-        session.apply(Event::Frame(Some(Ok(FromWorker::Ready(model.clone())))), now);
+        session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::new(model.clone()))))), now);
         let (asked, _generation) = request(&shared, &lanes, 7).unwrap();
         session.apply(Event::Command(Some(Command::Submit(asked))), now);
         session.note_work(now);

@@ -17,7 +17,7 @@ fn with_a_ready_worker(model: ModelInfo, test: impl FnOnce(Stage<'_, '_>)) {
     let (mut supervisor, lanes, _waiting) = supervisor(&shared);
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(model)))), Instant::now());
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::new(model))))), Instant::now());
     test(Stage { session: &mut session, shared: &shared, lanes: &lanes, sent: &mut sent });
 }
 

@@ -13,7 +13,7 @@ async fn a_silent_worker_is_hung_and_a_busy_one_is_not() {
         let engine = gantry_engine::EngineStats { steps, slots_active, ..Default::default() };
         Event::Frame(Some(Ok(FromWorker::Heartbeat(Box::new(Heartbeat { engine, ..Heartbeat::default() })))))
     };
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), start);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), start);
     let mut now = start;
     // Busy, and each beat has more steps.
     for steps in 0..300 {
@@ -47,7 +47,7 @@ fn a_worker_that_is_late_or_fails_a_probe_gets_nothing_until_it_does_better() {
     let dispatchable = || shared.desk.figures(0).0;
     let mut now = Instant::now();
     assert!(!dispatchable(), "it loads");
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     assert!(dispatchable());
 
     now += HEARTBEAT_LATE + SUPERVISOR_TICK;
@@ -179,7 +179,7 @@ fn live_through(signs: Vec<Sign>) -> Result<(), TestCaseError> {
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let mut now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     // It began a moment before, which is not to count.
     session.forgive(now);
     let mut expected = Expected { heard: now, beat: now, doubted: false, passed: None, probed: None, probes: 0 };
@@ -244,7 +244,7 @@ async fn what_was_not_heard_while_the_front_stood_still_itself_does_not_count() 
     let (outbox, _sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let start = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), start);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), start);
     let woken = start + 10 * HEARTBEAT_LIMIT;
     session.forgive(woken);
     assert!(session.apply(Event::Tick, woken).is_none());
@@ -259,7 +259,7 @@ fn a_worker_that_computes_is_ready_as_long_as_its_step_is_within_its_limit() {
     let (outbox, mut sent) = mpsc::unbounded_channel();
     let mut session = Session::new(&mut supervisor, outbox);
     let mut now = Instant::now();
-    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(ModelInfo::default())))), now);
+    session.apply(Event::Frame(Some(Ok(FromWorker::Ready(Box::default())))), now);
     let (request, _client) = request(&shared, &lanes, 1).unwrap();
     session.apply(Event::Command(Some(Command::Submit(request))), now);
     let limit_ms = 30_000;
