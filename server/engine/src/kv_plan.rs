@@ -36,13 +36,13 @@ pub const MAX_COPY_BYTES_PER_STEP: u64 = 256 << 20;
 
 /// Tokens of prompts whose log-probabilities one step tells, for each of which it computes a row of logits: on a CPU as many as its
 /// matrix products take together.
-const SCORED_ROWS: u32 = crate::plan::TILE_TOKENS;
-/// On a GPU, for which so few are a waste.
-const SCORED_ROWS_GPU: u32 = 128;
+pub const SCORED_ROWS: u32 = 16;
+/// The same on a GPU, for which so few are a waste.
+pub const SCORED_ROWS_GPU: u32 = 128;
 
 /// See [`SCORED_ROWS`].
 #[must_use]
-pub const fn scored_rows(gpu: bool) -> u32 {
+pub fn scored_rows(gpu: bool) -> u32 {
     if gpu { SCORED_ROWS_GPU } else { SCORED_ROWS }
 }
 

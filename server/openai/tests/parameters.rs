@@ -81,7 +81,9 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> 
     };
     let body = match place {
         Place::Tokenize => {
-            put_absent("content", json!("Hi"));
+            if !inner.contains_key("prompt") {
+                inner.entry("content").or_insert(json!("Hi"));
+            }
             Value::Object(inner)
         }
         Place::Detokenize => {

@@ -54,6 +54,7 @@ fn answers_have_llama_servers_shape() {
     assert_eq!(told(tokenize.whole(ShownPrompt::Tokens(vec![1, 2]))), r#"{"tokens":[1,2]}"#);
     let wanted = r#"{"tokens":[{"id":5,"piece":"a\"b"},{"id":6,"piece":[240,159]}]}"#;
     assert_eq!(told(tokenize.whole(ShownPrompt::Pieces(pieces.to_vec()))), wanted);
-    assert_eq!(told(detokenize.whole(ShownPrompt::Text("a".into()))), r#"{"content":"a"}"#);
+    // By vLLM's name, too.
+    assert_eq!(told(detokenize.whole(ShownPrompt::Text("a".into()))), r#"{"content":"a","prompt":"a"}"#);
     assert_eq!(told(render.whole(ShownPrompt::Text("a".into()))), r#"{"prompt":"a"}"#);
 }
