@@ -7,6 +7,11 @@ use serde_json::Value;
 
 use crate::api_error::{ApiError, ErrorCode};
 
+/// The most characters of a field's path that an error repeats, of each part of it.
+const MAX_PATH_CHARS: usize = 256;
+/// The most characters of what is wrong, which may repeat a value.
+const MAX_SAID_CHARS: usize = 512;
+
 /// Reads a body.
 ///
 /// # Errors
@@ -38,16 +43,95 @@ fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     }
     // The place in the text is of no use to who wrote an object.
     let said = error.to_string();
-    let said = said.split(" at line ").next().unwrap_or_default();
-    let at = match (path, inner) {
-        ("", ".") => return ApiError::invalid(None, ErrorCode::InvalidValue, format!("{said}.")),
-        ("", inner) => inner.to_owned(),
-        (path, ".") => path.to_owned(),
-        (path, inner) => format!("{path}.{inner}"),
-    };
-    ApiError::invalid(Some(Cow::Owned(at.clone())), ErrorCode::InvalidValue, format!("`{at}`: {said}."))
+    let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said);
+    let inner = if inner == "." { "" } else { inner };
+    let (code, name) = fault(said);
+    // What is missing, or unknown in a value of several kinds, is not part of its path.
+    let name = name.filter(|name| code == ErrorCode::MissingRequiredParameter || !ends_with(inner, name));
+    let steps = [path, inner, name.unwrap_or_default()];
+    let at = steps.iter().filter(|step| !step.is_empty()).map(|step| shown(step, MAX_PATH_CHARS)).collect::<Vec<_>>();
+    let (at, said) = (at.join("."), shown(said, MAX_SAID_CHARS));
+    if at.is_empty() {
+        return ApiError::invalid(None, code, format!("{said}."));
+    }
+    ApiError::invalid(Some(Cow::Owned(at.clone())), code, format!("`{at}`: {said}."))
+}
+
+/// What is wrong, and with which field where the words say it.
+fn fault(said: &str) -> (ErrorCode, Option<&str>) {
+    let named = |start: &str| said.strip_prefix(start)?.split('`').next();
+    match (named("missing field `"), named("unknown field `")) {
+        (Some(name), _) => (ErrorCode::MissingRequiredParameter, Some(name)),
+        (None, Some(name)) => (ErrorCode::UnknownParameter, Some(name)),
+        (None, None) => (ErrorCode::InvalidValue, None),
+    }
+}
+
+fn ends_with(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// What is repeated of what a client wrote, which may be of any length.
+fn shown(text: &str, most_chars: usize) -> String {
+    text.chars().take(most_chars).collect()
 }
 
 fn no_json(error: &serde_json::Error) -> ApiError {
     ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body is not valid JSON: {error}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code)]
+    struct Body {
+        one: u32,
+        #[serde(default)]
+        blocks: Vec<Block>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+    #[allow(dead_code)]
+    enum Block {
+        Text { text: String },
+    }
+
+    #[test]
+    fn errors_name_the_field_that_is_wrong_missing_or_unknown() {
+        use ErrorCode::{InvalidValue, MissingRequiredParameter, UnknownParameter};
+        for (body, param, code) in [
+            (json!({}), Some("one"), MissingRequiredParameter),
+            (json!({"one": "a"}), Some("one"), InvalidValue),
+            (json!({"one": 1, "two": 2}), Some("two"), UnknownParameter),
+            (json!({"one": 1, "blocks": [{"type": "text"}]}), Some("blocks[0].text"), MissingRequiredParameter),
+            (
+                json!({"one": 1, "blocks": [{"type": "text", "text": "a", "b": 1}]}),
+                Some("blocks[0].b"),
+                UnknownParameter,
+            ),
+            (json!({"one": 1, "blocks": [{}]}), Some("blocks[0].type"), MissingRequiredParameter),
+            (json!({"one": 1, "blocks": [{"type": "b"}]}), Some("blocks[0].type"), InvalidValue),
+            (json!([]), None, InvalidValue),
+        ] {
+            let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
+            assert_eq!((error.param.as_deref(), error.code.clone()), (param, code), "{body}: {error}");
+        }
+    }
+
+    #[test]
+    fn of_what_a_client_wrote_an_error_repeats_little() {
+        let long = "x".repeat(100_000);
+        for body in [json!({"one": long}), json!({long.as_str(): 1}), json!({"one": 1, "blocks": [{"type": long}]})] {
+            let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
+            assert!(error.to_string().len() < 2000, "{}", error.to_string().len());
+            assert!(error.param.is_some_and(|param| param.len() < 600));
+        }
+    }
 }
