@@ -97,7 +97,8 @@ impl App {
         service: Option<String>,
     ) -> Arc<Self> {
         let AppSettings { keys, names, responses } = settings;
-        let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service);
+        let stored = responses.as_ref().map(|store| store.metrics());
+        let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service, stored);
         Arc::new(Self {
             router,
             metrics,
