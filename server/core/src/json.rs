@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny};
+use serde_json::{Number, Value};
 
 use crate::api_error::{ApiError, ErrorCode};
 
@@ -20,7 +21,12 @@ pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        of_field("", &path, &error.into_inner())
+        let error = error.into_inner();
+        // That there is none of its words in the place of one is told as if there were no JSON.
+        match error.is_data() || serde_json::from_slice::<IgnoredAny>(body).is_err() {
+            true => of_field("", &path, &error),
+            false => wrong("", &path, "a value of another type is expected"),
+        }
     })?;
     json.end().map_err(|error| no_json(&error))?;
     Ok(read)
@@ -37,13 +43,36 @@ pub fn read_json<T: DeserializeOwned>(value: Value, path: &str) -> Result<T, Api
     })
 }
 
+/// An integer of 64 bits, which JSON may write with a point or an exponent: 16.0 and 1e3 are some.
+#[must_use]
+pub fn integer_of(number: &Number) -> Option<i64> {
+    // What is cut by the cast is past the last integer that is one.
+    let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 2_f64.powi(63)).then_some(n as i64);
+    number.as_i64().or_else(|| number.as_f64().and_then(whole))
+}
+
+/// Reads such an integer where a type has one of 0 and more.
+///
+/// # Errors
+/// It is none.
+pub fn read_integer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
+    let integer = integer_of(&number).and_then(|integer| u32::try_from(integer).ok());
+    let unexpected =
+        || D::Error::custom(format_args!("invalid value: {number}, expected an integer from 0 to {}", u32::MAX));
+    integer.ok_or_else(unexpected).map(Some)
+}
+
 fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     if !error.is_data() {
         return no_json(error);
     }
     // The place in the text is of no use to who wrote an object.
     let said = error.to_string();
-    let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said);
+    wrong(path, inner, said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said))
+}
+
+fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
     let inner = if inner == "." { "" } else { inner };
     let (code, name) = fault(said);
     // What is missing, or unknown in a value of several kinds, is not part of its path.
@@ -82,7 +111,6 @@ fn no_json(error: &serde_json::Error) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
     use serde_json::json;
 
     use super::*;
@@ -92,8 +120,17 @@ mod tests {
     #[allow(dead_code)]
     struct Body {
         one: u32,
+        #[serde(default, deserialize_with = "read_integer")]
+        count: Option<u32>,
+        word: Option<Word>,
         #[serde(default)]
         blocks: Vec<Block>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Word {
+        First,
     }
 
     #[derive(Debug, Deserialize)]
@@ -118,11 +155,41 @@ mod tests {
             ),
             (json!({"one": 1, "blocks": [{}]}), Some("blocks[0].type"), MissingRequiredParameter),
             (json!({"one": 1, "blocks": [{"type": "b"}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "word": "second"}), Some("word"), InvalidValue),
+            (json!({"one": 1, "word": 7}), Some("word"), InvalidValue),
+            (json!({"one": 1, "count": 7.5}), Some("count"), InvalidValue),
+            (json!({"one": 1, "count": -1}), Some("count"), InvalidValue),
+            (json!({"one": 1, "count": 1_u64 << 32}), Some("count"), InvalidValue),
+            (json!({"one": 1, "count": "7"}), Some("count"), InvalidValue),
             (json!([]), None, InvalidValue),
         ] {
             let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
             assert_eq!((error.param.as_deref(), error.code.clone()), (param, code), "{body}: {error}");
         }
+    }
+
+    #[test]
+    fn integers_may_be_written_as_json_writes_numbers() {
+        for (text, count) in [("16", Some(16)), ("16.0", Some(16)), ("1e3", Some(1000)), ("null", None)] {
+            let body = format!("{{\"one\": 1, \"count\": {text}}}");
+            assert_eq!(read_body::<Body>(body.as_bytes()).expect("it is right").count, count, "{text}");
+        }
+        let of = |text: &str| integer_of(&serde_json::from_str(text).expect("a number"));
+        assert_eq!(
+            (of("-2.0"), of("1e18"), of("9223372036854775807")),
+            (Some(-2), Some(10_i64.pow(18)), Some(i64::MAX))
+        );
+        assert_eq!((of("1e19"), of("0.5"), of("18446744073709551615"), of("-1e300")), (None, None, None, None));
+    }
+
+    #[test]
+    fn what_is_no_json_is_told_so() {
+        for body in ["", "{", "{\"word\": ", "{\"one\": 1} 2", "{\"word\": 7, \"one\": }"] {
+            let error = read_body::<Body>(body.as_bytes()).expect_err("it is wrong");
+            assert_eq!((error.param.as_deref(), error.code), (None, ErrorCode::InvalidJson), "{body}");
+        }
+        let first = read_body::<Body>(br#"{"one": 1, "word": "first"}"#).expect("it is right");
+        assert!(matches!(first.word, Some(Word::First)));
     }
 
     #[test]

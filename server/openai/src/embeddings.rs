@@ -3,6 +3,7 @@
 use gantry_core::{
     ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledWork, Priority, TextInput,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base64;
@@ -106,7 +107,7 @@ impl PooledEncoder for EmbeddingsEncoder {
 }
 
 /// The answer to `/v1/embeddings`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EmbeddingList {
     /// `list`.
     pub object: String,
@@ -119,7 +120,7 @@ pub struct EmbeddingList {
 }
 
 /// See [`EmbeddingList`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Embedding {
     /// `embedding`.
     pub object: String,
@@ -130,7 +131,7 @@ pub struct Embedding {
 }
 
 /// A vector in one of its two shapes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum EmbeddingVector {
     /// [`EncodingFormat::Float`].

@@ -24,6 +24,7 @@ mod request;
 mod rerank;
 mod response;
 mod sampling;
+mod shape;
 mod sse;
 mod tokenizer;
 mod told;
@@ -46,5 +47,9 @@ pub use response::{
     AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, EmbeddingUsage, FinishReason,
     Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, TimeHistogram, Timings, Usage,
 };
+pub use shape::{Shape, schema};
 pub use sse::{SSE_DONE, sse_event, write_sse_event};
-pub use tokenizer::{TokenizerEncoder, decode_apply_template, decode_detokenize, decode_tokenize};
+pub use tokenizer::{
+    TokenizerEncoder, apply_template_schema, decode_apply_template, decode_detokenize, decode_tokenize,
+    detokenize_schema, tokenize_schema,
+};

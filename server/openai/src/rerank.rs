@@ -4,6 +4,7 @@
 use gantry_core::{
     ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledWork, Priority,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -140,7 +141,7 @@ fn document(path: String, item: &Value) -> Result<String, ApiError> {
 }
 
 /// The answer to `/v1/rerank`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RerankResponse {
     /// `list`.
     pub object: String,
@@ -153,7 +154,7 @@ pub struct RerankResponse {
 }
 
 /// See [`RerankResponse`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RerankResult {
     /// Which document, in the order of the request.
     pub index: u32,
@@ -165,7 +166,7 @@ pub struct RerankResult {
 }
 
 /// See [`RerankResult`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RerankDocument {
     /// The text.
     pub text: String,

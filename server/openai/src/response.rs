@@ -4,12 +4,13 @@
 //! where there is nothing to say.
 
 use gantry_core::ToolCallDelta;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::logprobs::{ChatLogprobs, PromptLogprobs, TextLogprobs};
 
 /// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model ended it, or a stop string appeared.
@@ -21,7 +22,7 @@ pub enum FinishReason {
 }
 
 /// Tokens of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Read.
     pub prompt_tokens: u32,
@@ -34,7 +35,7 @@ pub struct Usage {
 }
 
 /// See [`Usage`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptTokensDetails {
     /// Needed no computation.
     pub cached_tokens: u32,
@@ -55,7 +56,7 @@ impl Usage {
 
 /// Where the time of one answer went, for requests that ask for it with `timings`: llama-server's names where it has
 /// them, times in milliseconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timings {
     /// From submission to the prompt's tokens: templating and tokenising.
     pub tokenize_ms: f64,
@@ -84,7 +85,7 @@ pub struct Timings {
 }
 
 /// Times, counted by bounds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TimeHistogram {
     /// The upper bounds, which belong to what is below; the last count has none.
     pub bounds_ms: Vec<f64>,
@@ -93,7 +94,7 @@ pub struct TimeHistogram {
 }
 
 /// Tokens of a request for embeddings or a ranking, which generates none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EmbeddingUsage {
     /// Read.
     pub prompt_tokens: u32,
@@ -110,7 +111,7 @@ impl EmbeddingUsage {
 }
 
 /// The answer to `/v1/chat/completions`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatCompletion {
     /// `chatcmpl-…`.
     pub id: String,
@@ -132,7 +133,7 @@ pub struct ChatCompletion {
 }
 
 /// See [`ChatCompletion`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatChoice {
     /// Which one, from 0.
     pub index: u32,
@@ -148,7 +149,7 @@ pub struct ChatChoice {
 }
 
 /// See [`ChatChoice`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AssistantMessage {
     /// `assistant`.
     pub role: String,
@@ -165,7 +166,7 @@ pub struct AssistantMessage {
 }
 
 /// See [`AssistantMessage`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolCall {
     /// What the answer to it repeats.
     pub id: String,
@@ -177,7 +178,7 @@ pub struct ToolCall {
 }
 
 /// See [`ToolCall`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CalledFunction {
     /// The tool.
     pub name: String,
@@ -186,7 +187,7 @@ pub struct CalledFunction {
 }
 
 /// A piece of a streamed chat.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatChunk {
     /// The same in all chunks of an answer.
     pub id: String,
@@ -202,11 +203,12 @@ pub struct ChatChunk {
     pub choices: Vec<ChatChunkChoice>,
     /// `None`: not asked for. `Some(None)`: asked for and yet to come.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "present")]
+    #[schemars(with = "Option<Usage>")]
     pub usage: Option<Option<Usage>>,
 }
 
 /// See [`ChatChunk`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatChunkChoice {
     /// Which one, from 0.
     pub index: u32,
@@ -222,7 +224,7 @@ pub struct ChatChunkChoice {
 }
 
 /// See [`ChatChunkChoice`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Delta {
     /// In the first chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -239,7 +241,7 @@ pub struct Delta {
 }
 
 /// See [`Delta`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolCallChunk {
     /// Which call, from 0.
     pub index: u32,
@@ -254,7 +256,7 @@ pub struct ToolCallChunk {
 }
 
 /// See [`ToolCallChunk`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FunctionChunk {
     /// The tool, in the first chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -278,7 +280,7 @@ impl ToolCallChunk {
 }
 
 /// The answer to `/v1/completions`, and a chunk of it: both have this shape.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextCompletion {
     /// `cmpl-…`.
     pub id: String,
@@ -294,11 +296,12 @@ pub struct TextCompletion {
     pub choices: Vec<TextChoice>,
     /// As in [`ChatChunk::usage`].
     #[serde(default, skip_serializing_if = "Option::is_none", with = "present")]
+    #[schemars(with = "Option<Usage>")]
     pub usage: Option<Option<Usage>>,
 }
 
 /// See [`TextCompletion`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextChoice {
     /// Which one, from 0.
     pub index: u32,
@@ -317,7 +320,7 @@ pub struct TextChoice {
 }
 
 /// The answer to `/v1/models`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelList {
     /// `list`.
     pub object: String,
@@ -342,7 +345,7 @@ impl ModelList {
 }
 
 /// One served model, in `OpenAI`'s form and Anthropic's, which have an address in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Model {
     /// The served name.
     pub id: String,

@@ -16,6 +16,8 @@ mod middleware;
 mod models;
 mod names;
 mod openai;
+mod openapi;
+mod operations;
 mod paths;
 mod props;
 mod ready;

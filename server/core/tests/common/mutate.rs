@@ -47,7 +47,7 @@ fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
         6 => tree.prop_map(Change::Put),
         2 => Just(Change::Remove),
-        1 => "[a-z_.\\[\\]\u{e9}]{0,12}".prop_map(Change::Rename),
+        1 => "[a-z_.\\[\\]\u{e9}]{1,12}".prop_map(Change::Rename),
         1 => Just(Change::Wrap),
         1 => Just(Change::Twice),
     ]
