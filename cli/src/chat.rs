@@ -1,6 +1,6 @@
 //! A chat with the model of a service.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{IsTerminal as _, Write};
 
 use anyhow::{Result, bail};
 use console::style;
@@ -19,31 +19,31 @@ use crate::{args::Chat, cluster::Cluster, pod, text::plain};
 /// Most bytes of a line of a stream.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Asks what was given, or line after line of standard input until its end.
+/// Asks what was given, or line after line of standard input until its end, and writes the answers to `out`.
 ///
 /// # Errors
 /// When no pod answers, and what the model's server says of a request that it refuses.
-pub async fn chat(cluster: &Cluster, arguments: &Chat) -> Result<()> {
+pub async fn chat(cluster: &Cluster, arguments: &Chat, out: &mut impl Write) -> Result<()> {
     cluster.view(&arguments.name).await?;
     let mut messages = Vec::new();
     if let Some(system) = &arguments.system {
         messages.push(json!({"role": "system", "content": system}));
     }
     if let Some(message) = &arguments.message {
-        return ask(cluster, arguments, &mut messages, message).await;
+        return ask(cluster, arguments, &mut messages, message, out).await;
     }
     let is_terminal = std::io::stdin().is_terminal();
     loop {
         if is_terminal {
-            print!("{} ", style(">").cyan());
-            std::io::stdout().flush()?;
+            write!(out, "{} ", style(">").cyan())?;
+            out.flush()?;
         }
         // A read of a terminal cannot be cancelled: the process ends in the middle of it.
         let Some(line) = spawn_blocking(|| std::io::stdin().lines().next().transpose()).await?? else { return Ok(()) };
         if line.trim().is_empty() {
             continue;
         }
-        match ask(cluster, arguments, &mut messages, &line).await {
+        match ask(cluster, arguments, &mut messages, &line, out).await {
             Ok(()) => {}
             // Whoever sits there asks again, without what was refused.
             Err(error) if is_terminal => {
@@ -56,7 +56,13 @@ pub async fn chat(cluster: &Cluster, arguments: &Chat) -> Result<()> {
 }
 
 /// Sends the messages with one more, prints the answer as it comes, and keeps it.
-async fn ask(cluster: &Cluster, arguments: &Chat, messages: &mut Vec<Value>, message: &str) -> Result<()> {
+async fn ask(
+    cluster: &Cluster,
+    arguments: &Chat,
+    messages: &mut Vec<Value>,
+    message: &str,
+    out: &mut impl Write,
+) -> Result<()> {
     messages.push(json!({"role": "user", "content": message}));
     let body = json!({"messages": messages, "stream": true}).to_string();
     let mut request = Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
@@ -75,20 +81,20 @@ async fn ask(cluster: &Cluster, arguments: &Chat, messages: &mut Vec<Value>, mes
     let mut said = String::new();
     while let Some(line) = lines.try_next().await? {
         match event(&line) {
-            Some(Ok(Piece::Thought(text))) => print!("{}", style(plain(&text)).dim()),
+            Some(Ok(Piece::Thought(text))) => write!(out, "{}", style(plain(&text)).dim())?,
             Some(Ok(Piece::Text(text))) => {
-                print!("{}", plain(&text));
+                write!(out, "{}", plain(&text))?;
                 said.push_str(&text);
             }
             Some(Err(error)) => {
-                println!();
+                writeln!(out)?;
                 bail!("{error}");
             }
             None => continue,
         }
-        std::io::stdout().flush()?;
+        out.flush()?;
     }
-    println!();
+    writeln!(out)?;
     messages.push(json!({"role": "assistant", "content": said}));
     Ok(())
 }

@@ -55,7 +55,7 @@ async fn run(arguments: Cli) -> Result<ExitCode> {
         },
         Command::Restart(named) => change::restart(cluster, &named.name).await? + "\n",
         Command::Chat(arguments) => {
-            chat(cluster, arguments).await?;
+            chat(cluster, arguments, &mut std::io::stdout()).await?;
             String::new()
         }
         Command::Top(arguments) => top(cluster, arguments).await?,
