@@ -32,6 +32,10 @@ pub const HOSTS_ANNOTATION: &str = "gantry.dev/hosts";
 /// Finalizer that releases before this one set. The operator takes it off: owner references remove all that belongs to a
 /// service, and a deletion must not wait for an operator that may be gone.
 pub const OLD_FINALIZER: &str = "gantry.dev/cleanup";
+/// Annotation of an InferenceService: its pods are replaced when the value changes.
+pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
+/// Annotation of an InferenceService: a version that was refused or taken back is tried again when the value changes.
+pub const RETRY_ANNOTATION: &str = "gantry.dev/retry";
 /// Field manager of the operator's server-side applies.
 pub const OPERATOR_FIELD_MANAGER: &str = "gantry-operator";
 

@@ -20,10 +20,7 @@ use kube::ResourceExt;
 
 use crate::limits::RETRY_TOKEN_CHARS_MAX;
 
-/// Annotation whose change restarts the pods one after the other.
-pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
-/// Annotation whose change lets a latched version be tried again, for when what was wrong lay outside the spec.
-pub const RETRY_ANNOTATION: &str = "gantry.dev/retry";
+pub use gantry_crds::{RESTART_ANNOTATION, RETRY_ANNOTATION};
 
 /// A spec that can be carried out.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,6 +12,7 @@ mod guards;
 mod latch;
 mod lifecycle;
 mod monitoring;
+mod plugin;
 mod rejections;
 mod swap;
 mod y_scale;
