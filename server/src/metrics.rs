@@ -250,7 +250,7 @@ impl Metrics {
         registry.register("completion_tokens", "Tokens generated for finished requests", completion_tokens.clone());
         registry.register("connections", "Open connections", connections.clone());
         let shed = Family::<PhaseLabel, Counter>::default();
-        for phase in [Phase::Waiting, Phase::Idle, Phase::Receiving] {
+        for phase in [Phase::Waiting, Phase::Idle, Phase::Unread, Phase::Receiving] {
             drop(shed.get_or_create(&PhaseLabel { phase: phase.as_str() }));
         }
         registry.register(

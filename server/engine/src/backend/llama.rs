@@ -29,6 +29,7 @@ use crate::kv_plan::{
 };
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS};
 use crate::plan::GROUP_TOKENS;
+use crate::scheduler::WarmUp;
 use crate::template::{Renderer, TemplateReport, Tryout};
 pub(crate) use pooler::{LoadedPooler, pooler};
 use stage::Stage;
@@ -70,6 +71,8 @@ pub(crate) struct Loaded {
     pub(crate) info: ModelInfo,
     /// Names what saved state fits; `None`: state cannot be saved.
     pub(crate) fingerprint: Option<Fingerprint>,
+    /// What is decoded before anyone is served.
+    pub(crate) warm_up: WarmUp,
 }
 
 /// A model's weights, and those of the small one that guesses for it.
@@ -175,6 +178,8 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let tryout = source.map(|source| Tryout::begin(config, model.clone(), source)).transpose()?;
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
     let (template, tried) = tryout.map(Tryout::end).transpose()?.unzip();
+    let (tried, chat): (_, Option<Vec<Token>>) = tried.unzip();
+    let warm_up = WarmUp { text: chat.unwrap_or_default(), trained_position: model.n_ctx_train().saturating_sub(1) };
     check_length(config, &model, tried.as_ref())?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
@@ -229,7 +234,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
-    Ok(Loaded { backend, draft, vocabulary, info, fingerprint })
+    Ok(Loaded { backend, draft, vocabulary, info, fingerprint, warm_up })
 }
 
 fn useless(config: &EngineConfig, reason: String) -> LoadError {
