@@ -461,7 +461,16 @@ impl Request {
     /// Passes an event on.
     pub(super) fn pass(&mut self, event: GenerationEvent, now: Instant) -> Passed {
         let event = match event {
-            GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
+            GenerationEvent::Failed(error) => {
+                // It was rendered and tokenised, which of a long prompt is much work: were that nobody's, who is refused again
+                // and again would always come before those who are answered.
+                let is_of_request =
+                    matches!(error, RequestError::InvalidRequest { .. } | RequestError::ContextLengthExceeded { .. });
+                if is_of_request {
+                    self.place.begin();
+                }
+                GenerationEvent::Failed(self.restated(error, now))
+            }
             // A worker knows nothing of the time before: waiting for one with room, and with one that died.
             GenerationEvent::Finished { reason, stop_string, usage, mut timings } => {
                 // What is computed of one that is told its prompt is not counted in tokens: it stays at what it asked for.
