@@ -255,7 +255,7 @@ fn large_and_late() -> axum::Router {
 /// How long a client that asks this and takes so many bytes a second is served, by a clock that goes on when nobody can; at most
 /// until three times the limit.
 async fn served_for(requests: &str, bytes_per_second: usize) -> Duration {
-    served_by(&Served::new(1).await, requests, bytes_per_second).await
+    served_by(&Served::new(2).await, requests, bytes_per_second).await
 }
 
 async fn served_by(served: &Served, requests: &str, bytes_per_second: usize) -> Duration {
