@@ -268,8 +268,8 @@ pub struct HttpArgs {
         allow_hyphen_values = true
     )]
     pub api_key: Vec<String>,
-    /// A file of such keys, one a line, which is read again when it changes
-    #[arg(long, env = "GANTRY_API_KEY_FILE", value_name = "FILE")]
+    /// A file of such keys, one a line, or a directory of such files, as a Secret is mounted; read again when it changes
+    #[arg(long, env = "GANTRY_API_KEY_FILE", value_name = "PATH")]
     pub api_key_file: Option<PathBuf>,
     /// Origins whose pages may ask, with commas between several, or * for all [default: no page may]
     #[arg(long, env = "GANTRY_CORS_ORIGINS", value_name = "LIST", value_delimiter = ',')]
