@@ -123,6 +123,8 @@ mod tests {
             assert_ne!(judged(changed, value), before, "{changed}");
         }
         assert_eq!(judged("spec.replicas", 2.into()), before, "scaling is no new judgement");
+        let api = serde_json::json!({"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"], "anyModel": true});
+        assert_eq!(judged("spec.api", api), before, "who may ask is no matter of a model's");
     }
 
     /// An operator that knows more settings must not take every service for changed.

@@ -4,6 +4,8 @@
 //! a rule existed. What this release does not carry out is refused here, by field and with what to use instead, so that
 //! no object is half obeyed. Later steps see only [`ValidService`] and cannot fail for these reasons.
 
+mod api;
+
 use std::{fmt, time::Duration};
 
 use gantry_crds::{
@@ -19,6 +21,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
 use crate::limits::RETRY_TOKEN_CHARS_MAX;
+
+pub use api::{ApiSettings, PodSecret};
 
 /// Annotation whose change restarts the pods one after the other.
 pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
@@ -111,6 +115,8 @@ pub struct PodSettings {
     pub drain_timeout: Duration,
     /// Value of [`RESTART_ANNOTATION`].
     pub restart: Option<String>,
+    /// Whom it answers.
+    pub api: ApiSettings,
 }
 
 /// One thing in the spec that cannot be carried out.
@@ -194,6 +200,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         ),
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
+        api: ApiSettings::of(&spec.api),
     };
     if spec.runtime.gpu_memory.is_some() && spec.resources.gpu.is_none() {
         problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");

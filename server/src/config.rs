@@ -143,7 +143,9 @@ impl PodArgs {
     /// Lists every mistake.
     pub fn settings(&self) -> Result<HttpSettings, Problems> {
         let mut check = Check::default();
-        let http = self.http.check(&mut check, "0.0.0.0", Some(POD_METRICS_PORT));
+        let mut http = self.http.check(&mut check, "0.0.0.0", Some(POD_METRICS_PORT));
+        self.alias.iter().for_each(|name| check.name("alias", name));
+        http.names.aliases.clone_from(&self.alias);
         self.backends.check(&mut check);
         for (flag, name) in [("service", &self.service), ("namespace", &self.namespace), ("pod", &self.pod)] {
             check.name(flag, name);

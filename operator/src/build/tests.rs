@@ -88,6 +88,10 @@ fn a_template_is_kept_until_its_inputs_change() {
         json!({"/spec/rollout": {"drainTimeout": "30s"}}),
         json!({"/spec/cache": {"sizeLimit": "10Gi"}}),
         json!({"/metadata/annotations": {"gantry.dev/restart": "1"}}),
+        json!({"/spec/api": {"keysSecretRef": {"name": "keys"}}}),
+        json!({"/spec/api": {"corsOrigins": ["*"]}}),
+        json!({"/spec/api": {"modelAliases": ["gpt-4o"]}}),
+        json!({"/spec/api": {"anyModel": true}}),
     ];
     for change in changes {
         let changed = built(&change, "server:2", Some(&stored(&old)));
@@ -115,6 +119,7 @@ fn pods_that_are_restarted_or_given_more_time_to_end_have_the_same_for_a_model()
         ("nothing", json!({}), true),
         ("a restart", json!({"/metadata/annotations": {"gantry.dev/restart": "now"}}), true),
         ("time to end", json!({"/spec/rollout": {"drainTimeout": "5m"}}), true),
+        ("keys", json!({"/spec/api": {"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"]}}), true),
         ("memory", json!({"/spec/resources": {"memory": "2Gi"}}), false),
         ("a cache", json!({"/spec/cache": {"sizeLimit": "20Gi"}}), false),
     ] {
@@ -150,6 +155,44 @@ fn a_template_is_known_by_what_is_set_and_by_the_value_of_quantities() {
     let pod = validate(&owner(&json!({"/spec/resources": {"memory": "4Gi", "cpu": "2"}}))).unwrap().pod;
     let set = json!({"cpu": "2.000", "memory": "4294967296.000"});
     assert_eq!(pod.resources_hash(), hash(&set), "what is not set is not in it");
+}
+
+#[test]
+fn a_pod_has_what_the_api_asks_for_and_nobody_a_right_to_its_keys() {
+    let api = json!({"/spec/api": {
+        "keysSecretRef": {"name": "keys"}, "corsOrigins": ["http://localhost:3000", "https://chat.example.com"],
+        "modelAliases": ["gpt-4o", "claude-sonnet-4"], "anyModel": true,
+    }});
+    let children = built(&api, "server:1", None);
+    let pod = pod(&children);
+    let container = &pod["containers"][0];
+    let arguments = json!([
+        "pod",
+        "--api-key-file=/etc/gantry/api-keys",
+        "--cors-origins=http://localhost:3000,https://chat.example.com",
+        "--alias=claude-sonnet-4,gpt-4o",
+        "--any-model",
+    ]);
+    assert_eq!(container["args"], arguments);
+    let secret = json!({"secretName": "keys", "optional": false, "defaultMode": 0o440});
+    assert_eq!(pod["volumes"][2], json!({"name": "api-keys", "secret": secret}));
+    let mount = json!({"name": "api-keys", "mountPath": "/etc/gantry/api-keys", "readOnly": true});
+    assert_eq!(container["volumeMounts"][2], mount);
+    assert!(!serde_json::to_string(&children.role).unwrap().contains("secrets"));
+    assert!(!container["env"].to_string().contains("keys"), "no variable has them");
+}
+
+/// Of what is not set nothing is in a template, nor in what it is known by: an upgrade restarts nobody.
+#[test]
+fn lists_of_the_api_are_sets_and_what_is_not_set_is_no_part_of_a_template() {
+    let children = |api: Value| built(&json!({"/spec/api": api}), "server:1", None).deployment;
+    let plain = built(&json!({}), "server:1", None).deployment;
+    assert_eq!(children(json!({"corsOrigins": [], "modelAliases": [], "anyModel": false})), plain);
+    let pod = validate(&owner(&json!({"/spec/api": {}}))).unwrap().pod;
+    assert_eq!(pod.api.fields().count(), 0);
+    assert_eq!(children(json!({"modelAliases": ["a", "b"]})), children(json!({"modelAliases": ["b", "a"]})));
+    assert_ne!(children(json!({"modelAliases": ["a", "b"]})), children(json!({"modelAliases": ["a"]})));
+    assert_ne!(children(json!({"modelAliases": ["a"]})), children(json!({"corsOrigins": ["a"]})));
 }
 
 #[test]

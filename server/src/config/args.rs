@@ -319,6 +319,9 @@ pub struct PodArgs {
     /// This pod's name
     #[arg(long, env = "GANTRY_POD", value_name = "NAME")]
     pub pod: String,
+    /// Names by which clients may ask for the model beside the one that its version is served by, with commas between them
+    #[arg(long, env = "GANTRY_ALIAS", value_name = "NAME", value_delimiter = ',')]
+    pub alias: Vec<String>,
     /// Where models are kept
     #[arg(long, env = "GANTRY_CACHE_DIR", default_value = "/var/cache/gantry", value_name = "DIR")]
     pub cache_dir: PathBuf,

@@ -64,6 +64,58 @@ fn the_api_takes_nothing_that_the_server_refuses() {
     assert!(crd.contains(&drain), "{drain}");
 }
 
+/// What a pod's command line asks for.
+fn pod(args: &[&str]) -> Result<HttpSettings, Problems> {
+    let names = ["--service=chat", "--namespace=test", "--pod=chat-0"];
+    match read(&[&["pod"][..], &names[..], args].concat()).unwrap() {
+        Command::Pod(args) => args.settings(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// As the operator writes it for a service's `spec.api`.
+#[test]
+fn a_pod_takes_what_the_api_of_its_service_asks_for() {
+    let keys = tempfile::tempdir().unwrap();
+    std::fs::write(keys.path().join("team-a"), "sesame").unwrap();
+    let keys = format!("--api-key-file={}", keys.path().display());
+    let origins = "--cors-origins=http://localhost:3000,https://chat.example.com";
+    let http = pod(&[&keys, origins, "--alias=claude-sonnet-4,gpt-4o", "--any-model"]).unwrap();
+    let wanted = ["http://localhost:3000", "https://chat.example.com"].map(str::to_owned);
+    assert_eq!(http.origins, Origins::parse(&wanted).unwrap());
+    assert_eq!(http.names, ModelNames { aliases: vec!["claude-sonnet-4".to_owned(), "gpt-4o".to_owned()], any: true });
+    assert_ne!(http.keys, KeySources::default());
+    assert_eq!(pod(&["--cors-origins=*"]).unwrap().origins, Origins::Any);
+    let problems = pod(&["--api-key-file=/nowhere", "--alias=a,"]).unwrap_err().to_string();
+    assert!(problems.contains("--api-key-file") && problems.contains("--alias"), "{problems}");
+}
+
+/// The pattern that the API server holds each item of a list of `spec.api` to.
+fn api_pattern(field: &str) -> String {
+    let crd = serde_json::to_value(gantry_crds::InferenceService::crd()).unwrap();
+    let api = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["api"];
+    let field = &api["properties"][field];
+    assert_eq!(field["x-kubernetes-list-type"], "set");
+    assert!(field["maxItems"].is_u64() && field["items"]["maxLength"].is_u64(), "{field}");
+    let rule = field["x-kubernetes-validations"][0]["rule"].as_str().unwrap();
+    let (_, pattern) = rule.split_once("matches('^").unwrap();
+    let (pattern, _) = pattern.split_once("$'").unwrap();
+    // As CEL reads a string.
+    pattern.replace(r"\\", r"\")
+}
+
+proptest::proptest! {
+    #[test]
+    fn a_pod_starts_with_every_name_and_origin_that_the_api_server_takes(
+        origin in proptest::string::string_regex(&api_pattern("corsOrigins")).unwrap(),
+        alias in proptest::string::string_regex(&api_pattern("modelAliases")).unwrap(),
+    ) {
+        let http = pod(&[&format!("--cors-origins={origin}"), &format!("--alias={alias}")]);
+        proptest::prop_assert!(http.is_ok(), "{http:?}");
+        proptest::prop_assert_eq!(http.unwrap().names.aliases, [alias]);
+    }
+}
+
 #[test]
 fn flags_mean_what_they_mean_for_llama_server() {
     let settings = serve(&[
