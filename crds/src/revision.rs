@@ -79,7 +79,9 @@ mod tests {
         let prefix_cache = Some(PrefixCacheSpec { disk, ..PrefixCacheSpec::default() });
         let kept = RuntimeSpec { prefix_cache, ..RuntimeSpec::default() };
         let steps = RuntimeSpec { step_ms_target: Some(50), ..RuntimeSpec::default() };
-        for other in [workers, layout, kept, steps] {
+        let chat_template = Some("{{ messages[0].content }}".to_owned());
+        let template = RuntimeSpec { chat_template, ..RuntimeSpec::default() };
+        for other in [workers, layout, kept, steps, template] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
     }

@@ -8,6 +8,7 @@ mod args;
 mod check;
 mod habits;
 mod line;
+mod template;
 #[cfg(test)]
 mod tests;
 
@@ -280,6 +281,11 @@ impl ServeArgs {
                     .clone()
                     .map(|model_path| DraftSettings { model_path, max_tokens: draft_tokens }),
                 step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
+                chat_template: template::chat_template(
+                    &mut check,
+                    self.chat_template.as_deref(),
+                    self.chat_template_file.as_deref(),
+                ),
             },
             pooled: self.pooled(&mut check),
         };

@@ -132,6 +132,12 @@ pub struct ServeArgs {
     /// The model name that clients use, with commas between several [default: the file's name without .gguf]
     #[arg(short, long, env = "GANTRY_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub alias: Vec<String>,
+    /// A chat template in the place of the one in the model's file: its text, not the name of one
+    #[arg(long, env = "GANTRY_CHAT_TEMPLATE", value_name = "TEXT")]
+    pub chat_template: Option<String>,
+    /// A file with such a template
+    #[arg(long, env = "GANTRY_CHAT_TEMPLATE_FILE", value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
     /// Requests that may wait while all sequences are busy; one more is refused with 429
     #[arg(long, env = "GANTRY_MAX_QUEUE", default_value = "512", value_name = "N", allow_hyphen_values = true)]
     pub max_queue: String,

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gantry_llama::{
-    Backends, Batch, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams, TemplateSource,
+    Backends, Batch, ChatError, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams,
+    TemplateSource,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -90,7 +91,11 @@ pub(crate) fn open(
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Opened, LoadError> {
     let backends = gantry_llama::init().map_err(|e| LoadError::Backend(e.to_string()))?.clone();
-    let params = ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() };
+    let params = ModelParams {
+        gpu_layers: config.gpu_layers,
+        gpu_split: config.gpu_split.clone(),
+        chat_template: config.chat_template.clone(),
+    };
     let draft_path = config.speculation.draft_model.as_deref();
     // Of what is read, the model's part.
     let part = match draft_path {
@@ -106,7 +111,8 @@ pub(crate) fn open(
         None => None,
         Some(path) => {
             let mut progress = |fraction| progress((part + fraction * (1.0 - part)) * loading);
-            Some(load_model(path, &params, &mut progress)?)
+            // Nobody chats with it.
+            Some(load_model(path, &ModelParams { chat_template: None, ..params }, &mut progress)?)
         }
     };
     let on_gpu = backends.gpus().next().is_some() && config.gpu_layers != Some(0);
@@ -171,10 +177,11 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         ..ContextParams::default()
     };
     check_has_text(config, &model)?;
-    let source = TemplateSource::of(&model).map_err(LoadError::Template)?;
+    let source = TemplateSource::of(&model).map_err(|error| template_refused(config, error))?;
     let tryout = source.map(|source| Tryout::begin(config, model.clone(), source)).transpose()?;
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
-    let (template, tried) = tryout.map(Tryout::end).transpose()?.unzip();
+    let tried = tryout.map(Tryout::end).transpose()?.transpose();
+    let (template, tried) = tried.map_err(|error| template_refused(config, error))?.unzip();
     check_length(config, &model, tried.as_ref())?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
@@ -230,6 +237,11 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
     Ok(Loaded { backend, draft, vocabulary, info, fingerprint })
+}
+
+/// The template at fault is the file's, or another that was given.
+fn template_refused(config: &EngineConfig, error: ChatError) -> LoadError {
+    if config.chat_template.is_some() { LoadError::GivenTemplate(error) } else { LoadError::Template(error) }
 }
 
 fn useless(config: &EngineConfig, reason: String) -> LoadError {
