@@ -22,7 +22,7 @@ use kube::ResourceExt;
 
 use crate::limits::RETRY_TOKEN_CHARS_MAX;
 
-pub use api::{ApiSettings, PodSecret};
+pub use api::{ApiSettings, PodSecret, ResponseStore, StorePlace};
 
 /// Annotation whose change restarts the pods one after the other.
 pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
@@ -200,7 +200,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         ),
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
-        api: ApiSettings::of(&spec.api),
+        api: problems.api(&spec.api),
     };
     if spec.runtime.gpu_memory.is_some() && spec.resources.gpu.is_none() {
         problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");
@@ -481,6 +481,7 @@ mod tests {
             "cache": {"sizeLimit": "1Gi"},
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
+            "api": {"responseStore": {"ttl": "long"}},
             "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
         })))
         .unwrap_err();
@@ -498,6 +499,8 @@ mod tests {
             "spec.runtime.speculative.draft.sha256",
             "spec.rollout.progressDeadline",
             "spec.scheduling.queueTimeout",
+            "spec.api.responseStore",
+            "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
             "spec.rollout.strategy",
         ] {

@@ -270,6 +270,7 @@ fn environment(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) 
     if !new_pods.private_sources {
         environment.push(plain("GANTRY_PRIVATE_SOURCES", "false".to_owned()));
     }
+    environment.extend(api::environment(&pod.api));
     environment
 }
 

@@ -86,17 +86,26 @@ fn a_pod_takes_what_the_api_of_its_service_asks_for() {
     assert_eq!(http.names, ModelNames { aliases: vec!["claude-sonnet-4".to_owned(), "gpt-4o".to_owned()], any: true });
     assert_ne!(http.keys, KeySources::default());
     assert_eq!(pod(&["--cors-origins=*"]).unwrap().origins, Origins::Any);
+    let kept = pod(&["--response-store=file:///var/lib/gantry/responses", "--response-ttl=5400"]).unwrap().responses;
+    let place = StorePlace::Directory("/var/lib/gantry/responses".into());
+    assert_eq!(kept, Some(ResponseStoreSettings { place, time_to_live: Duration::from_secs(5400) }));
+    let bucket = pod(&["--response-store=s3://responses/"]).unwrap().responses.unwrap();
+    assert_eq!(bucket.time_to_live, Duration::from_secs(720 * 3600), "as the CRD says");
+    assert!(matches!(bucket.place, StorePlace::S3 { bucket, .. } if bucket == "responses"));
     let problems = pod(&["--api-key-file=/nowhere", "--alias=a,"]).unwrap_err().to_string();
     assert!(problems.contains("--api-key-file") && problems.contains("--alias"), "{problems}");
 }
 
-/// The pattern that the API server holds each item of a list of `spec.api` to.
-fn api_pattern(field: &str) -> String {
+/// The pattern that the API server holds a field of `spec.api` to, or each item of a list.
+fn api_pattern(path: &str) -> String {
     let crd = serde_json::to_value(gantry_crds::InferenceService::crd()).unwrap();
-    let api = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["api"];
-    let field = &api["properties"][field];
-    assert_eq!(field["x-kubernetes-list-type"], "set");
-    assert!(field["maxItems"].is_u64() && field["items"]["maxLength"].is_u64(), "{field}");
+    let mut field = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["api"];
+    for name in path.split('.') {
+        field = &field["properties"][name];
+    }
+    let is_set = field["x-kubernetes-list-type"] == "set" && field["maxItems"].is_u64();
+    let text = if is_set { &field["items"] } else { field };
+    assert!(text["type"] == "string" && text["maxLength"].is_u64(), "{path}: {field}");
     let rule = field["x-kubernetes-validations"][0]["rule"].as_str().unwrap();
     let (_, pattern) = rule.split_once("matches('^").unwrap();
     let (pattern, _) = pattern.split_once("$'").unwrap();
@@ -109,10 +118,17 @@ proptest::proptest! {
     fn a_pod_starts_with_every_name_and_origin_that_the_api_server_takes(
         origin in proptest::string::string_regex(&api_pattern("corsOrigins")).unwrap(),
         alias in proptest::string::string_regex(&api_pattern("modelAliases")).unwrap(),
+        bucket in proptest::string::string_regex(&api_pattern("responseStore.s3.bucket")).unwrap(),
+        prefix in proptest::string::string_regex(&api_pattern("responseStore.s3.prefix")).unwrap(),
     ) {
-        let http = pod(&[&format!("--cors-origins={origin}"), &format!("--alias={alias}")]);
+        let store = format!("s3://{bucket}/{prefix}");
+        let flags = [("cors-origins", &origin), ("alias", &alias), ("response-store", &store)];
+        let flags = flags.map(|(flag, value)| format!("--{flag}={value}"));
+        let http = pod(&flags.each_ref().map(String::as_str));
         proptest::prop_assert!(http.is_ok(), "{http:?}");
-        proptest::prop_assert_eq!(http.unwrap().names.aliases, [alias]);
+        let http = http.unwrap();
+        proptest::prop_assert_eq!(http.names.aliases, [alias]);
+        proptest::prop_assert_eq!(http.responses.unwrap().place.to_string(), store);
     }
 }
 

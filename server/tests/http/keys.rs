@@ -110,6 +110,27 @@ async fn a_mounted_secret_whose_keys_change_is_read_again_without_a_restart() {
     assert!(!server.log().contains("secret-of"), "{}", server.log());
 }
 
+/// What loads a model and what renders its template are not told what the front keeps to itself.
+#[tokio::test]
+async fn secrets_of_the_front_are_in_no_other_process() {
+    let secrets = [
+        "GANTRY_API_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    ];
+    let server = Server::start_in(&secrets.map(|name| (name, "sesame")), &[]).await;
+    let environment = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+    assert_eq!(environment(server.pid()).matches("sesame").count(), secrets.len());
+    let workers = server.workers();
+    assert!(!workers.is_empty());
+    for pid in workers {
+        let of_worker = environment(pid);
+        assert!(of_worker.contains("PATH=") && !of_worker.contains("sesame"), "{of_worker}");
+    }
+}
+
 #[tokio::test]
 async fn pages_of_named_origins_may_ask() {
     let page = "https://chat.example.com";

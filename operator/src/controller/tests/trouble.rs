@@ -104,6 +104,24 @@ async fn a_secret_that_a_pod_cannot_be_made_without_is_told_at_once_and_only_loo
 }
 
 #[tokio::test]
+async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_field_that_names_them() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| {
+        service["spec"]["api"] = json!({"keysSecretRef": {"name": "keys"},
+            "responseStore": {"s3": {"bucket": "responses", "secretRef": {"name": "store"}}}});
+    });
+    scene.api.put(KEYS, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "test"}}));
+    scene.step().await.unwrap();
+    let message = "pod chat-c waits with CreateContainerConfigError: `kubectl describe pod chat-c` says why";
+    let trouble = Trouble { reason: Reason::CreateContainerError, message: message.to_owned() };
+    scene.pods.push(PodView { name: "chat-c".to_owned(), trouble: Some(trouble), ..PodView::default() });
+    scene.step().await.unwrap();
+    let (_, reason, told) = scene.condition("PodsReady");
+    assert_eq!(reason, "SecretNotFound");
+    assert!(told.contains("waits for Secret store (spec.api.responseStore.s3.secretRef), which is not there"), "{told}");
+}
+
+#[tokio::test]
 async fn who_may_ask_is_a_change_of_the_pods_and_of_no_version() {
     let mut scene = Scene::serving().await;
     let before = scene.service().status.unwrap();
