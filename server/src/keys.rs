@@ -17,7 +17,8 @@ use subtle::{Choice, ConstantTimeEq};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::limits::{
-    API_KEYS_RELOAD_PERIOD, API_KEYS_REREADS, MAX_API_KEY_BYTES, MAX_API_KEY_FILE_BYTES, MAX_API_KEY_FILES, MAX_API_KEYS,
+    API_KEYS_RELOAD_PERIOD, API_KEYS_REREADS, MAX_API_KEY_BYTES, MAX_API_KEY_FILE_BYTES, MAX_API_KEY_FILES,
+    MAX_API_KEYS,
 };
 
 /// How the names begin of what the kubelet keeps for itself where it mounts a Secret.
@@ -199,7 +200,9 @@ fn of_files(whole: &Path, directory: &Path) -> Result<Vec<KeyDigest>, String> {
         let text = text_of(&whole.join(&name), &shown)?;
         bytes += text.len() as u64;
         if bytes > MAX_API_KEY_FILE_BYTES {
-            return Err(format!("has files of more than {MAX_API_KEY_FILE_BYTES} bytes together, which are the most: {at}"));
+            return Err(format!(
+                "has files of more than {MAX_API_KEY_FILE_BYTES} bytes together, which are the most: {at}"
+            ));
         }
         keys.extend(of_text(&text, &shown)?);
     }
@@ -353,7 +356,10 @@ mod tests {
             mount(folder.path(), 0, files);
             let problem = read(folder.path()).unwrap_err();
             assert!(problem.contains(told) && !problem.contains("sesame"), "{problem}");
-            assert!(problem.contains(&*folder.path().to_string_lossy()) && !problem.contains(KUBELETS_OWN), "{problem}");
+            assert!(
+                problem.contains(&*folder.path().to_string_lossy()) && !problem.contains(KUBELETS_OWN),
+                "{problem}"
+            );
         }
         fs::create_dir(folder.path().join("..2026_0/within")).unwrap();
         assert!(keys.reload().unwrap().contains("is no regular file"));

@@ -215,7 +215,9 @@ async fn ensure_refused(service: &TestService<'_>) -> Result<()> {
     for spec in [
         json!({"api": {"corsOrigins": ["*"]}}),
         json!({"api": {"corsOrigins": ["http://localhost:3000", "http://[::1]:3000", "app://tool"]}}),
-        store(json!({"s3": {"bucket": "responses", "prefix": "a/b", "endpoint": "http://minio.store:9000"}, "ttl": "1h"})),
+        store(
+            json!({"s3": {"bucket": "responses", "prefix": "a/b", "endpoint": "http://minio.store:9000"}, "ttl": "1h"}),
+        ),
         json!({"runtime": {"chatTemplate": "{{ messages[0].content }}"}}),
     ] {
         let change: Patch<Value> = Patch::Merge(json!({"spec": spec}));

@@ -41,11 +41,8 @@ pub(super) fn environment(api: &ApiSettings) -> Vec<EnvVar> {
     let Some(ResponseStore { place: StorePlace::S3 { endpoint, region, secret, .. }, .. }) = &api.responses else {
         return Vec::new();
     };
-    let plain = |name: &str, value: &str| EnvVar {
-        name: name.to_owned(),
-        value: Some(value.to_owned()),
-        ..EnvVar::default()
-    };
+    let plain =
+        |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
     let without_tls = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
     let plain = [
         endpoint.as_deref().map(|endpoint| plain("AWS_ENDPOINT", endpoint)),
@@ -89,10 +86,7 @@ pub(super) fn volumes(api: &ApiSettings) -> Vec<Volume> {
     });
     let responses = claim(api).map(|claim| Volume {
         name: RESPONSES_VOLUME.to_owned(),
-        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-            claim_name: claim.clone(),
-            read_only: None,
-        }),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource { claim_name: claim.clone(), read_only: None }),
         ..Volume::default()
     });
     keys.into_iter().chain(responses).collect()

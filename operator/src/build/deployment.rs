@@ -22,8 +22,8 @@ use k8s_openapi::{
 use kube::ResourceExt;
 
 use super::{
-    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, api, hash, identity_name, labels, metadata,
-    pod_selector,
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, api, hash, identity_name, labels,
+    metadata, pod_selector,
 };
 use crate::{
     limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
@@ -242,10 +242,8 @@ fn empty_dir(name: &str, size_limit: Option<Quantity>) -> Volume {
 }
 
 fn volumes(pod: &PodSettings) -> Vec<Volume> {
-    let mut volumes = vec![
-        empty_dir("cache", Some(cache_limit(pod))),
-        empty_dir("tmp", Some(Quantity(TMP_SIZE.to_owned()))),
-    ];
+    let mut volumes =
+        vec![empty_dir("cache", Some(cache_limit(pod))), empty_dir("tmp", Some(Quantity(TMP_SIZE.to_owned())))];
     volumes.extend(api::volumes(&pod.api));
     volumes
 }

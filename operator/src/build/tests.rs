@@ -197,9 +197,7 @@ fn a_pod_keeps_responses_where_the_api_says() {
     }, "ttl": "90m"}));
     let arguments = json!(["pod", "--response-store=s3://responses/gantry/chat", "--response-ttl=5400"]);
     assert_eq!(bucket["containers"][0]["args"], arguments);
-    let of_secret = |key: &str, optional: bool| {
-        json!({"name": key, "valueFrom": {"secretKeyRef": {"name": "store", "key": key, "optional": optional}}})
-    };
+    let of_secret = |key: &str, optional: bool| json!({"name": key, "valueFrom": {"secretKeyRef": {"name": "store", "key": key, "optional": optional}}});
     let variables = [
         json!({"name": "AWS_ENDPOINT", "value": "http://minio.store:9000"}),
         json!({"name": "AWS_ALLOW_HTTP", "value": "true"}),

@@ -161,7 +161,7 @@ async fn prompt(server: &Server, question: &str) -> String {
 async fn a_template_that_is_given_takes_the_place_of_the_files() {
     // The form that the model knows, with a name for the user that it does not.
     let given = "{% for m in messages %}<|im_start|>{{ m.role }}\nAsked: {{ m.content }}<|im_end|>\n{% endfor %}\
-                 <|im_start|>assistant\n";
+                 <|im_start|>assistant{{ '\\n' }}";
     let wanted = "<|im_start|>user\nAsked: Hi<|im_end|>\n<|im_start|>assistant\n";
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("chat.jinja");
@@ -190,7 +190,10 @@ fn a_template_that_is_given_and_can_render_nothing_is_told_by_its_line() {
     let (status, text) = output(command);
     assert_eq!(status.code(), Some(1), "{text}");
     let last = text.lines().last().unwrap();
-    assert!(last.contains("line 2, `{{ m.content.nope() }}") && last.contains("correct the template that is given"), "{last}");
+    assert!(
+        last.contains("line 2, `{{ m.content.nope() }}") && last.contains("correct the template that is given"),
+        "{last}"
+    );
 }
 
 /// It shows its nature only to who says the word.

@@ -88,7 +88,9 @@ async fn a_secret_that_a_pod_cannot_be_made_without_is_told_at_once_and_only_loo
     assert_eq!(scene.api.writes().len(), 0, "told once");
 
     // It is there, and the kubelet will see it: what it takes for that is no trouble.
-    scene.api.put(KEYS, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "test"}}));
+    scene
+        .api
+        .put(KEYS, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "test"}}));
     scene.step().await.unwrap();
     assert_eq!(scene.condition("PodsReady").1, "AsRequested");
     // Whether it is there cannot be seen: nothing is said of it.
@@ -110,7 +112,9 @@ async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_fie
         service["spec"]["api"] = json!({"keysSecretRef": {"name": "keys"},
             "responseStore": {"s3": {"bucket": "responses", "secretRef": {"name": "store"}}}});
     });
-    scene.api.put(KEYS, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "test"}}));
+    scene
+        .api
+        .put(KEYS, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "test"}}));
     scene.step().await.unwrap();
     let message = "pod chat-c waits with CreateContainerConfigError: `kubectl describe pod chat-c` says why";
     let trouble = Trouble { reason: Reason::CreateContainerError, message: message.to_owned() };
@@ -118,7 +122,10 @@ async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_fie
     scene.step().await.unwrap();
     let (_, reason, told) = scene.condition("PodsReady");
     assert_eq!(reason, "SecretNotFound");
-    assert!(told.contains("waits for Secret store (spec.api.responseStore.s3.secretRef), which is not there"), "{told}");
+    assert!(
+        told.contains("waits for Secret store (spec.api.responseStore.s3.secretRef), which is not there"),
+        "{told}"
+    );
 }
 
 #[tokio::test]
