@@ -6,6 +6,8 @@
 
 mod api;
 
+pub use api::{ApiSettings, PodSecret, ResponseStore, StorePlace};
+
 use std::{fmt, time::Duration};
 
 use gantry_crds::{
@@ -21,8 +23,6 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
 use crate::limits::RETRY_TOKEN_CHARS_MAX;
-
-pub use api::{ApiSettings, PodSecret, ResponseStore, StorePlace};
 
 /// Annotation whose change restarts the pods one after the other.
 pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";

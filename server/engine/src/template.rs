@@ -191,9 +191,10 @@ impl Tryout {
         tried.map(Self).map_err(|e| LoadError::Thread(e.to_string()))
     }
 
-    /// Waits for what became of it.
-    pub(crate) fn end(self) -> Result<Result<(Renderer, TemplateReport), ChatError>, LoadError> {
-        self.0.join().map_err(|_| LoadError::Thread(String::from("trying the template panicked")))
+    /// Waits for it.
+    pub(crate) fn end(self) -> Result<(Renderer, TemplateReport), LoadError> {
+        let tried = self.0.join();
+        tried.map_err(|_| LoadError::Thread(String::from("trying the template panicked")))?.map_err(LoadError::Template)
     }
 }
 

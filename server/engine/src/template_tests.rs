@@ -12,7 +12,11 @@ fn try_out(template: &str) -> Result<TemplateReport, ChatError> {
     let model = Model::load(&path, &ModelParams::default(), &mut |_| true).unwrap();
     let source = TemplateSource { text: template.to_owned(), ..TemplateSource::default() };
     let config = EngineConfig::new("unused.gguf");
-    Tryout::begin(&config, model, source).unwrap().end().unwrap().map(|(_, report)| report)
+    match Tryout::begin(&config, model, source).unwrap().end() {
+        Ok((_, report)) => Ok(report),
+        Err(LoadError::Template(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[test]

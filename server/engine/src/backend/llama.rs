@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gantry_llama::{
-    Backends, Batch, ChatError, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams,
-    TemplateSource,
+    Backends, Batch, Context, ContextError, ContextParams, DecodeError, KvType, Model, ModelParams, TemplateSource,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -141,6 +140,14 @@ fn context_refused(error: ContextError) -> LoadError {
 
 /// Makes a context that generates.
 pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded, LoadError> {
+    context_and_template(config, opened).map_err(|error| match error {
+        // It is not the file's.
+        LoadError::Template(error) if config.chat_template.is_some() => LoadError::GivenTemplate(error),
+        error => error,
+    })
+}
+
+fn context_and_template(config: &EngineConfig, opened: &Opened) -> Result<Loaded, LoadError> {
     let model = opened.model.clone();
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
     let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
@@ -177,11 +184,10 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         ..ContextParams::default()
     };
     check_has_text(config, &model)?;
-    let source = TemplateSource::of(&model).map_err(|error| template_refused(config, error))?;
+    let source = TemplateSource::of(&model).map_err(LoadError::Template)?;
     let tryout = source.map(|source| Tryout::begin(config, model.clone(), source)).transpose()?;
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
-    let tried = tryout.map(Tryout::end).transpose()?.transpose();
-    let (template, tried) = tried.map_err(|error| template_refused(config, error))?.unzip();
+    let (template, tried) = tryout.map(Tryout::end).transpose()?.unzip();
     check_length(config, &model, tried.as_ref())?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
@@ -237,11 +243,6 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
     Ok(Loaded { backend, draft, vocabulary, info, fingerprint })
-}
-
-/// The template at fault is the file's, or another that was given.
-fn template_refused(config: &EngineConfig, error: ChatError) -> LoadError {
-    if config.chat_template.is_some() { LoadError::GivenTemplate(error) } else { LoadError::Template(error) }
 }
 
 fn useless(config: &EngineConfig, reason: String) -> LoadError {
