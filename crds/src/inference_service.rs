@@ -14,6 +14,7 @@ use crate::{
     status::InferenceServiceStatus,
 };
 
+pub use crate::api::ApiSpec;
 pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, RuntimeSpec, SpeculativeSpec, SplitMode};
 
 /// A model that is served by a number of pods, and how it may change.
@@ -66,6 +67,9 @@ pub struct InferenceServiceSpec {
     /// How requests wait and are spread. A change holds at once, for requests that come after it.
     #[serde(default)]
     pub scheduling: SchedulingSpec,
+    /// Whom it answers, and by which names. A change replaces the pods one after the other.
+    #[serde(default)]
+    pub api: ApiSpec,
     /// How a change of model is validated, switched and taken back.
     #[serde(default)]
     pub rollout: RolloutSpec,

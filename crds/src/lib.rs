@@ -6,6 +6,7 @@
 //! operator. Nothing in this crate talks to a cluster.
 
 pub mod address;
+pub mod api;
 pub mod conditions;
 pub mod inference_service;
 pub mod model_version;

@@ -79,7 +79,9 @@ mod tests {
         let prefix_cache = Some(PrefixCacheSpec { disk, ..PrefixCacheSpec::default() });
         let kept = RuntimeSpec { prefix_cache, ..RuntimeSpec::default() };
         let steps = RuntimeSpec { step_ms_target: Some(50), ..RuntimeSpec::default() };
-        for other in [workers, layout, kept, steps] {
+        let chat_template = Some("{{ messages[0].content }}".to_owned());
+        let template = RuntimeSpec { chat_template, ..RuntimeSpec::default() };
+        for other in [workers, layout, kept, steps, template] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
     }
@@ -123,6 +125,8 @@ mod tests {
             assert_ne!(judged(changed, value), before, "{changed}");
         }
         assert_eq!(judged("spec.replicas", 2.into()), before, "scaling is no new judgement");
+        let api = serde_json::json!({"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"], "anyModel": true});
+        assert_eq!(judged("spec.api", api), before, "who may ask is no matter of a model's");
     }
 
     /// An operator that knows more settings must not take every service for changed.

@@ -35,7 +35,7 @@ use tracing::{error, info};
 use crate::{
     act::{self, Actor, Unwritten},
     build::{self, Inputs, NewPods, StoredTemplate, TemplateId},
-    decide::{CountedPod, Plan, RolloutState, Transition, World, decide},
+    decide::{CountedPod, Plan, RolloutState, Transition, World, decide, judged::Seen},
     events::{Events, describe},
     http::Role,
     limits::{
@@ -46,7 +46,7 @@ use crate::{
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
-    validate::{Problems, ValidService, validate},
+    validate::{NamedObject, ObjectKind, PodSecret, Problems, ValidService, validate},
 };
 
 /// What a reconcile needs besides its service.
@@ -217,7 +217,7 @@ pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) ->
     }
     let started = Instant::now();
     let observed = context.stores.observe(&service);
-    let result = step(&service, &observed, &context, whole_seconds(Timestamp::now())).await;
+    let result = step(&service, observed, &context, whole_seconds(Timestamp::now())).await;
     let outcome = match &result {
         Ok(_) => ReconcileOutcome::Done,
         Err(error) if error.is_stale() || error.is_gone() => ReconcileOutcome::Stale,
@@ -253,7 +253,7 @@ fn whole_seconds(now: Timestamp) -> Timestamp {
 /// One reconcile of a service as observed.
 pub(crate) async fn step(
     service: &InferenceService,
-    observed: &Observed,
+    mut observed: Observed,
     context: &Context,
     now: Timestamp,
 ) -> Result<Action, act::Error> {
@@ -276,6 +276,9 @@ pub(crate) async fn step(
     let mut spec = validate(service);
     let state = RolloutState::from(status);
     let poll = judge_by_objects(&mut spec, &state, service, context).await;
+    let absent = look_for_secrets(spec.as_ref().ok(), &mut observed, service, context).await;
+    let poll = poll.into_iter().chain(absent).min();
+    let observed = &observed;
     let stored = observed.deployment.as_ref().and_then(|deployment| StoredTemplate::of(deployment.annotations()));
     let template = spec.as_ref().ok().map(|spec| TemplateId::newest(&spec.pod, stored.as_ref()));
     let pods = observed.counted(status, template.as_ref());
@@ -474,6 +477,26 @@ async fn judge_by_objects(
     }
     let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await;
     wanted.judge_by(&seen, state);
+    Some(JUDGED_POLL)
+}
+
+/// Looks for the Secrets that pods are made with while the container of one has not been made, and notes the first that is not
+/// there. Then this gives the time after which to look again.
+async fn look_for_secrets(
+    spec: Option<&ValidService>,
+    observed: &mut Observed,
+    service: &InferenceService,
+    context: &Context,
+) -> Option<Duration> {
+    let secrets = spec?.pod.api.secrets();
+    if secrets.is_empty() || !observed.any_waits_for_container() {
+        return None;
+    }
+    let object = |secret: &PodSecret| NamedObject { kind: ObjectKind::Secret, name: secret.name.clone() };
+    let objects: Vec<_> = secrets.iter().map(object).collect();
+    let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &objects).await;
+    let (absent, _) = secrets.iter().zip(seen).find(|(_, sighting)| sighting.seen == Seen::Absent)?;
+    observed.lacks(absent);
     Some(JUDGED_POLL)
 }
 

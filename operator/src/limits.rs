@@ -40,7 +40,7 @@ pub const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 pub const STORE_LAG_MAX: Duration = Duration::from_secs(30);
 
 /// How often is looked whether the ConfigMap or the Secrets that a version was judged by, or is being judged by, are others
-/// by now: no watch tells of them.
+/// by now, and whether a Secret is there by now that a pod cannot be made without: no watch tells of them.
 pub const JUDGED_POLL: Duration = Duration::from_secs(15);
 
 /// Longest such look, at all objects together: a pass goes on without, with what was seen last.

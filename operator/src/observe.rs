@@ -17,6 +17,7 @@ use futures::{
 };
 use gantry_crds::{
     InferenceService, ModelVersion,
+    conditions::Reason,
     status::{InferenceServiceStatus, NamedVersion},
 };
 use jiff::Timestamp;
@@ -44,6 +45,7 @@ use crate::{
     build::{MANAGED_BY, OPERATOR, TemplateId},
     decide::{CountedPod, StampedVersion},
     limits::WATCH_PAGE_OBJECTS,
+    validate::PodSecret,
 };
 
 use self::kept::{Child, Kept, OfService};
@@ -369,7 +371,29 @@ impl PodView {
     }
 }
 
+impl PodView {
+    /// Whether its container has not been made, for want of what it is made with or of time.
+    fn waits_for_container(&self) -> bool {
+        let refused = self.trouble.as_ref().is_some_and(|trouble| trouble.reason == Reason::CreateContainerError);
+        !self.over && (self.creation_limit.is_some() || refused)
+    }
+}
+
 impl Observed {
+    /// Whether any pod's container has not been made yet: then it pays to look for what it is made with.
+    #[must_use]
+    pub fn any_waits_for_container(&self) -> bool {
+        self.pods.iter().any(PodView::waits_for_container)
+    }
+
+    /// Takes it that pods whose containers have not been made wait for this Secret, which is not there: the kubelet says so in
+    /// Events alone.
+    pub fn lacks(&mut self, secret: &PodSecret) {
+        for pod in self.pods.iter_mut().filter(|pod| pod.waits_for_container()) {
+            pod.trouble = Some(Trouble::of_absent_secret(&pod.name, secret));
+        }
+    }
+
     /// Pods that a rollout waits for, with their entries in `status`; `newest` is the template whose resources they are to have,
     /// where the spec says which.
     #[must_use]

@@ -4,6 +4,10 @@
 //! a rule existed. What this release does not carry out is refused here, by field and with what to use instead, so that
 //! no object is half obeyed. Later steps see only [`ValidService`] and cannot fail for these reasons.
 
+mod api;
+
+pub use api::{ApiSettings, PodSecret, ResponseStore, StorePlace};
+
 use std::{fmt, time::Duration};
 
 use gantry_crds::{
@@ -108,6 +112,8 @@ pub struct PodSettings {
     pub drain_timeout: Duration,
     /// Value of [`RESTART_ANNOTATION`].
     pub restart: Option<String>,
+    /// Whom it answers.
+    pub api: ApiSettings,
 }
 
 /// One thing in the spec that cannot be carried out.
@@ -191,6 +197,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         ),
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
+        api: problems.api(&spec.api),
     };
     if spec.runtime.gpu_memory.is_some() && spec.resources.gpu.is_none() {
         problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");
@@ -471,6 +478,7 @@ mod tests {
             "cache": {"sizeLimit": "1Gi"},
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
+            "api": {"responseStore": {"ttl": "long"}},
             "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
         })))
         .unwrap_err();
@@ -488,6 +496,8 @@ mod tests {
             "spec.runtime.speculative.draft.sha256",
             "spec.rollout.progressDeadline",
             "spec.scheduling.queueTimeout",
+            "spec.api.responseStore",
+            "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
             "spec.rollout.strategy",
         ] {

@@ -8,6 +8,7 @@ mod args;
 mod check;
 mod habits;
 mod line;
+mod template;
 #[cfg(test)]
 mod tests;
 
@@ -143,7 +144,9 @@ impl PodArgs {
     /// Lists every mistake.
     pub fn settings(&self) -> Result<HttpSettings, Problems> {
         let mut check = Check::default();
-        let http = self.http.check(&mut check, "0.0.0.0", Some(POD_METRICS_PORT));
+        let mut http = self.http.check(&mut check, "0.0.0.0", Some(POD_METRICS_PORT));
+        self.alias.iter().for_each(|name| check.name("alias", name));
+        http.names.aliases.clone_from(&self.alias);
         self.backends.check(&mut check);
         for (flag, name) in [("service", &self.service), ("namespace", &self.namespace), ("pod", &self.pod)] {
             check.name(flag, name);
@@ -278,6 +281,11 @@ impl ServeArgs {
                     .clone()
                     .map(|model_path| DraftSettings { model_path, max_tokens: draft_tokens }),
                 step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
+                chat_template: template::chat_template(
+                    &mut check,
+                    self.chat_template.as_deref(),
+                    self.chat_template_file.as_deref(),
+                ),
             },
             pooled: self.pooled(&mut check),
         };

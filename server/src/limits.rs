@@ -258,9 +258,13 @@ pub const AGENT_STOP_LIMIT: Duration = Duration::from_secs(10);
 pub const MAX_API_KEYS: usize = 1024;
 /// The longest of them, in bytes.
 pub const MAX_API_KEY_BYTES: usize = 512;
-/// The largest file of API keys, in bytes.
+/// The largest file of API keys, or all files of a directory of them together, in bytes: as much as a Secret may hold.
 pub const MAX_API_KEY_FILE_BYTES: u64 = 1024 * 1024;
-/// How often the file of API keys is read again.
+/// The most files in a directory of API keys.
+pub const MAX_API_KEY_FILES: usize = 1024;
+/// How often a directory of API keys is read again at once, where a mounted Secret changed while it was read.
+pub const API_KEYS_REREADS: usize = 2;
+/// How often the file or the directory of API keys is read again.
 pub const API_KEYS_RELOAD_PERIOD: Duration = Duration::from_secs(5);
 
 /// The largest object of a stored response, in bytes: what it answers, or what its client was told.

@@ -113,7 +113,7 @@ pub enum FromWorker {
 pub enum LoadFault {
     /// The model's file, or how it is to be run.
     Model,
-    /// Its chat template.
+    /// Its chat template, or the one that was given in its place.
     Template,
     /// What it computes, which are no numbers.
     Numbers,
@@ -127,7 +127,7 @@ impl From<&LoadError> for LoadFault {
     fn from(error: &LoadError) -> Self {
         match error {
             LoadError::Backend(_) => Self::Backend,
-            LoadError::Template(_) => Self::Template,
+            LoadError::Template(_) | LoadError::GivenTemplate(_) => Self::Template,
             LoadError::NotFinite { .. } => Self::Numbers,
             LoadError::Useless { .. } => Self::Useless,
             _ => Self::Model,

@@ -4,6 +4,7 @@
 //! a namespace of its own. They run in the order of their names, and `z_audit` judges what all others have done.
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod answers;
 mod deletion;
 mod faults;

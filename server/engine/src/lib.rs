@@ -107,7 +107,7 @@ pub use gantry_llama::{
     ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, ChatError, Device, DeviceKind,
     FIRST_COMPARED_TOKEN, GpuSplit, MAX_GPUS, MAX_VOCABULARY_DIFFERENCE, Pooling, SplitMode, TemplateLimit,
     TemplateSource, default_dir as default_backend_dir, init as backends, init_from as load_backends,
-    return_large_blocks,
+    return_large_blocks, template_limits::MAX_TEMPLATE_BYTES,
 };
 
 pub use cores::ThreadLimit;

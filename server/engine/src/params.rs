@@ -202,6 +202,8 @@ pub struct EngineConfig {
     pub memory_limit_bytes: Option<u64>,
     /// Embed or score texts, too; see [`ModelHost`](crate::ModelHost). `None`: no.
     pub pooled: Option<PooledConfig>,
+    /// A chat template in the place of the one in the model's file; it is tried as that would be. `None`: the file's.
+    pub chat_template: Option<String>,
     /// The program that renders the model's chat template when it is called with `template`
     /// ([`serve_template`](crate::serve_template)). `None`: this process renders it, and a template that means harm ends it.
     pub template_program: Option<PathBuf>,
@@ -231,6 +233,7 @@ impl EngineConfig {
             low_watermark: None,
             memory_limit_bytes: None,
             pooled: None,
+            chat_template: None,
             template_program: None,
         }
     }

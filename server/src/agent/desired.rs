@@ -91,12 +91,13 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
-const OTHERS: [&[&str]; 5] = [
+const OTHERS: [&[&str]; 6] = [
     &["status", "rejected"],
     &["status", "conditions"],
     &["spec", "rollout", "strategy"],
     &["spec", "rollout", "rollback"],
     &["spec", "cache", "mode"],
+    &["spec", "api"],
 ];
 
 /// The value at a path, which is left without it.
@@ -396,6 +397,7 @@ mod tests {
         later.data["spec"]["rollout"]["rollback"] = json!({"keepResident": "sometimes"});
         later.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
         later.data["spec"]["cache"]["mode"] = json!("Peer");
+        later.data["spec"]["api"] = json!({"corsOrigins": {"from": "ConfigMap"}});
         later.data["spec"]["scheduling"]["dispatch"] = json!("Psychic");
         later.data["spec"]["runtime"] = json!({"cacheType": "q2_0"});
         let asked = read(later, &PodHas::default()).unwrap();

@@ -346,7 +346,7 @@ impl Gates {
                 let files = std::iter::once(model).chain(draft.map(|draft| draft.file)).collect();
                 Ok(Loaded { version, files, predicted_bytes })
             }
-            Err(error) => Err(load_refusal(&error)),
+            Err(error) => Err(load_refusal(&error, job.version.runtime.chat_template.is_some())),
         }
     }
 
@@ -524,6 +524,7 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
                 Some(Layout::Unified) => KvLayout::Unified,
             },
             step_ms_target: spec.step_ms_target,
+            chat_template: spec.chat_template.clone(),
             // Less than a byte is none.
             cache_ram_bytes: cache.and_then(|cache| cache.memory.as_ref()).map(|memory| memory.bytes().unwrap_or(0)),
             cache_ttl_ms: cache.and_then(|cache| cache.ttl.as_ref()).and_then(milliseconds),

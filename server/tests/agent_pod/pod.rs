@@ -347,6 +347,10 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
         (version["runtime"]["contextSize"], version["runtime"]["parallel"]) = (json!(16_777_216), json!(1));
         version
     };
+    let templated = |mut version: Value| {
+        version["runtime"]["chatTemplate"] = json!("{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}");
+        version
+    };
     let same = |version: Value| version;
     let huge: Change = huge;
     let crowded = |mut version: Value| {
@@ -370,6 +374,16 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
         ("unknown", &unknown, sha(&unknown), same, None, "Format", "byte ", "qwenX"),
         ("speechless", &speechless, sha(&speechless), same, None, "Template", "cannot render", "line 2, `{{ m.content"),
         ("swelling", &swelling, sha(&swelling), same, None, "Template", "cannot render", "64 MiB of memory, at line 1"),
+        (
+            "templated",
+            &good,
+            sha(&good),
+            templated,
+            None,
+            "Template",
+            "cannot render",
+            "file's: spec.runtime.chatTemplate",
+        ),
         (
             "norm",
             &norm,

@@ -112,7 +112,7 @@ async fn a_write_from_an_old_object_has_no_effect() {
     let before = scene.service();
     let mut edited = stale;
     edited.spec.model.served_name = "other".to_owned();
-    let error = step(&edited, &scene.observed(), &scene.context, scene.now).await.unwrap_err();
+    let error = step(&edited, scene.observed(), &scene.context, scene.now).await.unwrap_err();
     assert!(error.is_stale(), "{error}");
     assert_eq!(scene.service().status, before.status);
 }

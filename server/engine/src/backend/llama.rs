@@ -93,7 +93,11 @@ pub(crate) fn open(
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Opened, LoadError> {
     let backends = gantry_llama::init().map_err(|e| LoadError::Backend(e.to_string()))?.clone();
-    let params = ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() };
+    let params = ModelParams {
+        gpu_layers: config.gpu_layers,
+        gpu_split: config.gpu_split.clone(),
+        chat_template: config.chat_template.clone(),
+    };
     let draft_path = config.speculation.draft_model.as_deref();
     // Of what is read, the model's part.
     let part = match draft_path {
@@ -109,7 +113,8 @@ pub(crate) fn open(
         None => None,
         Some(path) => {
             let mut progress = |fraction| progress((part + fraction * (1.0 - part)) * loading);
-            Some(load_model(path, &params, &mut progress)?)
+            // Nobody chats with it.
+            Some(load_model(path, &ModelParams { chat_template: None, ..params }, &mut progress)?)
         }
     };
     let on_gpu = backends.gpus().next().is_some() && config.gpu_layers != Some(0);
@@ -138,6 +143,14 @@ fn context_refused(error: ContextError) -> LoadError {
 
 /// Makes a context that generates.
 pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded, LoadError> {
+    context_and_template(config, opened).map_err(|error| match error {
+        // It is not the file's.
+        LoadError::Template(error) if config.chat_template.is_some() => LoadError::GivenTemplate(error),
+        error => error,
+    })
+}
+
+fn context_and_template(config: &EngineConfig, opened: &Opened) -> Result<Loaded, LoadError> {
     let model = opened.model.clone();
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
     let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);

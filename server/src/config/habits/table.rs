@@ -36,7 +36,8 @@ const NO_DOWNLOAD: &str =
     "serve loads files alone: give the path of a GGUF file; in Kubernetes an InferenceService fetches one";
 const NO_TLS: &str = "TLS belongs to the proxy or ingress in front of it";
 const NO_DRAFT: &str = "--model-draft and --spec-draft-n-max are all there is of it";
-const NO_TEMPLATE: &str = "the model's own template is used, whose file must bring it";
+const NO_TEMPLATE: &str = "chats are rendered by the template of the model's file, or by that of --chat-template";
+const KWARGS: &str = "requests say `chat_template_kwargs`, each for itself";
 const NO_ADAPTERS: &str = "adapters are not supported: merge it into the model's file";
 const NO_TOOLS: &str = "tools are for clients to run: requests bring `tools`, and answers say which are called";
 const NO_PAGES: &str = "there are no pages for browsers: point one of the many at /v1";
@@ -200,7 +201,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--cors-credentials"], Nothing, Refused(&[], NO_CORS)),
     flag(&["--api-prefix"], Value, Refused(&[""], "a proxy or ingress in front of it can add one")),
     flag(&["--reuse-port"], Nothing, Refused(&[], "one process has a port; --workers has several work behind it")),
-    flag(&["--chat-template", "--chat-template-file", "--chat-template-kwargs"], Value, Refused(&[""], NO_TEMPLATE)),
+    flag(&["--chat-template-kwargs"], Value, Refused(&["", "{}"], KWARGS)),
     flag(&["--no-jinja"], Nothing, Refused(&[], NO_TEMPLATE)),
     flag(&["--prefill-assistant"], Nothing, Refused(&[], "an assistant's message that comes last is a whole turn")),
     flag(&["--skip-chat-parsing"], Nothing, Refused(&[], TOLD_APART)),
