@@ -155,10 +155,17 @@ pub(crate) struct RenderedAnswer {
     pub(crate) calls: CallRules,
     /// The most tokens that may be thought.
     pub(crate) thinking_budget: Option<u32>,
-    /// What ends a thought that has more.
-    pub(crate) closing: Vec<Token>,
+    /// What ends a thought that has more; empty where that cannot be written.
+    pub(crate) closing: Closing,
     /// No tool may be called.
     pub(crate) drops_calls: bool,
+}
+
+/// The end of a thought, as it is written for the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Closing {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<Token>,
 }
 
 /// How calls of tools are bound.

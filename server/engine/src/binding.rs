@@ -18,7 +18,7 @@ use gantry_llama::{AnswerForm, TokenTexts};
 use self::form::{Calls, Form, Whole};
 use self::thought::{Step, Thought};
 use self::watch::Watch;
-use crate::backend::Token;
+use crate::backend::{Closing, Token};
 use crate::grammars::{Constraint, ConstraintError};
 
 /// See the module.
@@ -40,7 +40,7 @@ pub(crate) struct AnswerBinding<'a> {
     /// The most tokens that may be thought.
     pub(crate) thinking_budget: Option<u32>,
     /// What ends a thought that has more.
-    pub(crate) closing: &'a [Token],
+    pub(crate) closing: &'a Closing,
     /// What it must look like, where that was asked for.
     pub(crate) constraint: Option<Constraint>,
     /// What its calls must.
@@ -118,11 +118,18 @@ impl Binding {
                     forms.push(grammar);
                 }
                 let thought = new_thought().map(|(form, thought)| thought.with_own_end(form));
+                // Of white space that a form may begin with nobody could say whose it is.
+                let may_be_apart = thought.is_some() && !begins_with_white(&mut forms, &texts);
                 let after = if thought.is_some() { forms.clone() } else { Vec::new() };
-                (Form::Whole(Whole::new(forms, after, true)), thought)
+                (Form::Whole(Whole::new(forms, after, may_be_apart)), thought)
             }
         };
         Ok(Some(Self { texts, thought, form }))
+    }
+
+    /// Whether white space may stand between the answer and a thought before it, and is no part of it.
+    pub(crate) fn may_be_apart(&self) -> bool {
+        matches!(&self.form, Form::Whole(whole) if whole.may_be_apart())
     }
 
     /// The token that comes next, whatever the model says.
@@ -167,11 +174,11 @@ impl Binding {
         if self.texts.is_end(token) {
             return Ok(Some(!matches!(self.form, Form::Whole(_))));
         }
-        let Some(found) = thought.ends().look(text_of(&self.texts, token)) else { return Ok(None) };
+        let Some(said) = thought.ended_by(text_of(&self.texts, token)) else { return Ok(None) };
         match &self.form {
             Form::Free => Ok(None),
-            Form::Calls(calls) => calls.allows_text(&found.text).map(Some),
-            Form::Whole(whole) => Ok(Some(whole.allows_after_thought(found.after()))),
+            Form::Calls(calls) => calls.allows_text(&said).map(Some),
+            Form::Whole(whole) => Ok(Some(whole.allows_after_thought(&said))),
         }
     }
 
@@ -215,14 +222,14 @@ impl Binding {
             (Step::On, _) | (Step::Begun, Form::Free) => {}
             (Step::Begun, Form::Calls(calls)) => calls.watch().clear(),
             (Step::Begun, Form::Whole(whole)) => whole.wait(),
-            (Step::Over(found), form) => {
+            (Step::Over(said), form) => {
                 self.thought = None;
                 match form {
                     Form::Free => {}
-                    Form::Calls(calls) => calls.accept_text(&found.text)?,
+                    Form::Calls(calls) => calls.accept_text(&said)?,
                     Form::Whole(whole) => {
                         whole.begin();
-                        if !whole.accept_text(found.after())? {
+                        if !whole.accept_text(&said)? {
                             return whole.not_allowed().map_or(Ok(()), Err);
                         }
                     }
@@ -289,6 +296,17 @@ impl Binding {
         }
         Ok(())
     }
+}
+
+/// Whether an answer of one of these forms may begin with white space; one that cannot be followed may.
+fn begins_with_white(forms: &mut [Constraint], texts: &TokenTexts) -> bool {
+    let (row, mut left) = (vec![0.0; texts.len()], Vec::new());
+    forms.iter_mut().any(|form| {
+        let is_left = |(token, logit): (Token, &f32)| {
+            logit.is_finite() && texts.text(token).first().is_some_and(u8::is_ascii_whitespace)
+        };
+        form.apply(&row, &mut left).is_err() || (0..).zip(&left).any(is_left)
+    })
 }
 
 /// The text of a token; none of one that ends a generation.

@@ -90,7 +90,7 @@ fn binding(asked: Asked, prefix: &str, budget: Option<u32>) -> Option<Binding> {
         form: &serde_json::from_value(form).unwrap(),
         texts: &texts(),
         thinking_budget: budget,
-        closing: &[token("</think>\n\n")],
+        closing: &Closing { text: "</think>\n\n".to_owned(), tokens: vec![token("</think>\n\n")] },
         constraint,
         calls,
     })
@@ -223,7 +223,7 @@ proptest! {
             }
             let allowed = left(&mut binding);
             let thinking: Vec<Token> = allowed.into_iter().filter(|&token| {
-                let ends = binding.thought.as_ref().unwrap().ends().look(PIECES[token as usize].as_bytes());
+                let ends = binding.thought.as_ref().unwrap().ended_by(PIECES[token as usize].as_bytes());
                 token != END && ends.is_none()
             }).collect();
             binding.accept(*choice.get(&thinking)).unwrap();
@@ -283,7 +283,7 @@ fn what_must_not_be_bound_is_given_up_where_that_fails() {
             form: &serde_json::from_value(form).unwrap(),
             texts: &texts(),
             thinking_budget: None,
-            closing: &[],
+            closing: &Closing::default(),
             constraint: None,
             calls: calls(is_strict),
         };
@@ -305,6 +305,28 @@ fn what_must_not_be_bound_is_given_up_where_that_fails() {
 }
 
 #[test]
+fn white_space_before_an_answer_is_its_own_where_its_form_may_begin_with_some() {
+    let form = json!({
+        "format": 0, "parser": "", "prefix": "<think>", "markup": [], "grammar": "", "lazy": false, "triggers": [],
+        "thought": {"begin": "<think>", "ends": ["</think>"], "closing": "</think>"},
+    });
+    for (grammar, may_be_apart) in [(FORM, true), ("root ::= \" \"? \"a\"", false)] {
+        let asked = AnswerBinding {
+            form: &serde_json::from_value(form.clone()).unwrap(),
+            texts: &texts(),
+            thinking_budget: None,
+            closing: &Closing::default(),
+            constraint: Some(gbnf(grammar)),
+            calls: CallBinding::Free,
+        };
+        let mut binding = Binding::of_answer(asked).unwrap().unwrap();
+        assert_eq!(binding.may_be_apart(), may_be_apart, "{grammar}");
+        binding.accept(token("</think>")).unwrap();
+        assert_eq!(binding.allows(token("\n")), Ok(may_be_apart), "{grammar}");
+    }
+}
+
+#[test]
 fn a_schema_is_followed_from_where_the_thought_ends() {
     let schema = params::Constraint::JsonSchema {
         schema: r#"{"type":"object","additionalProperties":false}"#.to_owned(),
@@ -318,7 +340,7 @@ fn a_schema_is_followed_from_where_the_thought_ends() {
         form: &serde_json::from_value(form).unwrap(),
         texts: &texts(),
         thinking_budget: None,
-        closing: &[],
+        closing: &Closing::default(),
         constraint: Some(compiled(&schema)),
         calls: CallBinding::Free,
     };
@@ -331,7 +353,8 @@ fn a_schema_is_followed_from_where_the_thought_ends() {
     binding.accept(token("ink>\n")).unwrap();
     let white = [" ", "\n"].map(token);
     assert!(left(&mut binding).contains(&token("{")) && white.iter().all(|token| left(&mut binding).contains(token)));
-    for _ in 0..crate::grammars::limits::MAX_WHITE_SPACE_TOKENS {
+    // The line break that came with the thought's end is one of them.
+    for _ in 1..crate::grammars::limits::MAX_WHITE_SPACE_TOKENS {
         assert!(binding.allows(token("\n")).unwrap());
         binding.accept(token("\n")).unwrap();
     }

@@ -237,7 +237,10 @@ impl Preparer {
             if let Some(answer) = answer {
                 setup.binding = self.binding_of(&answer, &params)?;
                 let reader = AnswerReader::new(&answer.form, answer.drops_calls);
-                let reader = reader.map_err(|error| RequestError::Internal(error.to_string()))?;
+                let mut reader = reader.map_err(|error| RequestError::Internal(error.to_string()))?;
+                if setup.binding.as_ref().is_some_and(Binding::may_be_apart) {
+                    reader.trim_text();
+                }
                 (reading.reader, reading.markup) = (Some(Box::new(reader)), answer.markup);
             }
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));

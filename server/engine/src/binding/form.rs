@@ -131,6 +131,11 @@ impl Whole {
         Self { now, after_thought, white: 0, white_after_thought }
     }
 
+    /// Whether white space may stand before it that is no part of it.
+    pub(super) fn may_be_apart(&self) -> bool {
+        self.white_after_thought > 0
+    }
+
     /// A thought has begun.
     pub(super) fn wait(&mut self) {
         self.now.clear();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gantry_llama::{ThoughtForm, ThoughtStage};
 
 use super::watch::{Found, Watch};
-use crate::backend::Token;
+use crate::backend::{Closing, Token};
 
 /// A thought that ends within a character may have so many tokens more, that the character be whole.
 const MOST_TOKENS_OVER: u32 = 3;
@@ -14,18 +14,14 @@ const MOST_TOKENS_OVER: u32 = 3;
 #[derive(Clone, Debug)]
 pub(super) struct Thought {
     begin: Vec<u8>,
+    /// Its own end, and what else ends it, being of the answer.
+    own_end: String,
     ends: Watch,
     /// The most tokens that it may have.
     budget: Option<u32>,
-    closing: Closing,
+    /// How it is ended if it takes more.
+    closing: Arc<Closing>,
     stage: Stage,
-}
-
-/// How one is ended that takes too long.
-#[derive(Clone, Debug)]
-struct Closing {
-    tokens: Arc<[Token]>,
-    text: Vec<u8>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,15 +41,15 @@ pub(super) enum Step {
     On,
     /// It has begun.
     Begun,
-    /// It is over, with what its end was and what came behind that.
-    Over(Found),
+    /// It is over, and the answer begins with this.
+    Over(Vec<u8>),
     /// None will come.
     None,
 }
 
 impl Thought {
     /// The thought of an answer to a prompt that ends so; `None`: it has been thought.
-    pub(super) fn new(form: &ThoughtForm, prefix: &str, budget: Option<u32>, closing: &[Token]) -> Option<Self> {
+    pub(super) fn new(form: &ThoughtForm, prefix: &str, budget: Option<u32>, closing: &Closing) -> Option<Self> {
         let stage = form.stage_after(prefix);
         if stage == ThoughtStage::Over {
             return None;
@@ -61,10 +57,11 @@ impl Thought {
         let ends = Watch::new(form.ends.iter().map(String::as_str))?;
         let mut thought = Self {
             begin: form.begin.as_bytes().to_vec(),
+            own_end: form.ends.first().map(|end| end.trim().to_owned()).unwrap_or_default(),
             ends,
             // What cannot be written ends nothing.
-            budget: budget.filter(|_| !closing.is_empty()),
-            closing: Closing { tokens: closing.into(), text: form.closing.as_bytes().to_vec() },
+            budget: budget.filter(|_| !closing.tokens.is_empty()),
+            closing: Arc::new(closing.clone()),
             stage: Stage::Possible(Vec::new()),
         };
         if stage == ThoughtStage::Open {
@@ -75,8 +72,7 @@ impl Thought {
 
     /// Has nothing but its own end, for answers that what else may follow it is no part of.
     pub(super) fn with_own_end(mut self, form: &ThoughtForm) -> Self {
-        let own = form.ends.first().map(|end| end.trim()).unwrap_or_default();
-        let ends = form.ends.iter().map(String::as_str).filter(|end| end.trim() == own);
+        let ends = form.ends.iter().map(String::as_str).filter(|end| end.trim() == self.own_end);
         self.ends = Watch::new(ends).unwrap_or(self.ends);
         self
     }
@@ -102,6 +98,17 @@ impl Thought {
         &self.ends
     }
 
+    /// What the answer begins with if this ends the thought.
+    pub(super) fn answer_in(&self, found: Found) -> Vec<u8> {
+        let is_own = found.text[..found.length].trim_ascii() == self.own_end.as_bytes();
+        if is_own { found.after().to_vec() } else { found.text }
+    }
+
+    /// What the answer begins with if a token with this text ends the thought; `None`: it does not.
+    pub(super) fn ended_by(&self, text: &[u8]) -> Option<Vec<u8>> {
+        self.ends.look(text).map(|found| self.answer_in(found))
+    }
+
     /// Whether it may begin with this text, or go on beginning.
     pub(super) fn may_begin_with(&self, text: &[u8]) -> bool {
         let Stage::Possible(said) = &self.stage else { return false };
@@ -118,7 +125,7 @@ impl Thought {
                 if let Some(rest) = begun.strip_prefix(self.begin.as_slice()) {
                     let rest = rest.to_vec();
                     self.open();
-                    return self.ends.push(&rest).map_or(Step::Begun, Step::Over);
+                    return self.ends.push(&rest).map_or(Step::Begun, |found| Step::Over(self.answer_in(found)));
                 }
                 if self.begin.starts_with(begun) { Step::On } else { Step::None }
             }
@@ -126,7 +133,7 @@ impl Thought {
                 *tokens += 1;
                 let tokens = *tokens;
                 if let Some(found) = self.ends.push(text) {
-                    return Step::Over(found);
+                    return Step::Over(self.answer_in(found));
                 }
                 let over = self.budget.and_then(|budget| tokens.checked_sub(budget));
                 if over.is_some_and(|over| over >= MOST_TOKENS_OVER || !self.ends.ends_within_character()) {
@@ -140,8 +147,8 @@ impl Thought {
                     return Step::On;
                 }
                 self.ends.clear();
-                let closed = self.ends.push(&self.closing.text);
-                Step::Over(closed.unwrap_or(Found { text: Vec::new(), length: 0 }))
+                let closed = self.ends.push(self.closing.text.as_bytes());
+                Step::Over(closed.map(|found| self.answer_in(found)).unwrap_or_default())
             }
         }
     }

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::backend::Closing;
 use crate::binding::{AnswerBinding, CallBinding};
 use crate::params::Constraint;
 
@@ -230,7 +231,7 @@ fn bound() -> Binding {
         form: &serde_json::from_value(form).unwrap(),
         texts,
         thinking_budget: Some(25),
-        closing: &[10, 8, 9],
+        closing: &Closing { text: "cab".to_owned(), tokens: vec![10, 8, 9] },
         constraint: None,
         calls: CallBinding::Allowed { grammar, triggers, is_strict: true },
     };

@@ -7,7 +7,7 @@ use gantry_llama::{AnswerForm, ChatPrompt, Model, SpecialTokens, TokenTexts, Tok
 use serde_json::{Map, Value, json};
 
 use super::call_schema::bindable;
-use crate::backend::{CallRules, Pace, Reads, RenderedAnswer, RenderedChat, Token, Vocabulary};
+use crate::backend::{CallRules, Closing, Pace, Reads, RenderedAnswer, RenderedChat, Token, Vocabulary};
 use crate::error::{RequestError, of_chat};
 use crate::template::Renderer;
 
@@ -115,7 +115,7 @@ impl LlamaVocabulary {
         Self { model, template, end_tokens, longest_token, texts: OnceLock::new(), answer_texts: Mutex::default() }
     }
 
-    fn answer_of(&self, form: AnswerForm, chat: &Chat) -> RenderedAnswer {
+    fn answer_of(&self, form: AnswerForm, chat: &Chat, reads: Reads) -> RenderedAnswer {
         let token_of = |text: &String| match self.model.tokenize(text, false, true).ok()?.as_slice() {
             [token] => Some(*token),
             _ => None,
@@ -131,7 +131,13 @@ impl LlamaVocabulary {
         };
         let thinking_budget = chat.thinking_budget.filter(|_| form.thought.is_some());
         let closing = form.thought.as_ref().filter(|_| thinking_budget.is_some());
-        let closing = closing.and_then(|thought| self.model.tokenize(&thought.closing, false, true).ok());
+        let closing = closing.and_then(|thought| {
+            // White space behind it is for what is bound there to allow.
+            let is_bound = reads == Reads::Bound || chat.tool_choice == ToolChoice::Required;
+            let text = if is_bound { thought.closing.trim_end() } else { thought.closing.as_str() };
+            let tokens = self.model.tokenize(text, false, true).ok()?;
+            Some(Closing { text: text.to_owned(), tokens })
+        });
         RenderedAnswer {
             form,
             markup,
@@ -192,7 +198,7 @@ impl Vocabulary for LlamaVocabulary {
             reads == Reads::All || chat.tool_choice == ToolChoice::Required || form.says_it_plainly()
         };
         let form = rendered.form.filter(is_read);
-        let answer = form.map(|form| Box::new(self.answer_of(form, chat)));
+        let answer = form.map(|form| Box::new(self.answer_of(form, chat, reads)));
         let calls = answer.as_ref().map_or(&CallRules::Free, |answer| &answer.calls);
         let may_call = reads_calls && chat.tool_choice == ToolChoice::Auto;
         if reads == Reads::Bound && may_call && *calls == CallRules::Free {
