@@ -233,6 +233,26 @@ proptest! {
     }
 }
 
+#[test]
+#[ignore = "a measurement"]
+#[allow(clippy::print_stdout)]
+fn what_a_token_costs_where_nothing_is_bound() {
+    const TOKENS: u32 = 200_000;
+    for (what, asked, prefix) in
+        [("a call is awaited", Asked::Calls, "<start></think>"), ("it thinks", Asked::Form, "<start><think>")]
+    {
+        let mut binding = binding(asked, prefix, Some(u32::MAX)).unwrap();
+        let begun = std::time::Instant::now();
+        for i in 0..TOKENS {
+            let token = [token("x"), token("a"), token(" "), token("<")][i as usize % 4];
+            assert!(binding.allows(token).unwrap() && binding.is_free());
+            binding.accept(token).unwrap();
+        }
+        let nanos = begun.elapsed().as_nanos() / u128::from(TOKENS);
+        println!("{what}: {nanos} ns a token");
+    }
+}
+
 fn after(asked: Asked, prefix: &str, pieces: &[&str]) -> Binding {
     let mut binding = binding(asked, prefix, None).unwrap();
     for piece in pieces {

@@ -63,13 +63,17 @@ async fn a_thought_has_as_many_tokens_as_it_may_by_whatever_name() {
             assert_eq!(whole(server, &with(&asked, more.clone())).await, answer, "{more}");
         }
         assert_eq!(streamed(server, &with(&asked, json!({"thinking_budget": budget}))).await, answer);
-        let mut message =
-            with(&question(), json!({"model": "thinks", "thinking": {"type": "enabled", "budget_tokens": budget}}));
-        message["stop_sequences"] = json!(["never said"]);
-        let response = server.post("/v1/messages", &message).send().await.unwrap();
+        // By itself it ends its answer within a longer thought.
+        if budget > 3 {
+            continue;
+        }
+        let thinking = json!({"model": "thinks", "thinking": {"type": "enabled", "budget_tokens": budget}});
+        let response = server.post("/v1/messages", &with(&question(), thinking)).send().await.unwrap();
         assert_eq!(response.status(), 200);
-        let blocks = response.json::<Value>().await.unwrap();
-        assert_eq!(blocks["content"].as_array().unwrap().last().unwrap()["type"], "text", "{blocks}");
+        let answer = response.json::<Value>().await.unwrap();
+        let kinds: Vec<&Value> = answer["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+        assert_eq!(kinds.last(), Some(&&json!("text")), "{answer}");
+        assert_eq!(kinds.contains(&&json!("thinking")), budget > 0, "{answer}");
     }
     // Where nothing is thought, nothing is counted.
     let off = json!({"thinking_budget": 3, "reasoning_effort": "none"});
