@@ -210,8 +210,7 @@ proptest! {
         if !opens {
             binding.accept(token("<think>")).unwrap();
         }
-        let mut thought = 0;
-        for choice in choices {
+        for (thought, choice) in (0..).zip(choices) {
             if let Some(forced) = binding.forced() {
                 prop_assert_eq!((forced, thought), (token("</think>\n\n"), budget));
                 binding.accept(forced).unwrap();
@@ -227,7 +226,6 @@ proptest! {
                 token != END && ends.is_none()
             }).collect();
             binding.accept(*choice.get(&thinking)).unwrap();
-            thought += 1;
         }
         prop_assert!(false, "nothing ended it");
     }
