@@ -88,9 +88,7 @@ enum GivenChoice {
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Thinking {
     Enabled {
-        /// A target, which `max_tokens` bounds.
-        #[serde(default, rename = "budget_tokens")]
-        _budget_tokens: Option<u32>,
+        budget_tokens: Option<u32>,
         #[serde(default, rename = "display")]
         _display: IgnoredAny,
     },
@@ -234,11 +232,11 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
     }
     let tools = read_tools(tools.unwrap_or_default())?;
     let (tool_choice, allowed_tools, is_alone) = choice(tool_choice, &tools)?;
-    let thinking = thinking.and_then(|thinking| match thinking {
-        Thinking::Enabled { .. } => Some(true),
-        Thinking::Disabled {} => Some(false),
-        Thinking::Adaptive { .. } => None,
-    });
+    let (thinking, thinking_budget) = match thinking {
+        Some(Thinking::Enabled { budget_tokens, .. }) => (Some(true), budget_tokens),
+        Some(Thinking::Disabled {}) => (Some(false), None),
+        Some(Thinking::Adaptive { .. }) | None => (None, None),
+    };
     let parallel_tool_calls = !is_alone;
     let chat = Chat {
         messages,
@@ -247,6 +245,7 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         allowed_tools,
         parallel_tool_calls,
         thinking,
+        thinking_budget,
         continue_final_message,
         ..Chat::default()
     };

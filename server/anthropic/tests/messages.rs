@@ -65,7 +65,8 @@ fn all_that_a_conversation_has_reaches_the_chat() {
     assert_eq!((call.reasoning.as_deref(), &*call.said()), (Some("hm"), "I look."));
     assert_eq!(call.tool_calls[0].arguments, r#"{"where":"Oslo"}"#);
     assert_eq!((chat.messages[3].tool_call_id.as_deref(), &*chat.messages[3].said()), (Some("t1"), "rain"));
-    assert_eq!((chat.tool_choice, chat.parallel_tool_calls, chat.thinking), (ToolChoice::Auto, false, Some(true)));
+    assert_eq!((chat.tool_choice, chat.parallel_tool_calls), (ToolChoice::Auto, false));
+    assert_eq!((chat.thinking, chat.thinking_budget), (Some(true), Some(1024)));
     assert_eq!(chat.tools[0].name, "look");
     let named = with(json!({"tools": [tool("a"), tool("b")], "tool_choice": {"type": "tool", "name": "b"}}));
     let chat = self::chat(decode(&named).unwrap());

@@ -57,6 +57,7 @@
 
 mod answer;
 mod backend;
+mod binding;
 mod budget;
 mod burst;
 mod cache;

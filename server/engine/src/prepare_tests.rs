@@ -6,8 +6,8 @@ use gantry_core::{Chat, Message, Role, Turn};
 use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::*;
-use crate::backend::RenderedChat;
 use crate::backend::scripted::ScriptedVocabulary;
+use crate::backend::{Reads, RenderedChat};
 use crate::error::RequestError;
 use crate::event::GenerationEvent;
 use crate::params::Priority;
@@ -52,7 +52,7 @@ impl Vocabulary for Gated {
     }
 
     /// Chats that are "slow" take longer than a quick pace, and wait like what is tokenised.
-    fn render(&self, chat: &Chat, reads_answer: bool, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, reads: Reads, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         if chat.messages[0].said() == SLOW {
             if pace == Pace::Quick {
                 return Ok(None);
@@ -60,7 +60,7 @@ impl Vocabulary for Gated {
             self.given.send(SLOW.to_owned()).unwrap();
             let _ = self.gate.recv();
         }
-        ScriptedVocabulary.render(chat, reads_answer, pace)
+        ScriptedVocabulary.render(chat, reads, pace)
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
@@ -73,6 +73,10 @@ impl Vocabulary for Gated {
 
     fn texts(&self) -> &Arc<TokenTexts> {
         ScriptedVocabulary.texts()
+    }
+
+    fn texts_with(&self, markup: &[Token]) -> Arc<TokenTexts> {
+        ScriptedVocabulary.texts_with(markup)
     }
 
     fn end_tokens(&self) -> &[Token] {

@@ -25,7 +25,7 @@ use limits::{
     MAX_TEMPLATE_BYTES, MAX_TEMPLATE_EXPRESSION_PARTS, MAX_TEMPLATE_NESTING, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES,
     TEMPLATE_MEMORY_PER_INPUT_BYTE,
 };
-pub use parser::{AnswerForm, AnswerParser, ParsedAnswer, ParsedCall};
+pub use parser::{AnswerForm, AnswerParser, CallGrammar, ParsedAnswer, ParsedCall, ThoughtForm, ThoughtStage};
 pub use samples::{SAMPLE_CHATS, SAMPLE_WORD, SampleChat, says_sample_word};
 
 /// What a template is made of: all that is needed to render without the model.

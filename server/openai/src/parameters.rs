@@ -333,7 +333,8 @@ const fn at(places: &'static [Place], name: &'static str, treatment: Treatment) 
 
 const NO_MEDIA: &str = "sets how images and sound are read, and those are refused where they stand";
 const WITH_MIROSTAT: &str = "belongs to `mirostat`, which is refused";
-const WITH_BUDGET: &str = "belongs to `reasoning_budget_tokens`, which is refused";
+const WITH_BUDGET: &str = "belongs to `reasoning_budget_tokens`, which is refused in texts";
+const OF_TEMPLATE: &str = "a thought begins and ends as the model's chat template has it";
 const CACHE_HINT: &str = "prefixes are found again without hints, and answers do not depend on it";
 const GUESSES: &str = "guessed tokens change how fast an answer comes, never which";
 const NO_SHIFT: &str = "tokens are never dropped from a context: an answer ends where it is full";
@@ -524,25 +525,33 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Reasoning], "effort", Obeyed),
     at(&[Reasoning], "summary", Refused(Words(&["auto"]), "")),
     at(&[Reasoning], "generate_summary", Refused(Words(&["auto"]), "")),
-    at(&[Reasoning], "max_tokens", Refused(Empty, "bound the whole answer with `max_tokens`")),
+    at(&[Reasoning], "max_tokens", Obeyed),
     at(&[Reasoning], "exclude", Refused(False, "say `include_reasoning: false`")),
     at(&[Reasoning], "enabled", Refused(True, "say `reasoning_effort: none`")),
     at(&[Thinking], "type", Obeyed),
-    at(&[Thinking], "budget_tokens", Refused(Empty, "bound the whole answer with `max_tokens`")),
+    at(&[Thinking], "budget_tokens", Obeyed),
     at(&[Thinking], "display", NoEffect("what is thought is told as it is")),
-    at(GENERATION, "thinking_budget_tokens", Refused(MinusOne, "")),
+    at(&[Chat], "thinking_budget_tokens", Obeyed),
+    at(&[Text], "thinking_budget_tokens", Refused(MinusOne, "")),
+    at(&[Chat], "thinking_budget", Obeyed),
     at(GENERATION, "thinking_forced_open", Refused(False, "")),
     at(GENERATION, "reasoning_in_content", Refused(False, "")),
     at(&[Chat], "reasoning_format", Refused(Words(&["auto", "deepseek"]), "")),
     at(&[Text], "reasoning_format", Refused(Words(&["none"]), "")),
     at(GENERATION, "reasoning_control", Refused(False, "")),
     at(&[Chat], "include_reasoning", Obeyed),
-    at(GENERATION, "thinking_token_budget", Refused(MinusOne, "")),
-    at(GENERATION, "reasoning_budget_tokens", Refused(MinusOne, "")),
-    at(GENERATION, "reasoning_budget_start_tag", NoEffect(WITH_BUDGET)),
-    at(GENERATION, "reasoning_budget_end_tag", NoEffect(WITH_BUDGET)),
-    at(GENERATION, "reasoning_budget_end_tags", NoEffect(WITH_BUDGET)),
-    at(GENERATION, "reasoning_budget_message", NoEffect(WITH_BUDGET)),
+    at(&[Chat], "thinking_token_budget", Obeyed),
+    at(&[Text], "thinking_token_budget", Refused(MinusOne, "")),
+    at(&[Chat], "reasoning_budget_tokens", Obeyed),
+    at(&[Text], "reasoning_budget_tokens", Refused(MinusOne, "")),
+    at(&[Chat], "reasoning_budget_start_tag", Refused(Empty, OF_TEMPLATE)),
+    at(&[Chat], "reasoning_budget_end_tag", Refused(Empty, OF_TEMPLATE)),
+    at(&[Chat], "reasoning_budget_end_tags", Refused(Empty, OF_TEMPLATE)),
+    at(&[Chat], "reasoning_budget_message", Refused(Empty, OF_TEMPLATE)),
+    at(&[Text], "reasoning_budget_start_tag", NoEffect(WITH_BUDGET)),
+    at(&[Text], "reasoning_budget_end_tag", NoEffect(WITH_BUDGET)),
+    at(&[Text], "reasoning_budget_end_tags", NoEffect(WITH_BUDGET)),
+    at(&[Text], "reasoning_budget_message", NoEffect(WITH_BUDGET)),
     at(GENERATION, "chat_format", Refused(Empty, "")),
     at(GENERATION, "chat_parser", Refused(Empty, "")),
     // What is told beside the answer.

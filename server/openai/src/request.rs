@@ -1,6 +1,6 @@
 //! Chats and texts: from bytes to a type that holds only what is valid.
 
-use gantry_core::{ApiError, Chat, ErrorCode, GenerationParams, Priority, Prompt, TextInput, TextRequest, ToolChoice};
+use gantry_core::{ApiError, Chat, ErrorCode, GenerationParams, Priority, Prompt, TextInput, TextRequest};
 use serde_json::{Map, Value};
 
 use crate::fields::{Fields, wrong_type, wrong_value};
@@ -159,10 +159,6 @@ impl ValidChatRequest {
                 .find(|name| fields.get(name).is_some());
             let path = fields.path(named.unwrap_or("max_tokens"));
             return Err(wrong_value(path, "must be -1, which is no bound, or 1 and more, not 0"));
-        }
-        if common.params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
-            let message = "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
-            return Err(wrong_value(common.params.constraint_param, message));
         }
         Ok(Self { chat, common })
     }

@@ -143,7 +143,6 @@ fn what_is_not_done_is_refused_by_its_path() {
         (json!({"tools": [tool("a"), tool("a")]}), "tools[1].name"),
         (json!({"tools": [tool("a")], "tool_choice": {"type": "function", "name": "b"}}), "tool_choice"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"tools": [tool("a")], "text": {"format": {"type": "json_object"}}}), "text.format"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"reasoning": {"effort": "much"}}), "reasoning.effort"),
         (json!({"metadata": {"a": 1}}), "metadata"),

@@ -38,6 +38,7 @@ mod suspects;
 mod swap;
 mod template_file;
 mod templates;
+mod thinking;
 mod tokenizer;
 mod tools;
 mod unread;

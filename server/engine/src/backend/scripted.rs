@@ -11,7 +11,7 @@ use gantry_core::{Chat, Message};
 use gantry_llama::{SpecialTokens, TokenTexts};
 
 use super::{
-    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Pace, RenderedChat, Token, Vocabulary,
+    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Pace, Reads, RenderedChat, Token, Vocabulary,
 };
 use crate::error::RequestError;
 use crate::event::{FinishReason, ModelInfo};
@@ -400,7 +400,7 @@ impl Vocabulary for ScriptedVocabulary {
         Ok([tokens(query)?, vec![END], tokens(document)?].concat())
     }
 
-    fn render(&self, chat: &Chat, _: bool, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, _: Reads, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let said: String = chat.messages.iter().map(Message::said).collect();
         if said == "panic" {
             panic!("scripted");
@@ -435,6 +435,10 @@ impl Vocabulary for ScriptedVocabulary {
             });
             Arc::new(TokenTexts::new(pieces, &[END]))
         })
+    }
+
+    fn texts_with(&self, _: &[Token]) -> Arc<TokenTexts> {
+        self.texts().clone()
     }
 
     fn end_tokens(&self) -> &[Token] {

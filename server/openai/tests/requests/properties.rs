@@ -257,16 +257,16 @@ proptest! {
         tools in tools(),
         choice in prop::sample::select(vec![ToolChoice::Auto, ToolChoice::None, ToolChoice::Required]),
         (parallel_tool_calls, thinking) in (any::<bool>(), prop::option::of(any::<bool>())),
+        thinking_budget in prop::option::of(0_u32..9),
         common in common(),
     ) {
         let tool_choice = match choice {
             ToolChoice::Required if tools.is_empty() => ToolChoice::Auto,
-            // What binds the whole answer leaves no call.
-            _ if common.params.constraint.is_some() => ToolChoice::None,
             choice => choice,
         };
         let messages: Vec<Message> = turns.into_iter().flatten().collect();
-        let chat = Chat { tools, tool_choice, parallel_tool_calls, thinking, ..Chat::from(messages) };
+        let chat =
+            Chat { tools, tool_choice, parallel_tool_calls, thinking, thinking_budget, ..Chat::from(messages) };
         let request = ValidChatRequest { chat, common };
         prop_assert_eq!(ValidChatRequest::parse(wire::chat(&request).to_string().as_bytes()).unwrap(), request);
     }

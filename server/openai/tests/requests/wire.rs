@@ -12,7 +12,7 @@ pub fn chat(request: &ValidChatRequest) -> Value {
     assert!(request.chat.messages.iter().all(|m: &Message| m.content.iter().all(|part| matches!(part, Part::Text(_)))));
     let messages = messages_json(&request.chat.messages).unwrap();
     object.insert("messages".to_owned(), serde_json::from_str(&messages).unwrap());
-    let Chat { tools, tool_choice, parallel_tool_calls, thinking, .. } = &request.chat;
+    let Chat { tools, tool_choice, parallel_tool_calls, thinking, thinking_budget, .. } = &request.chat;
     let choice = match tool_choice {
         ToolChoice::Auto => "auto",
         ToolChoice::None => "none",
@@ -23,6 +23,7 @@ pub fn chat(request: &ValidChatRequest) -> Value {
         ("tool_choice", json!(choice)),
         ("parallel_tool_calls", json!(parallel_tool_calls)),
         ("enable_thinking", json!(thinking)),
+        ("thinking_budget_tokens", json!(thinking_budget)),
         ("include_reasoning", json!(request.common.reasoning)),
     ] {
         object.insert(name.to_owned(), value);
