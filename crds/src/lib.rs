@@ -5,8 +5,11 @@
 //! check stand here as CEL with a message that says what to do; rules that need more than one object stand in the
 //! operator. Nothing in this crate talks to a cluster.
 
+use std::time::Duration;
+
 pub mod address;
 pub mod api;
+pub mod canonical;
 pub mod conditions;
 pub mod inference_service;
 pub mod model_version;
@@ -45,6 +48,11 @@ pub const OPERATOR_FIELD_MANAGER: &str = "gantry-operator";
 pub fn agent_field_manager(pod: &str) -> String {
     format!("gantry-agent-{pod}")
 }
+
+/// Longest time in which an agent that lives, and an API server that does, may not know of each other: the agent's connection broke
+/// without a word, and it has to find that out, connect anew, read what is asked and say so. The agent's limits keep to it, and
+/// the operator calls no pod late before that.
+pub const AGENT_BLIND_MAX: Duration = Duration::from_secs(170);
 
 /// Most replicas of one service: each reports about itself in one object, which every watcher receives whole.
 pub const MAX_REPLICAS: i32 = 256;

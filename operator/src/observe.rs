@@ -16,8 +16,9 @@ use futures::{
     stream::{self, BoxStream},
 };
 use gantry_crds::{
-    InferenceService, ModelVersion,
+    InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec,
     conditions::Reason,
+    inference_service::{CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec},
     status::{InferenceServiceStatus, NamedVersion},
 };
 use jiff::Timestamp;
@@ -28,6 +29,7 @@ use k8s_openapi::api::{
     policy::v1::PodDisruptionBudget,
     rbac::v1::{Role, RoleBinding},
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource, ResourceExt,
     core::{DeserializeGuard, PartialObjectMeta, error_boundary::InvalidObject},
@@ -155,12 +157,12 @@ impl Stores {
 }
 
 /// Leaves out objects that cannot be read, such as one with a value that a later version knows: it must not stop the
-/// work on all others. What was known of it before stays.
+/// work on all others. What was known of it before stays, until it is deleted: for that its name is enough.
 fn readable<K>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send + 'static,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static
 where
-    K: Resource + Send + 'static,
+    K: Gone + Resource + Send + 'static,
 {
     let read = |object: DeserializeGuard<K>| {
         let unreadable = object.0.as_ref().err();
@@ -174,13 +176,54 @@ where
     events.filter_map(move |event| {
         let event = event.map(|event| match event {
             Event::Apply(object) => read(object).map(Event::Apply),
-            Event::Delete(object) => read(object).map(Event::Delete),
+            Event::Delete(object) => {
+                Some(Event::Delete(object.0.unwrap_or_else(|unreadable| K::gone(unreadable.metadata))))
+            }
             Event::InitApply(object) => read(object).map(Event::InitApply),
             Event::Init => Some(Event::Init),
             Event::InitDone => Some(Event::InitDone),
         });
         future::ready(event.transpose())
     })
+}
+
+/// An object that is gone and could not be read: it says who it was, and nothing else.
+trait Gone {
+    fn gone(metadata: ObjectMeta) -> Self;
+}
+
+/// A model that is none.
+fn no_model() -> ModelSpec {
+    let source = SourceSpec { uri: None, pvc: None, sha256: None, secret_ref: None };
+    ModelSpec { served_name: String::new(), source }
+}
+
+impl Gone for InferenceService {
+    fn gone(metadata: ObjectMeta) -> Self {
+        let spec = InferenceServiceSpec {
+            replicas: 0,
+            model: no_model(),
+            runtime: RuntimeSpec::default(),
+            resources: ResourcesSpec::default(),
+            cache: CacheSpec::default(),
+            scheduling: SchedulingSpec::default(),
+            rollout: RolloutSpec::default(),
+            revision_history_limit: 0,
+        };
+        Self { metadata, spec, status: None }
+    }
+}
+
+impl Gone for ModelVersion {
+    fn gone(metadata: ObjectMeta) -> Self {
+        let spec = ModelVersionSpec {
+            service: String::new(),
+            revision: 0,
+            model: no_model(),
+            runtime: RuntimeSpec::default(),
+        };
+        Self { metadata, spec, status: None }
+    }
 }
 
 /// Begins the watches of what is kept as JSON.
