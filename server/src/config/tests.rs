@@ -121,6 +121,8 @@ fn flags_mean_what_they_mean_for_llama_server() {
         "4",
         "--step-ms-target",
         "80",
+        "--spm-infill",
+        "--matryoshka",
         "--embedding",
         "--pooling",
         "last",
@@ -162,9 +164,11 @@ fn flags_mean_what_they_mean_for_llama_server() {
             prompt_lookup: 6,
             draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
             step_ms_target: Some(80),
+            infill_suffix_first: true,
         },
         pooled: Some(PooledConfig { pooling: Some(Pooling::Last), max_batch: 16, wait_ms: 5, batch_tokens: 1024 }),
     };
+    assert!(settings.http.cuts_vectors);
     assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
     assert_eq!(settings.http.port, 8080);
 }
