@@ -48,6 +48,10 @@ pub enum Route {
     Embeddings,
     /// `/v1/rerank`.
     Rerank,
+    /// `/v1/score`.
+    Score,
+    /// `/infill`.
+    Infill,
     /// `/tokenize`, `/detokenize`, `/apply-template` and `/v1/messages/count_tokens`.
     Tokenizer,
     /// `/v1/models` and below.
@@ -106,6 +110,8 @@ impl Route {
             Self::Messages => "messages",
             Self::Embeddings => "embeddings",
             Self::Rerank => "rerank",
+            Self::Score => "score",
+            Self::Infill => "infill",
             Self::Tokenizer => "tokenizer",
             Self::Models => "models",
             Self::Other => "other",
@@ -585,7 +591,7 @@ mod tests {
         metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);
         metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);
         metrics.latencies(&v1).first_token(Duration::from_millis(3));
-        let usage = Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 4 };
+        let usage = Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 4, reasoning_tokens: 0 };
         metrics.answered(&v1, Duration::from_secs(1), &usage);
         metrics.prioritised(&v1, Priority::High);
         metrics.timed(&v1, &Timings { queue_ms: 250.0, ..Timings::default() });

@@ -233,8 +233,8 @@ mod tests {
         );
         let work = prop_oneof![
             inputs.prop_map(PooledWork::Embed),
-            (".{0,40}", proptest::collection::vec(".{0,40}", 0..5))
-                .prop_map(|(query, documents)| PooledWork::Rank { query, documents }),
+            (proptest::collection::vec(".{0,40}", 1..3), proptest::collection::vec(".{0,40}", 0..5))
+                .prop_map(|(queries, documents)| PooledWork::Rank { queries, documents }),
         ];
         let priority = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
         let pool = (any::<u64>(), work, priority, any::<Option<u64>>()).prop_map(|(id, work, priority, timeout_ms)| {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gantry_core::Chat;
-use gantry_llama::{AnswerForm, CallGrammar, SpecialTokens, TokenTexts};
+use gantry_llama::{AnswerForm, CallGrammar, InfillTokens, SpecialTokens, TokenTexts};
 
 use crate::error::RequestError;
 
@@ -212,6 +212,8 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
     /// The same without what the model wants around a text.
     fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
+    /// Those for gaps within texts; `None`: the model fills none.
+    fn infill_tokens(&self) -> Option<InfillTokens>;
     /// Tokens of a query and a document, as a reranker wants them.
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
     /// The prompt of a chat. `None`: it takes longer than this pace, and may be tried at the full one.

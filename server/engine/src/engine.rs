@@ -201,6 +201,7 @@ impl Engine {
         let preparer = Preparer {
             vocabulary,
             positions: limits.positions,
+            suffix_first: config.infill_suffix_first,
             grammars: Grammars::default(),
             answer_grammars: Grammars::default(),
             fingerprint: names,

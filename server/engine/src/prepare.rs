@@ -9,13 +9,15 @@
 //! order in which slots are, so that nobody's long prompts are tokenised before those of a higher priority. A prompt that
 //! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.
 
+mod infill;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
-use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TokenPiece};
+use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TextInput, TokenPiece};
 use gantry_core::{MAX_PROMPT_LOGPROBS, MAX_SHOWN_TEXT_BYTES};
 use gantry_llama::SpecialTokens;
 
@@ -145,6 +147,8 @@ pub(crate) struct Preparer {
     pub(crate) vocabulary: Arc<dyn Vocabulary>,
     /// Tokens that a sequence holds, prompt and answer.
     pub(crate) positions: u32,
+    /// Whether what stands after a gap comes before what stands before it.
+    pub(crate) suffix_first: bool,
     /// Those that were compiled.
     pub(crate) grammars: Grammars,
     /// Those of answers, which are of the template's making and over other texts.
@@ -298,17 +302,23 @@ impl Preparer {
         Ok(match prompt {
             _ if !params.echo => None,
             Prompt::Text(text) | Prompt::Markup(text) => Some(text.clone()),
-            Prompt::Tokens(tokens) => {
-                self.check_known(tokens)?;
-                self.check_tokens(tokens.len())?;
-                let mut bytes = Vec::new();
-                tokens.iter().for_each(|&token| self.vocabulary.piece(token, &mut bytes));
-                Some(String::from_utf8_lossy(&bytes).into_owned())
-            }
+            Prompt::Tokens(tokens) => Some(self.text_of(tokens)?),
+            Prompt::Infill(infill) => match &infill.prefix {
+                TextInput::Text(text) => Some(format!("{text}{}", infill.begun)),
+                TextInput::Tokens(tokens) => Some(self.text_of(tokens)? + &infill.begun),
+            },
             Prompt::Chat(_) => {
                 return Err(RequestError::invalid("echo", "invalid_value", "a chat has no text to tell"));
             }
         })
+    }
+
+    fn text_of(&self, tokens: &[Token]) -> Result<String, RequestError> {
+        self.check_known(tokens)?;
+        self.check_tokens(tokens.len())?;
+        let mut bytes = Vec::new();
+        tokens.iter().for_each(|&token| self.vocabulary.piece(token, &mut bytes));
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn shown_text(&self, prompt: Prompt, chat: Option<RenderedChat>) -> Result<String, RequestError> {
@@ -327,6 +337,10 @@ impl Preparer {
                     check_shown_bytes("prompt", bytes.len())?;
                 }
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Prompt::Infill(infill) => {
+                let tokens = self.infill(*infill, &GenerationParams::default())?;
+                self.shown_text(Prompt::Tokens(tokens), None)
             }
         }
     }
@@ -353,6 +367,7 @@ impl Preparer {
                 tokenize(&chat.prompt, SpecialTokens::Unless(&chat.text_at))
             }
             Prompt::Tokens(tokens) => self.check_known(&tokens).map(|()| tokens),
+            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default()),
         }
     }
 
@@ -440,6 +455,7 @@ impl Preparer {
                 self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?
             }
             Prompt::Tokens(tokens) => tokens,
+            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default())?,
         };
         Ok(tokens.len())
     }
@@ -465,6 +481,7 @@ impl Preparer {
                 self.check_known(&tokens)?;
                 ("prompt", tokens)
             }
+            Prompt::Infill(infill) => ("prompt", self.infill(*infill, params)?),
         };
         if tokens.is_empty() {
             return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));

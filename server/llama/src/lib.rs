@@ -60,4 +60,4 @@ pub use grammar::{
 pub use limits::{MAX_RUN_CHARS, MAX_RUN_WORK};
 pub use model::{Model, ModelParams, Token};
 pub use parts::SpecialTokens;
-pub use vocabulary::{FIRST_COMPARED_TOKEN, MAX_VOCABULARY_DIFFERENCE};
+pub use vocabulary::{FIRST_COMPARED_TOKEN, InfillTokens, MAX_VOCABULARY_DIFFERENCE};

@@ -84,11 +84,15 @@ const ADDRESSES: &[Address] = &[
     Address::new((Get, "/v1/responses/{id}/input_items"), Route::Responses, Client, || get(responses::input_items))
         .alias(),
     Address::new((Post, "/v1/completions"), Route::Completions, Client, || post(openai::completion)),
+    Address::new((Post, "/infill"), Route::Infill, Client, || post(openai::infill)),
     Address::new((Post, "/v1/embeddings"), Route::Embeddings, Client, || post(openai::embeddings)),
     Address::new((Post, "/v1/rerank"), Route::Rerank, Client, || post(openai::rerank)),
     Address::new((Post, "/v1/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
     Address::new((Post, "/rerank"), Route::Rerank, Client, || post(openai::rerank)).alias(),
     Address::new((Post, "/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
+    Address::new((Post, "/v2/rerank"), Route::Rerank, Client, || post(openai::rerank)).alias(),
+    Address::new((Post, "/v1/score"), Route::Score, Client, || post(openai::score)),
+    Address::new((Post, "/score"), Route::Score, Client, || post(openai::score)).alias(),
     Address::new((Post, "/v1/messages"), Route::Messages, Client, || post(anthropic::messages)).of_anthropic(),
     Address::new((Post, "/v1/messages/count_tokens"), Route::Tokenizer, Client, || post(anthropic::count_tokens))
         .of_anthropic(),
@@ -100,6 +104,7 @@ const ADDRESSES: &[Address] = &[
     Address::new((Get, "/models"), Route::Models, Client, || get(models::list)).alias(),
     Address::new((Get, "/v1/models/{id}"), Route::Models, Client, || get(models::one)).alias(),
     Address::new((Get, "/props"), Route::Other, Client, || get(props::props)),
+    Address::new((Get, "/slots"), Route::Other, Client, || get(props::slots)),
     Address::new((Get, "/health"), Route::Other, Monitor, || get(ready::health)),
     Address::new((Get, "/v1/health"), Route::Other, Monitor, || get(ready::health)).alias(),
     Address::new((Get, "/healthz"), Route::Other, Probe, || get(ready::alive)),

@@ -214,6 +214,14 @@ pub struct ServeArgs {
     /// How the vectors of a text's tokens become one: mean, cls, last or rank [default: what the model's file names]
     #[arg(long, env = "GANTRY_POOLING", value_name = "POOLING")]
     pub pooling: Option<String>,
+    /// Let requests ask for the beginnings of vectors (`dimensions`): the model was trained so that these are vectors, too
+    #[arg(
+        long,
+        env = "GANTRY_MATRYOSHKA",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub matryoshka: bool,
     /// Tokens of texts that are embedded together, and so the longest text
     #[arg(long, env = "GANTRY_UBATCH_SIZE", default_value = "512", value_name = "TOKENS", allow_hyphen_values = true)]
     pub ubatch_size: String,
@@ -226,6 +234,14 @@ pub struct ServeArgs {
     /// Milliseconds that a step may take while requests generate; -1: 2.1 times as long as their tokens alone
     #[arg(long, env = "GANTRY_STEP_MS_TARGET", default_value = "-1", value_name = "MS", allow_hyphen_values = true)]
     pub step_ms_target: String,
+    /// Where a gap within a text is filled, have the model read what follows it first, as some were taught
+    #[arg(
+        long,
+        env = "GANTRY_SPM_INFILL",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub spm_infill: bool,
 }
 
 /// Where ggml's backends are.

@@ -191,6 +191,8 @@ fn flags_mean_what_they_mean_for_llama_server() {
         "80",
         "--chat-template",
         "{{ messages[0].content }}",
+        "--spm-infill",
+        "--matryoshka",
         "--embedding",
         "--pooling",
         "last",
@@ -233,9 +235,11 @@ fn flags_mean_what_they_mean_for_llama_server() {
             draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
             step_ms_target: Some(80),
             chat_template: Some("{{ messages[0].content }}".to_owned()),
+            infill_suffix_first: true,
         },
         pooled: Some(PooledConfig { pooling: Some(Pooling::Last), max_batch: 16, wait_ms: 5, batch_tokens: 1024 }),
     };
+    assert!(settings.http.cuts_vectors);
     assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
     assert_eq!(settings.http.port, 8080);
 }

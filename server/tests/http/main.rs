@@ -18,12 +18,14 @@ mod files;
 mod forms;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
+mod infill;
 mod keys;
 mod libraries;
 mod load;
 mod memory;
 mod messages;
 mod newcomer;
+mod numbers_file;
 mod pauses;
 mod pooled;
 mod real_models;

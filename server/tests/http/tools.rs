@@ -183,6 +183,13 @@ async fn what_is_thought_is_told_apart_and_can_be_turned_off() {
     assert_eq!(thought["message"]["content"], "", "it never ends its thought: {thought}");
     assert!(!thought["message"]["reasoning_content"].as_str().unwrap().is_empty(), "{thought}");
     assert_eq!(streamed(&server, &body).await, thought);
+    let answered = server.post(CHAT, &body).send().await.unwrap().json::<Value>().await.unwrap();
+    let (usage, details) = (&answered["usage"], &answered["usage"]["completion_tokens_details"]);
+    assert!(details["reasoning_tokens"].as_u64() > Some(0), "{usage}");
+    assert!(details["reasoning_tokens"].as_u64() <= usage["completion_tokens"].as_u64(), "{usage}");
+    let input = json!({"input": "Count to fifty.", "max_output_tokens": 24, "temperature": 0});
+    let response = server.post("/v1/responses", &input).send().await.unwrap().json::<Value>().await.unwrap();
+    assert_eq!(response["usage"]["output_tokens_details"], *details, "{response}");
     for off in [
         json!({"reasoning_effort": "none"}),
         json!({"think": false}),

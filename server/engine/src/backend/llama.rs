@@ -202,6 +202,7 @@ fn context_and_template(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let info = ModelInfo {
         has_chat_template: template.is_some(),
         thinks: template.as_ref().is_some_and(Renderer::thinks),
+        infills: model.infill_tokens().is_some(),
         template: tried.map(Box::new),
         kv_cells: context.n_ctx().into(),
         ..info(config, opened, positions)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use gantry_core::{Chat, Message};
-use gantry_llama::{SpecialTokens, TokenTexts};
+use gantry_llama::{InfillTokens, SpecialTokens, TokenTexts};
 
 use super::{
     BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Pace, Reads, RenderedChat, Token, Vocabulary,
@@ -23,6 +23,8 @@ use crate::sampler::{Sampler, compile};
 /// Tokens there are. 0 ends a generation.
 pub(crate) const VOCAB: u32 = 48;
 const END: Token = 0;
+/// The first of five tokens for gaps, which text has, too.
+pub(crate) const PREFIX: Token = 41;
 /// Bytes of a token's state.
 pub(crate) const TOKEN_BYTES: u64 = 4;
 
@@ -393,6 +395,11 @@ impl Vocabulary for ScriptedVocabulary {
 
     fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
         self.tokenize(text, specials)
+    }
+
+    fn infill_tokens(&self) -> Option<InfillTokens> {
+        let (prefix, suffix, middle) = (PREFIX, PREFIX + 1, PREFIX + 2);
+        Some(InfillTokens { begin: None, prefix, suffix, middle, repository: Some(PREFIX + 3), file: Some(PREFIX + 4) })
     }
 
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {

@@ -45,8 +45,17 @@ pub fn completion(request: &ValidCompletionRequest) -> Value {
     let prompt = |prompt: &Prompt| match prompt {
         Prompt::Text(text) | Prompt::Markup(text) => json!(text),
         Prompt::Tokens(tokens) => json!(tokens),
+        Prompt::Infill(infill) => match &infill.prefix {
+            TextInput::Text(text) => json!(text),
+            TextInput::Tokens(tokens) => json!(tokens),
+        },
         Prompt::Chat(_) => panic!("a chat is no text"),
     };
+    let suffix = request.prompts.iter().find_map(|prompt| match prompt {
+        Prompt::Infill(infill) => Some(infill.suffix.clone()),
+        _ => None,
+    });
+    object.insert("suffix".to_owned(), json!(suffix));
     let parse_special = request.prompts.iter().any(|prompt| matches!(prompt, Prompt::Markup(_)));
     object.insert("prompt".to_owned(), request.prompts.iter().map(prompt).collect());
     object.insert("parse_special".to_owned(), json!(parse_special));

@@ -24,7 +24,6 @@ const FIT: &str = "context and layers that are not named are chosen to fit the m
 const NO_CORS: &str =
     "--cors-origins names the pages that may ask, by GET and POST and with any header; no cookie is read";
 const TIMEOUT: &str = "--queue-timeout bounds a request's wait, and --drain-timeout the end";
-const SLOTS: &str = "/metrics says what its sequences do";
 const ALL_OF_MESSAGES: &str = "the template gets all that messages have";
 const TOLD_APART: &str = "what a model thinks and calls is told apart from what it says";
 
@@ -69,9 +68,9 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["-kvu", "--kv-unified"], Nothing, Is(&["--kv-layout", "unified"])),
     flag(&["-no-kvu", "--no-kv-unified"], Nothing, Is(&["--kv-layout", "split"])),
     // Always so.
-    flag(&["--jinja", "--metrics", "--warmup", "--cache-prompt"], Nothing, Done),
+    flag(&["--jinja", "--metrics", "--slots", "--warmup", "--cache-prompt"], Nothing, Done),
     flag(&["-cb", "--cont-batching", "--no-context-shift", "--no-mmap", "--offline"], Nothing, Done),
-    flag(&["--no-webui", "--no-ui", "-no-ag", "--no-agent", "--no-slots", "--no-perf"], Nothing, Done),
+    flag(&["--no-webui", "--no-ui", "-no-ag", "--no-agent", "--no-perf"], Nothing, Done),
     flag(&["--no-webui-mcp-proxy", "--no-ui-mcp-proxy", "--no-models-autoload"], Nothing, Done),
     flag(&["--no-mmproj", "--no-mmproj-auto", "--mmproj-auto", "--no-cors-credentials"], Nothing, Done),
     flag(&["-kvo", "--kv-offload", "--repack", "--op-offload"], Nothing, Done),
@@ -104,11 +103,10 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     flag(&["--perf"], Nothing, Moot("answers tell where their time went when requests say `timings`")),
     flag(&["-bs", "--backend-sampling"], Nothing, Moot("tokens are chosen on the CPU")),
-    flag(&["--spm-infill"], Nothing, Moot("there is no /infill")),
+    flag(&["--no-slots"], Nothing, Moot("GET /slots says how many sequences are in use, and nothing of any request")),
     flag(&["--tags"], Value, Moot("/v1/models tells names alone")),
     flag(&["-to", "--timeout"], Value, Moot(TIMEOUT)),
     flag(&["--sse-ping-interval"], Value, Moot("a silent stream has a comment every 10 seconds")),
-    flag(&["--slots"], Nothing, Moot(SLOTS)),
     flag(&["-v", "--verbose", "--log-verbose"], Nothing, Moot(LOG)),
     flag(&["-lv", "--verbosity", "--log-verbosity"], Value, Moot(LOG)),
     flag(&["--log-disable"], Nothing, Moot("RUST_LOG=off turns the log off")),

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gantry_core::{Chat, Tool, ToolChoice, messages_json};
-use gantry_llama::{AnswerForm, ChatPrompt, Model, SpecialTokens, TokenTexts, TokenizeError};
+use gantry_llama::{AnswerForm, ChatPrompt, InfillTokens, Model, SpecialTokens, TokenTexts, TokenizeError};
 use serde_json::{Map, Value, json};
 
 use super::call_schema::bindable;
@@ -171,6 +171,10 @@ impl Vocabulary for LlamaVocabulary {
 
     fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
         self.model.tokenize_with(text, false, specials).map_err(|e| not_tokenised("prompt", &e))
+    }
+
+    fn infill_tokens(&self) -> Option<InfillTokens> {
+        self.model.infill_tokens()
     }
 
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
