@@ -65,6 +65,7 @@ impl RuntimeSpec {
             workers,
             step_ms_target,
             prefix_cache,
+            chat_template,
             speculative,
         } = self.clone();
         let prefixes = |PrefixCacheSpec { memory, disk, ttl }: PrefixCacheSpec| PrefixCacheSpec {
@@ -84,6 +85,7 @@ impl RuntimeSpec {
             workers,
             step_ms_target,
             prefix_cache: prefix_cache.map(prefixes).filter(|cache| *cache != PrefixCacheSpec::default()),
+            chat_template,
             speculative: speculative.filter(|way| way.draft.is_some() || way.prompt_lookup),
         }
     }

@@ -18,7 +18,7 @@ use futures::{
 use gantry_crds::{
     InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec,
     conditions::Reason,
-    inference_service::{CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec},
+    inference_service::{ApiSpec, CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec},
     status::{InferenceServiceStatus, NamedVersion},
 };
 use jiff::Timestamp;
@@ -207,6 +207,7 @@ impl Gone for InferenceService {
             resources: ResourcesSpec::default(),
             cache: CacheSpec::default(),
             scheduling: SchedulingSpec::default(),
+            api: ApiSpec::default(),
             rollout: RolloutSpec::default(),
             revision_history_limit: 0,
         };

@@ -158,7 +158,7 @@ async fn editors_have_their_gaps_filled() {
     // Only what an editor reads of it.
     let chosen =
         told(&server, INFILL, &with(json!({"response_fields": ["content", "timings/prompt_n", "none", ""]}))).await;
-    let keys: Vec<&String> = chosen.as_object().unwrap().keys().collect();
+    let keys: Vec<&str> = chosen.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!((keys, &chosen["content"]), (vec!["content", "timings/prompt_n"], &answer["content"]));
     // What is sent so that files are read before they are needed.
     let warm = json!({
