@@ -14,6 +14,7 @@ use crate::{
     status::InferenceServiceStatus,
 };
 
+pub use crate::api::ApiSpec;
 pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, RuntimeSpec, SpeculativeSpec, SplitMode};
 
 /// A model that is served by a number of pods, and how it may change.
@@ -66,6 +67,9 @@ pub struct InferenceServiceSpec {
     /// How requests wait and are spread. A change holds at once, for requests that come after it.
     #[serde(default)]
     pub scheduling: SchedulingSpec,
+    /// Whom it answers, and by which names. A change replaces the pods one after the other.
+    #[serde(default)]
+    pub api: ApiSpec,
     /// How a change of model is validated, switched and taken back.
     #[serde(default)]
     pub rollout: RolloutSpec,
@@ -134,6 +138,7 @@ pub struct SourceSpec {
 pub struct PvcSource {
     /// Name of the claim.
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')").message("pvc.claimName: use lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit, as kubectl get pvc shows it"))]
     pub claim_name: String,
     /// Path of the file on the volume, relative to its root.
     #[schemars(length(max = 1024))]
@@ -142,11 +147,27 @@ pub struct PvcSource {
 }
 
 /// Name of an object in the same namespace.
-#[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LocalName {
     /// Name of the object.
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')").message("name: use lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit, as kubectl get shows the object's name"))]
     pub name: String,
+}
+
+/// What names of objects are made of.
+pub const OBJECT_NAME_RULE: &str =
+    "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit";
+
+/// Whether an object may have this name: a DNS subdomain, as the rules of the CRD have it.
+#[must_use]
+pub fn is_object_name(name: &str) -> bool {
+    let ends = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    let label = |label: &str| {
+        let bytes = label.as_bytes();
+        ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(|byte| *byte == b'-' || ends(Some(byte)))
+    };
+    name.len() <= 253 && name.split('.').all(label)
 }
 
 /// What each pod gets of its node.

@@ -5,7 +5,11 @@
 //! check stand here as CEL with a message that says what to do; rules that need more than one object stand in the
 //! operator. Nothing in this crate talks to a cluster.
 
+use std::time::Duration;
+
 pub mod address;
+pub mod api;
+pub mod canonical;
 pub mod conditions;
 pub mod inference_service;
 pub mod model_version;
@@ -32,6 +36,10 @@ pub const HOSTS_ANNOTATION: &str = "gantry.dev/hosts";
 /// Finalizer that releases before this one set. The operator takes it off: owner references remove all that belongs to a
 /// service, and a deletion must not wait for an operator that may be gone.
 pub const OLD_FINALIZER: &str = "gantry.dev/cleanup";
+/// Annotation of an InferenceService: its pods are replaced when the value changes.
+pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
+/// Annotation of an InferenceService: a version that was refused or taken back is tried again when the value changes.
+pub const RETRY_ANNOTATION: &str = "gantry.dev/retry";
 /// Field manager of the operator's server-side applies.
 pub const OPERATOR_FIELD_MANAGER: &str = "gantry-operator";
 
@@ -40,6 +48,11 @@ pub const OPERATOR_FIELD_MANAGER: &str = "gantry-operator";
 pub fn agent_field_manager(pod: &str) -> String {
     format!("gantry-agent-{pod}")
 }
+
+/// Longest time in which an agent that lives, and an API server that does, may not know of each other: the agent's connection broke
+/// without a word, and it has to find that out, connect anew, read what is asked and say so. The agent's limits keep to it, and
+/// the operator calls no pod late before that.
+pub const AGENT_BLIND_MAX: Duration = Duration::from_secs(170);
 
 /// Most replicas of one service: each reports about itself in one object, which every watcher receives whole.
 pub const MAX_REPLICAS: i32 = 256;

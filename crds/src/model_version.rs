@@ -56,7 +56,7 @@ use crate::{
         name = "Progress",
         type_ = "string",
         json_path = ".status.progress.summary",
-        description = "Of the download"
+        description = "How far the pod is that is furthest behind"
     ),
     printcolumn(
         name = "Gates",

@@ -40,6 +40,38 @@ pub fn same(a: &str, b: &str) -> bool {
     a == b || matches!((parse(a), parse(b)), (Some(a), Some(b)) if (a - b).abs() <= a.abs() * 1e-12)
 }
 
+/// The quantity in the spelling that all spellings of it share: whole numbers of the largest unit, of bytes where that is one
+/// of theirs, and thousandths. A text that is none stays as it is.
+#[must_use]
+pub fn canonical(text: &str) -> String {
+    const UNITS: [(&str, i128); 12] = [
+        ("Ei", 1 << 60),
+        ("Pi", 1 << 50),
+        ("Ti", 1 << 40),
+        ("Gi", 1 << 30),
+        ("Mi", 1 << 20),
+        ("Ki", 1 << 10),
+        ("E", 1_000_000_000_000_000_000),
+        ("P", 1_000_000_000_000_000),
+        ("T", 1_000_000_000_000),
+        ("G", 1_000_000_000),
+        ("M", 1_000_000),
+        ("k", 1000),
+    ];
+    let Some(value) = parse(text).filter(|value| value.abs() < 1e30) else { return text.to_owned() };
+    let whole = |value: f64| {
+        let rounded = value.round();
+        ((value - rounded).abs() <= value.abs() * 1e-12).then_some(rounded as i128)
+    };
+    match whole(value) {
+        Some(number) => {
+            let unit = UNITS.into_iter().find(|(_, size)| number != 0 && number % size == 0);
+            unit.map_or_else(|| number.to_string(), |(unit, size)| format!("{}{unit}", number / size))
+        }
+        None => whole(value * 1e3).map_or_else(|| text.to_owned(), |thousandths| format!("{thousandths}m")),
+    }
+}
+
 /// Bytes for people, e.g. `512Mi` or `16.7Gi`.
 #[must_use]
 pub fn human_bytes(bytes: i64) -> String {

@@ -1,7 +1,8 @@
 //! Which models are the same: names of ModelVersions and the hash that a rejection is latched to.
 //!
 //! A version is known by what it loads (the digest where there is one, else the pinned address), the name it serves
-//! under and the settings that need a reload. The same file from another address is the same version.
+//! under and the settings that need a reload. The same file from another address is the same version, and so are the same
+//! settings in other words ([`canonical`](crate::canonical)).
 
 use sha2::{Digest, Sha256 as Hasher};
 
@@ -13,29 +14,41 @@ const NAME_HASH_DIGITS: usize = 10;
 /// Name of the ModelVersion for `model` under `runtime`, e.g. `chat-5f9c01ab23`.
 #[must_use]
 pub fn version_name(service: &str, model: &ModelSpec, runtime: &RuntimeSpec) -> String {
-    let identity = match &model.source.sha256 {
+    let hash = hash(&identity(model, runtime));
+    format!("{service}-{}", &hash[..NAME_HASH_DIGITS])
+}
+
+/// Whether both are one version, whatever release named them and however they were spelled.
+#[must_use]
+pub fn is_same(one: (&ModelSpec, &RuntimeSpec), other: (&ModelSpec, &RuntimeSpec)) -> bool {
+    identity(one.0, one.1) == identity(other.0, other.1)
+}
+
+/// What a version is known by.
+fn identity<'a>(model: &'a ModelSpec, runtime: &RuntimeSpec) -> (String, &'a str, RuntimeSpec) {
+    let file = match &model.source.sha256 {
         Some(digest) => format!("sha256:{digest}"),
         None => format!("{:?} {:?}", model.source.uri, model.source.pvc),
     };
-    let mut runtime = runtime.clone();
+    let mut runtime = runtime.canonical();
     if let Some(draft) = runtime.speculative.as_mut().and_then(|speculative| speculative.draft.as_mut())
         && draft.sha256.is_some()
     {
         *draft = SourceSpec { uri: None, pvc: None, sha256: draft.sha256.clone(), secret_ref: None };
     }
-    let hash = hash(&(identity, &model.served_name, runtime));
-    format!("{service}-{}", &hash[..NAME_HASH_DIGITS])
+    (file, &model.served_name, runtime)
 }
 
 /// The fields that a version is judged by: what a gate advises to change is one of them, or a part of one.
 pub const JUDGED_FIELDS: [&str; 6] =
     ["spec.model", "spec.runtime", "spec.rollout.gates", "spec.resources", "spec.cache", "spec.scheduling"];
 
-/// Hash of [`JUDGED_FIELDS`]: while it stays the same, a rejection stands.
+/// Hash of [`JUDGED_FIELDS`] in their canonical spelling: while it stays the same, a rejection stands.
 #[must_use]
 pub fn judged_by(spec: &InferenceServiceSpec) -> String {
     let InferenceServiceSpec { model, runtime, rollout, resources, cache, scheduling, .. } = spec;
-    hash(&(model, runtime, &rollout.gates, resources, cache, scheduling))[..32].to_owned()
+    let (runtime, gates) = (runtime.canonical(), rollout.gates.canonical());
+    hash(&(model, runtime, gates, resources.canonical(), cache.canonical(), scheduling.canonical()))[..32].to_owned()
 }
 
 fn hash(value: &impl serde::Serialize) -> String {
@@ -79,7 +92,9 @@ mod tests {
         let prefix_cache = Some(PrefixCacheSpec { disk, ..PrefixCacheSpec::default() });
         let kept = RuntimeSpec { prefix_cache, ..RuntimeSpec::default() };
         let steps = RuntimeSpec { step_ms_target: Some(50), ..RuntimeSpec::default() };
-        for other in [workers, layout, kept, steps] {
+        let chat_template = Some("{{ messages[0].content }}".to_owned());
+        let template = RuntimeSpec { chat_template, ..RuntimeSpec::default() };
+        for other in [workers, layout, kept, steps, template] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
     }
@@ -123,6 +138,31 @@ mod tests {
             assert_ne!(judged(changed, value), before, "{changed}");
         }
         assert_eq!(judged("spec.replicas", 2.into()), before, "scaling is no new judgement");
+        let api = serde_json::json!({"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"], "anyModel": true});
+        assert_eq!(judged("spec.api", api), before, "who may ask is no matter of a model's");
+        for (field, one, other) in [
+            ("spec.resources.memory", "1Gi", "1024Mi"),
+            ("spec.cache.sizeLimit", "20Gi", "21474836480"),
+            ("spec.scheduling.queueTimeout", "90s", "1m30s"),
+            ("spec.rollout.gates.memory.headroom", "7%", "7.0%"),
+            ("spec.runtime.gpuMemory", "1.5Gi", "1536Mi"),
+        ] {
+            assert_eq!(judged(field, one.into()), judged(field, other.into()), "{field}");
+            assert_ne!(judged(field, one.into()), before, "{field}");
+        }
+    }
+
+    #[test]
+    fn another_spelling_is_no_other_version() {
+        let model = model("https://a/m.gguf", "a");
+        let runtime = |memory: &str| RuntimeSpec { gpu_memory: Some(memory.into()), ..RuntimeSpec::default() };
+        let (one, same, other) = (runtime("1Gi"), runtime("1024Mi"), runtime("1G"));
+        assert_eq!(version_name("chat", &model, &one), version_name("chat", &model, &same));
+        assert!(is_same((&model, &one), (&model, &same)) && !is_same((&model, &one), (&model, &other)));
+        let moved = ModelSpec { source: SourceSpec { uri: None, ..model.source.clone() }, ..model.clone() };
+        assert!(is_same((&model, &one), (&moved, &one)), "the file is known by its digest");
+        let renamed = ModelSpec { served_name: "other".to_owned(), ..model.clone() };
+        assert!(!is_same((&model, &one), (&renamed, &one)));
     }
 
     /// An operator that knows more settings must not take every service for changed.
@@ -130,4 +170,48 @@ mod tests {
     fn settings_that_are_left_out_change_no_name() {
         assert_eq!(version_name("chat", &model("https://a/m.gguf", "a"), &RuntimeSpec::default()), "chat-17b05364b8");
     }
+
+    /// An older agent takes a field that it does not know for one that somebody set. So what is added here is optional, and not
+    /// there unless it is set: no default in the CRD, and nothing that is written for it.
+    #[test]
+    fn what_is_added_to_versions_and_gates_has_no_default() {
+        fn collect(path: &str, schema: &serde_json::Value, found: &mut Vec<String>) {
+            if schema.get("default").is_some() {
+                found.push(path.to_owned());
+            }
+            for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
+                collect(&format!("{path}.{name}"), inner, found);
+            }
+        }
+        let crd = serde_json::to_value(<crate::InferenceService as kube::CustomResourceExt>::crd()).unwrap();
+        let spec = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+        let mut found = Vec::new();
+        collect("model", &spec["model"], &mut found);
+        collect("runtime", &spec["runtime"], &mut found);
+        for gate in ["memory", "prompts"] {
+            collect(gate, &spec["rollout"]["properties"]["gates"]["properties"][gate], &mut found);
+        }
+        found.sort_unstable();
+        assert_eq!(found, DEFAULTS_FOR_EVER);
+        let keys = |value: serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let mut written = keys(serde_json::to_value(RuntimeSpec::default()).unwrap());
+        written.sort_unstable();
+        assert_eq!(written, ["cacheType", "contextSize", "gpuLayers", "parallel", "threads"]);
+    }
+
+    const DEFAULTS_FOR_EVER: [&str; 13] = [
+        "memory",
+        "memory.headroom",
+        "prompts.minPass",
+        "runtime",
+        "runtime.cacheType",
+        "runtime.contextSize",
+        "runtime.gpuLayers",
+        "runtime.gpuSplit.mainGpu",
+        "runtime.gpuSplit.mode",
+        "runtime.parallel",
+        "runtime.speculative.maxTokens",
+        "runtime.speculative.promptLookup",
+        "runtime.threads",
+    ];
 }

@@ -9,6 +9,10 @@ use crate::{
     scalars::{AutoOr, DurationString, PositiveQuantity},
 };
 
+/// The longest chat template that a spec may give, in characters: the longest published ones have about 20,000. It is in the
+/// object as often as versions are, and each watcher of the object receives it whole.
+pub const MAX_CHAT_TEMPLATE_CHARS: u32 = 32_768;
+
 /// How the engine runs a model.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -71,6 +75,13 @@ pub struct RuntimeSpec {
     // Not serialised when absent, as workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix_cache: Option<PrefixCacheSpec>,
+    /// A chat template in the place of the one in the model's file: the text of a Jinja template, as tokenizer.chat_template
+    /// has it. It goes through the gate Template as the file's does.
+    // Not serialised when absent, as workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = MAX_CHAT_TEMPLATE_CHARS))]
+    #[x_kube(validation = Rule::new("self.contains('{')").message("spec.runtime.chatTemplate: give the text of a Jinja template; no template is known by a name"))]
+    pub chat_template: Option<String>,
     /// Speculative decoding: tokens are guessed and checked by the model. Which way of guessing pays is measured as it goes,
     /// and one that does not is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,6 +110,7 @@ impl Default for RuntimeSpec {
             workers: None,
             step_ms_target: None,
             prefix_cache: None,
+            chat_template: None,
             speculative: None,
         }
     }

@@ -169,7 +169,7 @@ pub struct BakeStatus {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutProgress {
-    /// The furthest that any pod was: phases and MiB of its download. It never falls.
+    /// The furthest that any pod was: phases, and MiB of its download or thousandths of what follows it. It never falls.
     pub figure: i64,
     /// When a pod got further than it had been, or a pod came for one with other resources.
     pub at: Time,
@@ -194,7 +194,7 @@ pub struct RolloutProgress {
 pub struct PodProgress {
     /// Name of the pod.
     pub pod: String,
-    /// Phases and MiB of its download.
+    /// Phases, and MiB of its download or thousandths of what follows it.
     pub figure: i64,
 }
 
@@ -432,7 +432,7 @@ pub struct CandidateStatus {
     /// Why it cannot go on, in a word; absent while it does. The sentence is `message`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_reason: Option<WaitReason>,
-    /// Of the download.
+    /// Of the download, of loading, and of the golden prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// What each gate said so far, in the order they ran.
@@ -468,6 +468,8 @@ open_enum!(
         ApiUnavailable,
         /// There is no room for it until another version is unloaded.
         NoRoom,
+        /// It has fields that the pod's release does not know, or cannot read.
+        AgentTooOld,
     }
 );
 
@@ -489,8 +491,8 @@ open_enum!(
     }
 );
 
-/// How far a download is.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// How far a download is, and what follows it.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// Bytes that are there.
@@ -501,7 +503,10 @@ pub struct Progress {
     /// Time left at the present rate, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<i64>,
-    /// For people, e.g. `42%`.
+    /// How much is loaded, or how many of the golden prompts are answered, in thousandths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub done_permille: Option<i64>,
+    /// For people, e.g. `42%`, `42% loaded` or `3 of 20 prompts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<String>,
 }

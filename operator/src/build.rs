@@ -4,6 +4,7 @@
 //! of its content (`gantry.dev/applied`): `act` compares that to tell whether it has to write. The pod template holds no
 //! model, so a new model changes nothing here but the names of Secrets in the Role.
 
+mod api;
 mod deployment;
 mod network_policy;
 mod pdb;

@@ -35,7 +35,7 @@ use tracing::{error, info};
 use crate::{
     act::{self, Actor, Unwritten},
     build::{self, Inputs, NewPods, StoredTemplate, TemplateId},
-    decide::{CountedPod, Plan, RolloutState, Transition, World, decide},
+    decide::{CountedPod, Plan, RolloutState, Transition, World, decide, judged::Seen},
     events::{Events, describe},
     http::Role,
     limits::{
@@ -46,7 +46,7 @@ use crate::{
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
-    validate::{Problems, ValidService, validate},
+    validate::{NamedObject, ObjectKind, PodSecret, Problems, ValidService, validate},
 };
 
 /// What a reconcile needs besides its service.
@@ -66,6 +66,8 @@ pub struct Context {
 struct Memory {
     /// Failures in a row.
     failures: u32,
+    /// Writes in a row that were decided from an object that is not the newest.
+    conflicts: u32,
     /// When time alone would change the decision of the pass that failed.
     wake_at: Option<Timestamp>,
     /// Resource version of the operator's own last write of the status, and when that was.
@@ -119,6 +121,16 @@ impl Context {
         due.map_or(wait, |due| due.min(wait))
     }
 
+    /// Time to wait after another race that was lost in a row. The event with the newer object wakes the service before; it does
+    /// not come for one that cannot be read, whose older self would ask the API server five times a second.
+    fn after_conflict(&self, service: &InferenceService) -> Duration {
+        self.remember(service, |memory| {
+            let wait = CONFLICT_RETRY.saturating_mul(1 << memory.conflicts.min(16)).min(RETRY_MAX);
+            memory.conflicts = memory.conflicts.saturating_add(1);
+            wait
+        })
+    }
+
     /// Whether the store is still behind the operator's own last write: what it holds would be decided on twice. For a
     /// while only: a cluster that was restored from a backup counts its resource versions from an earlier one on.
     fn is_behind(&self, service: &InferenceService) -> bool {
@@ -147,7 +159,7 @@ impl Context {
 
     /// Notes that a reconcile came to its end.
     fn succeeded(&self, service: &InferenceService) {
-        self.recall(service, |memory| memory.failures = 0);
+        self.recall(service, |memory| (memory.failures, memory.conflicts) = (0, 0));
     }
 }
 
@@ -217,7 +229,7 @@ pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) ->
     }
     let started = Instant::now();
     let observed = context.stores.observe(&service);
-    let result = step(&service, &observed, &context, whole_seconds(Timestamp::now())).await;
+    let result = step(&service, observed, &context, whole_seconds(Timestamp::now())).await;
     let outcome = match &result {
         Ok(_) => ReconcileOutcome::Done,
         Err(error) if error.is_stale() || error.is_gone() => ReconcileOutcome::Stale,
@@ -234,7 +246,7 @@ pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) ->
 /// When a service whose reconcile failed is tried again.
 pub fn error_policy(service: Arc<InferenceService>, error: &Error, context: Arc<Context>) -> Action {
     match error {
-        Error::Act(error) if error.is_stale() => Action::requeue(CONFLICT_RETRY),
+        Error::Act(error) if error.is_stale() => Action::requeue(context.after_conflict(&service)),
         Error::Act(error) if error.is_gone() => Action::requeue(RETRY_MIN),
         Error::WatchesEnded(_) => Action::await_change(),
         Error::Act(_) => {
@@ -253,7 +265,7 @@ fn whole_seconds(now: Timestamp) -> Timestamp {
 /// One reconcile of a service as observed.
 pub(crate) async fn step(
     service: &InferenceService,
-    observed: &Observed,
+    mut observed: Observed,
     context: &Context,
     now: Timestamp,
 ) -> Result<Action, act::Error> {
@@ -275,11 +287,17 @@ pub(crate) async fn step(
     let status = service.status.as_ref().unwrap_or(&no_status);
     let mut spec = validate(service);
     let state = RolloutState::from(status);
+    let stamped = observed.stamped();
+    if let Ok(valid) = &mut spec {
+        valid.wanted.named_as(&state, &stamped);
+    }
     let poll = judge_by_objects(&mut spec, &state, service, context).await;
+    let absent = look_for_secrets(spec.as_ref().ok(), &mut observed, service, context).await;
+    let poll = poll.into_iter().chain(absent).min();
+    let observed = &observed;
     let stored = observed.deployment.as_ref().and_then(|deployment| StoredTemplate::of(deployment.annotations()));
     let template = spec.as_ref().ok().map(|spec| TemplateId::newest(&spec.pod, stored.as_ref()));
     let pods = observed.counted(status, template.as_ref());
-    let stamped = observed.stamped();
     // A spec that cannot be carried out changes nothing, and so not the number of pods either.
     let target_replicas = match &spec {
         Ok(valid) => valid.replicas,
@@ -474,6 +492,26 @@ async fn judge_by_objects(
     }
     let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await;
     wanted.judge_by(&seen, state);
+    Some(JUDGED_POLL)
+}
+
+/// Looks for the Secrets that pods are made with while the container of one has not been made, and notes the first that is not
+/// there. Then this gives the time after which to look again.
+async fn look_for_secrets(
+    spec: Option<&ValidService>,
+    observed: &mut Observed,
+    service: &InferenceService,
+    context: &Context,
+) -> Option<Duration> {
+    let secrets = spec?.pod.api.secrets();
+    if secrets.is_empty() || !observed.any_waits_for_container() {
+        return None;
+    }
+    let object = |secret: &PodSecret| NamedObject { kind: ObjectKind::Secret, name: secret.name.clone() };
+    let objects: Vec<_> = secrets.iter().map(object).collect();
+    let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &objects).await;
+    let (absent, _) = secrets.iter().zip(seen).find(|(_, sighting)| sighting.seen == Seen::Absent)?;
+    observed.lacks(absent);
     Some(JUDGED_POLL)
 }
 

@@ -231,7 +231,9 @@ fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let rollout = state.rollout.as_ref()?;
     let note = progress::note_due(world, rollout).filter(|_| rollout.step == RolloutStep::Prepare);
     let bake = rollout.bake.as_ref().map(|bake| bake.deadline.0);
-    note.into_iter().chain(bake).chain([rollout.deadline.0]).filter(|at| *at > world.now).min()
+    let switches = matches!(rollout.step, RolloutStep::Commit | RolloutStep::Rollback);
+    let switched = switches.then(|| switch_due(rollout));
+    note.into_iter().chain(bake).chain(switched).chain([rollout.deadline.0]).filter(|at| *at > world.now).min()
 }
 
 type Step = (RolloutState, Option<Transition>);
@@ -256,6 +258,17 @@ fn rest(world: &World, mut state: RolloutState) -> Step {
 #[must_use]
 pub fn is_latched(state: &RolloutState, wanted: &WantedVersion) -> bool {
     state.rejected.as_ref().is_some_and(|rejected| rejected.version == wanted.name && judged::stands(rejected, wanted))
+}
+
+/// Whether the spec asks for a version that is to be prepared as soon as pods have switched.
+fn asks_for_another(world: &World, state: &RolloutState) -> bool {
+    let is_other = |wanted: &WantedVersion| state.active.as_ref() != Some(&wanted.name) && !is_latched(state, wanted);
+    world.target_replicas > 0 && world.spec.is_some_and(|spec| is_other(&spec.wanted))
+}
+
+/// When pods that can switch have switched.
+fn switch_due(now: &RolloutStatus) -> Timestamp {
+    after(now.started_at.0, SWITCH_TIMEOUT)
 }
 
 /// Begins an attempt, which is another one at the same version after so many `restarts`.
@@ -390,6 +403,11 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             state.rollout = Some(baking);
             (state, Some(Transition::Baking { version: version.to_owned() }))
         }
+        // Nobody has it, and those that could have switched have: the edit may be the cure.
+        Switched::Open { .. } if world.now >= switch_due(now) && asks_for_another(world, &state) => match world.spec {
+            Some(spec) => start(world, state, spec, 0),
+            None => (state, None),
+        },
         Switched::Open { deadline } => {
             let message = fleet::left_behind(world, now);
             state.rollout = Some(RolloutStatus { deadline: Time(deadline), message, ..now.clone() });
@@ -410,7 +428,7 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             return start(world, state, spec, 0);
         }
     }
-    if world.now >= now.deadline.0 {
+    if fleet::is_watched_to_the_end(world, now) {
         return settle(state, &now.version);
     }
     state.rollout = Some(RolloutStatus { message: fleet::left_behind(world, now), ..now.clone() });
@@ -418,9 +436,17 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
 }
 
 fn rollback(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
+    // An edit may be the cure for a pod that has to load the way back first: for that it does not wait.
+    let edited = asks_for_another(world, &state);
+    let until = if edited { now.deadline.0.min(switch_due(now)) } else { now.deadline.0 };
     // Who answers nobody lags behind nobody.
-    let lags = |pod: &CountedPod| pod.ready && pod.report.is_some_and(|report| serves(report, &now.version));
-    if world.pods.iter().any(lags) && world.now < now.deadline.0 {
+    let lags = |pod: &CountedPod| {
+        let will_switch = |report: &ReplicaStatus| {
+            serves(report, &now.version) && (!edited || report.resident.is_some() && report.resident == state.active)
+        };
+        pod.ready && pod.report.is_some_and(will_switch)
+    };
+    if world.pods.iter().any(lags) && world.now < until {
         return (state, None);
     }
     // A pod that is late still follows activeVersion by itself.
@@ -450,8 +476,11 @@ fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: St
     let message = failure.message.clone();
     // A pod may have unloaded it where a candidate had no room beside it.
     let has_it = |report: &ReplicaStatus| report.resident.as_ref() == Some(&to) || serves(report, &to);
-    let mut ready = world.pods.iter().filter(|pod| pod.ready).filter_map(|pod| pod.report);
-    let resident = state.previous.is_some() && ready.all(has_it);
+    let goes_back = |pod: &&CountedPod| pod.ready || pod.report.is_some_and(|report| serves(report, &version));
+    let mut back = world.pods.iter().filter(goes_back).peekable();
+    // That none lacks it is no word of those who are not there.
+    let is_any = back.peek().is_some();
+    let resident = state.previous.is_some() && is_any && back.all(|pod| pod.report.is_some_and(has_it));
     let time = match world.spec {
         Some(spec) if !resident => spec.progress_deadline,
         _ => SWITCH_TIMEOUT,

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 /// Time in which pods must have switched after Commit or back after Rollback. Switching is a pointer swap in each
-/// pod; the time is for watch events that come late.
-pub const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// pod; the time is for agents whose connection to the API server broke, which is more than `AGENT_BLIND_MAX`.
+pub const SWITCH_TIMEOUT: Duration = Duration::from_secs(180);
+const _: () = assert!(SWITCH_TIMEOUT.as_secs() > gantry_crds::AGENT_BLIND_MAX.as_secs());
 
 /// Longest time that pods may prepare a version, in progress deadlines of the spec: each progress of a pod starts the
 /// deadline anew, and a source that sends a byte now and then must not do so for ever.
@@ -32,7 +33,8 @@ pub const RETRY_MIN: Duration = Duration::from_secs(1);
 /// Longest wait after a reconcile that failed.
 pub const RETRY_MAX: Duration = Duration::from_secs(120);
 
-/// Wait after a write that lost a race: the watch event that carries the newer object is on its way.
+/// Wait after a write that lost a race: the watch event that carries the newer object is on its way. It doubles with each race
+/// lost in a row, up to `RETRY_MAX`.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
 /// Time for which an object older than the operator's own last write is left to its watch event. After that it is decided
@@ -40,7 +42,7 @@ pub const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 pub const STORE_LAG_MAX: Duration = Duration::from_secs(30);
 
 /// How often is looked whether the ConfigMap or the Secrets that a version was judged by, or is being judged by, are others
-/// by now: no watch tells of them.
+/// by now, and whether a Secret is there by now that a pod cannot be made without: no watch tells of them.
 pub const JUDGED_POLL: Duration = Duration::from_secs(15);
 
 /// Longest such look, at all objects together: a pass goes on without, with what was seen last.

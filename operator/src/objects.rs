@@ -1,7 +1,8 @@
-//! Looks at the objects beside the spec that a version is judged by: the golden prompts and the credentials of its sources.
+//! Looks at the objects beside the spec that a version is judged by, the golden prompts and the credentials of its sources, and
+//! at the Secrets that pods cannot be made without.
 //!
 //! Only their metadata is asked for, so no credential is ever read here; and each by its name and only while its version is
-//! not served: a watch would need the right to list every Secret of the cluster, with its content. A look that fails, or takes
+//! not served, or a pod has not been made: a watch would need the right to list every Secret of the cluster, with its content. A look that fails, or takes
 //! long, shows nothing and holds nothing up: a service whose Secrets cannot be read may have to be rolled back.
 
 use std::fmt::Debug;

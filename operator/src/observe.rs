@@ -16,7 +16,9 @@ use futures::{
     stream::{self, BoxStream},
 };
 use gantry_crds::{
-    InferenceService, ModelVersion,
+    InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec,
+    conditions::Reason,
+    inference_service::{ApiSpec, CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec},
     status::{InferenceServiceStatus, NamedVersion},
 };
 use jiff::Timestamp;
@@ -27,6 +29,7 @@ use k8s_openapi::api::{
     policy::v1::PodDisruptionBudget,
     rbac::v1::{Role, RoleBinding},
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource, ResourceExt,
     core::{DeserializeGuard, PartialObjectMeta, error_boundary::InvalidObject},
@@ -44,6 +47,7 @@ use crate::{
     build::{MANAGED_BY, OPERATOR, TemplateId},
     decide::{CountedPod, StampedVersion},
     limits::WATCH_PAGE_OBJECTS,
+    validate::PodSecret,
 };
 
 use self::kept::{Child, Kept, OfService};
@@ -153,12 +157,12 @@ impl Stores {
 }
 
 /// Leaves out objects that cannot be read, such as one with a value that a later version knows: it must not stop the
-/// work on all others. What was known of it before stays.
+/// work on all others. What was known of it before stays, until it is deleted: for that its name is enough.
 fn readable<K>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send + 'static,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static
 where
-    K: Resource + Send + 'static,
+    K: Gone + Resource + Send + 'static,
 {
     let read = |object: DeserializeGuard<K>| {
         let unreadable = object.0.as_ref().err();
@@ -172,13 +176,55 @@ where
     events.filter_map(move |event| {
         let event = event.map(|event| match event {
             Event::Apply(object) => read(object).map(Event::Apply),
-            Event::Delete(object) => read(object).map(Event::Delete),
+            Event::Delete(object) => {
+                Some(Event::Delete(object.0.unwrap_or_else(|unreadable| K::gone(unreadable.metadata))))
+            }
             Event::InitApply(object) => read(object).map(Event::InitApply),
             Event::Init => Some(Event::Init),
             Event::InitDone => Some(Event::InitDone),
         });
         future::ready(event.transpose())
     })
+}
+
+/// An object that is gone and could not be read: it says who it was, and nothing else.
+trait Gone {
+    fn gone(metadata: ObjectMeta) -> Self;
+}
+
+/// A model that is none.
+fn no_model() -> ModelSpec {
+    let source = SourceSpec { uri: None, pvc: None, sha256: None, secret_ref: None };
+    ModelSpec { served_name: String::new(), source }
+}
+
+impl Gone for InferenceService {
+    fn gone(metadata: ObjectMeta) -> Self {
+        let spec = InferenceServiceSpec {
+            replicas: 0,
+            model: no_model(),
+            runtime: RuntimeSpec::default(),
+            resources: ResourcesSpec::default(),
+            cache: CacheSpec::default(),
+            scheduling: SchedulingSpec::default(),
+            api: ApiSpec::default(),
+            rollout: RolloutSpec::default(),
+            revision_history_limit: 0,
+        };
+        Self { metadata, spec, status: None }
+    }
+}
+
+impl Gone for ModelVersion {
+    fn gone(metadata: ObjectMeta) -> Self {
+        let spec = ModelVersionSpec {
+            service: String::new(),
+            revision: 0,
+            model: no_model(),
+            runtime: RuntimeSpec::default(),
+        };
+        Self { metadata, spec, status: None }
+    }
 }
 
 /// Begins the watches of what is kept as JSON.
@@ -369,7 +415,29 @@ impl PodView {
     }
 }
 
+impl PodView {
+    /// Whether its container has not been made, for want of what it is made with or of time.
+    fn waits_for_container(&self) -> bool {
+        let refused = self.trouble.as_ref().is_some_and(|trouble| trouble.reason == Reason::CreateContainerError);
+        !self.over && (self.creation_limit.is_some() || refused)
+    }
+}
+
 impl Observed {
+    /// Whether any pod's container has not been made yet: then it pays to look for what it is made with.
+    #[must_use]
+    pub fn any_waits_for_container(&self) -> bool {
+        self.pods.iter().any(PodView::waits_for_container)
+    }
+
+    /// Takes it that pods whose containers have not been made wait for this Secret, which is not there: the kubelet says so in
+    /// Events alone.
+    pub fn lacks(&mut self, secret: &PodSecret) {
+        for pod in self.pods.iter_mut().filter(|pod| pod.waits_for_container()) {
+            pod.trouble = Some(Trouble::of_absent_secret(&pod.name, secret));
+        }
+    }
+
     /// Pods that a rollout waits for, with their entries in `status`; `newest` is the template whose resources they are to have,
     /// where the spec says which.
     #[must_use]

@@ -4,26 +4,32 @@
 //! a rule existed. What this release does not carry out is refused here, by field and with what to use instead, so that
 //! no object is half obeyed. Later steps see only [`ValidService`] and cannot fail for these reasons.
 
+mod api;
+
+pub use api::{ApiSettings, PodSecret, ResponseStore, StorePlace};
+
 use std::{fmt, time::Duration};
 
 use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::credential,
     inference_service::{
-        CacheMode, ModelSpec, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes,
+        CacheMode, ModelSpec, OBJECT_NAME_RULE, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec,
+        cache_bytes, is_object_name,
     },
-    revision::{judged_by, version_name},
+    revision::{is_same, judged_by, version_name},
     scalars::PositiveQuantity,
+    status::NamedVersion,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
-use crate::limits::RETRY_TOKEN_CHARS_MAX;
+use crate::{
+    decide::{RolloutState, StampedVersion},
+    limits::RETRY_TOKEN_CHARS_MAX,
+};
 
-/// Annotation whose change restarts the pods one after the other.
-pub const RESTART_ANNOTATION: &str = "gantry.dev/restart";
-/// Annotation whose change lets a latched version be tried again, for when what was wrong lay outside the spec.
-pub const RETRY_ANNOTATION: &str = "gantry.dev/retry";
+pub use gantry_crds::{RESTART_ANNOTATION, RETRY_ANNOTATION};
 
 /// A spec that can be carried out.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +69,24 @@ pub struct WantedVersion {
     pub model: ModelSpec,
     /// The settings it is loaded with.
     pub runtime: RuntimeSpec,
+}
+
+impl WantedVersion {
+    /// Takes the name of a version that is there and is the same one: that of a release which named it otherwise, so that an
+    /// upgrade makes no new version of what it finds. Those that play a part go first.
+    pub fn named_as(&mut self, state: &RolloutState, stamped: &[StampedVersion]) {
+        let is_same =
+            |version: &&NamedVersion| is_same((&version.model, &version.runtime), (&self.model, &self.runtime));
+        let known = state.versions.iter().chain(stamped.iter().map(|stamped| &stamped.version)).filter(is_same);
+        let attempt = state.rollout.as_ref().map(|rollout| &rollout.version);
+        let rejected = state.rejected.as_ref().map(|rejected| &rejected.version);
+        let parts = [state.active.as_ref(), attempt, rejected, Some(&self.name)];
+        let rank = |name: &String| parts.iter().position(|part| *part == Some(name)).unwrap_or(parts.len());
+        let first = known.map(|version| &version.name).min_by_key(|name| (rank(name), (*name).clone())).cloned();
+        if let Some(name) = first {
+            self.name = name;
+        }
+    }
 }
 
 /// An object of the service's namespace whose content a version is judged by.
@@ -111,6 +135,8 @@ pub struct PodSettings {
     pub drain_timeout: Duration,
     /// Value of [`RESTART_ANNOTATION`].
     pub restart: Option<String>,
+    /// Whom it answers.
+    pub api: ApiSettings,
 }
 
 /// One thing in the spec that cannot be carried out.
@@ -194,6 +220,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         ),
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
+        api: problems.api(&spec.api),
     };
     if spec.runtime.gpu_memory.is_some() && spec.resources.gpu.is_none() {
         problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");
@@ -208,6 +235,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     }
     if let Some(prompts) = &spec.rollout.gates.prompts {
         problems.parsed("spec.rollout.gates.prompts.minPass", prompts.min_pass.ratio());
+        problems.object_name("spec.rollout.gates.prompts.configMapRef.name", &prompts.config_map_ref.name);
     }
     let progress_deadline = problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std());
     let valid = ValidService {
@@ -272,6 +300,7 @@ struct SourceFields {
     uri: &'static str,
     pvc: &'static str,
     sha256: &'static str,
+    secret: &'static str,
 }
 
 const MODEL_SOURCE: SourceFields = SourceFields {
@@ -279,12 +308,14 @@ const MODEL_SOURCE: SourceFields = SourceFields {
     uri: "spec.model.source.uri",
     pvc: "spec.model.source.pvc",
     sha256: "spec.model.source.sha256",
+    secret: "spec.model.source.secretRef.name",
 };
 const DRAFT_SOURCE: SourceFields = SourceFields {
     source: "spec.runtime.speculative.draft",
     uri: "spec.runtime.speculative.draft.uri",
     pvc: "spec.runtime.speculative.draft.pvc",
     sha256: "spec.runtime.speculative.draft.sha256",
+    secret: "spec.runtime.speculative.draft.secretRef.name",
 };
 
 /// Collects problems while parsing goes on, so that the user sees all of them at once.
@@ -336,7 +367,17 @@ impl Collector {
         }
     }
 
+    /// A name that no object has would break only when somebody asks for it.
+    fn object_name(&mut self, field: &'static str, name: &str) {
+        if !is_object_name(name) {
+            self.invalid(field, format!("{name:?} is no name of an object: use {OBJECT_NAME_RULE}"));
+        }
+    }
+
     fn source(&mut self, fields: &SourceFields, source: &SourceSpec) {
+        if let Some(secret) = &source.secret_ref {
+            self.object_name(fields.secret, &secret.name);
+        }
         if let Some(found) = source.uri.as_deref().and_then(credential) {
             self.invalid(fields.uri, found.to_string());
         }
@@ -474,6 +515,7 @@ mod tests {
             "cache": {"sizeLimit": "1Gi"},
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
+            "api": {"responseStore": {"ttl": "long"}},
             "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
         })))
         .unwrap_err();
@@ -491,6 +533,8 @@ mod tests {
             "spec.runtime.speculative.draft.sha256",
             "spec.rollout.progressDeadline",
             "spec.scheduling.queueTimeout",
+            "spec.api.responseStore",
+            "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
             "spec.rollout.strategy",
         ] {
@@ -506,6 +550,62 @@ mod tests {
             assert!(problems.any_invalid() && text.starts_with("spec.model.source.uri: "), "{text}");
             assert!(text.contains("secretRef") && !text.contains("hush"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_name_that_no_object_can_have_is_refused_before_anybody_asks_for_it() {
+        let secret = |name: &str| json!({"model": {"source": {"secretRef": {"name": name}}}});
+        let golden = |name: &str| json!({"rollout": {"gates": {"prompts": {"configMapRef": {"name": name}}}}});
+        let draft =
+            |name: &str| json!({"uri": "https://h/d.gguf", "sha256": "0".repeat(64), "secretRef": {"name": name}});
+        let draft = |name: &str| json!({"runtime": {"speculative": {"draft": draft(name)}}});
+        let cases: [(&str, &dyn Fn(&str) -> Value); 3] = [
+            ("spec.model.source.secretRef.name", &secret),
+            ("spec.rollout.gates.prompts.configMapRef.name", &golden),
+            ("spec.runtime.speculative.draft.secretRef.name", &draft),
+        ];
+        for (field, patch) in cases {
+            assert!(validate(&service(patch("hf.token-1"))).is_ok(), "{field}");
+            for name in
+                ["", "HF", "my secret", "a/b", "../x", "-a", "a..b", "a_b", "a+Secret:b=absent", &"a".repeat(254)]
+            {
+                let problems = validate(&service(patch(name))).unwrap_err();
+                assert!(problems.any_invalid() && problems.0[0].field == field, "{name:?}: {problems}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_version_keeps_the_name_that_it_has() {
+        let spelled = |memory: &str| json!({"runtime": {"prefixCache": {"memory": memory}}});
+        let wanted = |memory: &str| validate(&service(spelled(memory))).unwrap().wanted;
+        let other = validate(&service(json!({}))).unwrap().wanted;
+        assert_eq!(wanted("1Gi").name, wanted("1024Mi").name);
+        let named = |name: &str, of: &WantedVersion| NamedVersion {
+            name: name.to_owned(),
+            model: of.model.clone(),
+            runtime: of.runtime.clone(),
+        };
+        let stamped = |name: &str, of: &WantedVersion| StampedVersion { version: named(name, of), revision: 1 };
+        // As two releases and two spellings named it.
+        let stamped =
+            [stamped("chat-b", &wanted("1Gi")), stamped("chat-c", &wanted("1024Mi")), stamped("chat-a", &other)];
+        let name = |state: &RolloutState| {
+            let mut wanted = wanted("1024Mi");
+            wanted.named_as(state, &stamped);
+            wanted.name
+        };
+        let nothing = RolloutState::default();
+        assert_eq!(name(&nothing), "chat-b");
+        assert_eq!(name(&RolloutState { active: Some("chat-c".to_owned()), ..nothing.clone() }), "chat-c");
+        assert_eq!(name(&RolloutState { active: Some("chat-a".to_owned()), ..nothing.clone() }), "chat-b");
+        // One that nobody stamped any more, and that the status still describes.
+        let versions = vec![named("chat-z", &wanted("1Gi"))];
+        assert_eq!(name(&RolloutState { active: Some("chat-z".to_owned()), versions, ..nothing.clone() }), "chat-z");
+        let mut new = wanted("2Gi");
+        let own = new.name.clone();
+        new.named_as(&nothing, &stamped);
+        assert_eq!(new.name, own);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod args;
 mod check;
 mod habits;
 mod line;
+mod template;
 #[cfg(test)]
 mod tests;
 
@@ -77,6 +78,8 @@ pub struct HttpSettings {
     pub names: ModelNames,
     /// Where responses are kept, if they are.
     pub responses: Option<ResponseStoreSettings>,
+    /// Whether the beginnings of the model's vectors are vectors, too.
+    pub cuts_vectors: bool,
 }
 
 /// What `serve` needs.
@@ -125,6 +128,7 @@ impl HttpArgs {
         let time_to_live = Duration::from_secs(ttl);
         HttpSettings {
             responses: place.map(|place| ResponseStoreSettings { place, time_to_live }),
+            cuts_vectors: false,
             keys,
             origins,
             names: ModelNames { aliases: Vec::new(), any: self.any_model },
@@ -143,7 +147,9 @@ impl PodArgs {
     /// Lists every mistake.
     pub fn settings(&self) -> Result<HttpSettings, Problems> {
         let mut check = Check::default();
-        let http = self.http.check(&mut check, "0.0.0.0", Some(POD_METRICS_PORT));
+        let mut http = self.http.check(&mut check, "0.0.0.0", Some(POD_METRICS_PORT));
+        self.alias.iter().for_each(|name| check.name("alias", name));
+        http.names.aliases.clone_from(&self.alias);
         self.backends.check(&mut check);
         for (flag, name) in [("service", &self.service), ("namespace", &self.namespace), ("pod", &self.pod)] {
             check.name(flag, name);
@@ -234,6 +240,7 @@ impl ServeArgs {
         names.iter().for_each(|name| check.name("alias", name));
         let served_name = if names.is_empty() { String::new() } else { names.remove(0) };
         http.names.aliases = names;
+        http.cuts_vectors = self.matryoshka;
         check.file("model", &model);
         if let Some(draft) = &self.model_draft {
             check.file("model-draft", draft);
@@ -278,6 +285,12 @@ impl ServeArgs {
                     .clone()
                     .map(|model_path| DraftSettings { model_path, max_tokens: draft_tokens }),
                 step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
+                chat_template: template::chat_template(
+                    &mut check,
+                    self.chat_template.as_deref(),
+                    self.chat_template_file.as_deref(),
+                ),
+                infill_suffix_first: self.spm_infill,
             },
             pooled: self.pooled(&mut check),
         };

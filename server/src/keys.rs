@@ -1,10 +1,13 @@
 //! Who may ask: the keys that clients show, as flags and a file name them.
 //!
 //! Keys are kept and compared as SHA-256 digests, all of them for each request and in the same time whichever it is, and no key
-//! is written anywhere. The file is read again every [`API_KEYS_RELOAD_PERIOD`], so that a mounted Secret may change; one that
-//! cannot be read, or names none, leaves the keys as they are. Absent: what a key may do, and how much: all are alike.
+//! is written anywhere. The file, or the directory that a Secret is mounted as, is read again every
+//! [`API_KEYS_RELOAD_PERIOD`]; one that cannot be read, or names none, leaves the keys as they are. Absent: what a key may do,
+//! and how much: all are alike.
 
+use std::ffi::OsString;
 use std::fmt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +16,15 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::limits::{API_KEYS_RELOAD_PERIOD, MAX_API_KEY_BYTES, MAX_API_KEY_FILE_BYTES, MAX_API_KEYS};
+use crate::limits::{
+    API_KEYS_RELOAD_PERIOD, API_KEYS_REREADS, MAX_API_KEY_BYTES, MAX_API_KEY_FILE_BYTES, MAX_API_KEY_FILES,
+    MAX_API_KEYS,
+};
+
+/// How the names begin of what the kubelet keeps for itself where it mounts a Secret.
+const KUBELETS_OWN: &str = "..";
+/// The link of these that leads to the files as they are now.
+const KUBELETS_DATA: &str = "..data";
 
 /// What is kept of a key.
 type KeyDigest = [u8; 32];
@@ -36,6 +47,7 @@ impl Caller {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct KeySources {
     given: Vec<KeyDigest>,
+    /// A file of them, or a directory of such files.
     file: Option<PathBuf>,
     /// What the file had at first.
     of_file: Vec<KeyDigest>,
@@ -145,10 +157,62 @@ impl ApiKeys {
     }
 }
 
-/// The keys of a file, one a line.
-fn read(file: &Path) -> Result<Vec<KeyDigest>, String> {
-    let at = file.display();
-    let metadata = std::fs::metadata(file).map_err(|error| format!("cannot be read: {at}: {error}"))?;
+/// The keys of a file, or of the files of a directory, one a line.
+fn read(path: &Path) -> Result<Vec<KeyDigest>, String> {
+    let at = path.display();
+    let keys = if path.is_dir() { of_directory(path)? } else { of_text(&text_of(path, path)?, path)? };
+    match keys.len() {
+        0 => Err(format!("names no key, one a line: {at}")),
+        1..=MAX_API_KEYS => Ok(keys),
+        more => Err(format!("names {more} keys, and {MAX_API_KEYS} are the most: {at}")),
+    }
+}
+
+/// The keys of all files of a directory. One that a Secret is mounted as changes as a whole: `..data` is made to lead to
+/// another directory at once, and the one before is removed, of which a part may have been there still.
+fn of_directory(directory: &Path) -> Result<Vec<KeyDigest>, String> {
+    let as_it_is = || fs::canonicalize(directory.join(KUBELETS_DATA)).unwrap_or_else(|_| directory.to_owned());
+    for _ in 0..=API_KEYS_REREADS {
+        let whole = as_it_is();
+        let keys = of_files(&whole, directory);
+        if as_it_is() == whole {
+            return keys;
+        }
+    }
+    Err(format!("changes while it is read: {}", directory.display()))
+}
+
+/// The keys of the files in `whole`, which errors call after `directory`.
+fn of_files(whole: &Path, directory: &Path) -> Result<Vec<KeyDigest>, String> {
+    let at = directory.display();
+    let cannot = |error: std::io::Error| format!("cannot be read: {at}: {error}");
+    let names = fs::read_dir(whole).map_err(cannot)?.map(|entry| entry.map(|entry| entry.file_name()));
+    let is_theirs = |name: &OsString| !name.to_string_lossy().starts_with(KUBELETS_OWN);
+    let names = names.filter(|name| name.as_ref().map_or(true, is_theirs)).take(MAX_API_KEY_FILES + 1);
+    let mut names: Vec<OsString> = names.collect::<Result<_, _>>().map_err(cannot)?;
+    if names.len() > MAX_API_KEY_FILES {
+        return Err(format!("has more than {MAX_API_KEY_FILES} files, which are the most: {at}"));
+    }
+    names.sort();
+    let (mut keys, mut bytes) = (Vec::new(), 0);
+    for name in names {
+        let shown = directory.join(&name);
+        let text = text_of(&whole.join(&name), &shown)?;
+        bytes += text.len() as u64;
+        if bytes > MAX_API_KEY_FILE_BYTES {
+            return Err(format!(
+                "has files of more than {MAX_API_KEY_FILE_BYTES} bytes together, which are the most: {at}"
+            ));
+        }
+        keys.extend(of_text(&text, &shown)?);
+    }
+    Ok(keys)
+}
+
+/// What is in a file, which errors call `shown`.
+fn text_of(file: &Path, shown: &Path) -> Result<String, String> {
+    let at = shown.display();
+    let metadata = fs::metadata(file).map_err(|error| format!("cannot be read: {at}: {error}"))?;
     if !metadata.is_file() {
         return Err(format!("is no regular file, which can be read again: {at}"));
     }
@@ -156,15 +220,14 @@ fn read(file: &Path) -> Result<Vec<KeyDigest>, String> {
     if length > MAX_API_KEY_FILE_BYTES {
         return Err(format!("has {length} bytes, and {MAX_API_KEY_FILE_BYTES} are the most: {at}"));
     }
-    let text = std::fs::read_to_string(file).map_err(|error| format!("cannot be read: {at}: {error}"))?;
+    fs::read_to_string(file).map_err(|error| format!("cannot be read: {at}: {error}"))
+}
+
+/// The keys of a text, one a line.
+fn of_text(text: &str, shown: &Path) -> Result<Vec<KeyDigest>, String> {
     let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
-    let keys = lines.map(|(number, line)| digest(line).map_err(|problem| format!("{problem}: line {number} of {at}")));
-    let keys: Vec<KeyDigest> = keys.collect::<Result<_, _>>()?;
-    match keys.len() {
-        0 => Err(format!("names no key, one a line: {at}")),
-        1..=MAX_API_KEYS => Ok(keys),
-        more => Err(format!("names {more} keys, and {MAX_API_KEYS} are the most: {at}")),
-    }
+    let told = |number: usize, problem: String| format!("{problem}: line {number} of {}", shown.display());
+    lines.map(|(number, line)| digest(line).map_err(|problem| told(number, problem))).collect()
 }
 
 fn digest(key: &str) -> Result<KeyDigest, String> {
@@ -228,6 +291,79 @@ mod tests {
         }
         std::fs::remove_file(file.path()).unwrap();
         assert!(keys.reload().unwrap().contains("cannot be read") && admits("new"));
+    }
+
+    /// Puts files where the kubelet puts those of a Secret: into a directory of their own, to which `..data` leads from one
+    /// moment to the next. What was there before is removed.
+    fn mount(at: &Path, generation: u32, files: &[(&str, &str)]) {
+        let own = at.join(format!("..2026_{generation}"));
+        fs::create_dir(&own).unwrap();
+        for (name, text) in files {
+            fs::write(own.join(name), text).unwrap();
+            let link = at.join(name);
+            if link.symlink_metadata().is_err() {
+                std::os::unix::fs::symlink(Path::new(KUBELETS_DATA).join(name), link).unwrap();
+            }
+        }
+        let (data, next) = (at.join(KUBELETS_DATA), at.join("..data_tmp"));
+        let before = fs::canonicalize(&data);
+        std::os::unix::fs::symlink(own.file_name().unwrap(), &next).unwrap();
+        fs::rename(&next, &data).unwrap();
+        if let Ok(before) = before {
+            fs::remove_dir_all(before).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_mounted_secret_is_taken_as_it_is_now_and_never_in_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        mount(folder.path(), 0, &[("one", "old-1"), ("two", "old-2\nold-3")]);
+        let keys = keys(&[], Some(folder.path())).unwrap();
+        let admits = |key: &str| keys.caller(Some(key.as_bytes())).is_some();
+        assert!(admits("old-1") && admits("old-2") && admits("old-3") && !admits("..data"));
+        std::thread::scope(|scope| {
+            let swaps = scope.spawn(|| {
+                for generation in 1..=200 {
+                    let age = if generation % 2 == 0 { "new" } else { "old" };
+                    let (one, two) = (format!("{age}-1"), format!("{age}-2\n{age}-3"));
+                    mount(folder.path(), generation, &[("one", &one), ("two", &two)]);
+                }
+            });
+            while !swaps.is_finished() {
+                // Where it changes with each look, what was read before stays.
+                drop(keys.reload());
+                let sets = ["old", "new"].map(|age| (1..=3).filter(|n| admits(&format!("{age}-{n}"))).count());
+                assert!(matches!(sets, [3, 0] | [0, 3]), "{sets:?}");
+            }
+        });
+        assert_eq!(keys.reload(), None);
+        assert!(admits("new-1") && admits("new-3") && !admits("old-1"));
+    }
+
+    #[test]
+    fn a_directory_that_has_something_else_changes_nothing_and_is_told_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(keys(&[], Some(folder.path())).unwrap_err()[0].contains("names no key"));
+        mount(folder.path(), 0, &[("one", "sesame")]);
+        let keys = keys(&[], Some(folder.path())).unwrap();
+        let half = "k\n".repeat(MAX_API_KEYS / 2 + 1);
+        for (files, told) in [
+            (&[("one", "sesame\nsesame opens")][..], "line 2 of"),
+            (&[("one", ""), ("two", "\n")], "names no key"),
+            (&[("one", half.as_str()), ("two", half.as_str())], "1024 are the most"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            mount(folder.path(), 0, files);
+            let problem = read(folder.path()).unwrap_err();
+            assert!(problem.contains(told) && !problem.contains("sesame"), "{problem}");
+            assert!(
+                problem.contains(&*folder.path().to_string_lossy()) && !problem.contains(KUBELETS_OWN),
+                "{problem}"
+            );
+        }
+        fs::create_dir(folder.path().join("..2026_0/within")).unwrap();
+        assert!(keys.reload().unwrap().contains("is no regular file"));
+        assert!(keys.caller(Some(b"sesame")).is_some());
     }
 
     #[test]

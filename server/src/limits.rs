@@ -45,8 +45,8 @@ pub const OUTPUT_OVERRUN_BYTES: usize = 2 * 1024 * 1024;
 /// The time in which a client must take [`SLOW_CLIENT_MIN_BYTES_PER_SECOND`] on average of an answer that is paused for it, or
 /// that has ended, or all that waited of it, time and again; else what waits is thrown away and the answer ends with an error.
 pub const SLOW_CLIENT_LIMIT: Duration = Duration::from_secs(60);
-/// The same while no more requests may wait, so that others are refused, or [`OUTPUT_RESERVE_BYTES`] are used up, or the server
-/// is about to end.
+/// The same while no more requests may wait, so that others are refused, or all connections are taken, or
+/// [`OUTPUT_RESERVE_BYTES`] are used up, or the server is about to end.
 pub const SLOW_CLIENT_CROWDED_LIMIT: Duration = Duration::from_secs(10);
 /// The same for those that begin to take too little when the server has been about to end for [`SLOW_CLIENT_CROWDED_LIMIT`]; before,
 /// what is left of that. So whoever waited behind clients that took nothing does not add their time to the end again.
@@ -194,6 +194,10 @@ pub const MAX_PROBE_CONNECTIONS: usize = 64;
 pub const DESCRIPTOR_RESERVE: usize = 512;
 /// How long a connection may be silent, at the least, before it makes room for another.
 pub const SHED_MIN_AGE: Duration = Duration::from_millis(100);
+/// How long a client may take nothing of an answer that is whole, at the least, before its connection makes room for another.
+pub const UNREAD_MIN_AGE: Duration = Duration::from_secs(1);
+/// [`SLOW_CLIENT_LIMIT`] at the port of probes and metrics while all its connections are taken: what it answers is short.
+pub const SLOW_PROBE_LIMIT: Duration = Duration::from_secs(2);
 /// The longest head of a request, and what is read ahead of its body.
 pub const MAX_HEAD_BYTES: usize = 32 * 1024;
 /// The kernel's backlog of connections that are not accepted yet.
@@ -254,9 +258,13 @@ pub const AGENT_STOP_LIMIT: Duration = Duration::from_secs(10);
 pub const MAX_API_KEYS: usize = 1024;
 /// The longest of them, in bytes.
 pub const MAX_API_KEY_BYTES: usize = 512;
-/// The largest file of API keys, in bytes.
+/// The largest file of API keys, or all files of a directory of them together, in bytes: as much as a Secret may hold.
 pub const MAX_API_KEY_FILE_BYTES: u64 = 1024 * 1024;
-/// How often the file of API keys is read again.
+/// The most files in a directory of API keys.
+pub const MAX_API_KEY_FILES: usize = 1024;
+/// How often a directory of API keys is read again at once, where a mounted Secret changed while it was read.
+pub const API_KEYS_REREADS: usize = 2;
+/// How often the file or the directory of API keys is read again.
 pub const API_KEYS_RELOAD_PERIOD: Duration = Duration::from_secs(5);
 
 /// The largest object of a stored response, in bytes: what it answers, or what its client was told.

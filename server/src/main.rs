@@ -155,7 +155,7 @@ fn app_settings(http: &HttpSettings) -> anyhow::Result<AppSettings> {
         tracing::info!(place = %settings.place, "responses are stored");
         responses = Some(opened);
     }
-    Ok(AppSettings { keys, names: http.names.clone(), responses })
+    Ok(AppSettings { keys, names: http.names.clone(), responses, cuts_vectors: http.cuts_vectors })
 }
 
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {

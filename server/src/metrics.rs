@@ -50,6 +50,10 @@ pub enum Route {
     Embeddings,
     /// `/v1/rerank`.
     Rerank,
+    /// `/v1/score`.
+    Score,
+    /// `/infill`.
+    Infill,
     /// `/tokenize`, `/detokenize`, `/apply-template` and `/v1/messages/count_tokens`.
     Tokenizer,
     /// `/v1/models` and below.
@@ -108,6 +112,8 @@ impl Route {
             Self::Messages => "messages",
             Self::Embeddings => "embeddings",
             Self::Rerank => "rerank",
+            Self::Score => "score",
+            Self::Infill => "infill",
             Self::Tokenizer => "tokenizer",
             Self::Models => "models",
             Self::Other => "other",
@@ -257,7 +263,7 @@ impl Metrics {
         registry.register("completion_tokens", "Tokens generated for finished requests", completion_tokens.clone());
         registry.register("connections", "Open connections", connections.clone());
         let shed = Family::<PhaseLabel, Counter>::default();
-        for phase in [Phase::Waiting, Phase::Idle, Phase::Receiving] {
+        for phase in [Phase::Waiting, Phase::Idle, Phase::Unread, Phase::Receiving] {
             drop(shed.get_or_create(&PhaseLabel { phase: phase.as_str() }));
         }
         registry.register(
@@ -595,7 +601,7 @@ mod tests {
         metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);
         metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);
         metrics.latencies(&v1).first_token(Duration::from_millis(3));
-        let usage = Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 4 };
+        let usage = Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 4, reasoning_tokens: 0 };
         metrics.answered(&v1, Duration::from_secs(1), &usage);
         metrics.prioritised(&v1, Priority::High);
         metrics.timed(&v1, &Timings { queue_ms: 250.0, ..Timings::default() });

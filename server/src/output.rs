@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use gantry_core::{
-    GenerationEvent, PromptChance, PromptToken, ShownPrompt, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta,
+    GenerationEvent, PromptChance, PromptToken, ShownPrompt, StopCause, TokenChance, TokenLogprob, TokenPiece,
+    ToolCallDelta,
 };
 use tokio::time::MissedTickBehavior;
 
@@ -265,7 +266,9 @@ pub(crate) fn allocated_by(event: &GenerationEvent) -> usize {
         },
         GenerationEvent::Prompt(shown) => allocated_by_prompt(shown),
         GenerationEvent::Failed(error) => allocated(error.to_string().len()),
-        GenerationEvent::Finished { stop_string, .. } => allocated(stop_string.as_ref().map_or(0, String::capacity)),
+        GenerationEvent::Finished { stop, .. } => {
+            allocated(stop.as_ref().and_then(StopCause::text).map_or(0, str::len))
+        }
         GenerationEvent::Started { .. } => 0,
     }
 }

@@ -113,7 +113,7 @@ pub enum FromWorker {
 pub enum LoadFault {
     /// The model's file, or how it is to be run.
     Model,
-    /// Its chat template.
+    /// Its chat template, or the one that was given in its place.
     Template,
     /// What it computes, which are no numbers.
     Numbers,
@@ -127,7 +127,7 @@ impl From<&LoadError> for LoadFault {
     fn from(error: &LoadError) -> Self {
         match error {
             LoadError::Backend(_) => Self::Backend,
-            LoadError::Template(_) => Self::Template,
+            LoadError::Template(_) | LoadError::GivenTemplate(_) => Self::Template,
             LoadError::NotFinite { .. } => Self::Numbers,
             LoadError::Useless { .. } => Self::Useless,
             _ => Self::Model,
@@ -233,8 +233,8 @@ mod tests {
         );
         let work = prop_oneof![
             inputs.prop_map(PooledWork::Embed),
-            (".{0,40}", proptest::collection::vec(".{0,40}", 0..5))
-                .prop_map(|(query, documents)| PooledWork::Rank { query, documents }),
+            (proptest::collection::vec(".{0,40}", 1..3), proptest::collection::vec(".{0,40}", 0..5))
+                .prop_map(|(queries, documents)| PooledWork::Rank { queries, documents }),
         ];
         let priority = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
         let pool = (any::<u64>(), work, priority, any::<Option<u64>>()).prop_map(|(id, work, priority, timeout_ms)| {

@@ -29,8 +29,8 @@ pub use self::table::Phase;
 use crate::api::{self, App, Origins};
 use crate::descriptors;
 use crate::limits::{
-    ACCEPT_RETRY, LAST_EVENTS_LIMIT, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, UNREADY_BEFORE_CLOSE,
-    UNREADY_BEFORE_CLOSE_MAX,
+    ACCEPT_RETRY, LAST_EVENTS_LIMIT, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, SLOW_CLIENT_CROWDED_LIMIT,
+    SLOW_PROBE_LIMIT, UNREADY_BEFORE_CLOSE, UNREADY_BEFORE_CLOSE_MAX,
 };
 
 /// Where the server is reached.
@@ -118,11 +118,12 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
     let mut signals = Signals::new()?;
     // It answers until nobody is left who could ask.
     let _probes = ports.probes.map(|listener| {
-        let port = Port::new(api::probe_routes(&app), MAX_PROBE_CONNECTIONS, &app);
+        let port = Port::new(api::probe_routes(&app), MAX_PROBE_CONNECTIONS, SLOW_PROBE_LIMIT, &app);
         AbortOnDropHandle::new(tokio::spawn(async move { port.accept(&listener).await }))
     });
     let connections = descriptors::connections().min(app.limits().connections);
-    let port = Port::new(ports.origins.around(api::routes(&app)), connections, &app).counted();
+    let routes = ports.origins.around(api::routes(&app));
+    let port = Port::new(routes, connections, SLOW_CLIENT_CROWDED_LIMIT, &app).counted();
     // It was not told to end: why is said by whoever ended it.
     let is_told;
     let mut cut_off_by = None;
@@ -231,10 +232,10 @@ struct Port {
 }
 
 impl Port {
-    fn new(routes: axum::Router, limit: usize, app: &Arc<App>) -> Self {
+    fn new(routes: axum::Router, limit: usize, crowded_limit: Duration, app: &Arc<App>) -> Self {
         Self {
             routes,
-            connections: Connections::new(limit, app.metrics()),
+            connections: Connections::new(limit, crowded_limit, app.metrics()),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             app: Arc::clone(app),

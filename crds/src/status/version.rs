@@ -26,7 +26,7 @@ pub struct ModelVersionStatus {
     /// Memory: the pod with the least room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit: Option<FitStatus>,
-    /// Of the download: the pod that is furthest behind.
+    /// Of the download, of loading, and of the golden prompts: the pod that is furthest behind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// What the gates said: the worst over the pods.

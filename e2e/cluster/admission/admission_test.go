@@ -498,6 +498,41 @@ func TestMemoryThatNoPodServesWithIsRefused(t *testing.T) {
 	}
 }
 
+func TestNamesThatNoObjectHasAreRefused(t *testing.T) {
+	rules := specRules(t)
+	source := func(name string) map[string]any {
+		return map[string]any{"uri": "https://h/m.gguf", "sha256": strings.Repeat("a", 64), "secretRef": map[string]any{"name": name}}
+	}
+	fields := map[string]func(name string) map[string]any{
+		"secretRef": func(name string) map[string]any {
+			return map[string]any{"model": map[string]any{"servedName": "chat", "source": source(name)}}
+		},
+		"draft": func(name string) map[string]any {
+			return map[string]any{"runtime": map[string]any{
+				"contextSize": int64(8192), "parallel": int64(8), "threads": "auto",
+				"speculative": map[string]any{"draft": source(name), "maxTokens": int64(8)},
+			}}
+		},
+		"configMapRef": func(name string) map[string]any {
+			prompts := map[string]any{"configMapRef": map[string]any{"name": name}, "minPass": "100%"}
+			gates := map[string]any{"memory": map[string]any{"headroom": "5%"}, "prompts": prompts}
+			return map[string]any{"rollout": map[string]any{"drainTimeout": "120s", "gates": gates}}
+		},
+	}
+	for field, spec := range fields {
+		for _, name := range []string{"hf", "hf-token.1", "0", strings.Repeat("a", 253)} {
+			if told := rules(spec(name)); told != "<nil>" {
+				t.Errorf("%s %s: %s", field, name, told)
+			}
+		}
+		for _, name := range []string{"HF", "my secret", "a/b", "../x", "-a", "a-", "a..b", "a_b", "a\n", "a+Secret:b=absent"} {
+			if told := rules(spec(name)); !strings.Contains(told, "name: use lower-case letters") {
+				t.Errorf("%s %q: %s", field, name, told)
+			}
+		}
+	}
+}
+
 func TestWhatIsToldOfAddressesNamesNoneThatIsNotFetched(t *testing.T) {
 	rules := specRules(t)
 	for _, uri := range []string{"hf://org/repo/m.gguf", "oci://r/m", "s3://b/m.gguf", "file:///m.gguf", "ftp://h/m.gguf"} {

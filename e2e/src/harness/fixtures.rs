@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     inference_service::{
-        GatesSpec, ModelSpec, PromptsGate, ResourcesSpec, RollbackSpec, RolloutSpec, RuntimeSpec, SourceSpec,
+        ApiSpec, GatesSpec, ModelSpec, PromptsGate, ResourcesSpec, RollbackSpec, RolloutSpec, RuntimeSpec, SourceSpec,
         SpeculativeSpec,
     },
     revision::version_name,
@@ -292,6 +292,8 @@ pub struct ServiceFixture {
     pub sequence_tokens: u32,
     /// What guesses for its models.
     pub draft: Option<ModelSource>,
+    /// Whom it answers.
+    pub api: ApiSpec,
 }
 
 impl Default for ServiceFixture {
@@ -305,6 +307,7 @@ impl Default for ServiceFixture {
             parallel: 16,
             sequence_tokens: 512,
             draft: None,
+            api: ApiSpec::default(),
         }
     }
 }
@@ -350,6 +353,7 @@ impl ServiceFixture {
             },
             cache: Default::default(),
             scheduling: Default::default(),
+            api: self.api.clone(),
             rollout: RolloutSpec {
                 drain_timeout: DurationString::from("30s"),
                 progress_deadline: DurationString::from(self.progress_deadline),

@@ -4,6 +4,7 @@
 //! a namespace of its own. They run in the order of their names, and `z_audit` judges what all others have done.
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod answers;
 mod deletion;
 mod faults;
@@ -12,6 +13,7 @@ mod guards;
 mod latch;
 mod lifecycle;
 mod monitoring;
+mod plugin;
 mod rejections;
 mod swap;
 mod y_scale;

@@ -22,8 +22,8 @@ use k8s_openapi::{
 use kube::ResourceExt;
 
 use super::{
-    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, hash, identity_name, labels, metadata,
-    pod_selector,
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, api, hash, identity_name, labels,
+    metadata, pod_selector,
 };
 use crate::{
     limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
@@ -159,6 +159,7 @@ fn inputs_hash(pod: &PodSettings) -> String {
     let mut fields = fields_for_a_model(pod);
     fields.insert("drainTimeoutNanos", pod.drain_timeout.as_nanos().to_string());
     fields.extend(pod.restart.clone().map(|restart| ("restart", restart)));
+    fields.extend(pod.api.fields());
     hash(&fields)
 }
 
@@ -215,10 +216,7 @@ fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
             }),
             topology_spread_constraints: Some(vec![spread(&name)]),
             containers: vec![container(inputs.owner, pod, inputs.new_pods)],
-            volumes: Some(vec![
-                empty_dir("cache", Some(cache_limit(pod))),
-                empty_dir("tmp", Some(Quantity(TMP_SIZE.to_owned()))),
-            ]),
+            volumes: Some(volumes(pod)),
             ..PodSpec::default()
         }),
     }
@@ -243,6 +241,13 @@ fn empty_dir(name: &str, size_limit: Option<Quantity>) -> Volume {
     }
 }
 
+fn volumes(pod: &PodSettings) -> Vec<Volume> {
+    let mut volumes =
+        vec![empty_dir("cache", Some(cache_limit(pod))), empty_dir("tmp", Some(Quantity(TMP_SIZE.to_owned())))];
+    volumes.extend(api::volumes(&pod.api));
+    volumes
+}
+
 /// Whoever wrote the limit reads it as it was written.
 fn cache_limit(pod: &PodSettings) -> Quantity {
     pod.cache_limit.clone().unwrap_or_else(|| Quantity(pod.cache_bytes.to_string()))
@@ -263,6 +268,7 @@ fn environment(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) 
     if !new_pods.private_sources {
         environment.push(plain("GANTRY_PRIVATE_SOURCES", "false".to_owned()));
     }
+    environment.extend(api::environment(&pod.api));
     environment
 }
 
@@ -272,11 +278,14 @@ fn container(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) ->
         mount_path: path.to_owned(),
         ..VolumeMount::default()
     };
+    let (mut args, mut mounts) = (vec!["pod".to_owned()], vec![mount("cache", CACHE_DIR), mount("tmp", "/tmp")]);
+    args.extend(api::arguments(&pod.api));
+    mounts.extend(api::mounts(&pod.api));
     Container {
         name: "server".to_owned(),
         image: Some(new_pods.image.clone()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        args: Some(vec!["pod".to_owned()]),
+        args: Some(args),
         env: Some(environment(owner, pod, new_pods)),
         ports: Some(vec![port(PORT_NAME, SERVER_PORT), port(METRICS_PORT_NAME, METRICS_PORT)]),
         // The process must be up within a minute; a model that loads shows in readiness alone, however long it takes.
@@ -292,7 +301,7 @@ fn container(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) ->
             seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
             ..SecurityContext::default()
         }),
-        volume_mounts: Some(vec![mount("cache", CACHE_DIR), mount("tmp", "/tmp")]),
+        volume_mounts: Some(mounts),
         ..Container::default()
     }
 }

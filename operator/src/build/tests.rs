@@ -88,6 +88,12 @@ fn a_template_is_kept_until_its_inputs_change() {
         json!({"/spec/rollout": {"drainTimeout": "30s"}}),
         json!({"/spec/cache": {"sizeLimit": "10Gi"}}),
         json!({"/metadata/annotations": {"gantry.dev/restart": "1"}}),
+        json!({"/spec/api": {"keysSecretRef": {"name": "keys"}}}),
+        json!({"/spec/api": {"corsOrigins": ["*"]}}),
+        json!({"/spec/api": {"modelAliases": ["gpt-4o"]}}),
+        json!({"/spec/api": {"anyModel": true}}),
+        json!({"/spec/api": {"responseStore": {"pvc": {"claimName": "shared"}}}}),
+        json!({"/spec/api": {"responseStore": {"s3": {"bucket": "responses"}, "ttl": "24h"}}}),
     ];
     for change in changes {
         let changed = built(&change, "server:2", Some(&stored(&old)));
@@ -115,6 +121,7 @@ fn pods_that_are_restarted_or_given_more_time_to_end_have_the_same_for_a_model()
         ("nothing", json!({}), true),
         ("a restart", json!({"/metadata/annotations": {"gantry.dev/restart": "now"}}), true),
         ("time to end", json!({"/spec/rollout": {"drainTimeout": "5m"}}), true),
+        ("keys", json!({"/spec/api": {"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"]}}), true),
         ("memory", json!({"/spec/resources": {"memory": "2Gi"}}), false),
         ("a cache", json!({"/spec/cache": {"sizeLimit": "20Gi"}}), false),
     ] {
@@ -150,6 +157,84 @@ fn a_template_is_known_by_what_is_set_and_by_the_value_of_quantities() {
     let pod = validate(&owner(&json!({"/spec/resources": {"memory": "4Gi", "cpu": "2"}}))).unwrap().pod;
     let set = json!({"cpu": "2.000", "memory": "4294967296.000"});
     assert_eq!(pod.resources_hash(), hash(&set), "what is not set is not in it");
+}
+
+#[test]
+fn a_pod_has_what_the_api_asks_for_and_nobody_a_right_to_its_keys() {
+    let api = json!({"/spec/api": {
+        "keysSecretRef": {"name": "keys"}, "corsOrigins": ["http://localhost:3000", "https://chat.example.com"],
+        "modelAliases": ["gpt-4o", "claude-sonnet-4"], "anyModel": true,
+    }});
+    let children = built(&api, "server:1", None);
+    let pod = pod(&children);
+    let container = &pod["containers"][0];
+    let arguments = json!([
+        "pod",
+        "--api-key-file=/etc/gantry/api-keys",
+        "--cors-origins=http://localhost:3000,https://chat.example.com",
+        "--alias=claude-sonnet-4,gpt-4o",
+        "--any-model",
+    ]);
+    assert_eq!(container["args"], arguments);
+    let secret = json!({"secretName": "keys", "optional": false, "defaultMode": 0o440});
+    assert_eq!(pod["volumes"][2], json!({"name": "api-keys", "secret": secret}));
+    let mount = json!({"name": "api-keys", "mountPath": "/etc/gantry/api-keys", "readOnly": true});
+    assert_eq!(container["volumeMounts"][2], mount);
+    assert!(!serde_json::to_string(&children.role).unwrap().contains("secrets"));
+    assert!(!container["env"].to_string().contains("keys"), "no variable has them");
+}
+
+#[test]
+fn a_pod_keeps_responses_where_the_api_says() {
+    let pod = |store: Value| pod(&built(&json!({"/spec/api": {"responseStore": store}}), "server:1", None));
+    let own = |pod: &Value, of: &str| -> Vec<Value> {
+        let all = pod["containers"][0]["env"].as_array().unwrap();
+        all.iter().filter(|variable| variable["name"].as_str().unwrap().starts_with(of)).cloned().collect()
+    };
+    let bucket = pod(json!({"s3": {
+        "bucket": "responses", "prefix": "gantry/chat", "endpoint": "http://minio.store:9000", "region": "eu-central-1",
+        "secretRef": {"name": "store"},
+    }, "ttl": "90m"}));
+    let arguments = json!(["pod", "--response-store=s3://responses/gantry/chat", "--response-ttl=5400"]);
+    assert_eq!(bucket["containers"][0]["args"], arguments);
+    let of_secret = |key: &str, optional: bool| json!({"name": key, "valueFrom": {"secretKeyRef": {"name": "store", "key": key, "optional": optional}}});
+    let variables = [
+        json!({"name": "AWS_ENDPOINT", "value": "http://minio.store:9000"}),
+        json!({"name": "AWS_ALLOW_HTTP", "value": "true"}),
+        json!({"name": "AWS_REGION", "value": "eu-central-1"}),
+        of_secret("AWS_ACCESS_KEY_ID", false),
+        of_secret("AWS_SECRET_ACCESS_KEY", false),
+        of_secret("AWS_SESSION_TOKEN", true),
+    ];
+    assert_eq!(own(&bucket, "AWS_"), variables);
+    assert_eq!(bucket["volumes"].as_array().unwrap().len(), 2);
+
+    let amazons = pod(json!({"s3": {"bucket": "responses"}}));
+    assert_eq!(amazons["containers"][0]["args"], json!(["pod", "--response-store=s3://responses/"]));
+    assert_eq!(own(&amazons, "AWS_"), [Value::Null; 0]);
+
+    let claim = pod(json!({"pvc": {"claimName": "shared"}}));
+    let arguments = json!(["pod", "--response-store=file:///var/lib/gantry/responses"]);
+    assert_eq!(claim["containers"][0]["args"], arguments);
+    assert_eq!(claim["volumes"][2], json!({"name": "responses", "persistentVolumeClaim": {"claimName": "shared"}}));
+    let mount = json!({"name": "responses", "mountPath": "/var/lib/gantry/responses"});
+    assert_eq!(claim["containers"][0]["volumeMounts"][2], mount);
+}
+
+/// Of what is not set nothing is in a template, nor in what it is known by: an upgrade restarts nobody.
+#[test]
+fn lists_of_the_api_are_sets_and_what_is_not_set_is_no_part_of_a_template() {
+    let children = |api: Value| built(&json!({"/spec/api": api}), "server:1", None).deployment;
+    let plain = built(&json!({}), "server:1", None).deployment;
+    assert_eq!(children(json!({"corsOrigins": [], "modelAliases": [], "anyModel": false})), plain);
+    let pod = validate(&owner(&json!({"/spec/api": {}}))).unwrap().pod;
+    assert_eq!(pod.api.fields().count(), 0);
+    assert_eq!(children(json!({"modelAliases": ["a", "b"]})), children(json!({"modelAliases": ["b", "a"]})));
+    assert_ne!(children(json!({"modelAliases": ["a", "b"]})), children(json!({"modelAliases": ["a"]})));
+    assert_ne!(children(json!({"modelAliases": ["a"]})), children(json!({"corsOrigins": ["a"]})));
+    let kept = |ttl: &str| children(json!({"responseStore": {"pvc": {"claimName": "shared"}, "ttl": ttl}}));
+    assert_eq!(kept("1h"), kept("60m"), "the same time, spelt otherwise");
+    assert_ne!(kept("1h"), kept("2h"));
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Scene {
 
     async fn step(&mut self) -> Result<Action, act::Error> {
         self.now = self.now.checked_add(jiff::SignedDuration::from_secs(1)).unwrap();
-        step(&self.service(), &self.observed(), &self.context, self.now).await
+        step(&self.service(), self.observed(), &self.context, self.now).await
     }
 
     /// Lets both pods report.

@@ -6,19 +6,29 @@
 //! candidate has no room unloads it, and loads it again if it has to go back.
 
 use gantry_crds::status::{BakeStatus, RolloutStatus, RolloutStep};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{RolloutState, Step, World, fleet, take_back};
+use super::{RolloutState, Step, World, after, fleet, take_back};
 
 /// The bake that goes on beside a candidate which begins now.
 pub(super) fn set_aside(world: &World, state: &RolloutState) -> Option<BakeStatus> {
     let now = state.rollout.as_ref()?;
     match now.step {
-        RolloutStep::Bake if world.now < now.deadline.0 => Some(BakeStatus {
+        RolloutStep::Bake if !fleet::is_watched_to_the_end(world, now) => Some(BakeStatus {
             to: state.way_back()?.to_owned(),
             attempt: now.attempt,
             plan: now.plan.clone(),
             started_at: now.started_at.clone(),
             deadline: now.deadline.clone(),
+            judged: now.judged.clone(),
+        }),
+        // Pods that were lost had prepared it: those that come bring it back, and it is watched like one that they have.
+        RolloutStep::Commit => Some(BakeStatus {
+            to: state.way_back()?.to_owned(),
+            attempt: now.attempt,
+            plan: now.plan.clone(),
+            started_at: Time(world.now),
+            deadline: Time(after(world.now, world.spec?.bake)),
             judged: now.judged.clone(),
         }),
         RolloutStep::Prepare => now.bake.clone(),
@@ -44,8 +54,8 @@ pub(super) fn resume(mut state: RolloutState) -> RolloutState {
 pub(super) fn watch(world: &World, state: &mut RolloutState, rollout: &mut RolloutStatus) -> Option<Step> {
     let bake = rollout.bake.clone()?;
     let to = bake.to.clone();
-    let over = world.now >= bake.deadline.0;
     let baking = as_rollout(bake, state.active.clone()?);
+    let over = fleet::is_watched_to_the_end(world, &baking);
     if let Some(failure) = fleet::judge_bake(world, &baking) {
         state.candidate = None;
         return Some(take_back(world, state.clone(), &baking, to, failure));

@@ -1,6 +1,6 @@
 //! Why a version is refused or taken back, and the sentences that say so: cause, figure, next action.
 
-use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, RolloutStatus};
+use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, GateVerdict, RolloutStatus};
 use jiff::Timestamp;
 
 use super::{CountedPod, World, agents, candidate_report, fleet, progress, template, waits};
@@ -48,7 +48,8 @@ impl Failure {
         };
         let longest = used_up
             .map(|_| format!("that is {PROGRESS_DEADLINES_MAX} times the deadline, the longest that pods may get on"));
-        let message = [Some(value.clone()), longest, waiting_for(world, now), template::waits_for_replacement(world)];
+        let message =
+            [Some(value.clone()), longest, waiting_for(world, now, true), template::waits_for_replacement(world)];
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
@@ -141,7 +142,7 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     let prepared = world.judges().filter(|pod| agents::has_prepared(world, pod, now)).count();
     let summary = Some(format!("{prepared} of {pods} pods prepared"));
     limits::message(
-        &[summary, waiting_for(world, now), unsteady(world, now), replacement]
+        &[summary, waiting_for(world, now, false), unsteady(world, now), replacement]
             .into_iter()
             .flatten()
             .collect::<Vec<_>>()
@@ -161,8 +162,13 @@ fn unsteady(world: &World, now: &RolloutStatus) -> Option<String> {
     ))
 }
 
-/// The pods that are not prepared, if there are any, and how far each is.
-fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
+/// The pods that are not prepared, if there are any, and how far each is: with `figures` where it is told once, since each change
+/// of them would be a write.
+fn waiting_for(world: &World, now: &RolloutStatus, figures: bool) -> Option<String> {
+    let figure = |candidate: &CandidateStatus| {
+        let summary = candidate.progress.as_ref().and_then(|progress| progress.summary.as_ref()).filter(|_| figures);
+        summary.map(|summary| format!(" ({summary})")).unwrap_or_default()
+    };
     let judges_answer = fleet::judges_answer(world);
     let causes = waits::causes(world, now);
     let moves = |pod: &&CountedPod| !causes.iter().any(|cause| cause.pods.contains(&pod.name));
@@ -170,7 +176,7 @@ fn waiting_for(world: &World, now: &RolloutStatus) -> Option<String> {
         _ if judges_answer && !pod.ready => format!("{} is not ready and not waited for", pod.name),
         (Some(lacks), _) => lacks,
         (None, Some(_)) => match candidate_report(pod, now) {
-            Some(candidate) => format!("{} is {}", pod.name, candidate.phase.as_str()),
+            Some(candidate) => format!("{} is {}{}", pod.name, candidate.phase.as_str(), figure(candidate)),
             None => format!("{} has not begun", pod.name),
         },
         (None, None) => format!("{} has not reported", pod.name),

@@ -2,8 +2,8 @@
 //!
 //! What fails in one pod and works in the others is that pod's. A version is refused or taken back when the failures are
 //! the version's: when no pod does better, or when two at least and more than half of the pods fail ([`is_versions`]).
-//! So in a fleet of one the pod's word is the verdict, and in a fleet of two it takes both. Gates that judge the file or
-//! its answers are no matter of numbers ([`one_is_enough`]). A pod that gets no requests holds nobody up as long as
+//! So in a fleet of one the pod's word is the verdict, and in a fleet of two it takes both. Gates that judge what is in the
+//! file, and its answers, are no matter of numbers ([`one_is_enough`]). A pod that gets no requests holds nobody up as long as
 //! others get them. Why: `docs/decisions/0016-a-fleet-judges.md`.
 
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
             continue;
         }
         match Failure::of_candidate(pod, now) {
-            Some(failure) if one_is_enough(world, now, failure.gate) => return Candidacy::Refused(failure),
+            Some(failure) if one_is_enough(world, now, pod, failure.gate) => return Candidacy::Refused(failure),
             // It gets no requests while others do: it takes up what they answer with when it can.
             _ if judges_answer && !pod.ready => {}
             Some(failure) => refusals.push(failure),
@@ -93,19 +93,24 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
     }
 }
 
-/// Whether one pod's refusal by this gate is the version's. What a file is made of is the same in every pod, unless one
-/// of them found it otherwise; answers that are not good enough in one pod would be given there.
-fn one_is_enough(world: &World, now: &RolloutStatus, gate: GateName) -> bool {
+/// Whether one pod's refusal by this gate is the version's. What is in a file is the same in every pod, once its digest has
+/// shown that it is this file, unless one of them found it otherwise: what comes from a source may be another thing in each, a
+/// page of a proxy or the half of the file. Answers that are not good enough in one pod would be given there.
+fn one_is_enough(world: &World, now: &RolloutStatus, pod: &CountedPod, gate: GateName) -> bool {
+    let passed = |pod: &CountedPod, gate: GateName| {
+        let passed = |report: &gantry_crds::status::CandidateStatus| {
+            report.gates.iter().any(|one| one.name == gate && one.verdict == GateVerdict::Pass)
+        };
+        is_prepared(pod, now) || candidate_report(pod, now).is_some_and(passed)
+    };
     match gate {
-        GateName::Digest | GateName::Format | GateName::Template => !world.judges().any(|pod| {
-            let passed = |report: &gantry_crds::status::CandidateStatus| {
-                report.gates.iter().any(|one| one.name == gate && one.verdict == GateVerdict::Pass)
-            };
-            is_prepared(pod, now) || candidate_report(pod, now).is_some_and(passed)
-        }),
+        GateName::Format | GateName::Template => {
+            passed(pod, GateName::Digest) && !world.judges().any(|other| passed(other, gate))
+        }
         // What this release does not know may be about anything.
         GateName::Prompts | GateName::Drift | GateName::Shadow | GateName::Unknown(_) => true,
         GateName::Fetch
+        | GateName::Digest
         | GateName::Memory
         | GateName::Load
         | GateName::Performance
@@ -247,7 +252,13 @@ fn rollout_deadline(world: &World, now: &RolloutStatus) -> Timestamp {
 
 /// Why a version that bakes has to be taken back.
 pub(super) fn judge_bake(world: &World, now: &RolloutStatus) -> Option<Failure> {
-    Tally::of(world, now).verdict(world.now >= now.deadline.0)
+    Tally::of(world, now).verdict(is_watched_to_the_end(world, now))
+}
+
+/// Whether a bake is over. One that no pod has is not watched: it waits for one, unless there are to be none.
+pub(super) fn is_watched_to_the_end(world: &World, now: &RolloutStatus) -> bool {
+    let has_it = |pod: &CountedPod| pod.report.is_some_and(|report| serves(report, &now.version));
+    world.now >= now.deadline.0 && (world.target_replicas == 0 || world.pods.iter().any(has_it))
 }
 
 /// The pods that the others go on without, and why.

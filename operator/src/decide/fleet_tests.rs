@@ -8,7 +8,7 @@ use gantry_crds::status::{
 use serde_json::json;
 
 use super::{
-    tests::{Scene, name, refused, spec, spec_with},
+    tests::{SWITCH_SECONDS, Scene, name, refused, spec, spec_with, time},
     *,
 };
 
@@ -25,8 +25,19 @@ fn refused_by(gate: GateName) -> CandidateStatus {
     CandidateStatus { gates: vec![result], ..refused(&name(2)) }
 }
 
+fn passed(gate: GateName) -> GateResult {
+    GateResult { name: gate, verdict: GateVerdict::Pass, value: None, message: None }
+}
+
+/// The same of the file that was asked for: its digest is right.
+fn file_refused_by(gate: GateName) -> CandidateStatus {
+    let mut candidate = refused_by(gate);
+    candidate.gates.insert(0, passed(GateName::Digest));
+    candidate
+}
+
 pub(super) fn at(phase: CandidatePhase, bytes: i64) -> CandidateStatus {
-    let progress = Some(Progress { bytes, total: None, eta_seconds: None, summary: None });
+    let progress = Some(Progress { bytes, ..Progress::default() });
     CandidateStatus { phase, progress, gates: Vec::new(), ..refused(&name(2)) }
 }
 
@@ -102,21 +113,40 @@ fn one_of_two_pods_that_fails_has_until_the_deadline_to_be_replaced() {
 }
 
 #[test]
-fn what_a_file_is_made_of_and_what_it_answers_is_the_same_in_every_pod() {
-    use GateName::{Digest, Format, Prompts, Template};
-    for gate in [Digest, Format, Template, Prompts] {
+fn what_is_in_a_file_and_what_it_answers_is_the_same_in_every_pod() {
+    use GateName::{Format, Prompts, Template};
+    for gate in [Format, Template, Prompts] {
         let mut scene = preparing(&FIVE);
-        refuse(&mut scene, &["e"], gate);
+        scene.pod("e", |report| report.candidate = Some(file_refused_by(gate)));
         assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "{gate:?}");
+    }
+    // Unless the file passed in another pod: a template may be slow in one that has much to do.
+    for gate in [Format, Template] {
+        let mut scene = preparing(&FIVE);
+        scene.pod("e", |report| report.candidate = Some(file_refused_by(gate)));
+        let further = CandidateStatus { gates: vec![passed(gate)], ..at(CandidatePhase::Loading, 0) };
+        scene.pod("a", |report| report.candidate = Some(further.clone()));
+        assert_eq!(scene.step(), None, "{gate:?}");
     }
 }
 
 #[test]
-fn a_digest_that_is_right_elsewhere_is_the_word_of_one_mirror() {
-    let mut scene = preparing(&["a", "b", "c"]);
-    prepare(&mut scene, &["a", "b"]);
-    refuse(&mut scene, &["c"], GateName::Digest);
-    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+fn what_a_source_sent_to_one_pod_is_no_verdict_for_those_that_have_not_asked_it_yet() {
+    use GateName::{Digest, Format};
+    for gate in [Digest, Format] {
+        let mut scene = preparing(&FIVE);
+        refuse(&mut scene, &["a"], gate);
+        assert_eq!(scene.step(), None, "{gate:?}: a page of a proxy, or half of the file");
+        prepare(&mut scene, &FIVE[1..]);
+        assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "{gate:?}");
+        // Where it is the file, the others get the same.
+        let mut scene = preparing(&FIVE);
+        refuse(&mut scene, &FIVE[..3], gate);
+        assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "{gate:?}");
+        let mut scene = preparing(&["a"]);
+        refuse(&mut scene, &["a"], gate);
+        assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "{gate:?}: there is nobody else to ask");
+    }
 }
 
 #[test]
@@ -164,7 +194,7 @@ fn the_first_pod_to_switch_does_not_judge_for_all() {
     let mut scene = Scene::committed_by(&["a", "b"]);
     scene.pod("a", |report| (report.version, report.health) = (Some(name(2)), ReplicaHealth::Failed));
     assert_eq!(scene.step(), None, "b may show that it works");
-    scene.now += 60;
+    scene.now += SWITCH_SECONDS;
     assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })), "nobody answers with it");
 }
 
@@ -172,7 +202,7 @@ fn the_first_pod_to_switch_does_not_judge_for_all() {
 fn a_pod_that_lags_behind_a_switch_is_left_behind() {
     let mut scene = Scene::committed_by(&["a", "b"]);
     scene.pod("a", |report| report.version = Some(name(2)));
-    scene.now += 58;
+    scene.now += SWITCH_SECONDS - 2;
     assert_eq!(scene.step(), None);
     assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }));
     let message = scene.state.rollout.as_ref().unwrap().message.clone();
@@ -192,7 +222,7 @@ fn pods_that_are_all_new_say_nothing_of_a_version_until_they_had_time_to_load_it
     let dies = || {
         let mut scene = Scene::committed_by(&["a"]);
         scene.counted = vec!["new"];
-        scene.now += 120;
+        scene.now += SWITCH_SECONDS;
         assert_eq!(scene.step(), None);
         scene
     };
@@ -213,6 +243,65 @@ fn pods_that_are_all_new_say_nothing_of_a_version_until_they_had_time_to_load_it
     scene.now += 900;
     assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
     assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("no pod answered with it in 900s"));
+}
+
+#[test]
+fn an_edit_of_a_version_that_all_pods_were_lost_with_is_prepared_and_the_way_back_stays() {
+    let lost = || {
+        let mut scene = Scene::committed_by(&["a"]);
+        scene.counted = vec!["new"];
+        scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Fetch)));
+        scene.spec = Some(spec(3));
+        assert_eq!(scene.step(), None, "a pod that could switch would");
+        assert_eq!(scene.plan().wake_at, Some(time(scene.now + SWITCH_SECONDS - 1)));
+        scene.now += SWITCH_SECONDS;
+        assert!(matches!(scene.step(), Some(Transition::Started { version, .. }) if version == name(3)));
+        scene
+    };
+    let mut scene = lost();
+    let bake = scene.state.rollout.as_ref().unwrap().bake.clone().unwrap();
+    assert_eq!(
+        (bake.to, scene.state.active.clone(), scene.state.previous.clone()),
+        (name(1), Some(name(2)), Some(name(1)))
+    );
+    scene.pod("new", |report| report.prepared = Some(name(3)));
+    assert!(matches!(scene.step(), Some(Transition::Committed { version }) if version == name(3)));
+    // What the new pods cannot load is taken back, as without the edit.
+    let mut scene = lost();
+    scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Load)));
+    assert_eq!(scene.step(), None, "it is the word of another attempt");
+    scene.spec = Some(spec(2));
+    assert!(matches!(scene.step(), Some(Transition::Cancelled { .. })));
+    scene.pod("new", |report| report.candidate = Some(refused_by(GateName::Load)));
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { to, .. }) if to == name(1)));
+}
+
+#[test]
+fn a_bake_that_no_pod_saw_is_not_over() {
+    let mut scene = Scene::baked_by(&["a"]);
+    scene.counted = Vec::new();
+    scene.now += 10_000;
+    assert_eq!(scene.step(), None, "nobody has it");
+    scene.counted = vec!["new"];
+    assert_eq!((scene.step(), scene.step_now()), (None, Some(RolloutStep::Bake)), "nobody has it yet");
+    let mut fails = scene.state.clone();
+    scene.pod("new", |report| report.version = Some(name(2)));
+    assert_eq!(scene.step(), Some(Transition::Settled { version: name(2) }));
+    std::mem::swap(&mut scene.state, &mut fails);
+    scene.pod("new", |report| (report.version, report.candidate) = (None, Some(refused_by(GateName::Load))));
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { to, .. }) if to == name(1)), "there is a way back");
+    // An edit meanwhile keeps the way back as well.
+    let mut scene = Scene::baked_by(&["a"]);
+    scene.counted = vec!["new"];
+    scene.now += 10_000;
+    scene.spec = Some(spec(3));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    assert_eq!((scene.step(), scene.state.previous.clone()), (None, Some(name(1))));
+    // Where there are to be no pods there is nothing to wait for.
+    let mut scene = Scene::baked_by(&["a"]);
+    (scene.counted, scene.replicas) = (Vec::new(), 0);
+    scene.now += 10_000;
+    assert_eq!(scene.step(), Some(Transition::Settled { version: name(2) }));
 }
 
 #[test]

@@ -446,15 +446,18 @@ impl Cluster {
     /// Whether there is nothing left to do.
     fn rests(&self) -> bool {
         let state = &self.object.state;
+        // Without a pod, a candidate waits for one, and so does a bake.
+        let waits = state.rollout.as_ref().is_some_and(|rollout| match rollout.step {
+            RolloutStep::Prepare => self.object.spec.is_some(),
+            step => step == RolloutStep::Bake,
+        });
+        if waits && self.pods.is_empty() && self.object.replicas > 0 {
+            return true;
+        }
         let Some(spec) = &self.object.spec else { return state.rollout.is_none() };
         let wanted = &self.judged_by_secret(spec).wanted;
-        match &state.rollout {
-            // Without a pod, a candidate waits for one.
-            Some(rollout) => rollout.step == RolloutStep::Prepare && self.pods.is_empty() && rollout.bake.is_none(),
-            None => {
-                state.active.as_ref() == Some(&wanted.name) || is_latched(state, wanted) || self.object.replicas == 0
-            }
-        }
+        let has_it = state.active.as_ref() == Some(&wanted.name);
+        state.rollout.is_none() && (has_it || is_latched(state, wanted) || self.object.replicas == 0)
     }
 }
 

@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use gantry_crds::status::{CandidatePhase, PodProgress, RolloutProgress, RolloutStatus};
+use gantry_crds::status::{CandidatePhase, PodProgress, Progress, RolloutProgress, RolloutStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -31,13 +31,16 @@ fn figure(pod: &CountedPod, now: &RolloutStatus) -> i64 {
         return 6 * PHASE_WEIGHT;
     }
     let Some(candidate) = candidate_report(pod, now) else { return 0 };
-    let mib = candidate.progress.as_ref().map_or(0, |progress| progress.bytes >> 20).clamp(0, PHASE_WEIGHT - 1);
+    let of_phase =
+        |figure: fn(&Progress) -> i64| candidate.progress.as_ref().map_or(0, figure).clamp(0, PHASE_WEIGHT - 1);
+    let mib = of_phase(|progress| progress.bytes >> 20);
+    let permille = of_phase(|progress| progress.done_permille.unwrap_or(0));
     match candidate.phase {
         CandidatePhase::Failed => 0,
         CandidatePhase::Fetching | CandidatePhase::Unknown(_) => PHASE_WEIGHT + mib,
         CandidatePhase::Validating => 2 * PHASE_WEIGHT,
-        CandidatePhase::Loading => 3 * PHASE_WEIGHT,
-        CandidatePhase::Testing => 4 * PHASE_WEIGHT,
+        CandidatePhase::Loading => 3 * PHASE_WEIGHT + permille,
+        CandidatePhase::Testing => 4 * PHASE_WEIGHT + permille,
         CandidatePhase::Prepared => 5 * PHASE_WEIGHT,
     }
 }

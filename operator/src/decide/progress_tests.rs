@@ -39,6 +39,32 @@ fn the_deadline_counts_from_the_last_progress() {
 }
 
 #[test]
+fn what_is_loaded_and_answered_is_progress_as_well() {
+    for (phase, told) in [(CandidatePhase::Loading, "loaded"), (CandidatePhase::Testing, "prompts")] {
+        let mut scene = preparing(&["a", "b"]);
+        let done = |scene: &mut Scene, permille: i64| {
+            let mut candidate = at(phase, 100 << 20);
+            let progress = candidate.progress.as_mut().unwrap();
+            (progress.done_permille, progress.summary) = (Some(permille), Some(format!("{permille} {told}")));
+            scene.pod("a", |report| report.candidate = Some(candidate.clone()));
+        };
+        // As many golden prompts as there may be, or weights from a slow disk, take longer than one deadline.
+        for permille in 1..=3 {
+            scene.now += 800;
+            done(&mut scene, permille);
+            assert_eq!(scene.step(), None, "{phase:?} {permille}");
+        }
+        let before = scene.state.clone();
+        done(&mut scene, 3);
+        scene.step();
+        assert_eq!(scene.state, before, "a figure is no news to the fleet");
+        scene.now += 900;
+        let message = times_out(&mut scene);
+        assert!(message.contains(&format!("a is {} (3 {told})", phase.as_str())), "{message}");
+    }
+}
+
+#[test]
 fn progress_extends_a_rollout_to_a_bound() {
     let mut scene = preparing(&["a", "b"]);
     let started = scene.now;

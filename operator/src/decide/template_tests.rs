@@ -4,7 +4,7 @@
 use gantry_crds::status::{GateName, GateResult, GateVerdict, ReplicaHealth};
 
 use super::{
-    tests::{Scene, name, refused, spec},
+    tests::{SWITCH_SECONDS, Scene, name, refused, spec},
     *,
 };
 
@@ -157,7 +157,7 @@ fn answers(scene: &mut Scene, pod: &str, health: ReplicaHealth) {
 fn the_first_new_pod_whose_worker_dies_does_not_take_back_for_those_that_are_to_come() {
     let mut scene = committed_by_the_first();
     answers(&mut scene, "n1", ReplicaHealth::Failed);
-    scene.now += 120;
+    scene.now += 2 * SWITCH_SECONDS;
     assert_eq!(scene.step(), None, "two more will come, and the older ones answer");
     goes(&mut scene, "a");
     comes(&mut scene, "n2", false);
@@ -172,7 +172,7 @@ fn the_first_new_pod_whose_worker_dies_does_not_take_back_for_those_that_are_to_
 fn where_nobody_comes_for_the_older_pods_the_first_ones_word_is_the_verdict_in_the_end() {
     let mut scene = committed_by_the_first();
     answers(&mut scene, "n1", ReplicaHealth::Failed);
-    scene.now += 120;
+    scene.now += 2 * SWITCH_SECONDS;
     assert_eq!(scene.step(), None);
     scene.now += 900;
     let Some(Transition::RollingBack { message, .. }) = scene.step() else { panic!("{:?}", scene.state) };

@@ -14,6 +14,8 @@ use crate::validate::validate;
 use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth};
 
 pub(super) const START: i64 = 1_800_000_000;
+/// Seconds in which pods must have switched.
+pub(super) const SWITCH_SECONDS: i64 = SWITCH_TIMEOUT.as_secs() as i64;
 
 /// The spec that asks for model number `model`.
 pub(super) fn spec(model: u8) -> ValidService {
@@ -424,11 +426,11 @@ fn workers_that_die_after_the_switch_take_the_version_back() {
 #[test]
 fn a_version_that_no_pod_switches_to_in_time_is_taken_back() {
     let mut scene = Scene::committed();
-    scene.now += 58;
+    scene.now += SWITCH_SECONDS - 2;
     assert_eq!(scene.step(), None);
     scene.step();
     assert_eq!(scene.step_now(), Some(RolloutStep::Rollback));
-    assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("2 of 2 pods did not switch in 60s"));
+    assert_eq!(scene.state.rejected.as_ref().unwrap().value.as_deref(), Some("2 of 2 pods did not switch in 180s"));
 }
 
 #[test]
@@ -450,6 +452,70 @@ fn a_new_pod_neither_holds_up_a_switch_nor_takes_it_back() {
     assert_eq!(scene.step(), None);
     scene.pod("b", |report| report.version = Some(name(2)));
     assert!(matches!(scene.step(), Some(Transition::Baking { .. })));
+}
+
+#[test]
+fn an_edit_while_pods_go_back_waits_for_those_that_can_and_for_no_others() {
+    let going_back = |resident: bool| {
+        let mut scene = Scene::baked_by(&["a", "b", "c"]);
+        let resident = resident.then(|| name(1));
+        scene.all(|report| report.resident.clone_from(&resident));
+        for pod in ["a", "b"] {
+            scene.pod(pod, |report| report.health = ReplicaHealth::Failed);
+        }
+        assert!(matches!(scene.step(), Some(Transition::RollingBack { to, .. }) if to == name(1)));
+        scene.now += 5;
+        assert_eq!((scene.step(), scene.step_now()), (None, Some(RolloutStep::Rollback)), "c answers with it");
+        scene.spec = Some(spec(3));
+        scene
+    };
+    let begins = |mut scene: Scene| {
+        assert_eq!(scene.step(), Some(Transition::RolledBack { version: name(2) }));
+        assert!(matches!(scene.step(), Some(Transition::Started { version, .. }) if version == name(3)));
+    };
+    // Who would have to load it first may never: its source may be gone.
+    begins(going_back(false));
+    let mut scene = going_back(true);
+    assert_eq!(scene.step(), None, "c is about to switch");
+    scene.now += SWITCH_SECONDS;
+    begins(scene);
+    // Another try at what was taken back is an edit as well, and none is none.
+    let mut scene = going_back(false);
+    scene.spec = Some(spec(2));
+    assert_eq!(scene.step(), None);
+    scene.spec = Some(spec_with(2, json!({"gates": {"memory": {"headroom": "1%"}}})));
+    assert_eq!(scene.step(), Some(Transition::RolledBack { version: name(2) }));
+}
+
+#[test]
+fn that_no_pod_lacks_the_way_back_is_no_word_of_pods_that_are_not_there() {
+    let time_of = |scene: &Scene| {
+        let rollout = scene.state.rollout.as_ref().unwrap();
+        assert_eq!(rollout.step, RolloutStep::Rollback);
+        rollout.deadline.0.duration_since(rollout.started_at.0).as_secs()
+    };
+    let all_fail = |scene: &mut Scene| {
+        scene.all(|report| (report.health, report.resident) = (ReplicaHealth::Failed, Some(name(1))));
+    };
+    let mut scene = Scene::baking();
+    all_fail(&mut scene);
+    scene.step();
+    assert_eq!(time_of(&scene), SWITCH_SECONDS, "both have it loaded");
+    let mut scene = Scene::baking();
+    all_fail(&mut scene);
+    scene.pod("b", |report| report.resident = None);
+    scene.step();
+    assert_eq!(time_of(&scene), 900, "b has to load it");
+    // Nobody answers with what is taken back, and those that come have not said what they have.
+    let mut scene = Scene::baking();
+    scene.counted = vec!["new"];
+    let load = |gate: &mut GateResult| gate.name = GateName::Load;
+    scene.pod("new", |report| {
+        report.candidate = Some(refused(&name(2)));
+        report.candidate.iter_mut().flat_map(|candidate| &mut candidate.gates).for_each(load);
+    });
+    scene.step();
+    assert_eq!(time_of(&scene), 900, "nobody has it");
 }
 
 #[test]

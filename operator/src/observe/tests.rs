@@ -31,6 +31,43 @@ async fn an_object_that_cannot_be_read_hides_no_other() {
     assert_eq!((names.collect::<Vec<_>>(), left.len()), (vec!["good".to_owned()], 3));
 }
 
+#[tokio::test]
+async fn an_object_that_cannot_be_read_any_more_is_gone_when_it_is_deleted() {
+    let object = |kind: &str, spec: serde_json::Value| {
+        let labels = json!({SERVICE_LABEL: "chat"});
+        json!({"apiVersion": "gantry.dev/v1alpha1", "kind": kind, "spec": spec,
+            "metadata": {"name": "chat", "namespace": "ns", "labels": labels}})
+    };
+    let model = json!({"servedName": "m", "source": {"uri": "http://models/m.gguf"}});
+    let service = |replicas: serde_json::Value| -> DeserializeGuard<InferenceService> {
+        serde_json::from_value(object("InferenceService", json!({"model": model, "replicas": replicas}))).unwrap()
+    };
+    let version = |revision: serde_json::Value| -> DeserializeGuard<ModelVersion> {
+        let spec = json!({"service": "chat", "revision": revision, "model": model, "runtime": {}});
+        serde_json::from_value(object("ModelVersion", spec)).unwrap()
+    };
+    let (services, writer) = reflector::store();
+    let events = vec![
+        Event::Apply(service(json!(1))),
+        Event::Apply(service(json!("many"))),
+        Event::Delete(service(json!("many"))),
+    ];
+    let events = readable(stream::iter(events.into_iter().map(watcher::Result::Ok)));
+    let mut events = stored(events, trimmed_service, writer, services.clone());
+    assert_eq!(events.next().await.unwrap().name, "chat");
+    assert_eq!(services.state().len(), 1);
+    assert_eq!(events.next().await.unwrap().name, "chat", "whoever works on it learns that it is gone");
+    assert_eq!(services.state().len(), 0);
+    let (versions, writer) = reflector::store();
+    let events = vec![Event::Apply(version(json!(1))), Event::Delete(version(json!("first")))];
+    let events = readable(stream::iter(events.into_iter().map(watcher::Result::Ok)));
+    let mut events = stored(events, |version: ModelVersion| Kept::of(&version), writer, services);
+    assert_eq!(events.next().await.unwrap().name, "chat");
+    assert_eq!(versions.state().len(), 1);
+    assert_eq!(events.next().await.unwrap().name, "chat", "its service is told");
+    assert_eq!(versions.state().len(), 0);
+}
+
 fn role(service: &str) -> Role {
     let metadata = json!({"name": format!("{service}-gantry"), "namespace": "ns", "labels": {SERVICE_LABEL: service},
         "managedFields": [{"manager": "gantry"}]});

@@ -4,7 +4,7 @@
 //! own texts alternate with every try: they stay where `kubectl describe pod` shows them. Of the scheduler's and the API
 //! server's is told what no node has and what is refused ([`crate::text`]).
 
-use gantry_crds::conditions::Reason;
+use gantry_crds::{conditions::Reason, status::WaitReason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt;
@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use crate::{
     limits::{CRASH_LOOP_RESTARTS, CREATING_TIMEOUT},
     text::{of_refusal, of_scheduler},
+    validate::PodSecret,
 };
 
 /// Why a pod is not there.
@@ -79,6 +80,13 @@ impl Trouble {
     pub(super) fn of_refusal(message: Option<&str>) -> Self {
         let message = of_refusal(message.unwrap_or("no reason given"));
         Self { reason: Reason::FailedCreate, message: format!("pods are refused: {message}") }
+    }
+
+    /// A Secret is not there without which a pod's container is not made.
+    pub(super) fn of_absent_secret(pod: &str, secret: &PodSecret) -> Self {
+        let PodSecret { name, field } = secret;
+        let message = format!("pod {pod} waits for Secret {name} ({field}), which is not there: create it");
+        Self { reason: Reason::Waits(WaitReason::SecretNotFound), message }
     }
 
     /// A pod's containers could not be made for long: kubelet tells of volumes and networks in Events alone.

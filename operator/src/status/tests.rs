@@ -66,6 +66,26 @@ fn condition(status: &ModelVersionStatus, type_: &str) -> String {
 }
 
 #[test]
+fn a_figure_is_told_of_each_phase_that_has_one() {
+    let at = |phase: &str, bytes: i64, permille: Value, summary: &str| {
+        json!({"version": NAME, "phase": phase,
+            "progress": {"bytes": bytes, "donePermille": permille, "summary": summary}})
+    };
+    let failed = || at("Failed", 3, Value::Null, "3%");
+    let loading = |permille: i64| at("Loading", 100, json!(permille), &format!("{permille} loaded"));
+    // What is in the cache was not downloaded here.
+    let testing = || at("Testing", 0, json!(100), "2 of 20 prompts");
+    for (candidates, told) in [
+        (vec![failed(), loading(500), loading(200), testing()], "200 loaded"),
+        (vec![failed(), testing()], "2 of 20 prompts"),
+        (vec![loading(500), at("Fetching", 100, Value::Null, "99%")], "99%"),
+    ] {
+        let status = status(None, &preparing(), &preparing(), &reports(&candidates));
+        assert_eq!(status.progress.unwrap().summary.as_deref(), Some(told), "{candidates:?}");
+    }
+}
+
+#[test]
 fn the_pod_that_is_furthest_behind_speaks_for_the_candidate() {
     let fetching = |bytes: i64| json!({"version": NAME, "phase": "Fetching", "progress": {"bytes": bytes, "total": 100, "summary": format!("{bytes}%")}});
     let testing = json!({"version": NAME, "phase": "Testing",
@@ -76,7 +96,7 @@ fn the_pod_that_is_furthest_behind_speaks_for_the_candidate() {
     assert_eq!((status.phase, status.role), (Some(VersionPhase::Fetching), Some(VersionRole::Candidate)));
     assert_eq!(condition(&status, "Fetched"), "Unknown", "two pods still fetch it");
     assert_eq!(status.progress.unwrap().summary.as_deref(), Some("40%"));
-    assert_eq!(status.gguf.unwrap().quantization, "Q8_0");
+    assert_eq!(status.gguf.as_ref().unwrap().quantization, "Q8_0");
     assert_eq!(status.fit.unwrap().available, "3Gi");
     assert_eq!(status.digest, Some(format!("sha256:{}", "2".repeat(64))));
 }

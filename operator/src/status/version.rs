@@ -217,8 +217,10 @@ fn short_figure(value: &str) -> String {
 }
 
 fn furthest_behind(reports: &[&CandidateStatus]) -> Option<Progress> {
-    let progresses = reports.iter().filter_map(|report| report.progress.as_ref());
-    progresses.min_by_key(|progress| progress.bytes).cloned()
+    let goes_on = reports.iter().filter(|report| report.phase != CandidatePhase::Failed);
+    let progresses = goes_on.filter_map(|report| Some((report.phase, report.progress.as_ref()?)));
+    let furthest = progresses.min_by_key(|(phase, progress)| (*phase, progress.bytes, progress.done_permille));
+    furthest.map(|(_, progress)| progress.clone())
 }
 
 /// Why it is where it is, in a word.

@@ -1,8 +1,8 @@
 //! An answer as it comes whole, and what pieces of it have in common with that.
 
 use gantry_core::{
-    Answer, AnswerHead, AnswerOutput, EncodeError, FinishReason, PromptEncoder, ShownPrompt, TextEncoder, ToolCall,
-    Usage,
+    Answer, AnswerHead, AnswerOutput, EncodeError, FinishReason, PromptEncoder, ShownPrompt, StopCause, TextEncoder,
+    ToolCall, Usage,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
@@ -119,19 +119,20 @@ impl TextEncoder for MessageEncoder {
 
     fn whole(self, head: AnswerHead, answers: Vec<Answer>, usage: Usage) -> Result<Vec<u8>, EncodeError> {
         let answer = answers.into_iter().next();
-        let (output, reason, stop_string) = match answer {
-            Some(Answer { output, reason, stop_string, .. }) => (output, reason, stop_string),
+        let (output, reason, stop) = match answer {
+            Some(Answer { output, reason, stop, .. }) => (output, reason, stop),
             None => (AnswerOutput::default(), FinishReason::Stop, None),
         };
-        let stop = stop_reason(reason, stop_string.as_deref(), !output.tool_calls.is_empty());
+        let stop_string = stop.as_ref().and_then(StopCause::text);
+        let ended = stop_reason(reason, stop_string, !output.tool_calls.is_empty());
         serde_json::to_vec(&Told {
             id: id(&head),
             kind: "message",
             role: "assistant",
             model: &head.model,
             content: blocks(output),
-            stop_reason: Some(stop),
-            stop_sequence: stop_string.as_deref(),
+            stop_reason: Some(ended),
+            stop_sequence: stop_string,
             usage: usage_of(usage),
         })
     }

@@ -117,9 +117,9 @@ enum GivenChoice {
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Thinking {
     Enabled {
-        /// A target, which `max_tokens` bounds.
-        #[serde(default, rename = "budget_tokens", deserialize_with = "read_integer")]
-        _budget_tokens: Option<u32>,
+        /// The most tokens that are thought.
+        #[serde(default, deserialize_with = "read_integer")]
+        budget_tokens: Option<u32>,
         #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "display")]
         _display: IgnoredAny,
@@ -276,11 +276,11 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
     }
     let tools = read_tools(tools.unwrap_or_default())?;
     let (tool_choice, allowed_tools, is_alone) = choice(tool_choice, &tools)?;
-    let thinking = thinking.and_then(|thinking| match thinking {
-        Thinking::Enabled { .. } => Some(true),
-        Thinking::Disabled {} => Some(false),
-        Thinking::Adaptive { .. } => None,
-    });
+    let (thinking, thinking_budget) = match thinking {
+        Some(Thinking::Enabled { budget_tokens, .. }) => (Some(true), budget_tokens),
+        Some(Thinking::Disabled {}) => (Some(false), None),
+        Some(Thinking::Adaptive { .. }) | None => (None, None),
+    };
     let parallel_tool_calls = !is_alone;
     let chat = Chat {
         messages,
@@ -289,6 +289,7 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         allowed_tools,
         parallel_tool_calls,
         thinking,
+        thinking_budget,
         continue_final_message,
         ..Chat::default()
     };

@@ -1,7 +1,7 @@
 //! An answer as it comes piece by piece: events of blocks, each of which is begun, goes on and is ended before the next.
 
 use bytes::{BufMut, BytesMut};
-use gantry_core::{AnswerHead, ApiError, EncodeError, GenerationEvent, StreamEncoder, ToolCallDelta, Usage};
+use gantry_core::{AnswerHead, ApiError, EncodeError, GenerationEvent, StopCause, StreamEncoder, ToolCallDelta, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -116,10 +116,11 @@ impl StreamEncoder for MessageStream {
                 }
                 ToolCallDelta::Ended => self.close_block(out),
             },
-            GenerationEvent::Finished { reason, stop_string, usage, .. } => {
+            GenerationEvent::Finished { reason, stop, usage, .. } => {
                 self.begin(usage.prompt_tokens, out)?;
                 self.close_block(out)?;
-                let stop = stop_reason(*reason, stop_string.as_deref(), self.has_called);
+                let stop_string = stop.as_ref().and_then(StopCause::text);
+                let stop = stop_reason(*reason, stop_string, self.has_called);
                 let delta = json!({"stop_reason": stop, "stop_sequence": stop_string});
                 let delta = json!({"type": "message_delta", "delta": delta, "usage": usage_of(*usage)});
                 write(out, "message_delta", &delta)

@@ -5,7 +5,7 @@ use bytes::BytesMut;
 use gantry_anthropic::{MessageEncoder, decode_count_tokens, decode_messages};
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, Chat, ErrorKind, Extent, FinishReason, GenerationEvent, Prompt, Role,
-    StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
+    StopCause, StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -68,7 +68,8 @@ fn all_that_a_conversation_has_reaches_the_chat() {
     assert_eq!((call.reasoning.as_deref(), &*call.said()), (Some("hm"), "I look."));
     assert_eq!(call.tool_calls[0].arguments, r#"{"where":"Oslo"}"#);
     assert_eq!((chat.messages[3].tool_call_id.as_deref(), &*chat.messages[3].said()), (Some("t1"), "rain"));
-    assert_eq!((chat.tool_choice, chat.parallel_tool_calls, chat.thinking), (ToolChoice::Auto, false, Some(true)));
+    assert_eq!((chat.tool_choice, chat.parallel_tool_calls), (ToolChoice::Auto, false));
+    assert_eq!((chat.thinking, chat.thinking_budget), (Some(true), Some(1024)));
     assert_eq!(chat.tools[0].name, "look");
     let named = with(json!({"tools": [tool("a"), tool("b")], "tool_choice": {"type": "tool", "name": "b"}}));
     let chat = self::chat(decode(&named).unwrap());
@@ -147,7 +148,7 @@ fn head() -> AnswerHead {
     AnswerHead { id: "1".to_owned(), created: 1, model: "m".to_owned(), version: "v".to_owned() }
 }
 
-const USAGE: Usage = Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 2 };
+const USAGE: Usage = Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 2, reasoning_tokens: 0 };
 
 /// What a client makes of the events of a stream: the message as it would have come whole.
 fn message_of(events: &str) -> Value {
@@ -257,14 +258,15 @@ proptest! {
         let mut stream = MessageEncoder.stream(head(), 1).unwrap();
         let mut out = BytesMut::new();
         stream.open(&mut out).unwrap();
-        let finished = GenerationEvent::Finished { reason, stop_string: stop_string.clone(), usage: USAGE, timings: Timings::default() };
+        let stop = stop_string.map(StopCause::Text);
+        let finished = GenerationEvent::Finished { reason, stop: stop.clone(), usage: USAGE, timings: Timings::default() };
         let started = GenerationEvent::Started { prompt_tokens: 9 };
         for event in std::iter::once(started).chain(events).chain([finished]) {
             stream.event(0, &event, &mut out).unwrap();
             output.push(event);
         }
         stream.close(USAGE, &mut out).unwrap();
-        let answer = Answer { output, reason, stop_string, usage: USAGE, timings: Timings::default() };
+        let answer = Answer { output, reason, stop, usage: USAGE, timings: Timings::default() };
         let whole: Value = serde_json::from_slice(&MessageEncoder.whole(head(), vec![answer], USAGE).unwrap()).unwrap();
         prop_assert_eq!(message_of(std::str::from_utf8(&out).unwrap()), whole);
     }
@@ -296,8 +298,8 @@ fn an_answer_says_why_it_ended() {
         (vec![call], FinishReason::Length, None, "max_tokens"),
     ] {
         let output = AnswerOutput { text: "a".to_owned(), tool_calls, ..AnswerOutput::default() };
-        let answer =
-            Answer { output, reason, stop_string: stop_string.clone(), usage: USAGE, timings: Timings::default() };
+        let stop = stop_string.clone().map(StopCause::Text);
+        let answer = Answer { output, reason, stop, usage: USAGE, timings: Timings::default() };
         let told_of: Value =
             serde_json::from_slice(&MessageEncoder.whole(head(), vec![answer], USAGE).unwrap()).unwrap();
         assert_eq!((&told_of["stop_reason"], &told_of["stop_sequence"]), (&json!(told), &json!(stop_string)));

@@ -23,6 +23,8 @@ pub struct Chat {
     pub parallel_tool_calls: bool,
     /// Whether it thinks before it answers; `None`: as its template has it.
     pub thinking: Option<bool>,
+    /// The most tokens that it thinks; after these the thought is ended for it, and the answer goes on. `None`: as many as it likes.
+    pub thinking_budget: Option<u32>,
     /// Further variables for its template, by name, each as JSON.
     pub template_variables: Vec<(String, String)>,
     /// Whether the last message is an assistant's turn that is not over, so that the answer is what follows its text; such an

@@ -7,6 +7,8 @@
 //! tools come one after the other: each is begun once, has its arguments in any number of pieces, and is ended before the next
 //! is begun, unless the answer ends within it.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
@@ -59,8 +61,8 @@ pub enum GenerationEvent {
     Finished {
         /// Why it ended.
         reason: FinishReason,
-        /// The caller's stop string that ended it, if one did.
-        stop_string: Option<String>,
+        /// What of the caller's own ended it, if something did.
+        stop: Option<StopCause>,
         /// What it used.
         usage: Usage,
         /// How long it took.
@@ -94,8 +96,8 @@ impl GenerationEvent {
 pub struct AnswerOutput {
     /// The prompt's text, where that is told.
     pub prompt: String,
-    /// The prompt's tokens, where their log-probabilities are told.
-    pub prompt_tokens: Vec<PromptToken>,
+    /// The prompt's tokens, where their log-probabilities are told; answers to one prompt share them.
+    pub prompt_tokens: Arc<Vec<PromptToken>>,
     /// The text.
     pub text: String,
     /// What the model thought before.
@@ -116,7 +118,7 @@ impl AnswerOutput {
             }
             GenerationEvent::Echo { text, tokens } => {
                 self.prompt.push_str(&text);
-                self.prompt_tokens.extend(tokens);
+                Arc::make_mut(&mut self.prompt_tokens).extend(tokens);
             }
             GenerationEvent::Reasoning { text, .. } => self.reasoning.push_str(&text),
             GenerationEvent::ToolCall { index, delta, .. } => match delta {
@@ -221,10 +223,33 @@ pub struct TokenChance {
 pub enum FinishReason {
     /// The model ended its answer, or a stop string appeared.
     Stop,
-    /// `max_tokens` were generated, or the sequence's context is full.
+    /// `max_tokens` were generated, the sequence's context is full, or a line ended it.
     Length,
     /// The caller cancelled it.
     Cancelled,
+}
+
+/// What a caller asked for that ended an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StopCause {
+    /// One of its stop strings.
+    Text(String),
+    /// One of its stop tokens.
+    Token(i32),
+    /// A line, by its indentation or its time ([`GenerationParams::min_indent`](crate::GenerationParams::min_indent),
+    /// [`GenerationParams::decode_timeout_ms`](crate::GenerationParams::decode_timeout_ms)).
+    Line,
+}
+
+impl StopCause {
+    /// The stop string, where it is one.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Token(_) | Self::Line => None,
+        }
+    }
 }
 
 /// Tokens of one request.
@@ -236,6 +261,8 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Prompt tokens that needed no computation.
     pub cached_tokens: u32,
+    /// Of those sampled, those of what the model thought, where that is told apart.
+    pub reasoning_tokens: u32,
 }
 
 /// Where one request's time went, in milliseconds.

@@ -26,7 +26,7 @@ pub use degradation::DegradationLevel;
 pub use error::{ParamError, RequestError, SubmitError};
 pub use event::{
     AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance,
-    PromptToken, ShownPrompt, Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
+    PromptToken, ShownPrompt, StopCause, Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
 };
 pub use json::{integer_of, read_body, read_integer, read_json};
 pub use limits::*;
@@ -37,5 +37,5 @@ pub use protocol::{
     Answer, AnswerHead, EncodeError, PooledEncoder, PooledRequest, PooledSize, PromptEncoder, StreamEncoder,
     TextEncoder, TextRequest,
 };
-pub use request::{PooledWork, Prompt, TextInput};
+pub use request::{Infill, InfillFile, PooledTask, PooledWork, Prompt, TextInput};
 pub use schema::{TOOL_NAME_PATTERN, TextOr};

@@ -131,6 +131,10 @@ pub struct GenerationParams {
     /// Before so many tokens nothing ends the generation but `max_tokens`, the context's end and a constraint that is complete:
     /// tokens that would are not chosen, and stop strings are text.
     pub min_tokens: u32,
+    /// A line after the first that is indented by fewer spaces and tabs ends the generation where its text begins; 0 is off.
+    pub min_indent: u32,
+    /// So many milliseconds after the first token the next line break ends the generation; `None`: never.
+    pub decode_timeout_ms: Option<u32>,
     /// Never choose a token of the model's own that ends the generation: go on until `max_tokens`, a stop string or token, or the
     /// context's end.
     pub ignore_eos: bool,
@@ -170,6 +174,8 @@ impl Default for GenerationParams {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             min_tokens: 0,
+            min_indent: 0,
+            decode_timeout_ms: None,
             ignore_eos: false,
             priority: Priority::default(),
             turn: Turn::default(),

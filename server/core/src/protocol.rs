@@ -5,10 +5,10 @@
 use bytes::BytesMut;
 
 use crate::api_error::ApiError;
-use crate::event::{AnswerOutput, FinishReason, GenerationEvent, PooledOutput, ShownPrompt, Timings, Usage};
+use crate::event::{AnswerOutput, FinishReason, GenerationEvent, PooledOutput, ShownPrompt, StopCause, Timings, Usage};
 use crate::order::Priority;
 use crate::params::GenerationParams;
-use crate::request::{PooledWork, Prompt};
+use crate::request::{PooledTask, Prompt};
 
 /// Why an answer cannot be written: only for want of memory.
 pub type EncodeError = serde_json::Error;
@@ -38,7 +38,7 @@ pub struct PooledRequest {
     /// The model asked for; `None`: whichever is served.
     pub model: Option<String>,
     /// Of what.
-    pub work: PooledWork,
+    pub work: PooledTask,
     /// What the client calls its texts.
     pub prompt_param: &'static str,
     /// Who goes first.
@@ -65,8 +65,8 @@ pub struct Answer {
     pub output: AnswerOutput,
     /// Why it ended.
     pub reason: FinishReason,
-    /// The caller's stop string that ended it, if one did.
-    pub stop_string: Option<String>,
+    /// What of the caller's own ended it, if something did.
+    pub stop: Option<StopCause>,
     /// Its tokens.
     pub usage: Usage,
     /// Where its time went.
@@ -140,11 +140,17 @@ pub enum PooledSize {
 
 /// Writes the answer to one request for vectors or scores.
 pub trait PooledEncoder: Send + 'static {
-    /// Whether the model's vectors, of so many numbers, are what is asked for.
+    /// Whether the model's vectors, of so many numbers, are what is asked for; `may_cut`: their beginnings are vectors, too.
     ///
     /// # Errors
     /// What is asked for instead.
-    fn check(&self, width: u32) -> Result<(), ApiError>;
+    fn check(&self, width: u32, may_cut: bool) -> Result<(), ApiError>;
+
+    /// What the client calls a text that a model refuses as `param` (`query`, `documents[2]`, `input[3]`); `None`: that.
+    fn told_param(&self, param: &str) -> Option<String> {
+        let _ = param;
+        None
+    }
 
     /// How large it is where vectors have so many numbers.
     fn size(&self, width: u32) -> PooledSize;
@@ -153,5 +159,5 @@ pub trait PooledEncoder: Send + 'static {
     ///
     /// # Errors
     /// See [`EncodeError`].
-    fn whole(self, model: String, output: PooledOutput) -> Result<Vec<u8>, EncodeError>;
+    fn whole(self, head: AnswerHead, output: PooledOutput) -> Result<Vec<u8>, EncodeError>;
 }

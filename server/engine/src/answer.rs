@@ -52,6 +52,8 @@ pub(crate) struct AnswerReader {
     parser: AnswerParser,
     /// Calls are not told: none was allowed.
     drops_calls: bool,
+    /// White space before the first of the text is not told.
+    trims_text: bool,
     markup: Vec<String>,
     /// What markup begins with, white space aside.
     first_signs: Vec<char>,
@@ -84,6 +86,7 @@ impl AnswerReader {
             parser: AnswerParser::new(form)?,
             markup: form.markup.clone(),
             drops_calls,
+            trims_text: false,
             first_signs,
             answer: String::new(),
             read_bytes: 0,
@@ -97,6 +100,11 @@ impl AnswerReader {
             #[cfg(test)]
             parsed_bytes: 0,
         })
+    }
+
+    /// Has white space between a thought and the text be part of neither.
+    pub(crate) fn trim_text(&mut self) {
+        self.trims_text = true;
     }
 
     /// Takes more of the answer, and puts what is known by it to `out`.
@@ -149,7 +157,7 @@ impl AnswerReader {
         !is_plain || self.first_signs.contains(&c)
     }
 
-    fn tell(&mut self, open: Open, text: String, out: &mut Vec<Piece>) {
+    fn tell(&mut self, open: Open, mut text: String, out: &mut Vec<Piece>) {
         if text.is_empty() {
             return;
         }
@@ -160,7 +168,13 @@ impl AnswerReader {
             }
             Open::Text => {
                 self.text_bytes += text.len();
-                out.push(Piece::Text(text));
+                if self.trims_text {
+                    text.drain(..text.len() - text.trim_start().len());
+                    self.trims_text = text.is_empty();
+                }
+                if !text.is_empty() {
+                    out.push(Piece::Text(text));
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gantry_core::Chat;
-use gantry_llama::{AnswerForm, SpecialTokens, TokenTexts};
+use gantry_llama::{AnswerForm, CallGrammar, InfillTokens, SpecialTokens, TokenTexts};
 
 use crate::error::RequestError;
 
@@ -151,10 +151,47 @@ pub(crate) struct RenderedAnswer {
     pub(crate) form: AnswerForm,
     /// The special tokens that they are read by.
     pub(crate) markup: Vec<Token>,
-    /// What they must look like, in GBNF, and the texts of tokens to that, those of `markup` among them; `None`: nothing must be.
-    pub(crate) grammar: Option<(String, Arc<TokenTexts>)>,
+    /// How what is called is bound.
+    pub(crate) calls: CallRules,
+    /// The most tokens that may be thought.
+    pub(crate) thinking_budget: Option<u32>,
+    /// What ends a thought that has more; empty where that cannot be written.
+    pub(crate) closing: Closing,
     /// No tool may be called.
     pub(crate) drops_calls: bool,
+}
+
+/// The end of a thought, as it is written for the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Closing {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<Token>,
+}
+
+/// How calls of tools are bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CallRules {
+    /// None may come, or as the model writes them.
+    Free,
+    /// An answer calls tools and says nothing else; its grammar, in GBNF.
+    Required(String),
+    /// An answer may call tools; the grammar of that.
+    Allowed {
+        grammar: CallGrammar,
+        /// Whether one of them must be called as its schema says, or not at all.
+        is_strict: bool,
+    },
+}
+
+/// What is to be known of a chat's answers beside its prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// Nothing: none is written.
+    Nothing,
+    /// What is thought, said and called in them.
+    All,
+    /// The same of answers that must be of a form: where no tool may be called, none is looked for in them.
+    Bound,
 }
 
 /// How long a chat may take to be rendered.
@@ -175,17 +212,20 @@ pub(crate) trait Vocabulary: Send + Sync {
     fn tokenize(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
     /// The same without what the model wants around a text.
     fn tokenize_bare(&self, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError>;
+    /// Those for gaps within texts; `None`: the model fills none.
+    fn infill_tokens(&self) -> Option<InfillTokens>;
     /// Tokens of a query and a document, as a reranker wants them.
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError>;
-    /// `reads_answer`: what answers look like is to be told, too. `None`: it takes longer than this pace, and may be tried at the
-    /// full one.
-    fn render(&self, chat: &Chat, reads_answer: bool, pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
+    /// The prompt of a chat. `None`: it takes longer than this pace, and may be tried at the full one.
+    fn render(&self, chat: &Chat, reads: Reads, pace: Pace) -> Result<Option<RenderedChat>, RequestError>;
     /// Appends the bytes of a token; nothing for a special one.
     fn piece(&self, token: Token, out: &mut Vec<u8>);
     /// Appends the bytes of a token, a special one's name among them.
     fn shown_piece(&self, token: Token, out: &mut Vec<u8>);
     /// The texts of all tokens, for grammars; made at the first call, which is not for the engine's thread.
     fn texts(&self) -> &Arc<TokenTexts>;
+    /// The same with the names of these special tokens; kept for the markup asked for last.
+    fn texts_with(&self, markup: &[Token]) -> Arc<TokenTexts>;
     /// The tokens that end a generation.
     fn end_tokens(&self) -> &[Token];
 }

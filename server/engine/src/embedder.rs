@@ -62,7 +62,8 @@ enum Texts {
         is_one: bool,
     },
     Rank {
-        query: String,
+        /// One for all documents, or one for each of them.
+        queries: Vec<String>,
         documents: std::vec::IntoIter<String>,
     },
 }
@@ -71,7 +72,7 @@ impl Texts {
     fn of(work: PooledWork) -> Self {
         match work {
             PooledWork::Embed(inputs) => Self::Embed { is_one: inputs.len() == 1, inputs: inputs.into_iter() },
-            PooledWork::Rank { query, documents } => Self::Rank { query, documents: documents.into_iter() },
+            PooledWork::Rank { queries, documents } => Self::Rank { queries, documents: documents.into_iter() },
         }
     }
 
@@ -410,6 +411,13 @@ fn check(work: &PooledWork, pooling: Pooling) -> Result<(), ParamError> {
             if ranks { "this model embeds texts and ranks none" } else { "this model ranks texts and embeds none" };
         return Err(ParamError::new(param, message));
     }
+    if let PooledWork::Rank { queries, documents } = work
+        && queries.len() != 1
+        && queries.len() != documents.len()
+    {
+        let (n, m) = (queries.len(), documents.len());
+        return Err(ParamError::new("query", format!("must be one, or one for each of the {m} documents, not {n}")));
+    }
     match work.len() {
         1..=MAX_POOLED_INPUTS => Ok(()),
         n => Err(ParamError::new(param, format!("must have 1 to {MAX_POOLED_INPUTS} elements, not {n}"))),
@@ -484,13 +492,16 @@ impl Preparer {
                     done.push_back(self.input(&name, input)?);
                 }
             }
-            Texts::Rank { query, documents } => {
-                if done.is_empty() {
+            Texts::Rank { queries, documents } => {
+                if let ([query], true) = (queries.as_slice(), done.is_empty()) {
                     // Alone first: it is in the text of every document.
                     self.fits("query", self.tokenize("query", query)?)?;
                 }
                 for document in documents.take(SLICE_TEXTS) {
                     let param = format!("documents[{}]", done.len());
+                    let of_its_own = queries.get(done.len()).filter(|_| queries.len() > 1);
+                    let Some(query) = of_its_own.or(queries.first()) else { break };
+                    self.checked(&param, query)?;
                     let pair = self.vocabulary.pair(query, self.checked(&param, &document)?);
                     done.push_back(self.fits(&param, pair.map_err(|error| error.of(&param))?)?);
                 }

@@ -84,7 +84,7 @@ fn a_text_at_fault_is_named_by_its_place_in_the_whole_request() {
     let mut inputs: Vec<TextInput> = (0..40).map(|_| TextInput::Text("a".to_owned())).collect();
     inputs[37] = TextInput::Text(String::new());
     let documents = (0..40).map(|i| if i == 37 { "much too long".to_owned() } else { "b".to_owned() }).collect();
-    let rank = PooledWork::Rank { query: "a".to_owned(), documents };
+    let rank = PooledWork::Rank { queries: vec!["a".to_owned()], documents };
     for (work, name) in [(PooledWork::Embed(inputs), "input[37]"), (rank, "documents[37]")] {
         let (job, events) = job(&counters, 0, Priority::Normal, work, None);
         push(&waiting, job);

@@ -35,7 +35,7 @@ use crate::prepare::{Job, Jobs, Preparer};
 use crate::queue::Watermarks;
 use crate::request::{Emitter, Permit};
 use crate::sample_pool::SamplePool;
-use crate::scheduler::{GATHERING_MS, PROBE_FRESH, Scheduler, SchedulerParts, StepOutcome};
+use crate::scheduler::{GATHERING_MS, PROBE_FRESH, Scheduler, SchedulerParts, StepOutcome, WarmUp};
 use crate::stats::Stats;
 
 /// Probes and other commands that may wait beside the requests.
@@ -47,7 +47,7 @@ const PROBE_LOOK_PERIOD: Duration = Duration::from_millis(20);
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// The most threads that sample.
 const MAX_SAMPLE_THREADS: usize = 8;
-/// What a load decodes the beginning of: a text like many.
+/// What a load decodes the beginning of where there are no chats: a text like many.
 const WARM_UP_TEXT: &str = "Once upon a time, there was a little boat.";
 
 /// One loaded model that generates for many requests at once. Dropping it ends every request.
@@ -107,17 +107,19 @@ impl Engine {
     /// As [`Engine::load`], with a context that is there; the configuration is valid. It watches over memory, for what
     /// shares `pressure`, too.
     pub(crate) fn over(loaded: Loaded, config: &EngineConfig, pressure: Arc<Pressure>) -> Result<Self, LoadError> {
-        let Loaded { backend, draft, vocabulary, info, fingerprint } = loaded;
-        Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, config, pressure)
+        let Loaded { backend, draft, vocabulary, info, fingerprint, warm_up } = loaded;
+        Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, warm_up, config, pressure)
     }
 
     /// Warms a backend up and starts the threads.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn start<B: Backend + 'static>(
         backend: B,
         draft: Option<Draft<B>>,
         vocabulary: Arc<dyn Vocabulary>,
         info: ModelInfo,
         fingerprint: Option<Fingerprint>,
+        mut warm_up: WarmUp,
         config: &EngineConfig,
         pressure: Arc<Pressure>,
     ) -> Result<Self, LoadError> {
@@ -170,9 +172,11 @@ impl Engine {
             draft,
             max_saved_bytes,
         });
-        // Where a vocabulary has no tokeniser, prompts come as tokens.
-        let text = vocabulary.tokenize_bare(WARM_UP_TEXT, SpecialTokens::None).unwrap_or_default();
-        scheduler.warm_up(&text).map_err(|error| not_warm(error, config))?;
+        if warm_up.text.is_empty() {
+            // Where a vocabulary has no tokeniser, prompts come as tokens.
+            warm_up.text = vocabulary.tokenize_bare(WARM_UP_TEXT, SpecialTokens::None).unwrap_or_default();
+        }
+        scheduler.warm_up(&warm_up).map_err(|error| not_warm(error, config))?;
         monitor.loaded(untouched_bytes);
         // Every request in flight fits the channel, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;
@@ -197,6 +201,7 @@ impl Engine {
         let preparer = Preparer {
             vocabulary,
             positions: limits.positions,
+            suffix_first: config.infill_suffix_first,
             grammars: Grammars::default(),
             answer_grammars: Grammars::default(),
             fingerprint: names,

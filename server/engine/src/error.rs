@@ -38,6 +38,9 @@ pub enum LoadError {
     /// The model's chat template cannot render chats.
     #[error("{0}; correct tokenizer.chat_template in the file")]
     Template(ChatError),
+    /// A chat template that was given in the place of the file's cannot.
+    #[error("{0}; correct the template that is given in the place of the file's")]
+    GivenTemplate(ChatError),
     /// The progress callback asked to stop.
     #[error("loading was aborted by the caller")]
     Aborted,

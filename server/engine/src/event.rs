@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 pub use gantry_core::{
     FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance, PromptToken,
-    Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
+    StopCause, Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
 };
 use gantry_llama::{Backends, Pooling};
 use serde::{Deserialize, Serialize};
@@ -99,6 +99,8 @@ pub struct ModelInfo {
     pub has_chat_template: bool,
     /// Whether that template knows of thinking before an answer: the model may think unless it is told not to.
     pub thinks: bool,
+    /// Whether it fills gaps within texts: its vocabulary has tokens for that.
+    pub infills: bool,
     /// What it rendered when it was tried.
     pub template: Option<Box<TemplateReport>>,
     /// What computes it.

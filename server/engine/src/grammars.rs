@@ -56,14 +56,20 @@ enum Fault {
 }
 
 impl ConstraintError {
+    /// Whether it says that following the form takes too much.
+    pub(crate) fn is_limit(&self) -> bool {
+        matches!(
+            self.fault,
+            Fault::Gbnf(GrammarError::TooComplex { .. })
+                | Fault::Schema(SchemaError::TooComplex { .. } | SchemaError::DeadEnd)
+        )
+    }
+
     /// What the request is told that is being answered: what is too complex is its own fault.
     pub(crate) fn into_request_error(self) -> RequestError {
-        match self.fault {
-            Fault::Gbnf(GrammarError::TooComplex { .. })
-            | Fault::Schema(SchemaError::TooComplex { .. } | SchemaError::DeadEnd) => {
-                RequestError::invalid(&self.param, "grammar_too_complex", self.to_string())
-            }
-            _ => RequestError::Internal(self.to_string()),
+        match self.is_limit() {
+            true => RequestError::invalid(&self.param, "grammar_too_complex", self.to_string()),
+            false => RequestError::Internal(self.to_string()),
         }
     }
 }
@@ -105,16 +111,25 @@ impl Constraint {
         accepted.map_err(|fault| self.error(fault))
     }
 
-    /// Goes on after a text that is there already, whichever tokens it came as; a schema has none before it.
+    /// Goes on after a text, whichever tokens it came as, and says whether it may come: of a schema, which is followed token by
+    /// token, none may. What may not changes nothing.
     ///
     /// # Errors
-    /// When it is not allowed.
-    pub(crate) fn accept_text(&mut self, text: &str) -> Result<(), ConstraintError> {
-        let accepted = match &mut self.machine {
-            Machine::Gbnf(grammar) => grammar.accept_text(text),
-            Machine::Schema(_) => Ok(()),
-        };
-        accepted.map_err(|fault| self.error(fault))
+    /// When that takes too long to say.
+    pub(crate) fn accept_text(&mut self, text: &[u8]) -> Result<bool, ConstraintError> {
+        match &mut self.machine {
+            Machine::Gbnf(grammar) => match grammar.accept_bytes(text) {
+                Ok(()) => Ok(true),
+                Err(GrammarError::TextNotAllowed) => Ok(false),
+                Err(fault) => Err(self.error(fault)),
+            },
+            Machine::Schema(_) => Ok(text.is_empty()),
+        }
+    }
+
+    /// What a text is told as that may not come.
+    pub(crate) fn not_allowed(&self) -> ConstraintError {
+        self.error(GrammarError::TextNotAllowed)
     }
 
     /// Writes to `out` the row with every token that may not come next at minus infinity.

@@ -57,6 +57,7 @@
 
 mod answer;
 mod backend;
+mod binding;
 mod budget;
 mod burst;
 mod cache;
@@ -74,6 +75,7 @@ mod interrupt;
 mod kv;
 mod kv_plan;
 mod ladder;
+mod lines;
 mod lookup;
 mod memory;
 mod monitor;
@@ -107,7 +109,7 @@ pub use gantry_llama::{
     ALL_LAYERS, BACKENDS_VERSION, BUILTIN_CPU, BackendError, Backends, ChatError, Device, DeviceKind,
     FIRST_COMPARED_TOKEN, GpuSplit, MAX_GPUS, MAX_VOCABULARY_DIFFERENCE, Pooling, SplitMode, TemplateLimit,
     TemplateSource, default_dir as default_backend_dir, init as backends, init_from as load_backends,
-    return_large_blocks,
+    return_large_blocks, template_limits::MAX_TEMPLATE_BYTES,
 };
 
 pub use cores::ThreadLimit;
@@ -116,8 +118,8 @@ pub use engine::{Engine, GenerationOutput};
 pub use error::{EngineError, LoadError, ParamError, ProbeError, RequestError, SubmitError};
 pub use event::{
     Activity, ActivitySink, EngineStats, EventSink, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram,
-    ModelInfo, PooledEvent, PooledInfo, PooledOutput, PooledSink, PooledStats, Timings, TokenChance, TokenLogprob,
-    Usage,
+    ModelInfo, PooledEvent, PooledInfo, PooledOutput, PooledSink, PooledStats, StopCause, Timings, TokenChance,
+    TokenLogprob, Usage,
 };
 pub use handle::RequestHandle;
 pub use host::ModelHost;
@@ -131,13 +133,14 @@ pub use params::{
     Constraint, DEFAULT_MAX_QUEUE, DEFAULT_PARALLEL, DEFAULT_POOLED_BATCH, DEFAULT_POOLED_TOKENS,
     DEFAULT_POOLED_WAIT_MS, DEFAULT_PREFILL_TOKENS_PER_STEP, DEFAULT_PREFIX_CACHE_DISK_BYTES,
     DEFAULT_PREFIX_CACHE_RAM_BYTES, DEFAULT_SPECULATION_TOKENS, DiskCacheConfig, DryParams, EngineConfig,
-    FIRST_SLOT_PATIENCE_MS, GIVES_WAY_PERIOD_MS, GenerationParams, LEAST_STEP_LIMIT_MS, MAX_DRAFT_CATCH_UP_TOKENS,
-    MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES,
-    MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, MAX_PARALLEL, MAX_PENALTY, MAX_PENALTY_LAST_N,
-    MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS, MAX_PREFILL_TOKENS_PER_STEP,
-    MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY, MAX_RESUMES_AHEAD, MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET,
-    MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS, MAX_TOP_LOGPROBS, MOST_STEP_LIMIT_MS, PooledConfig,
-    PooledWork, PrefixCacheConfig, Priority, Prompt, STEP_LIMIT_FACTOR, SpeculationConfig, TextInput, Turn,
+    FIRST_SLOT_PATIENCE_MS, GIVES_WAY_PERIOD_MS, GenerationParams, Infill, InfillFile, LEAST_STEP_LIMIT_MS,
+    MAX_DRAFT_CATCH_UP_TOKENS, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_FACTOR,
+    MAX_GRAMMAR_BYTES, MAX_KEPT_GRAMMARS, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, MAX_PARALLEL, MAX_PENALTY,
+    MAX_PENALTY_LAST_N, MAX_POOLED_BATCH, MAX_POOLED_INPUTS, MAX_POOLED_TOKENS, MAX_POOLED_WAIT_MS,
+    MAX_PREFILL_TOKENS_PER_STEP, MAX_PROMPT_BYTES, MAX_QUEUE, MAX_REPEAT_PENALTY, MAX_RESUMES_AHEAD,
+    MAX_SPECULATION_TOKENS, MAX_STEP_MS_TARGET, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, MAX_THREADS,
+    MAX_TOP_LOGPROBS, MOST_STEP_LIMIT_MS, PooledConfig, PooledWork, PrefixCacheConfig, Priority, Prompt,
+    STEP_LIMIT_FACTOR, SpeculationConfig, TextInput, Turn,
 };
 pub use queue::AGEING_STEP;
 pub use template::{TemplateReport, check_template, limits as template_limits, serve_template};

@@ -17,8 +17,10 @@ use crate::answer::{AnswerReader, Piece};
 use crate::backend::{Token, Vocabulary};
 use crate::error::RequestError;
 use crate::event::{
-    FinishReason, ItlHistogram, PromptChance, PromptToken, Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
+    FinishReason, ItlHistogram, PromptChance, PromptToken, StopCause, Timings, TokenChance, TokenLogprob, TokenPiece,
+    Usage,
 };
+use crate::lines::Lines;
 use crate::params::GenerationParams;
 use crate::request::Emitter;
 use crate::sampler::{Logprobs, Score};
@@ -144,14 +146,16 @@ impl TextStage {
         let Some(text) = self.requests.get_mut(&ticket) else { return };
         // A bug in the handling of text harms this request only.
         let pushed = std::panic::catch_unwind(AssertUnwindSafe(|| text.push(token, logprobs, at)));
-        let Ok(stopped) = pushed else {
+        let Ok(ended) = pushed else {
             if let Some(mut text) = self.requests.remove(&ticket) {
                 text.fail(RequestError::Internal(String::from("handling text panicked; see the server's log")));
             }
             return;
         };
-        if stopped && let Some(text) = self.requests.remove(&ticket) {
-            text.finish(FinishReason::Stop);
+        if let Some(reason) = ended
+            && let Some(text) = self.requests.remove(&ticket)
+        {
+            text.finish(reason);
         }
     }
 }
@@ -177,6 +181,10 @@ pub(crate) struct RequestText {
     piece: Vec<u8>,
     text: String,
     stopped: bool,
+    /// What of the request's own ended it, but for stop strings.
+    stop: Option<StopCause>,
+    /// Of those generated, those told as thought.
+    reasoning_tokens: u32,
     /// The prompt's text begins with no space, whatever its first token does.
     drops_space: bool,
 }
@@ -196,6 +204,8 @@ pub(crate) struct Reading {
     pub(crate) echo: Option<String>,
     /// In the text of the first so many tokens no stop string is looked for.
     pub(crate) min_tokens: u32,
+    /// What ends it at one of its lines.
+    pub(crate) lines: Lines,
 }
 
 impl Reading {
@@ -205,6 +215,7 @@ impl Reading {
             own_stops: params.stop.len(),
             stop_tokens: params.stop_tokens.clone(),
             min_tokens: params.min_tokens,
+            lines: Lines::of(params),
             ..Self::default()
         }
     }
@@ -249,11 +260,13 @@ impl RequestText {
             piece: Vec::new(),
             text: String::new(),
             stopped: false,
+            stop: None,
+            reasoning_tokens: 0,
         }
     }
 
-    /// Takes a token, sends the text that it completes, and says whether a stop string ended the request.
-    fn push(&mut self, token: Token, logprobs: Option<Logprobs>, at: Instant) -> bool {
+    /// Takes a token, sends the text that it completes, and says why the request ends with it, if it does because of its text.
+    fn push(&mut self, token: Token, logprobs: Option<Logprobs>, at: Instant) -> Option<FinishReason> {
         match self.last_token_at.replace(at) {
             None => self.timings.prefill_ms = ms(self.admitted_at, at),
             Some(last) => {
@@ -264,14 +277,19 @@ impl RequestText {
         }
         self.generated += 1;
         self.unsent += 1;
-        let ends = self.vocabulary.end_tokens().contains(&token) || self.reading.stop_tokens.contains(&token);
+        let is_end = self.vocabulary.end_tokens().contains(&token);
+        let is_stop = !is_end && self.reading.stop_tokens.contains(&token);
+        if is_stop {
+            self.stop = Some(StopCause::Token(token));
+        }
+        let ends = is_end || is_stop;
         // Who is told of a prompt and its answer as one text counts on a place for each token.
         if !ends || self.reading.echo.is_some() {
             let logprobs = logprobs.map(|logprobs| self.with_bytes(token, logprobs));
             self.unsent_logprobs.extend(logprobs);
         }
         if ends {
-            return false;
+            return None;
         }
         self.piece.clear();
         if self.reading.markup.contains(&token) {
@@ -281,8 +299,18 @@ impl RequestText {
         }
         let mut whole = String::new();
         self.utf8.push(&self.piece, &mut whole);
+        let line_end = self.reading.lines.end_within(&whole, self.timings.decode_ms);
+        let mut ended = None;
         if self.generated > self.reading.min_tokens {
+            if let Some(kept) = line_end {
+                whole.truncate(kept);
+                self.utf8 = Utf8Stream::default();
+                (ended, self.stop) = (Some(FinishReason::Length), Some(StopCause::Line));
+            }
             self.stopped = self.stops.push(&whole, &mut self.text);
+            if self.stopped {
+                ended = Some(FinishReason::Stop);
+            }
         } else {
             self.text.push_str(&whole);
         }
@@ -300,7 +328,7 @@ impl RequestText {
                 None => self.send(MOST_UNSENT_LOGPROBS),
             }
         }
-        self.stopped
+        ended
     }
 
     /// Tells the prompt's text, where that is asked for.
@@ -370,19 +398,22 @@ impl RequestText {
             }),
             None => self.send(if is_whole { 1 } else { usize::MAX }),
         }
-        let own_stop = self.stops.found().filter(|(index, _)| *index < self.reading.own_stops);
-        let stop_string = own_stop.map(|(_, stop)| stop.to_owned());
+        let stop = match self.stops.found() {
+            Some((index, text)) => (index < self.reading.own_stops).then(|| StopCause::Text(text.to_owned())),
+            None => self.stop.take(),
+        };
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.generated,
             cached_tokens: self.cached_tokens,
+            reasoning_tokens: self.reasoning_tokens,
         };
         self.signals.ended.store(true, Relaxed);
         self.timings.itl = self.itl;
         if reason == FinishReason::Length && self.generated == 0 {
             self.timings.prefill_ms = ms(self.admitted_at, Instant::now());
         }
-        self.emitter.finished(reason, stop_string, usage, self.timings);
+        self.emitter.finished(reason, stop, usage, self.timings);
     }
 
     fn fail(&mut self, error: RequestError) {
@@ -395,8 +426,11 @@ impl RequestText {
         let mut pieces = Vec::new();
         read(&std::mem::take(&mut self.text), &mut pieces);
         for piece in pieces {
-            let logprobs = std::mem::take(&mut self.unsent_logprobs);
-            self.emitter.piece(piece, std::mem::take(&mut self.unsent), logprobs);
+            let (logprobs, tokens) = (std::mem::take(&mut self.unsent_logprobs), std::mem::take(&mut self.unsent));
+            if let Piece::Reasoning(_) = piece {
+                self.reasoning_tokens += tokens;
+            }
+            self.emitter.piece(piece, tokens, logprobs);
         }
     }
 
@@ -443,7 +477,7 @@ mod tests {
         let mut text =
             RequestText::new(emitter, signals, Arc::new(ScriptedVocabulary), stops, Reading::default(), &admitted);
         for _ in 0..tokens {
-            assert!(!text.push(8, Some(Logprobs { chosen: -0.5, top: Vec::new() }), at));
+            assert_eq!(text.push(8, Some(Logprobs { chosen: -0.5, top: Vec::new() }), at), None);
         }
         text.finish(FinishReason::Length);
         let sent: Vec<(String, u32, usize)> = std::mem::take(&mut *events.lock().unwrap())

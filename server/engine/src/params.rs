@@ -7,10 +7,10 @@
 use std::path::PathBuf;
 
 pub use gantry_core::{
-    Constraint, DryParams, GenerationParams, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS,
-    MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, MAX_PENALTY, MAX_PENALTY_LAST_N,
-    MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE,
-    MAX_TOP_LOGPROBS, PooledWork, Priority, Prompt, TextInput, Turn,
+    Constraint, DryParams, GenerationParams, Infill, InfillFile, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKER_BYTES,
+    MAX_DRY_BREAKERS, MAX_DRY_FACTOR, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIASES, MAX_PENALTY,
+    MAX_PENALTY_LAST_N, MAX_POOLED_INPUTS, MAX_PROMPT_BYTES, MAX_REPEAT_PENALTY, MAX_STOP_BYTES, MAX_STOP_STRINGS,
+    MAX_TEMPERATURE, MAX_TOP_LOGPROBS, PooledWork, Priority, Prompt, TextInput, Turn,
 };
 use gantry_llama::{GpuSplit, Pooling};
 use serde::{Deserialize, Serialize};
@@ -188,6 +188,8 @@ pub struct EngineConfig {
     pub prefix_cache: PrefixCacheConfig,
     /// Guessing ahead.
     pub speculation: SpeculationConfig,
+    /// Whether what stands after a gap within a text comes before what stands before it, as some models were taught.
+    pub infill_suffix_first: bool,
     /// Names the model in what is kept of it on disk; `None`: the file's SHA-256, computed when it is
     /// loaded.
     pub model_digest: Option<String>,
@@ -202,6 +204,8 @@ pub struct EngineConfig {
     pub memory_limit_bytes: Option<u64>,
     /// Embed or score texts, too; see [`ModelHost`](crate::ModelHost). `None`: no.
     pub pooled: Option<PooledConfig>,
+    /// A chat template in the place of the one in the model's file; it is tried as that would be. `None`: the file's.
+    pub chat_template: Option<String>,
     /// The program that renders the model's chat template when it is called with `template`
     /// ([`serve_template`](crate::serve_template)). `None`: this process renders it, and a template that means harm ends it.
     pub template_program: Option<PathBuf>,
@@ -225,12 +229,14 @@ impl EngineConfig {
             kv_layout: KvLayout::default(),
             prefix_cache: PrefixCacheConfig::default(),
             speculation: SpeculationConfig::default(),
+            infill_suffix_first: false,
             model_digest: None,
             queue_timeout_ms: None,
             high_watermark: None,
             low_watermark: None,
             memory_limit_bytes: None,
             pooled: None,
+            chat_template: None,
             template_program: None,
         }
     }

@@ -9,18 +9,21 @@
 //! order in which slots are, so that nobody's long prompts are tokenised before those of a higher priority. A prompt that
 //! cannot be served ends here. Tickets keep the order of submission, whichever prompt is ready first.
 
+mod infill;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
-use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TokenPiece};
+use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TextInput, TokenPiece};
 use gantry_core::{MAX_PROMPT_LOGPROBS, MAX_SHOWN_TEXT_BYTES};
 use gantry_llama::SpecialTokens;
 
 use crate::answer::AnswerReader;
-use crate::backend::{Pace, RenderedAnswer, RenderedChat, Token, Vocabulary};
+use crate::backend::{CallRules, Pace, Reads, RenderedAnswer, RenderedChat, Token, Vocabulary};
+use crate::binding::{AnswerBinding, Binding, CallBinding, NoChoice};
 use crate::cache::{BlockHash, DiskReader, Fetched, Fingerprint, chain};
 use crate::error::RequestError;
 use crate::event::Activity;
@@ -31,7 +34,7 @@ use crate::params::{self, GenerationParams, MAX_PROMPT_BYTES, Prompt};
 use crate::queue::{Queue, Waiting};
 use crate::request::{Emitter, Request, reusable, too_late};
 use crate::sampler::{self, Sampler};
-use crate::template::limits::{RENDER_THREADS, SLOW_RENDER_THREADS};
+use crate::template::limits::{RENDER_STACK_BYTES, RENDER_THREADS, SLOW_RENDER_THREADS};
 
 /// Threads that tokenise. Two, so that one enormous prompt does not hold up the others.
 const PREPARE_THREADS: usize = 2;
@@ -124,7 +127,8 @@ impl Stage {
         let thread = |i| {
             // Without the sender, whose end is the threads'.
             let (waiting, called, work) = (self.waiting.clone(), called.clone(), work.clone());
-            std::thread::Builder::new().name(format!("gantry-{name}-{i}")).spawn(move || {
+            let thread = std::thread::Builder::new().name(format!("gantry-{name}-{i}")).stack_size(RENDER_STACK_BYTES);
+            thread.spawn(move || {
                 for () in called {
                     let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop(Instant::now());
                     if let Some(next) = next {
@@ -143,6 +147,8 @@ pub(crate) struct Preparer {
     pub(crate) vocabulary: Arc<dyn Vocabulary>,
     /// Tokens that a sequence holds, prompt and answer.
     pub(crate) positions: u32,
+    /// Whether what stands after a gap comes before what stands before it.
+    pub(crate) suffix_first: bool,
     /// Those that were compiled.
     pub(crate) grammars: Grammars,
     /// Those of answers, which are of the template's making and over other texts.
@@ -193,9 +199,12 @@ impl Preparer {
         job.emitter.is(Activity::Begun);
         let chat = std::panic::catch_unwind(AssertUnwindSafe(|| {
             check_bytes("messages", job.prompt.texts().map(str::len).sum())?;
-            // What must be of another form is that from its first token on, and is told as it stands.
-            let reads_answer = job.params.extent == Extent::Answer && job.params.constraint.is_none();
-            let chat = self.vocabulary.render(chat, reads_answer, pace)?;
+            let reads = match (job.params.extent, &job.params.constraint) {
+                (Extent::Prompt(_), _) => Reads::Nothing,
+                (Extent::Answer, None) => Reads::All,
+                (Extent::Answer, Some(_)) => Reads::Bound,
+            };
+            let chat = self.vocabulary.render(chat, reads, pace)?;
             // Before it waits: what a template makes of messages may be much longer than they are.
             chat.iter().try_for_each(|chat| check_bytes("messages", chat.prompt.len()))?;
             Ok(chat)
@@ -230,9 +239,12 @@ impl Preparer {
             let (tokens, answer) = self.tokens(prompt, chat, &mut params)?;
             let mut setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             if let Some(answer) = answer {
-                setup.grammar = self.grammar_of(&answer)?.or(setup.grammar);
+                setup.binding = self.binding_of(&answer, &params)?;
                 let reader = AnswerReader::new(&answer.form, answer.drops_calls);
-                let reader = reader.map_err(|error| RequestError::Internal(error.to_string()))?;
+                let mut reader = reader.map_err(|error| RequestError::Internal(error.to_string()))?;
+                if setup.binding.as_ref().is_some_and(Binding::may_be_apart) {
+                    reader.trim_text();
+                }
                 (reading.reader, reading.markup) = (Some(Box::new(reader)), answer.markup);
             }
             let sampler = Box::new(Sampler::new(&params, &tokens, setup));
@@ -290,17 +302,23 @@ impl Preparer {
         Ok(match prompt {
             _ if !params.echo => None,
             Prompt::Text(text) | Prompt::Markup(text) => Some(text.clone()),
-            Prompt::Tokens(tokens) => {
-                self.check_known(tokens)?;
-                self.check_tokens(tokens.len())?;
-                let mut bytes = Vec::new();
-                tokens.iter().for_each(|&token| self.vocabulary.piece(token, &mut bytes));
-                Some(String::from_utf8_lossy(&bytes).into_owned())
-            }
+            Prompt::Tokens(tokens) => Some(self.text_of(tokens)?),
+            Prompt::Infill(infill) => match &infill.prefix {
+                TextInput::Text(text) => Some(format!("{text}{}", infill.begun)),
+                TextInput::Tokens(tokens) => Some(self.text_of(tokens)? + &infill.begun),
+            },
             Prompt::Chat(_) => {
                 return Err(RequestError::invalid("echo", "invalid_value", "a chat has no text to tell"));
             }
         })
+    }
+
+    fn text_of(&self, tokens: &[Token]) -> Result<String, RequestError> {
+        self.check_known(tokens)?;
+        self.check_tokens(tokens.len())?;
+        let mut bytes = Vec::new();
+        tokens.iter().for_each(|&token| self.vocabulary.piece(token, &mut bytes));
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn shown_text(&self, prompt: Prompt, chat: Option<RenderedChat>) -> Result<String, RequestError> {
@@ -319,6 +337,10 @@ impl Preparer {
                     check_shown_bytes("prompt", bytes.len())?;
                 }
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Prompt::Infill(infill) => {
+                let tokens = self.infill(*infill, &GenerationParams::default())?;
+                self.shown_text(Prompt::Tokens(tokens), None)
             }
         }
     }
@@ -345,6 +367,7 @@ impl Preparer {
                 tokenize(&chat.prompt, SpecialTokens::Unless(&chat.text_at))
             }
             Prompt::Tokens(tokens) => self.check_known(&tokens).map(|()| tokens),
+            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default()),
         }
     }
 
@@ -377,14 +400,48 @@ impl Preparer {
         (blocks, fetched)
     }
 
-    /// What an answer must look like in which a tool is called, if one must be.
-    fn grammar_of(&self, answer: &RenderedAnswer) -> Result<Option<Constraint>, RequestError> {
-        let Some((grammar, texts)) = &answer.grammar else { return Ok(None) };
-        let asked = params::Constraint::Gbnf(grammar.clone());
-        let mut grammar = self.answer_grammars.get(texts, &asked, "tools")?;
-        let begun = grammar.accept_text(&answer.form.prefix);
-        begun.map_err(|error| RequestError::invalid("tools", "invalid_grammar", error.to_string()))?;
-        Ok(Some(grammar))
+    /// What binds an answer to a chat.
+    fn binding_of(&self, answer: &RenderedAnswer, params: &GenerationParams) -> Result<Option<Binding>, RequestError> {
+        let constraint = sampler::constraint(&*self.vocabulary, &self.grammars, params)?;
+        if constraint.is_none() && answer.calls == CallRules::Free && answer.thinking_budget.is_none() {
+            return Ok(None);
+        }
+        let texts = self.vocabulary.texts_with(&answer.markup);
+        let compile =
+            |gbnf: &str| self.answer_grammars.get(&texts, &params::Constraint::Gbnf(gbnf.to_owned()), "tools");
+        let calls = match &answer.calls {
+            CallRules::Free => CallBinding::Free,
+            CallRules::Required(grammar) => CallBinding::Required(begun(compile(grammar)?, &answer.form.prefix)?),
+            CallRules::Allowed { grammar, is_strict } => match compile(&grammar.grammar) {
+                Ok(compiled) => CallBinding::Allowed {
+                    grammar: compiled,
+                    triggers: grammar.triggers.clone(),
+                    is_strict: *is_strict,
+                },
+                // The model keeps to the tools as it likes, unless more was asked for.
+                Err(error) if !is_strict && constraint.is_none() => {
+                    tracing::debug!(%error, "calls of tools are not bound");
+                    CallBinding::Free
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let asked = AnswerBinding {
+            form: &answer.form,
+            texts: &texts,
+            thinking_budget: answer.thinking_budget,
+            closing: &answer.closing,
+            constraint,
+            calls,
+        };
+        Binding::of_answer(asked).map_err(|NoChoice| {
+            let param = &params.constraint_param;
+            let message = format!(
+                "{param}: what this model's chat template has calls of tools begin with is not understood, so that an answer \
+                 cannot be either one or of this form; leave `tools` out, or say `tool_choice: none`"
+            );
+            RequestError::invalid(param, "tools_not_supported", message)
+        })
     }
 
     /// How many tokens a prompt has, whether a sequence could hold them or not, but not of one whose length says that it
@@ -398,6 +455,7 @@ impl Preparer {
                 self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?
             }
             Prompt::Tokens(tokens) => tokens,
+            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default())?,
         };
         Ok(tokens.len())
     }
@@ -423,6 +481,7 @@ impl Preparer {
                 self.check_known(&tokens)?;
                 ("prompt", tokens)
             }
+            Prompt::Infill(infill) => ("prompt", self.infill(*infill, params)?),
         };
         if tokens.is_empty() {
             return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));
@@ -472,6 +531,18 @@ fn without_spare_room(mut shown: ShownPrompt) -> ShownPrompt {
         ShownPrompt::Count(_) => {}
     }
     shown
+}
+
+/// The grammar of an answer, after what its prompt ends with.
+fn begun(mut grammar: Constraint, prefix: &str) -> Result<Constraint, RequestError> {
+    let invalid = |what: String| RequestError::invalid("tools", "invalid_grammar", what);
+    match grammar.accept_text(prefix.as_bytes()) {
+        Ok(true) => Ok(grammar),
+        Ok(false) => {
+            Err(invalid("tools: the grammar of calls does not begin with what the prompt ends with".to_owned()))
+        }
+        Err(error) => Err(invalid(error.to_string())),
+    }
 }
 
 fn rendered(chat: Option<RenderedChat>) -> Result<RenderedChat, RequestError> {

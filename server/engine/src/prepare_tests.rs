@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use crossbeam_channel::unbounded;
-use gantry_core::{Chat, Message, Role, Turn};
-use gantry_llama::{SpecialTokens, TokenTexts};
+use gantry_core::{Chat, Infill, InfillFile, Message, Role, TextInput, Turn};
+use gantry_llama::{InfillTokens, SpecialTokens, TokenTexts};
 
 use super::*;
-use crate::backend::RenderedChat;
 use crate::backend::scripted::ScriptedVocabulary;
+use crate::backend::{Reads, RenderedChat};
 use crate::error::RequestError;
 use crate::event::GenerationEvent;
 use crate::params::Priority;
@@ -25,6 +25,7 @@ type Told = (u64, GenerationEvent);
 struct Gated {
     given: Sender<String>,
     gate: Receiver<()>,
+    infills: bool,
 }
 
 impl Vocabulary for Gated {
@@ -47,12 +48,16 @@ impl Vocabulary for Gated {
         ScriptedVocabulary.tokenize_bare(text, specials)
     }
 
+    fn infill_tokens(&self) -> Option<InfillTokens> {
+        self.infills.then(|| ScriptedVocabulary.infill_tokens()).flatten()
+    }
+
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
         ScriptedVocabulary.pair(query, document)
     }
 
     /// Chats that are "slow" take longer than a quick pace, and wait like what is tokenised.
-    fn render(&self, chat: &Chat, reads_answer: bool, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, reads: Reads, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         if chat.messages[0].said() == SLOW {
             if pace == Pace::Quick {
                 return Ok(None);
@@ -60,7 +65,7 @@ impl Vocabulary for Gated {
             self.given.send(SLOW.to_owned()).unwrap();
             let _ = self.gate.recv();
         }
-        ScriptedVocabulary.render(chat, reads_answer, pace)
+        ScriptedVocabulary.render(chat, reads, pace)
     }
 
     fn piece(&self, token: Token, out: &mut Vec<u8>) {
@@ -73,6 +78,10 @@ impl Vocabulary for Gated {
 
     fn texts(&self) -> &Arc<TokenTexts> {
         ScriptedVocabulary.texts()
+    }
+
+    fn texts_with(&self, markup: &[Token]) -> Arc<TokenTexts> {
+        ScriptedVocabulary.texts_with(markup)
     }
 
     fn end_tokens(&self) -> &[Token] {
@@ -95,10 +104,16 @@ struct Busy {
 impl Busy {
     /// With nothing to do.
     fn idle() -> Self {
+        Self::of(true, false)
+    }
+
+    /// The same with a model that fills gaps, or fills none.
+    fn of(infills: bool, suffix_first: bool) -> Self {
         let ((given_to, given), (gate, gated), (ready_to, ready)) = (unbounded(), unbounded(), unbounded());
         let preparer = Preparer {
-            vocabulary: Arc::new(Gated { given: given_to, gate: gated }),
+            vocabulary: Arc::new(Gated { given: given_to, gate: gated, infills }),
             positions: 100,
+            suffix_first,
             grammars: Grammars::default(),
             answer_grammars: Grammars::default(),
             fingerprint: None,
@@ -336,4 +351,85 @@ fn what_a_prompt_is_is_told_and_nothing_is_delivered() {
     assert!(of == ticket && matches!(&event, GenerationEvent::Failed(error) if error.code() == "prompt_too_large"));
     busy.end();
     assert_eq!(busy.ready.iter().count(), 0);
+}
+
+/// What a gap is to a model: its tokens, or the code and the field of its error.
+fn infilled(busy: &mut Busy, infill: Infill) -> Result<Vec<Token>, (String, Option<String>)> {
+    let form = PromptForm::Tokens { adds_special: true, with_pieces: false };
+    let params = GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() };
+    let ticket = busy.push_params(Prompt::Infill(Box::new(infill)), params, None);
+    loop {
+        let (of, event) = busy.events.1.recv().unwrap();
+        assert_eq!(of, ticket);
+        match event {
+            GenerationEvent::Prompt(ShownPrompt::Tokens(tokens)) => {
+                assert!(matches!(busy.events.1.recv().unwrap().1, GenerationEvent::Finished { .. }));
+                return Ok(tokens);
+            }
+            GenerationEvent::Failed(RequestError::InvalidRequest { param, code, .. }) => return Err((code, param)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn gap(prefix: &str, suffix: &str, files: Option<&[(&str, &str)]>) -> Infill {
+    let file = |(name, text): &(&str, &str)| InfillFile { name: (*name).to_owned(), text: (*text).to_owned() };
+    Infill {
+        prefix: TextInput::Text(prefix.to_owned()),
+        begun: "b".to_owned(),
+        suffix: suffix.to_owned(),
+        suffix_param: "input_suffix".to_owned(),
+        files: files.map(|files| files.iter().map(file).collect()),
+    }
+}
+
+#[test]
+fn a_gap_is_laid_out_as_the_model_reads_it() {
+    let InfillTokens { prefix, suffix, middle, repository, file, .. } = ScriptedVocabulary.infill_tokens().unwrap();
+    let text = |text: &str| ScriptedVocabulary.tokenize(text, SpecialTokens::None).unwrap();
+    let named = |token: Option<Token>, name: &str| [vec![token.unwrap()], text(name)].concat();
+    let (before, after) = ([vec![prefix], text("preb")].concat(), [vec![suffix], text("suf")].concat());
+    for (suffix_first, around) in [(false, [&before, &after]), (true, [&after, &before])] {
+        let mut busy = Busy::of(true, suffix_first);
+        busy.gate = None;
+        let around = around.map(Vec::clone).concat();
+        let plain = [around.clone(), vec![middle]].concat();
+        assert_eq!(infilled(&mut busy, gap("pre", "suf", None)), Ok(plain));
+        let tokens = Infill { prefix: TextInput::Tokens(text("pre")), ..gap("", "suf", None) };
+        assert_eq!(infilled(&mut busy, tokens), Ok([around.clone(), vec![middle]].concat()));
+        // The last of the files that there is room for, each of them whole.
+        let (head, tail) = (named(repository, "myproject\n"), named(file, "filename\n"));
+        let of_file = |name: &str, said: &str| [named(file, &format!("{name}\n")), text(said)].concat();
+        let long = "x".repeat(60);
+        for (files, taken) in [
+            (&[][..], vec![]),
+            (&[("a", "one"), ("b", "two")], [of_file("a", "one"), of_file("b", "two")].concat()),
+            (&[("a", "one"), ("b", &long), ("c", "two")], of_file("c", "two")),
+        ] {
+            let wanted = [head.clone(), taken, tail.clone(), around.clone(), vec![middle]].concat();
+            assert_eq!(infilled(&mut busy, gap("pre", "suf", Some(files))), Ok(wanted), "{files:?}");
+        }
+        busy.end();
+    }
+}
+
+#[test]
+fn a_gap_that_cannot_be_filled_is_refused_by_its_field() {
+    let mut busy = Busy::of(true, false);
+    busy.gate = None;
+    let (long, too_long) = ("x".repeat(60), "context_length_exceeded".to_owned());
+    for (prefix, suffix, param) in
+        [(&*"x".repeat(200), "", "prompt"), ("", &*"x".repeat(200), "input_suffix"), (&*long, &*long, "prompt")]
+    {
+        let refused = infilled(&mut busy, gap(prefix, suffix, None));
+        assert_eq!(refused, Err((too_long.clone(), Some(param.to_owned()))));
+    }
+    let foreign = Infill { prefix: TextInput::Tokens(vec![1 << 30]), ..gap("", "", None) };
+    assert_eq!(infilled(&mut busy, foreign), Err(("invalid_token".to_owned(), Some("prompt".to_owned()))));
+    busy.end();
+    let mut busy = Busy::of(false, false);
+    busy.gate = None;
+    let refused = infilled(&mut busy, gap("pre", "suf", None));
+    assert_eq!(refused, Err(("unsupported_parameter".to_owned(), Some("input_suffix".to_owned()))));
+    busy.end();
 }

@@ -12,7 +12,8 @@ use crate::backend::Token;
 use crate::cache::{BlockHash, Fetched};
 use crate::error::RequestError;
 use crate::event::{
-    Activity, ActivitySink, EventSink, FinishReason, GenerationEvent, PromptToken, Timings, TokenLogprob, Usage,
+    Activity, ActivitySink, EventSink, FinishReason, GenerationEvent, PromptToken, StopCause, Timings, TokenLogprob,
+    Usage,
 };
 use crate::lookup::Repeats;
 use crate::output::{Reading, Signals};
@@ -106,19 +107,13 @@ impl Emitter {
         self.finished(FinishReason::Stop, None, Usage::default(), Timings::default());
     }
 
-    pub(crate) fn finished(
-        &mut self,
-        reason: FinishReason,
-        stop_string: Option<String>,
-        usage: Usage,
-        timings: Timings,
-    ) {
+    pub(crate) fn finished(&mut self, reason: FinishReason, stop: Option<StopCause>, usage: Usage, timings: Timings) {
         if self.permit.take().is_some() {
             self.stats.finished.fetch_add(1, Relaxed);
             if reason == FinishReason::Cancelled {
                 self.stats.cancelled.fetch_add(1, Relaxed);
             }
-            self.send(GenerationEvent::Finished { reason, stop_string, usage, timings });
+            self.send(GenerationEvent::Finished { reason, stop, usage, timings });
         }
     }
 

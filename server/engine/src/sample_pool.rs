@@ -12,13 +12,15 @@ use crate::backend::Token;
 use crate::error::RequestError;
 use crate::sampler::{SampleError, Sampled, Sampler};
 
-/// The rows of one sequence: the first follows its last token, the others a guess each.
+/// Rows of one sequence: the first follows its last token, the others a guess each.
 pub(crate) struct SampleJob {
     /// What the caller knows it by.
     pub(crate) id: usize,
     pub(crate) sampler: Box<Sampler>,
     pub(crate) rows: Vec<Vec<f32>>,
     pub(crate) guesses: Vec<Token>,
+    /// What earlier rows of it gave.
+    pub(crate) sampled: SampledRows,
 }
 
 /// What became of it.
@@ -94,8 +96,7 @@ impl SamplePool {
 }
 
 fn work(job: SampleJob) -> (SampleDone, Vec<Vec<f32>>) {
-    let SampleJob { id, mut sampler, rows, guesses } = job;
-    let mut sampled = SampledRows::default();
+    let SampleJob { id, mut sampler, rows, guesses, mut sampled } = job;
     for (i, row) in rows.iter().enumerate() {
         if !sampled.sample(&mut sampler, row, guesses.get(i).copied()) {
             break;

@@ -3,8 +3,8 @@
 //!
 //! Greedy (temperature 0) and plain temperature read the row where it stands and copy nothing; the truncations of
 //! greedy decoding are left out, because the likeliest token is always kept (typical_p and XTC, which may drop it, do
-//! not act at temperature 0). A grammar is asked about the chosen token only; where it refuses, the row is masked and
-//! the choice made again with a draw of its own.
+//! not act at temperature 0). What binds the answer is asked about the chosen token only; where it refuses, the row is masked
+//! and the choice made again with a draw of its own.
 //!
 //! # Determinism
 //! A draw is a function of the seed and the number of tokens accepted, not of how often was sampled. So the same seed,
@@ -15,7 +15,7 @@
 //!
 //! [`Sampler::sample`] changes no history; [`Sampler::accept`] does. To check drafts: sample at each row, accept what
 //! was chosen, and stop at the first token that differs from the draft. Absent: mirostat, top-n-sigma, dynamic
-//! temperature, lazy grammars.
+//! temperature.
 
 mod chain;
 mod penalties;
@@ -30,10 +30,11 @@ use std::collections::HashMap;
 use self::chain::Chain;
 use self::penalties::{Dry, Penalties};
 use self::row::{Candidate, Row, Scratch};
-pub(crate) use self::setup::{SamplerSetup, compile};
+pub(crate) use self::setup::{SamplerSetup, compile, constraint};
 use crate::backend::Token;
+use crate::binding::Binding;
 use crate::error::RequestError;
-use crate::grammars::{Constraint, ConstraintError};
+use crate::grammars::ConstraintError;
 use crate::params::GenerationParams;
 
 /// Tokens that may stay in the choice, or be looked back at by the penalties, for a sample to be quick. To sort a whole
@@ -94,7 +95,7 @@ pub(crate) struct Sampler {
     biases: Vec<Candidate>,
     penalties: Option<Penalties>,
     dry: Option<Dry>,
-    grammar: Option<Constraint>,
+    binding: Option<Binding>,
     end_tokens: Vec<Token>,
     /// Before so many tokens are accepted, none of `stop_tokens` and `end_tokens` is chosen.
     min_tokens: u64,
@@ -140,7 +141,7 @@ impl Sampler {
             biases,
             penalties: Penalties::new(params, prompt),
             dry: Dry::new(&params.dry, setup.breakers, prompt),
-            grammar: setup.grammar,
+            binding: setup.binding,
             end_tokens: setup.end_tokens,
             min_tokens: params.min_tokens.into(),
             stop_tokens: params.stop_tokens.clone(),
@@ -153,14 +154,14 @@ impl Sampler {
         }
     }
 
-    /// Whether a sample takes no longer than reading the row a few times, so that it may run on the engine's thread.
+    /// Whether the next sample takes no longer than reading the row a few times, so that it may run on the engine's thread.
     pub(crate) fn is_trivial(&self) -> bool {
         let few = (1..=MAX_TRIVIAL_CANDIDATES).contains(&self.chain.top_k);
         let simple = self.temperature <= 0.0 || self.chain.is_empty() || few;
         let looks_back = self.penalties.as_ref().map_or(0, Penalties::last_n);
         simple
             && looks_back <= MAX_TRIVIAL_CANDIDATES
-            && self.grammar.is_none()
+            && self.binding.as_ref().is_none_or(Binding::is_free)
             && self.dry.is_none()
             && self.logprobs.is_none()
     }
@@ -170,11 +171,11 @@ impl Sampler {
     /// # Errors
     /// When there is nothing to choose from.
     pub(crate) fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
-        let token = match self.grammar.take() {
+        let token = match self.binding.take() {
             None => self.choose(logits, Draw::Token, Draw::Xtc).ok_or(SampleError::NothingToChoose)?,
-            Some(mut grammar) => {
-                let chosen = self.choose_by_grammar(&mut grammar, logits);
-                self.grammar = Some(grammar);
+            Some(mut binding) => {
+                let chosen = self.choose_bound(&mut binding, logits);
+                self.binding = Some(binding);
                 chosen?
             }
         };
@@ -182,13 +183,13 @@ impl Sampler {
         Ok(Sampled { token, logprobs })
     }
 
-    /// The token was chosen, or drafted and confirmed: histories and grammar go on after it.
+    /// The token was chosen, or drafted and confirmed: histories and what binds the answer go on after it.
     ///
     /// # Errors
-    /// When the grammar does not allow it.
+    /// When it is not allowed.
     pub(crate) fn accept(&mut self, token: Token) -> Result<(), SampleError> {
-        if let Some(grammar) = &mut self.grammar {
-            grammar.accept(token)?;
+        if let Some(binding) = &mut self.binding {
+            binding.accept(token)?;
         }
         if let Some(penalties) = &mut self.penalties {
             penalties.accept(token);
@@ -200,20 +201,27 @@ impl Sampler {
         Ok(())
     }
 
-    fn choose_by_grammar(&mut self, grammar: &mut Constraint, logits: &[f32]) -> Result<Token, SampleError> {
-        if let Some(token) = self.choose(logits, Draw::Token, Draw::Xtc)
-            && grammar.allows(token)?
+    fn choose_bound(&mut self, binding: &mut Binding, logits: &[f32]) -> Result<Token, SampleError> {
+        if let Some(token) = binding.forced() {
+            return Ok(token);
+        }
+        let free = self.choose(logits, Draw::Token, Draw::Xtc);
+        if let Some(token) = free
+            && binding.allows(token)?
         {
             return Ok(token);
         }
         let mut masked = std::mem::take(&mut self.masked);
-        let applied = grammar.apply(logits, &mut masked);
+        let applied = binding.apply(logits, &mut masked);
         let chosen = self.choose(&masked, Draw::TokenUnderGrammar, Draw::XtcUnderGrammar);
         let is_banned = chosen.is_none() && Row::new(&masked, &[]).argmax().is_some();
         self.masked = masked;
         applied?;
+        if chosen.is_none() && free.is_some() && binding.give_up() {
+            return free.ok_or(SampleError::NothingToChoose);
+        }
         // Where the text is complete and cannot go on, its end comes even if end tokens are banned.
-        let end = || self.end_tokens.first().copied().filter(|_| grammar.is_complete());
+        let end = || self.end_tokens.first().copied().filter(|_| binding.is_complete());
         chosen.or_else(end).ok_or(match is_banned {
             true if self.accepted < self.min_tokens => SampleError::Banned("min_tokens"),
             true => SampleError::Banned("logit_bias"),

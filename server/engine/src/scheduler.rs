@@ -59,7 +59,7 @@ use fill::{Fillers, WorthFilling};
 use measure::Measuring;
 use pause::Paused;
 use pressure::Relief;
-pub(crate) use probe::PROBE_FRESH;
+pub(crate) use probe::{PROBE_FRESH, WarmUp};
 #[cfg(test)]
 pub(crate) use stage::LEAST_STAGED_TOKENS;
 use stage::share_stage;
@@ -501,24 +501,25 @@ impl<B: Backend> Scheduler<B> {
                 self.fail(share.slot, no_logits());
                 continue;
             };
-            let guesses = std::mem::take(&mut sequence.drafts);
+            let mut guesses = std::mem::take(&mut sequence.drafts).into_iter();
             let mut rows = share.row..share.row + share.rows as usize;
-            if sampler.is_trivial() {
-                let mut sampled = SampledRows::default();
-                let mut guesses = guesses.into_iter();
-                while let Some(row) = rows.next().map(|row| self.kv.logits(row)) {
-                    let Some(row) = row else {
+            let mut sampled = SampledRows::default();
+            let mut goes_on = true;
+            // A token may be the first of what is bound from there on.
+            while goes_on && !rows.is_empty() && sampler.is_trivial() {
+                goes_on = match rows.next().and_then(|row| self.kv.logits(row)) {
+                    Some(row) => sampled.sample(&mut sampler, row, guesses.next()),
+                    None => {
                         sampled.error = Some(no_logits());
-                        break;
-                    };
-                    if !sampled.sample(&mut sampler, row, guesses.next()) {
-                        break;
+                        false
                     }
-                }
+                };
+            }
+            if !goes_on || rows.is_empty() {
                 sequence.sampler = Some(sampler);
                 taken += self.take_rows(share, sampled, at);
             } else if let Some(rows) = rows.map(|row| Some(self.pool.copy(self.kv.logits(row)?))).collect() {
-                jobs.push(SampleJob { id, sampler, rows, guesses });
+                jobs.push(SampleJob { id, sampler, rows, guesses: guesses.collect(), sampled });
             } else {
                 self.fail(share.slot, no_logits());
             }

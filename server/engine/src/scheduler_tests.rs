@@ -11,6 +11,7 @@ use crate::backend::scripted::{
     Fault, ScriptedBackend, ScriptedVocabulary, TOKEN_BYTES, VOCAB, logits_after, reference,
 };
 use crate::backend::{Backend, BackendLimits, Token, Vocabulary};
+use crate::binding::Binding;
 use crate::budget::{MIN_PREFILL_TOKENS, StepBudget, StepCost};
 use crate::cache::{Fingerprint, FingerprintParts, PrefixCache, chain};
 use crate::draft::Draft;
@@ -24,7 +25,7 @@ use crate::queue::AGEING_BOUND;
 use crate::request::{Emitter, Permit, Request, reusable};
 use crate::sample_pool::SamplePool;
 use crate::sampler::{self, Sampler, SamplerSetup, Scorer};
-use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
+use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome, WarmUp};
 use crate::stats::Stats;
 
 mod bursts;
@@ -70,6 +71,8 @@ struct Harness<B = ScriptedBackend> {
     waited: Duration,
     /// When it is submitted, where that is not now.
     now: Option<Instant>,
+    /// What binds what is submitted, instead of what its parameters say.
+    binding: Option<Binding>,
 }
 
 struct Submitted {
@@ -204,7 +207,8 @@ impl<B: Backend> Harness<B> {
         });
         let limit = setup.parallel + setup.max_queue;
         let ram_bytes = setup.ram_bytes;
-        Self { scheduler, vocabulary, stats, tickets: 0, limit, ram_bytes, waited: Duration::ZERO, now: None }
+        let (waited, now, binding) = (Duration::ZERO, None, None);
+        Self { scheduler, vocabulary, stats, tickets: 0, limit, ram_bytes, waited, now, binding }
     }
 
     fn submit(&mut self, prompt: Vec<Token>, params: GenerationParams) -> Option<Submitted> {
@@ -233,7 +237,8 @@ impl<B: Backend> Harness<B> {
         let deadline = params.queue_timeout_ms.map(|ms| now + Duration::from_millis(ms));
         let (submitted_at, tokenized_at, fetched) = (now, now, None);
         let blocks = chain(fingerprint(), reusable(&prompt, &params));
-        let setup = sampler::compile(self.vocabulary.as_ref(), &Grammars::default(), &params).unwrap();
+        let mut setup = sampler::compile(self.vocabulary.as_ref(), &Grammars::default(), &params).unwrap();
+        setup.binding = self.binding.clone().or(setup.binding);
         let sampler = Box::new(Sampler::new(&params, &prompt, setup));
         let repeats = Indexer::default().index(&prompt);
         let request = Request {

@@ -22,7 +22,7 @@ use gantry_llama::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Pace;
+use crate::backend::{Pace, Token};
 use crate::error::LoadError;
 use crate::params::{EngineConfig, MAX_PROMPT_BYTES};
 pub use child::serve_template;
@@ -128,8 +128,10 @@ impl Renderer {
     /// Tries it with chats of each kind, as those of requests where a model is at hand. It must render a turn, and of the
     /// others whatever it does not refuse itself: many take no tools, and a system text that is refused llama.cpp puts
     /// before the first turn instead.
-    fn try_out(&self, model: Option<&Model>) -> Result<TemplateReport, ChatError> {
-        let (renders, refuses) = (Vec::new(), Vec::new());
+    ///
+    /// Returns the tokens of the turn besides, none without a model.
+    fn try_out(&self, model: Option<&Model>) -> Result<(TemplateReport, Vec<Token>), ChatError> {
+        let (renders, refuses, mut turn) = (Vec::new(), Vec::new(), Vec::new());
         let mut report = TemplateReport { renders, refuses, slowest: Duration::ZERO, shortest_tokens: 0 };
         for (i, sample) in SAMPLE_CHATS.iter().enumerate() {
             if !sample.tools.is_empty() && !self.knows_tools() {
@@ -137,7 +139,7 @@ impl Renderer {
             }
             let begun = Instant::now();
             match self.sample(model, sample) {
-                Ok(tokens) if i == 0 => report.shortest_tokens = tokens,
+                Ok(tokens) if i == 0 => turn = tokens,
                 Ok(_) => {}
                 Err(ChatError::TemplateRefused(_)) if i > 0 => {
                     report.refuses.push(sample.kind.to_owned());
@@ -151,15 +153,16 @@ impl Renderer {
         if let Some(model) = model {
             model.check_text_stays_text(|chat| self.render(chat, Allowance::TRIED))?;
         }
-        Ok(report)
+        report.shortest_tokens = u32::try_from(turn.len()).unwrap_or(u32::MAX);
+        Ok((report, turn))
     }
 
-    /// The tokens of a sample's prompt, 0 where there is no model to count them.
+    /// The tokens of a sample's prompt, none where there is no model to make them.
     fn sample(
         &self,
         model: Option<&Model>,
         SampleChat { kind, messages, tools }: &SampleChat,
-    ) -> Result<u32, ChatError> {
+    ) -> Result<Vec<Token>, ChatError> {
         let asked = match *tools {
             "" => (*messages).to_owned(),
             tools => format!("{{\"messages\":{messages},\"tools\":{tools}}}"),
@@ -169,15 +172,14 @@ impl Renderer {
             None => self.render(&asked, Allowance::TRIED),
         }?;
         judge(kind, &chat.prompt)?;
-        let Some(model) = model else { return Ok(0) };
+        let Some(model) = model else { return Ok(Vec::new()) };
         let tokens = model.tokenize_with(&chat.prompt, true, SpecialTokens::Unless(&chat.text_at));
-        let tokens = tokens.map_err(|error| ChatError::Template(format!("it makes no tokens of {kind}: {error}")))?;
-        Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
+        tokens.map_err(|error| ChatError::Template(format!("it makes no tokens of {kind}: {error}")))
     }
 }
 
 /// A template that is tried while its model goes on loading.
-pub(crate) struct Tryout(JoinHandle<Result<(Renderer, TemplateReport), ChatError>>);
+pub(crate) struct Tryout(JoinHandle<Result<(Renderer, (TemplateReport, Vec<Token>)), ChatError>>);
 
 impl Tryout {
     pub(crate) fn begin(config: &EngineConfig, model: Arc<Model>, source: TemplateSource) -> Result<Self, LoadError> {
@@ -185,14 +187,14 @@ impl Tryout {
         let thread = std::thread::Builder::new().name("gantry-template".to_owned()).stack_size(TEMPLATE_STACK_BYTES);
         let tried = thread.spawn(move || {
             let renderer = Renderer::start(program.as_deref(), source)?;
-            let report = renderer.try_out(Some(&model))?;
-            Ok((renderer, report))
+            let tried = renderer.try_out(Some(&model))?;
+            Ok((renderer, tried))
         });
         tried.map(Self).map_err(|e| LoadError::Thread(e.to_string()))
     }
 
-    /// Waits for it.
-    pub(crate) fn end(self) -> Result<(Renderer, TemplateReport), LoadError> {
+    /// Waits for it, and has the tokens of a chat of one word, too.
+    pub(crate) fn end(self) -> Result<(Renderer, (TemplateReport, Vec<Token>)), LoadError> {
         let tried = self.0.join();
         tried.map_err(|_| LoadError::Thread(String::from("trying the template panicked")))?.map_err(LoadError::Template)
     }
@@ -220,7 +222,7 @@ fn judge(kind: &str, prompt: &str) -> Result<(), ChatError> {
 /// # Errors
 /// What is wrong with it, with the line.
 pub fn check_template(program: Option<&Path>, source: TemplateSource) -> Result<TemplateReport, ChatError> {
-    Renderer::start(program, source)?.try_out(None)
+    Ok(Renderer::start(program, source)?.try_out(None)?.0)
 }
 
 #[cfg(test)]

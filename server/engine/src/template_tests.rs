@@ -13,7 +13,7 @@ fn try_out(template: &str) -> Result<TemplateReport, ChatError> {
     let source = TemplateSource { text: template.to_owned(), ..TemplateSource::default() };
     let config = EngineConfig::new("unused.gguf");
     match Tryout::begin(&config, model, source).unwrap().end() {
-        Ok((_, report)) => Ok(report),
+        Ok((_, (report, _))) => Ok(report),
         Err(LoadError::Template(error)) => Err(error),
         Err(error) => panic!("{error}"),
     }

@@ -95,7 +95,7 @@ fn a_text_too_many_or_too_long_costs_nobody_else_anything() {
             assert_eq!(thread.join().unwrap().unwrap().vectors.len(), TEXTS.len());
         }
     });
-    let rank = PooledWork::Rank { query: "q".to_owned(), documents: vec!["d".to_owned()] };
+    let rank = PooledWork::Rank { queries: vec!["q".to_owned()], documents: vec!["d".to_owned()] };
     for (work, field) in [(rank, "documents"), (PooledWork::Embed(Vec::new()), "input")] {
         let Err(EngineError::Submit(SubmitError::InvalidParam(error))) = embedder.compute(work) else {
             panic!("taken")
@@ -149,7 +149,7 @@ fn a_reranker_scores_pairs_and_an_encoder_needs_to_be_asked() {
     let embedder = host.embedder.as_ref().unwrap();
     let rank = |documents: &[&str]| {
         let documents = documents.iter().map(|document| (*document).to_owned()).collect();
-        embedder.compute(PooledWork::Rank { query: "query".to_owned(), documents }).unwrap()
+        embedder.compute(PooledWork::Rank { queries: vec!["query".to_owned()], documents }).unwrap()
     };
     let documents = ["one", "another-one", "x", "a-third-and-longer-one"];
     let together = rank(&documents);

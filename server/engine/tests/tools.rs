@@ -188,6 +188,62 @@ fn whatever_schema_a_tool_brings_it_can_be_offered_and_required() {
     }
 }
 
+/// Whether arguments are what the schema of a tool of these questions says: an object of texts and numbers.
+fn is_of(tool: &Tool, arguments: &str) -> bool {
+    let schema: Value = serde_json::from_str(tool.parameters.as_deref().unwrap()).unwrap();
+    let Ok(Value::Object(given)) = serde_json::from_str::<Value>(arguments) else { return false };
+    let properties = schema["properties"].as_object().unwrap();
+    let is_kind = |(name, value): (&String, &Value)| match properties.get(name).map(|property| &property["type"]) {
+        Some(kind) if kind == "number" => value.is_number(),
+        Some(kind) => kind == "string" && value.is_string(),
+        None => false,
+    };
+    let required = schema["required"].as_array().unwrap();
+    given.iter().all(is_kind) && required.iter().all(|name| given.contains_key(name.as_str().unwrap()))
+}
+
+/// At a temperature at which the model by itself writes what is no call.
+#[test]
+fn a_call_that_has_begun_is_one_of_the_tools_and_of_its_schema() {
+    let mut whole = 0;
+    for (seed, asked) in (0..3).flat_map(|round| (0..).map(move |i| round * 100 + i).zip(asked())) {
+        let params = GenerationParams { temperature: 2.0, seed: Some(seed), ..GenerationParams::greedy(96) };
+        let events = events(asked.chat.clone(), params);
+        let Some(GenerationEvent::Finished { reason, .. }) = events.last() else { panic!("{events:?}") };
+        let mut output = AnswerOutput::default();
+        events.iter().for_each(|event| output.push(event.clone()));
+        let is_whole = *reason == FinishReason::Stop;
+        for call in
+            output.tool_calls.iter().take(if is_whole { usize::MAX } else { output.tool_calls.len().saturating_sub(1) })
+        {
+            let tool = asked.chat.tools.iter().find(|tool| tool.name == call.name).unwrap();
+            assert!(is_of(tool, &call.arguments), "{call:?}");
+            whole += 1;
+        }
+    }
+    assert!(whole > 30, "{whole} calls");
+}
+
+/// Of an answer that calls none of its tools, to those who may be called, and those who may not, whose answers are not bound.
+#[test]
+#[ignore = "a measurement"]
+#[allow(clippy::print_stdout)]
+fn how_long_a_token_takes_that_may_be_of_a_call() {
+    let tools = asked().swap_remove(0).chat.tools;
+    let greeting = Chat { tools, ..Chat::from(vec![Message::text(Role::User, "Hello!")]) };
+    for round in 0..4 {
+        for tool_choice in [ToolChoice::None, ToolChoice::Auto] {
+            let params = GenerationParams { ignore_eos: true, ..GenerationParams::greedy(512) };
+            let begun = std::time::Instant::now();
+            let events = events(Chat { tool_choice, ..greeting.clone() }, params);
+            let Some(GenerationEvent::Finished { usage, timings, .. }) = events.last() else { panic!("{events:?}") };
+            let micros = timings.decode_ms * 1e3 / f64::from(usage.completion_tokens);
+            let (whole, prepared) = (begun.elapsed().as_secs_f64() * 1e3, timings.tokenize_ms);
+            println!("{round} {tool_choice:?}: {micros:.1} us a token, {prepared:.2} ms to prepare, {whole:.0} ms");
+        }
+    }
+}
+
 /// Over a corpus of schemas that is not part of the repository: `GANTRY_SCHEMAS` is a folder with `maskbench-sample.jsonl`, a line
 /// with a `schema` for each.
 #[test]

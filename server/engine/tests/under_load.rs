@@ -377,7 +377,7 @@ fn fill(engine: &Engine) {
             GenerationEvent::Finished { reason, usage, .. } => {
                 assert_eq!(started, slots, "one ended before all had a slot");
                 assert_eq!(reason, FinishReason::Length);
-                assert_eq!(usage, Usage { prompt_tokens, completion_tokens, cached_tokens: 0 });
+                assert_eq!(usage, Usage { prompt_tokens, completion_tokens, ..Usage::default() });
                 ended += 1;
             }
             other => panic!("{other:?}"),

@@ -20,12 +20,18 @@ fn model(name: &str) -> PathBuf {
 
 /// A copy of a demo model in which a part of a tensor's data is other bytes, `every` so many.
 fn damaged(folder: &Path, name: &str, tensor: &str, every: usize, bytes: &[u8]) -> PathBuf {
+    with_data(folder, name, tensor, |data| {
+        data.chunks_mut(every).for_each(|chunk| chunk[..bytes.len()].copy_from_slice(bytes));
+    })
+}
+
+/// A copy of a demo model with other data of a tensor.
+fn with_data(folder: &Path, name: &str, tensor: &str, change: impl FnOnce(&mut [u8])) -> PathBuf {
     let header = gantry_gguf::read_header(model(name)).unwrap();
     let tensor = header.tensors().get(tensor).unwrap();
     let start = usize::try_from(header.summary().header_bytes + tensor.offset).unwrap();
     let mut file = std::fs::read(model(name)).unwrap();
-    let data = &mut file[start..][..usize::try_from(tensor.bytes).unwrap()];
-    data.chunks_mut(every).for_each(|chunk| chunk[..bytes.len()].copy_from_slice(bytes));
+    change(&mut file[start..][..usize::try_from(tensor.bytes).unwrap()]);
     let path = folder.join("damaged.gguf");
     std::fs::write(&path, file).unwrap();
     path
@@ -78,6 +84,19 @@ fn weights_norms_and_rope_parameters_that_are_nan_are_refused() {
             refused(&EngineConfig { kv_layout: layout, ..config(path.clone()) }, &path);
         }
     }
+}
+
+/// Each weight is a number, and what is computed of a chat is none: one token of its own has numbers still.
+#[test]
+fn weights_that_are_too_large_for_a_chat_are_refused() {
+    const LARGEST_F16: [u8; 2] = 0x7bff_u16.to_le_bytes();
+    const BLOCK_BYTES: usize = 34;
+    let folder = tempfile::tempdir().unwrap();
+    let path = with_data(folder.path(), "demo-v2.q8_0.gguf", "blk.0.ffn_gate.weight", |data| {
+        let block = data.len() / BLOCK_BYTES * 7_771 / 10_000;
+        data[block * BLOCK_BYTES..][..2].copy_from_slice(&LARGEST_F16);
+    });
+    refused(&config(path.clone()), &path);
 }
 
 #[test]

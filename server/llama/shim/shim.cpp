@@ -1,5 +1,6 @@
 #include "shim.h"
 
+#include "chat-auto-parser-helpers.h"
 #include "chat-auto-parser.h"
 #include "chat.h"
 #include "common.h"
@@ -17,6 +18,7 @@
 
 #include <sys/time.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -157,6 +159,37 @@ common_json strings(const std::vector<std::string> & texts) {
         array.push_back(text);
     }
     return array;
+}
+
+// The words of which one begins what a lazy grammar binds; none where it is told by patterns, which nobody follows here.
+common_json triggers_of(const common_chat_params & answers) {
+    std::vector<std::string> words;
+    for (const auto & trigger : answers.grammar_triggers) {
+        if (trigger.type != COMMON_GRAMMAR_TRIGGER_TYPE_WORD || trigger.value.empty()) {
+            return common_json::array();
+        }
+        words.push_back(trigger.value);
+    }
+    return strings(words);
+}
+
+// What a thought stands between, and what ends one that the model does not end; empty where it has no place of its own, or begins
+// with nothing.
+common_json thought_of(const gantry_chat_template & tmpl, const common_chat_params & answers) {
+    std::string begin = answers.thinking_start_tag, closing;
+    std::vector<std::string> ends = answers.thinking_end_tags;
+    if (!tmpl.specialized) {
+        begin   = trim_whitespace(tmpl.analysis.reasoning.start);
+        closing = tmpl.analysis.reasoning.end;
+        ends    = {trim_whitespace(closing)};
+    } else if (!ends.empty()) {
+        closing = ends.front();
+    }
+    ends.erase(std::remove(ends.begin(), ends.end(), std::string()), ends.end());
+    if (begin.empty() || ends.empty()) {
+        return nullptr;
+    }
+    return common_json::object({{"begin", begin}, {"ends", strings(ends)}, {"closing", closing}});
 }
 
 // Whether llama.cpp knows the template by its source, and, if so, whether it thinks. One that it knows and that refuses a
@@ -338,7 +371,10 @@ gantry_text gantry_chat_template_apply(
                 {"prefix", answers.generation_prompt},
                 {"parser", answers.parser},
                 {"markup", strings(answers.preserved_tokens)},
-                {"grammar", answers.grammar_lazy ? "" : answers.grammar},
+                {"grammar", answers.grammar},
+                {"lazy", answers.grammar_lazy},
+                {"triggers", triggers_of(answers)},
+                {"thought", thought_of(*tmpl, answers)},
             });
         }
         return answer.dump_safe();

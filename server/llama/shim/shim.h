@@ -60,8 +60,11 @@ bool gantry_chat_template_thinks(const struct gantry_chat_template * tmpl);
 // true), "variables": {...} (further ones of the template), "parsed": b (say what answers look like), "continued": b (the prompt
 // ends with the text of the last message, and no turn is opened).
 // Answers {"prompt": "...", "stops": ["..."]}, and where that was asked for and is known {"form": {"markup": ["..."], "grammar":
-// "..." or ""}} with what gantry_answer_parser_new takes: "markup" are reserved tokens that an answer is read by, the grammar
-// begins with "prefix" and is there where a call is required. An error is as gantry_chat_template_new has it.
+// "..." or "", "lazy": b, "triggers": ["..."], "thought": {"begin": "...", "ends": ["..."], "closing": "..."} or null}} with what
+// gantry_answer_parser_new takes: "markup" are reserved tokens that an answer is read by; the grammar is there where a tool may be
+// called, and is one of calls alone, the first of which begins with one of "triggers", if it is lazy; otherwise it begins with
+// "prefix". A thought stands between "begin" and the first of "ends" that comes, and "closing" ends it. An error is as
+// gantry_chat_template_new has it.
 struct gantry_text gantry_chat_template_apply(
     const struct gantry_chat_template * tmpl, const char * chat, size_t chat_len,
     const struct gantry_template_limits * limits);

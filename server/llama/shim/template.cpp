@@ -85,6 +85,40 @@ void check_nesting(const jinja::lexer_result & lexed, size_t max_nesting, size_t
     }
 }
 
+// What the parser does not like it says without a place: it is the last of the fewest tokens of which it says the same.
+// Said as the interpreter says it.
+jinja::program parse(const jinja::lexer_result & lexed) {
+    const auto refusal = [&](size_t count) -> std::string {
+        const auto end = lexed.tokens.begin() + static_cast<ptrdiff_t>(count);
+        try {
+            (void) jinja::parse_from_tokens({{lexed.tokens.begin(), end}, lexed.source});
+        } catch (const std::exception & e) {
+            return e.what();
+        }
+        return "";
+    };
+    try {
+        return jinja::parse_from_tokens(lexed);
+    } catch (const jinja::parser_exception &) {
+        throw; // says its place
+    } catch (const std::runtime_error & e) {
+        const std::string what = e.what();
+        size_t fine = 0, refused = lexed.tokens.size();
+        while (refused - fine > 1) {
+            const size_t half = fine + (refused - fine) / 2;
+            (refusal(half) == what ? refused : fine) = half;
+        }
+        if (refused == 0) {
+            throw;
+        }
+        const size_t pos   = std::min(lexed.tokens[refused - 1].pos, lexed.source.size());
+        const size_t start = pos == 0 ? std::string::npos : lexed.source.rfind('\n', pos - 1);
+        const size_t column = pos - (start == std::string::npos ? 0 : start + 1) + 1;
+        throw std::runtime_error("While executing a template at line " + std::to_string(line_of(lexed.source, pos)) +
+                                 ", column " + std::to_string(column) + " \nError: " + what);
+    }
+}
+
 } // namespace
 
 struct template_probe::parts {
@@ -100,7 +134,7 @@ template_probe::template_probe(
     jinja::lexer lexer;
     auto lexed = lexer.tokenize(text);
     check_nesting(lexed, max_nesting, max_expression);
-    made->program = jinja::parse_from_tokens(lexed);
+    made->program = parse(lexed);
     made->tools   = std::any_of(lexed.tokens.begin(), lexed.tokens.end(), [](const jinja::token & tok) {
         return tok.t == jinja::token::identifier && tok.value == "tools";
     });

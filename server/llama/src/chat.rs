@@ -25,13 +25,13 @@ use limits::{
     MAX_TEMPLATE_BYTES, MAX_TEMPLATE_EXPRESSION_PARTS, MAX_TEMPLATE_NESTING, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES,
     TEMPLATE_MEMORY_PER_INPUT_BYTE,
 };
-pub use parser::{AnswerForm, AnswerParser, ParsedAnswer, ParsedCall};
+pub use parser::{AnswerForm, AnswerParser, CallGrammar, ParsedAnswer, ParsedCall, ThoughtForm, ThoughtStage};
 pub use samples::{SAMPLE_CHATS, SAMPLE_WORD, SampleChat, says_sample_word};
 
 /// What a template is made of: all that is needed to render without the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateSource {
-    /// The template, as `tokenizer.chat_template` has it.
+    /// The template, as `tokenizer.chat_template` has it, or as it was given in its place.
     pub text: String,
     /// The text of the token that begins a text; empty where there is none.
     pub bos: String,
@@ -44,7 +44,8 @@ pub struct TemplateSource {
 }
 
 impl TemplateSource {
-    /// What a model's file says; `None` when it brings no template. One that is empty is one, and none that renders.
+    /// The template that was given for a model, else what its file says; `None` when there is neither. One that is empty is one,
+    /// and none that renders.
     ///
     /// # Errors
     /// When the vocabulary cannot name its own tokens.
@@ -53,7 +54,10 @@ impl TemplateSource {
         let answer = unsafe { shim::gantry_chat_template_source(model.raw()) };
         let answer = answer.into_result().map_err(ChatError::Template)?;
         let source: Self = serde_json::from_str(&answer).map_err(|e| ChatError::Template(e.to_string()))?;
-        Ok(model.template(None).map(|_| source))
+        match model.given_template() {
+            Some(text) => Ok(Some(Self { text: text.to_owned(), ..source })),
+            None => Ok(model.template(None).map(|_| source)),
+        }
     }
 }
 
@@ -113,7 +117,7 @@ impl ChatPrompt {
 }
 
 impl ChatTemplate {
-    /// Parses the model's template; `None` when the file brings none.
+    /// Parses the model's template; `None` when there is none.
     ///
     /// # Errors
     /// As [`ChatTemplate::parse`].

@@ -6,7 +6,7 @@
 //! hold the two against each other. Everything that comes from outside is bounded before C++ sees it ([`scan`])
 //! and every operation has a limit of steps, so a grammar is refused or works.
 //!
-//! A [`Grammar`] is the state of one sequence; `clone` continues it in another. Absent: lazy grammars and triggers; JSON schemas.
+//! A [`Grammar`] is the state of one sequence; `clone` continues it in another. Absent: where in an answer it begins; JSON schemas.
 
 mod machine;
 mod rules;
@@ -72,6 +72,9 @@ pub enum GrammarError {
     /// A token was accepted that the grammar does not allow.
     #[error("the grammar does not allow token {0} here")]
     NotAllowed(Token),
+    /// A text was accepted that the grammar does not allow.
+    #[error("the grammar does not allow the text that stands here")]
+    TextNotAllowed,
     /// llama.cpp's parser and this crate disagree.
     #[error("the grammar cannot be used: {0}")]
     Internal(&'static str),
@@ -156,17 +159,17 @@ impl Grammar {
         Ok(())
     }
 
-    /// Goes on after a text, whichever tokens it came as.
+    /// Goes on after a text, whichever tokens it came as; it may end within a character.
     ///
     /// # Errors
     /// When the grammar does not allow it, or proves too ambiguous; it stays where it was.
-    pub fn accept_text(&mut self, text: &str) -> Result<(), GrammarError> {
+    pub fn accept_bytes(&mut self, bytes: &[u8]) -> Result<(), GrammarError> {
         let (mut state, mut partial) = (self.state, self.partial);
-        for &byte in text.as_bytes() {
+        for &byte in bytes {
             (state, partial) = self.after_byte(state, partial, byte)?;
         }
         if !self.goes_on(state, partial)? {
-            return Err(GrammarError::Internal("it does not begin with what the prompt ends with"));
+            return Err(GrammarError::TextNotAllowed);
         }
         (self.state, self.partial) = (state, partial);
         self.machine.tidy(std::iter::once(&mut self.state));

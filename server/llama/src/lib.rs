@@ -43,9 +43,9 @@ pub use backend::{
 };
 pub use batch::Batch;
 pub use chat::{
-    AnswerForm, AnswerParser, ChatPrompt, ChatTemplate, ParsedAnswer, ParsedCall, SAMPLE_CHATS, SAMPLE_WORD,
-    SampleChat, TemplateSource, end_after_cpu, exit_on_limits, limit_of_exit, limits as template_limits,
-    says_sample_word,
+    AnswerForm, AnswerParser, CallGrammar, ChatPrompt, ChatTemplate, ParsedAnswer, ParsedCall, SAMPLE_CHATS,
+    SAMPLE_WORD, SampleChat, TemplateSource, ThoughtForm, ThoughtStage, end_after_cpu, exit_on_limits, limit_of_exit,
+    limits as template_limits, says_sample_word,
 };
 pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES, Pooling};
 pub use error::{
@@ -60,4 +60,4 @@ pub use grammar::{
 pub use limits::{MAX_RUN_CHARS, MAX_RUN_WORK};
 pub use model::{Model, ModelParams, Token};
 pub use parts::SpecialTokens;
-pub use vocabulary::{FIRST_COMPARED_TOKEN, MAX_VOCABULARY_DIFFERENCE};
+pub use vocabulary::{FIRST_COMPARED_TOKEN, InfillTokens, MAX_VOCABULARY_DIFFERENCE};

@@ -29,6 +29,8 @@ pub struct ModelParams {
     pub gpu_layers: Option<u32>,
     /// How they are spread.
     pub gpu_split: GpuSplit,
+    /// A chat template in the place of the one that the file may bring.
+    pub chat_template: Option<String>,
 }
 
 /// A model that generates text from left to right.
@@ -38,6 +40,8 @@ pub struct Model {
     vocab: NonNull<sys::llama_vocab>,
     vocab_size: u32,
     pre_tokenizer: PreTokenizer,
+    /// In the place of the file's.
+    given_template: Option<String>,
     /// Made at the first use, from then on the same.
     specials: OnceLock<Specials>,
 }
@@ -106,7 +110,9 @@ impl Model {
                 ModelError::Refused(logs::take_recent_errors())
             });
         };
-        Self::from_raw(ptr).map(Arc::new)
+        let mut model = Self::from_raw(ptr)?;
+        model.given_template.clone_from(&params.chat_template);
+        Ok(Arc::new(model))
     }
 
     fn from_raw(ptr: NonNull<sys::llama_model>) -> Result<Self, ModelError> {
@@ -121,7 +127,14 @@ impl Model {
         let vocab_size = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
         // From here on Drop frees the model.
         let vocab_size = u32::try_from(vocab_size).unwrap_or(0);
-        let mut model = Self { ptr, vocab, vocab_size, pre_tokenizer: PreTokenizer::NONE, specials: OnceLock::new() };
+        let mut model = Self {
+            ptr,
+            vocab,
+            vocab_size,
+            pre_tokenizer: PreTokenizer::NONE,
+            given_template: None,
+            specials: OnceLock::new(),
+        };
         model.pre_tokenizer = model.find_pre_tokenizer()?;
         // SAFETY: a valid model; these read flags.
         let (encoder, decoder, diffusion) = unsafe {
@@ -258,10 +271,15 @@ impl Model {
         unsafe { sys::llama_model_is_recurrent(self.raw()) || sys::llama_model_is_hybrid(self.raw()) }
     }
 
-    /// Whether the file brings a chat template.
+    /// Whether there is a chat template: one that was given, or the file's.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
-        self.template(None).is_some()
+        self.given_template.is_some() || self.template(None).is_some()
+    }
+
+    /// The chat template that was given in the place of the file's.
+    pub(crate) fn given_template(&self) -> Option<&str> {
+        self.given_template.as_deref()
     }
 
     /// A template of the file, as text: the chat template, or one by its name.

@@ -90,6 +90,7 @@ impl Specials {
         let templates: Vec<&str> = std::iter::once(None)
             .chain(TEMPLATES.into_iter().map(Some))
             .filter_map(|name| model.template(name)?.to_str().ok())
+            .chain(model.given_template())
             .collect();
         let tokens = (0..).take(model.vocab_size() as usize);
         Self::new(tokens.filter_map(|token| special(model, token, &templates)).collect())

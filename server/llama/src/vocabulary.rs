@@ -11,6 +11,23 @@ pub const MAX_VOCABULARY_DIFFERENCE: u32 = 128;
 /// The first tokens are special ones, which llama.cpp leaves out of the comparison of texts as well.
 pub const FIRST_COMPARED_TOKEN: u32 = 5;
 
+/// The tokens by which a model is asked to fill a gap within a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InfillTokens {
+    /// What begins each text, where the vocabulary says so.
+    pub begin: Option<Token>,
+    /// Before the text that stands before the gap.
+    pub prefix: Token,
+    /// Before the text that stands after it.
+    pub suffix: Token,
+    /// After which the gap's text is to come.
+    pub middle: Token,
+    /// Before the name of a repository.
+    pub repository: Option<Token>,
+    /// Before the name of a file.
+    pub file: Option<Token>,
+}
+
 /// What a vocabulary says of itself.
 struct Traits {
     kind: sys::llama_vocab_type,
@@ -76,6 +93,31 @@ impl Model {
     #[must_use]
     pub fn reserved_text(&self, token: Token) -> Option<&str> {
         Some(self.specials().by_token(token)?.text.as_str())
+    }
+
+    /// The tokens for gaps within texts; `None` where one of those that it takes is missing.
+    #[must_use]
+    pub fn infill_tokens(&self) -> Option<InfillTokens> {
+        let vocab = self.raw_vocab();
+        let known = |token: Token| self.contains(token).then_some(token);
+        // SAFETY: a valid vocabulary; these read fields.
+        let (prefix, suffix, middle, repository, file) = unsafe {
+            (
+                sys::llama_vocab_fim_pre(vocab),
+                sys::llama_vocab_fim_suf(vocab),
+                sys::llama_vocab_fim_mid(vocab),
+                sys::llama_vocab_fim_rep(vocab),
+                sys::llama_vocab_fim_sep(vocab),
+            )
+        };
+        Some(InfillTokens {
+            begin: self.bos().filter(|_| self.begins_with_bos()),
+            prefix: known(prefix)?,
+            suffix: known(suffix)?,
+            middle: known(middle)?,
+            repository: known(repository),
+            file: known(file),
+        })
     }
 
     /// Whether a text begins with BOS.

@@ -55,7 +55,14 @@ fn chunk(head: ChunkHead<'_>, delta: Delta, logprobs: Option<ChatLogprobs>) -> C
         created: head.created,
         model: head.model.to_owned(),
         system_fingerprint: head.system_fingerprint.to_owned(),
-        choices: vec![ChatChunkChoice { index: 0, delta, logprobs, finish_reason: None, timings: None }],
+        choices: vec![ChatChunkChoice {
+            index: 0,
+            delta,
+            logprobs,
+            finish_reason: None,
+            stop_reason: None,
+            timings: None,
+        }],
         usage: None,
     }
 }

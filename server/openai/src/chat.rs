@@ -11,10 +11,10 @@ use crate::error::ErrorResponse;
 use crate::logprobs::ChatLogprobs;
 use crate::request::ValidChatRequest;
 use crate::response::{
-    self, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, ToolCallChunk,
+    self, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, StopReason, ToolCallChunk,
 };
 use crate::sse::{SSE_DONE, write_sse_event};
-use crate::told::{Told, chat_logprobs, prompt_logprobs, reason_of, usage_of};
+use crate::told::{Told, chat_logprobs, chat_usage_of, prompt_logprobs, reason_of};
 
 /// Reads and checks a body.
 ///
@@ -42,6 +42,7 @@ impl TextEncoder for ChatEncoder {
             index,
             logprobs: told.logprobs.map(|_| chat_logprobs(&answer.output.logprobs)),
             finish_reason: reason_of(answer.reason, !answer.output.tool_calls.is_empty()),
+            stop_reason: StopReason::of(answer.stop.as_ref()),
             timings: told.timings(&answer.timings, &answer.usage),
             message: message_of(told, answer.output),
         };
@@ -52,7 +53,7 @@ impl TextEncoder for ChatEncoder {
             model: head.model,
             system_fingerprint: head.version,
             choices: (0..).zip(answers).map(choice).collect(),
-            usage: usage_of(usage),
+            usage: chat_usage_of(usage),
             prompt_logprobs,
         })
     }
@@ -108,7 +109,8 @@ impl ChatStream {
     }
 
     fn delta(&self, index: u32, delta: Delta, out: &mut BytesMut) -> Result<(), EncodeError> {
-        let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, timings: None };
+        let choice =
+            ChatChunkChoice { index, delta, logprobs: None, finish_reason: None, stop_reason: None, timings: None };
         write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))
     }
 
@@ -144,11 +146,12 @@ impl StreamEncoder for ChatStream {
                 let Some(call) = ToolCallChunk::of(*call, delta) else { return Ok(()) };
                 self.delta(index, Delta { tool_calls: Some(vec![call]), ..Delta::default() }, out)
             }
-            GenerationEvent::Finished { reason, usage, timings, .. } => {
+            GenerationEvent::Finished { reason, stop, usage, timings } => {
                 let has_called = self.has_called.get(answer).copied().unwrap_or(false);
                 let (delta, finish_reason) = (Delta::default(), Some(reason_of(*reason, has_called)));
                 let timings = self.told.timings(timings, usage);
-                let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, timings };
+                let stop_reason = StopReason::of(stop.as_ref());
+                let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, stop_reason, timings };
                 write_sse_event(out.writer(), &self.chunk(vec![choice], self.told.no_usage_yet()))
             }
             _ => Ok(()),
@@ -157,7 +160,7 @@ impl StreamEncoder for ChatStream {
 
     fn close(&mut self, usage: Usage, out: &mut BytesMut) -> Result<(), EncodeError> {
         if self.told.include_usage {
-            write_sse_event(out.writer(), &self.chunk(Vec::new(), Some(Some(usage_of(usage)))))?;
+            write_sse_event(out.writer(), &self.chunk(Vec::new(), Some(Some(chat_usage_of(usage)))))?;
         }
         out.put_slice(SSE_DONE.as_bytes());
         Ok(())

@@ -10,7 +10,7 @@ use crate::chunk::{ChunkHead, ChunkTemplate};
 use crate::error::ErrorResponse;
 use crate::logprobs::{TextLogprobs, TextOffset};
 use crate::request::ValidCompletionRequest;
-use crate::response::{self, TextChoice, TextCompletion};
+use crate::response::{self, StopReason, TextChoice, TextCompletion};
 use crate::sse::{SSE_DONE, write_sse_event};
 use crate::told::{Told, prompt_logprobs, reason_of, text_logprobs, usage_of};
 
@@ -38,6 +38,7 @@ impl TextEncoder for CompletionEncoder {
             logprobs: told.logprobs.map(|n| logprobs_of(told, &answer.output, n)),
             prompt_logprobs: told.prompt_logprobs.map(|n| prompt_logprobs(&answer.output.prompt_tokens, n)),
             finish_reason: Some(reason_of(answer.reason, false)),
+            stop_reason: StopReason::of(answer.stop.as_ref()),
             timings: told.timings(&answer.timings, &answer.usage),
             text: answer.output.prompt + &answer.output.text,
         };
@@ -112,7 +113,7 @@ impl StreamEncoder for CompletionStream {
         match event {
             GenerationEvent::Echo { text, tokens } => self.text(answer, text, tokens, &[], out),
             GenerationEvent::Text { text, logprobs, .. } => self.text(answer, text, &[], logprobs, out),
-            GenerationEvent::Finished { reason, usage, timings, .. } => {
+            GenerationEvent::Finished { reason, stop, usage, timings } => {
                 let (index, finish_reason) = (response::wire_index(answer), Some(reason_of(*reason, false)));
                 let timings = self.told.timings(timings, usage);
                 let choice = TextChoice {
@@ -121,6 +122,7 @@ impl StreamEncoder for CompletionStream {
                     logprobs: None,
                     prompt_logprobs: None,
                     finish_reason,
+                    stop_reason: StopReason::of(stop.as_ref()),
                     timings,
                 };
                 write_sse_event(out.writer(), &completion(&self.head, vec![choice], self.told.no_usage_yet()))

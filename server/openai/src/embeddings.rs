@@ -1,7 +1,8 @@
 //! `/v1/embeddings`: requests, checked, and answers. Absent: a model's own limits, which only it knows.
 
 use gantry_core::{
-    ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledWork, Priority, TextInput,
+    AnswerHead, ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledTask, PooledWork,
+    Priority, TextInput,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,7 +36,7 @@ pub struct ValidEmbeddingsRequest {
     pub inputs: Vec<TextInput>,
     /// How to write the vectors.
     pub encoding: EncodingFormat,
-    /// The width asked for, which must be the model's.
+    /// The width asked for, which must be the model's, or less where its vectors may be cut.
     pub dimensions: Option<u32>,
     /// Who goes first.
     pub priority: Priority,
@@ -72,7 +73,7 @@ impl ValidEmbeddingsRequest {
 pub fn decode_embeddings(body: &[u8]) -> Result<(PooledRequest, EmbeddingsEncoder), ApiError> {
     let ValidEmbeddingsRequest { model, inputs, encoding, dimensions, priority } = ValidEmbeddingsRequest::parse(body)?;
     let encoder = EmbeddingsEncoder { encoding, dimensions, count: inputs.len() };
-    let work = PooledWork::Embed(inputs);
+    let work = PooledTask::Work(PooledWork::Embed(inputs));
     Ok((PooledRequest { model, work, prompt_param: "input", priority }, encoder))
 }
 
@@ -85,24 +86,42 @@ pub struct EmbeddingsEncoder {
 }
 
 impl PooledEncoder for EmbeddingsEncoder {
-    /// A vector that is cut is worth something only where the model was trained for it, and files do not say so.
-    fn check(&self, width: u32) -> Result<(), ApiError> {
+    /// A vector that is cut is worth something only where the model was trained for it, which files do not say: the operator does.
+    fn check(&self, width: u32, may_cut: bool) -> Result<(), ApiError> {
         match self.dimensions {
-            Some(asked) if asked != width => {
-                let message =
-                    format_args!("must be {width}, which is this model's width, not {asked}; or leave it out");
-                Err(wrong_value("dimensions".to_owned(), message))
+            Some(asked) if asked != width && !(may_cut && asked < width) => {
+                let which = if may_cut { "at most this model's width" } else { "this model's width" };
+                let message = format_args!("must be {width}, which is {which}, not {asked}; or leave it out");
+                let way_out = "; vectors are cut where the server was started with --matryoshka";
+                let more = if may_cut || asked > width { "" } else { way_out };
+                Err(wrong_value("dimensions".to_owned(), format_args!("{message}{more}")))
             }
             _ => Ok(()),
         }
     }
 
     fn size(&self, width: u32) -> PooledSize {
-        PooledSize::Numbers(self.count.saturating_mul(width as usize))
+        PooledSize::Numbers(self.count.saturating_mul(self.dimensions.unwrap_or(width) as usize))
     }
 
-    fn whole(self, model: String, output: PooledOutput) -> Result<Vec<u8>, EncodeError> {
-        serde_json::to_vec(&EmbeddingList::new(model, output.vectors, self.encoding, output.prompt_tokens))
+    fn whole(self, head: AnswerHead, output: PooledOutput) -> Result<Vec<u8>, EncodeError> {
+        let mut vectors = output.vectors;
+        if let Some(dimensions) = self.dimensions {
+            vectors.iter_mut().for_each(|vector| cut(vector, dimensions as usize));
+        }
+        serde_json::to_vec(&EmbeddingList::new(head.model, vectors, self.encoding, output.prompt_tokens))
+    }
+}
+
+/// Leaves the beginning of a vector, at unit length again.
+fn cut(vector: &mut Vec<f32>, dimensions: usize) {
+    if dimensions >= vector.len() {
+        return;
+    }
+    vector.truncate(dimensions);
+    let norm = vector.iter().map(|number| f64::from(*number).powi(2)).sum::<f64>().sqrt();
+    if norm > 0.0 {
+        vector.iter_mut().for_each(|number| *number = (f64::from(*number) / norm) as f32);
     }
 }
 

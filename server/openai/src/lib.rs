@@ -1,7 +1,7 @@
 //! `OpenAI`'s wire types, without I/O: what requests may say, what answers look like, how errors are told.
 //!
 //! Bytes become what is asked, and what writes the answer, in one place each ([`decode_chat`], [`decode_completion`],
-//! [`decode_embeddings`], [`decode_rerank`]), or an [`ApiError`](gantry_core::ApiError) that names the parameter at fault; later
+//! [`decode_infill`], [`decode_embeddings`], [`decode_rerank`], [`decode_score`]), or an [`ApiError`](gantry_core::ApiError) that names the parameter at fault; later
 //! code cannot fail for a request's shape. What becomes of
 //! each name [`parameters`] says; one that is not known is refused. What a stream sends for each token is written from a
 //! template ([`chunk`]). Absent: HTTP, models, tokens; what only the model can judge (its template, its context, a schema)
@@ -15,6 +15,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod format;
+mod infill;
 mod inputs;
 mod limits;
 mod logprobs;
@@ -24,6 +25,7 @@ mod request;
 mod rerank;
 mod response;
 mod sampling;
+mod score;
 mod shape;
 mod sse;
 mod tokenizer;
@@ -38,15 +40,18 @@ pub use embeddings::{
     decode_embeddings,
 };
 pub use error::{ErrorObject, ErrorResponse};
+pub use infill::{InfillEncoder, InfillStream, decode_infill, infill_schema};
 pub use limits::*;
 pub use logprobs::{ChatLogprob, ChatLogprobs, TextLogprobs, TextOffset, TokenChance, TopLogprob};
 pub use messages::parse_messages;
 pub use request::{Common, Streaming, ValidChatRequest, ValidCompletionRequest};
 pub use rerank::{RerankDocument, RerankEncoder, RerankResponse, RerankResult, ValidRerankRequest, decode_rerank};
 pub use response::{
-    AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, EmbeddingUsage, FinishReason,
-    Model, ModelList, PromptTokensDetails, TextChoice, TextCompletion, TimeHistogram, Timings, Usage,
+    AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, CompletionTokensDetails, Delta,
+    EmbeddingUsage, FinishReason, Model, ModelList, ModelMeta, PromptTokensDetails, StopReason, TextChoice,
+    TextCompletion, TimeHistogram, Timings, Usage,
 };
+pub use score::{Score, ScoreEncoder, ScoreResponse, decode_score};
 pub use shape::{Shape, schema};
 pub use sse::{SSE_DONE, sse_event, write_sse_event};
 pub use tokenizer::{

@@ -47,6 +47,14 @@ pub const MAX_EMBEDDING_INPUTS: usize = 2048;
 pub const MAX_EMBEDDING_TOKENS: usize = 300_000;
 /// The most documents in one request for a ranking.
 pub const MAX_RERANK_DOCUMENTS: usize = 1000;
+/// The most pairs in one request for scores, and the most texts on either side.
+pub const MAX_SCORE_PAIRS: usize = 1000;
+/// The most parts of other files beside a gap that is to be filled.
+pub const MAX_INFILL_FILES: usize = 256;
+/// The most fields of an answer of `/infill` that may be named.
+pub const MAX_RESPONSE_FIELDS: usize = 64;
+/// The longest of their names, in bytes.
+pub const MAX_RESPONSE_FIELD_BYTES: usize = 256;
 /// The longest text that `/tokenize` takes, in bytes: with a token for each byte its answer is one that may be given whole.
 pub const MAX_TOKENIZE_BYTES: usize = 512 * 1024;
 /// The same where `with_pieces` asks for what each token stands for.

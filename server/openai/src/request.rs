@@ -1,7 +1,7 @@
 //! Chats and texts: from bytes to a type that holds only what is valid.
 
 use gantry_core::{
-    ApiError, Chat, ErrorCode, GenerationParams, Priority, Prompt, TextInput, TextRequest, ToolChoice, integer_of,
+    ApiError, Chat, ErrorCode, GenerationParams, Infill, Priority, Prompt, TextInput, TextRequest, integer_of,
 };
 use serde_json::{Map, Value};
 
@@ -81,7 +81,7 @@ impl Default for Common {
 type Logprobs = fn(&Fields<'_>, u32) -> Result<Option<u32>, ApiError>;
 
 impl Common {
-    fn read(fields: &Fields<'_>, logprobs: Logprobs) -> Result<Self, ApiError> {
+    pub(crate) fn read(fields: &Fields<'_>, logprobs: Logprobs) -> Result<Self, ApiError> {
         let model = model(fields)?;
         let mut params = sampling(fields)?;
         if let Some((constraint, param)) = constraint(fields)? {
@@ -162,10 +162,6 @@ impl ValidChatRequest {
             let path = fields.path(named.unwrap_or("max_tokens"));
             return Err(wrong_value(path, "must be -1, which is no bound, or 1 and more, not 0"));
         }
-        if common.params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
-            let message = "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
-            return Err(wrong_value(common.params.constraint_param, message));
-        }
         Ok(Self { chat, common })
     }
 }
@@ -179,12 +175,26 @@ impl ValidCompletionRequest {
         let object = parse_object(body)?;
         let fields = Fields::new(&object, "");
         fields.refuse(Place::Text)?;
-        let prompts = inputs(&fields, "prompt", BOUNDS)?;
+        let suffix = fields.string("suffix")?;
+        let prompts = match fields.get("prompt") {
+            // What a suffix follows may be nothing.
+            Some(Value::String(text)) if text.is_empty() && suffix.is_some() => vec![TextInput::Text(String::new())],
+            _ => inputs(&fields, "prompt", BOUNDS)?,
+        };
         let parse_special = fields.boolean("parse_special")?.unwrap_or(false);
         let mut common = Common::read(&fields, text_logprobs)?;
         common.best_of = best_of(&fields, &common)?;
         let params = &mut common.params;
         params.echo = fields.boolean("echo")?.unwrap_or(false);
+        if suffix.is_some() && parse_special {
+            let message = "may not be true with `suffix`: what stands around a gap is text, and has no special tokens";
+            return Err(wrong_value("parse_special".to_owned(), message));
+        }
+        if suffix.is_some() && params.echo && params.logprobs.is_some() {
+            let message = "is told with `echo` only of prompts without `suffix`, whose tokens are no part of the text that is \
+                           told; leave one of the three out, or ask for `prompt_logprobs`";
+            return Err(wrong_value("logprobs".to_owned(), message));
+        }
         if params.echo {
             params.prompt_logprobs = params.prompt_logprobs.max(params.logprobs);
         }
@@ -207,6 +217,13 @@ impl ValidCompletionRequest {
             return Err(wrong_value("prompt".to_owned(), message));
         }
         let prompt = |input| match input {
+            prefix if suffix.is_some() => Prompt::Infill(Box::new(Infill {
+                prefix,
+                begun: String::new(),
+                suffix: suffix.unwrap_or_default().to_owned(),
+                suffix_param: "suffix".to_owned(),
+                files: None,
+            })),
             TextInput::Text(text) if parse_special => Prompt::Markup(text),
             TextInput::Text(text) => Prompt::Text(text),
             // A number names one token, and no text can become one: who sends it asks for that token.

@@ -1,8 +1,9 @@
-//! `/v1/rerank`: documents in the order of their worth to a query, in the shape that Jina, Cohere and llama-server
+//! `/v1/rerank` and `/v2/rerank`: documents in the order of their worth to a query, in the shape that Jina, Cohere and llama-server
 //! share.
 
 use gantry_core::{
-    ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledWork, Priority,
+    AnswerHead, ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledTask, PooledWork,
+    Priority,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -80,7 +81,13 @@ impl ValidRerankRequest {
             .collect();
         results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
         results.truncate(self.top_n.map_or(usize::MAX, |n| n as usize));
-        RerankResponse { object: "list".to_owned(), model, results, usage: EmbeddingUsage::new(prompt_tokens) }
+        RerankResponse {
+            id: String::new(),
+            object: "list".to_owned(),
+            model,
+            results,
+            usage: EmbeddingUsage::new(prompt_tokens),
+        }
     }
 }
 
@@ -91,7 +98,8 @@ impl ValidRerankRequest {
 pub fn decode_rerank(body: &[u8]) -> Result<(PooledRequest, RerankEncoder), ApiError> {
     let valid = ValidRerankRequest::parse(body)?;
     let (model, priority) = (valid.model.clone(), valid.priority);
-    let work = PooledWork::Rank { query: valid.query.clone(), documents: valid.documents.clone() };
+    let work = PooledWork::Rank { queries: vec![valid.query.clone()], documents: valid.documents.clone() };
+    let work = PooledTask::Work(work);
     Ok((PooledRequest { model, work, prompt_param: "documents", priority }, RerankEncoder(valid)))
 }
 
@@ -100,7 +108,7 @@ pub fn decode_rerank(body: &[u8]) -> Result<(PooledRequest, RerankEncoder), ApiE
 pub struct RerankEncoder(ValidRerankRequest);
 
 impl PooledEncoder for RerankEncoder {
-    fn check(&self, _: u32) -> Result<(), ApiError> {
+    fn check(&self, _: u32, _: bool) -> Result<(), ApiError> {
         Ok(())
     }
 
@@ -108,10 +116,11 @@ impl PooledEncoder for RerankEncoder {
         PooledSize::Bytes(self.0.answer_bytes())
     }
 
-    fn whole(self, model: String, output: PooledOutput) -> Result<Vec<u8>, EncodeError> {
+    fn whole(self, head: AnswerHead, output: PooledOutput) -> Result<Vec<u8>, EncodeError> {
         let score = |vector: &Vec<f32>| vector.first().copied().unwrap_or(f32::NAN);
         let scores: Vec<f32> = output.vectors.iter().map(score).collect();
-        serde_json::to_vec(&self.0.answer(model, &scores, output.prompt_tokens))
+        let answer = self.0.answer(head.model, &scores, output.prompt_tokens);
+        serde_json::to_vec(&RerankResponse { id: format!("rerank-{}", head.id), ..answer })
     }
 }
 
@@ -143,6 +152,8 @@ fn document(path: String, item: &Value) -> Result<String, ApiError> {
 /// The answer to `/v1/rerank`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RerankResponse {
+    /// `rerank-…`, as Cohere and vLLM have one.
+    pub id: String,
     /// `list`.
     pub object: String,
     /// The served name.

@@ -3,7 +3,7 @@
 //! Every type also reads back, for clients and tests. Fields that `OpenAI` always sends are always sent, as `null`
 //! where there is nothing to say.
 
-use gantry_core::ToolCallDelta;
+use gantry_core::{StopCause, ToolCallDelta};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,9 @@ pub struct Usage {
     pub total_tokens: u32,
     /// Of those read.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// Of those generated; `None`: nothing can be thought there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 /// See [`Usage`].
@@ -39,6 +42,33 @@ pub struct Usage {
 pub struct PromptTokensDetails {
     /// Needed no computation.
     pub cached_tokens: u32,
+}
+
+/// See [`Usage`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CompletionTokensDetails {
+    /// Of what the model thought.
+    pub reasoning_tokens: u32,
+}
+
+/// What a caller asked for that ended an answer, as vLLM tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum StopReason {
+    /// One of its stop tokens.
+    Token(i32),
+    /// One of its stop strings.
+    Text(String),
+}
+
+impl StopReason {
+    pub(crate) fn of(stop: Option<&StopCause>) -> Option<Self> {
+        match stop? {
+            StopCause::Text(text) => Some(Self::Text(text.clone())),
+            StopCause::Token(token) => Some(Self::Token(*token)),
+            StopCause::Line => None,
+        }
+    }
 }
 
 impl Usage {
@@ -50,7 +80,14 @@ impl Usage {
             completion_tokens,
             total_tokens: prompt_tokens.saturating_add(completion_tokens),
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: None,
         }
+    }
+
+    /// The same where so many of the tokens generated are of what was thought.
+    #[must_use]
+    pub fn with_reasoning(self, reasoning_tokens: u32) -> Self {
+        Self { completion_tokens_details: Some(CompletionTokensDetails { reasoning_tokens }), ..self }
     }
 }
 
@@ -143,6 +180,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// What of the caller's own ended it; `None`: nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason>,
     /// `None`: not asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
@@ -218,6 +258,9 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// In the last chunk with a choice.
     pub finish_reason: Option<FinishReason>,
+    /// What of the caller's own ended it; `None`: nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason>,
     /// There, too, where it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
@@ -314,6 +357,9 @@ pub struct TextChoice {
     pub prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
     /// `None` in chunks before the last.
     pub finish_reason: Option<FinishReason>,
+    /// What of the caller's own ended it; `None`: nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason>,
     /// Where it was asked for, with the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
@@ -368,8 +414,23 @@ pub struct Model {
     pub max_model_len: Option<u32>,
     /// Tokens that a prompt may have; Anthropic's name.
     pub max_input_tokens: Option<u32>,
-    /// What it can be asked for: `completions`, `chat`, `tools`, `reasoning`, `embeddings`, `rerank`.
+    /// What it can be asked for: `completions`, `infill`, `chat`, `tools`, `reasoning`, `embeddings`, `rerank`, `score`.
     pub features: Vec<String>,
+    /// What its file says of it; llama-server's name.
+    pub meta: Option<ModelMeta>,
+}
+
+/// See [`Model`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelMeta {
+    /// Tokens in its vocabulary.
+    pub n_vocab: u32,
+    /// Tokens that it was trained for.
+    pub n_ctx_train: u32,
+    /// Its weights.
+    pub n_params: u64,
+    /// Bytes that they take.
+    pub size: u64,
 }
 
 /// Answers are counted to [`MAX_PROMPT_CHOICES`](crate::MAX_PROMPT_CHOICES).

@@ -41,6 +41,8 @@ pub(crate) fn sampling(fields: &Fields<'_>) -> Result<GenerationParams, ApiError
         stop: stop(fields)?,
         stop_tokens: stop_tokens(fields)?,
         min_tokens: min_tokens(fields)?,
+        min_indent: fields.integer("n_indent", 0..=MAX_TOKENS_LIMIT)?.unwrap_or(default.min_indent),
+        decode_timeout_ms: decode_timeout_ms(fields)?,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(default.ignore_eos),
         ..default
     })
@@ -131,6 +133,12 @@ fn min_tokens(fields: &Fields<'_>) -> Result<u32, ApiError> {
         }
         _ => Ok(least),
     }
+}
+
+/// 0 and less is no bound, as llama-server has it.
+fn decode_timeout_ms(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let ms = fields.integer("t_max_predict_ms", i64::MIN..=i64::from(u32::MAX))?;
+    Ok(ms.and_then(|ms| u32::try_from(ms).ok()).filter(|ms| *ms > 0))
 }
 
 fn breakers(fields: &Fields<'_>) -> Result<Option<Vec<String>>, ApiError> {

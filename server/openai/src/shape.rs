@@ -160,6 +160,16 @@ pub fn schema(place: Place) -> Value {
         let one = |name: &str| json!({"required": [name], "properties": {name: {"type": "string"}}});
         schema["anyOf"] = json!([one("content"), one("prompt")]);
     }
+    if place == Place::Score {
+        // Each side by one of its two names.
+        let both = |one: &str, other: &str| {
+            let given = json!({"type": ["string", "array"]});
+            json!({"required": [one, other], "properties": {one: given, other: given}})
+        };
+        let (first, second) = (["text_1", "queries"], ["text_2", "documents"]);
+        let pairs = first.iter().flat_map(|one| second.iter().map(move |other| both(one, other)));
+        schema["anyOf"] = pairs.collect();
+    }
     schema
 }
 

@@ -101,6 +101,11 @@ pub(crate) fn usage_of(usage: gantry_core::Usage) -> Usage {
     Usage::new(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
 }
 
+/// The same of a chat, in which something may be thought.
+pub(crate) fn chat_usage_of(usage: gantry_core::Usage) -> Usage {
+    usage_of(usage).with_reasoning(usage.reasoning_tokens)
+}
+
 pub(crate) fn timings_of(timings: &gantry_core::Timings, usage: &gantry_core::Usage) -> Timings {
     // To the microsecond: what is finer is noise, and long to write.
     let round = |number: f64| (number * 1e3).round() / 1e3;

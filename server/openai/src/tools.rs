@@ -1,6 +1,6 @@
 //! The tools of a chat, whether they may or must be called, and whether the model may think before it answers.
 //!
-//! What thinking is asked for under has many names, one for each server whose clients come here; they must agree.
+//! What thinking, and how much of it, is asked for under has many names, one for each server whose clients come here; they must agree.
 
 use gantry_core::{
     ApiError, Chat, ContinuationFault, MAX_TEMPLATE_VARIABLES, MAX_TEMPLATE_VARIABLES_BYTES, MAX_TOOLS, Message, Tool,
@@ -9,6 +9,7 @@ use gantry_core::{
 use serde_json::{Map, Value};
 
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
+use crate::limits::MAX_TOKENS_LIMIT;
 use crate::parameters::Place;
 
 /// What each server calls the words of an effort; `none` is none.
@@ -22,6 +23,7 @@ pub(crate) fn chat(messages: Vec<Message>, fields: &Fields<'_>) -> Result<Chat, 
     let (tool_choice, allowed_tools) = choice(fields, &tools)?;
     let parallel_tool_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let (thinking, template_variables) = thinking(fields)?;
+    let thinking_budget = thinking_budget(fields)?;
     let continue_final_message = continues(fields)?;
     let chat = Chat {
         messages,
@@ -30,6 +32,7 @@ pub(crate) fn chat(messages: Vec<Message>, fields: &Fields<'_>) -> Result<Chat, 
         allowed_tools,
         parallel_tool_calls,
         thinking,
+        thinking_budget,
         template_variables,
         continue_final_message,
     };
@@ -197,6 +200,40 @@ fn thinking(fields: &Fields<'_>) -> Result<(Option<bool>, Variables), ApiError> 
     }
     let variables = variables.into_iter().map(|(name, value)| (name, value.to_string())).collect();
     Ok((thinking.map(|(_, value)| value), variables))
+}
+
+/// The most tokens that may be thought, by any name; -1 is no bound.
+fn thinking_budget(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let (reasoning, thinking) = (object_in(fields, "reasoning")?, object_in(fields, "thinking")?);
+    let names = [
+        (Some(fields), "thinking_budget_tokens"),
+        (Some(fields), "reasoning_budget_tokens"),
+        (Some(fields), "thinking_token_budget"),
+        (Some(fields), "thinking_budget"),
+        (reasoning.as_ref(), "max_tokens"),
+        (thinking.as_ref(), "budget_tokens"),
+    ];
+    let mut budget: Option<(String, i64)> = None;
+    for (place, name) in names {
+        let Some(place) = place else { continue };
+        let Some(tokens) = place.integer(name, -1..=i64::from(MAX_TOKENS_LIMIT))? else { continue };
+        match &budget {
+            Some((first, other)) if *other != tokens => {
+                return Err(wrong_value(place.path(name), format_args!("may not differ from `{first}`")));
+            }
+            _ => budget = Some((place.path(name), tokens)),
+        }
+    }
+    // What does not fit is the -1.
+    Ok(budget.and_then(|(_, tokens)| u32::try_from(tokens).ok()))
+}
+
+/// What stands at a name, where that is an object.
+fn object_in<'a>(fields: &Fields<'a>, name: &str) -> Result<Option<Fields<'a>>, ApiError> {
+    match fields.get(name) {
+        Some(Value::Object(_)) => fields.object(name),
+        _ => Ok(None),
+    }
 }
 
 fn variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {

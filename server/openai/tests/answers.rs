@@ -1,6 +1,8 @@
 //! Both shapes of an answer, whole and streamed, from events that are made up.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use bytes::BytesMut;
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, FinishReason, GenerationEvent, ItlHistogram, PromptChance, PromptToken,
@@ -76,9 +78,9 @@ fn token(text: &str) -> TokenLogprob {
     TokenLogprob { token: chance(text, -0.5), top: vec![chance(text, -0.5), chance("x", -1.5)] }
 }
 
-const USAGE: Usage = Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: 4 };
+const USAGE: Usage = Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: 4, reasoning_tokens: 1 };
 /// Of all answers.
-const SUM: Usage = Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 4 };
+const SUM: Usage = Usage { prompt_tokens: 9, completion_tokens: 4, cached_tokens: 4, reasoning_tokens: 2 };
 const TIMINGS: Timings = Timings {
     tokenize_ms: 0.25,
     queue_ms: 1.5,
@@ -95,7 +97,7 @@ fn answer(pieces: &[&str]) -> Answer {
             ..AnswerOutput::default()
         },
         reason: FinishReason::Length,
-        stop_string: None,
+        stop: None,
         usage: USAGE,
         timings: TIMINGS,
     }
@@ -114,12 +116,8 @@ fn streamed(encoder: impl TextEncoder, answers: &[Vec<&str>]) -> Vec<Value> {
         }
     }
     for index in 0..answers.len() {
-        let event = GenerationEvent::Finished {
-            reason: FinishReason::Length,
-            stop_string: None,
-            usage: USAGE,
-            timings: TIMINGS,
-        };
+        let event =
+            GenerationEvent::Finished { reason: FinishReason::Length, stop: None, usage: USAGE, timings: TIMINGS };
         stream.event(index, &event, &mut out).unwrap();
     }
     stream.close(SUM, &mut out).unwrap();
@@ -143,7 +141,7 @@ fn a_prompt_is_told_as_the_beginning_of_the_text() {
     let first = PromptToken { chance: None, ..of_prompt("Hé", 0) };
     let mut whole = answer(&["!"]);
     whole.output.prompt = "Héy".to_owned();
-    whole.output.prompt_tokens = vec![first.clone(), of_prompt("y", 2)];
+    whole.output.prompt_tokens = Arc::new(vec![first.clone(), of_prompt("y", 2)]);
     let asked = |body: Value| decode_completion(body.to_string().as_bytes()).unwrap();
     let (request, encoder) = asked(json!({"prompt": "Héy", "echo": true, "logprobs": 1, "max_tokens": 0}));
     let params = request.params;
@@ -173,7 +171,7 @@ fn a_prompt_is_told_as_the_beginning_of_the_text() {
 #[test]
 fn a_prompt_is_told_apart_as_vllm_does() {
     let mut whole = answer(&["!"]);
-    whole.output.prompt_tokens = vec![PromptToken { chance: None, ..of_prompt("H", 0) }, of_prompt("y", 1)];
+    whole.output.prompt_tokens = Arc::new(vec![PromptToken { chance: None, ..of_prompt("H", 0) }, of_prompt("y", 1)]);
     let y = json!({"logprob": -0.5, "rank": 4, "decoded_token": "y"});
     let wanted = json!([null, {"3": y, "7": {"logprob": -1.5, "rank": 1, "decoded_token": "x"}}]);
     let text = decode_completion(json!({"prompt": "Hy", "prompt_logprobs": 1}).to_string().as_bytes()).unwrap();

@@ -10,7 +10,7 @@ use gantry_core::{ApiError, ErrorCode};
 use gantry_openai::parameters::{Neutral, PARAMETERS, Parameter, Place, Treatment, find};
 use gantry_openai::{
     ValidChatRequest, ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest, decode_apply_template,
-    decode_detokenize, decode_tokenize,
+    decode_detokenize, decode_infill, decode_score, decode_tokenize,
 };
 use serde_json::{Map, Value, json};
 
@@ -50,6 +50,9 @@ fn named(line: &'static str) -> Option<Named> {
         "text" => Place::Text,
         "embeddings" => Place::Embeddings,
         "rerank" => Place::Rerank,
+        "score" => Place::Score,
+        "infill" => Place::Infill,
+        "infill_file" => Place::InfillFile,
         "tokenize" => Place::Tokenize,
         "detokenize" => Place::Detokenize,
         "apply-template" => Place::Template,
@@ -110,6 +113,24 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> 
             put_absent("documents", json!(["a", "b"]));
             Value::Object(inner)
         }
+        Place::Score => {
+            if !inner.contains_key("queries") {
+                inner.entry("text_1").or_insert(json!("Hi"));
+            }
+            if !inner.contains_key("documents") {
+                inner.entry("text_2").or_insert(json!("a"));
+            }
+            Value::Object(inner)
+        }
+        Place::Infill => {
+            put_absent("input_prefix", json!("Hi"));
+            put_absent("input_suffix", json!("."));
+            Value::Object(inner)
+        }
+        Place::InfillFile => {
+            put_absent("text", json!("Hi"));
+            json!({"input_prefix": "Hi", "input_suffix": ".", "input_extra": [inner]})
+        }
         Place::Message => chat(Value::Object(inner)),
         Place::Part => chat(json!({"role": "assistant", "content": [inner]})),
         Place::ToolCall => chat(json!({"role": "assistant", "tool_calls": [inner]})),
@@ -146,6 +167,8 @@ fn ask(place: Place, mut inner: Map<String, Value>) -> Result<String, ApiError> 
         Place::Template => decode_apply_template(body.as_bytes()).map(|asked| format!("{asked:?}")),
         Place::Text => ValidCompletionRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
         Place::Embeddings => ValidEmbeddingsRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
+        Place::Score => decode_score(body.as_bytes()).map(|asked| format!("{asked:?}")),
+        Place::Infill | Place::InfillFile => decode_infill(body.as_bytes()).map(|asked| format!("{asked:?}")),
         Place::Rerank | Place::Document => ValidRerankRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
         _ => ValidChatRequest::parse(body.as_bytes()).map(|valid| format!("{valid:?}")),
     }
@@ -166,6 +189,7 @@ fn path(place: Place, name: &str) -> String {
         Place::ResponseFormat => format!("response_format.{name}"),
         Place::JsonSchema => format!("response_format.json_schema.{name}"),
         Place::Document => format!("documents[1].{name}"),
+        Place::InfillFile => format!("input_extra[0].{name}"),
         Place::StreamOptions => format!("stream_options.{name}"),
         Place::StructuredOutputs => format!("structured_outputs.{name}"),
         _ => name.to_owned(),
@@ -206,6 +230,9 @@ fn places() -> Vec<(Place, Value)> {
         (Place::Text, json!({})),
         (Place::Embeddings, json!({})),
         (Place::Rerank, json!({})),
+        (Place::Score, json!({})),
+        (Place::Infill, json!({})),
+        (Place::InfillFile, json!({"text": "Hi"})),
         (Place::Tokenize, json!({})),
         (Place::Detokenize, json!({})),
         (Place::Template, json!({})),

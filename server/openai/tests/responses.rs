@@ -3,8 +3,8 @@
 
 use gantry_openai::{
     AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatLogprobs, ChunkHead, ChunkTemplate,
-    Delta, EmbeddingList, EncodingFormat, FinishReason, RerankResponse, TextChoice, TextCompletion, TextLogprobs,
-    TextOffset, TimeHistogram, Timings, TokenChance, Usage, ValidRerankRequest, sse_event,
+    Delta, EmbeddingList, EncodingFormat, FinishReason, RerankResponse, StopReason, TextChoice, TextCompletion,
+    TextLogprobs, TextOffset, TimeHistogram, Timings, TokenChance, Usage, ValidRerankRequest, sse_event,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -44,8 +44,15 @@ fn reason() -> impl Strategy<Value = FinishReason> {
     prop::sample::select(vec![FinishReason::Stop, FinishReason::Length])
 }
 
+fn stop_reason() -> impl Strategy<Value = Option<StopReason>> {
+    prop::option::of(prop_oneof![any::<i32>().prop_map(StopReason::Token), ".{1,9}".prop_map(StopReason::Text)])
+}
+
 fn usage() -> impl Strategy<Value = Usage> {
-    (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(read, made, cached)| Usage::new(read, made, cached))
+    (any::<[u32; 3]>(), prop::option::of(any::<u32>())).prop_map(|([read, made, cached], thought)| {
+        let usage = Usage::new(read, made, cached);
+        thought.map_or(usage, |thought| usage.with_reasoning(thought))
+    })
 }
 
 /// Numbers that JSON writes as they are.
@@ -67,9 +74,9 @@ fn timings() -> impl Strategy<Value = Option<Timings>> {
 prop_compose! {
     fn chat()(
         (id, model, system_fingerprint) in (".{1,20}", ".{1,20}", ".{1,20}"), created in any::<u64>(), usage in usage(),
-        choices in prop::collection::vec((".{0,40}", chat_logprobs(), reason(), timings()), 1..4),
+        choices in prop::collection::vec((".{0,40}", chat_logprobs(), (reason(), stop_reason()), timings()), 1..4),
     ) -> ChatCompletion {
-        let choices = (0..).zip(choices).map(|(index, (content, logprobs, finish_reason, timings))| ChatChoice {
+        let choices = (0..).zip(choices).map(|(index, (content, logprobs, (finish_reason, stop_reason), timings))| ChatChoice {
             index,
             message: AssistantMessage {
                 role: "assistant".to_owned(),
@@ -80,6 +87,7 @@ prop_compose! {
             },
             logprobs,
             finish_reason,
+            stop_reason,
             timings,
         });
         let (object, choices) = ("chat.completion".to_owned(), choices.collect());
@@ -91,14 +99,15 @@ prop_compose! {
     fn text()(
         (id, model, system_fingerprint) in (".{1,20}", ".{1,20}", ".{1,20}"), created in any::<u64>(),
         usage in prop::option::of(prop::option::of(usage())),
-        choices in prop::collection::vec((".{0,40}", text_logprobs(), prop::option::of(reason()), timings()), 1..4),
+        choices in prop::collection::vec((".{0,40}", text_logprobs(), (prop::option::of(reason()), stop_reason()), timings()), 1..4),
     ) -> TextCompletion {
-        let choices = (0..).zip(choices).map(|(index, (text, logprobs, finish_reason, timings))| TextChoice {
+        let choices = (0..).zip(choices).map(|(index, (text, logprobs, (finish_reason, stop_reason), timings))| TextChoice {
             index,
             text,
             logprobs,
             prompt_logprobs: None,
             finish_reason,
+            stop_reason,
             timings,
         });
         let (object, choices) = ("text_completion".to_owned(), choices.collect());
@@ -177,7 +186,7 @@ proptest! {
             created,
             model: model.clone(),
             system_fingerprint: fingerprint.clone(),
-            choices: vec![ChatChunkChoice { index, delta, logprobs: chat, finish_reason: None, timings: None }],
+            choices: vec![ChatChunkChoice { index, delta, logprobs: chat, finish_reason: None, stop_reason: None, timings: None }],
             usage: no_usage_yet,
         };
         prop_assert_eq!(String::from_utf8(written).unwrap(), sse_event(&expected).unwrap());
@@ -187,7 +196,7 @@ proptest! {
             created,
             model,
             system_fingerprint: fingerprint,
-            choices: vec![TextChoice { index, text: content, logprobs: text, prompt_logprobs: None, finish_reason: None, timings: None }],
+            choices: vec![TextChoice { index, text: content, logprobs: text, prompt_logprobs: None, finish_reason: None, stop_reason: None, timings: None }],
             usage: no_usage_yet,
         };
         prop_assert_eq!(String::from_utf8(other).unwrap(), sse_event(&expected).unwrap());

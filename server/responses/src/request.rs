@@ -312,10 +312,6 @@ impl ResponsesRequest {
         let messages = messages(body.instructions.clone(), before, own)?;
         let chat = chat(&mut body, messages)?;
         let asked = Asked { store, background, previous, ..asked(&body, &chat) };
-        if params.constraint.is_some() && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
-            let message = "binds the whole answer, so that no tool could be called: leave `tools` out, or say `tool_choice: none`";
-            return Err(ApiError::wrong_value(FORMAT, message));
-        }
         let prompts = vec![Prompt::chat(chat)];
         let request =
             TextRequest { model, prompts, prompt_param: "input", params, choices: 1, best_of: 1, is_streamed };
@@ -539,6 +535,7 @@ fn chat(body: &mut Body, messages: Vec<Message>) -> Result<Chat, ApiError> {
         allowed_tools,
         parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
         thinking,
+        thinking_budget: None,
         template_variables: said.map(|effort| ("reasoning_effort".to_owned(), effort)).into_iter().collect(),
         continue_final_message: false,
     })

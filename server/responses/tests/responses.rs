@@ -146,7 +146,6 @@ fn what_is_not_done_is_refused_by_its_path() {
         (json!({"tools": [tool("a"), tool("a")]}), "tools[1].name"),
         (json!({"tools": [tool("a")], "tool_choice": {"type": "function", "name": "b"}}), "tool_choice"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"tools": [tool("a")], "text": {"format": {"type": "json_object"}}}), "text.format"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"reasoning": {"effort": "much"}}), "reasoning.effort"),
         (json!({"metadata": {"a": 1}}), "metadata"),
@@ -172,7 +171,7 @@ fn an_answer_repeats_what_was_understood_and_nothing_long() {
         let answer = Answer {
             output: AnswerOutput::default(),
             reason: FinishReason::Stop,
-            stop_string: None,
+            stop: None,
             usage: usage(),
             timings: Timings::default(),
         };
@@ -197,7 +196,7 @@ fn head() -> AnswerHead {
 }
 
 fn usage() -> Usage {
-    Usage { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 4 }
+    Usage { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 4, reasoning_tokens: 3 }
 }
 
 fn events_of(output: &AnswerOutput, reason: FinishReason) -> Vec<GenerationEvent> {
@@ -215,7 +214,7 @@ fn events_of(output: &AnswerOutput, reason: FinishReason) -> Vec<GenerationEvent
         let deltas = std::iter::once(begun).chain(more).chain([ToolCallDelta::Ended]);
         events.extend(deltas.map(|delta| GenerationEvent::ToolCall { index, delta, tokens: 1 }));
     }
-    events.push(GenerationEvent::Finished { reason, stop_string: None, usage: usage(), timings: Timings::default() });
+    events.push(GenerationEvent::Finished { reason, stop: None, usage: usage(), timings: Timings::default() });
     events
 }
 
@@ -240,8 +239,7 @@ fn told(out: &BytesMut) -> Vec<Value> {
 
 fn whole(output: &AnswerOutput, reason: FinishReason) -> Value {
     let (_, encoder) = decode(&json!({"input": "Hi", "metadata": {"a": "b"}})).unwrap();
-    let answer =
-        Answer { output: output.clone(), reason, stop_string: None, usage: usage(), timings: Timings::default() };
+    let answer = Answer { output: output.clone(), reason, stop: None, usage: usage(), timings: Timings::default() };
     serde_json::from_slice(&encoder.whole(head(), vec![answer], usage()).unwrap()).unwrap()
 }
 

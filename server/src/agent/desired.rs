@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
-use gantry_crds::inference_service::{DispatchStrategy as SpecDispatch, RuntimeSpec, SchedulingSpec, cache_bytes};
+use gantry_crds::inference_service::{
+    DispatchStrategy as SpecDispatch, MemoryGate, PromptsGate, RuntimeSpec, SchedulingSpec, cache_bytes,
+};
 use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep};
 use kube::core::DynamicObject;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::limits::MAX_QUEUE;
@@ -54,7 +57,8 @@ impl PodHas {
 }
 
 /// Reads what is asked. What a later release added is left out where it is no matter of this pod's: other pods' entries,
-/// verdicts, conditions, fields that no agent reads. A version that cannot be read hides no other.
+/// verdicts, conditions, fields that no agent reads. A version that cannot be read hides no other, and what is not known of one
+/// that can is noted: it is no candidate here.
 ///
 /// # Errors
 /// The object does not have the shape that this release knows.
@@ -75,7 +79,8 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
         spec.insert("runtime".to_owned(), json!({"prefixCache": runtime["prefixCache"]}));
     }
     forget_unknown_dispatch(&mut value);
-    let (versions, unreadable) = versions(&take(&mut value, &["status", "versions"]));
+    let versions = versions(&take(&mut value, &["status", "versions"]));
+    let unknown_gates = unknown_of_gates(&value);
     let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
     if let Some(RolloutStatus { step: RolloutStep::Unknown(step), .. }) =
         service.status.as_ref().and_then(|status| status.rollout.as_ref())
@@ -85,18 +90,22 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     let counted = service.status.as_ref().map_or(0, |status| status.replica_count);
     let replicas = u32::try_from(service.spec.replicas.max(counted)).unwrap_or(1);
     let digests = service.status.as_ref().map(|status| status.digests.clone()).unwrap_or_default();
-    let desired = desired(&service, has, versions, unreadable);
+    let mut desired = desired(&service, has, versions);
+    if let Some(candidate) = desired.candidate.as_ref().filter(|_| !unknown_gates.is_empty()) {
+        desired.unknown.entry(candidate.version.clone()).or_default().extend(unknown_gates);
+    }
     let keeps_prefixes = !desired.unreadable.is_empty() || kept_prefix_bytes(&desired.versions, &service) > 0;
     Ok(Asked { desired, entries, replicas, digests, keeps_prefixes })
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
-const OTHERS: [&[&str]; 5] = [
+const OTHERS: [&[&str]; 6] = [
     &["status", "rejected"],
     &["status", "conditions"],
     &["spec", "rollout", "strategy"],
     &["spec", "rollout", "rollback"],
     &["spec", "cache", "mode"],
+    &["spec", "api"],
 ];
 
 /// The value at a path, which is left without it.
@@ -122,25 +131,57 @@ fn forget_unknown_dispatch(value: &mut Value) {
     }
 }
 
-/// The versions of a status, and why others cannot be read.
-fn versions(list: &Value) -> (BTreeMap<String, NamedVersion>, BTreeMap<String, String>) {
-    let (mut versions, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
-    for version in list.as_array().map(Vec::as_slice).unwrap_or_default() {
-        let name = version.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
-        match serde_json::from_value::<NamedVersion>(version.clone()) {
-            Ok(version) => drop(versions.insert(name, version)),
-            Err(error) => drop(unreadable.insert(name, error.to_string())),
-        }
-    }
-    (versions, unreadable)
+/// The versions of a status.
+#[derive(Default)]
+struct Versions {
+    known: BTreeMap<String, NamedVersion>,
+    /// Why others cannot be read.
+    unreadable: BTreeMap<String, String>,
+    /// Fields of those that can which this release does not know.
+    unknown: BTreeMap<String, Vec<String>>,
 }
 
-fn desired(
-    service: &InferenceService,
-    has: &PodHas,
-    versions: BTreeMap<String, NamedVersion>,
-    unreadable: BTreeMap<String, String>,
-) -> Desired {
+fn versions(list: &Value) -> Versions {
+    let mut versions = Versions::default();
+    for version in list.as_array().map(Vec::as_slice).unwrap_or_default() {
+        let name = version.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        match reading::<NamedVersion>(version) {
+            Ok((version, unknown)) => {
+                if !unknown.is_empty() {
+                    versions.unknown.insert(name.clone(), unknown);
+                }
+                versions.known.insert(name, version);
+            }
+            Err(error) => drop(versions.unreadable.insert(name, error.to_string())),
+        }
+    }
+    versions
+}
+
+/// A value, and the fields in it that this release does not know.
+fn reading<T: DeserializeOwned>(value: &Value) -> serde_json::Result<(T, Vec<String>)> {
+    let mut unknown = Vec::new();
+    // A field that may be absent is a step of its own in the path.
+    let read = serde_ignored::deserialize(value, |path| unknown.push(path.to_string().replace(".?", "")))?;
+    Ok((read, unknown))
+}
+
+/// What this release does not know of the gates that its agents ask: a gate that none of them knows is the operator's to see.
+fn unknown_of_gates(value: &Value) -> Vec<String> {
+    let unknown = |name: &str, read: fn(&Value) -> Vec<String>| -> Vec<String> {
+        let gate = value.pointer(&format!("/spec/rollout/gates/{name}"));
+        gate.map(read).into_iter().flatten().map(|path| format!("spec.rollout.gates.{name}.{path}")).collect()
+    };
+    // One that cannot be read makes the whole object unreadable, which is told there.
+    let memory =
+        unknown("memory", |gate: &Value| reading::<MemoryGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
+    let prompts =
+        unknown("prompts", |gate: &Value| reading::<PromptsGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
+    memory.into_iter().chain(prompts).collect()
+}
+
+fn desired(service: &InferenceService, has: &PodHas, versions: Versions) -> Desired {
+    let Versions { known: versions, unreadable, unknown } = versions;
     let status = service.status.clone().unwrap_or_default();
     let (candidate, kept) = match &status.rollout {
         // What this pod said of it would not count: others are to come, with the resources that the spec asks for.
@@ -161,6 +202,7 @@ fn desired(
         kept: kept.into_iter().collect(),
         versions,
         unreadable,
+        unknown,
         settings: settings(service, has.volume_bytes, kept_prefix_bytes),
     }
 }
@@ -376,6 +418,42 @@ mod tests {
     }
 
     #[test]
+    fn a_field_of_a_later_release_is_noted_and_blinds_nobody() {
+        let version = |name: &str, more: Value| {
+            let source = json!({"uri": "http://h/m.gguf", "sha256": "a".repeat(64), "secretRef": null});
+            let mut version = json!({"name": name, "model": {"servedName": "chat", "source": source}, "runtime": {}});
+            for (path, value) in more.as_object().unwrap() {
+                let (parent, field) = path.rsplit_once('/').unwrap();
+                version.pointer_mut(parent).unwrap()[field] = value.clone();
+            }
+            version
+        };
+        let later = json!({"/runtime/prefixCache": {"peer": "b"}, "/runtime/flashAttention": true, "/model/source/mirror": "http://m", "/adapters": ["a"]});
+        let versions =
+            json!([version("v1", json!({"/runtime/ropeScale": 2})), version("v2", later), version("v3", json!({}))]);
+        let status = json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": versions});
+        let desired = read(object(status.clone()), &PodHas::default()).unwrap().desired;
+        assert_eq!(desired.versions.keys().collect::<Vec<_>>(), ["v1", "v2", "v3"], "all can be read");
+        let unknown = |desired: &Desired, version: &str| desired.unknown.get(version).cloned().unwrap_or_default();
+        assert_eq!(unknown(&desired, "v1"), ["runtime.ropeScale"]);
+        let mut of_v2 = unknown(&desired, "v2");
+        of_v2.sort_unstable();
+        assert_eq!(of_v2, ["adapters", "model.source.mirror", "runtime.flashAttention", "runtime.prefixCache.peer"]);
+        assert_eq!(unknown(&desired, "v3"), [""; 0]);
+        // What is not known of a gate is not known of the candidate that it is to judge, and of no other.
+        let mut asks = object(status);
+        asks.data["spec"]["rollout"]["gates"]["prompts"]["temperature"] = json!("0.7");
+        asks.data["spec"]["rollout"]["gates"]["memory"]["swap"] = json!("1Gi");
+        asks.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
+        let desired = read(asks, &PodHas::default()).unwrap().desired;
+        let of_v2 = unknown(&desired, "v2");
+        for gate in ["spec.rollout.gates.memory.swap", "spec.rollout.gates.prompts.temperature"] {
+            assert!(of_v2.iter().any(|field| field == gate), "{of_v2:?}");
+        }
+        assert_eq!((of_v2.len(), unknown(&desired, "v1").len()), (6, 1));
+    }
+
+    #[test]
     fn what_a_later_release_says_elsewhere_does_not_make_a_pod_blind() {
         let version = |name: &str, cache: &str| {
             let source = json!({"uri": "http://h/m.gguf", "sha256": "a".repeat(64)});
@@ -396,6 +474,7 @@ mod tests {
         later.data["spec"]["rollout"]["rollback"] = json!({"keepResident": "sometimes"});
         later.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
         later.data["spec"]["cache"]["mode"] = json!("Peer");
+        later.data["spec"]["api"] = json!({"corsOrigins": {"from": "ConfigMap"}});
         later.data["spec"]["scheduling"]["dispatch"] = json!("Psychic");
         later.data["spec"]["runtime"] = json!({"cacheType": "q2_0"});
         let asked = read(later, &PodHas::default()).unwrap();

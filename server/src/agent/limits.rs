@@ -28,6 +28,13 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 pub const WATCH_BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest such wait: a spec that changed while the API server was away is seen this soon after it is back.
 pub const WATCH_BACKOFF_MAX: Duration = Duration::from_secs(5);
+// What the operator counts on: a watch that lives is renewed before it is taken for dead, and an agent whose connection broke
+// knows what is asked, and has said so, before it is called late.
+const _: () = {
+    assert!(WATCH_SECONDS as u64 + CONNECT_LIMIT.as_secs() < READ_LIMIT.as_secs());
+    let blind = READ_LIMIT.as_secs() + WATCH_BACKOFF_MAX.as_secs() + CONNECT_LIMIT.as_secs() + WRITE_LIMIT.as_secs();
+    assert!(blind <= gantry_crds::AGENT_BLIND_MAX.as_secs());
+};
 /// How often the cache is looked through for files that no revision names, besides when these change: one that was in use
 /// then may be no more.
 pub const TIDY_PERIOD: Duration = Duration::from_secs(60);

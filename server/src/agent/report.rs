@@ -156,7 +156,7 @@ mod tests {
 
     /// An entry whose candidate is that far: a figure.
     fn entry(version: &str, fetched: i64) -> ReplicaStatus {
-        let progress = Progress { bytes: fetched, total: None, eta_seconds: None, summary: None };
+        let progress = Progress { bytes: fetched, ..Progress::default() };
         ReplicaStatus {
             pod: "p".into(),
             version: Some(version.into()),

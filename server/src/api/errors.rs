@@ -121,6 +121,13 @@ impl Failure {
         Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
     }
 
+    /// All sequences are in use.
+    pub(super) fn no_slot() -> Self {
+        let message = "All sequences are in use: a request would wait.";
+        let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
+        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+    }
+
     /// As many responses are answered in the background as may be.
     pub(super) fn background_full() -> Self {
         let message = format!(

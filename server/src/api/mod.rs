@@ -59,11 +59,18 @@ pub struct AppSettings {
     pub names: ModelNames,
     /// Where responses are kept; without, none are.
     pub responses: Option<Arc<ResponseStore>>,
+    /// Whether the beginnings of the model's vectors are vectors, too.
+    pub cuts_vectors: bool,
 }
 
 impl Default for AppSettings {
     fn default() -> Self {
-        Self { keys: ApiKeys::new(KeySources::default()), names: ModelNames::default(), responses: None }
+        Self {
+            keys: ApiKeys::new(KeySources::default()),
+            names: ModelNames::default(),
+            responses: None,
+            cuts_vectors: false,
+        }
     }
 }
 
@@ -81,6 +88,7 @@ pub struct App {
     keys: Arc<ApiKeys>,
     names: ModelNames,
     responses: Option<Arc<ResponseStore>>,
+    cuts_vectors: bool,
     background: Background,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
@@ -98,7 +106,7 @@ impl App {
         loading: Option<watch::Receiver<f32>>,
         service: Option<String>,
     ) -> Arc<Self> {
-        let AppSettings { keys, names, responses } = settings;
+        let AppSettings { keys, names, responses, cuts_vectors } = settings;
         let stored = responses.as_ref().map(|store| store.metrics());
         let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service, stored);
         Arc::new(Self {
@@ -111,6 +119,7 @@ impl App {
             keys,
             names,
             responses,
+            cuts_vectors,
             background: Background::new(),
             output,
             writers: Writers::new(),

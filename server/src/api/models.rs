@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use gantry_engine::{ModelInfo, Pooling};
-use gantry_openai::{Model, ModelList};
+use gantry_openai::{Model, ModelList, ModelMeta};
 use jiff::Timestamp;
 
 use super::App;
@@ -30,6 +30,12 @@ fn model(name: &str, version: &Version) -> Model {
         max_model_len: tokens,
         max_input_tokens: tokens.map(|tokens| tokens.saturating_sub(1)),
         features: info.as_ref().map(features).unwrap_or_default(),
+        meta: info.as_ref().map(|info| ModelMeta {
+            n_vocab: info.vocab_size,
+            n_ctx_train: info.n_ctx_train,
+            n_params: info.parameters,
+            size: info.size_bytes,
+        }),
     }
 }
 
@@ -37,11 +43,13 @@ fn features(model: &ModelInfo) -> Vec<String> {
     let (generates, pooling) = (!model.pooled_only, model.pooled.map(|pooled| pooled.pooling));
     let all = [
         ("completions", generates),
+        ("infill", generates && model.infills),
         ("chat", generates && model.has_chat_template),
         ("tools", generates && model.template.as_ref().is_some_and(|template| template.takes_tools())),
         ("reasoning", generates && model.thinks),
         ("embeddings", pooling.is_some_and(|pooling| pooling != Pooling::Rank)),
         ("rerank", pooling == Some(Pooling::Rank)),
+        ("score", pooling.is_some()),
     ];
     all.iter().filter(|(_, can)| *can).map(|(feature, _)| (*feature).to_owned()).collect()
 }

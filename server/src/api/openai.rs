@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use gantry_openai::{
-    decode_apply_template, decode_chat, decode_completion, decode_detokenize, decode_embeddings, decode_rerank,
-    decode_tokenize,
+    decode_apply_template, decode_chat, decode_completion, decode_detokenize, decode_embeddings, decode_infill,
+    decode_rerank, decode_score, decode_tokenize,
 };
 
 use super::errors::Failure;
@@ -19,6 +19,10 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Resul
 
 pub(super) async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     executor::text(&app, Route::Completions, request, decode_completion).await
+}
+
+pub(super) async fn infill(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::text(&app, Route::Infill, request, decode_infill).await
 }
 
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
@@ -39,4 +43,8 @@ pub(super) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
 
 pub(super) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     executor::pooled(&app, Route::Rerank, request, decode_rerank).await
+}
+
+pub(super) async fn score(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
+    executor::pooled(&app, Route::Score, request, decode_score).await
 }

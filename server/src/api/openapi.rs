@@ -246,6 +246,7 @@ mod tests {
         let of = |name: &str, property: &str| schemas[name]["properties"][property]["anyOf"][0].clone();
         assert_eq!(of("ChatRequest", "temperature"), json!({"type": "number", "minimum": 0.0, "maximum": 2.0}));
         assert_eq!(schemas["ChatRequest"]["required"], json!(["messages"]));
+        assert_eq!(schemas["InfillRequest"]["required"], json!(["input_prefix", "input_suffix"]));
         assert_eq!(schemas["MessagesRequest"]["properties"]["top_p"]["exclusiveMinimum"], 0);
         assert_eq!(schemas["ResponsesRequest"]["properties"]["max_output_tokens"]["minimum"], 1);
         assert_eq!(schemas["ResponsesRequest"]["required"], json!(["input"]));

@@ -4,9 +4,11 @@
 //! where. Absent: paths, keys and errors, which [`super::routes`] and [`super::openapi`] know.
 
 use gantry_openai::parameters::Place;
-use gantry_openai::{ChatCompletion, EmbeddingList, Model, ModelList, RerankResponse, TextCompletion};
+use gantry_openai::{ChatCompletion, EmbeddingList, Model, ModelList, RerankResponse, ScoreResponse, TextCompletion};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
+
+use super::props;
 
 /// Writes a schema, with those that it refers to in the generator.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -78,10 +80,14 @@ pub(super) const CHAT: Operation =
     work("Answers a chat", Asks::Place(Place::Chat), Answers::JsonOrEvents(of::<ChatCompletion>));
 pub(super) const COMPLETION: Operation =
     work("Goes on with texts", Asks::Place(Place::Text), Answers::JsonOrEvents(of::<TextCompletion>));
+pub(super) const INFILL: Operation =
+    work("Fills a gap within a text", Asks::Place(Place::Infill), Answers::JsonOrEvents(gantry_openai::infill_schema));
 pub(super) const EMBEDDINGS: Operation =
     work("Gives the vectors of texts", Asks::Place(Place::Embeddings), Answers::Json(of::<EmbeddingList>));
 pub(super) const RERANK: Operation =
     work("Ranks documents by a query", Asks::Place(Place::Rerank), Answers::Json(of::<RerankResponse>));
+pub(super) const SCORE: Operation =
+    work("Tells how near texts are to each other", Asks::Place(Place::Score), Answers::Json(of::<ScoreResponse>));
 pub(super) const TOKENIZE: Operation =
     work("Tells the tokens of a text", Asks::Place(Place::Tokenize), Answers::Json(gantry_openai::tokenize_schema));
 pub(super) const DETOKENIZE: Operation =
@@ -126,6 +132,10 @@ pub(super) const MODELS: Operation = question("Lists the names of what is served
 pub(super) const MODEL: Operation =
     Operation { errors: &[404, 503], ..question("Tells what is served by a name", of::<Model>) };
 pub(super) const PROPS: Operation = question("Tells what llama-server's clients ask first", object);
+pub(super) const SLOTS: Operation = Operation {
+    asks: Asks::Query(props::slots_parameters),
+    ..question("Tells which sequences are in use", props::slots_schema)
+};
 pub(super) const TOKENIZER_INFO: Operation = question("Tells what vLLM's clients ask first", object);
 pub(super) const OPENAPI: Operation = Operation { errors: &[], ..question("Tells this document", object) };
 pub(super) const HEALTH: Operation =

@@ -17,8 +17,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("/api/chat", "POST /v1/chat/completions takes chats; Ollama's API is not spoken here"),
     ("/api/generate", "POST /v1/completions takes texts; Ollama's API is not spoken here"),
     ("/api/tags", "GET /v1/models lists what is served; Ollama's API is not spoken here"),
-    ("/slots", "GET /metrics says what the sequences do"),
-    ("/infill", "POST /v1/completions takes texts with a model's own marks, with `parse_special`"),
 ];
 
 pub(super) async fn unknown_url(request: Request) -> Failure {

@@ -9,9 +9,9 @@ use axum::routing::{MethodRouter, get, post};
 use self::Asker::{Client, Monitor, Probe};
 use self::Method::{Get, GetDelete, Post};
 use super::operations::{
-    APPLY_TEMPLATE, CANCEL, CHAT, COMPLETION, COUNT_TOKENS, DELETE, DETOKENIZE, EMBEDDINGS, HEALTH, INPUT_ITEMS,
-    MESSAGES, METRICS, MODEL, MODELS, OPENAPI, Operation, PROBE, PROPS, RERANK, RESPONSE, RETRIEVE, TOKENIZE,
-    TOKENIZER_INFO,
+    APPLY_TEMPLATE, CANCEL, CHAT, COMPLETION, COUNT_TOKENS, DELETE, DETOKENIZE, EMBEDDINGS, HEALTH, INFILL,
+    INPUT_ITEMS, MESSAGES, METRICS, MODEL, MODELS, OPENAPI, Operation, PROBE, PROPS, RERANK, RESPONSE, RETRIEVE, SCORE,
+    SLOTS, TOKENIZE, TOKENIZER_INFO,
 };
 use super::{App, anthropic, models, openai, openapi, paths, props, ready, responses, scrape};
 use crate::metrics::Route;
@@ -100,11 +100,15 @@ const ADDRESSES: &[Address] = &[
         .alias(),
     Address::new((Post, "/v1/completions"), Route::Completions, Client, || post(openai::completion))
         .tells(&[COMPLETION]),
+    Address::new((Post, "/infill"), Route::Infill, Client, || post(openai::infill)).tells(&[INFILL]),
     Address::new((Post, "/v1/embeddings"), Route::Embeddings, Client, || post(openai::embeddings)).tells(&[EMBEDDINGS]),
     Address::new((Post, "/v1/rerank"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]),
     Address::new((Post, "/v1/reranking"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
     Address::new((Post, "/rerank"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
     Address::new((Post, "/reranking"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
+    Address::new((Post, "/v2/rerank"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
+    Address::new((Post, "/v1/score"), Route::Score, Client, || post(openai::score)).tells(&[SCORE]),
+    Address::new((Post, "/score"), Route::Score, Client, || post(openai::score)).tells(&[SCORE]).alias(),
     Address::new((Post, "/v1/messages"), Route::Messages, Client, || post(anthropic::messages))
         .tells(&[MESSAGES])
         .of_anthropic(),
@@ -121,6 +125,7 @@ const ADDRESSES: &[Address] = &[
     Address::new((Get, "/models"), Route::Models, Client, || get(models::list)).tells(&[MODELS]).alias(),
     Address::new((Get, "/v1/models/{id}"), Route::Models, Client, || get(models::one)).tells(&[MODEL]).alias(),
     Address::new((Get, "/props"), Route::Other, Client, || get(props::props)).tells(&[PROPS]),
+    Address::new((Get, "/slots"), Route::Other, Client, || get(props::slots)).tells(&[SLOTS]),
     Address::new((Get, "/openapi.json"), Route::Other, Client, || get(openapi::document)).tells(&[OPENAPI]),
     Address::new((Get, "/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]),
     Address::new((Get, "/v1/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]).alias(),

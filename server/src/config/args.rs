@@ -132,6 +132,12 @@ pub struct ServeArgs {
     /// The model name that clients use, with commas between several [default: the file's name without .gguf]
     #[arg(short, long, env = "GANTRY_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub alias: Vec<String>,
+    /// A chat template in the place of the one in the model's file: its text, not the name of one
+    #[arg(long, env = "GANTRY_CHAT_TEMPLATE", value_name = "TEXT")]
+    pub chat_template: Option<String>,
+    /// A file with such a template
+    #[arg(long, env = "GANTRY_CHAT_TEMPLATE_FILE", value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
     /// Requests that may wait while all sequences are busy; one more is refused with 429
     #[arg(long, env = "GANTRY_MAX_QUEUE", default_value = "512", value_name = "N", allow_hyphen_values = true)]
     pub max_queue: String,
@@ -208,6 +214,14 @@ pub struct ServeArgs {
     /// How the vectors of a text's tokens become one: mean, cls, last or rank [default: what the model's file names]
     #[arg(long, env = "GANTRY_POOLING", value_name = "POOLING")]
     pub pooling: Option<String>,
+    /// Let requests ask for the beginnings of vectors (`dimensions`): the model was trained so that these are vectors, too
+    #[arg(
+        long,
+        env = "GANTRY_MATRYOSHKA",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub matryoshka: bool,
     /// Tokens of texts that are embedded together, and so the longest text
     #[arg(long, env = "GANTRY_UBATCH_SIZE", default_value = "512", value_name = "TOKENS", allow_hyphen_values = true)]
     pub ubatch_size: String,
@@ -220,6 +234,14 @@ pub struct ServeArgs {
     /// Milliseconds that a step may take while requests generate; -1: 2.1 times as long as their tokens alone
     #[arg(long, env = "GANTRY_STEP_MS_TARGET", default_value = "-1", value_name = "MS", allow_hyphen_values = true)]
     pub step_ms_target: String,
+    /// Where a gap within a text is filled, have the model read what follows it first, as some were taught
+    #[arg(
+        long,
+        env = "GANTRY_SPM_INFILL",
+        action = ArgAction::SetTrue,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub spm_infill: bool,
 }
 
 /// Where ggml's backends are.
@@ -268,8 +290,8 @@ pub struct HttpArgs {
         allow_hyphen_values = true
     )]
     pub api_key: Vec<String>,
-    /// A file of such keys, one a line, which is read again when it changes
-    #[arg(long, env = "GANTRY_API_KEY_FILE", value_name = "FILE")]
+    /// A file of such keys, one a line, or a directory of such files, as a Secret is mounted; read again when it changes
+    #[arg(long, env = "GANTRY_API_KEY_FILE", value_name = "PATH")]
     pub api_key_file: Option<PathBuf>,
     /// Origins whose pages may ask, with commas between several, or * for all [default: no page may]
     #[arg(long, env = "GANTRY_CORS_ORIGINS", value_name = "LIST", value_delimiter = ',')]
@@ -319,6 +341,9 @@ pub struct PodArgs {
     /// This pod's name
     #[arg(long, env = "GANTRY_POD", value_name = "NAME")]
     pub pod: String,
+    /// Names by which clients may ask for the model beside the one that its version is served by, with commas between them
+    #[arg(long, env = "GANTRY_ALIAS", value_name = "NAME", value_delimiter = ',')]
+    pub alias: Vec<String>,
     /// Where models are kept
     #[arg(long, env = "GANTRY_CACHE_DIR", default_value = "/var/cache/gantry", value_name = "DIR")]
     pub cache_dir: PathBuf,

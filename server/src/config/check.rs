@@ -148,10 +148,10 @@ impl Check {
         found
     }
 
-    /// Looks for a file that can be read.
-    pub(super) fn file(&mut self, flag: &str, path: &Path) {
+    /// Looks for a file that can be read, and says whether there is one.
+    pub(super) fn file(&mut self, flag: &str, path: &Path) -> bool {
         let why = match path.metadata() {
-            Ok(found) if found.is_file() => return,
+            Ok(found) if found.is_file() => return true,
             Ok(found) if found.is_dir() => "is a directory: name the file in it".to_owned(),
             Ok(_) => "is a pipe, a device or a socket".to_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => match path.read_link() {
@@ -161,6 +161,7 @@ impl Check {
             Err(error) => format!("cannot be looked at: {error}"),
         };
         self.problem(format!("--{flag} must be a readable file, and {path:?} {why}"));
+        false
     }
 
     pub(super) fn name(&mut self, flag: &str, text: &str) {

@@ -64,6 +64,74 @@ fn the_api_takes_nothing_that_the_server_refuses() {
     assert!(crd.contains(&drain), "{drain}");
 }
 
+/// What a pod's command line asks for.
+fn pod(args: &[&str]) -> Result<HttpSettings, Problems> {
+    let names = ["--service=chat", "--namespace=test", "--pod=chat-0"];
+    match read(&[&["pod"][..], &names[..], args].concat()).unwrap() {
+        Command::Pod(args) => args.settings(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// As the operator writes it for a service's `spec.api`.
+#[test]
+fn a_pod_takes_what_the_api_of_its_service_asks_for() {
+    let keys = tempfile::tempdir().unwrap();
+    std::fs::write(keys.path().join("team-a"), "sesame").unwrap();
+    let keys = format!("--api-key-file={}", keys.path().display());
+    let origins = "--cors-origins=http://localhost:3000,https://chat.example.com";
+    let http = pod(&[&keys, origins, "--alias=claude-sonnet-4,gpt-4o", "--any-model"]).unwrap();
+    let wanted = ["http://localhost:3000", "https://chat.example.com"].map(str::to_owned);
+    assert_eq!(http.origins, Origins::parse(&wanted).unwrap());
+    assert_eq!(http.names, ModelNames { aliases: vec!["claude-sonnet-4".to_owned(), "gpt-4o".to_owned()], any: true });
+    assert_ne!(http.keys, KeySources::default());
+    assert_eq!(pod(&["--cors-origins=*"]).unwrap().origins, Origins::Any);
+    let kept = pod(&["--response-store=file:///var/lib/gantry/responses", "--response-ttl=5400"]).unwrap().responses;
+    let place = StorePlace::Directory("/var/lib/gantry/responses".into());
+    assert_eq!(kept, Some(ResponseStoreSettings { place, time_to_live: Duration::from_secs(5400) }));
+    let bucket = pod(&["--response-store=s3://responses/"]).unwrap().responses.unwrap();
+    assert_eq!(bucket.time_to_live, Duration::from_secs(720 * 3600), "as the CRD says");
+    assert!(matches!(bucket.place, StorePlace::S3 { bucket, .. } if bucket == "responses"));
+    let problems = pod(&["--api-key-file=/nowhere", "--alias=a,"]).unwrap_err().to_string();
+    assert!(problems.contains("--api-key-file") && problems.contains("--alias"), "{problems}");
+}
+
+/// The pattern that the API server holds a field of `spec.api` to, or each item of a list.
+fn api_pattern(path: &str) -> String {
+    let crd = serde_json::to_value(gantry_crds::InferenceService::crd()).unwrap();
+    let mut field = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["api"];
+    for name in path.split('.') {
+        field = &field["properties"][name];
+    }
+    let is_set = field["x-kubernetes-list-type"] == "set" && field["maxItems"].is_u64();
+    let text = if is_set { &field["items"] } else { field };
+    assert!(text["type"] == "string" && text["maxLength"].is_u64(), "{path}: {field}");
+    let rule = field["x-kubernetes-validations"][0]["rule"].as_str().unwrap();
+    let (_, pattern) = rule.split_once("matches('^").unwrap();
+    let (pattern, _) = pattern.split_once("$'").unwrap();
+    // As CEL reads a string.
+    pattern.replace(r"\\", r"\")
+}
+
+proptest::proptest! {
+    #[test]
+    fn a_pod_starts_with_every_name_and_origin_that_the_api_server_takes(
+        origin in proptest::string::string_regex(&api_pattern("corsOrigins")).unwrap(),
+        alias in proptest::string::string_regex(&api_pattern("modelAliases")).unwrap(),
+        bucket in proptest::string::string_regex(&api_pattern("responseStore.s3.bucket")).unwrap(),
+        prefix in proptest::string::string_regex(&api_pattern("responseStore.s3.prefix")).unwrap(),
+    ) {
+        let store = format!("s3://{bucket}/{prefix}");
+        let flags = [("cors-origins", &origin), ("alias", &alias), ("response-store", &store)];
+        let flags = flags.map(|(flag, value)| format!("--{flag}={value}"));
+        let http = pod(&flags.each_ref().map(String::as_str));
+        proptest::prop_assert!(http.is_ok(), "{http:?}");
+        let http = http.unwrap();
+        proptest::prop_assert_eq!(http.names.aliases, [alias]);
+        proptest::prop_assert_eq!(http.responses.unwrap().place.to_string(), store);
+    }
+}
+
 #[test]
 fn flags_mean_what_they_mean_for_llama_server() {
     let settings = serve(&[
@@ -121,6 +189,10 @@ fn flags_mean_what_they_mean_for_llama_server() {
         "4",
         "--step-ms-target",
         "80",
+        "--chat-template",
+        "{{ messages[0].content }}",
+        "--spm-infill",
+        "--matryoshka",
         "--embedding",
         "--pooling",
         "last",
@@ -162,9 +234,12 @@ fn flags_mean_what_they_mean_for_llama_server() {
             prompt_lookup: 6,
             draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
             step_ms_target: Some(80),
+            chat_template: Some("{{ messages[0].content }}".to_owned()),
+            infill_suffix_first: true,
         },
         pooled: Some(PooledConfig { pooling: Some(Pooling::Last), max_batch: 16, wait_ms: 5, batch_tokens: 1024 }),
     };
+    assert!(settings.http.cuts_vectors);
     assert_eq!((settings.version.runtime, settings.version.served_name), (expected, "chat".to_owned()));
     assert_eq!(settings.http.port, 8080);
 }
@@ -239,6 +314,8 @@ fn every_mistake_is_named_at_once() {
         "0",
         "--step-ms-target",
         "0",
+        "--chat-template",
+        "chatml",
         "--pooling",
         "none",
         "--ubatch-size",
@@ -279,6 +356,7 @@ fn every_mistake_is_named_at_once() {
         "model-draft",
         "spec-draft-n-max",
         "step-ms-target",
+        "chat-template",
         "pooling",
         "ubatch-size",
         "embedding-batch",
@@ -446,7 +524,8 @@ fn an_error_says_where_the_flags_are_listed() {
 
 #[test]
 fn help_names_the_short_forms_of_llama_server() {
-    let help = read(&["serve", "--help"]).unwrap_err();
+    // Lines break where the terminal has them break.
+    let help = read(&["serve", "--help"]).unwrap_err().split_whitespace().collect::<Vec<_>>().join(" ");
     let reference = include_str!("../../../docs/configuration.md");
     for form in ["-np", "-ngl", "-dev", "-sm", "-ts", "-mg", "-ctk", "-ctv", "-ub", "-cram", "-md"] {
         assert!(help.contains(&format!("[also: {form}]")), "{form} is not in {help}");

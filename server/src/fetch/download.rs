@@ -88,7 +88,7 @@ impl Download<'_> {
                 if start == 0 && partial.bytes() > 0 {
                     partial.restart().map_err(|error| FetchError::disk("truncate", &error))?;
                 }
-                partial.resumed();
+                partial.resumed(total.is_some());
                 partial.set_validator(validator).map_err(|error| FetchError::disk("write", &error))?;
                 total.map_or(Ok(()), |total| grant.grow(total, total).map(drop))
             })();

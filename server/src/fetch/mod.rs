@@ -56,6 +56,17 @@ pub struct Fetcher {
     flights: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
 }
 
+/// One fetch from its first try to its last.
+struct Tries {
+    /// What came so far, between two tries.
+    partial: Option<Partial>,
+    /// The right to its digest's flight, until the partial file has it.
+    flight: Option<OwnedMutexGuard<()>>,
+    lock: Arc<tokio::sync::Mutex<()>>,
+    /// What came last by an answer that did not say how long it is.
+    found: Option<Digest>,
+}
+
 /// The first bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peek {
@@ -151,20 +162,19 @@ impl Fetcher {
             let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(flights.entry(digest).or_default())
         };
-        let mut flight = Some(lock.clone().lock_owned().await);
+        let mut tries = Tries { partial: None, flight: Some(lock.clone().lock_owned().await), lock, found: None };
         let lease = self.cache.lease(digest);
         let mut backoff = Backoff::default();
-        let mut partial = None;
         loop {
             let result = match self.cached(digest).await {
                 Ok(Some(model)) => return Ok(model),
-                Ok(None) => self.try_once(source, digest, progress, &mut partial, &mut flight, &lock).await,
+                Ok(None) => self.try_once(source, digest, progress, &mut tries).await,
                 Err(error) => Err(error),
             };
             match result {
                 Ok(()) => {}
                 Err(error @ FetchError::Temporary { .. }) => {
-                    let bytes = partial.as_ref().map_or(0, Partial::bytes);
+                    let bytes = tries.partial.as_ref().map_or(0, Partial::bytes);
                     // A try that brought bytes is no standstill, and the next one may bring more.
                     let stands_still = !backoff.has_come(bytes);
                     let wait = backoff.after(&error, bytes);
@@ -187,17 +197,15 @@ impl Fetcher {
         source: &Source,
         digest: Digest,
         progress: &watch::Sender<FetchProgress>,
-        slot: &mut Option<Partial>,
-        flight: &mut Option<OwnedMutexGuard<()>>,
-        lock: &Arc<tokio::sync::Mutex<()>>,
+        tries: &mut Tries,
     ) -> Result<(), FetchError> {
-        let partial = match slot.take() {
+        let partial = match tries.partial.take() {
             Some(partial) => partial,
             None => {
-                let flight = match flight.take() {
+                let flight = match tries.flight.take() {
                     Some(flight) => flight,
                     // The last holder died with its thread, and the lock was freed with it.
-                    None => Arc::clone(lock).lock_owned().await,
+                    None => Arc::clone(&tries.lock).lock_owned().await,
                 };
                 self.open_partial(digest, flight).await?
             }
@@ -213,7 +221,7 @@ impl Fetcher {
         };
         match result {
             Ok(()) => match partial {
-                Some(partial) => self.finish(partial, digest, slot).await,
+                Some(partial) => self.finish(partial, digest, &address, tries).await,
                 None => Err(FetchError::temporary("the cache's own work failed")),
             },
             Err(error) => {
@@ -225,7 +233,7 @@ impl Fetcher {
                         let discarded = blocking(move || partial.discard()).await?;
                         discarded.map_err(|error| FetchError::disk("remove", &error))?;
                     }
-                    partial => *slot = partial,
+                    partial => tries.partial = partial,
                 }
                 let cache = Arc::clone(&self.cache);
                 if full && blocking(move || cache.evict_unused()).await? {
@@ -243,7 +251,13 @@ impl Fetcher {
     }
 
     /// Checks a file that is there to its last byte, and gives it its name.
-    async fn finish(&self, partial: Partial, digest: Digest, slot: &mut Option<Partial>) -> Result<(), FetchError> {
+    async fn finish(
+        &self,
+        partial: Partial,
+        digest: Digest,
+        address: &str,
+        tries: &mut Tries,
+    ) -> Result<(), FetchError> {
         let found = partial.digest();
         if found == digest {
             let path = self.cache.path(digest);
@@ -251,7 +265,10 @@ impl Fetcher {
             self.cache.verified(digest);
             return Ok(());
         }
-        if partial.is_whole() {
+        // Of an answer that did not say its length nobody knows that it was cut; one that is the same again was not.
+        let is_the_file = |tries: &mut Tries| partial.has_known_length() || tries.found.replace(found) == Some(found);
+        let whole = partial.is_whole();
+        if whole && is_the_file(tries) {
             let bytes = partial.bytes();
             let discarded = blocking(move || partial.discard()).await?;
             discarded.map_err(|error| FetchError::disk("remove", &error))?;
@@ -264,8 +281,14 @@ impl Fetcher {
             (partial, restarted)
         })
         .await?;
-        *slot = Some(partial);
+        tries.partial = Some(partial);
         restarted.map_err(|error| FetchError::disk("truncate", &error))?;
+        if whole {
+            return Err(FetchError::temporary(format!(
+                "{address} sends a file without saying how long it is, and another than was asked for; it is fetched once more, \
+                 in case it was cut"
+            )));
+        }
         Err(FetchError::temporary("the pieces of the file do not belong together; it is fetched again as a whole"))
     }
 }

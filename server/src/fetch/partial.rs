@@ -38,6 +38,8 @@ pub(super) struct Partial {
     validator: Validator,
     /// Whether all bytes came in one piece, from the first to the last.
     whole: bool,
+    /// Whether it was said how long the file is, so that one that was cut is known for it.
+    known_length: bool,
     _flight: OwnedMutexGuard<()>,
 }
 
@@ -51,7 +53,7 @@ impl Partial {
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        Ok(Self { file, path, hasher, bytes, validator, whole: bytes == 0, _flight: flight })
+        Ok(Self { file, path, hasher, bytes, validator, whole: bytes == 0, known_length: true, _flight: flight })
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -67,9 +69,14 @@ impl Partial {
         self.whole
     }
 
-    /// Notes that what follows is from another answer than what is there.
-    pub(super) fn resumed(&mut self) {
-        self.whole = self.bytes == 0;
+    /// Whether a file that was cut would be known for it.
+    pub(super) fn has_known_length(&self) -> bool {
+        self.known_length
+    }
+
+    /// Notes that what follows is from another answer than what is there, and whether that says how long the file is.
+    pub(super) fn resumed(&mut self, known_length: bool) {
+        (self.whole, self.known_length) = (self.bytes == 0, known_length);
     }
 
     /// Notes what the server calls the file.

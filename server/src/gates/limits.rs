@@ -41,3 +41,6 @@ pub const MIN_POOL_TOKENS: u32 = 512;
 /// How long a pod that has to bring the active version back waits for a source or an object that is away before it says
 /// so, and lets a candidate go first; then it tries again.
 pub const RESTORE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long it brings the active version back before a candidate is prepared beside that, however well it gets on: a source that
+/// sends a byte now and then must not keep the cure away.
+pub const RESTORE_ALONE: Duration = Duration::from_secs(30);

@@ -338,15 +338,24 @@ impl Gates {
             runtime,
         };
         let started = Instant::now();
-        let (progress, _) = watch::channel(0.0);
-        match Version::load(spec, &self.workers.clone().on_trial(trial), progress).await {
+        let (progress, mut seen) = watch::channel(0.0);
+        let workers = self.workers.clone().on_trial(trial);
+        let load = Version::load(spec, &workers, progress);
+        tokio::pin!(load);
+        let loaded = loop {
+            tokio::select! {
+                loaded = &mut load => break loaded,
+                Ok(()) = seen.changed() => report.loaded(*seen.borrow_and_update()),
+            }
+        };
+        match loaded {
             Ok(version) => {
                 report_template(version.model().and_then(|model| model.template).as_deref(), report);
                 report.pass(GateName::Load, format!("{:.1} s", started.elapsed().as_secs_f64()));
                 let files = std::iter::once(model).chain(draft.map(|draft| draft.file)).collect();
                 Ok(Loaded { version, files, predicted_bytes })
             }
-            Err(error) => Err(load_refusal(&error)),
+            Err(error) => Err(load_refusal(&error, job.version.runtime.chat_template.is_some())),
         }
     }
 
@@ -366,7 +375,8 @@ impl Gates {
         report.phase(CandidatePhase::Testing);
         let prompts = prompts::parse(&text)
             .map_err(|error| refuse(format!("ConfigMap {name}: {error}")).with_value("unreadable prompts"))?;
-        let answers = prompts::ask(version, &prompts).await;
+        report.answered(0, prompts.len());
+        let answers = prompts::ask(version, &prompts, |answered| report.answered(answered, prompts.len())).await;
         report.pass(GateName::Prompts, prompts::judge(&prompts, &answers, min_pass)?);
         Ok(())
     }
@@ -524,6 +534,7 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
                 Some(Layout::Unified) => KvLayout::Unified,
             },
             step_ms_target: spec.step_ms_target,
+            chat_template: spec.chat_template.clone(),
             // Less than a byte is none.
             cache_ram_bytes: cache.and_then(|cache| cache.memory.as_ref()).map(|memory| memory.bytes().unwrap_or(0)),
             cache_ttl_ms: cache.and_then(|cache| cache.ttl.as_ref()).and_then(milliseconds),

@@ -4,6 +4,7 @@
 //! aside. Absent: where the prompts come from ([`super::objects`]).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::{StreamExt, stream};
 use gantry_crds::status::GateName;
@@ -119,12 +120,21 @@ pub enum Answer {
 }
 
 /// Asks all prompts, a few at a time; the answers are in the prompts' order. Never more than the version decodes at once:
-/// a prompt that its queue turns away would count against the model.
-pub async fn ask(version: &Arc<Version>, prompts: &[GoldenPrompt]) -> Vec<Answer> {
+/// a prompt that its queue turns away would count against the model. `told` hears how many are answered, each time that one is.
+pub async fn ask(version: &Arc<Version>, prompts: &[GoldenPrompt], told: impl Fn(usize) + Sync) -> Vec<Answer> {
     let slots = usize::try_from(version.spec().runtime.parallel).unwrap_or(PROMPTS_AT_ONCE);
     let at_once = PROMPTS_AT_ONCE.min(slots).max(1);
-    let prompts = prompts.to_vec();
-    stream::iter(prompts).map(|prompt| ask_one(Arc::clone(version), prompt)).buffered(at_once).collect().await
+    let answered = AtomicUsize::new(0);
+    let (answered, told) = (&answered, &told);
+    let asked = prompts.to_vec().into_iter().map(|prompt| {
+        let version = Arc::clone(version);
+        async move {
+            let answer = ask_one(version, prompt).await;
+            told(answered.fetch_add(1, Ordering::Relaxed) + 1);
+            answer
+        }
+    });
+    stream::iter(asked).buffered(at_once).collect().await
 }
 
 async fn ask_one(version: Arc<Version>, prompt: GoldenPrompt) -> Answer {

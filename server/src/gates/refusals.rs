@@ -43,10 +43,14 @@ pub(super) fn format_refusal(error: &GgufError) -> Refusal {
     Refusal::new(GateName::Format, error.to_string()).with_value(value)
 }
 
-pub(super) fn load_refusal(error: &LoadError) -> Refusal {
+pub(super) fn load_refusal(error: &LoadError, gives_template: bool) -> Refusal {
     let (value, what) = match error {
         LoadError::Template(_) => {
-            let message = format!("{error}, or serve a file with another one");
+            let message = if gives_template {
+                format!("{error}: spec.runtime.chatTemplate")
+            } else {
+                format!("{error}, serve a file with another one, or give one as spec.runtime.chatTemplate")
+            };
             return Refusal::new(GateName::Template, message).with_value("cannot render");
         }
         LoadError::Settings(_) => ("bad settings", "correct spec.runtime"),

@@ -44,7 +44,31 @@ impl Report {
 
     /// The version is doing something else now.
     pub fn phase(&self, phase: CandidatePhase) {
-        self.change(|status| (status.phase, status.wait_reason, status.message) = (phase, None, None));
+        self.change(|status| {
+            (status.phase, status.wait_reason, status.message) = (phase, None, None);
+            // A figure of the phase before.
+            if let Some(progress) = status.progress.as_mut().filter(|progress| progress.done_permille.is_some()) {
+                (progress.done_permille, progress.summary) = (None, None);
+            }
+        });
+    }
+
+    /// How much of it is in memory, from 0 to 1: told in whole percents.
+    pub fn loaded(&self, share: f32) {
+        let percent = (share.clamp(0.0, 1.0) * 100.0) as i64;
+        self.done(percent * 10, format!("{percent}% loaded"));
+    }
+
+    /// How many of the golden prompts are answered, well or badly.
+    pub fn answered(&self, prompts: usize, of: usize) {
+        self.done((prompts * 1000 / of.max(1)) as i64, format!("{prompts} of {of} prompts"));
+    }
+
+    fn done(&self, permille: i64, summary: String) {
+        self.change(|status| {
+            let progress = status.progress.get_or_insert_default();
+            (progress.done_permille, progress.summary, progress.eta_seconds) = (Some(permille), Some(summary), None);
+        });
     }
 
     /// Takes the line off the board.
@@ -136,6 +160,7 @@ impl Report {
                 bytes: signed(progress.bytes),
                 total,
                 eta_seconds: progress.eta.map(|eta| signed(eta.as_secs())),
+                done_permille: None,
                 summary: percent,
             });
         });
@@ -221,6 +246,32 @@ fn clip(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_phase_has_its_own_figure() {
+        let board = Arc::new(watch::channel(BTreeMap::new()).0);
+        let report = Report::new(Arc::clone(&board), "v1", None);
+        let figure = || {
+            let progress = board.borrow()["v1"].progress.clone().unwrap_or_default();
+            (progress.bytes, progress.done_permille, progress.summary)
+        };
+        let fetched = FetchProgress { bytes: 10, total: Some(20), ..FetchProgress::default() };
+        report.progress(&fetched);
+        assert_eq!(figure(), (10, None, Some("50%".to_owned())));
+        report.phase(CandidatePhase::Loading);
+        report.loaded(0.427);
+        assert_eq!(figure(), (10, Some(420), Some("42% loaded".to_owned())));
+        let mut seen = board.subscribe();
+        report.loaded(0.429);
+        assert!(!seen.has_changed().unwrap_or(true), "less than a percent is no news");
+        report.loaded(f32::NAN);
+        report.phase(CandidatePhase::Testing);
+        assert_eq!(figure(), (10, None, None));
+        report.answered(3, 20);
+        assert_eq!(figure(), (10, Some(150), Some("3 of 20 prompts".to_owned())));
+        seen.mark_unchanged();
+        report.answered(0, 0);
+    }
 
     #[test]
     fn bytes_are_written_as_kubernetes_does() {

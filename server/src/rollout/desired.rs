@@ -26,6 +26,8 @@ pub struct Desired {
     pub versions: BTreeMap<String, NamedVersion>,
     /// Why others are not known.
     pub unreadable: BTreeMap<String, String>,
+    /// What of these versions, or of how they are to be judged, this release does not know: fields of a later one.
+    pub unknown: BTreeMap<String, Vec<String>>,
     /// How.
     pub settings: Settings,
 }

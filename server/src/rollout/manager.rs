@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gantry_crds::inference_service::SourceSpec;
 use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, NamedVersion, ReplicaHealth, WaitReason};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -14,7 +15,7 @@ use super::phase::{Next, Phase, Step, next};
 use super::plan::{Action, Current, Known, Purpose, Route, plan};
 use super::snapshot::Snapshot;
 use super::told::{Told, refused_alike};
-use crate::gates::limits::RESTORE_PATIENCE;
+use crate::gates::limits::{RESTORE_ALONE, RESTORE_PATIENCE};
 use crate::gates::report::blank;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
 use crate::routing::{Router, Routing};
@@ -24,6 +25,8 @@ use crate::version::{Scheduling, WorkerHealth};
 const RETRY_MIN: Duration = Duration::from_secs(2);
 /// The longest such wait.
 const RETRY_MAX: Duration = Duration::from_secs(60);
+/// What to do about a pod whose release is older than what is asked of it.
+const NEWER_IMAGE: &str = "update the server's image (annotate the service with gantry.dev/restart=<any new value>)";
 /// Rounds of planning after one event; each does what the one before made possible.
 const MAX_PLAN_ROUNDS: usize = 8;
 
@@ -42,8 +45,9 @@ pub struct Manager {
 /// One version.
 struct Entry {
     phase: Phase,
-    /// What it was begun with.
+    /// What it was begun with, and when.
     made_of: NamedVersion,
+    begun: Instant,
     attempt: Option<i64>,
     /// Whether every gate of the attempt let it through.
     passed: bool,
@@ -165,7 +169,8 @@ impl Manager {
             attempt: entry.attempt,
             worker_up: entry.loaded.as_ref().is_some_and(is_up),
             retry_due: entry.retry_at.is_some_and(|at| now >= at),
-            outdated: desired.versions.get(name).is_some_and(|version| *version != entry.made_of),
+            outdated: desired.versions.get(name).is_some_and(|version| sources(version) != sources(&entry.made_of)),
+            slow: entry.slow_at().is_some_and(|at| now >= at),
         };
         Current {
             route: self.route.clone(),
@@ -175,8 +180,8 @@ impl Manager {
 
     fn next_retry(&self) -> Instant {
         let now = Instant::now();
-        let waits = self.entries.values().filter_map(|entry| entry.retry_at).filter(|at| *at > now);
-        waits.min().unwrap_or(now + RETRY_MAX)
+        let times = self.entries.values().flat_map(|entry| entry.retry_at.into_iter().chain(entry.slow_at()));
+        times.filter(|at| *at > now).min().unwrap_or(now + RETRY_MAX)
     }
 
     /// Moves a version along the table of [`phase`](super::phase).
@@ -256,6 +261,7 @@ impl Manager {
             // Only the table makes this a phase that anyone sees.
             phase: Phase::Waiting,
             made_of: named.clone(),
+            begun: Instant::now(),
             attempt: None,
             passed: false,
             loaded: None,
@@ -271,10 +277,10 @@ impl Manager {
             Purpose::Candidate { attempt } => (Some(attempt), desired.settings.prompts.clone(), None),
         };
         // Why it is not here is true until it is: what is tried again and again is told once.
-        if entry.attempt != attempt || entry.made_of != *named {
+        if entry.attempt != attempt || sources(&entry.made_of) != sources(named) {
             (entry.refusal, entry.told) = (None, Told::default());
         }
-        entry.made_of = named.clone();
+        (entry.made_of, entry.begun) = (named.clone(), Instant::now());
         entry.attempt = attempt;
         entry.passed = false;
         entry.retry_at = None;
@@ -435,11 +441,20 @@ impl Manager {
                     let message = format!("{}: {}; it is tried again", refusal.gate.as_str(), refusal.message);
                     (ReplicaHealth::Failed, Some(message))
                 }
-                None => (ReplicaHealth::Starting, None),
+                None => (ReplicaHealth::Starting, self.slow_restore(desired)),
             };
         };
+        let name = &serving.version.spec().name;
         match &*serving.version.health().borrow() {
-            WorkerHealth::Ready => (ReplicaHealth::Healthy, None),
+            WorkerHealth::Ready => {
+                let without = desired.unknown.get(name).map(|fields| {
+                    format!(
+                        "answers with {name} without {}, which this release does not know: {NEWER_IMAGE}",
+                        fields.join(", ")
+                    )
+                });
+                (ReplicaHealth::Healthy, without)
+            }
             WorkerHealth::Loading => (ReplicaHealth::Starting, None),
             // Which restart it is stands in the metrics: here, each would be a write.
             WorkerHealth::Restarting { reason, .. } => {
@@ -450,6 +465,14 @@ impl Manager {
             }
             WorkerHealth::Stopped => (ReplicaHealth::Failed, Some("the worker was stopped".to_owned())),
         }
+    }
+
+    /// That the active version is long in coming, where it is.
+    fn slow_restore(&self, desired: &Desired) -> Option<String> {
+        let active = desired.active.as_ref()?;
+        let entry = self.entries.get(active).filter(|entry| entry.slow_at().is_some_and(|at| Instant::now() >= at))?;
+        let source = entry.made_of.model.source.uri.as_deref().map(gantry_crds::address::shown).unwrap_or_default();
+        Some(format!("{active} is still being brought from {source}; a candidate is prepared beside it"))
     }
 
     fn prepared(&self, desired: &Desired) -> Option<String> {
@@ -491,15 +514,19 @@ impl Manager {
         let busy = self.entries.iter().find(|(name, entry)| {
             name.as_str() != candidate && !matches!(entry.phase, Phase::Ready | Phase::Refused | Phase::Waiting)
         });
+        let too_old = desired.unknown.contains_key(candidate) || desired.unreadable.contains_key(candidate);
         // What is loaded or unloaded takes the room.
-        let wait_reason = busy.map(|_| WaitReason::NoRoom);
-        let message = match busy {
+        let wait_reason = if too_old { Some(WaitReason::AgentTooOld) } else { busy.map(|_| WaitReason::NoRoom) };
+        let message = match busy.filter(|_| !too_old) {
             Some((name, Entry { phase: Phase::Retiring, .. })) => format!("waits until {name} is unloaded"),
             Some((name, _)) => format!("waits until {name} is loaded"),
             None if desired.unreadable.contains_key(candidate) => format!(
-                "this release cannot read what {candidate} is ({}): update the server's image (annotate the service with \
-                 gantry.dev/restart=<any new value>)",
+                "this release cannot read what {candidate} is ({}): {NEWER_IMAGE}",
                 desired.unreadable[candidate]
+            ),
+            None if desired.unknown.contains_key(candidate) => format!(
+                "this release does not know {} of {candidate}: {NEWER_IMAGE}",
+                desired.unknown[candidate].join(", ")
             ),
             None if !desired.versions.contains_key(candidate) => {
                 format!("waits for status.versions to say what {candidate} is")
@@ -510,7 +537,18 @@ impl Manager {
     }
 }
 
+/// Where the files of a version come from: whatever else is spelled otherwise in it is the same by its name.
+fn sources(version: &NamedVersion) -> (&SourceSpec, Option<&SourceSpec>) {
+    let draft = version.runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
+    (&version.model.source, draft)
+}
+
 impl Entry {
+    /// When a candidate waits no longer for this version to be brought back, while it is.
+    fn slow_at(&self) -> Option<Instant> {
+        (self.phase == Phase::Preparing && self.attempt.is_none()).then(|| self.begun + RESTORE_ALONE)
+    }
+
     fn refuse(&mut self, version: &str, refusal: Refusal) {
         tracing::warn!(
             version, gate = refusal.gate.as_str(), value = refusal.value, message = %refusal.message, "version refused"

@@ -1,8 +1,10 @@
 //! What to do next: a pure function from what is asked and what is there to a few actions.
 //!
 //! Rules: the version that answers changes only to one that is ready; one that answers is never unloaded, and one that is
-//! kept to go back to gives way only to a candidate that has no room beside it; the active version comes before the candidate, unless it cannot be had; a candidate begins only when nothing is being unloaded,
-//! so that the memory gate sees what will be there. Called again after its actions were carried out, it asks for nothing.
+//! kept to go back to gives way only to a candidate that has no room beside it; the active version comes before the
+//! candidate, unless it cannot be had or is long in coming; a candidate begins only when nothing is being unloaded, so that
+//! the memory gate sees what will be there; one of which this release does not know all is not begun with, and taken as the
+//! active version only where nothing else answers. Called again after its actions were carried out, it asks for nothing.
 
 use std::collections::BTreeMap;
 
@@ -40,6 +42,8 @@ pub struct Known {
     pub retry_due: bool,
     /// It was begun with another source than is asked for now.
     pub outdated: bool,
+    /// It is being brought back for longer than a candidate waits for that.
+    pub slow: bool,
 }
 
 /// Why a version is prepared.
@@ -154,6 +158,10 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
 /// Brings the active version back where this pod does not have it.
 fn restore(desired: &Desired, current: &Current) -> Option<Action> {
     let version = desired.active.clone().filter(|name| desired.versions.contains_key(name))?;
+    // What is answered now is right, and that version would be answered otherwise than it was judged.
+    if desired.unknown.contains_key(&version) && current.route.active.is_some() {
+        return None;
+    }
     let due = current.versions.get(&version).is_none_or(|known| match known.phase {
         Phase::Refused | Phase::Waiting => known.retry_due || known.outdated,
         _ => false,
@@ -168,8 +176,15 @@ fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool)
     if desired.active.as_ref() == Some(&version) || route.active.as_ref() == Some(&version) {
         return None;
     }
-    let busy =
-        |known: &Known| matches!(known.phase, Phase::Preparing | Phase::Checking | Phase::Cancelling | Phase::Retiring);
+    if desired.unknown.contains_key(&version) {
+        return None;
+    }
+    let busy = |known: &Known| match known.phase {
+        // A source that sends a byte now and then would hold every candidate up, the cure among them.
+        Phase::Preparing => !known.slow,
+        Phase::Checking | Phase::Cancelling | Phase::Retiring => true,
+        Phase::Ready | Phase::Waiting | Phase::Refused => false,
+    };
     if unloads || current.versions.values().any(busy) {
         return None;
     }

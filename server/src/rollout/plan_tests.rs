@@ -27,6 +27,7 @@ fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Optio
         kept: BTreeSet::new(),
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
         unreadable: BTreeMap::new(),
+        unknown: BTreeMap::new(),
         settings: super::super::desired::Settings::default(),
     }
 }
@@ -37,7 +38,12 @@ fn keeping(version: &str, desired: Desired) -> Desired {
 
 fn known(phase: Phase, attempt: Option<i64>) -> Known {
     let worker_up = matches!(phase, Phase::Ready | Phase::Checking);
-    Known { phase, attempt, worker_up, retry_due: false, outdated: false }
+    Known { phase, attempt, worker_up, retry_due: false, outdated: false, slow: false }
+}
+
+/// What a version asks for that this release does not know.
+fn not_knowing(version: &str, desired: Desired) -> Desired {
+    Desired { unknown: BTreeMap::from([(version.to_owned(), vec!["runtime.x".to_owned()])]), ..desired }
 }
 
 fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Known)]) -> Current {
@@ -153,7 +159,50 @@ fn retry_cases() -> Vec<Case> {
     let due = |phase, attempt| Known { retry_due: true, ..known(phase, attempt) };
     let down = |phase, attempt| Known { worker_up: false, ..known(phase, attempt) };
     let outdated = |phase, attempt| Known { outdated: true, ..known(phase, attempt) };
+    let slow = |phase, attempt| Known { slow: true, ..known(phase, attempt) };
     vec![
+        (
+            "the active version is on its way: the candidate waits for it",
+            desired(Some("v1"), Some(("v2", 1)), None),
+            current(None, None, &[("v1", known(Preparing, None))]),
+            vec![],
+        ),
+        (
+            "it is long in coming: the candidate may be the cure",
+            desired(Some("v1"), Some(("v2", 1)), None),
+            current(None, None, &[("v1", slow(Preparing, None))]),
+            vec!["try v2 1"],
+        ),
+        (
+            "as long as another one that answers is to be replaced by it",
+            desired(Some("v2"), Some(("v3", 1)), None),
+            current(Some("v1"), None, &[serving.clone(), ("v2", slow(Preparing, None))]),
+            vec!["try v3 1"],
+        ),
+        (
+            "but room that is about to be made is waited for",
+            desired(Some("v1"), Some(("v2", 1)), None),
+            current(None, None, &[("v1", slow(Preparing, None)), ("v3", known(Retiring, None))]),
+            vec![],
+        ),
+        (
+            "a candidate with fields of a later release is not judged without them",
+            not_knowing("v2", desired(Some("v1"), Some(("v2", 1)), None)),
+            current(Some("v1"), None, std::slice::from_ref(&serving)),
+            vec![],
+        ),
+        (
+            "nor taken up instead of what answers",
+            not_knowing("v2", desired(Some("v2"), None, Some("v1"))),
+            current(Some("v1"), None, std::slice::from_ref(&serving)),
+            vec![],
+        ),
+        (
+            "but where nothing answers it is better than nothing",
+            not_knowing("v2", desired(Some("v2"), None, None)),
+            current(None, None, &[]),
+            vec!["restore v2"],
+        ),
         (
             "a refused candidate is not tried again",
             desired(Some("v1"), Some(("v2", 1)), None),
@@ -360,7 +409,7 @@ impl Pod {
             Action::Prepare { version, purpose } => {
                 self.step(&version, Step::Prepare);
                 let entry = self.0.versions.get_mut(&version).unwrap();
-                (entry.retry_due, entry.outdated) = (false, false);
+                (entry.retry_due, entry.outdated, entry.slow) = (false, false, false);
                 entry.worker_up = entry.phase == Phase::Checking;
                 entry.attempt = match purpose {
                     Purpose::Restore => None,
@@ -419,6 +468,8 @@ enum Event {
     Asked(Box<Desired>),
     /// Another source is given for a version.
     Moved(&'static str),
+    /// Time passes while a version is brought back.
+    Slow(&'static str),
     Happens(&'static str, u8),
 }
 
@@ -426,6 +477,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => any_desired().prop_map(|desired| Event::Asked(Box::new(desired))),
         1 => any_name().prop_map(Event::Moved),
+        1 => any_name().prop_map(Event::Slow),
         3 => (any_name(), 0..4_u8).prop_map(|(name, luck)| Event::Happens(name, luck)),
     ]
 }
@@ -441,6 +493,11 @@ proptest! {
                 Event::Asked(desired) => asked = *desired,
                 Event::Moved(version) => {
                     pod.0.versions.entry(version.to_owned()).and_modify(|known| known.outdated = true);
+                }
+                Event::Slow(version) => {
+                    pod.0.versions.entry(version.to_owned()).and_modify(|known| {
+                        known.slow = known.phase == Phase::Preparing && known.attempt.is_none();
+                    });
                 }
                 Event::Happens(version, luck) => pod.happen(version, luck),
             }

@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn bytes_that_come_are_told_and_a_wait_for_room_once() {
         let fetched = |bytes: i64| CandidateStatus {
-            progress: Some(Progress { bytes, total: None, eta_seconds: None, summary: None }),
+            progress: Some(Progress { bytes, ..Progress::default() }),
             ..line(CandidatePhase::Fetching, &[], None, "")
         };
         let mut told = Told::default();

@@ -44,12 +44,20 @@ pub(super) struct Connections {
     table: Mutex<Table>,
     /// One has ended, or waits for a request.
     changed: Notify,
+    /// [`SLOW_CLIENT_LIMIT`] while there are as many as may be.
+    crowded_limit: Duration,
     metrics: Arc<Metrics>,
 }
 
 impl Connections {
-    pub(super) fn new(limit: usize, metrics: &Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { table: Mutex::new(Table::new(limit)), changed: Notify::new(), metrics: Arc::clone(metrics) })
+    pub(super) fn new(limit: usize, crowded_limit: Duration, metrics: &Arc<Metrics>) -> Arc<Self> {
+        let (table, metrics) = (Mutex::new(Table::new(limit)), Arc::clone(metrics));
+        Arc::new(Self { table, changed: Notify::new(), crowded_limit, metrics })
+    }
+
+    /// How long a client may take too little of an answer.
+    fn patience(&self) -> Duration {
+        if self.with(|table| table.is_full()) { self.crowded_limit } else { SLOW_CLIENT_LIMIT }
     }
 
     /// Waits until there is room for one more.
@@ -111,6 +119,8 @@ enum State {
     Busy,
     /// hyper has the whole answer and is sending it.
     Ending,
+    /// The same, and the client takes nothing.
+    Unread,
     Idle,
 }
 
@@ -135,7 +145,10 @@ impl ConnectionPlace {
             State::Waiting => Phase::Waiting,
             State::Receiving => Phase::Receiving,
             State::Busy => Phase::Busy,
+            State::Unread => Phase::Unread,
             State::Idle => Phase::Idle,
+            // It is busy still, or again.
+            State::Ending if from == State::Unread => Phase::Busy,
             State::Ending => return,
         };
         self.connections.with(|table| table.change(self.id, phase, Instant::now()));
@@ -186,7 +199,7 @@ pub(super) async fn serve(
     let output = Arc::clone(app.output());
     let peer = stream.peer_addr().map(|address| Peer::of(address.ip())).unwrap_or_default();
     let service = service_fn(|request: Request<Incoming>| {
-        for before in [State::Waiting, State::Idle, State::Ending] {
+        for before in [State::Waiting, State::Idle, State::Ending, State::Unread] {
             place.change(before, State::Receiving);
         }
         let answering = Answering(Arc::clone(&place));
@@ -367,14 +380,17 @@ impl Watched {
         if let Poll::Ready(taken) = &written {
             if let (Ok(bytes), Some(sending)) = (taken, &mut self.sending) {
                 sending.window.taken_bytes += bytes;
+                self.place.change(State::Unread, State::Ending);
             }
             return written;
         }
+        self.place.change(State::Ending, State::Unread);
         let begin = || Sending { window: Window::new(Instant::now()), look: Box::pin(sleep(SUPERVISOR_TICK)) };
         let sending = self.sending.get_or_insert_with(begin);
         while sending.look.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
-            let patience = self.output.patience(SLOW_CLIENT_LIMIT, sending.window.since.into_std());
+            let limit = self.place.connections.patience();
+            let patience = self.output.patience(limit, sending.window.since.into_std());
             let is_behind = sending.window.is_behind(now, patience);
             // Of a stream its channel knows more, but at the end of the server only this connection is left of it.
             let is_whole = self.place.has_whole_answer.load(Ordering::Acquire);
@@ -412,7 +428,9 @@ impl AsyncWrite for Watched {
         if flushed.is_ready() {
             self.sending = None;
             self.place.has_whole_answer.store(false, Ordering::Release);
-            self.place.change(State::Ending, State::Idle);
+            for before in [State::Ending, State::Unread] {
+                self.place.change(before, State::Idle);
+            }
         }
         flushed
     }

@@ -29,7 +29,7 @@ impl Served {
             None,
             None,
         );
-        let connections = Connections::new(limit, app.metrics());
+        let connections = Connections::new(limit, SLOW_CLIENT_CROWDED_LIMIT, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self { listener, connections, app, closing: CancellationToken::new() }
     }
@@ -102,6 +102,31 @@ async fn connections_end_with_their_clients() {
     assert_eq!(socket.tcp_user_timeout().unwrap(), Some(CLIENT_STALL_LIMIT));
     drop(client);
     served.until_open(0).await;
+}
+
+/// What no client takes goes before what one asks for; who reads, however slowly, is left alone.
+#[tokio::test]
+async fn answers_that_are_not_read_make_room() {
+    let served = Served::new(2).await;
+    let long = axum::Router::new().route("/long", axum::routing::get(|| async { vec![b'x'; 8 << 20] }));
+    let request = b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut unread = served.connect_to(long.clone()).await;
+    unread.write_all(request).await.unwrap();
+    let mut slow = served.connect_to(long).await;
+    slow.write_all(request).await.unwrap();
+    let read = tokio::spawn(async move {
+        let (mut block, mut taken) = ([0; 1 << 14], 0);
+        while let Ok(bytes @ 1..) = slow.read(&mut block).await {
+            taken += bytes;
+            sleep(Duration::from_millis(2)).await;
+        }
+        taken
+    });
+    let mut newcomer = served.connect().await;
+    assert!(ask(&mut newcomer).await.contains("200 OK"));
+    let mut rest = Vec::new();
+    assert!(unread.read_to_end(&mut rest).await.is_err() || rest.len() < 8 << 20);
+    assert!(read.await.unwrap() > 8 << 20, "with its head");
 }
 
 #[tokio::test]
@@ -230,7 +255,7 @@ fn large_and_late() -> axum::Router {
 /// How long a client that asks this and takes so many bytes a second is served, by a clock that goes on when nobody can; at most
 /// until three times the limit.
 async fn served_for(requests: &str, bytes_per_second: usize) -> Duration {
-    served_by(&Served::new(1).await, requests, bytes_per_second).await
+    served_by(&Served::new(2).await, requests, bytes_per_second).await
 }
 
 async fn served_by(served: &Served, requests: &str, bytes_per_second: usize) -> Duration {

@@ -3,8 +3,9 @@
 //! Pure: [`Table`] is told what happened and when. Who has asked for something (`Busy`) is never made to leave. Of the
 //! others, those go first of which no whole head has come (`Waiting`), the one that has waited longest before the others, so
 //! that a client that has just connected gets to send its request while thousands are silent; then those between two requests
-//! (`Idle`), the one idle longest first; at last those whose body is still coming (`Receiving`), in the same order, or as
-//! many slow bodies as there are places would keep everybody out. Absent: sockets, which are [`super::connection`]'s.
+//! (`Idle`), the one idle longest first; then those whose clients have taken nothing of a whole answer for a while
+//! (`Unread`); at last those whose body is still coming (`Receiving`), in the same order, or as many slow bodies, or unread
+//! answers, as there are places would keep everybody out. Absent: sockets, which are [`super::connection`]'s.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::limits::SHED_MIN_AGE;
+use crate::limits::{SHED_MIN_AGE, UNREAD_MIN_AGE};
 
 /// A connection's number.
 pub(super) type Id = u64;
@@ -27,6 +28,8 @@ pub enum Phase {
     Receiving,
     /// A whole request has come and its answer has not gone out to its end.
     Busy,
+    /// An answer is whole, and the client takes nothing of it.
+    Unread,
     /// It has been answered, and nothing has come since.
     Idle,
 }
@@ -39,6 +42,7 @@ impl Phase {
             Self::Waiting => "waiting",
             Self::Receiving => "receiving",
             Self::Busy => "busy",
+            Self::Unread => "unread",
             Self::Idle => "idle",
         }
     }
@@ -69,14 +73,15 @@ pub(super) struct Table {
     waiting: BTreeSet<(Instant, Id)>,
     idle: BTreeSet<(Instant, Id)>,
     receiving: BTreeSet<(Instant, Id)>,
+    unread: BTreeSet<(Instant, Id)>,
     next: Id,
     last_opened: Option<Instant>,
 }
 
 impl Table {
     pub(super) fn new(limit: usize) -> Self {
-        let (waiting, idle, receiving) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        Self { limit, entries: HashMap::new(), waiting, idle, receiving, next: 0, last_opened: None }
+        let [waiting, idle, receiving, unread] = [const { BTreeSet::new() }; 4];
+        Self { limit, entries: HashMap::new(), waiting, idle, receiving, unread, next: 0, last_opened: None }
     }
 
     pub(super) fn open(&mut self, now: Instant) -> (Id, Arc<Notify>) {
@@ -114,6 +119,11 @@ impl Table {
         }
     }
 
+    /// Whether there are as many as may be.
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= self.limit
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
@@ -127,18 +137,25 @@ impl Table {
 
     /// Makes room for one more where that is needed and can be.
     pub(super) fn make_room(&mut self, now: Instant) -> Room {
-        if self.entries.len() < self.limit { Room::Free } else { self.shed(now) }
+        if self.is_full() { self.shed(now) } else { Room::Free }
     }
 
     /// Has the one leave that is missed least.
     pub(super) fn shed(&mut self, now: Instant) -> Room {
-        let age = |(since, _): (Instant, Id)| now.saturating_duration_since(since);
-        let young = [self.waiting.first().copied(), self.receiving.first().copied()];
-        let [waiting, receiving] = young.map(|oldest| oldest.filter(|oldest| age(*oldest) >= SHED_MIN_AGE));
-        let Some((_, id)) = waiting.or(self.idle.first().copied()).or(receiving) else {
-            return Room::None(
-                young.into_iter().flatten().map(|oldest| SHED_MIN_AGE.saturating_sub(age(oldest))).min(),
-            );
+        // How long it is until the one that has been in its phase longest may be told to leave.
+        let left = |of_phase: &BTreeSet<(Instant, Id)>, least: Duration| {
+            let &(since, id) = of_phase.first()?;
+            Some((least.saturating_sub(now.saturating_duration_since(since)), id))
+        };
+        let oldest = [
+            left(&self.waiting, SHED_MIN_AGE),
+            left(&self.idle, Duration::ZERO),
+            left(&self.unread, UNREAD_MIN_AGE),
+            left(&self.receiving, SHED_MIN_AGE),
+        ];
+        let oldest = oldest.into_iter().flatten();
+        let Some((_, id)) = oldest.clone().find(|(left, _)| left.is_zero()) else {
+            return Room::None(oldest.map(|(left, _)| left).min());
         };
         let Some(entry) = self.entries.get(&id) else { return Room::None(None) };
         let (phase, leave) = (entry.phase, Arc::clone(&entry.leave));
@@ -151,6 +168,7 @@ impl Table {
             Phase::Waiting => Some(&mut self.waiting),
             Phase::Idle => Some(&mut self.idle),
             Phase::Receiving => Some(&mut self.receiving),
+            Phase::Unread => Some(&mut self.unread),
             Phase::Busy => None,
         }
     }
@@ -182,17 +200,18 @@ mod tests {
         table.change(1, Phase::Busy, at(12));
         table.change(1, Phase::Idle, at(13));
         table.change(3, Phase::Idle, at(20));
-        // 2 and 4 have sent nothing, 3 was answered after 1, 0 is being answered, and 5 sends a body.
-        let tokens = [tokens, vec![table.open(at(30))]].concat();
+        // 2 and 4 have sent nothing, 3 was answered after 1, 0 is being answered, 5 sends a body, and 6 reads nothing.
+        let tokens = [tokens, vec![table.open(at(30)), table.open(at(31))]].concat();
         table.change(5, Phase::Receiving, at(31));
-        table.limit = 6;
+        table.change(6, Phase::Unread, at(32));
+        table.limit = 7;
         let later = at(10_000);
         let mut gone = Vec::new();
         while let Some(id) = shed(&mut table, &tokens, later) {
             gone.push(id);
             table.limit -= 1;
         }
-        assert_eq!(gone, [2, 4, 1, 3, 5]);
+        assert_eq!(gone, [2, 4, 1, 3, 6, 5]);
         assert!(matches!(table.make_room(later), Room::None(None)));
         table.change(0, Phase::Idle, later);
         assert_eq!(shed(&mut table, &tokens, later), Some(0));
@@ -213,10 +232,26 @@ mod tests {
         assert_eq!(shed(&mut table, &tokens, start + SHED_MIN_AGE), Some(1));
     }
 
+    #[test]
+    fn who_reads_an_answer_slowly_stays_and_who_does_not_read_it_leaves() {
+        let start = Instant::now();
+        let mut table = Table::new(1);
+        let tokens = vec![table.open(start)];
+        table.change(0, Phase::Unread, start);
+        // It takes some, and then nothing more.
+        let taken = start + UNREAD_MIN_AGE / 2;
+        table.change(0, Phase::Busy, taken);
+        assert!(matches!(table.make_room(taken), Room::None(None)));
+        table.change(0, Phase::Unread, taken);
+        let Room::None(Some(wait)) = table.make_room(start + UNREAD_MIN_AGE) else { panic!() };
+        assert_eq!(wait, UNREAD_MIN_AGE / 2);
+        assert_eq!(shed(&mut table, &tokens, taken + UNREAD_MIN_AGE), Some(0));
+    }
+
     proptest! {
         /// Against a plain list: who leaves is never busy, and the one with the least claim.
         #[test]
-        fn the_one_with_the_least_claim_leaves(steps in prop::collection::vec((0_u8..6, 0_usize..12, 0_u64..90), 1..200)) {
+        fn the_one_with_the_least_claim_leaves(steps in prop::collection::vec((0_u8..7, 0_usize..12, 0_u64..400), 1..200)) {
             let mut now = Instant::now();
             let mut table = Table::new(8);
             let mut tokens = Vec::new();
@@ -226,8 +261,8 @@ mod tests {
                 let picked = (!open.is_empty()).then(|| pick % open.len());
                 match (step, picked) {
                     (0, Some(at)) => table.close(open.swap_remove(at).0),
-                    (1..=4, Some(at)) => {
-                        let phases = [Phase::Waiting, Phase::Receiving, Phase::Busy, Phase::Idle];
+                    (1..=5, Some(at)) => {
+                        let phases = [Phase::Waiting, Phase::Receiving, Phase::Busy, Phase::Idle, Phase::Unread];
                         let phase = phases[usize::from(step) - 1];
                         table.change(open[at].0, phase, now);
                         open[at] = (open[at].0, phase, now);
@@ -236,7 +271,8 @@ mod tests {
                         let claim = |&(id, phase, since): &(Id, Phase, Instant)| match phase {
                             Phase::Waiting => (now - since >= SHED_MIN_AGE).then_some((0, since, id)),
                             Phase::Idle => Some((1, since, id)),
-                            Phase::Receiving => (now - since >= SHED_MIN_AGE).then_some((2, since, id)),
+                            Phase::Unread => (now - since >= UNREAD_MIN_AGE).then_some((2, since, id)),
+                            Phase::Receiving => (now - since >= SHED_MIN_AGE).then_some((3, since, id)),
                             Phase::Busy => None,
                         };
                         let full = open.len() >= 8;
@@ -252,7 +288,8 @@ mod tests {
                 }
                 prop_assert_eq!(table.len(), open.len());
                 let not_busy = open.iter().filter(|(_, phase, _)| *phase != Phase::Busy).count();
-                prop_assert_eq!(table.waiting.len() + table.idle.len() + table.receiving.len(), not_busy);
+                let sets = [&table.waiting, &table.idle, &table.receiving, &table.unread];
+                prop_assert_eq!(sets.map(BTreeSet::len).iter().sum::<usize>(), not_busy);
             }
         }
     }

@@ -17,7 +17,7 @@ fn delta(bytes: usize) -> Item {
 fn finished() -> Item {
     Ok(GenerationEvent::Finished {
         reason: FinishReason::Stop,
-        stop_string: None,
+        stop: None,
         usage: Usage::default(),
         timings: Timings::default(),
     })

@@ -93,7 +93,7 @@ impl Fair {
         Entry { client, priority, tokens, turn: Turn { client: known.name, start_tag }, has_begun: false }
     }
 
-    /// A request has what it waited for. Said again it changes nothing.
+    /// A request has what it waited for, or was refused once it had been read. Said again it changes nothing.
     pub(super) fn begin(&mut self, entry: &mut Entry) {
         if !std::mem::replace(&mut entry.has_begun, true) {
             self.waits_no_more(entry);

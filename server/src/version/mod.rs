@@ -35,7 +35,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use gantry_engine::{ModelInfo, ParamError, PooledWork, Pooling};
+use gantry_engine::{ModelInfo, ParamError, PooledWork, Pooling, Prompt};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -345,6 +345,14 @@ impl Version {
         if self.shared.model.borrow().as_ref().is_some_and(|model| model.pooled_only) {
             return Err(SubmitError::Unsupported(
                 "This model generates no text: it is an encoder, for /v1/embeddings or /v1/rerank.",
+            ));
+        }
+        let fills =
+            |request: &GenerateRequest| matches!(&*request.prompt, Prompt::Infill(infill) if infill.files.is_some());
+        if requests.iter().any(fills) && self.shared.model.borrow().as_ref().is_some_and(|model| !model.infills) {
+            return Err(SubmitError::Unsupported(
+                "This model fills no gaps: its file names no tokens for what stands before and after one (fim_pre, fim_suf and \
+                 fim_mid). Serve one that was trained to.",
             ));
         }
         let digests: Vec<Digest> = requests.iter().map(|request| self.shared.desk.digests.of_text(request)).collect();

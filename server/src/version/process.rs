@@ -30,6 +30,15 @@ use crate::output::Output;
 use crate::processors::Processors;
 use crate::telemetry;
 
+/// Variables that what reads files and templates of others does not need.
+const SECRETS_OF_THE_FRONT: [&str; 5] = [
+    "GANTRY_API_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+];
+
 /// glibc's name for how it asks for huge pages; 1: by `madvise`.
 const HUGE_PAGES: &str = "glibc.malloc.hugetlb";
 /// Lines of the log that are quoted when a worker dies.
@@ -128,8 +137,10 @@ impl WorkerConfig {
 
     fn command(&self, name: &str) -> Command {
         let mut command = Command::new(&self.program);
-        // What reads files and templates of others needs no secret of the front.
-        command.arg(name).env_remove("GANTRY_API_KEY");
+        command.arg(name);
+        for secret in SECRETS_OF_THE_FRONT {
+            command.env_remove(secret);
+        }
         if self.quiet {
             command.env("RUST_LOG", "off");
         }

@@ -100,6 +100,10 @@ impl GenerateRequest {
                 (self.prompt.texts().map(str::len).sum::<usize>() + markup) / BYTES_PER_TOKEN_ESTIMATE
             }
             Prompt::Text(text) | Prompt::Markup(text) => text.len() / BYTES_PER_TOKEN_ESTIMATE,
+            Prompt::Infill(infill) => {
+                let tokens = if let TextInput::Tokens(tokens) = &infill.prefix { tokens.len() } else { 0 };
+                tokens + infill.texts().map(str::len).sum::<usize>() / BYTES_PER_TOKEN_ESTIMATE
+            }
         };
         tokens as u64
     }
@@ -116,8 +120,12 @@ impl PoolRequest {
                     TextInput::Tokens(tokens) => tokens.len() * BYTES_PER_TOKEN_ESTIMATE,
                 })
                 .sum(),
-            PooledWork::Rank { query, documents } => {
-                documents.iter().map(|document| query.len() + document.len()).sum()
+            PooledWork::Rank { queries, documents } => {
+                let of_queries = match queries.as_slice() {
+                    [query] => query.len().saturating_mul(documents.len()),
+                    queries => queries.iter().map(String::len).sum(),
+                };
+                of_queries.saturating_add(documents.iter().map(String::len).sum())
             }
         };
         (bytes / BYTES_PER_TOKEN_ESTIMATE).max(1) as u64
@@ -461,16 +469,25 @@ impl Request {
     /// Passes an event on.
     pub(super) fn pass(&mut self, event: GenerationEvent, now: Instant) -> Passed {
         let event = match event {
-            GenerationEvent::Failed(error) => GenerationEvent::Failed(self.restated(error, now)),
+            GenerationEvent::Failed(error) => {
+                // It was rendered and tokenised, which of a long prompt is much work: were that nobody's, who is refused again
+                // and again would always come before those who are answered.
+                let is_of_request =
+                    matches!(error, RequestError::InvalidRequest { .. } | RequestError::ContextLengthExceeded { .. });
+                if is_of_request {
+                    self.place.begin();
+                }
+                GenerationEvent::Failed(self.restated(error, now))
+            }
             // A worker knows nothing of the time before: waiting for one with room, and with one that died.
-            GenerationEvent::Finished { reason, stop_string, usage, mut timings } => {
+            GenerationEvent::Finished { reason, stop, usage, mut timings } => {
                 // What is computed of one that is told its prompt is not counted in tokens: it stays at what it asked for.
                 if self.is_computed() {
                     let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
                     self.place.uses(u64::from(read) + u64::from(usage.completion_tokens));
                 }
                 timings.queue_ms += self.given.saturating_duration_since(self.submitted).as_secs_f64() * 1e3;
-                GenerationEvent::Finished { reason, stop_string, usage, timings }
+                GenerationEvent::Finished { reason, stop, usage, timings }
             }
             event => event,
         };

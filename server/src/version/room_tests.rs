@@ -180,7 +180,7 @@ fn what_it_waited_for_a_worker_is_of_its_time_in_the_queue() {
     assert!(matches!(request.message(given), ToWorker::Submit { .. }));
     let timings = Timings { queue_ms: 250.0, ..Timings::default() };
     let finished =
-        GenerationEvent::Finished { reason: FinishReason::Stop, stop_string: None, usage: Usage::default(), timings };
+        GenerationEvent::Finished { reason: FinishReason::Stop, stop: None, usage: Usage::default(), timings };
     request.pass(finished, given + Duration::from_secs(60));
     let told = client.collect().now_or_never().unwrap().unwrap().timings.queue_ms;
     assert!((5_250.0..6_250.0).contains(&told), "{told}");

@@ -79,6 +79,10 @@ pub struct EngineTuning {
     pub draft: Option<DraftSettings>,
     /// How long a step may take while requests generate; `None`: a few times as long as their tokens take.
     pub step_ms_target: Option<u32>,
+    /// A chat template in the place of the one in the model's file; `None`: the file's.
+    pub chat_template: Option<String>,
+    /// Whether what stands after a gap within a text comes before what stands before it.
+    pub infill_suffix_first: bool,
 }
 
 /// A draft model: it guesses tokens that the model checks.
@@ -323,6 +327,8 @@ impl VersionSpec {
             kv_layout: engine.kv_layout,
             memory_limit_bytes: engine.memory_limit_bytes.map(|bytes| bytes / workers.max(1) as u64),
             step_ms_target: engine.step_ms_target,
+            chat_template: engine.chat_template.clone(),
+            infill_suffix_first: engine.infill_suffix_first,
             speculation,
             model_digest: Some(self.digest.clone()).filter(|digest| !digest.is_empty()),
             prefix_cache: PrefixCacheConfig {

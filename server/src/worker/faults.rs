@@ -64,8 +64,8 @@ impl Faults {
                 TextInput::Text(text) => self.of_text(text),
                 TextInput::Tokens(_) => None,
             }),
-            PooledWork::Rank { query, documents } => {
-                std::iter::once(query).chain(documents).find_map(|text| self.of_text(text))
+            PooledWork::Rank { queries, documents } => {
+                queries.iter().chain(documents).find_map(|text| self.of_text(text))
             }
         }
     }

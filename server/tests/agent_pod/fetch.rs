@@ -137,6 +137,22 @@ async fn another_file_is_told_with_both_digests() {
 }
 
 #[tokio::test]
+async fn a_file_that_was_cut_without_a_word_is_fetched_again() {
+    let content = content(300_000, 21);
+    let server = FileServer::start(content.clone()).await;
+    survives(&content, &server, [Fault::UnsaidCut(100_000), Fault::UnsaidCut(200_000), Fault::UnsaidLength]).await;
+    // One that is the same again is another file.
+    let server = FileServer::start(content.clone()).await;
+    server.always(Some(Fault::UnsaidLength));
+    let folder = tempfile::tempdir().unwrap();
+    let wanted = digest(b"another");
+    let error = fetch(&fetcher(folder.path()), &server.url(), wanted).await.unwrap_err();
+    assert_eq!(error, FetchError::WrongDigest { expected: wanted, found: digest(&content), bytes: 300_000 });
+    assert_eq!(server.asked().len(), 2);
+    assert_eq!(std::fs::read_dir(folder.path().join("sha256")).unwrap().count(), 0, "it is not kept");
+}
+
+#[tokio::test]
 async fn what_will_not_pass_fails_at_once() {
     for (status, says) in
         [(401, "secretRef"), (403, "secretRef"), (404, "no such file"), (410, "no such file"), (400, "uri")]

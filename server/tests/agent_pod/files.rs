@@ -29,8 +29,12 @@ pub enum Fault {
     Stall,
     /// The whole file, of which nobody says how long it is.
     UnsaidLength,
+    /// So many bytes of it, of which nobody says that they are not all.
+    UnsaidCut(usize),
     /// The same, and it goes on for ever.
     Endless,
+    /// The file, of which a byte comes now and then.
+    Trickle,
 }
 
 /// What a request asked for.
@@ -121,8 +125,15 @@ impl FileServer {
             stream.flush().await?;
             std::future::pending::<()>().await;
         }
+        if fault == Fault::Trickle {
+            for byte in &body {
+                stream.write_all(&[*byte]).await?;
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+        }
         let body = match fault {
-            Fault::Cut(bytes) => &body[..bytes.min(body.len())],
+            Fault::Trickle => &[],
+            Fault::Cut(bytes) | Fault::UnsaidCut(bytes) => &body[..bytes.min(body.len())],
             _ => &body[..],
         };
         stream.write_all(body).await?;
@@ -156,7 +167,7 @@ fn respond(asked: &Asked, fault: &Fault, content: &[u8], etag: Option<&str>) -> 
     };
     match fault {
         Fault::Status(code) => return simple(&format!("{code} Fault"), ""),
-        Fault::UnsaidLength | Fault::Endless => {
+        Fault::UnsaidLength | Fault::UnsaidCut(_) | Fault::Endless => {
             return ("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_owned(), content.to_vec());
         }
         Fault::Redirect(to) => return simple("302 Found", &format!("location: {to}\r\n")),

@@ -347,6 +347,10 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
         (version["runtime"]["contextSize"], version["runtime"]["parallel"]) = (json!(16_777_216), json!(1));
         version
     };
+    let templated = |mut version: Value| {
+        version["runtime"]["chatTemplate"] = json!("{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}");
+        version
+    };
     let same = |version: Value| version;
     let huge: Change = huge;
     let crowded = |mut version: Value| {
@@ -370,6 +374,16 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
         ("unknown", &unknown, sha(&unknown), same, None, "Format", "byte ", "qwenX"),
         ("speechless", &speechless, sha(&speechless), same, None, "Template", "cannot render", "line 2, `{{ m.content"),
         ("swelling", &swelling, sha(&swelling), same, None, "Template", "cannot render", "64 MiB of memory, at line 1"),
+        (
+            "templated",
+            &good,
+            sha(&good),
+            templated,
+            None,
+            "Template",
+            "cannot render",
+            "file's: spec.runtime.chatTemplate",
+        ),
         (
             "norm",
             &norm,
@@ -528,6 +542,59 @@ async fn a_pod_that_cannot_have_the_active_version_prepares_the_candidate_all_th
     pod.activate("v2", Some("v1"));
     pod.api.entry("v2 answers", |entry| entry["version"] == "v2").await;
     assert_eq!(pod.answer().await, TWO);
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_of_the_active_version_that_sends_a_byte_now_and_then_keeps_no_candidate_away() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    // What the header is judged by comes, and then next to nothing.
+    one.faults([Fault::None]);
+    one.always(Some(Fault::Trickle));
+    pod.name(&version("v1", &one, &sha_one));
+    pod.activate("v1", None);
+    while one.asked().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    pod.prepare(&version("v2", &two, &sha_two));
+    let waits = pod.api.entry("v2 waits for v1", |entry| entry["candidate"]["version"] == "v2").await;
+    assert_eq!(waits["candidate"]["message"], "waits until v1 is loaded", "{waits:#}");
+    let entry = pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
+    assert_eq!((&entry["version"], &entry["health"]), (&Value::Null, &json!("Starting")));
+    assert!(entry["message"].as_str().unwrap().starts_with("v1 is still being brought from http://"), "{entry:#}");
+    // Nor does it stand in the way of the switch, though it is the way back then.
+    pod.activate("v2", Some("v1"));
+    pod.api.entry("v2 answers", |entry| entry["version"] == "v2").await;
+    assert_eq!(pod.answer().await, TWO);
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_later_release_asks_of_a_version_is_not_left_out_of_its_judgement() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    let mut later = version("v2", &two, &sha_two);
+    later["runtime"]["ropeScale"] = json!(2);
+    pod.prepare(&later);
+    let entry = pod.api.entry("v2 is not begun", |entry| entry["candidate"]["version"] == "v2").await;
+    let candidate = &entry["candidate"];
+    assert_eq!((&candidate["waitReason"], &entry["version"]), (&json!("AgentTooOld"), &json!("v1")), "{entry:#}");
+    let message = candidate["message"].as_str().unwrap();
+    assert!(message.contains("does not know runtime.ropeScale of v2: update the server's image"), "{message}");
+    // Others have switched to it: this one goes on with what it has.
+    pod.activate("v2", Some("v1"));
+    pod.api.entry("it knows", |entry| entry["candidate"]["version"] != "v2" || entry["attempt"].is_null()).await;
+    assert_eq!((pod.answer().await, two.asked().len()), (ONE.to_owned(), 0));
+    // A container that starts again has nothing else, and is not blind.
+    let (api, folder) = pod.end().await;
+    let pod = Pod::start(api, folder);
+    let entry = pod.api.entry("it answers", |entry| entry["version"] == "v2" && entry["health"] == "Healthy").await;
+    let message = entry["message"].as_str().unwrap();
+    assert!(message.starts_with("answers with v2 without runtime.ropeScale"), "{message}");
     pod.end().await;
 }
 

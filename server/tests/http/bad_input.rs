@@ -166,7 +166,7 @@ async fn every_mistake_has_its_error_and_the_process_lives() {
     for (address, hint) in [
         ("/", "/v1"),
         ("/completion/", TEXT),
-        ("/slots", "/metrics"),
+        ("/embedding", "/v1/embeddings"),
         ("/v1/v1/chat/completions", "leave it out of the base URL"),
         ("/v1/chat/completions/chat/completions", "the base URL that it is given ends with /v1"),
         ("/v1/models/chat/completions", "the base URL that it is given ends with /v1"),

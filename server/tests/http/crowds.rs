@@ -171,6 +171,34 @@ async fn a_crowd_at_the_port_of_probes_does_not_keep_a_probe_out() {
     assert_eq!(other.status(), 404);
 }
 
+/// Connections of one address that ask for the metrics over and over and read nothing.
+async fn unread(count: usize, to: SocketAddr) -> Vec<TcpStream> {
+    let asks = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(400);
+    let mut crowd = Vec::new();
+    for _ in 0..count {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut stream = socket.connect(to).await.unwrap();
+        // What does not go out at once never will.
+        let _ = tokio::time::timeout(Duration::from_millis(50), stream.write_all(&asks)).await;
+        crowd.push(stream);
+    }
+    crowd
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_keep_no_probe_out() {
+    let server = Server::start(&["--metrics-port", "0"]).await;
+    let probes = server.probes_address().await;
+    // As many as there are places, and as many again who take those that become free.
+    let _crowd = unread(2 * MAX_PROBE_CONNECTIONS, probes).await;
+    let mut bystander = Bystander::new();
+    for path in ["healthz", "readyz", "metrics", "healthz"] {
+        bystander.get(&format!("http://{probes}/{path}")).await;
+    }
+    bystander.report("128 connections with unread answers");
+}
+
 /// A process that does not outlive its test.
 struct Killed(Child);
 

@@ -1,5 +1,7 @@
 //! Keys that clients must show: who may ask and who not, and a file of them that changes.
 
+use std::path::Path;
+
 use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
@@ -64,6 +66,69 @@ async fn who_shows_no_key_is_told_so_and_probes_need_none() {
     let metrics = server.get("/metrics").await.text().await.unwrap();
     let line = metrics.lines().find(|line| line.contains("status=\"401\"") && line.contains("chat_completions"));
     assert!(line.is_some(), "{metrics}");
+}
+
+/// Puts files where the kubelet puts those of a Secret: `..data` leads to them from one moment to the next.
+fn mount(at: &Path, generation: &str, files: &[(&str, &str)]) {
+    let own = at.join(format!("..{generation}"));
+    std::fs::create_dir(&own).unwrap();
+    for (name, text) in files {
+        std::fs::write(own.join(name), text).unwrap();
+        // Left as they are where they are there.
+        drop(std::os::unix::fs::symlink(format!("..data/{name}"), at.join(name)));
+    }
+    std::os::unix::fs::symlink(own.file_name().unwrap(), at.join("..data_tmp")).unwrap();
+    std::fs::rename(at.join("..data_tmp"), at.join("..data")).unwrap();
+}
+
+#[tokio::test]
+async fn a_mounted_secret_whose_keys_change_is_read_again_without_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    mount(at, "1", &[("alice", "secret-of-alice"), ("bob", "secret-of-bob\nsecond-secret-of-bob\n")]);
+    let server = Server::start(&["--api-key-file", at.to_str().unwrap()]).await;
+    let ask = |key: &str| with_key(server.client.get(server.url("/v1/models")), key);
+    for good in ["secret-of-alice", "secret-of-bob", "second-secret-of-bob"] {
+        assert_eq!(status(ask(good)).await, 200, "{good}");
+    }
+    assert_eq!(server.get("/v1/models").await.status(), 401);
+
+    // Alice's is another one, and Bob has none any more.
+    mount(at, "2", &[("alice", "new-secret-of-alice")]);
+    std::fs::remove_dir_all(at.join("..1")).unwrap();
+    std::fs::remove_file(at.join("bob")).unwrap();
+    await_condition("the new key", async || status(ask("new-secret-of-alice")).await == 200).await;
+    for gone in ["secret-of-alice", "secret-of-bob", "second-secret-of-bob"] {
+        assert_eq!(status(ask(gone)).await, 401, "{gone}");
+    }
+
+    // One that names none opens nothing, and shuts nobody out.
+    mount(at, "3", &[("alice", "\n")]);
+    await_condition("the mistake to be told", async || server.log().contains("names no key")).await;
+    assert_eq!(status(ask("new-secret-of-alice")).await, 200);
+    assert_eq!(server.get("/v1/models").await.status(), 401);
+    assert!(!server.log().contains("secret-of"), "{}", server.log());
+}
+
+/// What loads a model and what renders its template are not told what the front keeps to itself.
+#[tokio::test]
+async fn secrets_of_the_front_are_in_no_other_process() {
+    let secrets = [
+        "GANTRY_API_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    ];
+    let server = Server::start_in(&secrets.map(|name| (name, "sesame")), &[]).await;
+    let environment = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+    assert_eq!(environment(server.pid()).matches("sesame").count(), secrets.len());
+    let workers = server.workers();
+    assert!(!workers.is_empty());
+    for pid in workers {
+        let of_worker = environment(pid);
+        assert!(of_worker.contains("PATH=") && !of_worker.contains("sesame"), "{of_worker}");
+    }
 }
 
 #[tokio::test]

@@ -234,12 +234,35 @@ async fn what_llama_servers_clients_probe_is_answered() {
     assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(2), &json!("demo")));
     assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
     assert_eq!(props["modalities"], json!({"vision": false, "audio": false}));
+    assert_eq!(props["default_generation_settings"]["params"]["top_k"], 0);
+    assert_eq!(props["eos_token"], "<|im_end|>");
+    let slots = json("/slots").await;
+    let idle = |id: u32| json!({"id": id, "n_ctx": 512, "speculative": false, "is_processing": false});
+    assert_eq!(slots, json!([idle(0), idle(1)]));
+    let listed = json("/v1/models").await;
+    let listed = &listed["data"][0];
+    assert_eq!((&listed["meta"]["n_vocab"], &listed["meta"]["n_ctx_train"]), (&json!(2048), &json!(2048)));
+    assert_eq!((&listed["max_model_len"], &listed["features"][0]), (&json!(512), &json!("completions")));
     let chat =
         json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": -1, "reasoning_effort": "none"});
     assert_eq!(server.post("/chat/completions", &chat).send().await.unwrap().status(), 200);
     let told = json("/v1/models/gpt-4").await;
     let message = told["error"]["message"].as_str().unwrap();
     assert!(message.contains("there is demo, which GET /v1/models lists"), "{message}");
+}
+
+#[tokio::test]
+async fn slots_say_whether_a_request_would_wait() {
+    let server = Server::start_unending(1, &[]).await;
+    let is_full = async || server.get("/slots?fail_on_no_slot=1").await.status() == 503;
+    assert!(!is_full().await);
+    let mut stream = Events::open(server.post("/v1/completions", &endless(UNENDING))).await;
+    stream.next().await.unwrap();
+    await_condition("the slot to be in use", is_full).await;
+    let slots: Value = server.get("/slots").await.json().await.unwrap();
+    assert_eq!(slots[0]["is_processing"], true);
+    drop(stream);
+    await_condition("the slot to be free", async || !is_full().await).await;
 }
 
 #[tokio::test]

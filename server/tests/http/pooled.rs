@@ -10,6 +10,7 @@ use crate::server::{Events, Server, UNENDING, await_condition, command, endless,
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 const RERANK: &str = "/v1/rerank";
+const SCORE: &str = "/v1/score";
 const TEXT: &str = "/v1/completions";
 
 async fn post(server: &Server, path: &str, body: Value) -> (u16, Value) {
@@ -91,6 +92,7 @@ async fn what_is_wrong_with_one_text_is_told_with_its_place() {
         (json!({"input": long}), "input", "context_length_exceeded", "64"),
         (json!({"input": [[5], [5, 2_000_000]]}), "input[1]", "invalid_token", "2000000"),
         (json!({"input": good, "dimensions": 64}), "dimensions", "invalid_value", "256"),
+        (json!({"input": good, "dimensions": 64}), "dimensions", "invalid_value", "--matryoshka"),
         (json!({"input": ["fine", ""]}), "input[1]", "invalid_value", "empty"),
     ] {
         // Beside one with nothing wrong, which is answered.
@@ -224,6 +226,11 @@ async fn a_reranker_orders_documents_by_their_worth() {
     // <s>, the query's 5 bytes, </s>, the document's, </s>.
     let tokens: usize = documents.iter().map(|document| 8 + document.len()).sum();
     assert_eq!(answer["usage"]["prompt_tokens"], tokens);
+    // As Cohere's clients ask and read it.
+    let (_, cohere) =
+        post(&server, "/v2/rerank", json!({"model": "ranker", "query": "panda", "documents": documents})).await;
+    assert!(cohere["id"].as_str().unwrap().starts_with("rerank-"), "{cohere}");
+    assert_eq!(cohere["results"][0]["index"], answer["results"][0]["index"]);
     let (_, best) = post(&server, "/v1/reranking", json!({"query": "panda", "documents": documents, "top_n": 1})).await;
     assert_eq!(best["results"][0]["index"], answer["results"][0]["index"]);
     assert_eq!((best["results"].as_array().unwrap().len(), best["results"][0].get("document")), (1, None));
@@ -239,6 +246,79 @@ async fn a_reranker_orders_documents_by_their_worth() {
     let (status, error) = post(&server, EMBEDDINGS, json!({"input": "x"})).await;
     assert_eq!(status, 501);
     assert!(error["error"]["message"].as_str().unwrap().contains("/v1/rerank"), "{error}");
+}
+
+#[tokio::test]
+async fn pairs_of_texts_are_scored() {
+    let (_folder, path) = written(&gguf::bert(4));
+    let ranker = Server::launch(&path, &["--reranking"]);
+    ranker.until_ready().await;
+    let body = json!({"text_1": "panda", "text_2": ["bear", "hi"]});
+    let (status, answer) = post(&ranker, SCORE, body).await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!((&answer["object"], answer["data"].as_array().unwrap().len()), (&json!("list"), 2));
+    let (_, ranked) = post(&ranker, RERANK, json!({"query": "panda", "documents": ["bear", "hi"]})).await;
+    for result in ranked["results"].as_array().unwrap() {
+        let score = &answer["data"][usize::try_from(result["index"].as_u64().unwrap()).unwrap()];
+        assert_eq!((&score["object"], &score["index"]), (&json!("score"), &result["index"]));
+        assert!((score["score"].as_f64().unwrap() - result["relevance_score"].as_f64().unwrap()).abs() < 1e-2);
+    }
+    assert_eq!(answer["usage"], ranked["usage"]);
+    // As many of each are pairs.
+    let pairs = json!({"queries": ["hi", "panda"], "documents": ["bear", "hi"]});
+    let (_, of_pairs) = post(&ranker, "/score", pairs).await;
+    let (one, other) = (&of_pairs["data"][1]["score"], &answer["data"][1]["score"]);
+    assert!((one.as_f64().unwrap() - other.as_f64().unwrap()).abs() < 1e-2, "{of_pairs} {answer}");
+    let long = "x".repeat(80);
+    for (body, param, code) in [
+        (json!({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}), "text_1", "invalid_value"),
+        (json!({"text_1": "a"}), "text_2", "missing_required_parameter"),
+        (json!({"text_1": "a", "queries": ["a"], "text_2": "b"}), "queries", "invalid_value"),
+        (json!({"text_1": "a", "text_2": ["b", ""]}), "text_2[1]", "invalid_value"),
+        (json!({"text_1": "a", "text_2": ["b", long]}), "text_2[1]", "context_length_exceeded"),
+        (json!({"text_1": long, "text_2": "b"}), "text_1", "context_length_exceeded"),
+    ] {
+        let (status, error) = post(&ranker, SCORE, body).await;
+        let error = &error["error"];
+        assert_eq!((status, &error["param"], &error["code"]), (400, &json!(param), &json!(code)), "{error}");
+    }
+
+    let embeds = Server::start(&["--embeddings", "--pooling", "mean", "--ubatch-size", "64"]).await;
+    let (one, other) = ("The capital of Peru is Lima.", "The capital of Norway is Oslo.");
+    let all = vectors(&embed(&embeds, json!([one, other, "A cat sat on a mat."])).await);
+    let (status, answer) = post(&embeds, SCORE, json!({"text_1": one, "text_2": [other, "A cat sat on a mat."]})).await;
+    assert_eq!(status, 200, "{answer}");
+    for (place, vector) in all[1..].iter().enumerate() {
+        let score = answer["data"][place]["score"].as_f64().unwrap();
+        assert!((score - dot(&all[0], vector)).abs() < 1e-3, "{score}");
+    }
+    let (status, error) = post(&embeds, SCORE, json!({"text_1": "a", "text_2": ["b", "word ".repeat(100)]})).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("text_2[1]")), "{error}");
+
+    let (status, error) = post(&Server::start(&[]).await, SCORE, json!({"text_1": "a", "text_2": "b"})).await;
+    assert_eq!((status, &error["error"]["code"]), (501, &json!("unsupported_operation")));
+    assert!(error["error"]["message"].as_str().unwrap().contains("--reranking"), "{error}");
+}
+
+#[tokio::test]
+async fn vectors_are_cut_where_the_operator_says_that_they_may_be() {
+    let server = Server::start(&["--embeddings", "--pooling", "mean", "--matryoshka"]).await;
+    let text = "The capital of Peru is Lima.";
+    let whole = vectors(&embed(&server, json!(text)).await).remove(0);
+    let norm = dot(&whole[..64], &whole[..64]).sqrt();
+    for format in ["float", "base64"] {
+        let body = json!({"input": text, "dimensions": 64, "encoding_format": format});
+        let (status, cut) = post(&server, EMBEDDINGS, body).await;
+        assert_eq!(status, 200, "{cut}");
+        let cut: gantry_openai::EmbeddingList = serde_json::from_value(cut).unwrap();
+        let cut = cut.data[0].embedding.floats().unwrap();
+        assert_eq!(cut.len(), 64);
+        for (one, other) in cut.iter().zip(&whole) {
+            assert!((f64::from(*one) - other / norm).abs() < 1e-3, "{one} {other}");
+        }
+    }
+    let (status, error) = post(&server, EMBEDDINGS, json!({"input": text, "dimensions": 257})).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("dimensions")), "{error}");
 }
 
 #[tokio::test]

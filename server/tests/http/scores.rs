@@ -71,6 +71,70 @@ async fn a_prompt_is_told_with_how_likely_its_tokens_are() {
 }
 
 #[tokio::test]
+async fn a_prompt_is_scored_once_and_told_with_each_of_its_answers() {
+    let server = Server::start(&["--ctx-size", "4096", "--parallel", "4"]).await;
+    let asked = |more: Value| {
+        let mut body = json!({"prompt": [PROMPT, "Another one."], "max_tokens": 2, "n": 2});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let told = complete(&server, asked(json!({"prompt_logprobs": 1}))).await;
+    let choices = told["choices"].as_array().unwrap();
+    let count = |choice: &Value| choice["prompt_logprobs"].as_array().unwrap().len();
+    assert_eq!(choices.len(), 4);
+    assert_eq!(choices[0]["prompt_logprobs"], choices[1]["prompt_logprobs"]);
+    assert_eq!(choices[2]["prompt_logprobs"], choices[3]["prompt_logprobs"]);
+    let tokens = told["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!((count(&choices[0]) + count(&choices[2])) as u64, tokens);
+    // As one text with the answer, too, whether that comes whole or in pieces.
+    let echoed = asked(json!({"echo": true, "logprobs": 0}));
+    let whole = complete(&server, echoed.clone()).await;
+    let mut streamed = vec![0; 4];
+    let mut body = echoed;
+    body.as_object_mut().unwrap().extend(json!({"stream": true, "temperature": 0}).as_object().unwrap().clone());
+    let events = Events::open(server.post(TEXT, &body)).await.rest().await;
+    for event in &events[..events.len() - 1] {
+        let choice = &serde_json::from_str::<Value>(event).unwrap()["choices"][0];
+        let tokens = choice["logprobs"]["tokens"].as_array().map_or(0, Vec::len);
+        streamed[usize::try_from(choice["index"].as_u64().unwrap()).unwrap()] += tokens;
+    }
+    for (choice, streamed) in whole["choices"].as_array().unwrap().iter().zip(streamed) {
+        assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), streamed, "{choice}");
+        assert!(choice["logprobs"]["token_logprobs"][1].is_number(), "{choice}");
+    }
+}
+
+#[tokio::test]
+async fn what_of_the_callers_own_ended_an_answer_is_told() {
+    let server = Server::start(&[]).await;
+    let body = |more: Value| {
+        let mut body = json!({"prompt": PROMPT, "max_tokens": 12, "ignore_eos": true, "logprobs": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let plain = complete(&server, body(json!({}))).await;
+    let choice = &plain["choices"][0];
+    assert_eq!((choice.get("stop_reason"), choice["finish_reason"].as_str()), (None, Some("length")));
+    let text = choice["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(8).take(3).collect();
+    let stopped = complete(&server, body(json!({"stop": [stop]}))).await;
+    assert_eq!(
+        (&stopped["choices"][0]["stop_reason"], &stopped["choices"][0]["finish_reason"]),
+        (&json!(stop), &json!("stop"))
+    );
+    let token = choice["logprobs"]["tokens"][3].as_str().unwrap();
+    let told =
+        server.post("/tokenize", &json!({"content": token})).send().await.unwrap().json::<Value>().await.unwrap();
+    let id = told["tokens"].as_array().unwrap().last().unwrap();
+    let stopped = complete(&server, body(json!({"stop_token_ids": [id]}))).await;
+    assert_eq!((&stopped["choices"][0]["stop_reason"], &stopped["choices"][0]["finish_reason"]), (id, &json!("stop")));
+    let streamed = body(json!({"stop": [stop], "stream": true, "temperature": 0}));
+    let events = Events::open(server.post(TEXT, &streamed)).await.rest().await;
+    let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+    assert_eq!(last["choices"][0]["stop_reason"], json!(stop));
+}
+
+#[tokio::test]
 async fn of_several_answers_the_likeliest_is_told_and_all_are_counted() {
     let server = Server::start(&[]).await;
     let mut body = json!({"prompt": PROMPT, "max_tokens": 8, "n": 1, "best_of": 4, "seed": 7, "logprobs": 0});

@@ -149,6 +149,53 @@ fn a_server_does_not_start_with_a_template_that_can_render_nothing() {
     }
 }
 
+/// What the template makes of one question, as `/apply-template` tells.
+async fn prompt(server: &Server, question: &str) -> String {
+    let messages = serde_json::json!({"messages": [{"role": "user", "content": question}]});
+    let answer = server.post("/apply-template", &messages).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    answer.json::<Value>().await.unwrap()["prompt"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_template_that_is_given_takes_the_place_of_the_files() {
+    // The form that the model knows, with a name for the user that it does not.
+    let given = "{% for m in messages %}<|im_start|>{{ m.role }}\nAsked: {{ m.content }}<|im_end|>\n{% endfor %}\
+                 <|im_start|>assistant{{ '\\n' }}";
+    let wanted = "<|im_start|>user\nAsked: Hi<|im_end|>\n<|im_start|>assistant\n";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("chat.jinja");
+    std::fs::write(&file, given).unwrap();
+    let flags = [["--chat-template", given], ["--chat-template-file", file.to_str().unwrap()]];
+    for flag in flags {
+        let server = Server::start(&flag).await;
+        assert_eq!(prompt(&server, "Hi").await, wanted, "{}", flag[0]);
+        assert!(!server.ask("What is the capital of Peru?").await.is_empty());
+    }
+    let own = Server::start(&["--chat-template", ""]).await;
+    assert_ne!(prompt(&own, "Hi").await, wanted);
+
+    // And of a file whose own is useless.
+    let useless = changed("{{ messages.nope() }}");
+    let server = Server::launch(useless.path(), &flags[0]);
+    server.until_ready().await;
+    assert_eq!(prompt(&server, "Hi").await, wanted);
+}
+
+#[test]
+fn a_template_that_is_given_and_can_render_nothing_is_told_by_its_line() {
+    let mut command = command(&model("demo-v2.q8_0.gguf"));
+    let template = "{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}";
+    command.args(["--port", "0", "--threads", "1", "--chat-template", template]).stdout(Stdio::null());
+    let (status, text) = output(command);
+    assert_eq!(status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(
+        last.contains("line 2, `{{ m.content.nope() }}") && last.contains("correct the template that is given"),
+        "{last}"
+    );
+}
+
 /// It shows its nature only to who says the word.
 const HIDDEN: &str = "{%- if messages[0].content == 'slow' -%}\n{%- for i in range(9999) -%}{%- for j in range(9999) -%}{{ j }}\
                       {%- endfor -%}{%- endfor -%}{%- endif -%}\n{%- if messages[0].content == 'deep' -%}\

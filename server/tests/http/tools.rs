@@ -9,8 +9,8 @@ const CHAT: &str = "/v1/chat/completions";
 /// Longer than any of these answers.
 const MAX_TOKENS: u32 = 128;
 
-struct Asked {
-    body: Value,
+pub(crate) struct Asked {
+    pub(crate) body: Value,
     name: String,
     arguments: Value,
     result: Value,
@@ -18,7 +18,7 @@ struct Asked {
 }
 
 /// The questions of `eval-tools.jsonl`.
-fn asked() -> Vec<Asked> {
+pub(crate) fn asked() -> Vec<Asked> {
     let line = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
         let (messages, tools) = (&line["messages"], &line["tools"]);
@@ -38,7 +38,7 @@ async fn server() -> Server {
     Server::start(&["--ctx-size", "2048", "--parallel", "1"]).await
 }
 
-async fn whole(server: &Server, body: &Value) -> Value {
+pub(crate) async fn whole(server: &Server, body: &Value) -> Value {
     let response = server.post(CHAT, body).send().await.unwrap();
     let (status, answer): (_, Value) = (response.status(), response.json().await.unwrap());
     assert_eq!(status, 200, "{answer}");
@@ -46,7 +46,7 @@ async fn whole(server: &Server, body: &Value) -> Value {
 }
 
 /// The pieces of a stream, put together as a client does: a choice as it would have come whole.
-async fn streamed(server: &Server, body: &Value) -> Value {
+pub(crate) async fn streamed(server: &Server, body: &Value) -> Value {
     let mut body = body.clone();
     body["stream"] = json!(true);
     let events = Events::open(server.post(CHAT, &body)).await.rest().await;
@@ -89,7 +89,7 @@ fn without_ids(mut choice: Value) -> Value {
     choice
 }
 
-fn is_right(asked: &Asked, choice: &Value) -> bool {
+pub(crate) fn is_right(asked: &Asked, choice: &Value) -> bool {
     let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
     let [call] = calls.as_slice() else { return false };
     let arguments = call["function"]["arguments"].as_str().unwrap();
@@ -183,6 +183,13 @@ async fn what_is_thought_is_told_apart_and_can_be_turned_off() {
     assert_eq!(thought["message"]["content"], "", "it never ends its thought: {thought}");
     assert!(!thought["message"]["reasoning_content"].as_str().unwrap().is_empty(), "{thought}");
     assert_eq!(streamed(&server, &body).await, thought);
+    let answered = server.post(CHAT, &body).send().await.unwrap().json::<Value>().await.unwrap();
+    let (usage, details) = (&answered["usage"], &answered["usage"]["completion_tokens_details"]);
+    assert!(details["reasoning_tokens"].as_u64() > Some(0), "{usage}");
+    assert!(details["reasoning_tokens"].as_u64() <= usage["completion_tokens"].as_u64(), "{usage}");
+    let input = json!({"input": "Count to fifty.", "max_output_tokens": 24, "temperature": 0});
+    let response = server.post("/v1/responses", &input).send().await.unwrap().json::<Value>().await.unwrap();
+    assert_eq!(response["usage"]["output_tokens_details"], *details, "{response}");
     for off in [
         json!({"reasoning_effort": "none"}),
         json!({"think": false}),

@@ -80,6 +80,18 @@ async fn failures_in_a_row_wait_longer_up_to_a_limit() {
     assert_eq!(scene.context.back_off(&service).as_secs(), 1);
 }
 
+/// Of an object that cannot be read any more no newer one comes: what is known of it loses every race.
+#[tokio::test]
+async fn races_lost_in_a_row_wait_longer_up_to_a_limit() {
+    let scene = Scene::new();
+    let service = scene.service();
+    let waits: Vec<_> = (0..11).map(|_| scene.context.after_conflict(&service).as_millis()).collect();
+    assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 51_200, 102_400, 120_000]);
+    scene.context.succeeded(&service);
+    assert_eq!(scene.context.after_conflict(&service), CONFLICT_RETRY);
+    assert_eq!(scene.context.back_off(&service).as_secs(), 1, "it is no failure");
+}
+
 #[tokio::test]
 async fn somebody_elses_object_is_not_taken_over() {
     let mut scene = Scene::new();
@@ -112,7 +124,7 @@ async fn a_write_from_an_old_object_has_no_effect() {
     let before = scene.service();
     let mut edited = stale;
     edited.spec.model.served_name = "other".to_owned();
-    let error = step(&edited, &scene.observed(), &scene.context, scene.now).await.unwrap_err();
+    let error = step(&edited, scene.observed(), &scene.context, scene.now).await.unwrap_err();
     assert!(error.is_stale(), "{error}");
     assert_eq!(scene.service().status, before.status);
 }

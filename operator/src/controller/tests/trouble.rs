@@ -55,6 +55,97 @@ async fn a_pod_that_comes_for_an_older_one_and_cannot_have_the_model_is_told() {
     );
 }
 
+const KEYS: &str = "/api/v1/namespaces/test/secrets/keys";
+
+/// A pod whose container the kubelet has not made yet.
+fn being_made() -> PodView {
+    PodView { name: "chat-c".to_owned(), creation_limit: Some(Timestamp::MAX), ..PodView::default() }
+}
+
+#[tokio::test]
+async fn a_secret_that_a_pod_cannot_be_made_without_is_told_at_once_and_only_looked_for_then() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| service["spec"]["api"] = json!({"keysSecretRef": {"name": "keys"}}));
+    scene.step().await.unwrap();
+    let look = format!("GET {KEYS}");
+    let looked = |scene: &Scene| scene.api.requests().iter().filter(|request| request.line == look).count();
+    assert_eq!(looked(&scene), 0, "every pod is there");
+
+    scene.pods.push(being_made());
+    let action = scene.step().await.unwrap();
+    assert_eq!(action, Action::requeue(limits::JUDGED_POLL), "no watch tells when it comes");
+    let why = "pod chat-c waits for Secret keys (spec.api.keysSecretRef), which is not there: create it";
+    let told = format!("2 of 2 pods answer; {why}");
+    assert_eq!(scene.condition("PodsReady"), ("False".to_owned(), "SecretNotFound".to_owned(), told.clone()));
+    assert_eq!(scene.condition("Ready").0, "True", "the others answer");
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!(
+        (&event["reason"], &event["type"], &event["note"]),
+        (&json!("SecretNotFound"), &json!("Warning"), &json!(told))
+    );
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes().len(), 0, "told once");
+
+    // It is there, and the kubelet will see it: what it takes for that is no trouble.
+    scene
+        .api
+        .put(KEYS, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "test"}}));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").1, "AsRequested");
+    // Whether it is there cannot be seen: nothing is said of it.
+    scene.api.remove(KEYS);
+    scene.api.fail(&look, 403, "Forbidden");
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").1, "AsRequested");
+    scene.pods.pop();
+    scene.step().await.unwrap();
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(looked(&scene), 0, "nobody waits for it");
+}
+
+#[tokio::test]
+async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_field_that_names_them() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| {
+        service["spec"]["api"] = json!({"keysSecretRef": {"name": "keys"},
+            "responseStore": {"s3": {"bucket": "responses", "secretRef": {"name": "store"}}}});
+    });
+    scene
+        .api
+        .put(KEYS, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": "test"}}));
+    scene.step().await.unwrap();
+    let message = "pod chat-c waits with CreateContainerConfigError: `kubectl describe pod chat-c` says why";
+    let trouble = Trouble { reason: Reason::CreateContainerError, message: message.to_owned() };
+    scene.pods.push(PodView { name: "chat-c".to_owned(), trouble: Some(trouble), ..PodView::default() });
+    scene.step().await.unwrap();
+    let (_, reason, told) = scene.condition("PodsReady");
+    assert_eq!(reason, "SecretNotFound");
+    assert!(
+        told.contains("waits for Secret store (spec.api.responseStore.s3.secretRef), which is not there"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn who_may_ask_is_a_change_of_the_pods_and_of_no_version() {
+    let mut scene = Scene::serving().await;
+    let before = scene.service().status.unwrap();
+    scene.api.edit(SERVICE, |service| {
+        service["spec"]["api"] = json!({"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"]});
+    });
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes(), [format!("PATCH {DEPLOYMENT}")]);
+    let after = scene.service().status.unwrap();
+    assert_eq!((after.active_version, after.rollout), (before.active_version, None));
+    let deployment: Deployment = scene.api.get(DEPLOYMENT).unwrap();
+    let pod = deployment.spec.unwrap().template.spec.unwrap();
+    assert!(pod.containers[0].args.as_ref().unwrap().contains(&"--alias=gpt-4o".to_owned()));
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0);
+}
+
 #[tokio::test]
 async fn an_event_with_another_text_is_one_of_its_own() {
     let mut scene = Scene::serving().await;

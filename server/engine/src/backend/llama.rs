@@ -29,6 +29,7 @@ use crate::kv_plan::{
 };
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS};
 use crate::plan::GROUP_TOKENS;
+use crate::scheduler::WarmUp;
 use crate::template::{Renderer, TemplateReport, Tryout};
 pub(crate) use pooler::{LoadedPooler, pooler};
 use stage::Stage;
@@ -70,6 +71,8 @@ pub(crate) struct Loaded {
     pub(crate) info: ModelInfo,
     /// Names what saved state fits; `None`: state cannot be saved.
     pub(crate) fingerprint: Option<Fingerprint>,
+    /// What is decoded before anyone is served.
+    pub(crate) warm_up: WarmUp,
 }
 
 /// A model's weights, and those of the small one that guesses for it.
@@ -90,7 +93,11 @@ pub(crate) fn open(
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Opened, LoadError> {
     let backends = gantry_llama::init().map_err(|e| LoadError::Backend(e.to_string()))?.clone();
-    let params = ModelParams { gpu_layers: config.gpu_layers, gpu_split: config.gpu_split.clone() };
+    let params = ModelParams {
+        gpu_layers: config.gpu_layers,
+        gpu_split: config.gpu_split.clone(),
+        chat_template: config.chat_template.clone(),
+    };
     let draft_path = config.speculation.draft_model.as_deref();
     // Of what is read, the model's part.
     let part = match draft_path {
@@ -106,7 +113,8 @@ pub(crate) fn open(
         None => None,
         Some(path) => {
             let mut progress = |fraction| progress((part + fraction * (1.0 - part)) * loading);
-            Some(load_model(path, &params, &mut progress)?)
+            // Nobody chats with it.
+            Some(load_model(path, &ModelParams { chat_template: None, ..params }, &mut progress)?)
         }
     };
     let on_gpu = backends.gpus().next().is_some() && config.gpu_layers != Some(0);
@@ -135,6 +143,14 @@ fn context_refused(error: ContextError) -> LoadError {
 
 /// Makes a context that generates.
 pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded, LoadError> {
+    context_and_template(config, opened).map_err(|error| match error {
+        // It is not the file's.
+        LoadError::Template(error) if config.chat_template.is_some() => LoadError::GivenTemplate(error),
+        error => error,
+    })
+}
+
+fn context_and_template(config: &EngineConfig, opened: &Opened) -> Result<Loaded, LoadError> {
     let model = opened.model.clone();
     let n_ctx = if config.ctx_size == 0 { model.n_ctx_train() } else { config.ctx_size };
     let share = n_ctx.div_ceil(config.parallel).next_multiple_of(CELLS_MULTIPLE);
@@ -175,6 +191,8 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let tryout = source.map(|source| Tryout::begin(config, model.clone(), source)).transpose()?;
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
     let (template, tried) = tryout.map(Tryout::end).transpose()?.unzip();
+    let (tried, chat): (_, Option<Vec<Token>>) = tried.unzip();
+    let warm_up = WarmUp { text: chat.unwrap_or_default(), trained_position: model.n_ctx_train().saturating_sub(1) };
     check_length(config, &model, tried.as_ref())?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
@@ -184,6 +202,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let info = ModelInfo {
         has_chat_template: template.is_some(),
         thinks: template.as_ref().is_some_and(Renderer::thinks),
+        infills: model.infill_tokens().is_some(),
         template: tried.map(Box::new),
         kv_cells: context.n_ctx().into(),
         ..info(config, opened, positions)
@@ -229,7 +248,7 @@ pub(crate) fn generator(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
-    Ok(Loaded { backend, draft, vocabulary, info, fingerprint })
+    Ok(Loaded { backend, draft, vocabulary, info, fingerprint, warm_up })
 }
 
 fn useless(config: &EngineConfig, reason: String) -> LoadError {

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use gantry_core::{Chat, Message};
-use gantry_llama::{SpecialTokens, TokenTexts};
+use gantry_llama::{InfillTokens, SpecialTokens, TokenTexts};
 
 use super::{
-    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Pace, RenderedChat, Token, Vocabulary,
+    BLOCK_TOKENS, Backend, BackendError, BackendLimits, BatchEntry, Chunk, Pace, Reads, RenderedChat, Token, Vocabulary,
 };
 use crate::error::RequestError;
 use crate::event::{FinishReason, ModelInfo};
@@ -23,6 +23,8 @@ use crate::sampler::{Sampler, compile};
 /// Tokens there are. 0 ends a generation.
 pub(crate) const VOCAB: u32 = 48;
 const END: Token = 0;
+/// The first of five tokens for gaps, which text has, too.
+pub(crate) const PREFIX: Token = 41;
 /// Bytes of a token's state.
 pub(crate) const TOKEN_BYTES: u64 = 4;
 
@@ -395,12 +397,17 @@ impl Vocabulary for ScriptedVocabulary {
         self.tokenize(text, specials)
     }
 
+    fn infill_tokens(&self) -> Option<InfillTokens> {
+        let (prefix, suffix, middle) = (PREFIX, PREFIX + 1, PREFIX + 2);
+        Some(InfillTokens { begin: None, prefix, suffix, middle, repository: Some(PREFIX + 3), file: Some(PREFIX + 4) })
+    }
+
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
         let tokens = |text| self.tokenize(text, SpecialTokens::None);
         Ok([tokens(query)?, vec![END], tokens(document)?].concat())
     }
 
-    fn render(&self, chat: &Chat, _: bool, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, _: Reads, _: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let said: String = chat.messages.iter().map(Message::said).collect();
         if said == "panic" {
             panic!("scripted");
@@ -435,6 +442,10 @@ impl Vocabulary for ScriptedVocabulary {
             });
             Arc::new(TokenTexts::new(pieces, &[END]))
         })
+    }
+
+    fn texts_with(&self, _: &[Token]) -> Arc<TokenTexts> {
+        self.texts().clone()
     }
 
     fn end_tokens(&self) -> &[Token] {

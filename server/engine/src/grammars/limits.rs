@@ -39,5 +39,7 @@ pub const MAX_STEP_TIME: Duration = Duration::from_millis(5);
 /// States that the expressions of one answer may have been in; one takes about 1 KiB. Each character of a string whose
 /// length is bounded is one.
 pub const MAX_SCHEMA_STATES: usize = 32_768;
+/// Tokens of white space that may stand between a thought and an answer that is bound: it begins after them.
+pub const MAX_WHITE_SPACE_TOKENS: u32 = 8;
 /// A token that has more bytes cannot be part of an answer that follows a schema.
 pub const MAX_SCHEMA_TOKEN_BYTES: usize = 512;

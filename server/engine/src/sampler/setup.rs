@@ -1,8 +1,9 @@
-//! What a sampler needs of the vocabulary, made before the request reaches the engine's thread: the grammar, the tokens
+//! What a sampler needs of the vocabulary, made before the request reaches the engine's thread: what binds the answer, the tokens
 //! that break a repetition, and those that must not come.
 
 use super::penalties::Breakers;
 use crate::backend::{Token, Vocabulary};
+use crate::binding::Binding;
 use crate::error::RequestError;
 use crate::grammars::{Constraint, Grammars};
 use crate::params::GenerationParams;
@@ -10,7 +11,7 @@ use crate::params::GenerationParams;
 /// Compiled from parameters and a vocabulary by [`compile`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SamplerSetup {
-    pub(crate) grammar: Option<Constraint>,
+    pub(crate) binding: Option<Binding>,
     pub(super) breakers: Breakers,
     /// Tokens that are never chosen, but for the end of a grammar's text.
     pub(super) banned: Vec<Token>,
@@ -38,9 +39,8 @@ pub(crate) fn compile(
             format!("stop_token_ids: token {token} is not in the model's vocabulary of {}", vocabulary.size());
         return Err(RequestError::invalid("stop_token_ids", "invalid_token", message));
     }
-    let constraint = params.constraint.as_ref();
-    let grammar =
-        constraint.map(|asked| grammars.get(vocabulary.texts(), asked, &params.constraint_param)).transpose()?;
+    let constraint = constraint(vocabulary, grammars, params)?;
+    let binding = constraint.map(|constraint| Binding::whole(vocabulary.texts().clone(), constraint));
     let breakers = if params.dry.multiplier > 0.0 {
         Breakers::new(vocabulary.texts(), &params.dry.sequence_breakers)
     } else {
@@ -48,5 +48,18 @@ pub(crate) fn compile(
     };
     let end_tokens = vocabulary.end_tokens().to_vec();
     let banned = if params.ignore_eos { end_tokens.clone() } else { Vec::new() };
-    Ok(SamplerSetup { grammar, breakers, banned, end_tokens })
+    Ok(SamplerSetup { binding, breakers, banned, end_tokens })
+}
+
+/// Compiles the form that the answer must have, unless that is known.
+///
+/// # Errors
+/// It cannot be used.
+pub(crate) fn constraint(
+    vocabulary: &dyn Vocabulary,
+    grammars: &Grammars,
+    params: &GenerationParams,
+) -> Result<Option<Constraint>, RequestError> {
+    let compile = |asked| grammars.get(vocabulary.texts(), asked, &params.constraint_param);
+    params.constraint.as_ref().map(compile).transpose()
 }

@@ -1,6 +1,11 @@
 //! Guesses save steps and change nothing, whoever makes them.
 
+use serde_json::json;
+
 use super::*;
+use crate::backend::Closing;
+use crate::binding::{AnswerBinding, CallBinding};
+use crate::params::Constraint;
 
 #[test]
 fn guesses_save_steps_and_change_nothing() {
@@ -210,4 +215,69 @@ fn guesses_of_a_batch_that_failed_are_made_anew() {
     requests.iter().for_each(|request| request.check(4_000));
     assert!(h.stats.snapshot().accepted_draft_tokens_total > 100, "{:?}", h.stats.snapshot());
     h.assert_empty();
+}
+
+/// A thought of at most 25 tokens, and calls from where one begins.
+fn bound() -> Binding {
+    let texts = ScriptedVocabulary.texts();
+    let form = json!({
+        "format": 0, "parser": "", "prefix": "fa", "markup": [], "grammar": "", "lazy": true, "triggers": [],
+        "thought": {"begin": "fa", "ends": ["cab"], "closing": "cab"},
+    });
+    let gbnf = Constraint::Gbnf("root ::= [a-h] [a-h] (\"ce\" | \"fee\" | \"ah\")+".to_owned());
+    let grammar = Grammars::default().get(texts, &gbnf, "tools").unwrap();
+    let triggers = ["bd", "ca", "ge", "hf", "ab", "ed"].map(str::to_owned).to_vec();
+    let asked = AnswerBinding {
+        form: &serde_json::from_value(form).unwrap(),
+        texts,
+        thinking_budget: Some(25),
+        closing: &Closing { text: "cab".to_owned(), tokens: vec![10, 8, 9] },
+        constraint: None,
+        calls: CallBinding::Allowed { grammar, triggers, is_strict: true },
+    };
+    Binding::of_answer(asked).unwrap().unwrap()
+}
+
+#[test]
+fn guesses_change_nothing_of_answers_that_are_bound_from_some_token_on() {
+    let params = GenerationParams { ignore_eos: true, ..greedy(200) };
+    let text_of = |tokens: &[Token]| {
+        let mut bytes = Vec::new();
+        tokens.iter().for_each(|&token| ScriptedVocabulary.piece(token, &mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let (mut called, mut accepted) = (0, 0);
+    for first in 3..23 {
+        let prompt = vec![first; 20];
+        let mut setup = sampler::compile(&ScriptedVocabulary, &Grammars::default(), &params).unwrap();
+        setup.binding = Some(bound());
+        let (mut sampler, mut answer) = (Sampler::new(&params, &prompt, setup), vec![first]);
+        while answer.len() <= 200 {
+            let token = sampler.sample(&logits_after(&answer[answer.len() - 1..])).unwrap().token;
+            sampler.accept(token).unwrap();
+            answer.push(token);
+        }
+        let expected = text_of(&answer[1..]);
+        // Within a character it goes on to that one's end.
+        let is_closed = (26..=29).any(|at| answer[at..at + 3] == [10, 8, 9]);
+        assert!(is_closed || text_of(&answer[1..26]).contains("cab"), "{expected}");
+        called += usize::from(!sampler.is_trivial());
+        for lookup_tokens in [None, Some(8)] {
+            let mut setup = Setup { lookup_tokens, ..Setup::unified(2, 2, 4_000, 64) };
+            setup.limits.group_rows = 1;
+            let mut h = Harness::of(&setup);
+            h.binding = Some(bound());
+            h.scheduler.backend().repeat_after(1);
+            let request = h.submit(prompt.clone(), params.clone()).unwrap();
+            while h.scheduler.has_work() {
+                h.scheduler.cost_is(CPU);
+                h.scheduler.step();
+                h.scheduler.assert_books();
+            }
+            let GenerationEvent::Finished { usage, .. } = request.last() else { panic!("{:?}", request.last()) };
+            assert_eq!((usage.completion_tokens, request.text()), (200, expected.clone()));
+            accepted += h.stats.snapshot().accepted_lookup_tokens_total;
+        }
+    }
+    assert!(called > 5 && accepted > 1000, "{called} answers call, and {accepted} guesses were right");
 }

@@ -26,5 +26,7 @@ pub const TEMPLATE_ANSWER_WAIT: Duration = Duration::from_secs(15);
 pub const TEMPLATE_PROCESS_BYTES: u64 = 640 * 1024 * 1024;
 /// The stack on which templates are rendered, in bytes; a template that has used it up ends with an error.
 pub const TEMPLATE_STACK_BYTES: usize = 64 * 1024 * 1024;
+/// The stack of a thread that hands chats to these, in bytes: the schemas of tools are gone through there, as deep as they may be.
+pub const RENDER_STACK_BYTES: usize = 2 * 1024 * 1024;
 /// The largest message to such a process and from it, in bytes: messages of a request, and the prompt that they become.
 pub const MAX_TEMPLATE_MESSAGE_BYTES: usize = 512 * 1024 * 1024;

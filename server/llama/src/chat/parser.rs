@@ -13,7 +13,7 @@ use crate::error::ChatError;
 use crate::shim::{self, RawAnswerParser, RawText};
 
 /// What answers to a chat look like, as its template has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct AnswerForm {
     format: i32,
     parser: String,
@@ -21,15 +21,90 @@ pub struct AnswerForm {
     pub prefix: String,
     /// The reserved tokens that an answer is read by.
     pub markup: Vec<String>,
-    /// In GBNF, where a tool must be called; otherwise empty.
+    /// What a thought stands between; `None`: it has no place of its own, or nothing says where it begins.
+    pub thought: Option<ThoughtForm>,
+    /// In GBNF, where tools may be called; otherwise empty.
     grammar: String,
+    /// Whether that is of calls alone, from where one begins.
+    lazy: bool,
+    /// The texts that a call begins with.
+    triggers: Vec<String>,
+}
+
+/// What a thought stands between.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct ThoughtForm {
+    /// What it begins with.
+    pub begin: String,
+    /// What ends it, each of them: first its own end, then what else may follow it and belongs to the answer.
+    pub ends: Vec<String>,
+    /// What to write to end it: the first of `ends`, with the white space that the template has around it.
+    pub closing: String,
+}
+
+/// Where a prompt leaves the thought of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThoughtStage {
+    /// The answer may begin with one.
+    Possible,
+    /// The answer goes on with it.
+    Open,
+    /// There is none, or it is over.
+    Over,
+}
+
+impl ThoughtForm {
+    /// Where a prompt that ends so leaves it.
+    #[must_use]
+    pub fn stage_after(&self, prefix: &str) -> ThoughtStage {
+        let Some(at) = prefix.rfind(&self.begin) else { return ThoughtStage::Possible };
+        let said = &prefix[at + self.begin.len()..];
+        let is_over = self.ends.iter().any(|end| said.contains(end.as_str()));
+        if is_over { ThoughtStage::Over } else { ThoughtStage::Open }
+    }
+}
+
+/// The grammar of calls, and what they begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallGrammar {
+    /// In GBNF: calls, from the first one's beginning to the end of the answer.
+    pub grammar: String,
+    /// The texts of which one begins a call; at least one.
+    pub triggers: Vec<String>,
 }
 
 impl AnswerForm {
+    /// Whether what an answer says stands in it as it is, at its beginning and right behind a thought, with no markup between.
+    #[must_use]
+    pub fn says_it_plainly(&self) -> bool {
+        const SAID: &str = "{}";
+        let thought = |begin: &str, form: &ThoughtForm| format!("{begin}x{}{SAID}", form.closing);
+        let answers = match &self.thought {
+            None => vec![SAID.to_owned()],
+            Some(form) => match form.stage_after(&self.prefix) {
+                ThoughtStage::Over => vec![SAID.to_owned()],
+                ThoughtStage::Open => vec![thought("", form)],
+                ThoughtStage::Possible => vec![SAID.to_owned(), thought(&form.begin, form)],
+            },
+        };
+        let Ok(parser) = AnswerParser::new(self) else { return false };
+        let is_plain = |parsed: ParsedAnswer| parsed.content.trim() == SAID && parsed.calls.is_empty();
+        answers.iter().all(|answer| parser.parse(answer).is_ok_and(is_plain))
+    }
+
     /// The grammar of answers in which a tool must be called, and nothing is said before that; `None`: none must be.
     #[must_use]
     pub fn required_grammar(&self) -> Option<String> {
-        (!self.grammar.is_empty()).then(|| self.grammar.lines().map(without_text).collect::<Vec<_>>().join("\n"))
+        let is_required = !self.grammar.is_empty() && !self.lazy;
+        is_required.then(|| self.grammar.lines().map(without_text).collect::<Vec<_>>().join("\n"))
+    }
+
+    /// The grammar of calls, for answers in which tools may be called; `None`: none may be, or what they begin with is no text.
+    #[must_use]
+    pub fn call_grammar(&self) -> Option<CallGrammar> {
+        let (grammar, triggers) = (self.grammar.clone(), self.triggers.clone());
+        let is_known = self.lazy && !grammar.is_empty() && !triggers.is_empty();
+        is_known.then_some(CallGrammar { grammar, triggers })
     }
 }
 
@@ -93,7 +168,14 @@ impl AnswerParser {
     /// # Errors
     /// When it is none that llama.cpp made.
     pub fn new(form: &AnswerForm) -> Result<Self, ChatError> {
-        let json = serde_json::to_string(form).map_err(|e| ChatError::Template(e.to_string()))?;
+        #[derive(Serialize)]
+        struct Parser<'a> {
+            format: i32,
+            prefix: &'a str,
+            parser: &'a str,
+        }
+        let parser = Parser { format: form.format, prefix: &form.prefix, parser: &form.parser };
+        let json = serde_json::to_string(&parser).map_err(|e| ChatError::Template(e.to_string()))?;
         let mut reason = RawText::empty();
         // SAFETY: the text has the length given; `reason` is filled by the callee, which catches exceptions.
         let ptr = unsafe { shim::gantry_answer_parser_new(json.as_ptr().cast(), json.len(), &raw mut reason) };

@@ -106,10 +106,12 @@ fn is_read_alone(place: Place, name: &str) -> bool {
 
 /// What a rule about several parameters refuses alone.
 fn stands_alone(place: Place, name: &str) -> bool {
-    let with_others = ["tool_choice", "continue_final_message", "guided_json", "stream_options"];
+    let with_others = ["tool_choice", "continue_final_message", "guided_json", "stream_options", "text_1", "queries"];
     // Words about thought must agree, and some of a chat's numbers have a hole.
-    matches!(place, Place::Chat | Place::Text | Place::Embeddings | Place::Rerank | Place::Tokenize | Place::Template)
-        && !with_others.contains(&name)
+    let is_generation = matches!(place, Place::Chat | Place::Text | Place::Infill);
+    let is_other =
+        matches!(place, Place::Embeddings | Place::Rerank | Place::Score | Place::Tokenize | Place::Template);
+    (is_generation || is_other) && !with_others.contains(&name)
 }
 
 #[test]

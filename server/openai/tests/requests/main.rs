@@ -1,7 +1,9 @@
 //! What requests may say: a table of mistakes and of what is taken, and [`properties`] over any input.
 #![allow(clippy::unwrap_used)]
 
-use gantry_core::{ApiError, Constraint, DryParams, ErrorCode, Message, Part, Priority, Prompt, Role, messages_json};
+use gantry_core::{
+    ApiError, Constraint, DryParams, ErrorCode, Infill, Message, Part, Priority, Prompt, Role, TextInput, messages_json,
+};
 use gantry_openai::{
     Common, ErrorResponse, MAX_CHOICES, MAX_DRY_ALLOWED_LENGTH, MAX_DRY_BREAKERS, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIASES,
     MAX_MODEL_NAME_BYTES, MAX_NAME_BYTES, MAX_PROMPT_CHOICES, MAX_PROMPT_TOKENS, MAX_SCHEMA_BYTES, MAX_STOP_BYTES,
@@ -242,6 +244,45 @@ fn prompts_are_taken_in_all_four_shapes() {
     assert_eq!(ask(eight, MAX_CHOICES).unwrap().common.choices, MAX_CHOICES);
     let error = ask(json!(vec!["a"; 9]), MAX_CHOICES).unwrap_err();
     assert!(error.message.contains("144 answers, 9 prompts with 16 each"), "{error}");
+}
+
+#[test]
+fn a_suffix_follows_each_of_the_prompts() {
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": "a", "suffix": "z"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ValidCompletionRequest::parse(body.to_string().as_bytes())
+    };
+    let gap = |prefix: TextInput| {
+        Prompt::Infill(Box::new(Infill {
+            prefix,
+            begun: String::new(),
+            suffix: "z".to_owned(),
+            suffix_param: "suffix".to_owned(),
+            files: None,
+        }))
+    };
+    let text = |text: &str| gap(TextInput::Text(text.to_owned()));
+    for (prompt, wanted) in [
+        (json!("a"), vec![text("a")]),
+        // What it follows may be nothing.
+        (json!(""), vec![text("")]),
+        (json!(["a", "b"]), vec![text("a"), text("b")]),
+        (json!([1, 2]), vec![gap(TextInput::Tokens(vec![1, 2]))]),
+    ] {
+        assert_eq!(ask(json!({"prompt": prompt})).unwrap().prompts, wanted);
+    }
+    assert_eq!(ask(json!({"suffix": ""})).unwrap().prompts, [Prompt::Text("a".to_owned())]);
+    for (more, param) in [
+        (json!({"prompt": null}), "prompt"),
+        (json!({"prompt": ["a", ""]}), "prompt[1]"),
+        (json!({"suffix": 1}), "suffix"),
+        (json!({"parse_special": true}), "parse_special"),
+        (json!({"echo": true, "logprobs": 1}), "logprobs"),
+    ] {
+        assert_eq!(ask(more).unwrap_err().param.as_deref(), Some(param));
+    }
+    assert!(ask(json!({"echo": true, "prompt_logprobs": 1})).unwrap().common.params.echo);
 }
 
 #[test]

@@ -7,7 +7,8 @@ use gantry_core::{
 use gantry_openai::{
     Common, EncodingFormat, MAX_CHOICES, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Streaming, ValidChatRequest,
     ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest, decode_apply_template, decode_chat,
-    decode_completion, decode_detokenize, decode_embeddings, decode_rerank, decode_tokenize,
+    decode_completion, decode_detokenize, decode_embeddings, decode_infill, decode_rerank, decode_score,
+    decode_tokenize,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -228,6 +229,8 @@ fn parse_all(body: &[u8]) {
         decode_tokenize(body).err(),
         decode_detokenize(body).err(),
         decode_apply_template(body).err(),
+        decode_infill(body).err(),
+        decode_score(body).err(),
     ];
     errors.iter().flatten().for_each(is_told);
 }
@@ -235,11 +238,13 @@ fn parse_all(body: &[u8]) {
 type Decode = fn(&[u8]) -> Option<ApiError>;
 
 /// Each decoder, by its address.
-const DECODERS: [(&str, Decode); 7] = [
+const DECODERS: [(&str, Decode); 9] = [
     ("/v1/chat/completions", |body| decode_chat(body).err()),
     ("/v1/completions", |body| decode_completion(body).err()),
+    ("/infill", |body| decode_infill(body).err()),
     ("/v1/embeddings", |body| decode_embeddings(body).err()),
     ("/v1/rerank", |body| decode_rerank(body).err()),
+    ("/v1/score", |body| decode_score(body).err()),
     ("/tokenize", |body| decode_tokenize(body).err()),
     ("/detokenize", |body| decode_detokenize(body).err()),
     ("/apply-template", |body| decode_apply_template(body).err()),
@@ -276,17 +281,30 @@ fn valid_bodies() -> Vec<(&'static str, Value)> {
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "logprobs": true, "top_logprobs": 2});
     vec![
         ("/v1/chat/completions", with(with(chat, &sampled), &format)),
-        ("/v1/chat/completions", with(tools.clone(), &json!({"include_reasoning": false}))),
+        (
+            "/v1/chat/completions",
+            with(tools.clone(), &json!({"include_reasoning": false, "thinking_token_budget": 64})),
+        ),
         ("/v1/completions", with(json!({"prompt": ["Hi", [1, 2]], "logprobs": 2, "guided_regex": "a+"}), &sampled)),
         (
             "/v1/completions",
             json!({"prompt": [1, 2], "echo": true, "best_of": 3, "structured_outputs": {"choice": ["a"]}}),
+        ),
+        ("/v1/completions", json!({"prompt": "", "suffix": "b", "n_indent": 2, "t_max_predict_ms": 100})),
+        (
+            "/infill",
+            json!({
+                "input_prefix": "a", "input_suffix": "c", "prompt": "b", "input_extra": [{"filename": "f", "text": "t"}],
+                "response_fields": ["content", "timings/prompt_n"], "n_predict": 16, "stream": true, "grammar": "root ::= \"a\"",
+            }),
         ),
         (
             "/v1/embeddings",
             json!({"input": ["Hi", [1, 2]], "dimensions": 8, "encoding_format": "base64", "priority": 1}),
         ),
         ("/v1/rerank", json!({"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": true})),
+        ("/v1/score", json!({"text_1": "a", "text_2": ["b", "c"], "priority": "low"})),
+        ("/v1/score", json!({"queries": ["a", "b"], "documents": ["c", "d"], "model": "m"})),
         ("/tokenize", json!({"content": "Hi", "add_special": true, "parse_special": false, "with_pieces": true})),
         ("/tokenize", json!({"prompt": "Hi", "add_special_tokens": false})),
         ("/detokenize", json!({"tokens": [1, 2], "model": "m"})),
@@ -324,7 +342,10 @@ proptest! {
     #[test]
     fn what_is_near_to_right_is_taken_or_refused_by_name(body in mutate::near(near_valid())) {
         let bytes = body.to_string();
-        let known = ["messages", "prompt", "input", "query", "documents", "content", "tokens"];
+        let known = [
+            "messages", "prompt", "input", "query", "documents", "content", "tokens", "input_prefix", "input_suffix", "text_1",
+            "text_2",
+        ];
         for (_, decode) in DECODERS {
             decode(bytes.as_bytes()).iter().for_each(|error| mutate::is_told(error, &body, &known));
         }
@@ -344,16 +365,16 @@ proptest! {
         tools in tools(),
         choice in prop::sample::select(vec![ToolChoice::Auto, ToolChoice::None, ToolChoice::Required]),
         (parallel_tool_calls, thinking) in (any::<bool>(), prop::option::of(any::<bool>())),
+        thinking_budget in prop::option::of(0_u32..9),
         common in common(),
     ) {
         let tool_choice = match choice {
             ToolChoice::Required if tools.is_empty() => ToolChoice::Auto,
-            // What binds the whole answer leaves no call.
-            _ if common.params.constraint.is_some() => ToolChoice::None,
             choice => choice,
         };
         let messages: Vec<Message> = turns.into_iter().flatten().collect();
-        let chat = Chat { tools, tool_choice, parallel_tool_calls, thinking, ..Chat::from(messages) };
+        let chat =
+            Chat { tools, tool_choice, parallel_tool_calls, thinking, thinking_budget, ..Chat::from(messages) };
         let request = ValidChatRequest { chat, common };
         prop_assert_eq!(ValidChatRequest::parse(wire::chat(&request).to_string().as_bytes()).unwrap(), request);
     }

@@ -24,8 +24,6 @@ fn a_chat_may_say_whether_it_is_to_be_thought_about() {
         assert_eq!(thinking(name, value.clone()).unwrap(), Some(wanted), "{name}: {value}");
     }
     for (name, value, code) in [
-        ("thinking", json!({"type": "enabled", "budget_tokens": 1024}), ErrorCode::UnsupportedParameter),
-        ("reasoning", json!({"effort": "low", "max_tokens": 7}), ErrorCode::UnsupportedParameter),
         ("reasoning_effort", json!("much"), ErrorCode::InvalidValue),
         ("chat_template_kwargs", json!({"messages": []}), ErrorCode::InvalidValue),
         ("chat_template_kwargs", json!([]), ErrorCode::InvalidType),
@@ -47,6 +45,42 @@ fn a_chat_may_say_whether_it_is_to_be_thought_about() {
     // A text has no template that could have a model think.
     let text = json!({"prompt": "a", "enable_thinking": false});
     assert!(ValidCompletionRequest::parse(text.to_string().as_bytes()).is_ok());
+}
+
+#[test]
+fn how_much_may_be_thought_has_a_name_for_each_server() {
+    let budget = |name: &str, value: Value| chat_with(name, value).map(|request| request.chat.thinking_budget);
+    for (name, value, wanted) in [
+        ("thinking_budget_tokens", json!(100), Some(100)),
+        ("reasoning_budget_tokens", json!(0), Some(0)),
+        ("thinking_token_budget", json!(7), Some(7)),
+        ("thinking_token_budget", json!(-1), None),
+        ("thinking_budget", json!(1e3), Some(1000)),
+        ("thinking", json!({"type": "enabled", "budget_tokens": 1024}), Some(1024)),
+        ("reasoning", json!({"effort": "low", "max_tokens": 7}), Some(7)),
+        ("reasoning", json!({"effort": "low"}), None),
+    ] {
+        assert_eq!(budget(name, value.clone()).unwrap(), wanted, "{name}: {value}");
+    }
+    for (name, value, param) in [
+        ("thinking_budget", json!(-2), "thinking_budget"),
+        ("thinking_budget", json!("much"), "thinking_budget"),
+        ("thinking", json!({"type": "enabled", "budget_tokens": 0.5}), "thinking.budget_tokens"),
+        ("reasoning", json!({"max_tokens": true}), "reasoning.max_tokens"),
+        ("reasoning_budget_message", json!("Enough."), "reasoning_budget_message"),
+    ] {
+        assert_eq!(budget(name, value.clone()).unwrap_err().param.as_deref(), Some(param), "{name}: {value}");
+    }
+    let asked = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "thinking_budget_tokens": 5});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ValidChatRequest::parse(body.to_string().as_bytes())
+    };
+    let twice = asked(json!({"reasoning": {"max_tokens": 5}, "thinking": true})).unwrap();
+    assert_eq!(twice.chat.thinking_budget, Some(5));
+    let error = asked(json!({"thinking": {"type": "enabled", "budget_tokens": 6}})).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("thinking.budget_tokens"));
+    assert!(error.message.contains("`thinking_budget_tokens`"), "{error}");
 }
 
 fn look(name: &str) -> Value {
@@ -146,12 +180,14 @@ fn what_is_wrong_with_tools_is_told_with_its_place() {
         (json!({"tool_choice": {"type": "function", "function": {"name": "c"}}}), "tool_choice"),
         (json!({"tool_choice": {"type": "custom"}}), "tool_choice.type"),
         (json!({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": [look("a")]}}), "tool_choice.mode"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
-        (json!({"grammar": "root ::= \"a\""}), "grammar"),
     ] {
         let error = with_tools(more.clone()).unwrap_err();
         assert_eq!(error.param.as_deref(), Some(param), "{error}");
         assert_eq!(error.status, 400);
     }
-    assert!(with_tools(json!({"response_format": {"type": "json_object"}, "tool_choice": "none"})).is_ok());
+    // What an answer must look like does not say whether it calls.
+    for choice in ["none", "auto", "required"] {
+        let both = json!({"response_format": {"type": "json_object"}, "tool_choice": choice});
+        assert!(with_tools(both).unwrap().common.params.constraint.is_some());
+    }
 }

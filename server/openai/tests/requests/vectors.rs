@@ -55,11 +55,15 @@ fn an_embedding_has_the_models_width_and_a_known_encoding() {
     assert_eq!(parse("encoding_format", json!("hex")).unwrap_err().param.as_deref(), Some("encoding_format"));
     assert_eq!(parse("dimensions", json!(0)).unwrap_err().param.as_deref(), Some("dimensions"));
     let encoder = |body: Value| decode_embeddings(body.to_string().as_bytes()).unwrap().1;
-    assert!(encoder(json!({"input": "a"})).check(384).is_ok());
+    assert!(encoder(json!({"input": "a"})).check(384, false).is_ok());
     let asked = encoder(json!({"input": "a", "dimensions": 384}));
-    assert!(asked.check(384).is_ok());
-    let error = asked.check(768).unwrap_err();
-    assert_eq!((error.param.as_deref(), error.code), (Some("dimensions"), ErrorCode::InvalidValue));
+    assert!(asked.check(384, false).is_ok());
+    assert!(asked.check(768, true).is_ok(), "whose beginning it is");
+    for (width, may_cut) in [(768, false), (256, true)] {
+        let error = asked.check(width, may_cut).unwrap_err();
+        assert_eq!((error.param.as_deref(), error.code), (Some("dimensions"), ErrorCode::InvalidValue));
+        assert_eq!(error.message.contains("--matryoshka"), !may_cut, "{}", error.message);
+    }
 }
 
 #[test]
@@ -98,7 +102,7 @@ fn a_ranking_has_the_best_first() {
     assert_eq!(
         answer,
         json!({
-            "object": "list", "model": "m", "usage": {"prompt_tokens": 9, "total_tokens": 9},
+            "id": "", "object": "list", "model": "m", "usage": {"prompt_tokens": 9, "total_tokens": 9},
             "results": [
                 {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
                 {"index": 0, "relevance_score": 0.25, "document": {"text": "a"}},

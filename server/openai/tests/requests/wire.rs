@@ -12,7 +12,7 @@ pub fn chat(request: &ValidChatRequest) -> Value {
     assert!(request.chat.messages.iter().all(|m: &Message| m.content.iter().all(|part| matches!(part, Part::Text(_)))));
     let messages = messages_json(&request.chat.messages).unwrap();
     object.insert("messages".to_owned(), serde_json::from_str(&messages).unwrap());
-    let Chat { tools, tool_choice, parallel_tool_calls, thinking, .. } = &request.chat;
+    let Chat { tools, tool_choice, parallel_tool_calls, thinking, thinking_budget, .. } = &request.chat;
     let choice = match tool_choice {
         ToolChoice::Auto => "auto",
         ToolChoice::None => "none",
@@ -23,6 +23,7 @@ pub fn chat(request: &ValidChatRequest) -> Value {
         ("tool_choice", json!(choice)),
         ("parallel_tool_calls", json!(parallel_tool_calls)),
         ("enable_thinking", json!(thinking)),
+        ("thinking_budget_tokens", json!(thinking_budget)),
         ("include_reasoning", json!(request.common.reasoning)),
     ] {
         object.insert(name.to_owned(), value);
@@ -44,8 +45,17 @@ pub fn completion(request: &ValidCompletionRequest) -> Value {
     let prompt = |prompt: &Prompt| match prompt {
         Prompt::Text(text) | Prompt::Markup(text) => json!(text),
         Prompt::Tokens(tokens) => json!(tokens),
+        Prompt::Infill(infill) => match &infill.prefix {
+            TextInput::Text(text) => json!(text),
+            TextInput::Tokens(tokens) => json!(tokens),
+        },
         Prompt::Chat(_) => panic!("a chat is no text"),
     };
+    let suffix = request.prompts.iter().find_map(|prompt| match prompt {
+        Prompt::Infill(infill) => Some(infill.suffix.clone()),
+        _ => None,
+    });
+    object.insert("suffix".to_owned(), json!(suffix));
     let parse_special = request.prompts.iter().any(|prompt| matches!(prompt, Prompt::Markup(_)));
     object.insert("prompt".to_owned(), request.prompts.iter().map(prompt).collect());
     object.insert("parse_special".to_owned(), json!(parse_special));

@@ -4,6 +4,7 @@
 //! none is heard twice while another one has news.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -67,9 +68,9 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
         while let Some((index, item)) = self.next().await {
             let (Some(output), Some(slot)) = (outputs.get_mut(index), whole.get_mut(index)) else { continue };
             match item? {
-                GenerationEvent::Finished { reason, stop_string, usage, timings } => {
+                GenerationEvent::Finished { reason, stop, usage, timings } => {
                     let output = std::mem::take(output);
-                    let answer = Answer { output, reason, stop_string, usage, timings };
+                    let answer = Answer { output, reason, stop, usage, timings };
                     *slot = Some(Gathered { answer, at: Instant::now() });
                 }
                 GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
@@ -140,13 +141,25 @@ pub(super) fn sum_of(usages: &[Usage], of_each_prompt: usize) -> Usage {
             prompt_tokens: sum.prompt_tokens.max(usage.prompt_tokens),
             completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
             cached_tokens: sum.cached_tokens.min(usage.cached_tokens),
+            reasoning_tokens: sum.reasoning_tokens.saturating_add(usage.reasoning_tokens),
         })
     };
     usages.chunks(of_each_prompt.max(1)).filter_map(of_prompt).fold(Usage::default(), |sum, usage| Usage {
         prompt_tokens: sum.prompt_tokens.saturating_add(usage.prompt_tokens),
         completion_tokens: sum.completion_tokens.saturating_add(usage.completion_tokens),
         cached_tokens: sum.cached_tokens.saturating_add(usage.cached_tokens),
+        reasoning_tokens: sum.reasoning_tokens.saturating_add(usage.reasoning_tokens),
     })
+}
+
+/// Tells all answers to each prompt, of which there are so many, how likely its tokens are, which only the first was asked.
+pub(super) fn share_prompt_tokens(answers: &mut [Answer], of_each_prompt: usize) {
+    for of_prompt in answers.chunks_mut(of_each_prompt.max(1)) {
+        let Some((first, others)) = of_prompt.split_first_mut() else { continue };
+        for other in others {
+            other.output.prompt_tokens = Arc::clone(&first.output.prompt_tokens);
+        }
+    }
 }
 
 /// The best answers to each prompt, of which there are so many: those whose tokens are likeliest in the mean, the best first.
@@ -187,7 +200,7 @@ mod tests {
             let logprobs = logprobs.iter().map(|own| TokenLogprob { token: chance(own), top: Vec::new() }).collect();
             let output = AnswerOutput { text: text.to_owned(), logprobs, ..AnswerOutput::default() };
             let (usage, timings) = (Usage::default(), Timings::default());
-            Answer { output, reason: FinishReason::Stop, stop_string: None, usage, timings }
+            Answer { output, reason: FinishReason::Stop, stop: None, usage, timings }
         };
         let answers = || {
             let one = [answer("a", &[-3.0]), answer("b", &[-1.0, -2.0, -1.5]), answer("c", &[-0.5, -4.0])];
@@ -203,13 +216,8 @@ mod tests {
     }
 
     fn finished(completion_tokens: u32, cached_tokens: u32) -> Item {
-        let usage = Usage { prompt_tokens: 7, completion_tokens, cached_tokens };
-        Ok(GenerationEvent::Finished {
-            reason: FinishReason::Stop,
-            stop_string: None,
-            usage,
-            timings: Timings::default(),
-        })
+        let usage = Usage { prompt_tokens: 7, completion_tokens, cached_tokens, reasoning_tokens: 1 };
+        Ok(GenerationEvent::Finished { reason: FinishReason::Stop, stop: None, usage, timings: Timings::default() })
     }
 
     fn scripted(items: Vec<Item>) -> BoxStream<'static, Item> {
@@ -235,14 +243,16 @@ mod tests {
         assert_eq!((whole[0].answer.output.text.as_str(), whole[1].answer.output.text.as_str()), ("ab", "x"));
         let usages: Vec<Usage> = whole.iter().map(|choice| choice.answer.usage).collect();
         let usage = sum_of(&usages, usages.len());
-        assert_eq!(usage, Usage { prompt_tokens: 7, completion_tokens: 4, cached_tokens: 0 });
+        assert_eq!(usage, Usage { prompt_tokens: 7, completion_tokens: 4, cached_tokens: 0, reasoning_tokens: 2 });
     }
 
     #[test]
     fn the_tokens_of_several_prompts_add_up_and_those_of_one_count_once() {
-        let usage = |prompt_tokens, cached_tokens| Usage { prompt_tokens, completion_tokens: 1, cached_tokens };
+        let each = Usage { completion_tokens: 1, ..Usage::default() };
+        let usage = |prompt_tokens, cached_tokens| Usage { prompt_tokens, cached_tokens, ..each };
         let two_each = [usage(5, 5), usage(5, 2), usage(7, 0), usage(7, 6)];
-        let sum = |prompt_tokens, cached_tokens| Usage { prompt_tokens, completion_tokens: 4, cached_tokens };
+        let all = Usage { completion_tokens: 4, ..Usage::default() };
+        let sum = |prompt_tokens, cached_tokens| Usage { prompt_tokens, cached_tokens, ..all };
         assert_eq!(sum_of(&two_each, 2), sum(12, 2));
         assert_eq!(sum_of(&two_each, 1), sum(24, 13));
         assert_eq!(sum_of(&[], 1), Usage::default());

@@ -25,9 +25,10 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use gantry_core::{
-    Answer, AnswerHead, ApiError, ErrorCode, PooledEncoder, PooledRequest, PooledSize, PromptEncoder, TextEncoder,
-    TextRequest, Usage,
+    Answer, AnswerHead, ApiError, ErrorCode, PooledEncoder, PooledRequest, PooledSize, PromptEncoder, RequestError,
+    TextEncoder, TextRequest, Usage,
 };
+use gantry_engine::Pooling;
 use gantry_responses::{ResolvedRequest, ResponseId, StoredResponses, decode_responses};
 use uuid::Uuid;
 
@@ -43,7 +44,7 @@ use crate::output::Collected;
 use crate::response_store::unix_seconds;
 use crate::version::{GenerationError, PoolRequest, Version};
 pub(super) use background::Background;
-use choices::{Choices, Uncollected, best_of_each, sum_of};
+use choices::{Choices, Uncollected, best_of_each, share_prompt_tokens, sum_of};
 use record::{Origin, RequestRecord};
 pub(super) use written::Writers;
 
@@ -175,10 +176,12 @@ pub(super) async fn pooled<E: PooledEncoder>(
     let (origin, (asked, encoder), share) = read(app, request, decode).await?;
     let PooledRequest { model, work, prompt_param, priority } = asked;
     let version = app.version_for(model.as_deref())?;
-    let width = version.model().and_then(|model| Some(model.pooled?.width)).unwrap_or(0);
+    let pooled = version.model().and_then(|model| model.pooled);
+    let (width, ranks) = pooled.map_or((0, true), |pooled| (pooled.width, pooled.pooling == Pooling::Rank));
+    let work = work.work(ranks);
     // Where nothing is embedded at all, that is said first, at submission.
     if width > 0 {
-        encoder.check(width)?;
+        encoder.check(width, app.cuts_vectors)?;
     }
     let (bytes, answer_share) = match encoder.size(width) {
         // What is told again came in a body, and is counted there.
@@ -196,17 +199,29 @@ pub(super) async fn pooled<E: PooledEncoder>(
     let result = match pooled.output().await {
         Ok(output) => {
             let usage = Usage { prompt_tokens: output.prompt_tokens, ..Usage::default() };
-            let model = version.spec().served_name.clone();
-            let write = move || encoder.whole(model, output);
+            let head = head_of(&version, None);
+            let write = move || encoder.whole(head, output);
             app.writers.write(bytes, answer_share, |_, _| Ok(()), write).await.map(|body| (body, usage))
         }
         Err(error) => {
             let ends = app.is_draining() && error == GenerationError::Retired;
-            let error = if ends { GenerationError::ServerEnds } else { error };
+            let error = if ends { GenerationError::ServerEnds } else { renamed(error, &encoder) };
             Err(unanswered(error, prompt_param, version.retry_after()))
         }
     };
     Ok(of_version(record.settle(result), &version))
+}
+
+/// An error of a text, by what the client calls it.
+fn renamed(error: GenerationError, encoder: &impl PooledEncoder) -> GenerationError {
+    match error {
+        GenerationError::Request(RequestError::InvalidRequest { param: Some(param), code, message }) => {
+            let told = encoder.told_param(&param).unwrap_or_else(|| param.clone());
+            let message = message.replace(&format!("`{param}`"), &format!("`{told}`"));
+            RequestError::InvalidRequest { param: Some(told), code, message }.into()
+        }
+        other => other,
+    }
 }
 
 /// Reads a request's head and body, and has the body decoded.
@@ -248,10 +263,11 @@ async fn whole(
         Err(uncollected) => return record.settle(Err(uncollected.told(prompt_param, version))),
     };
     record.first_tokens_of(&gathered);
-    let answers: Vec<Answer> = gathered.into_iter().map(|gathered| gathered.answer).collect();
+    let mut answers: Vec<Answer> = gathered.into_iter().map(|gathered| gathered.answer).collect();
     answers.iter().for_each(|answer| record.timed(&answer.timings));
     let usages: Vec<_> = answers.iter().map(|answer| answer.usage).collect();
     let usage = sum_of(&usages, of_each_prompt);
+    share_prompt_tokens(&mut answers, of_each_prompt);
     let answers = best_of_each(answers, of_each_prompt, told);
     let bytes = collected.bytes();
     let write = move || encoder.whole(head, answers, usage);

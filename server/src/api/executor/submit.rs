@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use gantry_core::{ApiError, ErrorCode, Prompt, TextRequest};
+use gantry_core::{ApiError, ErrorCode, Prompt, TextInput, TextRequest};
 
 use super::choices::Choices;
 use crate::api::App;
@@ -53,7 +53,14 @@ pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<
 fn unknown_token(requests: &[GenerateRequest], vocab_size: u32, prompt_param: &str) -> Option<(String, i32)> {
     let is_unknown = |token: i32| u32::try_from(token).map_or(true, |token| token >= vocab_size);
     requests.iter().enumerate().find_map(|(number, request)| {
-        let Prompt::Tokens(tokens) = &*request.prompt else { return None };
+        let tokens = match &*request.prompt {
+            Prompt::Tokens(tokens) => tokens,
+            Prompt::Infill(infill) => match &infill.prefix {
+                TextInput::Tokens(tokens) => tokens,
+                TextInput::Text(_) => return None,
+            },
+            _ => return None,
+        };
         let at = tokens.iter().position(|&token| is_unknown(token))?;
         let of = if requests.len() > 1 { format!("[{number}]") } else { String::new() };
         Some((format!("{prompt_param}{of}[{at}]"), tokens[at]))
@@ -68,13 +75,19 @@ async fn text_to(
     choices: u32,
     is_whole: bool,
 ) -> Result<Vec<Generation>, SubmitError> {
-    let of_choice = |request: &GenerateRequest, choice| {
-        let mut request = request.clone();
-        request.params.seed = seed_of(request.params.seed, choice);
-        request
-    };
-    let of_prompt = |request| (0..choices).map(move |choice| of_choice(request, choice));
+    let of_prompt = |request| (0..choices).map(move |choice| of_choice(request, choice, is_whole));
     version.submit_all(client, requests.iter().flat_map(of_prompt).collect(), is_whole).await
+}
+
+/// The request for one of the answers to a prompt; `is_whole`: all of them are there before the first is told.
+fn of_choice(request: &GenerateRequest, choice: u32, is_whole: bool) -> GenerateRequest {
+    let mut request = request.clone();
+    request.params.seed = seed_of(request.params.seed, choice);
+    // A prompt is as likely for each of its answers, so that the first one's will do for all.
+    if is_whole && choice > 0 {
+        request.params.prompt_logprobs = None;
+    }
+    request
 }
 
 /// Submits a request for vectors or scores.
@@ -104,7 +117,18 @@ fn seed_of(request: Option<u64>, choice: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use gantry_core::GenerationParams;
+
     use super::*;
+
+    #[test]
+    fn a_prompt_is_scored_for_its_first_answer_alone_where_all_come_whole() {
+        let params = GenerationParams { prompt_logprobs: Some(3), ..GenerationParams::default() };
+        let request = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params };
+        let asked = |is_whole| [0, 1, 2].map(|choice| of_choice(&request, choice, is_whole).params.prompt_logprobs);
+        assert_eq!(asked(true), [Some(3), None, None]);
+        assert_eq!(asked(false), [Some(3); 3]);
+    }
 
     #[test]
     fn answers_have_seeds_of_their_own() {

@@ -24,7 +24,6 @@ const FIT: &str = "context and layers that are not named are chosen to fit the m
 const NO_CORS: &str =
     "--cors-origins names the pages that may ask, by GET and POST and with any header; no cookie is read";
 const TIMEOUT: &str = "--queue-timeout bounds a request's wait, and --drain-timeout the end";
-const SLOTS: &str = "/metrics says what its sequences do";
 const ALL_OF_MESSAGES: &str = "the template gets all that messages have";
 const TOLD_APART: &str = "what a model thinks and calls is told apart from what it says";
 
@@ -36,7 +35,8 @@ const NO_DOWNLOAD: &str =
     "serve loads files alone: give the path of a GGUF file; in Kubernetes an InferenceService fetches one";
 const NO_TLS: &str = "TLS belongs to the proxy or ingress in front of it";
 const NO_DRAFT: &str = "--model-draft and --spec-draft-n-max are all there is of it";
-const NO_TEMPLATE: &str = "the model's own template is used, whose file must bring it";
+const NO_TEMPLATE: &str = "chats are rendered by the template of the model's file, or by that of --chat-template";
+const KWARGS: &str = "requests say `chat_template_kwargs`, each for itself";
 const NO_ADAPTERS: &str = "adapters are not supported: merge it into the model's file";
 const NO_TOOLS: &str = "tools are for clients to run: requests bring `tools`, and answers say which are called";
 const NO_PAGES: &str = "there are no pages for browsers: point one of the many at /v1";
@@ -68,9 +68,9 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["-kvu", "--kv-unified"], Nothing, Is(&["--kv-layout", "unified"])),
     flag(&["-no-kvu", "--no-kv-unified"], Nothing, Is(&["--kv-layout", "split"])),
     // Always so.
-    flag(&["--jinja", "--metrics", "--warmup", "--cache-prompt"], Nothing, Done),
+    flag(&["--jinja", "--metrics", "--slots", "--warmup", "--cache-prompt"], Nothing, Done),
     flag(&["-cb", "--cont-batching", "--no-context-shift", "--no-mmap", "--offline"], Nothing, Done),
-    flag(&["--no-webui", "--no-ui", "-no-ag", "--no-agent", "--no-slots", "--no-perf"], Nothing, Done),
+    flag(&["--no-webui", "--no-ui", "-no-ag", "--no-agent", "--no-perf"], Nothing, Done),
     flag(&["--no-webui-mcp-proxy", "--no-ui-mcp-proxy", "--no-models-autoload"], Nothing, Done),
     flag(&["--no-mmproj", "--no-mmproj-auto", "--mmproj-auto", "--no-cors-credentials"], Nothing, Done),
     flag(&["-kvo", "--kv-offload", "--repack", "--op-offload"], Nothing, Done),
@@ -103,11 +103,10 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     flag(&["--perf"], Nothing, Moot("answers tell where their time went when requests say `timings`")),
     flag(&["-bs", "--backend-sampling"], Nothing, Moot("tokens are chosen on the CPU")),
-    flag(&["--spm-infill"], Nothing, Moot("there is no /infill")),
+    flag(&["--no-slots"], Nothing, Moot("GET /slots says how many sequences are in use, and nothing of any request")),
     flag(&["--tags"], Value, Moot("/v1/models tells names alone")),
     flag(&["-to", "--timeout"], Value, Moot(TIMEOUT)),
     flag(&["--sse-ping-interval"], Value, Moot("a silent stream has a comment every 10 seconds")),
-    flag(&["--slots"], Nothing, Moot(SLOTS)),
     flag(&["-v", "--verbose", "--log-verbose"], Nothing, Moot(LOG)),
     flag(&["-lv", "--verbosity", "--log-verbosity"], Value, Moot(LOG)),
     flag(&["--log-disable"], Nothing, Moot("RUST_LOG=off turns the log off")),
@@ -200,7 +199,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--cors-credentials"], Nothing, Refused(&[], NO_CORS)),
     flag(&["--api-prefix"], Value, Refused(&[""], "a proxy or ingress in front of it can add one")),
     flag(&["--reuse-port"], Nothing, Refused(&[], "one process has a port; --workers has several work behind it")),
-    flag(&["--chat-template", "--chat-template-file", "--chat-template-kwargs"], Value, Refused(&[""], NO_TEMPLATE)),
+    flag(&["--chat-template-kwargs"], Value, Refused(&["", "{}"], KWARGS)),
     flag(&["--no-jinja"], Nothing, Refused(&[], NO_TEMPLATE)),
     flag(&["--prefill-assistant"], Nothing, Refused(&[], "an assistant's message that comes last is a whole turn")),
     flag(&["--skip-chat-parsing"], Nothing, Refused(&[], TOLD_APART)),

@@ -131,7 +131,7 @@ fn request_in(
 pub(super) fn finished() -> GenerationEvent {
     GenerationEvent::Finished {
         reason: FinishReason::Stop,
-        stop_string: None,
+        stop: None,
         usage: Usage::default(),
         timings: Timings::default(),
     }

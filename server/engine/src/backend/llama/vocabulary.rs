@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gantry_core::{Chat, Tool, ToolChoice, messages_json};
-use gantry_llama::{AnswerForm, ChatPrompt, Model, SpecialTokens, TokenTexts, TokenizeError};
+use gantry_llama::{AnswerForm, ChatPrompt, InfillTokens, Model, SpecialTokens, TokenTexts, TokenizeError};
 use serde_json::{Map, Value, json};
 
 use super::call_schema::bindable;
-use crate::backend::{Pace, RenderedAnswer, RenderedChat, Token, Vocabulary};
+use crate::backend::{CallRules, Closing, Pace, Reads, RenderedAnswer, RenderedChat, Token, Vocabulary};
 use crate::error::{RequestError, of_chat};
 use crate::template::Renderer;
 
@@ -22,15 +22,14 @@ pub(crate) struct LlamaVocabulary {
 }
 
 /// A chat as [`gantry_llama::ChatTemplate::render`] takes it.
-fn chat_json(chat: &Chat, reads_answer: bool) -> Result<String, RequestError> {
+fn chat_json(chat: &Chat, reads_answer: bool, reads_calls: bool) -> Result<String, RequestError> {
     let internal = |error: serde_json::Error| RequestError::Internal(error.to_string());
     let messages = messages_json(&chat.messages).map_err(internal)?;
     let mut fields = Map::new();
     if !chat.tools.is_empty() {
         let tools: Vec<Value> = chat.tools.iter().map(tool_json).collect::<Result<_, _>>()?;
         if reads_answer {
-            let is_allowed = |tool: &&Tool| chat.allowed_tools.is_empty() || chat.allowed_tools.contains(&tool.name);
-            let callable = chat.tools.iter().zip(&tools).filter(|(tool, _)| is_allowed(tool));
+            let callable = chat.tools.iter().zip(&tools).filter(|(tool, _)| reads_calls && is_callable(chat, tool));
             fields.insert("callable".to_owned(), callable.map(|(_, shown)| bindable_tool(shown)).collect());
         }
         fields.insert("tools".to_owned(), tools.into());
@@ -58,6 +57,10 @@ fn chat_json(chat: &Chat, reads_answer: bool) -> Result<String, RequestError> {
     // The messages are text already, and may be megabytes of it.
     let rest = Value::Object(fields).to_string();
     Ok(format!("{{\"messages\":{messages},{}", &rest[1..]))
+}
+
+fn is_callable(chat: &Chat, tool: &Tool) -> bool {
+    chat.allowed_tools.is_empty() || chat.allowed_tools.contains(&tool.name)
 }
 
 /// A tool as calls are bound by it.
@@ -112,26 +115,36 @@ impl LlamaVocabulary {
         Self { model, template, end_tokens, longest_token, texts: OnceLock::new(), answer_texts: Mutex::default() }
     }
 
-    fn answer_of(&self, form: AnswerForm, chat: &Chat) -> RenderedAnswer {
+    fn answer_of(&self, form: AnswerForm, chat: &Chat, reads: Reads) -> RenderedAnswer {
         let token_of = |text: &String| match self.model.tokenize(text, false, true).ok()?.as_slice() {
             [token] => Some(*token),
             _ => None,
         };
         let markup: Vec<Token> = form.markup.iter().filter_map(token_of).collect();
-        let grammar = form.required_grammar().map(|grammar| (grammar, self.answer_texts(&markup)));
-        RenderedAnswer { form, markup, grammar, drops_calls: chat.tool_choice == ToolChoice::None }
-    }
-
-    /// The texts of all tokens, those of `markup` among them. There is one markup for a template, so that it is made once.
-    fn answer_texts(&self, markup: &[Token]) -> Arc<TokenTexts> {
-        let mut made = self.answer_texts.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*made {
-            Some((of, texts)) if of == markup => Arc::clone(texts),
-            _ => {
-                let texts = Arc::new(TokenTexts::of(&self.model, markup));
-                *made = Some((markup.to_vec(), Arc::clone(&texts)));
-                texts
+        let calls = match chat.tool_choice {
+            ToolChoice::Required => form.required_grammar().map(CallRules::Required),
+            ToolChoice::Auto => {
+                let is_strict = chat.tools.iter().any(|tool| tool.strict && is_callable(chat, tool));
+                form.call_grammar().map(|grammar| CallRules::Allowed { grammar, is_strict })
             }
+            ToolChoice::None => None,
+        };
+        let thinking_budget = chat.thinking_budget.filter(|_| form.thought.is_some());
+        let closing = form.thought.as_ref().filter(|_| thinking_budget.is_some());
+        let closing = closing.and_then(|thought| {
+            // White space behind it is for what is bound there to allow.
+            let is_bound = reads == Reads::Bound || chat.tool_choice == ToolChoice::Required;
+            let text = if is_bound { thought.closing.trim_end() } else { thought.closing.as_str() };
+            let tokens = self.model.tokenize(text, false, true).ok()?;
+            Some(Closing { text: text.to_owned(), tokens })
+        });
+        RenderedAnswer {
+            form,
+            markup,
+            calls: calls.unwrap_or(CallRules::Free),
+            thinking_budget,
+            closing: closing.unwrap_or_default(),
+            drops_calls: chat.tool_choice == ToolChoice::None,
         }
     }
 
@@ -160,11 +173,15 @@ impl Vocabulary for LlamaVocabulary {
         self.model.tokenize_with(text, false, specials).map_err(|e| not_tokenised("prompt", &e))
     }
 
+    fn infill_tokens(&self) -> Option<InfillTokens> {
+        self.model.infill_tokens()
+    }
+
     fn pair(&self, query: &str, document: &str) -> Result<Vec<Token>, RequestError> {
         self.model.rerank_tokens(query, document).map_err(|e| not_tokenised("documents", &e))
     }
 
-    fn render(&self, chat: &Chat, reads_answer: bool, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
+    fn render(&self, chat: &Chat, reads: Reads, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let template = self.template.as_ref().ok_or_else(|| {
             RequestError::invalid("messages", "no_chat_template", "this model's file has no chat template, so it takes no chats; send the text that it is to go on with as `prompt` to POST /v1/completions")
         })?;
@@ -173,15 +190,26 @@ impl Vocabulary for LlamaVocabulary {
             return Err(RequestError::invalid("tools", "tools_not_supported", message));
         }
         // The parsers read whole turns, and of one that is continued the beginning is not in the answer.
+        let reads_calls = !chat.tools.is_empty() && (reads == Reads::All || chat.tool_choice != ToolChoice::None);
         let reads_answer =
-            reads_answer && !chat.continue_final_message && (!chat.tools.is_empty() || template.thinks());
-        let asked = chat_json(chat, reads_answer)?;
+            reads != Reads::Nothing && !chat.continue_final_message && (reads_calls || template.thinks());
+        let asked = chat_json(chat, reads_answer, reads_calls)?;
         let Some(rendered) = template.prompt(&self.model, &asked, pace).map_err(|error| of_chat(&error))? else {
             return Ok(None);
         };
-        let answer = rendered.form.map(|form| Box::new(self.answer_of(form, chat)));
-        let is_bound = answer.as_ref().is_some_and(|answer| answer.grammar.is_some());
-        if reads_answer && chat.tool_choice == ToolChoice::Required && !is_bound {
+        // Where markup stands before what is said, all of the answer is of the form, and told as it stands.
+        let is_read = |form: &AnswerForm| {
+            reads == Reads::All || chat.tool_choice == ToolChoice::Required || form.says_it_plainly()
+        };
+        let form = rendered.form.filter(is_read);
+        let answer = form.map(|form| Box::new(self.answer_of(form, chat, reads)));
+        let calls = answer.as_ref().map_or(&CallRules::Free, |answer| &answer.calls);
+        let may_call = reads_calls && chat.tool_choice == ToolChoice::Auto;
+        if reads == Reads::Bound && may_call && *calls == CallRules::Free {
+            let message = "tools: how this model's chat template has tools called is not understood, so that an answer cannot be either a call or of a form; leave `tools` out, or say `tool_choice: none`";
+            return Err(RequestError::invalid("tools", "tools_not_supported", message));
+        }
+        if reads_answer && chat.tool_choice == ToolChoice::Required && !matches!(calls, CallRules::Required(_)) {
             let message = "tool_choice: how this model's chat template has tools called is not understood, so that no call can be required; say auto";
             return Err(RequestError::invalid("tool_choice", "tools_not_supported", message));
         }
@@ -199,6 +227,19 @@ impl Vocabulary for LlamaVocabulary {
 
     fn texts(&self) -> &Arc<TokenTexts> {
         self.texts.get_or_init(|| Arc::new(TokenTexts::of(&self.model, &[])))
+    }
+
+    /// There is one markup for a template, so that it is made once.
+    fn texts_with(&self, markup: &[Token]) -> Arc<TokenTexts> {
+        let mut made = self.answer_texts.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*made {
+            Some((of, texts)) if of == markup => Arc::clone(texts),
+            _ => {
+                let texts = Arc::new(TokenTexts::of(&self.model, markup));
+                *made = Some((markup.to_vec(), Arc::clone(&texts)));
+                texts
+            }
+        }
     }
 
     fn end_tokens(&self) -> &[Token] {
