@@ -2,7 +2,8 @@
 //! the angle between their vectors where a model embeds texts.
 
 use gantry_core::{
-    AnswerHead, ApiError, EncodeError, MAX_PROMPT_BYTES, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledTask,
+    AnswerHead, ApiError, EncodeError, MAX_PROMPT_BYTES, PooledEncoder, PooledOutput, PooledRequest, PooledSize,
+    PooledTask,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
