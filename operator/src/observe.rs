@@ -18,7 +18,9 @@ use futures::{
 use gantry_crds::{
     InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec,
     conditions::Reason,
-    inference_service::{ApiSpec, CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec},
+    inference_service::{
+        ApiSpec, CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec,
+    },
     status::{InferenceServiceStatus, NamedVersion},
 };
 use jiff::Timestamp;

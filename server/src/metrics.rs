@@ -268,7 +268,7 @@ impl Metrics {
         }
         registry.register(
             "connections_shed",
-            "Connections closed to make room: waiting, of which no whole head had come, idle, or receiving a body",
+            "Connections closed to make room: waiting, of which no whole head had come, idle, receiving a body, or with an answer that is unread",
             shed.clone(),
         );
         if let Some(store) = store {

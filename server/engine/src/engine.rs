@@ -14,7 +14,7 @@ use gantry_core::{AnswerOutput, ShownPrompt, ToolCall};
 use gantry_llama::SpecialTokens;
 
 use crate::backend::llama::{self, Loaded};
-use crate::backend::{Backend, Vocabulary};
+use crate::backend::{Backend, Token, Vocabulary};
 use crate::budget::StepBudget;
 use crate::cache::{CacheError, Fingerprint, PrefixCache};
 use crate::draft::Draft;
@@ -35,7 +35,7 @@ use crate::prepare::{Job, Jobs, Preparer};
 use crate::queue::Watermarks;
 use crate::request::{Emitter, Permit};
 use crate::sample_pool::SamplePool;
-use crate::scheduler::{GATHERING_MS, PROBE_FRESH, Scheduler, SchedulerParts, StepOutcome, WarmUp};
+use crate::scheduler::{GATHERING_MS, PROBE_FRESH, Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 /// Probes and other commands that may wait beside the requests.
@@ -107,11 +107,11 @@ impl Engine {
     /// As [`Engine::load`], with a context that is there; the configuration is valid. It watches over memory, for what
     /// shares `pressure`, too.
     pub(crate) fn over(loaded: Loaded, config: &EngineConfig, pressure: Arc<Pressure>) -> Result<Self, LoadError> {
-        let Loaded { backend, draft, vocabulary, info, fingerprint, warm_up } = loaded;
-        Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, warm_up, config, pressure)
+        let Loaded { backend, draft, vocabulary, info, fingerprint, chat } = loaded;
+        Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, chat, config, pressure)
     }
 
-    /// Warms a backend up and starts the threads.
+    /// Warms a backend up, with what a chat begins with where there are chats, and starts the threads.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn start<B: Backend + 'static>(
         backend: B,
@@ -119,7 +119,7 @@ impl Engine {
         vocabulary: Arc<dyn Vocabulary>,
         info: ModelInfo,
         fingerprint: Option<Fingerprint>,
-        mut warm_up: WarmUp,
+        chat: Vec<Token>,
         config: &EngineConfig,
         pressure: Arc<Pressure>,
     ) -> Result<Self, LoadError> {
@@ -172,11 +172,10 @@ impl Engine {
             draft,
             max_saved_bytes,
         });
-        if warm_up.text.is_empty() {
-            // Where a vocabulary has no tokeniser, prompts come as tokens.
-            warm_up.text = vocabulary.tokenize_bare(WARM_UP_TEXT, SpecialTokens::None).unwrap_or_default();
-        }
-        scheduler.warm_up(&warm_up).map_err(|error| not_warm(error, config))?;
+        // Where a vocabulary has no tokeniser, prompts come as tokens.
+        let plain = || vocabulary.tokenize_bare(WARM_UP_TEXT, SpecialTokens::None).unwrap_or_default();
+        let text = if chat.is_empty() { plain() } else { chat };
+        scheduler.warm_up(&text).map_err(|error| not_warm(error, config))?;
         monitor.loaded(untouched_bytes);
         // Every request in flight fits the channel, so that sending one never blocks.
         let max_in_flight = config.max_queue + config.parallel as usize;

@@ -59,7 +59,7 @@ use fill::{Fillers, WorthFilling};
 use measure::Measuring;
 use pause::Paused;
 use pressure::Relief;
-pub(crate) use probe::{PROBE_FRESH, WarmUp};
+pub(crate) use probe::PROBE_FRESH;
 #[cfg(test)]
 pub(crate) use stage::LEAST_STAGED_TOKENS;
 use stage::share_stage;

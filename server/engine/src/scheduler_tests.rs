@@ -25,7 +25,7 @@ use crate::queue::AGEING_BOUND;
 use crate::request::{Emitter, Permit, Request, reusable};
 use crate::sample_pool::SamplePool;
 use crate::sampler::{self, Sampler, SamplerSetup, Scorer};
-use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome, WarmUp};
+use crate::scheduler::{Scheduler, SchedulerParts, StepOutcome};
 use crate::stats::Stats;
 
 mod bursts;

@@ -29,7 +29,6 @@ use crate::kv_plan::{
 };
 use crate::params::{EngineConfig, MAX_DRAFT_CATCH_UP_TOKENS};
 use crate::plan::GROUP_TOKENS;
-use crate::scheduler::WarmUp;
 use crate::template::{Renderer, TemplateReport, Tryout};
 pub(crate) use pooler::{LoadedPooler, pooler};
 use stage::Stage;
@@ -71,8 +70,8 @@ pub(crate) struct Loaded {
     pub(crate) info: ModelInfo,
     /// Names what saved state fits; `None`: state cannot be saved.
     pub(crate) fingerprint: Option<Fingerprint>,
-    /// What is decoded before anyone is served.
-    pub(crate) warm_up: WarmUp,
+    /// Tokens of a chat of one word; none where there are no chats.
+    pub(crate) chat: Vec<Token>,
 }
 
 /// A model's weights, and those of the small one that guesses for it.
@@ -192,7 +191,6 @@ fn context_and_template(config: &EngineConfig, opened: &Opened) -> Result<Loaded
     let mut context = Context::new(&model, &context_params).map_err(context_refused)?;
     let (template, tried) = tryout.map(Tryout::end).transpose()?.unzip();
     let (tried, chat): (_, Option<Vec<Token>>) = tried.unzip();
-    let warm_up = WarmUp { text: chat.unwrap_or_default(), trained_position: model.n_ctx_train().saturating_sub(1) };
     check_length(config, &model, tried.as_ref())?;
     // llama.cpp computes past the trained length, but what comes out is noise.
     let positions = match model.n_ctx_train() {
@@ -248,7 +246,7 @@ fn context_and_template(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         None => None,
         Some(draft) => Some(guesser(draft, &backend, &context_params, config)?),
     };
-    Ok(Loaded { backend, draft, vocabulary, info, fingerprint, warm_up })
+    Ok(Loaded { backend, draft, vocabulary, info, fingerprint, chat: chat.unwrap_or_default() })
 }
 
 fn useless(config: &EngineConfig, reason: String) -> LoadError {

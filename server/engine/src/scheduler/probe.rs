@@ -17,26 +17,16 @@ const SAMPLE_TOKENS: usize = 32;
 /// Tokens that are decoded where that one alone tells nothing.
 const EVEN_PROBE_TOKENS: u32 = 8;
 
-/// What a load decodes beside a token.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct WarmUp {
-    /// What prompts begin with.
-    pub(crate) text: Vec<Token>,
-    /// The last position that the model was trained for; 0 where that is not known.
-    pub(crate) trained_position: u32,
-}
-
 impl<B: Backend> Scheduler<B> {
-    /// Decodes one token, the beginning of a prompt, and a token at the last position that there is or that the model was
-    /// trained for, so that a file is judged alike whatever its context: a model that cannot, or
+    /// Decodes one token, the beginning of a prompt, and a token at the last position that there is: a model that cannot, or
     /// whose logits then are not finite or say nothing, is not handed out. What else is to be known of steps is measured
     /// when there is time ([`super::measure`]); until then the first token tells.
-    pub(crate) fn warm_up(&mut self, of: &WarmUp) -> Result<(), WarmUpError> {
+    pub(crate) fn warm_up(&mut self, text: &[Token]) -> Result<(), WarmUpError> {
         let started = Instant::now();
         self.decode_probe(1, 1)?;
         self.budget.guess(started.elapsed());
         self.look_for_meaning()?;
-        self.look_at_positions(of)?;
+        self.look_at_positions(text)?;
         self.plan_measuring();
         self.draft.as_mut().map_or(Ok(()), |draft| draft.measure(1).map_err(WarmUpError::Draft))
     }
@@ -59,11 +49,11 @@ impl<B: Backend> Scheduler<B> {
 
     /// Whether there are numbers at other positions than the first, where nothing is rotated: what scales positions may
     /// leave those alone that come early.
-    fn look_at_positions(&mut self, of: &WarmUp) -> Result<(), NoNumbers> {
+    fn look_at_positions(&mut self, text: &[Token]) -> Result<(), NoNumbers> {
         let Some(sequence) = self.empty_sequence(Instant::now()) else { return Ok(()) };
         let most = SAMPLE_TOKENS.min(self.limits.positions as usize).min(self.limits.batch_tokens as usize);
-        let text = &of.text[..of.text.len().min(most)];
-        let last = self.limits.positions.saturating_sub(1).max(of.trained_position);
+        let text = &text[..text.len().min(most)];
+        let last = self.limits.positions.saturating_sub(1);
         for (position, tokens) in [(0, text), (last, &[PROBE_TOKEN])] {
             let Ok(count @ 1..) = u32::try_from(tokens.len()) else { continue };
             self.decode_of(sequence, position, count, 1, |i| tokens.get(i as usize).copied().unwrap_or(PROBE_TOKEN))?;
