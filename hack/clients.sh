@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Clients that others made and that must work unmodified, for tests: from PyPI and npm, in the versions that
-# e2e/clients/python/requirements.txt, e2e/clients/lm_eval/requirements.txt and e2e/clients/node/package-lock.json pin, in
+# e2e/clients/{python,lm_eval,fuzz}/requirements.txt and e2e/clients/node/package-lock.json pin, in
 # .cache/clients.
 #
 #   hack/clients.sh          install them
@@ -35,5 +35,6 @@ step prerequisites install_packages python
 mkdir -p "$clients"
 step "clients for Python" python_clients python
 step "the harness for evaluations" python_clients lm_eval
+step "schemathesis" python_clients fuzz
 step "clients for Node" node_clients
 steps_summary

@@ -5,6 +5,7 @@
 //! and loses its gauges.
 
 mod engine;
+mod store;
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -29,6 +30,7 @@ use crate::routing::Router;
 use crate::serve::Phase;
 use crate::telemetry;
 use crate::version::{Version, VersionStats, WorkerStats};
+pub use store::{StoreMetrics, StoreOperation, StoreOutcome};
 
 /// The content type of `/metrics`.
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -206,9 +208,14 @@ fn whole_histogram() -> Histogram {
 
 impl Metrics {
     /// Metrics of a front that serves what `router` holds, and of which `output` waits for clients. Each series has a
-    /// label of the InferenceService `service` where there is one.
+    /// label of the InferenceService `service` where there is one. `store`: of the store of responses, if there is one.
     #[must_use]
-    pub fn new(router: Arc<Router>, output: Arc<Output>, service: Option<String>) -> Arc<Self> {
+    pub fn new(
+        router: Arc<Router>,
+        output: Arc<Output>,
+        service: Option<String>,
+        store: Option<&StoreMetrics>,
+    ) -> Arc<Self> {
         let labels = service.map(|service| (Cow::Borrowed("service"), Cow::Owned(service)));
         let mut registry = Registry::with_prefix_and_labels("gantry", labels.into_iter());
         let requests = Family::<RequestLabels, Counter>::default();
@@ -261,9 +268,12 @@ impl Metrics {
         }
         registry.register(
             "connections_shed",
-            "Connections closed to make room: waiting, of which no whole head had come, idle, or receiving a body",
+            "Connections closed to make room: waiting, of which no whole head had come, idle, receiving a body, or with an answer that is unread",
             shed.clone(),
         );
+        if let Some(store) = store {
+            store.register(&mut registry);
+        }
         registry.register_collector(Box::new(RouterCollector { router, output }));
         Arc::new(Self {
             registry,
@@ -586,7 +596,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_told() {
-        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), Some("chat".to_owned()));
+        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), Some("chat".to_owned()), None);
         let v1 = VersionLabels { version: "v1".to_owned(), model: "m".to_owned() };
         metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);
         metrics.request_ended(Route::Chat, &v1, 200, Outcome::Ok);

@@ -17,11 +17,12 @@ use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{GetResult, ObjectStore, ObjectStoreExt, RetryConfig};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::limits::{
     MAX_STORED_OBJECT_BYTES, RESPONSE_SWEEP_OBJECTS, RESPONSE_SWEEP_PERIOD, STORE_LIMIT, STORE_RETRIES,
 };
+use crate::metrics::{StoreMetrics, StoreOperation, StoreOutcome};
 
 /// Where responses are kept, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,25 +118,41 @@ pub enum StoreError {
     Refused(#[from] object_store::Error),
 }
 
+impl StoreError {
+    fn outcome(&self) -> StoreOutcome {
+        match self {
+            Self::TooLarge(_) => StoreOutcome::TooLarge,
+            Self::Late => StoreOutcome::Late,
+            Self::Refused(object_store::Error::NotFound { .. }) => StoreOutcome::Missing,
+            Self::Refused(_) => StoreOutcome::Refused,
+        }
+    }
+}
+
 /// See the module.
 pub struct ResponseStore {
     objects: Arc<dyn ObjectStore>,
     prefix: Path,
     time_to_live: Duration,
+    metrics: StoreMetrics,
 }
 
 /// An object that is there.
-pub(crate) struct Found(GetResult);
+pub(crate) struct Found {
+    object: GetResult,
+    metrics: StoreMetrics,
+}
 
 impl Found {
     /// Its length.
     pub(crate) fn bytes(&self) -> usize {
-        usize::try_from(self.0.meta.size).unwrap_or(usize::MAX)
+        usize::try_from(self.object.meta.size).unwrap_or(usize::MAX)
     }
 
     /// All of it.
     pub(crate) async fn read(self) -> Result<Bytes, StoreError> {
-        within(self.0.bytes()).await
+        let Self { object, metrics } = self;
+        noted(&metrics, StoreOperation::Read, within(object.bytes())).await
     }
 }
 
@@ -165,7 +182,20 @@ impl ResponseStore {
                 (Arc::new(built.map_err(|error| error.to_string())?), prefix.clone())
             }
         };
-        Ok(Arc::new(Self { objects, prefix, time_to_live: settings.time_to_live }))
+        Ok(Arc::new(Self { objects, prefix, time_to_live: settings.time_to_live, metrics: StoreMetrics::default() }))
+    }
+
+    /// What is counted of it.
+    pub(crate) fn metrics(&self) -> &StoreMetrics {
+        &self.metrics
+    }
+
+    async fn noted<T>(
+        &self,
+        operation: StoreOperation,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        noted(&self.metrics, operation, work).await
     }
 
     /// How long responses are kept.
@@ -181,17 +211,26 @@ impl ResponseStore {
 
     /// Writes an object, in the place of one that may be there.
     pub(crate) async fn put(&self, id: ResponseId, part: Part, bytes: Bytes) -> Result<(), StoreError> {
-        if bytes.len() > MAX_STORED_OBJECT_BYTES {
-            return Err(StoreError::TooLarge(bytes.len() as u64));
-        }
-        within(self.objects.put(&self.path(id, part), bytes.into())).await.map(drop)
+        let write = async {
+            if bytes.len() > MAX_STORED_OBJECT_BYTES {
+                return Err(StoreError::TooLarge(bytes.len() as u64));
+            }
+            within(self.objects.put(&self.path(id, part), bytes.into())).await.map(drop)
+        };
+        self.noted(StoreOperation::Write, write).await
     }
 
     /// Looks for an object.
     pub(crate) async fn find(&self, id: ResponseId, part: Part) -> Result<Option<Found>, StoreError> {
-        match within(self.objects.get(&self.path(id, part))).await {
-            Ok(found) if found.meta.size > MAX_STORED_OBJECT_BYTES as u64 => Err(StoreError::TooLarge(found.meta.size)),
-            Ok(found) => Ok(Some(Found(found))),
+        let find = async {
+            let object = within(self.objects.get(&self.path(id, part))).await?;
+            match object.meta.size {
+                size if size > MAX_STORED_OBJECT_BYTES as u64 => Err(StoreError::TooLarge(size)),
+                _ => Ok(object),
+            }
+        };
+        match self.noted(StoreOperation::Find, find).await {
+            Ok(object) => Ok(Some(Found { object, metrics: self.metrics.clone() })),
             Err(StoreError::Refused(object_store::Error::NotFound { .. })) => Ok(None),
             Err(error) => Err(error),
         }
@@ -200,7 +239,8 @@ impl ResponseStore {
     /// Deletes objects; those that are not there are no error.
     pub(crate) async fn delete(&self, id: ResponseId, parts: &[Part]) -> Result<(), StoreError> {
         for &part in parts {
-            match within(self.objects.delete(&self.path(id, part))).await {
+            let path = self.path(id, part);
+            match self.noted(StoreOperation::Delete, within(self.objects.delete(&path))).await {
                 Ok(()) | Err(StoreError::Refused(object_store::Error::NotFound { .. })) => {}
                 Err(error) => return Err(error),
             }
@@ -216,7 +256,7 @@ impl ResponseStore {
         let mut folder = rand::random();
         loop {
             period.tick().await;
-            match self.sweep(folder, RESPONSE_SWEEP_OBJECTS).await {
+            match self.noted(StoreOperation::Sweep, self.sweep(folder, RESPONSE_SWEEP_OBJECTS)).await {
                 Ok(next) => folder = next,
                 Err(error) => tracing::warn!(%error, "stored responses that have expired cannot be deleted now"),
             }
@@ -259,6 +299,19 @@ fn probe(directory: &std::path::Path) -> std::io::Result<()> {
     std::fs::remove_file(&probe)
 }
 
+/// Notes how an operation ends.
+async fn noted<T>(
+    metrics: &StoreMetrics,
+    operation: StoreOperation,
+    work: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let begun = Instant::now();
+    let result = work.await;
+    let outcome = result.as_ref().map_or_else(StoreError::outcome, |_| StoreOutcome::Ok);
+    metrics.ended(operation, outcome, begun.elapsed());
+    result
+}
+
 async fn within<T>(work: impl Future<Output = Result<T, object_store::Error>>) -> Result<T, StoreError> {
     Ok(timeout(STORE_LIMIT, work).await.map_err(|_| StoreError::Late)??)
 }
@@ -266,4 +319,50 @@ async fn within<T>(work: impl Future<Output = Result<T, object_store::Error>>) -
 /// The time; a clock before 1970 says 1970.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map(|since| since.as_secs()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::output::Output;
+    use crate::routing::Router;
+
+    #[tokio::test]
+    async fn each_operation_is_counted_by_how_it_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = StorePlace::Directory(folder.path().to_owned());
+        let settings = ResponseStoreSettings { place, time_to_live: Duration::from_secs(60) };
+        let store = ResponseStore::open(&settings).unwrap();
+        let id = ResponseId::parse("resp_0123456789abcdef0123456789abcdef").unwrap();
+        assert!(store.find(id, Part::Response).await.unwrap().is_none());
+        store.put(id, Part::Response, Bytes::from_static(b"{}")).await.unwrap();
+        let found = store.find(id, Part::Response).await.unwrap().unwrap();
+        assert_eq!(found.read().await.unwrap(), "{}");
+        let long = Bytes::from(vec![0; MAX_STORED_OBJECT_BYTES + 1]);
+        assert!(store.put(id, Part::Input, long).await.is_err());
+        store.delete(id, &[Part::Response, Part::Lease]).await.unwrap();
+        store.sweep(0, 10).await.unwrap();
+        let metrics = Metrics::new(Router::new(), Output::new(1), None, Some(store.metrics()));
+        let text = metrics.encode().unwrap();
+        for line in [
+            r#"gantry_response_store_operations_total{operation="find",outcome="missing"} 1"#,
+            r#"gantry_response_store_operations_total{operation="find",outcome="ok"} 1"#,
+            r#"gantry_response_store_operations_total{operation="read",outcome="ok"} 1"#,
+            r#"gantry_response_store_operations_total{operation="write",outcome="ok"} 1"#,
+            r#"gantry_response_store_operations_total{operation="write",outcome="too_large"} 1"#,
+            r#"gantry_response_store_operations_total{operation="delete",outcome="ok"} 1"#,
+            r#"gantry_response_store_operations_total{operation="delete",outcome="missing"} 1"#,
+            r#"gantry_response_store_operation_seconds_count{operation="write"} 2"#,
+        ] {
+            assert!(text.lines().any(|told| told == line), "{line} is missing in:\n{text}");
+        }
+        // What is in the way of its folders is no folder.
+        std::fs::write(folder.path().join("ff"), "").unwrap();
+        let id = ResponseId::parse("resp_ff23456789abcdef0123456789abcdef").unwrap();
+        assert!(store.put(id, Part::Response, Bytes::new()).await.is_err());
+        let text = metrics.encode().unwrap();
+        assert!(text.contains(r#"operation="write",outcome="refused"} 1"#), "{text}");
+    }
 }

@@ -266,6 +266,7 @@ impl Bench {
             figures.insert("cpu_ms_per_token".to_owned(), cpu_s * 1e3 / tokens);
             let front_cpu_s = after.front_cpu_s - before.front_cpu_s;
             figures.insert("front_cpu_ms_per_token".to_owned(), front_cpu_s * 1e3 / tokens);
+            figures.insert("front_cpu_us_per_token".to_owned(), front_cpu_s * 1e6 / tokens);
         }
         #[allow(clippy::cast_precision_loss)]
         figures.insert("pss_mib".to_owned(), peak.max(after.pss_bytes) as f64 / f64::from(1 << 20));
@@ -304,6 +305,9 @@ fn summary(load: &Load, run: &Run) -> String {
     names.extend(load.aims.iter().map(|aim| aim.figure));
     if matches!(load.drive, Drive::Closed { .. }) {
         names.extend(["ttft_p50_ms", "itl_p50_ms", "itl_p99_ms"]);
+    }
+    if load.name.starts_with("front") {
+        names.push("front_cpu_us_per_token");
     }
     names.push("wall_s");
     let mut seen = std::collections::BTreeSet::new();

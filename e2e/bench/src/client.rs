@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use tokio::{
     net::TcpStream,
@@ -71,9 +71,13 @@ impl Outcome {
     }
 }
 
-/// Of a streamed event, what is looked at.
+/// Of a streamed event, what is looked at, in whichever protocol's words.
 #[derive(Deserialize)]
 struct Chunk {
+    #[serde(rename = "type", default)]
+    kind: Option<String>,
+    delta: Option<EventDelta>,
+    response: Option<LastResponse>,
     #[serde(default)]
     choices: Vec<Choice>,
     usage: Option<Usage>,
@@ -89,21 +93,61 @@ struct Choice {
 #[derive(Deserialize)]
 struct Delta {
     content: Option<String>,
+    reasoning_content: Option<String>,
+    tool_calls: Option<Vec<IgnoredAny>>,
+}
+
+/// What is new in an event that is of one piece.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum EventDelta {
+    /// The Responses API's.
+    Text(String),
+    /// The Messages API's.
+    Block { text: Option<String>, partial_json: Option<String>, thinking: Option<String> },
+}
+
+impl EventDelta {
+    fn has_text(&self) -> bool {
+        let is_some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        match self {
+            Self::Text(text) => !text.is_empty(),
+            Self::Block { text, partial_json, thinking } => [text, partial_json, thinking].into_iter().any(is_some),
+        }
+    }
+}
+
+/// What the last event of a response has.
+#[derive(Deserialize)]
+struct LastResponse {
+    usage: Option<Usage>,
+    error: Option<Value>,
 }
 
 #[derive(Deserialize)]
 struct Usage {
-    #[serde(default)]
+    #[serde(default, alias = "input_tokens")]
     prompt_tokens: u64,
-    #[serde(default)]
+    #[serde(default, alias = "output_tokens")]
     completion_tokens: u64,
+    #[serde(alias = "input_tokens_details")]
     prompt_tokens_details: Option<PromptDetails>,
+    /// The Messages API's, which does not count them among the prompt's.
+    #[serde(default)]
+    cache_read_input_tokens: u64,
 }
 
 #[derive(Deserialize)]
 struct PromptDetails {
     #[serde(default)]
     cached_tokens: u64,
+}
+
+impl Chunk {
+    /// Whether a stream of this protocol is whole with it.
+    fn is_last(&self) -> bool {
+        matches!(self.kind.as_deref(), Some("message_stop" | "response.completed" | "response.incomplete"))
+    }
 }
 
 /// Told what happens in a stream while it happens.
@@ -170,10 +214,11 @@ async fn run(
                 return Ok(());
             }
             let chunk: Chunk = serde_json::from_slice(data).context("an event cannot be read")?;
+            done |= chunk.is_last();
             take(outcome, chunk, now_s, on_event)
         })?;
     }
-    ensure!(done, "the stream ended before its [DONE]");
+    ensure!(done, "the stream ended before its last event");
     Ok(())
 }
 
@@ -181,18 +226,25 @@ fn take(outcome: &mut Outcome, chunk: Chunk, now_s: f64, on_event: OnEvent<'_>) 
     if let Some(error) = chunk.error {
         bail!("an error event: {error}");
     }
+    let is_some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let has_text = chunk.choices.iter().any(|choice| {
-        let text = choice.text.as_ref().or(choice.delta.as_ref().and_then(|delta| delta.content.as_ref()));
-        text.is_some_and(|text| !text.is_empty())
+        let says =
+            |delta: &Delta| is_some(&delta.content) || is_some(&delta.reasoning_content) || delta.tool_calls.is_some();
+        is_some(&choice.text) || choice.delta.as_ref().is_some_and(says)
     });
-    if has_text {
+    if has_text || chunk.delta.as_ref().is_some_and(EventDelta::has_text) {
         outcome.events_s.push(now_s);
         on_event(outcome.events_s.len());
     }
-    if let Some(usage) = chunk.usage {
-        outcome.prompt_tokens = usage.prompt_tokens;
+    let told = chunk.response.map(|response| match response.error {
+        Some(error) => bail!("a response that failed: {error}"),
+        None => Ok(response.usage),
+    });
+    if let Some(usage) = chunk.usage.or(told.transpose()?.flatten()) {
+        let cached = usage.cache_read_input_tokens;
+        outcome.prompt_tokens = usage.prompt_tokens + cached;
         outcome.completion_tokens = usage.completion_tokens;
-        outcome.cached_tokens = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
+        outcome.cached_tokens = usage.prompt_tokens_details.map_or(cached, |details| details.cached_tokens);
     }
     Ok(())
 }
@@ -243,4 +295,61 @@ pub(crate) async fn text(body: Incoming, max_bytes: usize) -> Result<String> {
     let body = Limited::new(body, max_bytes).collect().await;
     let body = body.map_err(|error| anyhow::anyhow!("the response cannot be read: {error}"))?;
     Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn each_protocols_events_are_counted() {
+        for (events, prompt, cached) in [
+            (
+                &[
+                    r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#,
+                    r#"{"choices":[{"index":0,"delta":{"content":"a"}}]}"#,
+                    r#"{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}"#,
+                    r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}"#,
+                ][..],
+                9,
+                4,
+            ),
+            (
+                &[
+                    r#"{"type":"response.created","response":{"usage":null,"error":null}}"#,
+                    r#"{"type":"response.output_text.delta","delta":"a"}"#,
+                    r#"{"type":"response.function_call_arguments.delta","delta":"{"}"#,
+                    r#"{"type":"response.completed","response":{"error":null,"usage":{"input_tokens":9,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}"#,
+                ],
+                9,
+                4,
+            ),
+            (
+                &[
+                    r#"{"type":"message_start","message":{"usage":{"input_tokens":5}}}"#,
+                    r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}"#,
+                    r#"{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{"}}"#,
+                    r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"input_tokens":5,"cache_read_input_tokens":4,"output_tokens":2}}"#,
+                    r#"{"type":"message_stop"}"#,
+                ],
+                9,
+                4,
+            ),
+        ] {
+            let (mut outcome, mut done) = (Outcome::default(), false);
+            for event in events {
+                let chunk: Chunk = serde_json::from_str(event).unwrap();
+                done |= chunk.is_last();
+                take(&mut outcome, chunk, 1.0, &|_| {}).unwrap();
+            }
+            let told =
+                (outcome.events_s.len(), outcome.completion_tokens, outcome.prompt_tokens, outcome.cached_tokens);
+            assert_eq!(told, (2, 2, prompt, cached), "{events:?}");
+            assert_eq!(done, events.len() == 5 || events[0].contains("response."));
+        }
+        let failed: Chunk =
+            serde_json::from_str(r#"{"type":"response.failed","response":{"error":{"code":"server_error"}}}"#).unwrap();
+        assert!(take(&mut Outcome::default(), failed, 1.0, &|_| {}).is_err());
+    }
 }

@@ -120,7 +120,9 @@ impl Course {
         while let Some(stream) = tasks.join_next().await {
             outcomes.extend(stream.context("a stream's task failed")?);
         }
-        Ok(Run::of_closed(&outcomes, tokens))
+        // Some protocols cannot say that an answer goes on to its limit.
+        let expected = if matches!(prompts, Prompts::Form(_)) { 0 } else { tokens };
+        Ok(Run::of_closed(&outcomes, expected))
     }
 
     async fn intruder(self: Arc<Self>, drive: Drive) -> Result<Run> {

@@ -30,7 +30,7 @@ impl Run {
         }
     }
 
-    /// Of streams that ran beside each other; every answer is to have `tokens` tokens.
+    /// Of streams that ran beside each other; every answer is to have `tokens` tokens, or any number where that is 0.
     #[must_use]
     pub fn of_closed(outcomes: &[Outcome], tokens: u32) -> Self {
         let mut run = Self::of(outcomes, tokens);

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{drive::Drive, prompts::Prompts};
+use crate::{
+    drive::Drive,
+    prompts::{Form, Prompts},
+};
 
 /// A model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,6 +145,12 @@ pub fn all(quick: bool) -> Vec<Load> {
         streams(quick),
         intruder(quick),
         front(quick),
+        form("front-chat", "chats of 64 streams, as the next ones ask them too", Form::Chat, quick),
+        form("front-tools", "chats with four tools", Form::Tools, quick),
+        form("front-schema", "chats answered with an object of a schema", Form::Schema, quick),
+        form("front-completions", "texts (/v1/completions)", Form::Completion, quick),
+        form("front-responses", "chats as responses (/v1/responses)", Form::Responses, quick),
+        form("front-messages", "chats as messages (/v1/messages)", Form::Messages, quick),
         decode("decode-1", "decode rate at batch 1", 1, quick),
         decode_odd(quick),
         decode("decode-8", "decode rate at batch 8", 8, quick),
@@ -367,6 +376,26 @@ fn front(quick: bool) -> Load {
         repeats: 5,
         with_peer: true,
         watches_memory: false,
+    }
+}
+
+/// What the front takes for a token in each protocol, and with what a chat may have besides: the same questions, answered as far as
+/// the model answers them.
+fn form(name: &'static str, title: &'static str, form: Form, quick: bool) -> Load {
+    Load {
+        name,
+        title,
+        // Tools are long for so small a model.
+        ctx_size: 65_536,
+        drive: Drive::Closed {
+            streams: size(quick, 64, 4),
+            requests: size(quick, 512, 8),
+            prompts: Prompts::Form(form),
+            max_tokens: size(quick, 32, 8),
+        },
+        aims: vec![at_most("failed", Against::Itself, 0.0)],
+        with_peer: false,
+        ..front(quick)
     }
 }
 

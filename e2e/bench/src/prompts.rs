@@ -45,6 +45,26 @@ pub enum Prompts {
     },
     /// A question of the demo models, as a chat.
     Chat,
+    /// The same in one of the forms that protocols have for it, whose answer ends where the model ends it.
+    Form(Form),
+}
+
+/// A form of a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// The same with four tools, of which the question needs one.
+    Tools,
+    /// The same, and the answer must be an object of a schema.
+    Schema,
+    /// `/v1/completions`.
+    Completion,
+    /// `/v1/responses`.
+    Responses,
+    /// `/v1/messages`.
+    Messages,
 }
 
 /// The words and questions there are.
@@ -53,6 +73,8 @@ pub struct Material {
     words: Vec<String>,
     phrases: Vec<String>,
     chats: Vec<Value>,
+    /// Questions with tools, each a request's own fields.
+    tools: Vec<Value>,
 }
 
 impl Material {
@@ -78,7 +100,11 @@ impl Material {
             })
             .collect::<Result<Vec<_>>>()
             .with_context(|| questions.display().to_string())?;
-        Ok(Self { words, phrases: beside("phrases")?, chats })
+        let with_tools = questions.with_file_name("eval-tools.jsonl");
+        let tools = if with_tools.exists() { read_bounded(&with_tools)? } else { String::new() };
+        let tools = tools.lines().map(serde_json::from_str).collect::<Result<_, _>>();
+        let tools = tools.with_context(|| with_tools.display().to_string())?;
+        Ok(Self { words, phrases: beside("phrases")?, chats, tools })
     }
 
     /// Request number `number` of the run `seed`.
@@ -100,6 +126,7 @@ impl Material {
                 let phrase = pick(&self.phrases, number).context("this model has no phrases that it repeats")?;
                 vec![phrase.as_str(); times].join(" ")
             }
+            Prompts::Form(form) => return self.form(form, number, max_tokens),
             Prompts::Chat => {
                 let messages = pick(&self.chats, number).context("there are no questions")?;
                 return Ok(Ask { path: "/v1/chat/completions", body: body("messages", messages.clone(), max_tokens) });
@@ -107,6 +134,46 @@ impl Material {
         };
         let prompt = Value::String(prompt.trim_start().to_owned());
         Ok(Ask { path: "/v1/completions", body: body("prompt", prompt, max_tokens) })
+    }
+
+    /// Question number `number` in a form.
+    fn form(&self, form: Form, number: u64, max_tokens: u32) -> Result<Ask> {
+        let messages = pick(&self.chats, number).context("there are no questions")?;
+        let (path, fields) = match form {
+            Form::Chat => ("/v1/chat/completions", json!({"messages": messages})),
+            Form::Tools => {
+                let question = pick(&self.tools, number).context("there are no questions with tools")?;
+                let fields = json!({"messages": question["messages"], "tools": question["tools"]});
+                ("/v1/chat/completions", fields)
+            }
+            Form::Schema => {
+                let answer = json!({"type": "string", "maxLength": 80});
+                let schema = json!({"type": "object", "properties": {"answer": answer}, "required": ["answer"]});
+                let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+                ("/v1/chat/completions", json!({"messages": messages, "response_format": format}))
+            }
+            Form::Completion => {
+                let last = messages.as_array().and_then(|messages| messages.last());
+                let text = last.map(|message| message["content"].clone()).context("a question has no messages")?;
+                ("/v1/completions", json!({"prompt": text}))
+            }
+            Form::Responses => ("/v1/responses", json!({"input": messages})),
+            Form::Messages => {
+                let is_system = |message: &&Value| message["role"] == "system";
+                let all = messages.as_array().context("a question has no messages")?;
+                let system = all.iter().find(is_system).map_or(Value::Null, |system| system["content"].clone());
+                let rest: Vec<&Value> = all.iter().filter(|message| !is_system(message)).collect();
+                ("/v1/messages", json!({"system": system, "messages": rest}))
+            }
+        };
+        let common = json!({"model": MODEL_NAME, "stream": true, "temperature": 0});
+        let limit = match form {
+            Form::Responses => json!({"max_output_tokens": max_tokens}),
+            Form::Messages => json!({"max_tokens": max_tokens}),
+            _ => json!({"max_tokens": max_tokens, "stream_options": {"include_usage": true}}),
+        };
+        let all = [common, limit, fields].into_iter().filter_map(|fields| fields.as_object().cloned()).flatten();
+        Ok(Ask { path, body: all.filter(|(_, value)| !value.is_null()).collect() })
     }
 
     /// `count` random words, with a space before each.
@@ -173,7 +240,8 @@ mod tests {
         Material {
             words: PLAIN_WORDS.split_whitespace().map(str::to_owned).collect(),
             phrases: vec!["a b".to_owned()],
-            chats: vec![json!([{"role": "user", "content": "Hello!"}])],
+            chats: vec![json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}])],
+            tools: vec![json!({"messages": [{"role": "user", "content": "Look!"}], "tools": [{"type": "function"}]})],
         }
     }
 
@@ -206,8 +274,22 @@ mod tests {
     fn chats_and_phrases_are_what_the_model_has() {
         assert_eq!(prompt(Prompts::Phrase { times: 3 }, 0, 9), "a b a b a b");
         let chat = material().ask(Prompts::Chat, 0, 3, 8).unwrap();
-        assert_eq!((chat.path, &chat.body["messages"][0]["content"]), ("/v1/chat/completions", &json!("Hello!")));
+        assert_eq!((chat.path, &chat.body["messages"][1]["content"]), ("/v1/chat/completions", &json!("Hello!")));
         let none = Material { phrases: Vec::new(), ..material() };
         assert!(none.ask(Prompts::Phrase { times: 1 }, 0, 0, 8).is_err());
+    }
+
+    #[test]
+    fn a_question_is_the_same_in_each_form() {
+        let ask = |form| material().ask(Prompts::Form(form), 0, 5, 8).unwrap();
+        assert_eq!(ask(Form::Completion).body["prompt"], "Hello!");
+        assert_eq!(ask(Form::Responses).body["input"][1]["content"], "Hello!");
+        assert_eq!(ask(Form::Responses).body["max_output_tokens"], 8);
+        let messages = ask(Form::Messages);
+        assert_eq!((messages.path, &messages.body["system"]), ("/v1/messages", &json!("Be brief.")));
+        assert_eq!(messages.body["messages"], json!([{"role": "user", "content": "Hello!"}]));
+        assert!(ask(Form::Tools).body["tools"].is_array() && ask(Form::Schema).body["response_format"].is_object());
+        let none = Material { tools: Vec::new(), ..material() };
+        assert!(none.ask(Prompts::Form(Form::Tools), 0, 0, 8).is_err());
     }
 }

@@ -20,6 +20,7 @@ pub(crate) fn label(figure: &str) -> (&str, usize) {
         "ready_ms" => ("from the start to the first text, ms", 0),
         "ttft_p50_ms" => ("TTFT p50, ms", 0),
         "itl_p99_ms" => ("ITL p99, ms", 1),
+        "front_cpu_us_per_token" => ("front's CPU per token, µs", 1),
         "cpu_ms_per_token" => ("CPU per token, ms", 3),
         "pss_mib" => ("RAM, MiB", 0),
         "victims_slowdown" => ("victims' ITL p99 / idle ITL", 2),
@@ -85,6 +86,7 @@ fn write_page(page: &mut String, results: &Results) -> fmt::Result {
         }
     }
     writeln!(page, "\n![Ratios to the peer](ratios.svg)")?;
+    write_front(page, results)?;
     for load in &results.loads {
         write_load(page, load)?;
     }
@@ -120,6 +122,24 @@ fn spread(series: &Series, figure: &str, decimals: usize) -> String {
         return format!("{median:.decimals$}");
     }
     format!("{median:.decimals$} ({least:.decimals$}–{most:.decimals$})")
+}
+
+/// What the front takes for a token, by protocol.
+fn write_front(page: &mut String, results: &Results) -> fmt::Result {
+    let loads: Vec<&LoadResult> = results.loads.iter().filter(|load| load.name.starts_with("front")).collect();
+    if loads.is_empty() {
+        return Ok(());
+    }
+    let figures = ["front_cpu_us_per_token", "cpu_ms_per_token", "requests_per_s"];
+    let names = figures.map(|figure| label(figure).0).join(" | ");
+    writeln!(page, "\n| The front by load | {names} | tokens an answer |\n| --- | --- | --- | --- | --- |")?;
+    for load in loads {
+        let cells = figures.map(|figure| spread(&load.ours, figure, label(figure).1)).join(" | ");
+        let (tokens, requests) = (load.ours.figure("tokens"), load.ours.figure("requests"));
+        let answer = tokens.zip(requests).map_or_else(|| "–".to_owned(), |(all, of)| format!("{:.1}", all / of));
+        writeln!(page, "| `{}`: {} | {cells} | {answer} |", load.name, load.title)?;
+    }
+    Ok(())
 }
 
 fn write_load(page: &mut String, load: &LoadResult) -> fmt::Result {

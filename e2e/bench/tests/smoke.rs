@@ -89,6 +89,26 @@ fn conditions() -> Conditions {
 }
 
 #[tokio::test]
+async fn every_protocol_is_asked_and_its_front_told_beside_the_others() {
+    let _alone = ALONE.lock().await;
+    let folder = tempfile::tempdir().unwrap();
+    let all = loads::all(true);
+    let names: Vec<&str> = all.iter().map(|load| load.name).collect();
+    let mut results = Results::new(conditions());
+    for load in all.iter().filter(|load| load.name.starts_with("front-")) {
+        let result = Bench { peer: None, ..bench(folder.path()) }.run(load).await.unwrap();
+        let figures = &result.ours.runs[0];
+        assert_eq!((figures["failed"], figures["requests"]), (0.0, 8.0), "{}: {:?}", load.name, result.ours.errors);
+        assert!(figures["tokens"] >= 8.0 && figures["front_cpu_us_per_token"] >= 0.0, "{}: {figures:?}", load.name);
+        results.add(result, &names);
+    }
+    assert_eq!(results.loads.len(), 6);
+    report::write(&results, folder.path()).unwrap();
+    let table = fs::read_to_string(folder.path().join("table.md")).unwrap();
+    assert!(table.contains("| `front-messages`: chats as messages (/v1/messages) |"), "{table}");
+}
+
+#[tokio::test]
 async fn loads_become_results_a_table_and_plots() {
     let _alone = ALONE.lock().await;
     let folder = tempfile::tempdir().unwrap();

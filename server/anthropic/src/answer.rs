@@ -4,6 +4,7 @@ use gantry_core::{
     Answer, AnswerHead, AnswerOutput, EncodeError, FinishReason, PromptEncoder, ShownPrompt, StopCause, TextEncoder,
     ToolCall, Usage,
 };
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -18,17 +19,58 @@ pub struct MessageEncoder;
 pub struct CountEncoder;
 
 /// A message as this API has it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Message")]
 pub(crate) struct Told<'a> {
     pub(crate) id: String,
     #[serde(rename = "type")]
+    #[schemars(extend("const" = "message"))]
     pub(crate) kind: &'static str,
+    #[schemars(extend("const" = "assistant"))]
     pub(crate) role: &'static str,
     pub(crate) model: &'a str,
+    #[schemars(schema_with = "blocks_schema")]
     pub(crate) content: Vec<Value>,
+    #[schemars(extend("enum" = ["max_tokens", "stop_sequence", "tool_use", "end_turn", null]))]
     pub(crate) stop_reason: Option<&'static str>,
     pub(crate) stop_sequence: Option<&'a str>,
+    #[schemars(schema_with = "usage_schema")]
     pub(crate) usage: Value,
+}
+
+fn blocks_schema(_: &mut SchemaGenerator) -> Schema {
+    let block = |kind: &str, fields: &[&str], more: Value| {
+        let mut properties = Map::from_iter([("type".to_owned(), json!({"const": kind}))]);
+        properties.extend(fields.iter().map(|field| ((*field).to_owned(), json!({"type": "string"}))));
+        properties.extend(more.as_object().cloned().unwrap_or_default());
+        let required: Vec<&String> = properties.keys().collect();
+        json!({"type": "object", "required": required, "properties": properties})
+    };
+    json_schema!({"type": "array", "items": {"anyOf": [
+        block("text", &["text"], json!({})),
+        block("thinking", &["thinking", "signature"], json!({})),
+        block("tool_use", &["id", "name"], json!({"input": {"type": "object"}})),
+    ]}})
+}
+
+fn usage_schema(_: &mut SchemaGenerator) -> Schema {
+    let usage = usage_of(Usage::default());
+    let names: Vec<&String> = usage.as_object().into_iter().flat_map(Map::keys).collect();
+    let properties: Map<_, _> =
+        names.iter().map(|name| ((*name).clone(), json!({"type": "integer", "minimum": 0}))).collect();
+    json_schema!({"type": "object", "required": names, "properties": properties})
+}
+
+/// The answer to `/v1/messages`, for those who describe the server to programs.
+pub fn message_schema(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<Told<'_>>()
+}
+
+/// The answer to `/v1/messages/count_tokens`.
+pub fn count_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object", "required": ["input_tokens"], "properties": {"input_tokens": {"type": "integer", "minimum": 0}},
+    })
 }
 
 pub(crate) fn id(head: &AnswerHead) -> String {

@@ -1,28 +1,36 @@
 //! What a message says: a text, or blocks.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use gantry_core::TextOr;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor, value::SeqAccessDeserializer};
 use serde_json::{Map, Value};
 
 /// A block of a message.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessageBlockParam")]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Block {
     Text {
         text: String,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "cache_control")]
         _cache_control: IgnoredAny,
         #[serde(default)]
+        #[schemars(with = "Option<()>")]
         citations: Option<Value>,
     },
     Thinking {
         thinking: String,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "signature")]
         _signature: IgnoredAny,
     },
     RedactedThinking {
+        #[schemars(with = "Option<Value>")]
         #[serde(rename = "data")]
         _data: IgnoredAny,
     },
@@ -30,8 +38,10 @@ pub(crate) enum Block {
         id: String,
         name: String,
         input: Map<String, Value>,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "cache_control")]
         _cache_control: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "caller")]
         _caller: IgnoredAny,
     },
@@ -41,6 +51,7 @@ pub(crate) enum Block {
         content: Content,
         #[serde(default, rename = "is_error")]
         _is_error: Option<bool>,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "cache_control")]
         _cache_control: IgnoredAny,
     },
@@ -49,6 +60,20 @@ pub(crate) enum Block {
 /// Blocks, of which a text alone is one.
 #[derive(Debug, Default)]
 pub(crate) struct Content(pub(crate) Vec<Block>);
+
+impl JsonSchema for Content {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "MessageContent".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        TextOr::<Vec<Block>>::json_schema(generator)
+    }
+}
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

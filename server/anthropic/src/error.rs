@@ -1,6 +1,7 @@
 //! Errors as this API tells them.
 
 use gantry_core::{ApiError, ErrorKind};
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 /// The body of an error, whatever it is about; `request_id` as the answer's header has it.
@@ -11,6 +12,28 @@ pub fn error_body(error: &ApiError, request_id: Option<&str>) -> Value {
         body.insert("request_id".to_owned(), json!(id));
     }
     body
+}
+
+/// The body of an error, for those who describe the server to programs.
+pub fn error_schema(_: &mut SchemaGenerator) -> Schema {
+    let kinds = [
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "request_too_large",
+        "rate_limit_error",
+        "overloaded_error",
+        "invalid_request_error",
+        "api_error",
+    ];
+    let error = json!({
+        "type": "object", "required": ["type", "message"],
+        "properties": {"type": {"type": "string", "enum": kinds}, "message": {"type": "string"}},
+    });
+    json_schema!({
+        "type": "object", "required": ["type", "error"],
+        "properties": {"type": {"const": "error"}, "error": error, "request_id": {"type": "string"}},
+    })
 }
 
 fn kind_of(error: &ApiError) -> &'static str {

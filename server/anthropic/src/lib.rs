@@ -11,8 +11,8 @@ mod limits;
 mod request;
 mod stream;
 
-pub use answer::{CountEncoder, MessageEncoder};
-pub use error::error_body;
+pub use answer::{CountEncoder, MessageEncoder, count_schema, message_schema};
+pub use error::{error_body, error_schema};
 pub use limits::*;
-pub use request::{decode_count_tokens, decode_messages};
+pub use request::{count_tokens_schema, decode_count_tokens, decode_messages, messages_schema};
 pub use stream::MessageStream;

@@ -3,79 +3,107 @@
 use std::collections::HashSet;
 
 use gantry_core::{
-    ApiError, Chat, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, Message, Part,
-    Prompt, PromptForm, Role, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault, check_continuation, check_tools,
-    read_body,
+    ApiError, Chat, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOOLS, Message,
+    Part, Prompt, PromptForm, Role, TOOL_NAME_PATTERN, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault,
+    check_continuation, check_tools, read_body, read_integer,
 };
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::answer::{CountEncoder, MessageEncoder};
 use crate::content::{Block, Content};
 use crate::limits::{MAX_MESSAGES_BLOCKS, MAX_MESSAGES_MODEL_BYTES, MAX_MESSAGES_TOKENS, MAX_MESSAGES_TURNS};
 
 /// What both addresses take.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesRequest")]
 #[serde(deny_unknown_fields)]
 struct Body {
+    #[schemars(length(max = MAX_MESSAGES_MODEL_BYTES))]
     model: Option<String>,
+    #[schemars(length(min = 1, max = MAX_MESSAGES_TURNS))]
     messages: Vec<Turn>,
     #[serde(default)]
     system: Content,
+    #[schemars(range(min = 1, max = MAX_MESSAGES_TOKENS))]
+    #[serde(default, deserialize_with = "read_integer")]
     max_tokens: Option<u32>,
+    #[schemars(length(max = MAX_STOP_STRINGS), inner(length(min = 1, max = MAX_STOP_BYTES)))]
     stop_sequences: Option<Vec<String>>,
     stream: Option<bool>,
+    #[schemars(range(min = 0, max = 1))]
     temperature: Option<f32>,
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     top_p: Option<f32>,
+    #[serde(default, deserialize_with = "read_integer")]
     top_k: Option<u32>,
+    #[schemars(length(max = MAX_TOOLS))]
     tools: Option<Vec<GivenTool>>,
     tool_choice: Option<GivenChoice>,
     thinking: Option<Thinking>,
     /// Names the end user.
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "metadata")]
     _metadata: IgnoredAny,
     /// Prefixes are found again without hints.
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "cache_control")]
     _cache_control: IgnoredAny,
+    #[schemars(extend("enum" = ["auto", "standard_only", null]))]
     service_tier: Option<String>,
+    #[schemars(with = "Option<()>")]
     container: Option<Value>,
+    #[schemars(with = "Option<()>")]
     context_management: Option<Value>,
+    #[schemars(length(max = 0))]
     mcp_servers: Option<Vec<Value>>,
+    #[schemars(with = "Option<()>")]
     output_config: Option<Value>,
+    #[schemars(with = "Option<()>")]
     inference_geo: Option<Value>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessageParam")]
 #[serde(deny_unknown_fields)]
 struct Turn {
     role: Speaker,
     content: Content,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(rename = "MessageRole")]
 #[serde(rename_all = "lowercase")]
 enum Speaker {
     User,
     Assistant,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesTool")]
 #[serde(deny_unknown_fields)]
 struct GivenTool {
+    #[schemars(extend("pattern" = TOOL_NAME_PATTERN))]
     name: String,
     description: Option<String>,
+    /// A JSON schema.
     input_schema: Map<String, Value>,
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["custom", null]))]
     kind: Option<String>,
     strict: Option<bool>,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "cache_control")]
     _cache_control: IgnoredAny,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "eager_input_streaming")]
     _eager_input_streaming: IgnoredAny,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesToolChoice")]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum GivenChoice {
     Auto { disable_parallel_tool_use: Option<bool> },
@@ -84,19 +112,35 @@ enum GivenChoice {
     None {},
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesThinking")]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Thinking {
     Enabled {
+        /// The most tokens that are thought.
+        #[serde(default, deserialize_with = "read_integer")]
         budget_tokens: Option<u32>,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "display")]
         _display: IgnoredAny,
     },
     Disabled {},
     Adaptive {
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "display")]
         _display: IgnoredAny,
     },
+}
+
+/// A body of `/v1/messages`, for those who describe the server to programs.
+pub fn messages_schema(generator: &mut SchemaGenerator) -> Schema {
+    let given = json!({"required": ["max_tokens"], "properties": {"max_tokens": {"type": "integer"}}});
+    json_schema!({"allOf": [generator.subschema_for::<Body>(), given]})
+}
+
+/// A body of `/v1/messages/count_tokens`.
+pub fn count_tokens_schema(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<Body>()
 }
 
 /// Reads and checks a body of `/v1/messages`.

@@ -10,6 +10,9 @@ use gantry_core::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+#[path = "../../core/tests/common/mutate.rs"]
+mod mutate;
+
 fn with(more: Value) -> Value {
     let mut body = json!({"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -98,14 +101,14 @@ fn mistakes_are_told_with_their_place() {
         (json!({"max_tokens": "many"}), "max_tokens", "invalid type"),
         (json!({"messages": []}), "messages", "1 to"),
         (json!({"messages": [{"role": "system", "content": "x"}]}), "messages[0].role", "unknown variant"),
-        (json!({"messages": [{"role": "user"}]}), "messages[0]", "missing field `content`"),
+        (json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing field `content`"),
         (
             json!({"messages": [{"role": "user", "content": 7}]}),
             "messages[0].content",
             "a string or an array of blocks",
         ),
         (user(json!([image])), "messages[0].content[0].type", "unknown variant `image`"),
-        (user(json!([{"type": "text"}])), "messages[0].content[0]", "missing field `text`"),
+        (user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing field `text`"),
         (user(json!([{"type": "tool_result", "tool_use_id": "t"}])), "messages[0].content[0].tool_use_id", "tool_use"),
         (
             json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]}),
@@ -213,6 +216,41 @@ fn events() -> impl Strategy<Value = (Vec<GenerationEvent>, FinishReason, Option
     })
 }
 
+/// Bodies with everything in them that is taken.
+fn valid() -> Vec<Value> {
+    vec![
+        json!({
+            "model": "m", "max_tokens": 16, "system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}],
+            "stop_sequences": ["END"], "stream": true, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
+            "metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": {"type": "enabled", "budget_tokens": 8},
+        }),
+        json!({
+            "max_tokens": 16,
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "Well.", "signature": ""}, {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "So."}, {"type": "tool_use", "id": "c", "name": "look", "input": {"at": 1}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "There."}]},
+                ]},
+            ],
+            "tools": [{"name": "look", "description": "Looks.", "input_schema": {"type": "object"}, "type": "custom"}],
+            "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": true},
+            "thinking": {"type": "disabled"},
+        }),
+    ]
+}
+
+#[test]
+fn what_is_changed_for_the_property_is_right_before() {
+    for body in valid() {
+        decode_messages(body.to_string().as_bytes()).unwrap();
+    }
+}
+
 proptest! {
     #[test]
     fn events_add_up_to_the_whole((events, reason, stop_string) in events()) {
@@ -231,6 +269,15 @@ proptest! {
         let answer = Answer { output, reason, stop, usage: USAGE, timings: Timings::default() };
         let whole: Value = serde_json::from_slice(&MessageEncoder.whole(head(), vec![answer], USAGE).unwrap()).unwrap();
         prop_assert_eq!(message_of(std::str::from_utf8(&out).unwrap()), whole);
+    }
+
+    #[test]
+    fn what_is_near_to_right_is_taken_or_refused_by_name(body in mutate::near(valid())) {
+        let known = ["messages", "max_tokens"];
+        let bytes = body.to_string();
+        for error in [decode_messages(bytes.as_bytes()).err(), decode_count_tokens(bytes.as_bytes()).err()] {
+            error.iter().for_each(|error| mutate::is_told(error, &body, &known));
+        }
     }
 
     #[test]

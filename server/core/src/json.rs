@@ -2,10 +2,16 @@
 
 use std::borrow::Cow;
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny};
+use serde_json::{Number, Value};
 
 use crate::api_error::{ApiError, ErrorCode};
+
+/// The most characters of a field's path that an error repeats, of each part of it.
+const MAX_PATH_CHARS: usize = 256;
+/// The most characters of what is wrong, which may repeat a value.
+const MAX_SAID_CHARS: usize = 512;
 
 /// Reads a body.
 ///
@@ -15,7 +21,12 @@ pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        of_field("", &path, &error.into_inner())
+        let error = error.into_inner();
+        // That there is none of its words in the place of one is told as if there were no JSON.
+        match error.is_data() || serde_json::from_slice::<IgnoredAny>(body).is_err() {
+            true => of_field("", &path, &error),
+            false => wrong("", &path, "a value of another type is expected"),
+        }
     })?;
     json.end().map_err(|error| no_json(&error))?;
     Ok(read)
@@ -32,22 +43,162 @@ pub fn read_json<T: DeserializeOwned>(value: Value, path: &str) -> Result<T, Api
     })
 }
 
+/// An integer of 64 bits, which JSON may write with a point or an exponent: 16.0 and 1e3 are some.
+#[must_use]
+pub fn integer_of(number: &Number) -> Option<i64> {
+    // What is cut by the cast is past the last integer that is one.
+    let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 2_f64.powi(63)).then_some(n as i64);
+    number.as_i64().or_else(|| number.as_f64().and_then(whole))
+}
+
+/// Reads such an integer where a type has one of 0 and more.
+///
+/// # Errors
+/// It is none.
+pub fn read_integer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
+    let integer = integer_of(&number).and_then(|integer| u32::try_from(integer).ok());
+    let unexpected =
+        || D::Error::custom(format_args!("invalid value: {number}, expected an integer from 0 to {}", u32::MAX));
+    integer.ok_or_else(unexpected).map(Some)
+}
+
 fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     if !error.is_data() {
         return no_json(error);
     }
     // The place in the text is of no use to who wrote an object.
     let said = error.to_string();
-    let said = said.split(" at line ").next().unwrap_or_default();
-    let at = match (path, inner) {
-        ("", ".") => return ApiError::invalid(None, ErrorCode::InvalidValue, format!("{said}.")),
-        ("", inner) => inner.to_owned(),
-        (path, ".") => path.to_owned(),
-        (path, inner) => format!("{path}.{inner}"),
-    };
-    ApiError::invalid(Some(Cow::Owned(at.clone())), ErrorCode::InvalidValue, format!("`{at}`: {said}."))
+    wrong(path, inner, said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said))
+}
+
+fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
+    let inner = if inner == "." { "" } else { inner };
+    let (code, name) = fault(said);
+    // What is missing, or unknown in a value of several kinds, is not part of its path.
+    let name = name.filter(|name| code == ErrorCode::MissingRequiredParameter || !ends_with(inner, name));
+    let steps = [path, inner, name.unwrap_or_default()];
+    let at = steps.iter().filter(|step| !step.is_empty()).map(|step| shown(step, MAX_PATH_CHARS)).collect::<Vec<_>>();
+    let (at, said) = (at.join("."), shown(said, MAX_SAID_CHARS));
+    if at.is_empty() {
+        return ApiError::invalid(None, code, format!("{said}."));
+    }
+    ApiError::invalid(Some(Cow::Owned(at.clone())), code, format!("`{at}`: {said}."))
+}
+
+/// What is wrong, and with which field where the words say it.
+fn fault(said: &str) -> (ErrorCode, Option<&str>) {
+    let named = |start: &str| said.strip_prefix(start)?.split('`').next();
+    match (named("missing field `"), named("unknown field `")) {
+        (Some(name), _) => (ErrorCode::MissingRequiredParameter, Some(name)),
+        (None, Some(name)) => (ErrorCode::UnknownParameter, Some(name)),
+        (None, None) => (ErrorCode::InvalidValue, None),
+    }
+}
+
+fn ends_with(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// What is repeated of what a client wrote, which may be of any length.
+fn shown(text: &str, most_chars: usize) -> String {
+    text.chars().take(most_chars).collect()
 }
 
 fn no_json(error: &serde_json::Error) -> ApiError {
     ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body is not valid JSON: {error}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code)]
+    struct Body {
+        one: u32,
+        #[serde(default, deserialize_with = "read_integer")]
+        count: Option<u32>,
+        word: Option<Word>,
+        #[serde(default)]
+        blocks: Vec<Block>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Word {
+        First,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+    #[allow(dead_code)]
+    enum Block {
+        Text { text: String },
+    }
+
+    #[test]
+    fn errors_name_the_field_that_is_wrong_missing_or_unknown() {
+        use ErrorCode::{InvalidValue, MissingRequiredParameter, UnknownParameter};
+        for (body, param, code) in [
+            (json!({}), Some("one"), MissingRequiredParameter),
+            (json!({"one": "a"}), Some("one"), InvalidValue),
+            (json!({"one": 1, "two": 2}), Some("two"), UnknownParameter),
+            (json!({"one": 1, "blocks": [{"type": "text"}]}), Some("blocks[0].text"), MissingRequiredParameter),
+            (
+                json!({"one": 1, "blocks": [{"type": "text", "text": "a", "b": 1}]}),
+                Some("blocks[0].b"),
+                UnknownParameter,
+            ),
+            (json!({"one": 1, "blocks": [{}]}), Some("blocks[0].type"), MissingRequiredParameter),
+            (json!({"one": 1, "blocks": [{"type": "b"}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "word": "second"}), Some("word"), InvalidValue),
+            (json!({"one": 1, "word": 7}), Some("word"), InvalidValue),
+            (json!({"one": 1, "count": 7.5}), Some("count"), InvalidValue),
+            (json!({"one": 1, "count": -1}), Some("count"), InvalidValue),
+            (json!({"one": 1, "count": 1_u64 << 32}), Some("count"), InvalidValue),
+            (json!({"one": 1, "count": "7"}), Some("count"), InvalidValue),
+            (json!([]), None, InvalidValue),
+        ] {
+            let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
+            assert_eq!((error.param.as_deref(), error.code.clone()), (param, code), "{body}: {error}");
+        }
+    }
+
+    #[test]
+    fn integers_may_be_written_as_json_writes_numbers() {
+        for (text, count) in [("16", Some(16)), ("16.0", Some(16)), ("1e3", Some(1000)), ("null", None)] {
+            let body = format!("{{\"one\": 1, \"count\": {text}}}");
+            assert_eq!(read_body::<Body>(body.as_bytes()).expect("it is right").count, count, "{text}");
+        }
+        let of = |text: &str| integer_of(&serde_json::from_str(text).expect("a number"));
+        assert_eq!(
+            (of("-2.0"), of("1e18"), of("9223372036854775807")),
+            (Some(-2), Some(10_i64.pow(18)), Some(i64::MAX))
+        );
+        assert_eq!((of("1e19"), of("0.5"), of("18446744073709551615"), of("-1e300")), (None, None, None, None));
+    }
+
+    #[test]
+    fn what_is_no_json_is_told_so() {
+        for body in ["", "{", "{\"word\": ", "{\"one\": 1} 2", "{\"word\": 7, \"one\": }"] {
+            let error = read_body::<Body>(body.as_bytes()).expect_err("it is wrong");
+            assert_eq!((error.param.as_deref(), error.code), (None, ErrorCode::InvalidJson), "{body}");
+        }
+        let first = read_body::<Body>(br#"{"one": 1, "word": "first"}"#).expect("it is right");
+        assert!(matches!(first.word, Some(Word::First)));
+    }
+
+    #[test]
+    fn of_what_a_client_wrote_an_error_repeats_little() {
+        let long = "x".repeat(100_000);
+        for body in [json!({"one": long}), json!({long.as_str(): 1}), json!({"one": 1, "blocks": [{"type": long}]})] {
+            let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
+            assert!(error.to_string().len() < 2000, "{}", error.to_string().len());
+            assert!(error.param.is_some_and(|param| param.len() < 600));
+        }
+    }
 }

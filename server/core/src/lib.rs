@@ -18,6 +18,7 @@ mod order;
 mod params;
 mod protocol;
 mod request;
+mod schema;
 
 pub use api_error::{ApiError, ErrorCode, ErrorKind};
 pub use chat::{Chat, ContinuationFault, Tool, ToolChoice, ToolsFault, check_continuation, check_tools};
@@ -27,7 +28,7 @@ pub use event::{
     AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance,
     PromptToken, ShownPrompt, StopCause, Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
 };
-pub use json::{read_body, read_json};
+pub use json::{integer_of, read_body, read_integer, read_json};
 pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};
 pub use order::{Priority, Turn};
@@ -37,3 +38,4 @@ pub use protocol::{
     TextEncoder, TextRequest,
 };
 pub use request::{Infill, InfillFile, PooledTask, PooledWork, Prompt, TextInput};
+pub use schema::{TOOL_NAME_PATTERN, TextOr};

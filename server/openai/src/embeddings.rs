@@ -4,6 +4,7 @@ use gantry_core::{
     AnswerHead, ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledTask, PooledWork,
     Priority, TextInput,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::base64;
@@ -125,7 +126,7 @@ fn cut(vector: &mut Vec<f32>, dimensions: usize) {
 }
 
 /// The answer to `/v1/embeddings`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EmbeddingList {
     /// `list`.
     pub object: String,
@@ -138,7 +139,7 @@ pub struct EmbeddingList {
 }
 
 /// See [`EmbeddingList`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Embedding {
     /// `embedding`.
     pub object: String,
@@ -149,7 +150,7 @@ pub struct Embedding {
 }
 
 /// A vector in one of its two shapes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum EmbeddingVector {
     /// [`EncodingFormat::Float`].

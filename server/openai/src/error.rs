@@ -1,17 +1,18 @@
 //! Errors as `OpenAI` tells them: `{"error": {"message", "type", "param", "code"}}`, all four always there.
 
 use gantry_core::{ApiError, ErrorKind};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The body of an error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorResponse {
     /// The error.
     pub error: ErrorObject,
 }
 
 /// See [`ErrorResponse`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorObject {
     /// For people.
     pub message: String,

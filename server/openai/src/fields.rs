@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use gantry_core::{ApiError, ErrorCode};
+use gantry_core::{ApiError, ErrorCode, integer_of};
 use serde_json::{Map, Value};
 
 use crate::parameters::{self, Place};
@@ -135,16 +135,13 @@ impl<'a> Fields<'a> {
             let (low, high) = (range.start(), range.end());
             wrong_value(self.path(name), format_args!("must be an integer from {low} to {high}, not {shown}"))
         };
-        match (value.as_i64(), value.as_f64()) {
+        match (value.as_number().and_then(integer_of), value.as_f64()) {
             (Some(number), _) => match T::try_from(number) {
                 Ok(number) if range.contains(&number) => Ok(Some(number)),
                 _ => Err(out_of_range(&number)),
             },
-            // 16.0 and 1e3 are integers in JSON; the cast saturates, and what it cuts is in no range.
-            (None, Some(number)) if number.fract() == 0.0 => match T::try_from(number as i64) {
-                Ok(whole) if range.contains(&whole) => Ok(Some(whole)),
-                _ => Err(out_of_range(&number)),
-            },
+            // What has more than 64 bits is in no range.
+            (None, Some(number)) if number.fract() == 0.0 => Err(out_of_range(&number)),
             _ => Err(wrong_type(self.path(name), "an integer", value)),
         }
     }

@@ -6,6 +6,7 @@ use gantry_core::{
     Answer, AnswerHead, ApiError, EncodeError, FinishReason, GenerationEvent, Infill, InfillFile, Prompt, StopCause,
     StreamEncoder, TextEncoder, TextInput, TextRequest, Usage,
 };
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -77,7 +78,8 @@ pub struct InfillEncoder {
 }
 
 /// The end of an answer, or a whole one.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "InfillAnswer")]
 struct Told<'a> {
     index: u32,
     content: &'a str,
@@ -89,10 +91,18 @@ struct Told<'a> {
     tokens_evaluated: u32,
     has_new_line: bool,
     truncated: bool,
+    #[schemars(extend("enum" = ["limit", "word", "eos", "none"]))]
     stop_type: &'static str,
     stopping_word: &'a str,
     tokens_cached: u32,
     timings: Timings,
+}
+
+/// The answer to `/infill`, or what of it is asked for by `response_fields`.
+pub fn infill_schema(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = Told::json_schema(generator);
+    schema.remove("required");
+    schema
 }
 
 impl InfillEncoder {

@@ -1,7 +1,7 @@
 //! Texts that a model reads as they are, and token ids in their place: the `input` of embeddings and the `prompt` of texts, which
 //! take the same four shapes. Absent: whether a vocabulary has an id, which only the model knows.
 
-use gantry_core::{ApiError, TextInput};
+use gantry_core::{ApiError, TextInput, integer_of};
 use serde_json::Value;
 
 use crate::fields::{Fields, missing, wrong_type, wrong_value};
@@ -74,7 +74,7 @@ fn token_input(path: &str, items: &[Value], count: &mut Count) -> Result<TextInp
 pub(crate) fn token_ids(path: &str, items: &[Value]) -> Result<Vec<i32>, ApiError> {
     let id = |(i, item): (usize, &Value)| {
         let path = || format!("{path}[{i}]");
-        match item.as_i64().map(i32::try_from) {
+        match item.as_number().and_then(integer_of).map(i32::try_from) {
             Some(Ok(id)) if id >= 0 => Ok(id),
             _ if item.is_number() => Err(wrong_value(path(), "must be a token id: an integer of 0 and more")),
             _ => Err(wrong_type(path(), "a token id", item)),

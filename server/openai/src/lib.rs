@@ -26,6 +26,7 @@ mod rerank;
 mod response;
 mod sampling;
 mod score;
+mod shape;
 mod sse;
 mod tokenizer;
 mod told;
@@ -39,7 +40,7 @@ pub use embeddings::{
     decode_embeddings,
 };
 pub use error::{ErrorObject, ErrorResponse};
-pub use infill::{InfillEncoder, InfillStream, decode_infill};
+pub use infill::{InfillEncoder, InfillStream, decode_infill, infill_schema};
 pub use limits::*;
 pub use logprobs::{ChatLogprob, ChatLogprobs, TextLogprobs, TextOffset, TokenChance, TopLogprob};
 pub use messages::parse_messages;
@@ -51,5 +52,9 @@ pub use response::{
     TextCompletion, TimeHistogram, Timings, Usage,
 };
 pub use score::{Score, ScoreEncoder, ScoreResponse, decode_score};
+pub use shape::{Shape, schema};
 pub use sse::{SSE_DONE, sse_event, write_sse_event};
-pub use tokenizer::{TokenizerEncoder, decode_apply_template, decode_detokenize, decode_tokenize};
+pub use tokenizer::{
+    TokenizerEncoder, apply_template_schema, decode_apply_template, decode_detokenize, decode_tokenize,
+    detokenize_schema, tokenize_schema,
+};

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What stands for the logarithm of (nearly) nothing, which JSON cannot write: `OpenAI`'s own number for it.
@@ -33,7 +34,7 @@ impl TokenChance<'_> {
 }
 
 /// Log-probabilities of a chat's answer, or of a piece of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatLogprobs {
     /// One for each token.
     pub content: Vec<ChatLogprob>,
@@ -42,7 +43,7 @@ pub struct ChatLogprobs {
 }
 
 /// See [`ChatLogprobs`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatLogprob {
     /// The token.
     pub token: String,
@@ -55,7 +56,7 @@ pub struct ChatLogprob {
 }
 
 /// See [`ChatLogprob`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TopLogprob {
     /// The token.
     pub token: String,
@@ -80,7 +81,7 @@ impl ChatLogprobs {
 }
 
 /// Log-probabilities of a text, or of a piece of it; all arrays have one element for each token.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextLogprobs {
     /// The tokens.
     pub tokens: Vec<String>,
@@ -96,7 +97,7 @@ pub struct TextLogprobs {
 pub type PromptLogprobs = BTreeMap<i32, PromptLogprob>;
 
 /// See [`PromptLogprobs`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptLogprob {
     /// The natural logarithm of its probability.
     pub logprob: f32,

@@ -9,8 +9,12 @@
 
 use std::borrow::Cow;
 
-use gantry_core::{ApiError, ErrorCode};
-use serde_json::{Map, Value};
+use gantry_core::{ApiError, ErrorCode, MAX_PROMPT_BYTES, MAX_TEMPLATE_VARIABLES, MAX_TOOLS, MAX_TOOLS_BYTES};
+use serde_json::{Map as JsonMap, Value};
+
+use crate::limits::*;
+use crate::shape::Shape;
+use crate::tools::EFFORTS;
 
 /// Where a parameter may stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +118,20 @@ pub struct Parameter {
     pub places: &'static [Place],
     /// What becomes of it there.
     pub treatment: Treatment,
+    /// What it may be, where it is obeyed.
+    pub shape: Option<Shape>,
+    /// Whether there is no request without it.
+    pub is_required: bool,
+}
+
+impl Parameter {
+    const fn takes(self, shape: Shape) -> Self {
+        Self { shape: Some(shape), ..self }
+    }
+
+    const fn required(self) -> Self {
+        Self { is_required: true, ..self }
+    }
 }
 
 impl Place {
@@ -145,6 +163,37 @@ impl Place {
             Self::StructuredOutputs => "`structured_outputs`",
             Self::Document => "documents",
             Self::StreamOptions => "`stream_options`",
+        }
+    }
+
+    /// What its schema is called.
+    #[must_use]
+    pub fn schema_name(self) -> &'static str {
+        match self {
+            Self::Chat => "ChatRequest",
+            Self::Text => "CompletionRequest",
+            Self::Embeddings => "EmbeddingsRequest",
+            Self::Rerank => "RerankRequest",
+            Self::Score => "ScoreRequest",
+            Self::Infill => "InfillRequest",
+            Self::InfillFile => "InfillFileParam",
+            Self::Tokenize => "TokenizeRequest",
+            Self::Detokenize => "DetokenizeRequest",
+            Self::Template => "ApplyTemplateRequest",
+            Self::Message => "ChatMessageParam",
+            Self::Part => "ChatContentPart",
+            Self::ToolCall => "ChatToolCallParam",
+            Self::Function => "ChatFunctionCallParam",
+            Self::Tool => "ChatTool",
+            Self::ToolFunction => "ChatToolFunction",
+            Self::ToolChoice => "ChatToolChoice",
+            Self::Reasoning => "ReasoningParam",
+            Self::Thinking => "ThinkingParam",
+            Self::ResponseFormat => "ResponseFormat",
+            Self::JsonSchema => "ResponseFormatJsonSchema",
+            Self::StructuredOutputs => "StructuredOutputs",
+            Self::Document => "RerankDocumentParam",
+            Self::StreamOptions => "StreamOptions",
         }
     }
 
@@ -262,7 +311,7 @@ impl Neutral {
 
 /// Refuses the first parameter in a place that asks for what is not done, or that nobody knows there; `prefix` is put
 /// before its name.
-pub(crate) fn refuse(place: Place, object: &Map<String, Value>, prefix: &str) -> Result<(), ApiError> {
+pub(crate) fn refuse(place: Place, object: &JsonMap<String, Value>, prefix: &str) -> Result<(), ApiError> {
     for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
         match find(place, name) {
             Some(Treatment::Refused(neutral, instead)) if !neutral.accepts(value) => {
@@ -347,14 +396,38 @@ use Place::{
 };
 use Treatment::{NoEffect, Obeyed, Refused};
 
+use Shape::{
+    AboveZero, AnyOf, Biases, Boolean, Documents, Inputs, Integer, Map, Name, NamedTool, NamedTools, Number, Object,
+    Objects, Only, Schema, Texts, Tokens, Words as OneOf,
+};
+
 const GENERATION: &[Place] = &[Chat, Text];
 /// What llama-server names for whatever it generates.
 const NATIVE: &[Place] = &[Chat, Text, Infill];
 const POOLING: &[Place] = &[Embeddings, Rerank];
 const ANY: &[Place] = &[Chat, Text, Embeddings, Rerank];
 
+const PROMPTS: Shape = Inputs { elements: MAX_PROMPT_CHOICES as usize, tokens: MAX_PROMPT_TOKENS };
+const CHOICES: Shape = Integer(1, MAX_CHOICES as i64);
+const LIKELIEST: Shape = Integer(0, MAX_TOP_LOGPROBS as i64);
+/// -1 is as many as there are.
+const TOKENS_OR_ALL: Shape = Integer(-1, MAX_TOKENS_LIMIT as i64);
+const PRIORITY: Shape = AnyOf(&[OneOf(&["high", "normal", "low"]), Integer(i64::MIN, i64::MAX)]);
+/// One side of the pairs whose scores are asked for.
+const SCORED: Shape = AnyOf(&[filled(MAX_PROMPT_BYTES), Texts(1, MAX_SCORE_PAIRS, MAX_PROMPT_BYTES)]);
+
+/// A text of at most so many bytes.
+const fn text(most_bytes: usize) -> Shape {
+    Shape::Text { is_empty_taken: true, most_bytes }
+}
+
+/// The same, not empty.
+const fn filled(most_bytes: usize) -> Shape {
+    Shape::Text { is_empty_taken: false, most_bytes }
+}
+
 const fn at(places: &'static [Place], name: &'static str, treatment: Treatment) -> Parameter {
-    Parameter { name, places, treatment }
+    Parameter { name, places, treatment, shape: None, is_required: false }
 }
 
 const NO_MEDIA: &str = "sets how images and sound are read, and those are refused where they stand";
@@ -370,26 +443,29 @@ const RENDER_ONLY: &str =
 /// All of them.
 pub const PARAMETERS: &[Parameter] = &[
     // What is generated from.
-    at(ANY, "model", Obeyed),
-    at(&[Tokenize, Detokenize, Template, Infill, Score], "model", Obeyed),
-    at(&[Infill, Score], "priority", Obeyed),
-    at(&[Chat, Template], "messages", Obeyed),
-    at(&[Text, Tokenize, Infill], "prompt", Obeyed),
-    at(&[Infill], "input_prefix", Obeyed),
-    at(&[Infill], "input_suffix", Obeyed),
-    at(&[Infill], "input_extra", Obeyed),
-    at(&[InfillFile], "text", Obeyed),
-    at(&[InfillFile], "filename", Obeyed),
+    at(ANY, "model", Obeyed).takes(text(MAX_MODEL_NAME_BYTES)),
+    at(&[Tokenize, Detokenize, Template, Infill, Score], "model", Obeyed).takes(text(MAX_MODEL_NAME_BYTES)),
+    at(&[Infill, Score], "priority", Obeyed).takes(PRIORITY),
+    at(&[Chat, Template], "messages", Obeyed).takes(Objects(Message, 1, MAX_MESSAGES)).required(),
+    // After what a `suffix` follows there may be nothing.
+    at(&[Text], "prompt", Obeyed).takes(AnyOf(&[text(MAX_PROMPT_BYTES), PROMPTS])).required(),
+    at(&[Tokenize], "prompt", Obeyed).takes(text(MAX_TOKENIZE_BYTES)),
+    at(&[Infill], "prompt", Obeyed).takes(text(MAX_PROMPT_BYTES)),
+    at(&[Infill], "input_prefix", Obeyed).takes(text(MAX_PROMPT_BYTES)).required(),
+    at(&[Infill], "input_suffix", Obeyed).takes(text(MAX_PROMPT_BYTES)).required(),
+    at(&[Infill], "input_extra", Obeyed).takes(Objects(InfillFile, 0, MAX_INFILL_FILES)),
+    at(&[InfillFile], "text", Obeyed).takes(text(MAX_PROMPT_BYTES)).required(),
+    at(&[InfillFile], "filename", Obeyed).takes(text(MAX_PROMPT_BYTES)),
     at(&[InfillFile], "time", NoEffect("says when an editor saw it; they stand in the order in which they are sent")),
-    at(&[Text, Tokenize], "parse_special", Obeyed),
-    at(&[Tokenize], "add_special", Obeyed),
-    at(&[Tokenize], "add_special_tokens", Obeyed),
+    at(&[Text, Tokenize], "parse_special", Obeyed).takes(Boolean),
+    at(&[Tokenize], "add_special", Obeyed).takes(Boolean),
+    at(&[Tokenize], "add_special_tokens", Obeyed).takes(Boolean),
     at(&[Tokenize], "return_token_strs", Refused(False, "ask for `with_pieces`")),
-    at(&[Tokenize], "with_pieces", Obeyed),
-    at(&[Detokenize], "tokens", Obeyed),
-    at(&[Text], "suffix", Obeyed),
+    at(&[Tokenize], "with_pieces", Obeyed).takes(Boolean),
+    at(&[Detokenize], "tokens", Obeyed).takes(Tokens(MAX_DETOKENIZE_TOKENS)).required(),
+    at(&[Text], "suffix", Obeyed).takes(text(MAX_PROMPT_BYTES)),
     at(&[Text], "prompt_embeds", Refused(Empty, "")),
-    at(&[Text], "echo", Obeyed),
+    at(&[Text], "echo", Obeyed).takes(Boolean),
     at(&[Chat, Infill], "echo", Refused(False, "")),
     at(&[Chat], "add_special_tokens", Refused(False, "")),
     at(&[Text, Embeddings], "add_special_tokens", Refused(True, "")),
@@ -398,7 +474,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(POOLING, "padding", Refused(Words(&["do_not_pad"]), "")),
     at(&[Chat], "documents", Refused(Empty, "put them into a message")),
     at(&[Chat, Embeddings], "chat_template", Refused(Empty, "")),
-    at(&[Chat, Template], "chat_template_kwargs", Obeyed),
+    at(&[Chat, Template], "chat_template_kwargs", Obeyed).takes(Map(MAX_TEMPLATE_VARIABLES)),
     at(&[Embeddings], "chat_template_kwargs", Refused(Empty, "")),
     at(
         &[Chat, Template],
@@ -406,7 +482,7 @@ pub const PARAMETERS: &[Parameter] = &[
         Refused(True, "continue the last message by `continue_final_message: true`"),
     ),
     at(&[Embeddings], "add_generation_prompt", Refused(False, "")),
-    at(&[Chat, Template], "continue_final_message", Obeyed),
+    at(&[Chat, Template], "continue_final_message", Obeyed).takes(Boolean),
     at(&[Embeddings], "continue_final_message", Refused(False, "")),
     at(NATIVE, "generation_prompt", Refused(Empty, "")),
     at(GENERATION, "image_data", Refused(Empty, "")),
@@ -421,16 +497,16 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Chat, Embeddings], "media_io_kwargs", NoEffect(NO_MEDIA)),
     at(&[Chat, Embeddings, Rerank], "mm_processor_kwargs", NoEffect(NO_MEDIA)),
     // How many answers, and how long.
-    at(GENERATION, "n", Obeyed),
-    at(GENERATION, "n_cmpl", Obeyed),
+    at(GENERATION, "n", Obeyed).takes(CHOICES),
+    at(GENERATION, "n_cmpl", Obeyed).takes(CHOICES),
     at(&[Infill], "n", Refused(One, "")),
     at(&[Infill], "n_cmpl", Refused(One, "")),
-    at(&[Text], "best_of", Obeyed),
+    at(&[Text], "best_of", Obeyed).takes(CHOICES),
     at(&[Chat], "best_of", Refused(One, "ask for several answers with `n`")),
-    at(NATIVE, "max_tokens", Obeyed),
-    at(NATIVE, "max_completion_tokens", Obeyed),
-    at(NATIVE, "n_predict", Obeyed),
-    at(GENERATION, "min_tokens", Obeyed),
+    at(NATIVE, "max_tokens", Obeyed).takes(TOKENS_OR_ALL),
+    at(NATIVE, "max_completion_tokens", Obeyed).takes(TOKENS_OR_ALL),
+    at(NATIVE, "n_predict", Obeyed).takes(TOKENS_OR_ALL),
+    at(GENERATION, "min_tokens", Obeyed).takes(Integer(0, MAX_TOKENS_LIMIT as i64)),
     at(
         GENERATION,
         "t_max_prompt_ms",
@@ -441,35 +517,35 @@ pub const PARAMETERS: &[Parameter] = &[
         "t_max_prompt_ms",
         NoEffect("llama-server does not follow it either; the header `x-gantry-queue-timeout-ms` bounds the wait"),
     ),
-    at(NATIVE, "t_max_predict_ms", Obeyed),
-    at(NATIVE, "stop", Obeyed),
-    at(GENERATION, "stop_token_ids", Obeyed),
+    at(NATIVE, "t_max_predict_ms", Obeyed).takes(Integer(i64::MIN, u32::MAX as i64)),
+    at(NATIVE, "stop", Obeyed).takes(AnyOf(&[text(MAX_STOP_BYTES), Texts(0, MAX_STOP_STRINGS, MAX_STOP_BYTES)])),
+    at(GENERATION, "stop_token_ids", Obeyed).takes(Tokens(MAX_STOP_TOKENS)),
     at(GENERATION, "include_stop_str_in_output", Refused(False, "")),
-    at(NATIVE, "ignore_eos", Obeyed),
+    at(NATIVE, "ignore_eos", Obeyed).takes(Boolean),
     at(GENERATION, "repetition_detection", Refused(Empty, "")),
-    at(NATIVE, "n_indent", Obeyed),
+    at(NATIVE, "n_indent", Obeyed).takes(Integer(0, MAX_TOKENS_LIMIT as i64)),
     at(NATIVE, "n_keep", NoEffect(NO_SHIFT)),
     at(NATIVE, "n_discard", NoEffect(NO_SHIFT)),
     // The choice of tokens.
-    at(NATIVE, "temperature", Obeyed),
-    at(NATIVE, "top_p", Obeyed),
-    at(NATIVE, "top_k", Obeyed),
-    at(NATIVE, "min_p", Obeyed),
-    at(NATIVE, "typical_p", Obeyed),
-    at(NATIVE, "xtc_probability", Obeyed),
-    at(NATIVE, "xtc_threshold", Obeyed),
-    at(NATIVE, "repeat_penalty", Obeyed),
-    at(GENERATION, "repetition_penalty", Obeyed),
-    at(NATIVE, "repeat_last_n", Obeyed),
-    at(NATIVE, "frequency_penalty", Obeyed),
-    at(NATIVE, "presence_penalty", Obeyed),
-    at(NATIVE, "dry_multiplier", Obeyed),
-    at(NATIVE, "dry_base", Obeyed),
-    at(NATIVE, "dry_allowed_length", Obeyed),
-    at(NATIVE, "dry_penalty_last_n", Obeyed),
-    at(NATIVE, "dry_sequence_breakers", Obeyed),
-    at(NATIVE, "logit_bias", Obeyed),
-    at(NATIVE, "seed", Obeyed),
+    at(NATIVE, "temperature", Obeyed).takes(Number(0.0, MAX_TEMPERATURE)),
+    at(NATIVE, "top_p", Obeyed).takes(AboveZero(1.0)),
+    at(NATIVE, "top_k", Obeyed).takes(Integer(-1, i32::MAX as i64)),
+    at(NATIVE, "min_p", Obeyed).takes(Number(0.0, 1.0)),
+    at(NATIVE, "typical_p", Obeyed).takes(AboveZero(1.0)),
+    at(NATIVE, "xtc_probability", Obeyed).takes(Number(0.0, 1.0)),
+    at(NATIVE, "xtc_threshold", Obeyed).takes(Number(0.0, 1.0)),
+    at(NATIVE, "repeat_penalty", Obeyed).takes(AboveZero(MAX_REPEAT_PENALTY)),
+    at(GENERATION, "repetition_penalty", Obeyed).takes(AboveZero(MAX_REPEAT_PENALTY)),
+    at(NATIVE, "repeat_last_n", Obeyed).takes(TOKENS_OR_ALL),
+    at(NATIVE, "frequency_penalty", Obeyed).takes(Number(-MAX_PENALTY, MAX_PENALTY)),
+    at(NATIVE, "presence_penalty", Obeyed).takes(Number(-MAX_PENALTY, MAX_PENALTY)),
+    at(NATIVE, "dry_multiplier", Obeyed).takes(Number(0.0, MAX_DRY_MULTIPLIER)),
+    at(NATIVE, "dry_base", Obeyed).takes(Number(1.0, MAX_DRY_BASE)),
+    at(NATIVE, "dry_allowed_length", Obeyed).takes(Integer(0, MAX_DRY_ALLOWED_LENGTH as i64)),
+    at(NATIVE, "dry_penalty_last_n", Obeyed).takes(TOKENS_OR_ALL),
+    at(NATIVE, "dry_sequence_breakers", Obeyed).takes(Texts(0, MAX_DRY_BREAKERS, MAX_DRY_BREAKER_BYTES)),
+    at(NATIVE, "logit_bias", Obeyed).takes(Biases(MAX_LOGIT_BIASES, MAX_LOGIT_BIAS)),
+    at(NATIVE, "seed", Obeyed).takes(Integer(i64::MIN, i64::MAX)),
     at(GENERATION, "tfs_z", Refused(One, "")),
     at(GENERATION, "penalize_nl", Refused(False, "")),
     at(NATIVE, "top_n_sigma", Refused(NotPositive, "")),
@@ -492,26 +568,26 @@ pub const PARAMETERS: &[Parameter] = &[
     at(NATIVE, "lora", Refused(Empty, "")),
     at(GENERATION, "lora_request", Refused(Empty, "")),
     // The form of the answer.
-    at(NATIVE, "response_format", Obeyed),
-    at(NATIVE, "json_schema", Obeyed),
-    at(NATIVE, "grammar", Obeyed),
+    at(NATIVE, "response_format", Obeyed).takes(Object(ResponseFormat)),
+    at(NATIVE, "json_schema", Obeyed).takes(Schema),
+    at(NATIVE, "grammar", Obeyed).takes(text(MAX_GRAMMAR_BYTES)),
     at(GENERATION, "format", Refused(Empty, "ask with `response_format`, such as {\"type\": \"json_object\"}")),
     at(NATIVE, "grammar_lazy", Refused(False, "")),
     at(NATIVE, "grammar_triggers", Refused(Empty, "")),
     at(NATIVE, "preserved_tokens", Refused(Empty, "")),
-    at(GENERATION, "structured_outputs", Obeyed),
+    at(GENERATION, "structured_outputs", Obeyed).takes(Object(StructuredOutputs)),
     at(GENERATION, "structural_tag", Refused(Empty, "use `grammar`")),
-    at(GENERATION, "guided_json", Obeyed),
-    at(GENERATION, "guided_regex", Obeyed),
-    at(GENERATION, "guided_choice", Obeyed),
-    at(GENERATION, "guided_grammar", Obeyed),
+    at(GENERATION, "guided_json", Obeyed).takes(AnyOf(&[Schema, text(MAX_SCHEMA_BYTES)])),
+    at(GENERATION, "guided_regex", Obeyed).takes(text(MAX_REGEX_BYTES)),
+    at(GENERATION, "guided_choice", Obeyed).takes(Texts(1, MAX_FORM_CHOICES, MAX_GRAMMAR_BYTES)),
+    at(GENERATION, "guided_grammar", Obeyed).takes(text(MAX_GRAMMAR_BYTES)),
     at(GENERATION, "guided_decoding_backend", NoEffect("says what follows a form, not which form")),
     at(GENERATION, "guided_whitespace_pattern", Refused(Empty, "")),
-    at(&[StructuredOutputs], "json", Obeyed),
-    at(&[StructuredOutputs], "regex", Obeyed),
-    at(&[StructuredOutputs], "choice", Obeyed),
-    at(&[StructuredOutputs], "grammar", Obeyed),
-    at(&[StructuredOutputs], "json_object", Obeyed),
+    at(&[StructuredOutputs], "json", Obeyed).takes(AnyOf(&[Schema, text(MAX_SCHEMA_BYTES)])),
+    at(&[StructuredOutputs], "regex", Obeyed).takes(text(MAX_REGEX_BYTES)),
+    at(&[StructuredOutputs], "choice", Obeyed).takes(Texts(1, MAX_FORM_CHOICES, MAX_GRAMMAR_BYTES)),
+    at(&[StructuredOutputs], "grammar", Obeyed).takes(text(MAX_GRAMMAR_BYTES)),
+    at(&[StructuredOutputs], "json_object", Obeyed).takes(Boolean),
     at(&[StructuredOutputs], "structural_tag", Refused(Empty, "say what it says by `grammar`")),
     at(&[StructuredOutputs], "disable_any_whitespace", Refused(False, "")),
     at(&[StructuredOutputs], "disable_additional_properties", Refused(False, "say it in the schema")),
@@ -522,11 +598,11 @@ pub const PARAMETERS: &[Parameter] = &[
         "spaces_between_special_tokens",
         NoEffect("belongs to `skip_special_tokens: false`, which is refused"),
     ),
-    at(&[ResponseFormat], "type", Obeyed),
-    at(&[ResponseFormat], "json_schema", Obeyed),
-    at(&[ResponseFormat], "schema", Obeyed),
-    at(&[JsonSchema], "schema", Obeyed),
-    at(&[JsonSchema], "strict", Obeyed),
+    at(&[ResponseFormat], "type", Obeyed).takes(OneOf(&["text", "json_object", "json_schema"])).required(),
+    at(&[ResponseFormat], "json_schema", Obeyed).takes(Object(JsonSchema)),
+    at(&[ResponseFormat], "schema", Obeyed).takes(Schema),
+    at(&[JsonSchema], "schema", Obeyed).takes(Schema).required(),
+    at(&[JsonSchema], "strict", Obeyed).takes(Boolean),
     at(&[JsonSchema], "name", NoEffect("names the form")),
     at(&[JsonSchema], "description", NoEffect("says what the form is for; a model reads messages alone")),
     at(&[Chat], "verbosity", Refused(Words(&["medium"]), "ask for a short or long answer in a message")),
@@ -536,54 +612,55 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Chat], "web_search_options", Refused(Absent, "")),
     at(&[Chat], "moderation", Refused(Empty, "")),
     // Tools.
-    at(&[Chat, Template], "tools", Obeyed),
-    at(&[Chat, Template], "tool_choice", Obeyed),
-    at(&[Chat, Template], "parallel_tool_calls", Obeyed),
+    at(&[Chat, Template], "tools", Obeyed).takes(Objects(Tool, 0, MAX_TOOLS)),
+    at(&[Chat, Template], "tool_choice", Obeyed)
+        .takes(AnyOf(&[OneOf(&["none", "auto", "required", "any"]), Object(ToolChoice)])),
+    at(&[Chat, Template], "parallel_tool_calls", Obeyed).takes(Boolean),
     at(&[Chat], "functions", Refused(Empty, "send `tools`")),
     at(&[Chat], "function_call", Refused(Words(&["none", "auto"]), "say it by `tool_choice`")),
     at(NATIVE, "parse_tool_calls", Refused(True, "")),
     at(&[Tool], "type", Refused(Words(&["function"]), "")),
-    at(&[Tool], "function", Obeyed),
+    at(&[Tool], "function", Obeyed).takes(Object(ToolFunction)).required(),
     at(&[Tool], "cache_control", NoEffect(CACHE_HINT)),
-    at(&[ToolFunction], "name", Obeyed),
-    at(&[ToolFunction], "description", Obeyed),
-    at(&[ToolFunction], "parameters", Obeyed),
-    at(&[ToolFunction], "strict", Obeyed),
-    at(&[ToolChoice], "type", Obeyed),
-    at(&[ToolChoice], "name", Obeyed),
-    at(&[ToolChoice], "function", Obeyed),
-    at(&[ToolChoice], "allowed_tools", Obeyed),
-    at(&[ToolChoice], "mode", Obeyed),
-    at(&[ToolChoice], "tools", Obeyed),
+    at(&[ToolFunction], "name", Obeyed).takes(Name).required(),
+    at(&[ToolFunction], "description", Obeyed).takes(text(MAX_TOOLS_BYTES)),
+    at(&[ToolFunction], "parameters", Obeyed).takes(Schema),
+    at(&[ToolFunction], "strict", Obeyed).takes(Boolean),
+    at(&[ToolChoice], "type", Obeyed).takes(OneOf(&["function", "allowed_tools"])).required(),
+    at(&[ToolChoice], "name", Obeyed).takes(Name),
+    at(&[ToolChoice], "function", Obeyed).takes(NamedTool),
+    at(&[ToolChoice], "allowed_tools", Obeyed).takes(Map(usize::MAX)),
+    at(&[ToolChoice], "mode", Obeyed).takes(OneOf(&["auto", "required", "any"])),
+    at(&[ToolChoice], "tools", Obeyed).takes(NamedTools(MAX_TOOLS)),
     // Reasoning.
-    at(&[Chat, Template], "reasoning_effort", Obeyed),
-    at(&[Chat, Template], "reasoning", Obeyed),
-    at(&[Chat, Template], "think", Obeyed),
-    at(&[Chat, Template], "enable_thinking", Obeyed),
-    at(&[Chat, Template], "thinking", Obeyed),
+    at(&[Chat, Template], "reasoning_effort", Obeyed).takes(OneOf(&EFFORTS)),
+    at(&[Chat, Template], "reasoning", Obeyed).takes(Object(Reasoning)),
+    at(&[Chat, Template], "think", Obeyed).takes(AnyOf(&[Boolean, OneOf(&EFFORTS), Object(Thinking)])),
+    at(&[Chat, Template], "enable_thinking", Obeyed).takes(Boolean),
+    at(&[Chat, Template], "thinking", Obeyed).takes(AnyOf(&[Boolean, OneOf(&EFFORTS), Object(Thinking)])),
     at(&[Text], "enable_thinking", Refused(NoThought, "")),
     at(&[Text], "thinking", Refused(NoThought, "")),
-    at(&[Reasoning], "effort", Obeyed),
+    at(&[Reasoning], "effort", Obeyed).takes(OneOf(&EFFORTS)),
     at(&[Reasoning], "summary", Refused(Words(&["auto"]), "")),
     at(&[Reasoning], "generate_summary", Refused(Words(&["auto"]), "")),
-    at(&[Reasoning], "max_tokens", Obeyed),
+    at(&[Reasoning], "max_tokens", Obeyed).takes(TOKENS_OR_ALL),
     at(&[Reasoning], "exclude", Refused(False, "say `include_reasoning: false`")),
     at(&[Reasoning], "enabled", Refused(True, "say `reasoning_effort: none`")),
-    at(&[Thinking], "type", Obeyed),
-    at(&[Thinking], "budget_tokens", Obeyed),
+    at(&[Thinking], "type", Obeyed).takes(OneOf(&["enabled", "adaptive", "disabled"])).required(),
+    at(&[Thinking], "budget_tokens", Obeyed).takes(TOKENS_OR_ALL),
     at(&[Thinking], "display", NoEffect("what is thought is told as it is")),
-    at(&[Chat], "thinking_budget_tokens", Obeyed),
+    at(&[Chat], "thinking_budget_tokens", Obeyed).takes(TOKENS_OR_ALL),
     at(&[Text], "thinking_budget_tokens", Refused(MinusOne, "")),
-    at(&[Chat], "thinking_budget", Obeyed),
+    at(&[Chat], "thinking_budget", Obeyed).takes(TOKENS_OR_ALL),
     at(GENERATION, "thinking_forced_open", Refused(False, "")),
     at(GENERATION, "reasoning_in_content", Refused(False, "")),
     at(&[Chat], "reasoning_format", Refused(Words(&["auto", "deepseek"]), "")),
     at(&[Text, Infill], "reasoning_format", Refused(Words(&["none"]), "")),
     at(NATIVE, "reasoning_control", Refused(False, "")),
-    at(&[Chat], "include_reasoning", Obeyed),
-    at(&[Chat], "thinking_token_budget", Obeyed),
+    at(&[Chat], "include_reasoning", Obeyed).takes(Boolean),
+    at(&[Chat], "thinking_token_budget", Obeyed).takes(TOKENS_OR_ALL),
     at(&[Text], "thinking_token_budget", Refused(MinusOne, "")),
-    at(&[Chat], "reasoning_budget_tokens", Obeyed),
+    at(&[Chat], "reasoning_budget_tokens", Obeyed).takes(TOKENS_OR_ALL),
     at(&[Text, Infill], "reasoning_budget_tokens", Refused(MinusOne, "")),
     at(&[Chat], "reasoning_budget_start_tag", Refused(Empty, OF_TEMPLATE)),
     at(&[Chat], "reasoning_budget_end_tag", Refused(Empty, OF_TEMPLATE)),
@@ -596,21 +673,22 @@ pub const PARAMETERS: &[Parameter] = &[
     at(NATIVE, "chat_format", Refused(Empty, "")),
     at(NATIVE, "chat_parser", Refused(Empty, "")),
     // What is told beside the answer.
-    at(NATIVE, "stream", Obeyed),
-    at(GENERATION, "stream_options", Obeyed),
+    at(NATIVE, "stream", Obeyed).takes(Boolean),
+    at(GENERATION, "stream_options", Obeyed).takes(Object(StreamOptions)),
     at(&[Infill], "stream_options", Refused(Empty, "")),
-    at(&[StreamOptions], "include_usage", Obeyed),
+    at(&[StreamOptions], "include_usage", Obeyed).takes(Boolean),
     at(&[StreamOptions], "include_obfuscation", Refused(False, "")),
     at(&[StreamOptions], "continuous_usage_stats", Refused(False, "")),
     at(GENERATION, "stream_interval", Refused(One, "")),
     at(NATIVE, "sse_ping_interval", Refused(Empty, "")),
-    at(GENERATION, "logprobs", Obeyed),
+    at(&[Chat], "logprobs", Obeyed).takes(Boolean),
+    at(&[Text], "logprobs", Obeyed).takes(AnyOf(&[LIKELIEST, Only(false)])),
     at(&[Infill], "logprobs", Refused(False, "")),
-    at(&[Chat], "top_logprobs", Obeyed),
+    at(&[Chat], "top_logprobs", Obeyed).takes(LIKELIEST),
     at(&[Text], "top_logprobs", Refused(Zero, "on texts `logprobs` is the number")),
     at(NATIVE, "n_probs", Refused(Zero, "ask with `logprobs`")),
     at(NATIVE, "post_sampling_probs", Refused(False, "")),
-    at(GENERATION, "prompt_logprobs", Obeyed),
+    at(GENERATION, "prompt_logprobs", Obeyed).takes(LIKELIEST),
     at(GENERATION, "logprob_token_ids", Refused(Empty, "")),
     at(NATIVE, "return_tokens", Refused(False, "")),
     at(GENERATION, "return_token_ids", Refused(False, "")),
@@ -621,12 +699,12 @@ pub const PARAMETERS: &[Parameter] = &[
     at(GENERATION, "return_mm_kwargs", NoEffect(RENDER_ONLY)),
     at(GENERATION, "routed_experts_prompt_start", NoEffect("belongs to data on experts, which are not told")),
     at(GENERATION, "response_fields", Refused(Empty, "")),
-    at(&[Infill], "response_fields", Obeyed),
-    at(GENERATION, "timings", Obeyed),
+    at(&[Infill], "response_fields", Obeyed).takes(Texts(0, MAX_RESPONSE_FIELDS, MAX_RESPONSE_FIELD_BYTES)),
+    at(GENERATION, "timings", Obeyed).takes(Boolean),
     at(NATIVE, "timings_per_token", Refused(False, "ask for `timings`")),
     at(NATIVE, "verbose", Refused(False, "")),
     // Who asks, how urgently, and where it is computed.
-    at(ANY, "priority", Obeyed),
+    at(ANY, "priority", Obeyed).takes(PRIORITY),
     at(&[Chat], "service_tier", Refused(Words(&["auto", "default"]), "say `priority`")),
     at(ANY, "user", NoEffect("names the end user")),
     at(&[Chat], "safety_identifier", NoEffect("names the end user")),
@@ -653,28 +731,30 @@ pub const PARAMETERS: &[Parameter] = &[
     at(NATIVE, "speculative.ngram_size_m", NoEffect(GUESSES)),
     at(NATIVE, "speculative.ngram_m_hits", NoEffect(GUESSES)),
     // Embeddings and rankings.
-    at(&[Embeddings], "input", Obeyed),
+    at(&[Embeddings], "input", Obeyed)
+        .takes(Inputs { elements: MAX_EMBEDDING_INPUTS, tokens: MAX_EMBEDDING_TOKENS })
+        .required(),
     at(&[Embeddings], "content", Refused(Empty, "name it `input`")),
     at(&[Embeddings], "messages", Refused(Empty, "send their text as `input`")),
-    at(&[Embeddings], "dimensions", Obeyed),
-    at(&[Embeddings], "encoding_format", Obeyed),
+    at(&[Embeddings], "dimensions", Obeyed).takes(Integer(1, u32::MAX as i64)),
+    at(&[Embeddings], "encoding_format", Obeyed).takes(OneOf(&["float", "base64"])),
     at(&[Embeddings], "embd_normalize", Refused(Two, "")),
     at(&[Embeddings], "embed_dtype", Refused(Words(&["float32"]), "")),
     at(&[Embeddings], "endianness", Refused(Words(&["native", "little"]), "")),
     at(&[Embeddings], "use_activation", Refused(True, "")),
     at(&[Rerank], "use_activation", Refused(False, "")),
-    at(&[Rerank], "query", Obeyed),
-    at(&[Rerank], "documents", Obeyed),
+    at(&[Rerank], "query", Obeyed).takes(filled(MAX_PROMPT_BYTES)).required(),
+    at(&[Rerank], "documents", Obeyed).takes(Documents(MAX_RERANK_DOCUMENTS)).required(),
     at(&[Rerank], "texts", Refused(Empty, "name them `documents`")),
-    at(&[Rerank], "top_n", Obeyed),
-    at(&[Rerank], "return_documents", Obeyed),
+    at(&[Rerank], "top_n", Obeyed).takes(Integer(1, u32::MAX as i64)),
+    at(&[Rerank], "return_documents", Obeyed).takes(Boolean),
     at(&[Rerank], "max_tokens_per_doc", Refused(Absent, "shorten the documents before they are sent")),
     at(&[Rerank], "max_chunks_per_doc", Refused(Absent, "cut the documents before they are sent")),
     at(&[Rerank], "rank_fields", Refused(Empty, "send what is to be ranked as a document's `text`")),
-    at(&[Score], "text_1", Obeyed),
-    at(&[Score], "text_2", Obeyed),
-    at(&[Score], "queries", Obeyed),
-    at(&[Score], "documents", Obeyed),
+    at(&[Score], "text_1", Obeyed).takes(SCORED),
+    at(&[Score], "text_2", Obeyed).takes(SCORED),
+    at(&[Score], "queries", Obeyed).takes(SCORED),
+    at(&[Score], "documents", Obeyed).takes(SCORED),
     at(&[Score], "truncate_prompt_tokens", Refused(Empty, "shorten the text before it is sent")),
     at(&[Score], "truncation_side", NoEffect("belongs to `truncate_prompt_tokens`, which is refused")),
     at(&[Score], "use_activation", Refused(False, "")),
@@ -688,15 +768,16 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Score], "items", Refused(Empty, "name them `documents`")),
     at(&[Rerank], "return_text", Refused(False, "ask for `return_documents`")),
     // Messages and their parts.
-    at(&[Message], "role", Obeyed),
-    at(&[Message, Tokenize], "content", Obeyed),
-    at(&[Message], "name", Obeyed),
-    at(&[Message], "tool_calls", Obeyed),
-    at(&[Message], "tool_call_id", Obeyed),
-    at(&[Message], "reasoning_content", Obeyed),
-    at(&[Message], "reasoning", Obeyed),
+    at(&[Message], "role", Obeyed).takes(OneOf(&["system", "developer", "user", "assistant", "tool"])).required(),
+    at(&[Message], "content", Obeyed).takes(AnyOf(&[text(MAX_PROMPT_BYTES), Objects(Part, 0, MAX_CONTENT_PARTS)])),
+    at(&[Tokenize], "content", Obeyed).takes(text(MAX_TOKENIZE_BYTES)),
+    at(&[Message], "name", Obeyed).takes(text(MAX_NAME_BYTES)),
+    at(&[Message], "tool_calls", Obeyed).takes(Objects(ToolCall, 0, MAX_TOOL_CALLS)),
+    at(&[Message], "tool_call_id", Obeyed).takes(text(MAX_NAME_BYTES)),
+    at(&[Message], "reasoning_content", Obeyed).takes(text(MAX_PROMPT_BYTES)),
+    at(&[Message], "reasoning", Obeyed).takes(text(MAX_PROMPT_BYTES)),
     at(&[Message], "function_call", Refused(Empty, "send `tool_calls`")),
-    at(&[Message], "refusal", Obeyed),
+    at(&[Message], "refusal", Obeyed).takes(text(MAX_PROMPT_BYTES)),
     at(&[Message], "audio", Refused(Empty, "")),
     at(&[Message], "annotations", Refused(Empty, "")),
     at(&[Message], "parsed", NoEffect("is the `content`, as a client read it")),
@@ -704,19 +785,19 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Message], "partial", Refused(False, "")),
     at(&[Message], "tools", Refused(Empty, "")),
     at(&[Message], "task", Refused(Empty, "")),
-    at(&[Part], "type", Obeyed),
-    at(&[Part], "text", Obeyed),
-    at(&[Part], "refusal", Obeyed),
+    at(&[Part], "type", Obeyed).takes(OneOf(&["text", "refusal"])).required(),
+    at(&[Part], "text", Obeyed).takes(text(MAX_PROMPT_BYTES)),
+    at(&[Part], "refusal", Obeyed).takes(text(MAX_PROMPT_BYTES)),
     at(&[Part], "prompt_cache_breakpoint", NoEffect(CACHE_HINT)),
     at(&[Message, Part], "cache_control", NoEffect(CACHE_HINT)),
-    at(&[ToolCall], "id", Obeyed),
+    at(&[ToolCall], "id", Obeyed).takes(filled(MAX_NAME_BYTES)).required(),
     at(&[ToolCall], "type", Refused(Words(&["function"]), "")),
-    at(&[ToolCall], "function", Obeyed),
+    at(&[ToolCall], "function", Obeyed).takes(Object(Function)).required(),
     at(&[ToolCall], "index", NoEffect("counts the calls of a stream")),
-    at(&[Function], "name", Obeyed),
-    at(&[Function], "arguments", Obeyed),
+    at(&[Function], "name", Obeyed).takes(filled(MAX_NAME_BYTES)).required(),
+    at(&[Function], "arguments", Obeyed).takes(AnyOf(&[text(MAX_PROMPT_BYTES), Map(usize::MAX)])).required(),
     at(&[Function], "parsed_arguments", NoEffect("are the `arguments`, as a client read them")),
-    at(&[Document], "text", Obeyed),
+    at(&[Document], "text", Obeyed).takes(filled(MAX_PROMPT_BYTES)).required(),
 ];
 
 #[cfg(test)]
@@ -730,6 +811,13 @@ mod tests {
                 let shared = one.places.iter().find(|place| other.places.contains(place));
                 assert_eq!(shared, None, "{} stands twice", one.name);
             }
+        }
+    }
+
+    #[test]
+    fn what_is_obeyed_says_what_it_may_be_and_nothing_else_does() {
+        for parameter in PARAMETERS {
+            assert_eq!(parameter.shape.is_some(), parameter.treatment == Obeyed, "{}", parameter.name);
         }
     }
 }

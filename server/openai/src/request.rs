@@ -1,6 +1,8 @@
 //! Chats and texts: from bytes to a type that holds only what is valid.
 
-use gantry_core::{ApiError, Chat, ErrorCode, GenerationParams, Infill, Priority, Prompt, TextInput, TextRequest};
+use gantry_core::{
+    ApiError, Chat, ErrorCode, GenerationParams, Infill, Priority, Prompt, TextInput, TextRequest, integer_of,
+};
 use serde_json::{Map, Value};
 
 use crate::fields::{Fields, wrong_type, wrong_value};
@@ -18,7 +20,7 @@ pub(crate) fn priority(fields: &Fields<'_>) -> Result<Priority, ApiError> {
         None => Ok(Priority::Normal),
         Some(Value::String(word)) => Priority::parse(word)
             .ok_or_else(|| wrong_value(fields.path("priority"), "must be one of high, normal and low")),
-        Some(Value::Number(number)) => match number.as_i64() {
+        Some(Value::Number(number)) => match integer_of(number) {
             Some(..0) => Ok(Priority::High),
             Some(0) => Ok(Priority::Normal),
             Some(_) => Ok(Priority::Low),

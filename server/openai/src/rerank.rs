@@ -5,6 +5,7 @@ use gantry_core::{
     AnswerHead, ApiError, EncodeError, PooledEncoder, PooledOutput, PooledRequest, PooledSize, PooledTask, PooledWork,
     Priority,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -149,7 +150,7 @@ fn document(path: String, item: &Value) -> Result<String, ApiError> {
 }
 
 /// The answer to `/v1/rerank`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RerankResponse {
     /// `rerank-…`, as Cohere and vLLM have one.
     pub id: String,
@@ -164,7 +165,7 @@ pub struct RerankResponse {
 }
 
 /// See [`RerankResponse`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RerankResult {
     /// Which document, in the order of the request.
     pub index: u32,
@@ -176,7 +177,7 @@ pub struct RerankResult {
 }
 
 /// See [`RerankResult`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RerankDocument {
     /// The text.
     pub text: String,

@@ -4,12 +4,13 @@
 //! where there is nothing to say.
 
 use gantry_core::{StopCause, ToolCallDelta};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::logprobs::{ChatLogprobs, PromptLogprobs, TextLogprobs};
 
 /// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model ended it, or a stop string appeared.
@@ -21,7 +22,7 @@ pub enum FinishReason {
 }
 
 /// Tokens of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Read.
     pub prompt_tokens: u32,
@@ -37,21 +38,21 @@ pub struct Usage {
 }
 
 /// See [`Usage`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptTokensDetails {
     /// Needed no computation.
     pub cached_tokens: u32,
 }
 
 /// See [`Usage`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CompletionTokensDetails {
     /// Of what the model thought.
     pub reasoning_tokens: u32,
 }
 
 /// What a caller asked for that ended an answer, as vLLM tells it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     /// One of its stop tokens.
@@ -92,7 +93,7 @@ impl Usage {
 
 /// Where the time of one answer went, for requests that ask for it with `timings`: llama-server's names where it has
 /// them, times in milliseconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timings {
     /// From submission to the prompt's tokens: templating and tokenising.
     pub tokenize_ms: f64,
@@ -121,7 +122,7 @@ pub struct Timings {
 }
 
 /// Times, counted by bounds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TimeHistogram {
     /// The upper bounds, which belong to what is below; the last count has none.
     pub bounds_ms: Vec<f64>,
@@ -130,7 +131,7 @@ pub struct TimeHistogram {
 }
 
 /// Tokens of a request for embeddings or a ranking, which generates none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EmbeddingUsage {
     /// Read.
     pub prompt_tokens: u32,
@@ -147,7 +148,7 @@ impl EmbeddingUsage {
 }
 
 /// The answer to `/v1/chat/completions`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatCompletion {
     /// `chatcmpl-…`.
     pub id: String,
@@ -169,7 +170,7 @@ pub struct ChatCompletion {
 }
 
 /// See [`ChatCompletion`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatChoice {
     /// Which one, from 0.
     pub index: u32,
@@ -188,7 +189,7 @@ pub struct ChatChoice {
 }
 
 /// See [`ChatChoice`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AssistantMessage {
     /// `assistant`.
     pub role: String,
@@ -205,7 +206,7 @@ pub struct AssistantMessage {
 }
 
 /// See [`AssistantMessage`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolCall {
     /// What the answer to it repeats.
     pub id: String,
@@ -217,7 +218,7 @@ pub struct ToolCall {
 }
 
 /// See [`ToolCall`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CalledFunction {
     /// The tool.
     pub name: String,
@@ -226,7 +227,7 @@ pub struct CalledFunction {
 }
 
 /// A piece of a streamed chat.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatChunk {
     /// The same in all chunks of an answer.
     pub id: String,
@@ -242,11 +243,12 @@ pub struct ChatChunk {
     pub choices: Vec<ChatChunkChoice>,
     /// `None`: not asked for. `Some(None)`: asked for and yet to come.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "present")]
+    #[schemars(with = "Option<Usage>")]
     pub usage: Option<Option<Usage>>,
 }
 
 /// See [`ChatChunk`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatChunkChoice {
     /// Which one, from 0.
     pub index: u32,
@@ -265,7 +267,7 @@ pub struct ChatChunkChoice {
 }
 
 /// See [`ChatChunkChoice`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Delta {
     /// In the first chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -282,7 +284,7 @@ pub struct Delta {
 }
 
 /// See [`Delta`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolCallChunk {
     /// Which call, from 0.
     pub index: u32,
@@ -297,7 +299,7 @@ pub struct ToolCallChunk {
 }
 
 /// See [`ToolCallChunk`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FunctionChunk {
     /// The tool, in the first chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -321,7 +323,7 @@ impl ToolCallChunk {
 }
 
 /// The answer to `/v1/completions`, and a chunk of it: both have this shape.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextCompletion {
     /// `cmpl-…`.
     pub id: String,
@@ -337,11 +339,12 @@ pub struct TextCompletion {
     pub choices: Vec<TextChoice>,
     /// As in [`ChatChunk::usage`].
     #[serde(default, skip_serializing_if = "Option::is_none", with = "present")]
+    #[schemars(with = "Option<Usage>")]
     pub usage: Option<Option<Usage>>,
 }
 
 /// See [`TextCompletion`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextChoice {
     /// Which one, from 0.
     pub index: u32,
@@ -363,7 +366,7 @@ pub struct TextChoice {
 }
 
 /// The answer to `/v1/models`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelList {
     /// `list`.
     pub object: String,
@@ -388,7 +391,7 @@ impl ModelList {
 }
 
 /// One served model, in `OpenAI`'s form and Anthropic's, which have an address in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Model {
     /// The served name.
     pub id: String,
@@ -418,7 +421,7 @@ pub struct Model {
 }
 
 /// See [`Model`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelMeta {
     /// Tokens in its vocabulary.
     pub n_vocab: u32,

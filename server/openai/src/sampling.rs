@@ -4,7 +4,7 @@
 //! `repeat_penalty`. Two conventions of llama-server's are undone here: a look back of -1 is the whole context, and one
 //! of 0 turns its penalty off.
 
-use gantry_core::{ApiError, DryParams, GenerationParams};
+use gantry_core::{ApiError, DryParams, GenerationParams, integer_of};
 use serde_json::Value;
 
 use crate::fields::{Fields, wrong_type, wrong_value};
@@ -88,7 +88,7 @@ fn look_back(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, ApiError> {
 
 fn seed(fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
     let Some(value) = fields.get("seed") else { return Ok(None) };
-    match (value.as_u64(), value.as_i64()) {
+    match (value.as_u64(), value.as_number().and_then(integer_of)) {
         (Some(seed), _) => Ok(Some(seed)),
         (None, Some(seed)) => Ok(Some(seed.cast_unsigned())),
         (None, None) => Err(wrong_type(fields.path("seed"), "an integer of 64 bits", value)),
@@ -177,7 +177,7 @@ fn bias_pair(path: String, item: &Value) -> Result<(i32, f32), ApiError> {
     let Some([token, bias]) = item.as_array().map(Vec::as_slice) else {
         return Err(wrong_type(path, "a pair of a token id and a number or false", item));
     };
-    let id = token.as_i64().and_then(|id| i32::try_from(id).ok()).filter(|id| *id >= 0);
+    let id = token.as_number().and_then(integer_of).and_then(|id| i32::try_from(id).ok()).filter(|id| *id >= 0);
     let id = id.ok_or_else(|| wrong_value(format!("{path}[0]"), "must be a token id: an integer of 0 and more"))?;
     match bias {
         Value::Bool(false) => Ok((id, f32::NEG_INFINITY)),

@@ -5,6 +5,7 @@ use gantry_core::{
     AnswerHead, ApiError, EncodeError, MAX_PROMPT_BYTES, PooledEncoder, PooledOutput, PooledRequest, PooledSize,
     PooledTask,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -150,7 +151,7 @@ impl PooledEncoder for ScoreEncoder {
 }
 
 /// The answer to `/v1/score`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ScoreResponse {
     /// `score-…`.
     pub id: String,
@@ -167,7 +168,7 @@ pub struct ScoreResponse {
 }
 
 /// See [`ScoreResponse`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Score {
     /// Which pair.
     pub index: u32,

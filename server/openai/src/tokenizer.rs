@@ -5,6 +5,7 @@ use gantry_core::{
     ApiError, EncodeError, Extent, GenerationParams, Prompt, PromptEncoder, PromptForm, ShownPrompt, TextRequest,
     TokenPiece,
 };
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -128,20 +129,44 @@ impl PromptEncoder for TokenizerEncoder {
     }
 }
 
-#[derive(Serialize)]
+/// The answer to `/tokenize`.
+pub fn tokenize_schema(generator: &mut SchemaGenerator) -> Schema {
+    let (ids, pieces) = (Tokens::<i32>::json_schema(generator), Tokens::<Piece<'_>>::json_schema(generator));
+    json_schema!({"anyOf": [ids, pieces]})
+}
+
+/// The answer to `/detokenize`: the text, by llama-server's name and vLLM's.
+pub fn detokenize_schema(_: &mut SchemaGenerator) -> Schema {
+    texts(&["content", "prompt"])
+}
+
+/// The answer to `/apply-template`.
+pub fn apply_template_schema(_: &mut SchemaGenerator) -> Schema {
+    texts(&["prompt"])
+}
+
+fn texts(names: &[&str]) -> Schema {
+    let properties: Map<_, _> = names.iter().map(|name| ((*name).to_owned(), json!({"type": "string"}))).collect();
+    json_schema!({"type": "object", "properties": properties, "required": names})
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
 struct Tokens<T> {
     tokens: Vec<T>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TokenPiece")]
 struct Piece<'a> {
     id: i32,
     piece: Shown<'a>,
 }
 
 /// What a token stands for: text, or bytes that are no characters.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(inline)]
 enum Shown<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),

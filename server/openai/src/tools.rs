@@ -13,7 +13,7 @@ use crate::limits::MAX_TOKENS_LIMIT;
 use crate::parameters::Place;
 
 /// What each server calls the words of an effort; `none` is none.
-const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+pub(crate) const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 /// What models call it in their templates.
 const EFFORT_VARIABLE: &str = "reasoning_effort";
 

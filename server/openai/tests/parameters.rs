@@ -14,6 +14,9 @@ use gantry_openai::{
 };
 use serde_json::{Map, Value, json};
 
+#[path = "parameters/shapes.rs"]
+mod shapes;
+
 /// The references' lists, and the names that are this server's own.
 const LISTS: [(&str, &str); 5] = [
     ("OpenAI", include_str!("parameters/openai.tsv")),

@@ -3,6 +3,7 @@
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, FinishReason, TextEncoder, ToolCall, Usage,
 };
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -34,8 +35,9 @@ pub struct ResponseEncoder {
 }
 
 /// How far a response is, or how it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "ResponseStatus")]
 pub enum Status {
     /// It waits.
     Queued,
@@ -87,31 +89,91 @@ pub(crate) fn failure(error: &ApiError) -> Value {
     json!({"code": code, "message": error.message})
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Response")]
 pub(crate) struct Told<'a> {
     id: String,
+    #[schemars(extend("const" = "response"))]
     object: &'static str,
     created_at: u64,
     status: Status,
     background: bool,
+    #[schemars(schema_with = "error_schema")]
     error: Option<&'a Value>,
+    #[schemars(schema_with = "incomplete_schema")]
     incomplete_details: Value,
     instructions: Option<&'a str>,
     max_output_tokens: Option<u32>,
     model: &'a str,
+    #[schemars(schema_with = "output_schema")]
     output: &'a [Value],
     parallel_tool_calls: bool,
     previous_response_id: Option<String>,
+    #[schemars(with = "Map<String, Value>")]
     reasoning: Value,
     store: bool,
     temperature: f32,
+    #[schemars(with = "Map<String, Value>")]
     text: Value,
     tool_choice: &'a Value,
+    #[schemars(with = "Vec<Map<String, Value>>")]
     tools: &'a [Value],
     top_p: f32,
+    #[schemars(extend("const" = "disabled"))]
     truncation: &'static str,
+    #[schemars(schema_with = "usage_schema")]
     usage: Option<Value>,
     metadata: &'a Map<String, Value>,
+}
+
+/// The answer to `/v1/responses`, for those who describe the server to programs.
+pub fn response_schema(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<Told<'_>>()
+}
+
+fn object(properties: &[(&str, Value)]) -> Value {
+    let names: Vec<&str> = properties.iter().map(|(name, _)| *name).collect();
+    let properties: Map<_, _> = properties.iter().map(|(name, of)| ((*name).to_owned(), of.clone())).collect();
+    json!({"type": "object", "required": names, "properties": properties})
+}
+
+fn or_null(schema: Value) -> Schema {
+    json_schema!({"anyOf": [schema, {"type": "null"}]})
+}
+
+fn error_schema(_: &mut SchemaGenerator) -> Schema {
+    let codes = json!({"enum": ["invalid_prompt", "rate_limit_exceeded", "server_error"]});
+    or_null(object(&[("code", codes), ("message", json!({"type": "string"}))]))
+}
+
+fn incomplete_schema(_: &mut SchemaGenerator) -> Schema {
+    or_null(object(&[("reason", json!({"const": "max_output_tokens"}))]))
+}
+
+fn output_schema(_: &mut SchemaGenerator) -> Schema {
+    let (text, array) = (json!({"type": "string"}), |items: Value| json!({"type": "array", "items": items}));
+    let of = |kind: &str, rest: &[(&str, Value)]| {
+        let head = [("id", text.clone()), ("type", json!({"const": kind})), ("status", text.clone())];
+        object(&[&head[..], rest].concat())
+    };
+    let said =
+        object(&[("type", json!({"const": "output_text"})), ("text", text.clone()), ("annotations", array(json!({})))]);
+    let thought = object(&[("type", json!({"const": "reasoning_text"})), ("text", text.clone())]);
+    let message = of("message", &[("role", json!({"const": "assistant"})), ("content", array(said))]);
+    let reasoning = of("reasoning", &[("summary", array(json!({}))), ("content", array(thought))]);
+    let call = of("function_call", &[("call_id", text.clone()), ("name", text.clone()), ("arguments", text.clone())]);
+    json_schema!({"type": "array", "items": {"anyOf": [message, reasoning, call]}})
+}
+
+fn usage_schema(_: &mut SchemaGenerator) -> Schema {
+    let count = json!({"type": "integer", "minimum": 0});
+    or_null(object(&[
+        ("input_tokens", count.clone()),
+        ("input_tokens_details", object(&[("cached_tokens", count.clone())])),
+        ("output_tokens", count.clone()),
+        ("output_tokens_details", object(&[("reasoning_tokens", count.clone())])),
+        ("total_tokens", count),
+    ]))
 }
 
 /// A response, so far.

@@ -2,23 +2,29 @@
 
 use std::collections::HashSet;
 
-use gantry_core::{ApiError, Message, Part, Role, ToolCall};
+use gantry_core::{ApiError, Message, Part, Role, TextOr, ToolCall};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::limits::{MAX_RESPONSES_ITEMS, MAX_RESPONSES_PARTS};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseInputItem")]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-enum Item {
+pub(crate) enum Item {
     Message {
         role: Speaker,
+        #[schemars(with = "TextOr<Vec<Said>>")]
         content: Value,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "id")]
         _id: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "status")]
         _status: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "phase")]
         _phase: IgnoredAny,
     },
@@ -26,18 +32,24 @@ enum Item {
         call_id: String,
         name: String,
         arguments: String,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "id")]
         _id: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "status")]
         _status: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "namespace")]
         _namespace: IgnoredAny,
     },
     FunctionCallOutput {
         call_id: String,
+        #[schemars(with = "TextOr<Vec<Said>>")]
         output: Value,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "id")]
         _id: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "status")]
         _status: IgnoredAny,
     },
@@ -47,49 +59,77 @@ enum Item {
         #[serde(default)]
         summary: Vec<Thought>,
         /// Nobody here can read it, and none is ever given.
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "encrypted_content")]
         _encrypted_content: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "id")]
         _id: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "status")]
         _status: IgnoredAny,
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseRole")]
 #[serde(rename_all = "lowercase")]
-enum Speaker {
+pub(crate) enum Speaker {
     User,
     Assistant,
     System,
     Developer,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseThought")]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-enum Thought {
+pub(crate) enum Thought {
     SummaryText { text: String },
     ReasoningText { text: String },
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseInputPart")]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-enum Said {
+pub(crate) enum Said {
     InputText {
         text: String,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "prompt_cache_breakpoint")]
         _prompt_cache_breakpoint: IgnoredAny,
     },
     OutputText {
         text: String,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "annotations")]
         _annotations: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "logprobs")]
         _logprobs: IgnoredAny,
     },
     Refusal {
         refusal: String,
     },
+}
+
+/// An item as a request has it: only ever described, never made.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[allow(dead_code)]
+pub(crate) enum GivenItem {
+    Item(Item),
+    Reference(Reference),
+}
+
+/// One of an item that is kept.
+#[derive(JsonSchema)]
+#[schemars(rename = "ResponseItemReference", deny_unknown_fields)]
+#[allow(dead_code)]
+pub(crate) struct Reference {
+    #[schemars(rename = "type", extend("const" = "item_reference"))]
+    kind: String,
+    id: String,
 }
 
 /// The types of items and of parts that other servers take.

@@ -13,9 +13,12 @@ mod request;
 mod stored;
 mod stream;
 
-pub use answer::{ResponseEncoder, Status};
+pub use answer::{ResponseEncoder, Status, response_schema};
 pub use id::ResponseId;
 pub use limits::*;
-pub use request::{ResolvedRequest, ResponsesRequest, decode_responses};
-pub use stored::{Progress, StoredResponse, StoredResponses, abandoned, check_retrieval, deleted, page};
+pub use request::{ResolvedRequest, ResponsesRequest, decode_responses, request_schema};
+pub use stored::{
+    Progress, StoredResponse, StoredResponses, abandoned, check_retrieval, deleted, deleted_schema, page,
+    page_parameters, page_schema, retrieval_parameters,
+};
 pub use stream::ResponseStream;

@@ -1,18 +1,19 @@
 //! `POST /v1/responses`: from a body to what is asked, with the responses that are kept where it refers to them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_core::{
-    ApiError, Chat, Constraint, GenerationParams, Message, Prompt, TextRequest, Tool, ToolChoice, ToolsFault,
-    check_tools, read_body, read_json,
+    ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Prompt, TOOL_NAME_PATTERN, TextOr, TextRequest,
+    Tool, ToolChoice, ToolsFault, check_tools, read_body, read_integer, read_json,
 };
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Asked, ResponseEncoder};
 use crate::id::ResponseId;
-use crate::items::{items, messages};
+use crate::items::{GivenItem, items, messages};
 use crate::limits::{
     MAX_RESPONSES_METADATA, MAX_RESPONSES_METADATA_BYTES, MAX_RESPONSES_MODEL_BYTES, MAX_RESPONSES_REFERRED,
     MAX_RESPONSES_REPEATED_BYTES, MAX_RESPONSES_SCHEMA_BYTES, MAX_RESPONSES_TOKENS, MAX_STORED_INPUT_BYTES,
@@ -30,106 +31,185 @@ const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"]
 /// What may be asked for beside, and is never there: no item has more than it says.
 pub(crate) const EMPTY_INCLUDES: [&str; 2] = ["reasoning.encrypted_content", "message.input_image.image_url"];
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesRequest", transform = with_input)]
 #[serde(deny_unknown_fields)]
 struct Body {
+    #[schemars(length(max = MAX_RESPONSES_MODEL_BYTES))]
     model: Option<String>,
     #[serde(default)]
+    #[schemars(with = "TextOr<Vec<GivenItem>>")]
     input: Value,
     instructions: Option<String>,
+    #[schemars(range(min = 1, max = MAX_RESPONSES_TOKENS))]
+    #[serde(default, deserialize_with = "read_integer")]
     max_output_tokens: Option<u32>,
+    #[schemars(range(min = 0, max = 2))]
     temperature: Option<f32>,
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     top_p: Option<f32>,
     stream: Option<bool>,
+    #[schemars(with = "Option<Vec<GivenTool>>", length(max = MAX_TOOLS))]
     tools: Option<Vec<Value>>,
+    #[serde(default)]
+    #[schemars(schema_with = "choice_schema")]
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     text: Option<Text>,
     reasoning: Option<Reasoning>,
+    #[schemars(with = "Option<BTreeMap<String, String>>", extend("maxProperties" = MAX_RESPONSES_METADATA))]
     metadata: Option<Map<String, Value>>,
+    #[schemars(extend("items" = json!({"enum": EMPTY_INCLUDES})))]
     include: Option<Vec<String>>,
     #[serde(default, rename = "stream_options")]
     _stream_options: Option<StreamOptions>,
     store: Option<bool>,
     background: Option<bool>,
+    #[schemars(extend("enum" = ["disabled", null]))]
     truncation: Option<String>,
+    #[schemars(extend("enum" = ["auto", "default", null]))]
     service_tier: Option<String>,
+    #[schemars(range(max = 0))]
+    #[serde(default, deserialize_with = "read_integer")]
     top_logprobs: Option<u32>,
+    #[schemars(with = "Option<()>")]
     max_tool_calls: Option<Value>,
+    #[schemars(extend("pattern" = "^resp_[0-9a-f]{32}$"))]
     previous_response_id: Option<String>,
+    #[schemars(with = "Option<()>")]
     conversation: Option<Value>,
+    #[schemars(with = "Option<()>")]
     prompt: Option<Value>,
+    #[schemars(with = "Option<()>")]
     context_management: Option<Value>,
+    #[schemars(with = "Option<()>")]
     moderation: Option<Value>,
     /// Names the end user.
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "user")]
     _user: IgnoredAny,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "safety_identifier")]
     _safety_identifier: IgnoredAny,
     /// Prefixes are found again without hints.
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "prompt_cache_key")]
     _prompt_cache_key: IgnoredAny,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "prompt_cache_retention")]
     _prompt_cache_retention: IgnoredAny,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "prompt_cache_options")]
     _prompt_cache_options: IgnoredAny,
     /// Says who asks, for logs of a client's.
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "client_metadata")]
     _client_metadata: IgnoredAny,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesText")]
 #[serde(deny_unknown_fields)]
 struct Text {
     format: Option<Format>,
+    #[schemars(extend("enum" = ["medium", null]))]
     verbosity: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesFormat")]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Format {
     Text {},
     JsonObject {},
     JsonSchema {
+        #[schemars(length(max = MAX_NAME_BYTES))]
         name: Option<String>,
         schema: Map<String, Value>,
         strict: Option<bool>,
+        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "description")]
         _description: IgnoredAny,
     },
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesReasoning")]
 #[serde(deny_unknown_fields)]
 struct Reasoning {
+    #[schemars(extend("enum" = effort_words()))]
     effort: Option<String>,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "summary")]
     _summary: IgnoredAny,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "generate_summary")]
     _generate_summary: IgnoredAny,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "context")]
     _context: IgnoredAny,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesStreamOptions")]
 #[serde(deny_unknown_fields)]
 struct StreamOptions {
     /// Makes pieces alike in length; none is added.
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "include_obfuscation")]
     _include_obfuscation: IgnoredAny,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesTool")]
 #[serde(deny_unknown_fields)]
 struct GivenTool {
     #[serde(rename = "type")]
+    #[schemars(with = "String", extend("const" = "function"))]
     _type: IgnoredAny,
+    #[schemars(extend("pattern" = TOOL_NAME_PATTERN))]
     name: String,
     description: Option<String>,
     parameters: Option<Map<String, Value>>,
     strict: Option<bool>,
+    #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "defer_loading")]
     _defer_loading: IgnoredAny,
+}
+
+fn effort_words() -> Vec<Option<&'static str>> {
+    EFFORTS.iter().copied().map(Some).chain([None]).collect()
+}
+
+fn choice_schema(_: &mut SchemaGenerator) -> Schema {
+    let function = json!({
+        "type": "object", "required": ["type", "name"],
+        "properties": {"type": {"const": "function"}, "name": {"type": "string", "pattern": TOOL_NAME_PATTERN}},
+    });
+    let allowed = json!({
+        "type": "object", "required": ["type", "mode", "tools"],
+        "properties": {
+            "type": {"const": "allowed_tools"}, "mode": {"enum": ["auto", "none", "required"]},
+            "tools": {"type": "array", "items": function},
+        },
+    });
+    json_schema!({"anyOf": [{"enum": ["auto", "none", "required", null]}, function, allowed]})
+}
+
+/// `input` may be left out as far as its type goes, and is missed then.
+fn with_input(schema: &mut Schema) {
+    schema.insert("required".to_owned(), json!(["input"]));
+    if let Some(input) = schema.pointer_mut("/properties/input").and_then(Value::as_object_mut) {
+        input.remove("default");
+        if let Some(items) = input.get_mut("anyOf").and_then(|kinds| kinds.get_mut(1)) {
+            items["minItems"] = json!(1);
+        }
+    }
+}
+
+/// A body of `/v1/responses`, for those who describe the server to programs.
+pub fn request_schema(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<Body>()
 }
 
 /// A body that is read, and whose items may stand in responses that are kept.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use gantry_core::{ApiError, ErrorCode};
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -72,6 +73,47 @@ pub fn abandoned(response: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
 #[must_use]
 pub fn deleted(id: ResponseId) -> Value {
     json!({"id": id.to_string(), "object": "response", "deleted": true})
+}
+
+/// The same, for those who describe the server to programs.
+pub fn deleted_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object", "required": ["id", "object", "deleted"],
+        "properties": {"id": {"type": "string"}, "object": {"const": "response"}, "deleted": {"const": true}},
+    })
+}
+
+/// A page of items, for those who describe the server to programs.
+pub fn page_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object", "required": ["object", "data", "first_id", "last_id", "has_more"],
+        "properties": {
+            "object": {"const": "list"}, "data": {"type": "array", "items": {"type": "object"}},
+            "first_id": {"type": ["string", "null"]}, "last_id": {"type": ["string", "null"]},
+            "has_more": {"type": "boolean"},
+        },
+    })
+}
+
+/// The parameters of a question for a response, by their names.
+#[must_use]
+pub fn retrieval_parameters() -> Vec<(&'static str, Value)> {
+    vec![
+        ("stream", json!({"const": "false"})),
+        ("include_obfuscation", json!({"type": "string"})),
+        ("include", json!({"enum": EMPTY_INCLUDES})),
+    ]
+}
+
+/// Those of a question for a page of items.
+#[must_use]
+pub fn page_parameters() -> Vec<(&'static str, Value)> {
+    vec![
+        ("limit", json!({"type": "integer", "minimum": 1, "maximum": MAX_RESPONSES_PAGE, "default": RESPONSES_PAGE})),
+        ("order", json!({"enum": ["asc", "desc"], "default": "desc"})),
+        ("after", json!({"type": "string"})),
+        ("include", json!({"enum": EMPTY_INCLUDES})),
+    ]
 }
 
 /// The items that stand before those of a request, of the response that it goes on from.

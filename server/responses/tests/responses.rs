@@ -13,6 +13,9 @@ use gantry_responses::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+#[path = "../../core/tests/common/mutate.rs"]
+mod mutate;
+
 const ID: ResponseId = ResponseId::new(7);
 
 fn decode(body: &Value) -> Result<(TextRequest, ResponseEncoder), ApiError> {
@@ -280,6 +283,42 @@ fn gathered(events: &[Value]) -> Vec<Value> {
     items
 }
 
+/// Bodies with everything in them that is taken where nothing is stored.
+fn valid() -> Vec<Value> {
+    vec![
+        json!({
+            "model": "m", "input": "Hi", "instructions": "Be brief.", "max_output_tokens": 16, "temperature": 0.5,
+            "top_p": 0.9, "stream": true, "metadata": {"a": "b"}, "include": ["reasoning.encrypted_content"],
+            "truncation": "disabled", "service_tier": "auto", "top_logprobs": 0, "store": false, "background": false,
+            "text": {"format": {"type": "json_schema", "name": "f", "schema": {"type": "object"}, "strict": true}},
+            "reasoning": {"effort": "low", "summary": null}, "stream_options": {"include_obfuscation": false},
+        }),
+        json!({
+            "input": [
+                {"role": "user", "content": "Look."},
+                {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "So."}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Well."}]},
+                {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [
+                    {"type": "output_text", "text": "I do.", "annotations": []}, {"type": "refusal", "refusal": "No."},
+                ]},
+                {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "There."}]},
+            ],
+            "tools": [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+            "parallel_tool_calls": true, "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        }),
+    ]
+}
+
+#[test]
+fn what_is_changed_for_the_property_is_right_before() {
+    for body in valid() {
+        let request = decode_responses(body.to_string().as_bytes(), false).unwrap();
+        request.resolve(ResponseId::new(1), StoredResponses::new()).unwrap();
+    }
+}
+
 proptest! {
     #[test]
     fn pieces_add_up_to_the_whole_answer(
@@ -302,6 +341,16 @@ proptest! {
         prop_assert_eq!(last["type"].as_str().unwrap(), if cut { "response.incomplete" } else { "response.completed" });
         prop_assert_eq!(json!(gathered(&events)), whole["output"].clone());
         prop_assert_eq!(&whole["incomplete_details"], &if cut { json!({"reason": "max_output_tokens"}) } else { Value::Null });
+    }
+
+    #[test]
+    fn what_is_near_to_right_is_taken_or_refused_by_name(body in mutate::near(valid())) {
+        let known = ["input", "previous_response_id"];
+        for can_store in [true, false] {
+            let resolved = decode_responses(body.to_string().as_bytes(), can_store)
+                .and_then(|request| request.resolve(ResponseId::new(1), StoredResponses::new()));
+            resolved.err().iter().for_each(|error| mutate::is_told(error, &body, &known));
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ mod middleware;
 mod models;
 mod names;
 mod openai;
+mod openapi;
+mod operations;
 mod paths;
 mod props;
 mod ready;
@@ -105,7 +107,8 @@ impl App {
         service: Option<String>,
     ) -> Arc<Self> {
         let AppSettings { keys, names, responses, cuts_vectors } = settings;
-        let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service);
+        let stored = responses.as_ref().map(|store| store.metrics());
+        let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service, stored);
         Arc::new(Self {
             router,
             metrics,

@@ -9,6 +9,7 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use gantry_engine::GenerationParams;
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,6 +80,24 @@ fn default_params() -> Value {
 pub(super) struct SlotsQuery {
     /// llama-server's way to ask whether a request would wait.
     fail_on_no_slot: Option<String>,
+}
+
+/// The same, for those who describe the server to programs.
+pub(super) fn slots_parameters() -> Vec<(&'static str, Value)> {
+    vec![("fail_on_no_slot", json!({"type": "string"}))]
+}
+
+/// What [`slots`] tells.
+pub(super) fn slots_schema(_: &mut SchemaGenerator) -> Schema {
+    let count = json!({"type": "integer", "minimum": 0});
+    let slot = json!({
+        "type": "object", "required": ["id", "n_ctx", "speculative", "is_processing"],
+        "properties": {
+            "id": count, "n_ctx": {"anyOf": [count, {"type": "null"}]},
+            "speculative": {"type": "boolean"}, "is_processing": {"type": "boolean"},
+        },
+    });
+    json_schema!({"type": "array", "items": slot})
 }
 
 /// One for each sequence: those in use first, since none has a number that anybody knows.

@@ -8,7 +8,12 @@ use axum::routing::{MethodRouter, get, post};
 
 use self::Asker::{Client, Monitor, Probe};
 use self::Method::{Get, GetDelete, Post};
-use super::{App, anthropic, models, openai, paths, props, ready, responses, scrape};
+use super::operations::{
+    APPLY_TEMPLATE, CANCEL, CHAT, COMPLETION, COUNT_TOKENS, DELETE, DETOKENIZE, EMBEDDINGS, HEALTH, INFILL,
+    INPUT_ITEMS, MESSAGES, METRICS, MODEL, MODELS, OPENAPI, Operation, PROBE, PROPS, RERANK, RESPONSE, RETRIEVE, SCORE,
+    SLOTS, TOKENIZE, TOKENIZER_INFO,
+};
+use super::{App, anthropic, models, openai, openapi, paths, props, ready, responses, scrape};
 use crate::metrics::Route;
 
 /// How an address is asked.
@@ -48,6 +53,8 @@ struct Address {
     asker: Asker,
     handler: fn() -> MethodRouter<Arc<App>>,
     protocol: Protocol,
+    /// What is told of it to programs, a method each.
+    operations: &'static [Operation],
     /// Another server's name for one that stands before it, or an address below it: who asks for what is not here is not told of it.
     is_alias: bool,
 }
@@ -59,11 +66,15 @@ impl Address {
         asker: Asker,
         handler: fn() -> MethodRouter<Arc<App>>,
     ) -> Self {
-        Self { method, path, route, asker, handler, protocol: Protocol::OpenAi, is_alias: false }
+        Self { method, path, route, asker, handler, protocol: Protocol::OpenAi, operations: &[], is_alias: false }
     }
 
     const fn of_anthropic(self) -> Self {
         Self { protocol: Protocol::Anthropic, ..self }
+    }
+
+    const fn tells(self, operations: &'static [Operation]) -> Self {
+        Self { operations, ..self }
     }
 
     const fn alias(self) -> Self {
@@ -73,43 +84,54 @@ impl Address {
 
 /// All of them, in the order in which they are told.
 const ADDRESSES: &[Address] = &[
-    Address::new((Post, "/v1/chat/completions"), Route::Chat, Client, || post(openai::chat)),
-    Address::new((Post, "/chat/completions"), Route::Chat, Client, || post(openai::chat)).alias(),
-    Address::new((Post, "/v1/responses"), Route::Responses, Client, || post(responses::create)),
+    Address::new((Post, "/v1/chat/completions"), Route::Chat, Client, || post(openai::chat)).tells(&[CHAT]),
+    Address::new((Post, "/chat/completions"), Route::Chat, Client, || post(openai::chat)).tells(&[CHAT]).alias(),
+    Address::new((Post, "/v1/responses"), Route::Responses, Client, || post(responses::create)).tells(&[RESPONSE]),
     Address::new((GetDelete, "/v1/responses/{id}"), Route::Responses, Client, || {
         get(responses::retrieve).delete(responses::delete)
     })
+    .tells(&[RETRIEVE, DELETE])
     .alias(),
-    Address::new((Post, "/v1/responses/{id}/cancel"), Route::Responses, Client, || post(responses::cancel)).alias(),
-    Address::new((Get, "/v1/responses/{id}/input_items"), Route::Responses, Client, || get(responses::input_items))
+    Address::new((Post, "/v1/responses/{id}/cancel"), Route::Responses, Client, || post(responses::cancel))
+        .tells(&[CANCEL])
         .alias(),
-    Address::new((Post, "/v1/completions"), Route::Completions, Client, || post(openai::completion)),
-    Address::new((Post, "/infill"), Route::Infill, Client, || post(openai::infill)),
-    Address::new((Post, "/v1/embeddings"), Route::Embeddings, Client, || post(openai::embeddings)),
-    Address::new((Post, "/v1/rerank"), Route::Rerank, Client, || post(openai::rerank)),
-    Address::new((Post, "/v1/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
-    Address::new((Post, "/rerank"), Route::Rerank, Client, || post(openai::rerank)).alias(),
-    Address::new((Post, "/reranking"), Route::Rerank, Client, || post(openai::rerank)).alias(),
-    Address::new((Post, "/v2/rerank"), Route::Rerank, Client, || post(openai::rerank)).alias(),
-    Address::new((Post, "/v1/score"), Route::Score, Client, || post(openai::score)),
-    Address::new((Post, "/score"), Route::Score, Client, || post(openai::score)).alias(),
-    Address::new((Post, "/v1/messages"), Route::Messages, Client, || post(anthropic::messages)).of_anthropic(),
-    Address::new((Post, "/v1/messages/count_tokens"), Route::Tokenizer, Client, || post(anthropic::count_tokens))
+    Address::new((Get, "/v1/responses/{id}/input_items"), Route::Responses, Client, || get(responses::input_items))
+        .tells(&[INPUT_ITEMS])
+        .alias(),
+    Address::new((Post, "/v1/completions"), Route::Completions, Client, || post(openai::completion))
+        .tells(&[COMPLETION]),
+    Address::new((Post, "/infill"), Route::Infill, Client, || post(openai::infill)).tells(&[INFILL]),
+    Address::new((Post, "/v1/embeddings"), Route::Embeddings, Client, || post(openai::embeddings)).tells(&[EMBEDDINGS]),
+    Address::new((Post, "/v1/rerank"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]),
+    Address::new((Post, "/v1/reranking"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
+    Address::new((Post, "/rerank"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
+    Address::new((Post, "/reranking"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
+    Address::new((Post, "/v2/rerank"), Route::Rerank, Client, || post(openai::rerank)).tells(&[RERANK]).alias(),
+    Address::new((Post, "/v1/score"), Route::Score, Client, || post(openai::score)).tells(&[SCORE]),
+    Address::new((Post, "/score"), Route::Score, Client, || post(openai::score)).tells(&[SCORE]).alias(),
+    Address::new((Post, "/v1/messages"), Route::Messages, Client, || post(anthropic::messages))
+        .tells(&[MESSAGES])
         .of_anthropic(),
-    Address::new((Post, "/tokenize"), Route::Tokenizer, Client, || post(openai::tokenize)),
-    Address::new((Post, "/detokenize"), Route::Tokenizer, Client, || post(openai::detokenize)),
-    Address::new((Get, "/tokenizer_info"), Route::Other, Client, || get(props::tokenizer_info)),
-    Address::new((Post, "/apply-template"), Route::Tokenizer, Client, || post(openai::apply_template)),
-    Address::new((Get, "/v1/models"), Route::Models, Client, || get(models::list)),
-    Address::new((Get, "/models"), Route::Models, Client, || get(models::list)).alias(),
-    Address::new((Get, "/v1/models/{id}"), Route::Models, Client, || get(models::one)).alias(),
-    Address::new((Get, "/props"), Route::Other, Client, || get(props::props)),
-    Address::new((Get, "/slots"), Route::Other, Client, || get(props::slots)),
-    Address::new((Get, "/health"), Route::Other, Monitor, || get(ready::health)),
-    Address::new((Get, "/v1/health"), Route::Other, Monitor, || get(ready::health)).alias(),
-    Address::new((Get, "/healthz"), Route::Other, Probe, || get(ready::alive)),
-    Address::new((Get, "/readyz"), Route::Other, Probe, || get(ready::ready)),
-    Address::new((Get, "/metrics"), Route::Other, Probe, || get(scrape)),
+    Address::new((Post, "/v1/messages/count_tokens"), Route::Tokenizer, Client, || post(anthropic::count_tokens))
+        .tells(&[COUNT_TOKENS])
+        .of_anthropic(),
+    Address::new((Post, "/tokenize"), Route::Tokenizer, Client, || post(openai::tokenize)).tells(&[TOKENIZE]),
+    Address::new((Post, "/detokenize"), Route::Tokenizer, Client, || post(openai::detokenize)).tells(&[DETOKENIZE]),
+    Address::new((Get, "/tokenizer_info"), Route::Other, Client, || get(props::tokenizer_info))
+        .tells(&[TOKENIZER_INFO]),
+    Address::new((Post, "/apply-template"), Route::Tokenizer, Client, || post(openai::apply_template))
+        .tells(&[APPLY_TEMPLATE]),
+    Address::new((Get, "/v1/models"), Route::Models, Client, || get(models::list)).tells(&[MODELS]),
+    Address::new((Get, "/models"), Route::Models, Client, || get(models::list)).tells(&[MODELS]).alias(),
+    Address::new((Get, "/v1/models/{id}"), Route::Models, Client, || get(models::one)).tells(&[MODEL]).alias(),
+    Address::new((Get, "/props"), Route::Other, Client, || get(props::props)).tells(&[PROPS]),
+    Address::new((Get, "/slots"), Route::Other, Client, || get(props::slots)).tells(&[SLOTS]),
+    Address::new((Get, "/openapi.json"), Route::Other, Client, || get(openapi::document)).tells(&[OPENAPI]),
+    Address::new((Get, "/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]),
+    Address::new((Get, "/v1/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]).alias(),
+    Address::new((Get, "/healthz"), Route::Other, Probe, || get(ready::alive)).tells(&[PROBE]),
+    Address::new((Get, "/readyz"), Route::Other, Probe, || get(ready::ready)).tells(&[PROBE]),
+    Address::new((Get, "/metrics"), Route::Other, Probe, || get(scrape)).tells(&[METRICS]),
 ];
 
 /// All addresses, and what is said of a wrong method and an unknown address.
@@ -127,6 +149,11 @@ pub(super) fn probes() -> Router<Arc<App>> {
 
 fn of(wanted: impl Fn(&&Address) -> bool) -> Router<Arc<App>> {
     ADDRESSES.iter().filter(wanted).fold(Router::new(), |router, one| router.route(one.path, (one.handler)()))
+}
+
+/// What is told of each address to programs: its path, its operations, whether a key is needed, and whose errors are told there.
+pub(super) fn described() -> impl Iterator<Item = (&'static str, &'static [Operation], bool, Protocol)> {
+    ADDRESSES.iter().map(|one| (one.path, one.operations, one.asker == Client, one.protocol))
 }
 
 /// The addresses with this method that are told to those who ask for what is not here.

@@ -85,6 +85,27 @@ async fn lm_evaluation_harness() {
     python_in("lm_eval", "test_lm_eval").await;
 }
 
+/// schemathesis makes requests of the document that is served, right and wrong ones; no process ends of them. `GANTRY_FUZZ_EXAMPLES` says
+/// how many of each operation.
+#[tokio::test]
+async fn whatever_is_made_of_the_openapi_document_is_answered_as_it_says() {
+    let Some(installed) = installed("fuzz") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().display());
+    let sizes = ["--ctx-size", "4096", "--parallel", "8", "--max-queue", "64"];
+    let server = Server::start(&[&sizes[..], &["--api-key", KEY, "--response-store", &url]].concat()).await;
+    let workers = server.workers();
+    let mut tests = Command::new(installed.join("bin/python"));
+    tests.args(["-B", "-W", "ignore", "-m", "unittest", "test_openapi"]).current_dir(self::tests("fuzz"));
+    tests.env("GANTRY_STORING_URL", &server.base).env("GANTRY_KEY", KEY);
+    let ran = tests.kill_on_drop(true).output().await.unwrap();
+    let (out, error) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    eprintln!("{error}");
+    assert!(ran.status.success(), "{}\n{out}\n{error}", ran.status);
+    assert_eq!(server.workers(), workers, "a worker ended; the server's log:\n{}", server.log());
+    assert!(!server.log().contains("panicked"), "{}", server.log());
+}
+
 /// `OpenAI`'s and Vercel's, which look for what they need beside themselves.
 #[tokio::test]
 async fn clients_for_node() {

@@ -113,8 +113,12 @@ fn every_limit_is_in_the_reference() {
 
 #[tokio::test]
 async fn every_metric_is_in_the_reference() {
-    let server = Server::start(&["--ctx-size", "2048", "--parallel", "1"]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("file://{}", folder.path().display());
+    let server = Server::start(&["--ctx-size", "2048", "--parallel", "1", "--response-store", &store]).await;
     server.ask("Hello!").await;
+    let kept = server.post("/v1/responses", &serde_json::json!({"input": "Hello!", "max_output_tokens": 4}));
+    assert_eq!(kept.send().await.unwrap().status(), 200);
     let metrics = server.get("/metrics").await.text().await.unwrap();
     check(METRICS, METRICS_MARK, &render_metrics(&metrics));
 }

@@ -13,6 +13,8 @@ use gantry_openai::{
 use serde_json::{Value, json};
 
 mod limits;
+#[path = "../../../core/tests/common/mutate.rs"]
+mod mutate;
 mod properties;
 mod tools;
 mod vectors;

@@ -1,17 +1,19 @@
 //! Properties of any input.
 
 use gantry_core::{
-    Chat, Constraint, DryParams, GenerationParams, Message, Priority, Prompt, Role, TextInput, Tool, ToolCall,
-    ToolChoice,
+    ApiError, Chat, Constraint, DryParams, GenerationParams, Message, Priority, Prompt, Role, TextInput, Tool,
+    ToolCall, ToolChoice,
 };
 use gantry_openai::{
     Common, EncodingFormat, MAX_CHOICES, MAX_TOKENS_LIMIT, MAX_TOP_LOGPROBS, Streaming, ValidChatRequest,
-    ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest,
+    ValidCompletionRequest, ValidEmbeddingsRequest, ValidRerankRequest, decode_apply_template, decode_chat,
+    decode_completion, decode_detokenize, decode_embeddings, decode_infill, decode_rerank, decode_score,
+    decode_tokenize,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use crate::{chat_with, is_told, wire};
+use crate::{chat_with, is_told, mutate, wire};
 
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
@@ -224,8 +226,102 @@ fn parse_all(body: &[u8]) {
         ValidCompletionRequest::parse(body).err(),
         ValidEmbeddingsRequest::parse(body).err(),
         ValidRerankRequest::parse(body).err(),
+        decode_tokenize(body).err(),
+        decode_detokenize(body).err(),
+        decode_apply_template(body).err(),
+        decode_infill(body).err(),
+        decode_score(body).err(),
     ];
     errors.iter().flatten().for_each(is_told);
+}
+
+type Decode = fn(&[u8]) -> Option<ApiError>;
+
+/// Each decoder, by its address.
+const DECODERS: [(&str, Decode); 9] = [
+    ("/v1/chat/completions", |body| decode_chat(body).err()),
+    ("/v1/completions", |body| decode_completion(body).err()),
+    ("/infill", |body| decode_infill(body).err()),
+    ("/v1/embeddings", |body| decode_embeddings(body).err()),
+    ("/v1/rerank", |body| decode_rerank(body).err()),
+    ("/v1/score", |body| decode_score(body).err()),
+    ("/tokenize", |body| decode_tokenize(body).err()),
+    ("/detokenize", |body| decode_detokenize(body).err()),
+    ("/apply-template", |body| decode_apply_template(body).err()),
+];
+
+/// A body for each of them, and one more for chats, with much in it that is taken.
+fn valid_bodies() -> Vec<(&'static str, Value)> {
+    let sampled = json!({
+        "model": "m", "n": 2, "max_tokens": 16, "min_tokens": 1, "stop": ["END"], "stop_token_ids": [3], "temperature": 0.5,
+        "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 64, "frequency_penalty": -1,
+        "presence_penalty": 1, "dry_multiplier": 0.8, "dry_sequence_breakers": ["\n"], "logit_bias": {"5": -100}, "seed": 7,
+        "stream": true, "stream_options": {"include_usage": true}, "timings": true, "priority": "high", "user": "u",
+    });
+    let with = |mut body: Value, more: &Value| {
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let function = json!({"name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": true});
+    let tools = json!({
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Look."}], "name": "ann"},
+            {"role": "assistant", "reasoning_content": "Well.", "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+            ]},
+            {"role": "tool", "tool_call_id": "c", "content": "There."},
+        ],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"name": "look"}]}},
+        "parallel_tool_calls": false, "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low",
+    });
+    let format =
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": {"type": "object"}}}});
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "logprobs": true, "top_logprobs": 2});
+    vec![
+        ("/v1/chat/completions", with(with(chat, &sampled), &format)),
+        (
+            "/v1/chat/completions",
+            with(tools.clone(), &json!({"include_reasoning": false, "thinking_token_budget": 64})),
+        ),
+        ("/v1/completions", with(json!({"prompt": ["Hi", [1, 2]], "logprobs": 2, "guided_regex": "a+"}), &sampled)),
+        (
+            "/v1/completions",
+            json!({"prompt": [1, 2], "echo": true, "best_of": 3, "structured_outputs": {"choice": ["a"]}}),
+        ),
+        ("/v1/completions", json!({"prompt": "", "suffix": "b", "n_indent": 2, "t_max_predict_ms": 100})),
+        (
+            "/infill",
+            json!({
+                "input_prefix": "a", "input_suffix": "c", "prompt": "b", "input_extra": [{"filename": "f", "text": "t"}],
+                "response_fields": ["content", "timings/prompt_n"], "n_predict": 16, "stream": true, "grammar": "root ::= \"a\"",
+            }),
+        ),
+        (
+            "/v1/embeddings",
+            json!({"input": ["Hi", [1, 2]], "dimensions": 8, "encoding_format": "base64", "priority": 1}),
+        ),
+        ("/v1/rerank", json!({"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": true})),
+        ("/v1/score", json!({"text_1": "a", "text_2": ["b", "c"], "priority": "low"})),
+        ("/v1/score", json!({"queries": ["a", "b"], "documents": ["c", "d"], "model": "m"})),
+        ("/tokenize", json!({"content": "Hi", "add_special": true, "parse_special": false, "with_pieces": true})),
+        ("/tokenize", json!({"prompt": "Hi", "add_special_tokens": false})),
+        ("/detokenize", json!({"tokens": [1, 2], "model": "m"})),
+        ("/apply-template", tools),
+    ]
+}
+
+fn near_valid() -> Vec<Value> {
+    valid_bodies().into_iter().map(|(_, body)| body).collect()
+}
+
+#[test]
+fn what_is_changed_for_the_property_is_right_before() {
+    for (address, body) in valid_bodies() {
+        let (_, decode) = DECODERS.iter().find(|(known, _)| *known == address).unwrap();
+        assert_eq!(decode(body.to_string().as_bytes()), None, "{address}: {body}");
+    }
 }
 
 proptest! {
@@ -241,6 +337,18 @@ proptest! {
     #[test]
     fn any_json_is_valid_or_an_error(value in any_json()) {
         parse_all(value.to_string().as_bytes());
+    }
+
+    #[test]
+    fn what_is_near_to_right_is_taken_or_refused_by_name(body in mutate::near(near_valid())) {
+        let bytes = body.to_string();
+        let known = [
+            "messages", "prompt", "input", "query", "documents", "content", "tokens", "input_prefix", "input_suffix", "text_1",
+            "text_2",
+        ];
+        for (_, decode) in DECODERS {
+            decode(bytes.as_bytes()).iter().for_each(|error| mutate::is_told(error, &body, &known));
+        }
     }
 
     #[test]

@@ -191,7 +191,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_cannot_be_written_is_counted_as_the_client_is_told() {
-        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), None);
+        let metrics = Metrics::new(Router::new(), Output::new(OUTPUT_BUDGET_BYTES), None, None);
         let version = VersionLabels { version: "v1".to_owned(), model: "m".to_owned() };
         for (can_be_written, status, outcome) in [(true, 200, "ok"), (false, 500, "failed")] {
             let record = RequestRecord {
