@@ -101,7 +101,9 @@ impl PooledEncoder for EmbeddingsEncoder {
     }
 
     fn size(&self, width: u32) -> PooledSize {
-        PooledSize::Numbers(self.count.saturating_mul(self.dimensions.unwrap_or(width) as usize))
+        // What nobody makes is no size, however much of it is asked for.
+        let each = self.dimensions.map_or(width, |dimensions| dimensions.min(width));
+        PooledSize::Numbers(self.count.saturating_mul(each as usize))
     }
 
     fn whole(self, head: AnswerHead, output: PooledOutput) -> Result<Vec<u8>, EncodeError> {
@@ -187,5 +189,26 @@ impl EmbeddingList {
             embedding: EmbeddingVector::new(floats, encoding),
         });
         Self { object: "list".to_owned(), data: data.collect(), model, usage: EmbeddingUsage::new(prompt_tokens) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_model_does_not_make_is_no_size() {
+        let size = |dimensions: Option<u32>, width| match (EmbeddingsEncoder {
+            encoding: EncodingFormat::Float,
+            dimensions,
+            count: 3,
+        })
+        .size(width)
+        {
+            PooledSize::Numbers(numbers) => numbers,
+            PooledSize::Bytes(_) => panic!("vectors are numbers"),
+        };
+        assert_eq!([size(None, 4), size(Some(2), 4), size(Some(u32::MAX), 4)], [12, 6, 12]);
+        assert_eq!(size(Some(u32::MAX), 0), 0, "of a model that embeds nothing");
     }
 }

@@ -188,7 +188,7 @@ pub(super) async fn pooled<E: PooledEncoder>(
         PooledSize::Bytes(bytes) => (bytes, None),
         PooledSize::Numbers(numbers) => {
             let bytes = numbers.saturating_mul(EMBEDDING_ANSWER_BYTES_PER_NUMBER);
-            check_size(app, bytes, work.len(), width, prompt_param)?;
+            check_size(app, bytes, work.len(), prompt_param)?;
             (bytes, Some(app.answers.take(origin.peer, bytes, BODY_BUDGET_WAIT).await?))
         }
     };
@@ -237,12 +237,12 @@ async fn read<D>(
 }
 
 /// Vectors of so many texts, which are made here, have a limit of their own.
-fn check_size(app: &App, bytes: usize, count: usize, width: u32, param: &'static str) -> Result<(), ApiError> {
+fn check_size(app: &App, bytes: usize, count: usize, param: &'static str) -> Result<(), ApiError> {
     let most = app.limits.vectors_bytes / 2;
     if bytes <= most {
         return Ok(());
     }
-    let inputs = most / EMBEDDING_ANSWER_BYTES_PER_NUMBER / width as usize;
+    let inputs = most.saturating_mul(count) / bytes;
     let message = format!(
         "The vectors of {count} inputs are more than may be given at once: send no more than {inputs} in a request."
     );
