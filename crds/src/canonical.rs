@@ -26,7 +26,7 @@ impl DurationString {
     /// The same duration in its canonical spelling.
     #[must_use]
     pub fn canonical(&self) -> Self {
-        let whole = |duration: &std::time::Duration| duration.subsec_nanos() % 1_000_000 == 0;
+        let whole = |duration: &std::time::Duration| duration.subsec_nanos().is_multiple_of(1_000_000);
         let Some(duration) = self.to_std().ok().filter(whole) else { return self.clone() };
         let mut left = duration.as_millis();
         let mut text = String::new();
