@@ -559,7 +559,8 @@ mod tests {
         let draft =
             |name: &str| json!({"uri": "https://h/d.gguf", "sha256": "0".repeat(64), "secretRef": {"name": name}});
         let draft = |name: &str| json!({"runtime": {"speculative": {"draft": draft(name)}}});
-        let cases: [(&str, &dyn Fn(&str) -> Value); 3] = [
+        type Named<'a> = &'a dyn Fn(&str) -> Value;
+        let cases: [(&str, Named); 3] = [
             ("spec.model.source.secretRef.name", &secret),
             ("spec.rollout.gates.prompts.configMapRef.name", &golden),
             ("spec.runtime.speculative.draft.secretRef.name", &draft),

@@ -358,17 +358,15 @@ fn infilled(busy: &mut Busy, infill: Infill) -> Result<Vec<Token>, (String, Opti
     let form = PromptForm::Tokens { adds_special: true, with_pieces: false };
     let params = GenerationParams { extent: Extent::Prompt(form), ..GenerationParams::default() };
     let ticket = busy.push_params(Prompt::Infill(Box::new(infill)), params, None);
-    loop {
-        let (of, event) = busy.events.1.recv().unwrap();
-        assert_eq!(of, ticket);
-        match event {
-            GenerationEvent::Prompt(ShownPrompt::Tokens(tokens)) => {
-                assert!(matches!(busy.events.1.recv().unwrap().1, GenerationEvent::Finished { .. }));
-                return Ok(tokens);
-            }
-            GenerationEvent::Failed(RequestError::InvalidRequest { param, code, .. }) => return Err((code, param)),
-            other => panic!("{other:?}"),
+    let (of, event) = busy.events.1.recv().unwrap();
+    assert_eq!(of, ticket);
+    match event {
+        GenerationEvent::Prompt(ShownPrompt::Tokens(tokens)) => {
+            assert!(matches!(busy.events.1.recv().unwrap().1, GenerationEvent::Finished { .. }));
+            Ok(tokens)
         }
+        GenerationEvent::Failed(RequestError::InvalidRequest { param, code, .. }) => Err((code, param)),
+        other => panic!("{other:?}"),
     }
 }
 

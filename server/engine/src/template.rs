@@ -178,8 +178,11 @@ impl Renderer {
     }
 }
 
+/// A template that serves, what is known of it, and the tokens of a chat of one word.
+type Tried = (Renderer, (TemplateReport, Vec<Token>));
+
 /// A template that is tried while its model goes on loading.
-pub(crate) struct Tryout(JoinHandle<Result<(Renderer, (TemplateReport, Vec<Token>)), ChatError>>);
+pub(crate) struct Tryout(JoinHandle<Result<Tried, ChatError>>);
 
 impl Tryout {
     pub(crate) fn begin(config: &EngineConfig, model: Arc<Model>, source: TemplateSource) -> Result<Self, LoadError> {
@@ -194,7 +197,7 @@ impl Tryout {
     }
 
     /// Waits for it, and has the tokens of a chat of one word, too.
-    pub(crate) fn end(self) -> Result<(Renderer, (TemplateReport, Vec<Token>)), LoadError> {
+    pub(crate) fn end(self) -> Result<Tried, LoadError> {
         let tried = self.0.join();
         tried.map_err(|_| LoadError::Thread(String::from("trying the template panicked")))?.map_err(LoadError::Template)
     }

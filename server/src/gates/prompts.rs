@@ -126,7 +126,7 @@ pub async fn ask(version: &Arc<Version>, prompts: &[GoldenPrompt], told: impl Fn
     let at_once = PROMPTS_AT_ONCE.min(slots).max(1);
     let answered = AtomicUsize::new(0);
     let (answered, told) = (&answered, &told);
-    let asked = prompts.to_vec().into_iter().map(|prompt| {
+    let asked = prompts.iter().cloned().map(|prompt| {
         let version = Arc::clone(version);
         async move {
             let answer = ask_one(version, prompt).await;

@@ -46,6 +46,8 @@ pub struct PoolRequest {
 }
 
 /// What is asked, and who waits for it.
+// A request is in a box as a whole.
+#[allow(clippy::large_enum_variant)]
 enum Asked {
     Text {
         request: GenerateRequest,

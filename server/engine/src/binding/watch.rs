@@ -121,7 +121,7 @@ mod tests {
                 if let Some(found) = found {
                     let end = first.unwrap();
                     prop_assert!(pair[0] < end && end <= pair[1]);
-                    prop_assert_eq!(found.after(), text[end..pair[1]].as_bytes());
+                    prop_assert_eq!(found.after(), &text.as_bytes()[end..pair[1]]);
                     prop_assert!(tags.iter().any(|tag| tag.as_bytes() == &found.text[..found.length]));
                     return Ok(());
                 }
