@@ -41,12 +41,6 @@ const UNUSED: &[Unused] = &[
         verbs: &["update"],
         reason: "asked for by OwnerReferencesPermissionEnforcement, which is on in OpenShift and off here",
     },
-    Unused {
-        account: OPERATOR,
-        resource: "secrets",
-        verbs: &["get"],
-        reason: "no test's model needs credentials; of those that one needs, the operator sees that they are others by now",
-    },
 ];
 
 /// The rules bound to a service account, in cluster roles and in the roles of `namespace`.
