@@ -71,7 +71,7 @@ async fn what_is_wrong_with_one_is_told_as_this_protocol_has_it() {
         (stored, (400, "previous_response_id", "unsupported_parameter")),
         (other, (404, "model", "model_not_found")),
         (asked(&json!("word ".repeat(30_000))), (400, "input", "context_length_exceeded")),
-        (asked(&json!([{"role": "user"}])), (400, "input[0]", "invalid_value")),
+        (asked(&json!([{"role": "user"}])), (400, "input[0].content", "missing_required_parameter")),
         (asked(&json!([{"type": "reasoning", "summary": []}])), (400, "input", "invalid_messages")),
     ] {
         let (status, error) = post(&body, "secret").await;
