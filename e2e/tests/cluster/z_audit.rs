@@ -34,14 +34,12 @@ struct Unused {
     reason: &'static str,
 }
 
-const UNUSED: &[Unused] = &[
-    Unused {
-        account: OPERATOR,
-        resource: "inferenceservices/finalizers",
-        verbs: &["update"],
-        reason: "asked for by OwnerReferencesPermissionEnforcement, which is on in OpenShift and off here",
-    },
-];
+const UNUSED: &[Unused] = &[Unused {
+    account: OPERATOR,
+    resource: "inferenceservices/finalizers",
+    verbs: &["update"],
+    reason: "asked for by OwnerReferencesPermissionEnforcement, which is on in OpenShift and off here",
+}];
 
 /// The rules bound to a service account, in cluster roles and in the roles of `namespace`.
 async fn rules_of(cluster: &Cluster, namespace: &str, account: &str) -> Result<Vec<PolicyRule>> {
