@@ -1,5 +1,6 @@
 //! What people see of services: pure functions from objects to text.
 
+// To texts, which takes whatever it is given.
 use std::fmt::Write as _;
 
 use console::{StyledObject, style};

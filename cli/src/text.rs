@@ -1,6 +1,7 @@
 //! Pieces of what is printed: columns, bars, spans of time. What comes from a cluster or a model is printed without control
 //! characters, since a terminal obeys those.
 
+// To texts, which takes whatever it is given.
 use std::fmt::Write as _;
 
 use console::{measure_text_width, style};

@@ -178,11 +178,11 @@ async fn ensure_replaced_by_a_change(service: &TestService<'_>, client: &Client)
         Ok(status.attempts)
     };
     let (before, begun, pods) = (names().await?, attempts().await?, service.identities().await?);
-    service.patch(json!({"spec": {"api": {"modelAliases": [ALIAS, "claude-sonnet-4"]}}})).await?;
+    service.patch(json!({"spec": {"api": {"modelAliases": [ALIAS, "chat-large"]}}})).await?;
     poll("pods have the other name", TIMEOUT, PERIOD, async || {
         let (status, text) = client.models(Some("new-key-of-a")).await?;
         let replaced = service.identities().await?.keys().all(|pod| !pods.contains_key(pod));
-        Ok(Check::when(replaced && text.contains("claude-sonnet-4"), || format!("{status}: {text}")))
+        Ok(Check::when(replaced && text.contains("chat-large"), || format!("{status}: {text}")))
     })
     .await?;
     let after = names().await?;

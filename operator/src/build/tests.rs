@@ -163,7 +163,7 @@ fn a_template_is_known_by_what_is_set_and_by_the_value_of_quantities() {
 fn a_pod_has_what_the_api_asks_for_and_nobody_a_right_to_its_keys() {
     let api = json!({"/spec/api": {
         "keysSecretRef": {"name": "keys"}, "corsOrigins": ["http://localhost:3000", "https://chat.example.com"],
-        "modelAliases": ["gpt-4o", "claude-sonnet-4"], "anyModel": true,
+        "modelAliases": ["gpt-4o", "chat-large"], "anyModel": true,
     }});
     let children = built(&api, "server:1", None);
     let pod = pod(&children);
@@ -172,7 +172,7 @@ fn a_pod_has_what_the_api_asks_for_and_nobody_a_right_to_its_keys() {
         "pod",
         "--api-key-file=/etc/gantry/api-keys",
         "--cors-origins=http://localhost:3000,https://chat.example.com",
-        "--alias=claude-sonnet-4,gpt-4o",
+        "--alias=chat-large,gpt-4o",
         "--any-model",
     ]);
     assert_eq!(container["args"], arguments);

@@ -80,10 +80,10 @@ fn a_pod_takes_what_the_api_of_its_service_asks_for() {
     std::fs::write(keys.path().join("team-a"), "sesame").unwrap();
     let keys = format!("--api-key-file={}", keys.path().display());
     let origins = "--cors-origins=http://localhost:3000,https://chat.example.com";
-    let http = pod(&[&keys, origins, "--alias=claude-sonnet-4,gpt-4o", "--any-model"]).unwrap();
+    let http = pod(&[&keys, origins, "--alias=chat-large,gpt-4o", "--any-model"]).unwrap();
     let wanted = ["http://localhost:3000", "https://chat.example.com"].map(str::to_owned);
     assert_eq!(http.origins, Origins::parse(&wanted).unwrap());
-    assert_eq!(http.names, ModelNames { aliases: vec!["claude-sonnet-4".to_owned(), "gpt-4o".to_owned()], any: true });
+    assert_eq!(http.names, ModelNames { aliases: vec!["chat-large".to_owned(), "gpt-4o".to_owned()], any: true });
     assert_ne!(http.keys, KeySources::default());
     assert_eq!(pod(&["--cors-origins=*"]).unwrap().origins, Origins::Any);
     let kept = pod(&["--response-store=file:///var/lib/gantry/responses", "--response-ttl=5400"]).unwrap().responses;
