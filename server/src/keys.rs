@@ -14,6 +14,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
+use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::limits::{
@@ -130,7 +131,10 @@ impl ApiKeys {
         let mut last_problem = None;
         loop {
             period.tick().await;
-            let problem = self.reload();
+            // A volume may be away for long, which is nothing to those who are answered.
+            let keys = Arc::clone(&self);
+            let read = spawn_blocking(move || keys.reload()).await;
+            let problem = read.unwrap_or_else(|error| Some(format!("could not be read: {error}")));
             if problem != last_problem
                 && let Some(problem) = &problem
             {

@@ -20,6 +20,17 @@ fn try_out(template: &str) -> Result<TemplateReport, ChatError> {
 }
 
 #[test]
+fn a_template_that_does_not_parse_is_told_with_its_line() {
+    for (template, line) in [
+        ("{% for m in messages %}\n{{ m.content }}\n{% endfo %}", "line 3, `{% endfo %}`: Unknown statement: endfo"),
+        ("one\n{{ messages[0].content / }}", "line 2, `{{ messages[0].content / }}`: Unexpected token"),
+    ] {
+        let error = try_out(template).unwrap_err().to_string();
+        assert!(error.contains(line), "{error}");
+    }
+}
+
+#[test]
 fn a_template_is_tried_with_all_it_knows() {
     let report = try_out("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}").unwrap();
     assert_eq!(report.renders, ["a turn", "a system text", "three turns"]);
