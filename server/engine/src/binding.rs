@@ -210,8 +210,12 @@ impl Binding {
                 if may_begin { thought.accept(text, false) } else { Step::None }
             }
             form => {
-                form.accept(token, text)?;
-                thought.accept(text, true)
+                let step = thought.accept(text, true);
+                // What stands behind the beginning of a thought in one token is thought, be it like a call.
+                if !matches!(step, Step::Begun | Step::Over(_)) {
+                    form.accept(token, text)?;
+                }
+                step
             }
         };
         self.after(step)
@@ -226,7 +230,10 @@ impl Binding {
                 self.thought = None;
                 match form {
                     Form::Free => {}
-                    Form::Calls(calls) => calls.accept_text(&said)?,
+                    Form::Calls(calls) => {
+                        calls.watch().clear();
+                        calls.accept_text(&said)?;
+                    }
                     Form::Whole(whole) => {
                         whole.begin();
                         if !whole.accept_text(&said)? {

@@ -154,6 +154,19 @@ fn left(binding: &mut Binding) -> Vec<Token> {
     (0..).zip(out).filter(|(_, logit)| logit.is_finite()).map(|(token, _)| token).collect()
 }
 
+/// Found by the property below.
+#[test]
+fn a_token_that_begins_a_thought_and_holds_what_a_call_begins_with_begins_no_call() {
+    let mut binding = binding(Asked::Calls, "<start>", Some(1000)).unwrap();
+    for piece in ["<th", "ink>a<call>", "</think>\n\n"] {
+        assert_eq!(binding.allows(token(piece)), Ok(true), "{piece}");
+        binding.accept(token(piece)).unwrap();
+    }
+    assert_eq!(binding.allows(token("a")), Ok(true));
+    binding.accept(token("<call>")).unwrap();
+    assert_eq!((binding.allows(token("x")), binding.allows(token("{"))), (Ok(false), Ok(true)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
