@@ -313,7 +313,7 @@ pub enum DispatchStrategy {
 pub struct RolloutSpec {
     /// How the switch is made.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self in ['Auto', 'InPlaceSwap']").message("spec.rollout.strategy: this release carries out InPlaceSwap, and Auto, which chooses it"))]
+    #[x_kube(validation = Rule::new("self in ['Auto', 'InPlaceSwap', 'BlueGreen']").message("spec.rollout.strategy: this release carries out InPlaceSwap, BlueGreen, and Auto, which chooses one of them"))]
     pub strategy: RolloutStrategy,
     /// Longest time that requests in flight get to end before their model is unloaded.
     #[serde(default = "default_drain_timeout")]
@@ -352,12 +352,13 @@ impl Default for RolloutSpec {
 /// How the switch to a new model is made.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum RolloutStrategy {
-    /// Gantry chooses and says so in `status.rollout.plan`.
+    /// InPlaceSwap where the new model fits beside the old one, else BlueGreen where nodes have room for a second set of pods.
+    /// Which one, and why, stands in `status.rollout.plan`.
     #[default]
     Auto,
     /// Every pod loads the new model beside the old one; when all have, all switch.
     InPlaceSwap,
-    /// A second set of pods takes over. Not supported yet.
+    /// As many pods again load the new model; when all answer, the Service points to them. The old ones stay for the bake.
     BlueGreen,
     /// Requests wait while the old model is unloaded and the new one loaded. Not supported yet.
     HoldRequests,

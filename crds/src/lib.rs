@@ -30,6 +30,8 @@ pub const GROUP: &str = "gantry.dev";
 pub const VERSION: &str = "v1alpha1";
 /// Label on every child: the InferenceService it belongs to.
 pub const SERVICE_LABEL: &str = "gantry.dev/service";
+/// Label of pods and of what selects them: the set of pods they are of ([`Side`](status::Side)).
+pub const SIDE_LABEL: &str = "gantry.dev/side";
 /// Annotation of a Secret: the hosts to which its token may be sent, `huggingface.co, *.example.com, files.ns.svc:8443`.
 /// Who owns the Secret sets it; without it the Secret is not used.
 pub const HOSTS_ANNOTATION: &str = "gantry.dev/hosts";

@@ -38,6 +38,9 @@ pub struct InferenceServiceStatus {
     /// Base address for OpenAI clients inside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// Which of the two sets of pods answers requests. Absent: Blue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_side: Option<Side>,
     /// The rollout in progress; absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
@@ -114,6 +117,9 @@ pub struct RolloutStatus {
     /// Which attempt of the service this is: pods say it with what they report, so that no older word counts.
     #[serde(default)]
     pub attempt: i64,
+    /// How pods replace the version before. Absent: InPlaceSwap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<StrategyName>,
     /// Chosen strategy with the reason, e.g. `InPlaceSwap: active 16.7Gi + candidate 17.3Gi <= 45.6Gi`.
     pub plan: String,
     /// When the step began.
@@ -144,6 +150,14 @@ pub struct RolloutStatus {
     /// candidate is given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bake: Option<BakeStatus>,
+}
+
+impl RolloutStatus {
+    /// How pods replace the version before.
+    #[must_use]
+    pub fn strategy(&self) -> StrategyName {
+        self.strategy.unwrap_or(StrategyName::InPlaceSwap)
+    }
 }
 
 /// The bake of the active version while the next one is prepared.
@@ -364,7 +378,7 @@ impl AgentStatus {
         use GateName::{Digest, Fetch, Format, Load, Memory, Prompts, Template};
         Self {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
-            strategies: vec![StrategyName::InPlaceSwap],
+            strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen],
         }
     }
 
@@ -390,6 +404,43 @@ open_enum!(
         HoldRequests,
     }
 );
+
+open_enum!(
+    /// One of the two sets of pods that a service may have. One answers; the other one is there for as long as a BlueGreen
+    /// rollout takes.
+    Side {
+        /// The one that a service begins with.
+        Blue,
+        /// The other one.
+        Green,
+    }
+);
+
+impl Default for Side {
+    fn default() -> Self {
+        Self::Blue
+    }
+}
+
+impl Side {
+    /// The set of pods that is not this one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        if self == Self::Green { Self::Blue } else { Self::Green }
+    }
+
+    /// Value of the label [`SIDE_LABEL`](crate::SIDE_LABEL) of its pods.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        if self == Self::Green { "green" } else { "blue" }
+    }
+
+    /// The set whose pods have this label. None have it that were made before there were two.
+    #[must_use]
+    pub fn of_label(label: Option<&str>) -> Self {
+        if label == Some(Self::Green.label()) { Self::Green } else { Self::Blue }
+    }
+}
 
 open_enum!(
     /// How far a service is cut down because memory is short; each level gives up what those before it do.

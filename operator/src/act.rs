@@ -9,9 +9,12 @@ use std::fmt::Debug;
 use gantry_crds::{
     InferenceService, ModelVersion, ModelVersionSpec, ModelVersionStatus, OLD_FINALIZER, OPERATOR_FIELD_MANAGER,
     SERVICE_LABEL, agent_field_manager,
-    status::{InferenceServiceStatus, NamedVersion},
+    status::{InferenceServiceStatus, NamedVersion, Side},
 };
-use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{Pod, Service},
+};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -21,7 +24,7 @@ use serde_json::{Value, json};
 use tracing::info;
 
 use crate::{
-    build::{APPLIED_ANNOTATION, Children, labels, owner_reference},
+    build::{APPLIED_ANNOTATION, Children, OtherChildren, labels, owner_reference},
     observe::{Observed, PodView},
 };
 
@@ -111,21 +114,35 @@ impl<'a> Actor<'a> {
     }
 
     /// Applies the children that differ; identity and rights before the pods that use them. One that cannot be written
-    /// holds back no other: gives all that could not.
-    pub async fn apply_children(&self, observed: &Observed, children: &Children) -> Unwritten {
+    /// holds back no other: gives all that could not. `side` is the one that answers.
+    pub async fn apply_children(&self, observed: &Observed, side: Side, children: &Children) -> Unwritten {
         let identity = [
             self.apply(observed.service_account.as_ref(), &children.service_account).await,
             self.apply(observed.role.as_ref(), &children.role).await,
             self.apply(observed.role_binding.as_ref(), &children.role_binding).await,
         ];
-        let others = [
+        let mut others = vec![
             self.apply(observed.network_policy.as_ref(), &children.network_policy).await,
             self.apply(observed.endpoint.as_ref(), &children.service).await,
             self.apply(observed.budget.as_ref(), &children.pod_disruption_budget).await,
-            self.apply(observed.deployment.as_ref(), &children.deployment).await,
+            self.apply(observed.deployment_of(side), &children.deployment).await,
         ];
+        if let Some(OtherChildren { deployment, preview }) = &children.other {
+            others.push(self.apply(observed.preview.as_ref(), preview).await);
+            others.push(self.apply(observed.deployment_of(side.other()), deployment).await);
+        }
         let unwritten = |applied: Vec<Result<(), Error>>| applied.into_iter().filter_map(Result::err).collect();
-        Unwritten { identity: unwritten(identity.into()), others: unwritten(others.into()) }
+        Unwritten { identity: unwritten(identity.into()), others: unwritten(others) }
+    }
+
+    /// Applies the Service alone, where it is there and differs: what a rollout needs of children whose spec cannot be carried out
+    /// any more.
+    pub async fn apply_service(&self, observed: &Observed, service: &Service) -> Unwritten {
+        let others = match &observed.endpoint {
+            Some(endpoint) => self.apply(Some(endpoint), service).await.err().into_iter().collect(),
+            None => Vec::new(),
+        };
+        Unwritten { identity: Vec::new(), others }
     }
 
     /// Applies `desired` when `observed` (the object, or its metadata where that is all there is to it) differs.

@@ -13,7 +13,10 @@ mod service;
 
 use std::collections::BTreeMap;
 
-use gantry_crds::{InferenceService, SERVICE_LABEL, status::NamedVersion};
+use gantry_crds::{
+    InferenceService, SERVICE_LABEL, SIDE_LABEL,
+    status::{NamedVersion, RolloutStep, Side, StrategyName},
+};
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -27,7 +30,11 @@ use k8s_openapi::{
 use kube::{Resource, ResourceExt};
 use sha2::{Digest, Sha256};
 
-use crate::validate::ValidService;
+use crate::{
+    decide::RolloutState,
+    observe::Observed,
+    validate::{PodSettings, ValidService},
+};
 
 pub use deployment::{StoredTemplate, TemplateId};
 
@@ -67,8 +74,19 @@ pub struct Children {
     pub pod_disruption_budget: PodDisruptionBudget,
     /// Lets only the API and the metrics in.
     pub network_policy: NetworkPolicy,
-    /// The pods.
+    /// The pods that answer.
     pub deployment: Deployment,
+    /// The other side, where there is one or was.
+    pub other: Option<OtherChildren>,
+}
+
+/// The set of pods that does not answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OtherChildren {
+    /// Its pods.
+    pub deployment: Deployment,
+    /// Its endpoint, to look at a candidate before it answers.
+    pub preview: Service,
 }
 
 /// What the installation says of pods that are made from now on.
@@ -91,10 +109,95 @@ pub struct Inputs<'a> {
     pub versions: &'a [NamedVersion],
     /// What new pod templates get from the operator.
     pub new_pods: &'a NewPods,
-    /// The pod template as it was applied before.
-    pub stored: Option<&'a StoredTemplate>,
+    /// The two sets of pods.
+    pub sides: &'a Sides,
     /// Whether any pod answers: while none does there is nothing to protect from a change of the template.
     pub answers: bool,
+}
+
+/// The two sets of pods of a service: which answers, and what is there of each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sides {
+    /// The one that answers.
+    pub active: Side,
+    /// Whether the pods of that one say of which they are. Those do not that were made before there were two.
+    pub is_labelled: bool,
+    /// Pods of the other side.
+    pub other_replicas: i32,
+    /// What is there of each.
+    pub blue: SideState,
+    /// The same of the other one.
+    pub green: SideState,
+}
+
+/// What is there of a side.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SideState {
+    /// Its pod template as it was applied before.
+    pub stored: Option<StoredTemplate>,
+    /// Whether there is a Deployment, and whether its selector names the side: a selector never changes.
+    pub selects_side: Option<bool>,
+    /// Whether its pods stay as they were made, whatever the spec says by now: those that a rollout may go back to.
+    pub is_kept: bool,
+}
+
+impl Sides {
+    /// The two sets of pods as `state` and this number of `replicas` have them.
+    #[must_use]
+    pub fn of(observed: &Observed, state: &RolloutState, replicas: i32) -> Self {
+        let rollout = state.rollout.as_ref().filter(|now| now.strategy() == StrategyName::BlueGreen);
+        let step = rollout.map(|now| now.step);
+        let (active, other) = (state.active_side, state.active_side.other());
+        let both = matches!(step, Some(RolloutStep::Prepare | RolloutStep::Rollback))
+            || (step.is_some() && state.previous.is_some());
+        let kept = |side: Side| match step {
+            Some(RolloutStep::Prepare) => side == active,
+            Some(RolloutStep::Commit | RolloutStep::Bake) => side == other,
+            Some(RolloutStep::Rollback) => true,
+            _ => false,
+        };
+        let side_state = |side: Side| {
+            let deployment = observed.deployment_of(side);
+            let labels = |one: &Deployment| one.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
+            SideState {
+                stored: deployment.and_then(|one| StoredTemplate::of(one.annotations())),
+                selects_side: deployment.map(|one| labels(one).unwrap_or_default().contains_key(SIDE_LABEL)),
+                is_kept: kept(side),
+            }
+        };
+        Self {
+            active,
+            is_labelled: observed.is_labelled(active),
+            other_replicas: if both { replicas } else { 0 },
+            blue: side_state(Side::Blue),
+            green: side_state(Side::Green),
+        }
+    }
+
+    /// The template that the pods of a side are to be of.
+    #[must_use]
+    pub fn template(&self, side: Side, pod: &PodSettings) -> TemplateId {
+        let SideState { stored, is_kept, .. } = self.state(side);
+        match stored {
+            Some(stored) if *is_kept => TemplateId::of_stored(stored),
+            stored => TemplateId::newest(pod, side, stored.as_ref()),
+        }
+    }
+
+    /// What is there of a side.
+    #[must_use]
+    pub fn state(&self, side: Side) -> &SideState {
+        if side == Side::Green { &self.green } else { &self.blue }
+    }
+
+    /// What selects the pods of the side that answers.
+    fn active_labels(&self, service: &str) -> BTreeMap<String, String> {
+        if self.is_labelled || self.other_replicas > 0 {
+            side_labels(service, self.active)
+        } else {
+            pod_labels(service)
+        }
+    }
 }
 
 /// Builds every child.
@@ -104,11 +207,41 @@ pub fn build(inputs: &Inputs) -> Children {
         service_account: finished(rbac::service_account(inputs.owner)),
         role: finished(rbac::role(inputs)),
         role_binding: finished(rbac::role_binding(inputs.owner)),
-        service: finished(service::service(inputs.owner)),
-        pod_disruption_budget: finished(pdb::pod_disruption_budget(inputs.owner)),
+        service: endpoint_service(inputs.owner, inputs.sides),
+        pod_disruption_budget: finished(pdb::pod_disruption_budget(inputs)),
         network_policy: finished(network_policy::network_policy(inputs.owner)),
-        deployment: finished(deployment::deployment(inputs)),
+        deployment: finished(deployment::deployment(inputs, inputs.sides.active)),
+        other: other(inputs),
     }
+}
+
+/// The Service of the side that answers.
+#[must_use]
+pub fn endpoint_service(owner: &InferenceService, sides: &Sides) -> Service {
+    finished(service::service(owner, sides))
+}
+
+/// The other side, with no pods where none are asked for: what it was made with stays for the next time.
+fn other(inputs: &Inputs) -> Option<OtherChildren> {
+    let (sides, side) = (inputs.sides, inputs.sides.active.other());
+    let is_there = sides.other_replicas > 0 || sides.state(side).selects_side.is_some();
+    is_there.then(|| OtherChildren {
+        deployment: finished(deployment::deployment(inputs, side)),
+        preview: finished(service::preview(inputs.owner, side)),
+    })
+}
+
+/// Name of the Deployment with the pods of a side.
+#[must_use]
+pub fn deployment_name(service: &str, side: Side) -> String {
+    // The first one is called as services were before there were two.
+    if side == Side::Green { format!("{service}-green") } else { service.to_owned() }
+}
+
+/// Name of the Service of the side that does not answer.
+#[must_use]
+pub fn preview_name(service: &str) -> String {
+    format!("{service}-preview")
 }
 
 /// Base address for OpenAI clients inside the cluster.
@@ -117,10 +250,11 @@ pub fn endpoint(owner: &InferenceService) -> String {
     format!("http://{}.{}.svc/v1", owner.name_any(), owner.namespace().unwrap_or_default())
 }
 
-/// Selector of a service's pods, as text.
+/// Selector of the pods that answer, as text.
 #[must_use]
-pub fn selector_text(service: &str) -> String {
-    pod_labels(service).into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+pub fn selector_text(service: &str, side: Option<Side>) -> String {
+    let labels = side.map_or_else(|| pod_labels(service), |side| side_labels(service, side));
+    labels.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
 /// Owner reference to `owner`.
@@ -150,8 +284,15 @@ fn pod_labels(service: &str) -> BTreeMap<String, String> {
     [(NAME_LABEL, SERVER_NAME), (SERVICE_LABEL, service)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-fn pod_selector(service: &str) -> LabelSelector {
-    LabelSelector { match_labels: Some(pod_labels(service)), match_expressions: None }
+/// The labels that select the pods of one side.
+fn side_labels(service: &str, side: Side) -> BTreeMap<String, String> {
+    let mut labels = pod_labels(service);
+    labels.insert(SIDE_LABEL.to_owned(), side.label().to_owned());
+    labels
+}
+
+fn selector(labels: BTreeMap<String, String>) -> LabelSelector {
+    LabelSelector { match_labels: Some(labels), match_expressions: None }
 }
 
 /// Metadata of a child called `name`.

@@ -34,8 +34,8 @@ use tracing::{error, info};
 
 use crate::{
     act::{self, Actor, Unwritten},
-    build::{self, Inputs, NewPods, StoredTemplate, TemplateId},
-    decide::{CountedPod, Plan, RolloutState, Transition, World, decide, judged::Seen},
+    build::{self, Inputs, NewPods, Sides},
+    decide::{CountedPod, Plan, RolloutState, SidesSeen, Transition, World, decide, judged::Seen},
     events::{Events, describe},
     http::Role,
     limits::{
@@ -295,15 +295,18 @@ pub(crate) async fn step(
     let absent = look_for_secrets(spec.as_ref().ok(), &mut observed, service, context).await;
     let poll = poll.into_iter().chain(absent).min();
     let observed = &observed;
-    let stored = observed.deployment.as_ref().and_then(|deployment| StoredTemplate::of(deployment.annotations()));
-    let template = spec.as_ref().ok().map(|spec| TemplateId::newest(&spec.pod, stored.as_ref()));
-    let pods = observed.counted(status, template.as_ref());
+    let (side, other_side) = (state.active_side, state.active_side.other());
     // A spec that cannot be carried out changes nothing, and so not the number of pods either.
     let target_replicas = match &spec {
         Ok(valid) => valid.replicas,
-        Err(_) => observed.scaled_to().unwrap_or(service.spec.replicas),
+        Err(_) => observed.scaled_to(side).unwrap_or(service.spec.replicas),
     };
-    let missing_pod = observed.trouble(false, now).map(|trouble| trouble.message);
+    let sides = Sides::of(observed, &state, target_replicas);
+    let template = |side| spec.as_ref().ok().map(|spec| sides.template(side, &spec.pod));
+    let pods = observed.counted(status, side, template(side).as_ref());
+    let other_pods = observed.counted(status, other_side, template(other_side).as_ref());
+    let missing_pod = observed.trouble(side, false, now).map(|trouble| trouble.message);
+    let missing_other = observed.trouble(other_side, true, now);
     let world = World {
         now,
         spec: spec.as_ref().ok(),
@@ -312,11 +315,22 @@ pub(crate) async fn step(
         target_replicas,
         stamped: &stamped,
         missing_pod: missing_pod.as_deref(),
+        sides: SidesSeen {
+            other_pods: &other_pods,
+            missing_pod: missing_other.as_ref().map(|trouble| trouble.message.as_str()),
+            has_no_node: missing_other
+                .as_ref()
+                .is_some_and(|trouble| matches!(trouble.reason, Reason::Unschedulable | Reason::FailedCreate)),
+            is_flipped: observed.points_to(side),
+            is_labelled: sides.is_labelled,
+            judges_are_other: false,
+        },
     };
 
     let plan = decide(&world);
-    let (spec, stored) = (spec.as_ref(), stored.as_ref());
-    let pass = Pass { service, observed, context, actor, spec, state: &state, pods: &pods, stored, now };
+    let spec = spec.as_ref();
+    let (pods, other_pods) = (pods.as_slice(), other_pods.as_slice());
+    let pass = Pass { service, observed, context, actor, spec, state: &state, pods, other_pods, now };
     let mut errors = pass.carry_out(&plan, target_replicas).await?;
     errors.extend(finalizer.err());
     // A pass that could not write a child is tried again; what was decided does not wait for that.
@@ -343,7 +357,7 @@ struct Pass<'a> {
     spec: Result<&'a ValidService, &'a Problems>,
     state: &'a RolloutState,
     pods: &'a [CountedPod<'a>],
-    stored: Option<&'a StoredTemplate>,
+    other_pods: &'a [CountedPod<'a>],
     now: Timestamp,
 }
 
@@ -359,7 +373,8 @@ impl Pass<'_> {
             self.write_status(&plan.state, target_replicas, self.refused_before()).await?;
             self.tell(plan).await;
         }
-        let Unwritten { identity: mut needed, others: mut errors } = self.apply_children(plan).await;
+        let applied = self.apply_children(plan, target_replicas).await;
+        let Unwritten { identity: mut needed, others: mut errors } = applied;
         if !begins || needed.is_empty() {
             needed.extend(self.actor.stamp(&plan.stamp).await.err());
         }
@@ -383,9 +398,10 @@ impl Pass<'_> {
     /// Writes the statuses of versions that differ. Gives why some could not be written.
     async fn write_version_statuses(&self, next: &RolloutState) -> Vec<act::Error> {
         // Only pods of the newest template judge.
-        let newest: Vec<_> = self.pods.iter().filter(|pod| !pod.outdated).copied().collect();
+        let all = || self.pods.iter().chain(self.other_pods);
+        let newest: Vec<_> = all().filter(|pod| !pod.outdated).copied().collect();
         let (before, pods, now) = (self.state, newest.as_slice(), self.now);
-        let any_runs = !self.pods.is_empty();
+        let any_runs = all().next().is_some();
         let exists = |name: &String| self.observed.versions.iter().any(|version| version.name_any() == *name);
         self.context.recall(self.service, |memory| memory.versions.retain(|name, _| exists(name)));
         let mut errors = Vec::new();
@@ -453,18 +469,22 @@ impl Pass<'_> {
         self.context.events.transition(self.service, transition).await;
     }
 
-    async fn apply_children(&self, plan: &Plan) -> Unwritten {
-        // A spec that cannot be carried out changes nothing at all.
-        let Ok(spec) = self.spec else { return Unwritten::default() };
+    async fn apply_children(&self, plan: &Plan, target_replicas: i32) -> Unwritten {
+        let sides = Sides::of(self.observed, &plan.state, target_replicas);
+        let Ok(spec) = self.spec else {
+            // It changes nothing at all, but does not keep requests from the side that they are to go back to.
+            let service = build::endpoint_service(self.service, &sides);
+            return self.actor.apply_service(self.observed, &service).await;
+        };
         let children = build::build(&Inputs {
             owner: self.service,
             spec,
             versions: &plan.state.versions,
             new_pods: &self.context.new_pods,
-            stored: self.stored,
+            sides: &sides,
             answers: answers(self.pods),
         });
-        self.actor.apply_children(self.observed, &children).await
+        self.actor.apply_children(self.observed, sides.active, &children).await
     }
 }
 

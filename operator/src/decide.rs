@@ -12,7 +12,8 @@
 //! from what they then report. What fails in one pod and works in the others is that pod's and no reason to refuse a
 //! version: `fleet` counts their voices. A status write is refused by the API server when the object it was decided from is no
 //! longer the newest, so a decision from a stale world has no effect; a crash before or after the write is the same as
-//! one late pass. Absent: anything about children (see `build`) and conditions (see `status`).
+//! one late pass. A BlueGreen rollout takes the same steps with two sets of pods (`sides`). Absent: anything about children (see
+//! `build`) and conditions (see `status`).
 
 use std::time::Duration;
 
@@ -20,14 +21,14 @@ use gantry_crds::{
     InferenceServiceStatus,
     status::{
         CandidateStatus, FitStatus, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus, RolloutStatus,
-        RolloutStep,
+        RolloutStep, Side, StrategyName,
     },
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::{
-    limits::{BAKE_WITHOUT_SPEC, JUDGED_RESTARTS_MAX, SWITCH_TIMEOUT},
+    limits::{self, BAKE_WITHOUT_SPEC, JUDGED_RESTARTS_MAX, SWITCH_TIMEOUT},
     validate::{ValidService, WantedVersion},
 };
 use failure::{Failure, prepare_message};
@@ -50,6 +51,9 @@ mod model;
 mod progress;
 #[cfg(test)]
 mod progress_tests;
+mod sides;
+#[cfg(test)]
+mod sides_tests;
 mod template;
 #[cfg(test)]
 mod template_tests;
@@ -61,7 +65,7 @@ mod waits;
 pub use transition::Transition;
 
 /// All that a decision depends on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct World<'a> {
     /// The present, in whole seconds: the API keeps no more.
     pub now: Timestamp,
@@ -69,8 +73,10 @@ pub struct World<'a> {
     pub spec: Option<&'a ValidService>,
     /// Where the rollout stands.
     pub state: &'a RolloutState,
-    /// Pods that run and are not being ended, with what they report.
+    /// Pods of the side that answers which run and are not being ended, with what they report.
     pub pods: &'a [CountedPod<'a>],
+    /// What matters of the two sets of pods to a BlueGreen rollout.
+    pub sides: SidesSeen<'a>,
     /// Pods that there should be.
     pub target_replicas: i32,
     /// ModelVersions that exist.
@@ -89,6 +95,23 @@ impl<'a> World<'a> {
     fn older_pods(&self) -> usize {
         self.pods.len() - self.judges().count()
     }
+}
+
+/// What matters of the two sets of pods to a BlueGreen rollout.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SidesSeen<'a> {
+    /// Pods of the side that does not answer which run and are not being ended, with what they report.
+    pub other_pods: &'a [CountedPod<'a>],
+    /// Why a pod that there should be on that side does not run, in a sentence.
+    pub missing_pod: Option<&'a str>,
+    /// Whether that is for want of a node or of the right to make it.
+    pub has_no_node: bool,
+    /// Whether the Service points to the side that the state names.
+    pub is_flipped: bool,
+    /// Whether all pods of the side that answers say of which one they are.
+    pub is_labelled: bool,
+    /// Whether the world's pods are those of the side that does not answer, by which a candidate is judged.
+    pub judges_are_other: bool,
 }
 
 /// A pod that a rollout waits for.
@@ -122,6 +145,8 @@ pub struct RolloutState {
     pub candidate: Option<String>,
     /// Version that was active and stays loaded.
     pub previous: Option<String>,
+    /// The set of pods that answers.
+    pub active_side: Side,
     /// The rollout in progress.
     pub rollout: Option<RolloutStatus>,
     /// The latch.
@@ -138,6 +163,7 @@ impl From<&InferenceServiceStatus> for RolloutState {
             active: status.active_version.clone(),
             candidate: status.candidate_version.clone(),
             previous: status.previous_version.clone(),
+            active_side: status.active_side.unwrap_or_default(),
             rollout: status.rollout.clone(),
             rejected: status.rejected.clone(),
             versions: status.versions.clone(),
@@ -229,11 +255,19 @@ pub fn decide(world: &World) -> Plan {
 /// The next moment at which time alone changes the decision.
 fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let rollout = state.rollout.as_ref()?;
-    let note = progress::note_due(world, rollout).filter(|_| rollout.step == RolloutStep::Prepare);
+    let prepares = rollout.step == RolloutStep::Prepare;
+    let note = progress::note_due(&world.of_candidate(rollout), rollout).filter(|_| prepares);
+    let no_room = (prepares && sides::is_blue_green(rollout)).then(|| sides::no_room_at(rollout));
     let bake = rollout.bake.as_ref().map(|bake| bake.deadline.0);
     let switches = matches!(rollout.step, RolloutStep::Commit | RolloutStep::Rollback);
     let switched = switches.then(|| switch_due(rollout));
-    note.into_iter().chain(bake).chain(switched).chain([rollout.deadline.0]).filter(|at| *at > world.now).min()
+    note.into_iter()
+        .chain(no_room)
+        .chain(bake)
+        .chain(switched)
+        .chain([rollout.deadline.0])
+        .filter(|at| *at > world.now)
+        .min()
 }
 
 type Step = (RolloutState, Option<Transition>);
@@ -266,13 +300,43 @@ fn asks_for_another(world: &World, state: &RolloutState) -> bool {
     world.target_replicas > 0 && world.spec.is_some_and(|spec| is_other(&spec.wanted))
 }
 
+/// Whether pods that can switch have switched and an edit may be the cure for the others. Not while both sides are in use.
+fn is_overtaken(world: &World, state: &RolloutState, now: &RolloutStatus) -> bool {
+    world.now >= switch_due(now) && asks_for_another(world, state) && !sides::is_blue_green(now)
+}
+
 /// When pods that can switch have switched.
 fn switch_due(now: &RolloutStatus) -> Timestamp {
     after(now.started_at.0, SWITCH_TIMEOUT)
 }
 
 /// Begins an attempt, which is another one at the same version after so many `restarts`.
-fn start(world: &World, mut state: RolloutState, spec: &ValidService, restarts: i32) -> Step {
+fn start(world: &World, state: RolloutState, spec: &ValidService, restarts: i32) -> Step {
+    let strategy = sides::strategy(world, &state);
+    if strategy == StrategyName::BlueGreen && !sides::can_begin(world) {
+        return (state, None);
+    }
+    let candidate = &spec.wanted.name;
+    let plan = match (strategy, &state.active) {
+        (StrategyName::BlueGreen, Some(active)) => {
+            format!(
+                "BlueGreen: as many pods again load {candidate}, then the Service points to them and not to {active}"
+            )
+        }
+        (_, Some(active)) => format!("InPlaceSwap: pods load {candidate} beside {active}, then switch"),
+        (_, None) => format!("InPlaceSwap: {candidate} is the first version, nothing is replaced"),
+    };
+    start_by(world, state, spec, restarts, (strategy, plan))
+}
+
+/// Begins it by this strategy, for the reason that its plan gives.
+fn start_by(
+    world: &World,
+    mut state: RolloutState,
+    spec: &ValidService,
+    restarts: i32,
+    (strategy, plan): (StrategyName, String),
+) -> Step {
     let wanted = &spec.wanted;
     let instead_of = state.candidate.take();
     let bake = bake::set_aside(world, &state);
@@ -281,16 +345,14 @@ fn start(world: &World, mut state: RolloutState, spec: &ValidService, restarts: 
     }
     state.rejected = None;
     state.candidate = Some(wanted.name.clone());
-    let plan = match &state.active {
-        Some(active) => format!("InPlaceSwap: pods load {} beside {active}, then switch", wanted.name),
-        None => format!("InPlaceSwap: {} is the first version, nothing is replaced", wanted.name),
-    };
     state.attempts = state.attempts.saturating_add(1);
     let mut rollout = rollout(world, &wanted.name, RolloutStep::Prepare, plan, spec.progress_deadline);
     (rollout.attempt, rollout.judged, rollout.bake) = (state.attempts, Some(wanted.judged.clone()), bake);
     (rollout.restarts, rollout.resources) = (restarts, Some(spec.pod.resources_hash()));
-    progress::count(world, &mut rollout, spec.progress_deadline);
-    rollout.message = Some(prepare_message(world, &rollout));
+    rollout.strategy = Some(strategy);
+    let judging = world.of_candidate(&rollout);
+    progress::count(&judging, &mut rollout, spec.progress_deadline);
+    rollout.message = Some(prepare_message(&judging, &rollout));
     state.rollout = Some(rollout);
     (state, Some(Transition::Started { version: wanted.name.clone(), instead_of }))
 }
@@ -319,18 +381,29 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         Some(Comparison::OtherObjects) => return start(world, state, spec, rollout.restarts + 1),
         Some(Comparison::OtherSpec) | None => return start(world, state, spec, 0),
     });
-    progress::count(world, &mut rollout, spec.progress_deadline);
-    match fleet::judge_candidate(world, &rollout) {
+    let judging = &world.of_candidate(&rollout);
+    progress::count(judging, &mut rollout, spec.progress_deadline);
+    let candidacy = match rollout.strategy() {
+        StrategyName::BlueGreen => sides::judge_candidate(judging, &rollout),
+        _ => fleet::judge_candidate(judging, &rollout),
+    };
+    let fit = tightest_fit(judging.judges().filter_map(|pod| candidate_report(pod, &rollout))).cloned();
+    match candidacy {
+        Candidacy::Refused(failure) if sides::helps(world, &state, &rollout, &failure) => {
+            let sum = fit.map(|fit| format!("candidate {} > {} left beside it", fit.required, fit.available));
+            let why = sum.unwrap_or_else(|| "the candidate does not fit beside it".to_owned());
+            let plan = (StrategyName::BlueGreen, format!("BlueGreen: {why}: as many pods again load it"));
+            return start_by(world, state, spec, rollout.restarts, plan);
+        }
         Candidacy::Refused(failure) => {
-            return reject(world, state, &rollout, failure.where_unsteady(world, &rollout));
+            return reject(world, state, &rollout, failure.where_unsteady(judging, &rollout));
         }
         Candidacy::Ready => return switch(world, state, rollout),
         Candidacy::Open => {}
     }
-    rollout.message = Some(prepare_message(world, &rollout));
-    rollout.wait_reason = waits::causes(world, &rollout).first().map(|cause| cause.reason);
-    let candidates = world.judges().filter_map(|pod| candidate_report(pod, &rollout));
-    if let Some(fit) = tightest_fit(candidates) {
+    rollout.message = Some(prepare_message(judging, &rollout));
+    rollout.wait_reason = waits::causes(judging, &rollout).first().map(|cause| cause.reason);
+    if let Some(fit) = fit.filter(|_| !sides::is_blue_green(&rollout)) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
         rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);
     }
@@ -367,11 +440,15 @@ fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) ->
     let version = rollout_now.version.clone();
     state.previous = state.active.replace(version.clone());
     state.candidate = None;
+    if sides::is_blue_green(&rollout_now) {
+        state.active_side = state.active_side.other();
+    }
     // From here on, what is named beside the active version is the way back; of one before it there is no more to say.
     let (active, previous) = (&state.active, &state.previous);
     state.versions.retain(|named| [active, previous].contains(&&Some(named.name.clone())));
     state.rollout = Some(RolloutStatus {
         attempt: rollout_now.attempt,
+        strategy: rollout_now.strategy,
         judged: rollout_now.judged,
         ..rollout(world, &version, RolloutStep::Commit, rollout_now.plan, SWITCH_TIMEOUT)
     });
@@ -380,6 +457,9 @@ fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) ->
 
 fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     let version = now.version.as_str();
+    if sides::is_blue_green(now) && !world.sides.is_flipped {
+        return (state, None);
+    }
     let switched = fleet::judge_switch(world, now);
     let Some(way_back) = state.way_back().map(str::to_owned) else {
         // The first version: there is nothing to go back to, and nothing to keep.
@@ -396,6 +476,7 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             }
             let mut baking = RolloutStatus {
                 attempt: now.attempt,
+                strategy: now.strategy,
                 judged: now.judged.clone(),
                 ..rollout(world, version, RolloutStep::Bake, now.plan.clone(), bake)
             };
@@ -404,7 +485,7 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             (state, Some(Transition::Baking { version: version.to_owned() }))
         }
         // Nobody has it, and those that could have switched have: the edit may be the cure.
-        Switched::Open { .. } if world.now >= switch_due(now) && asks_for_another(world, &state) => match world.spec {
+        Switched::Open { .. } if is_overtaken(world, &state, now) => match world.spec {
             Some(spec) => start(world, state, spec, 0),
             None => (state, None),
         },
@@ -417,6 +498,9 @@ fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
 }
 
 fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
+    // A bake that the user makes shorter or longer is so at once.
+    let deadline = world.spec.map_or(now.deadline.0, |spec| after(now.started_at.0, spec.bake));
+    let now = &RolloutStatus { deadline: Time(deadline), ..now.clone() };
     if let (Some(failure), Some(way_back)) = (fleet::judge_bake(world, now), state.way_back().map(str::to_owned)) {
         return take_back(world, state, now, way_back, failure);
     }
@@ -425,18 +509,30 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             // The user went back to what is served: the latch has done its work.
             state.rejected = None;
         } else if world.target_replicas > 0 && !is_latched(&state, &spec.wanted) {
-            return start(world, state, spec, 0);
+            if !sides::is_blue_green(now) {
+                return start(world, state, spec, 0);
+            }
+            let to = spec.wanted.name.clone();
+            if sides::can_flip_back(world, now, &to) {
+                return sides::go_back(world, state, now, to);
+            }
         }
     }
     if fleet::is_watched_to_the_end(world, now) {
         return settle(state, &now.version);
     }
-    state.rollout = Some(RolloutStatus { message: fleet::left_behind(world, now), ..now.clone() });
+    let waits = sides::waits_for_the_bake(world, &state, now);
+    let message = [waits, fleet::left_behind(world, now)].into_iter().flatten().collect::<Vec<_>>();
+    let message = (!message.is_empty()).then(|| limits::message(&message.join("; ")));
+    state.rollout = Some(RolloutStatus { message, ..now.clone() });
     (state, None)
 }
 
 fn rollback(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     // An edit may be the cure for a pod that has to load the way back first: for that it does not wait.
+    if sides::is_blue_green(now) && !world.sides.is_flipped && world.now < now.deadline.0 {
+        return (state, None);
+    }
     let edited = asks_for_another(world, &state);
     let until = if edited { now.deadline.0.min(switch_due(now)) } else { now.deadline.0 };
     // Who answers nobody lags behind nobody.
@@ -481,15 +577,20 @@ fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: St
     // That none lacks it is no word of those who are not there.
     let is_any = back.peek().is_some();
     let resident = state.previous.is_some() && is_any && back.all(|pod| pod.report.is_some_and(has_it));
+    let flips = sides::can_flip_back(world, now, &to);
     let time = match world.spec {
-        Some(spec) if !resident => spec.progress_deadline,
+        Some(spec) if !resident && !flips => spec.progress_deadline,
         _ => SWITCH_TIMEOUT,
     };
     state.rejected = Some(latch(world, &state, now, failure, RejectedOutcome::RolledBack));
     state.active = Some(to.clone());
     state.previous = None;
+    if flips {
+        state.active_side = state.active_side.other();
+    }
     state.rollout = Some(RolloutStatus {
         attempt: now.attempt,
+        strategy: now.strategy.filter(|_| flips || !sides::is_blue_green(now)),
         ..rollout(world, &version, RolloutStep::Rollback, now.plan.clone(), time)
     });
     (state, Some(Transition::RollingBack { version, to, message }))
@@ -530,6 +631,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         version: version.to_owned(),
         step,
         attempt: 0,
+        strategy: None,
         plan,
         started_at: Time(world.now),
         deadline: Time(after(world.now, time)),

@@ -14,6 +14,9 @@ pub const PROGRESS_DEADLINES_MAX: u32 = 4;
 /// Parts of the progress deadline of which at most one write of the status is spent on noting progress.
 pub const PROGRESS_NOTES: u32 = 20;
 
+/// Time after which Auto gives up a second set of pods that no node has room for.
+pub const NO_ROOM_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How long a version is watched where the spec, which says it, became unusable during the switch: the spec's default.
 pub const BAKE_WITHOUT_SPEC: Duration = Duration::from_secs(600);
 

@@ -16,12 +16,12 @@ use futures::{
     stream::{self, BoxStream},
 };
 use gantry_crds::{
-    InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec,
+    InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec, SIDE_LABEL,
     conditions::Reason,
     inference_service::{
         ApiSpec, CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec,
     },
-    status::{InferenceServiceStatus, NamedVersion},
+    status::{InferenceServiceStatus, NamedVersion, Side},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -46,7 +46,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
 use crate::{
-    build::{MANAGED_BY, OPERATOR, TemplateId},
+    build::{MANAGED_BY, OPERATOR, TemplateId, deployment_name, preview_name},
     decide::{CountedPod, StampedVersion},
     limits::WATCH_PAGE_OBJECTS,
     validate::PodSecret,
@@ -147,8 +147,10 @@ impl Stores {
         Observed {
             versions,
             pods,
-            deployment: get(&self.deployments, &name, &namespace),
+            blue: get(&self.deployments, &deployment_name(&name, Side::Blue), &namespace),
+            green: get(&self.deployments, &deployment_name(&name, Side::Green), &namespace),
             endpoint: get(&self.endpoints, &name, &namespace),
+            preview: get(&self.endpoints, &preview_name(&name), &namespace),
             service_account: get(&self.service_accounts, &identity, &namespace),
             role: get(&self.roles, &identity, &namespace),
             role_binding: get(&self.role_bindings, &identity, &namespace),
@@ -355,10 +357,14 @@ pub struct Observed {
     pub versions: Vec<ModelVersion>,
     /// Its pods, by name.
     pub pods: Vec<PodView>,
-    /// Its Deployment.
-    pub deployment: Option<Deployment>,
+    /// The Deployment of its blue pods.
+    pub blue: Option<Deployment>,
+    /// The Deployment of its green pods.
+    pub green: Option<Deployment>,
     /// Its Service.
     pub endpoint: Option<Service>,
+    /// The Service of the side that does not answer.
+    pub preview: Option<Service>,
     /// Its pods' identity.
     pub service_account: Option<PartialObjectMeta<ServiceAccount>>,
     /// What its agents may do.
@@ -388,6 +394,8 @@ pub struct PodView {
     pub creation_limit: Option<Timestamp>,
     /// Which template it is of.
     pub template: TemplateId,
+    /// Which side it is of; of one that was made before there were two this says nothing, and it is blue.
+    pub side_label: Option<Side>,
 }
 
 impl PodView {
@@ -413,7 +421,14 @@ impl PodView {
             },
             creation_limit: if ending || over { None } else { trouble::creation_limit(pod) },
             template: TemplateId::of(pod.labels()),
+            side_label: pod.labels().get(SIDE_LABEL).map(|label| Side::of_label(Some(label))),
         }
+    }
+
+    /// Which side it is of.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.side_label.unwrap_or_default()
     }
 }
 
@@ -440,15 +455,16 @@ impl Observed {
         }
     }
 
-    /// Pods that a rollout waits for, with their entries in `status`; `newest` is the template whose resources they are to have,
-    /// where the spec says which.
+    /// Pods of a side that a rollout waits for, with their entries in `status`; `newest` is the template whose resources they are
+    /// to have, where the spec says which.
     #[must_use]
     pub fn counted<'a>(
         &'a self,
         status: &'a InferenceServiceStatus,
+        side: Side,
         newest: Option<&TemplateId>,
     ) -> Vec<CountedPod<'a>> {
-        let counted = self.pods.iter().filter(|pod| pod.counted);
+        let counted = self.pods_of(side).filter(|pod| pod.counted);
         counted
             .map(|pod| CountedPod {
                 name: &pod.name,
@@ -475,10 +491,34 @@ impl Observed {
             .collect()
     }
 
-    /// Pods that the Deployment was told to have.
+    /// The pods of a side.
+    pub fn pods_of(&self, side: Side) -> impl Iterator<Item = &PodView> {
+        self.pods.iter().filter(move |pod| pod.side() == side)
+    }
+
+    /// The Deployment of a side.
     #[must_use]
-    pub fn scaled_to(&self) -> Option<i32> {
-        self.deployment.as_ref()?.spec.as_ref()?.replicas
+    pub fn deployment_of(&self, side: Side) -> Option<&Deployment> {
+        if side == Side::Green { self.green.as_ref() } else { self.blue.as_ref() }
+    }
+
+    /// Whether all pods of a side say of which one they are.
+    #[must_use]
+    pub fn is_labelled(&self, side: Side) -> bool {
+        self.pods_of(side).filter(|pod| !pod.over).all(|pod| pod.side_label.is_some())
+    }
+
+    /// Whether the Service points to a side, and to that alone.
+    #[must_use]
+    pub fn points_to(&self, side: Side) -> bool {
+        let selector = self.endpoint.as_ref().and_then(|endpoint| endpoint.spec.as_ref()?.selector.as_ref());
+        selector.and_then(|labels| labels.get(SIDE_LABEL)).is_some_and(|label| label == side.label())
+    }
+
+    /// Pods that the Deployment of a side was told to have.
+    #[must_use]
+    pub fn scaled_to(&self, side: Side) -> Option<i32> {
+        self.deployment_of(side)?.spec.as_ref()?.replicas
     }
 
     /// Pods whose entries outlived them, as far as the store knows.
@@ -488,19 +528,19 @@ impl Observed {
         status.replicas.iter().map(|replica| replica.pod.clone()).filter(|name| !lives(name)).collect()
     }
 
-    /// Why a pod that there should be is not there. A pod that was evicted counts while one is missing (`is_short`).
+    /// Why a pod of a side that there should be is not there. A pod that was evicted counts while one is missing (`is_short`).
     #[must_use]
-    pub fn trouble(&self, is_short: bool, now: Timestamp) -> Option<Trouble> {
+    pub fn trouble(&self, side: Side, is_short: bool, now: Timestamp) -> Option<Trouble> {
         let conditions =
-            self.deployment.as_ref().and_then(|deployment| deployment.status.as_ref()?.conditions.as_ref());
+            self.deployment_of(side).and_then(|deployment| deployment.status.as_ref()?.conditions.as_ref());
         let refused =
             conditions.and_then(|all| all.iter().find(|one| one.type_ == "ReplicaFailure" && one.status == "True"));
         let of_living = |pod: &PodView| {
             let slow = || trouble::of_slow_creation(&pod.name, pod.creation_limit, now);
             pod.trouble.clone().filter(|_| !pod.over).or_else(slow)
         };
-        let living = || self.pods.iter().find_map(of_living);
-        let over = || self.pods.iter().filter(|pod| pod.over && is_short).find_map(|pod| pod.trouble.clone());
+        let living = || self.pods_of(side).find_map(of_living);
+        let over = || self.pods_of(side).filter(|pod| pod.over && is_short).find_map(|pod| pod.trouble.clone());
         refused.map(|one| Trouble::of_refusal(one.message.as_deref())).or_else(living).or_else(over)
     }
 

@@ -51,14 +51,16 @@ pub struct ServiceInputs<'a> {
 #[must_use]
 pub fn service_status(inputs: &ServiceInputs) -> InferenceServiceStatus {
     let old = inputs.service.status.clone().unwrap_or_default();
-    let (state, pods) = (inputs.state, &inputs.observed.pods);
-    let ready = pods.iter().filter(|pod| pod.ready).count();
+    let (state, side) = (inputs.state, inputs.state.active_side);
+    let pods = || inputs.observed.pods_of(side);
+    let ready = pods().filter(|pod| pod.ready).count();
     let name = inputs.service.name_any();
     let mut status = InferenceServiceStatus {
         observed_generation: inputs.service.metadata.generation,
         active_version: state.active.clone(),
         candidate_version: state.candidate.clone(),
         previous_version: state.previous.clone(),
+        active_side: Some(side),
         endpoint: Some(build::endpoint(inputs.service)),
         rollout: state.rollout.clone(),
         rejected: state.rejected.clone(),
@@ -66,10 +68,10 @@ pub fn service_status(inputs: &ServiceInputs) -> InferenceServiceStatus {
         digests: digests(inputs),
         attempts: state.attempts,
         replicas: Vec::new(),
-        replica_count: count(pods.iter().filter(|pod| !pod.over).count()),
+        replica_count: count(pods().filter(|pod| !pod.over).count()),
         ready_replicas: count(ready),
         replica_summary: Some(format!("{ready}/{}", inputs.target_replicas)),
-        selector: Some(build::selector_text(&name)),
+        selector: Some(build::selector_text(&name, inputs.observed.is_labelled(side).then_some(side))),
         memory: memory(&old),
         conditions: old.conditions,
     };

@@ -42,6 +42,8 @@ pub struct ValidService {
     pub bake: Duration,
     /// Whether the previous version stays loaded for that time.
     pub keep_resident: bool,
+    /// How pods are to replace the version that answers.
+    pub strategy: RolloutStrategy,
     /// Pods.
     pub replicas: i32,
     /// What the pods are built from.
@@ -251,6 +253,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         progress_deadline,
         bake: problems.parsed("spec.rollout.rollback.bake", spec.rollout.rollback.bake.to_std()),
         keep_resident: spec.rollout.rollback.keep_resident,
+        strategy: spec.rollout.strategy,
         replicas,
         pod,
         prompts_config_map: spec.rollout.gates.prompts.as_ref().map(prompts_config_map),
@@ -408,11 +411,10 @@ impl Collector {
 
     fn unsupported_fields(&mut self, spec: &InferenceServiceSpec) {
         let (rollout, gates) = (&spec.rollout, &spec.rollout.gates);
-        let wants_other_strategy =
-            matches!(rollout.strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests);
+        let wants_other_strategy = rollout.strategy == RolloutStrategy::HoldRequests;
         let leave_out = "leave it out";
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
-        self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto or InPlaceSwap");
+        self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto, InPlaceSwap or BlueGreen");
         self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
         self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
         self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
@@ -466,7 +468,7 @@ mod tests {
         let source = |source: Value| json!({"model": {"source": source}});
         let draft = |draft: Value| json!({"runtime": {"speculative": {"draft": draft}}});
         let cases = [
-            (json!({"rollout": {"strategy": "BlueGreen"}}), "spec.rollout.strategy", "InPlaceSwap"),
+            (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
             (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
             (json!({"rollout": {"gates": {"drift": {}}}}), "spec.rollout.gates.drift", "prompts"),
             (
@@ -516,7 +518,7 @@ mod tests {
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "api": {"responseStore": {"ttl": "long"}},
-            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "BlueGreen"},
+            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "HoldRequests"},
         })))
         .unwrap_err();
         let fields: Vec<_> = problems.0.iter().map(|problem| problem.field).collect();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use gantry_crds::status::Side;
 use gantry_engine::LoadError;
 use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig, PodHas};
@@ -256,7 +257,11 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
         namespace: args.namespace,
         pod: args.pod,
         cache_dir: args.cache_dir,
-        has: PodHas { volume_bytes: args.cache_bytes, resources: args.pod_resources },
+        has: PodHas {
+            volume_bytes: args.cache_bytes,
+            resources: args.pod_resources,
+            side: Side::of_label(args.side.as_deref()),
+        },
         reach: Reach { private: args.private_sources, ..Reach::default() },
     };
     let agent = tokio::spawn({

@@ -5,7 +5,7 @@
 //! elsewhere. Absent: loading, validating and retiring; a router holds versions, it does not make or end them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 
@@ -24,13 +24,18 @@ pub struct Routing {
 pub struct Router {
     routing: ArcSwap<Routing>,
     swaps: AtomicU64,
+    stands_by: AtomicBool,
 }
 
 impl Router {
     /// A router with no version.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { routing: ArcSwap::from_pointee(Routing::default()), swaps: AtomicU64::new(0) })
+        Arc::new(Self {
+            routing: ArcSwap::from_pointee(Routing::default()),
+            swaps: AtomicU64::new(0),
+            stands_by: AtomicBool::new(false),
+        })
     }
 
     /// The version that a request submitted now is bound to.
@@ -52,6 +57,17 @@ impl Router {
         if active.is_some() && active != before.active.as_ref().map(Arc::as_ptr) {
             self.swaps.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Says whether other pods answer the service's requests now, so that who is still connected here is to connect anew.
+    pub fn set_stands_by(&self, stands_by: bool) {
+        self.stands_by.store(stands_by, Ordering::Relaxed);
+    }
+
+    /// Whether other pods answer the service's requests now.
+    #[must_use]
+    pub fn stands_by(&self) -> bool {
+        self.stands_by.load(Ordering::Relaxed)
     }
 
     /// How often another version became active, the first one included.

@@ -6,6 +6,7 @@
 
 mod access;
 mod answers;
+mod blue_green;
 mod deletion;
 mod faults;
 mod fleet;

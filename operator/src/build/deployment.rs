@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_crds::InferenceService;
+use gantry_crds::{InferenceService, SIDE_LABEL, status::Side};
 use k8s_openapi::{
     api::{
         apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment},
@@ -22,8 +22,8 @@ use k8s_openapi::{
 use kube::ResourceExt;
 
 use super::{
-    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, api, hash, identity_name, labels,
-    metadata, pod_selector,
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, api, deployment_name, hash,
+    identity_name, labels, metadata, pod_labels, selector, side_labels,
 };
 use crate::{
     limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
@@ -88,23 +88,32 @@ impl TemplateId {
         }
     }
 
-    /// The template that pods with these settings are to be of.
+    /// The template that pods of a side with these settings are to be of.
     #[must_use]
-    pub fn newest(pod: &PodSettings, stored: Option<&StoredTemplate>) -> Self {
-        let inputs = inputs_hash(pod);
-        let kept = stored.filter(|stored| stored.inputs == inputs).and_then(StoredTemplate::template);
-        let labels =
-            |template: PodTemplateSpec| template.metadata.and_then(|metadata| metadata.labels).unwrap_or_default();
-        let template = kept.map_or(Some(inputs), |kept| Self::of(&labels(kept)).template);
+    pub fn newest(pod: &PodSettings, side: Side, stored: Option<&StoredTemplate>) -> Self {
+        let inputs = inputs_hash(pod, side);
+        let kept = stored.filter(|stored| stored.inputs == inputs).map(Self::of_stored);
+        let template = kept.map_or(Some(inputs), |kept| kept.template);
         Self { template, resources: Some(pod.resources_hash()) }
+    }
+
+    /// The template as it was applied before.
+    #[must_use]
+    pub fn of_stored(stored: &StoredTemplate) -> Self {
+        let labels = stored.template().and_then(|template| template.metadata?.labels);
+        Self::of(&labels.unwrap_or_default())
     }
 }
 
-/// The Deployment, named as the InferenceService.
-pub fn deployment(inputs: &Inputs) -> Deployment {
+/// The Deployment of a side.
+pub fn deployment(inputs: &Inputs, side: Side) -> Deployment {
     let name = inputs.owner.name_any();
-    let (template, stored) = template(inputs);
-    let mut metadata = metadata(inputs.owner, name.clone());
+    let (template, stored) = template(inputs, side);
+    let mut metadata = metadata(inputs.owner, deployment_name(&name, side));
+    let (sides, is_active) = (inputs.sides, side == inputs.sides.active);
+    // One that was made before there were two goes on selecting all: its ReplicaSets tell theirs by the template.
+    let selected =
+        if sides.state(side).selects_side == Some(false) { pod_labels(&name) } else { side_labels(&name, side) };
     metadata.annotations = Some(BTreeMap::from([
         (TEMPLATE_ANNOTATION.to_owned(), stored.json),
         (INPUTS_ANNOTATION.to_owned(), stored.inputs),
@@ -112,10 +121,10 @@ pub fn deployment(inputs: &Inputs) -> Deployment {
     Deployment {
         metadata,
         spec: Some(DeploymentSpec {
-            replicas: Some(inputs.spec.replicas),
+            replicas: Some(if is_active { inputs.spec.replicas } else { sides.other_replicas }),
             revision_history_limit: Some(REPLICA_SETS_KEPT),
-            selector: pod_selector(&name),
-            strategy: Some(strategy(&inputs.spec.pod, inputs.answers)),
+            selector: selector(selected),
+            strategy: Some(strategy(&inputs.spec.pod, is_active && inputs.answers)),
             template,
             ..DeploymentSpec::default()
         }),
@@ -140,23 +149,25 @@ fn strategy(pod: &PodSettings, answers: bool) -> DeploymentStrategy {
     }
 }
 
-/// The stored template while its inputs are the same, else a new one.
-fn template(inputs: &Inputs) -> (PodTemplateSpec, StoredTemplate) {
-    let wanted_inputs = inputs_hash(&inputs.spec.pod);
-    let unchanged = inputs.stored.filter(|stored| stored.inputs == wanted_inputs);
+/// The stored template while its inputs are the same or the side is kept as it is, else a new one.
+fn template(inputs: &Inputs, side: Side) -> (PodTemplateSpec, StoredTemplate) {
+    let wanted_inputs = inputs_hash(&inputs.spec.pod, side);
+    let of_side = inputs.sides.state(side);
+    let unchanged = of_side.stored.as_ref().filter(|stored| stored.inputs == wanted_inputs || of_side.is_kept);
     if let Some(stored) = unchanged
         && let Some(template) = stored.template()
     {
         return (template, stored.clone());
     }
-    let template = new_template(inputs, &wanted_inputs);
+    let template = new_template(inputs, side, &wanted_inputs);
     let json = serde_json::to_string(&template).unwrap_or_default();
     (template, StoredTemplate { json, inputs: wanted_inputs })
 }
 
 /// Hash of what the spec says about pods. The server image and the operator's version are left out on purpose.
-fn inputs_hash(pod: &PodSettings) -> String {
+fn inputs_hash(pod: &PodSettings, side: Side) -> String {
     let mut fields = fields_for_a_model(pod);
+    fields.insert("side", side.label().to_owned());
     fields.insert("drainTimeoutNanos", pod.drain_timeout.as_nanos().to_string());
     fields.extend(pod.restart.clone().map(|restart| ("restart", restart)));
     fields.extend(pod.api.fields());
@@ -188,11 +199,12 @@ impl PodSettings {
     }
 }
 
-fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
+fn new_template(inputs: &Inputs, side: Side, id: &str) -> PodTemplateSpec {
     let name = inputs.owner.name_any();
     let pod = &inputs.spec.pod;
     let mut labels = labels(&name);
     labels.insert(TEMPLATE_LABEL.to_owned(), id.to_owned());
+    labels.insert(SIDE_LABEL.to_owned(), side.label().to_owned());
     labels.insert(RESOURCES_LABEL.to_owned(), pod.resources_hash());
     let grace = drain_seconds(pod) + TERMINATION_MARGIN.as_secs();
     PodTemplateSpec {
@@ -214,8 +226,8 @@ fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
                 seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
                 ..PodSecurityContext::default()
             }),
-            topology_spread_constraints: Some(vec![spread(&name)]),
-            containers: vec![container(inputs.owner, pod, inputs.new_pods)],
+            topology_spread_constraints: Some(vec![spread(side_labels(&name, side))]),
+            containers: vec![container(inputs.owner, pod, side, inputs.new_pods)],
             volumes: Some(volumes(pod)),
             ..PodSpec::default()
         }),
@@ -223,12 +235,12 @@ fn new_template(inputs: &Inputs, id: &str) -> PodTemplateSpec {
 }
 
 /// Pods go to different nodes where that is possible.
-fn spread(service: &str) -> TopologySpreadConstraint {
+fn spread(selected: BTreeMap<String, String>) -> TopologySpreadConstraint {
     TopologySpreadConstraint {
         max_skew: 1,
         topology_key: "kubernetes.io/hostname".to_owned(),
         when_unsatisfiable: "ScheduleAnyway".to_owned(),
-        label_selector: Some(pod_selector(service)),
+        label_selector: Some(selector(selected)),
         ..TopologySpreadConstraint::default()
     }
 }
@@ -253,7 +265,7 @@ fn cache_limit(pod: &PodSettings) -> Quantity {
     pod.cache_limit.clone().unwrap_or_else(|| Quantity(pod.cache_bytes.to_string()))
 }
 
-fn environment(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) -> Vec<EnvVar> {
+fn environment(owner: &InferenceService, pod: &PodSettings, side: Side, new_pods: &NewPods) -> Vec<EnvVar> {
     let plain = |name: &str, value: String| EnvVar { name: name.to_owned(), value: Some(value), ..EnvVar::default() };
     let mut environment = vec![
         plain("GANTRY_SERVICE", owner.name_any()),
@@ -264,6 +276,7 @@ fn environment(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) 
         // The volume's size is the template's, and the spec may say another one by the time that it is read.
         plain("GANTRY_CACHE_BYTES", pod.cache_bytes.to_string()),
         plain("GANTRY_POD_RESOURCES", pod.resources_hash()),
+        plain("GANTRY_SIDE", side.label().to_owned()),
     ];
     if !new_pods.private_sources {
         environment.push(plain("GANTRY_PRIVATE_SOURCES", "false".to_owned()));
@@ -272,7 +285,7 @@ fn environment(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) 
     environment
 }
 
-fn container(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) -> Container {
+fn container(owner: &InferenceService, pod: &PodSettings, side: Side, new_pods: &NewPods) -> Container {
     let mount = |name: &str, path: &str| VolumeMount {
         name: name.to_owned(),
         mount_path: path.to_owned(),
@@ -286,7 +299,7 @@ fn container(owner: &InferenceService, pod: &PodSettings, new_pods: &NewPods) ->
         image: Some(new_pods.image.clone()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         args: Some(args),
-        env: Some(environment(owner, pod, new_pods)),
+        env: Some(environment(owner, pod, side, new_pods)),
         ports: Some(vec![port(PORT_NAME, SERVER_PORT), port(METRICS_PORT_NAME, METRICS_PORT)]),
         // The process must be up within a minute; a model that loads shows in readiness alone, however long it takes.
         startup_probe: Some(probe("/healthz", 1, 2, 60)),

@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 use kube::ResourceExt;
 
-use super::{METRICS_PORT_NAME, PORT_NAME, metadata, pod_selector};
+use super::{METRICS_PORT_NAME, PORT_NAME, metadata, pod_labels, selector};
 
 /// The NetworkPolicy, named as the InferenceService.
 pub fn network_policy(owner: &InferenceService) -> NetworkPolicy {
@@ -16,7 +16,7 @@ pub fn network_policy(owner: &InferenceService) -> NetworkPolicy {
     NetworkPolicy {
         metadata: metadata(owner, name.clone()),
         spec: Some(NetworkPolicySpec {
-            pod_selector: Some(pod_selector(&name)),
+            pod_selector: Some(selector(pod_labels(&name))),
             policy_types: Some(vec!["Ingress".to_owned()]),
             ingress: Some(vec![NetworkPolicyIngressRule {
                 ports: Some([PORT_NAME, METRICS_PORT_NAME].map(port).into()),

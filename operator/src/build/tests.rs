@@ -27,7 +27,21 @@ fn new_pods(image: &str) -> NewPods {
 fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Children {
     let owner = owner(patch);
     let spec = validate(&owner).unwrap();
-    build(&Inputs { owner: &owner, spec: &spec, versions: &[], new_pods: &new_pods(image), stored, answers: true })
+    let sides = sides(stored);
+    build(&Inputs {
+        owner: &owner,
+        spec: &spec,
+        versions: &[],
+        new_pods: &new_pods(image),
+        sides: &sides,
+        answers: true,
+    })
+}
+
+/// One side that answers, with what was applied of it before.
+fn sides(stored: Option<&StoredTemplate>) -> Sides {
+    let blue = SideState { stored: stored.cloned(), ..SideState::default() };
+    Sides { active: Side::Blue, is_labelled: true, other_replicas: 0, blue, green: SideState::default() }
 }
 
 fn stored(children: &Children) -> StoredTemplate {
@@ -112,7 +126,7 @@ fn pods_that_are_restarted_or_given_more_time_to_end_have_the_same_for_a_model()
     let pods =
         |patch: Value, stored: Option<&StoredTemplate>| TemplateId::of(&labels(&built(&patch, "server:1", stored)));
     let newest = |patch: Value, stored: Option<&StoredTemplate>| {
-        TemplateId::newest(&validate(&owner(&patch)).unwrap().pod, stored)
+        TemplateId::newest(&validate(&owner(&patch)).unwrap().pod, Side::Blue, stored)
     };
     let before = built(&json!({}), "server:1", None);
     let kept = stored(&before);
@@ -139,7 +153,7 @@ fn pods_that_are_restarted_or_given_more_time_to_end_have_the_same_for_a_model()
 /// them as before: the hash, once given out, is a promise.
 #[test]
 fn a_template_is_known_by_what_is_set_and_by_the_value_of_quantities() {
-    let newest = |patch: Value| TemplateId::newest(&validate(&owner(&patch)).unwrap().pod, None);
+    let newest = |patch: Value| TemplateId::newest(&validate(&owner(&patch)).unwrap().pod, Side::Blue, None);
     let with = |memory: &str, cpu: &str, cache: &str| {
         newest(json!({
             "/spec/resources": {"memory": memory, "cpu": cpu},
@@ -345,7 +359,7 @@ fn pods_fetch_from_private_addresses_unless_the_installation_forbids_it() {
             spec: &spec,
             versions: &[],
             new_pods: &new_pods,
-            stored: None,
+            sides: &sides(None),
             answers: true,
         });
         let env = pod(&children)["containers"][0]["env"].clone();
@@ -383,7 +397,7 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
         spec: &spec,
         versions: &[old],
         new_pods: &new_pods("server:1"),
-        stored: None,
+        sides: &sides(None),
         answers: true,
     });
     assert_eq!(

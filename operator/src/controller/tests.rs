@@ -1,7 +1,11 @@
 #![allow(clippy::unwrap_used)]
 //! Whole reconciles against the API server of `testing`: which requests are made, in which order, with which bodies.
 
-use gantry_crds::{ModelVersion, conditions::Reason, status::RolloutStep};
+use gantry_crds::{
+    ModelVersion,
+    conditions::Reason,
+    status::{RolloutStep, Side},
+};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::ServiceAccount};
 use kube::core::PartialObjectMeta;
 use serde_json::{Value, json};
@@ -20,6 +24,8 @@ const SERVICE: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/inferenceservic
 const STATUS: &str = "PATCH /apis/gantry.dev/v1alpha1/namespaces/test/inferenceservices/chat/status";
 const VERSIONS: &str = "/apis/gantry.dev/v1alpha1/namespaces/test/modelversions";
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/test/deployments/chat";
+const GREEN: &str = "/apis/apps/v1/namespaces/test/deployments/chat-green";
+const PREVIEW: &str = "/api/v1/namespaces/test/services/chat-preview";
 const ACCOUNT: &str = "/api/v1/namespaces/test/serviceaccounts/chat-gantry";
 const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/test/roles/chat-gantry";
 const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/test/rolebindings/chat-gantry";
@@ -99,13 +105,16 @@ impl Scene {
         let mut pods = self.pods.clone();
         if let Some(deployment) = deployment.as_ref().filter(|_| !self.outdated) {
             let template = deployment.spec.as_ref().unwrap().template.metadata.clone().unwrap();
-            pods.iter_mut().for_each(|pod| pod.template = TemplateId::of(template.labels.as_ref().unwrap()));
+            pods.iter_mut()
+                .for_each(|pod| pod.template = crate::build::TemplateId::of(template.labels.as_ref().unwrap()));
         }
         Observed {
             versions,
             pods,
-            deployment,
+            blue: deployment,
+            green: self.api.get(GREEN),
             endpoint: self.api.get(ENDPOINT),
+            preview: self.api.get(PREVIEW),
             service_account: self.api.get::<PartialObjectMeta<ServiceAccount>>(ACCOUNT),
             role: self.api.get(ROLE),
             role_binding: self.api.get(BINDING),
@@ -153,7 +162,12 @@ fn context(api: &FakeApi, server_image: &str) -> Context {
 }
 
 fn pod(name: &str) -> PodView {
-    PodView { name: name.to_owned(), counted: true, ready: true, ..PodView::default() }
+    PodView { name: name.to_owned(), counted: true, ready: true, ..being_made() }
+}
+
+/// A pod that does not run yet.
+fn being_made() -> PodView {
+    PodView { side_label: Some(Side::Blue), ..PodView::default() }
 }
 
 #[tokio::test]
@@ -239,7 +253,7 @@ async fn a_pod_that_no_node_takes_is_told_once_though_others_answer_and_is_clear
     let mut scene = Scene::serving().await;
     let message = "pod chat-c finds no node: no GPU".to_owned();
     let unschedulable = Trouble { reason: Reason::Unschedulable, message };
-    scene.pods.push(PodView { name: "chat-c".to_owned(), trouble: Some(unschedulable), ..PodView::default() });
+    scene.pods.push(PodView { name: "chat-c".to_owned(), trouble: Some(unschedulable), ..being_made() });
     scene.step().await.unwrap();
     let requests = scene.api.requests();
     let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
@@ -412,14 +426,14 @@ async fn a_pod_that_answers_with_another_version_is_named() {
 async fn what_is_not_supported_changes_nothing_but_the_status() {
     let mut scene = Scene::serving().await;
     scene.api.edit(SERVICE, |service| {
-        service["spec"]["rollout"]["strategy"] = json!("BlueGreen");
+        service["spec"]["rollout"]["strategy"] = json!("HoldRequests");
         service["spec"]["replicas"] = json!(5);
     });
     scene.step().await.unwrap();
     assert_eq!(scene.api.writes(), [STATUS, EVENTS]);
     let (status, reason, message) = scene.condition("Supported");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "NotSupported"));
-    assert_eq!(message, "spec.rollout.strategy is not supported yet: use Auto or InPlaceSwap");
+    assert_eq!(message, "spec.rollout.strategy is not supported yet: use Auto, InPlaceSwap or BlueGreen");
     assert_eq!(scene.condition("Available").0, "True");
     scene.step().await.unwrap();
     assert_eq!(scene.api.requests().len(), 0);

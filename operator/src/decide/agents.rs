@@ -3,7 +3,7 @@
 //! Pods keep the image that they were made with, so that their agents may be of an earlier release than the spec. One that
 //! does not know a gate leaves it out and says that the version is prepared; what it says so is not taken for a verdict.
 
-use gantry_crds::status::{AgentStatus, GateName, RolloutStatus, StrategyName};
+use gantry_crds::status::{AgentStatus, GateName, RolloutStatus};
 
 use super::{CountedPod, World, is_prepared};
 use crate::validate::{RESTART_ANNOTATION, ValidService};
@@ -18,19 +18,19 @@ fn required(spec: &ValidService) -> Vec<GateName> {
 
 /// Whether the pod has prepared the version, by an agent that could judge it.
 pub(super) fn has_prepared(world: &World, pod: &CountedPod, now: &RolloutStatus) -> bool {
-    is_prepared(pod, now) && lacks(world, pod).is_none()
+    is_prepared(pod, now) && lacks(world, pod, now).is_none()
 }
 
 /// What the pod's agent cannot do of what the rollout needs, and what to do about it.
-pub(super) fn lacks(world: &World, pod: &CountedPod) -> Option<String> {
+pub(super) fn lacks(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Option<String> {
     let report = pod.report?;
     let silent = AgentStatus::of_silent();
     let agent = report.agent.as_ref().unwrap_or(&silent);
     let unknown = required(world.spec?).into_iter().find(|gate| !agent.gates.contains(gate));
     let what = match unknown {
         Some(gate) => format!("gate {}", gate.as_str()),
-        None if agent.strategies.contains(&StrategyName::InPlaceSwap) => return None,
-        None => format!("strategy {}", StrategyName::InPlaceSwap.as_str()),
+        None if agent.strategies.contains(&now.strategy()) => return None,
+        None => format!("strategy {}", now.strategy().as_str()),
     };
     Some(format!(
         "the agent of {} does not know the {what}: replace the pods by ones of this release's image (annotate the service \

@@ -73,6 +73,7 @@ fn as_rollout(bake: BakeStatus, version: String) -> RolloutStatus {
         version,
         step: RolloutStep::Bake,
         attempt,
+        strategy: None,
         plan,
         started_at,
         deadline,

@@ -91,6 +91,18 @@ impl Failure {
         }
     }
 
+    /// Nodes have no room for a second set of pods, which Auto would have used.
+    pub(super) fn of_no_room(world: &World, now: &RolloutStatus) -> Self {
+        let why = world.missing_pod.unwrap_or("pods are not made");
+        let value = "no room for more pods".to_owned();
+        let message = limits::message(&format!(
+            "{}, and there is no room for these: {why}; or raise spec.resources.memory so that it fits beside the active one; where \
+             that changes nothing here, annotate the service with {RETRY_ANNOTATION}=<any new value>",
+            now.plan
+        ));
+        Self { gate: GateName::Deadline, value: Some(value), message }
+    }
+
     pub(super) fn of_switch_deadline(world: &World, now: &RolloutStatus, late: &[String]) -> Self {
         let seconds = now.deadline.0.duration_since(now.started_at.0).as_secs();
         let (value, who) = if late.is_empty() {
@@ -140,9 +152,13 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
         return limits::message(&replacement.unwrap_or_else(|| format!("waits for a running pod{why_not}")));
     }
     let prepared = world.judges().filter(|pod| agents::has_prepared(world, pod, now)).count();
-    let summary = Some(format!("{prepared} of {pods} pods prepared"));
+    // Of another side all are waited for, those that are not there included.
+    let wanted =
+        if world.sides.judges_are_other { usize::try_from(world.target_replicas).unwrap_or(pods) } else { pods };
+    let summary = Some(format!("{prepared} of {wanted} pods prepared"));
+    let missing = world.missing_pod.filter(|_| pods < wanted).map(str::to_owned);
     limits::message(
-        &[summary, waiting_for(world, now, false), unsteady(world, now), replacement]
+        &[summary, waiting_for(world, now, false), missing, unsteady(world, now), replacement]
             .into_iter()
             .flatten()
             .collect::<Vec<_>>()
@@ -172,7 +188,7 @@ fn waiting_for(world: &World, now: &RolloutStatus, figures: bool) -> Option<Stri
     let judges_answer = fleet::judges_answer(world);
     let causes = waits::causes(world, now);
     let moves = |pod: &&CountedPod| !causes.iter().any(|cause| cause.pods.contains(&pod.name));
-    let stands = |pod: &CountedPod| match (agents::lacks(world, pod), pod.report) {
+    let stands = |pod: &CountedPod| match (agents::lacks(world, pod, now), pod.report) {
         _ if judges_answer && !pod.ready => format!("{} is not ready and not waited for", pod.name),
         (Some(lacks), _) => lacks,
         (None, Some(_)) => match candidate_report(pod, now) {

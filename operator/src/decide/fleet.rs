@@ -45,9 +45,9 @@ fn is_versions(failures: usize, pods: usize) -> bool {
 }
 
 /// Whether any of the pods that judge a candidate gets requests: then one that does not is not waited for. While all
-/// requests go to older pods, those that come for them are the ones to ask.
+/// requests go to older pods, those that come for them are the ones to ask, as are those of another side.
 pub(super) fn judges_answer(world: &World) -> bool {
-    world.judges().any(|pod| pod.ready)
+    !world.sides.judges_are_other && world.judges().any(|pod| pod.ready)
 }
 
 /// Judges a candidate. More than half of the pods that are waited for must have prepared it; where no pod answers at

@@ -91,6 +91,7 @@ impl Cluster {
             target_replicas: 1,
             stamped: &self.stamped,
             missing_pod: None,
+            sides: SidesSeen::default(),
         };
         let plan = decide(&world);
         self.stamped.extend(plan.stamp.into_iter().map(|version| StampedVersion { version, revision: 1 }));
@@ -347,6 +348,7 @@ fn a_smaller_model_and_less_memory_in_one_edit_leave_the_old_pods_behind() {
             target_replicas: 1,
             stamped: &cluster.stamped,
             missing_pod: None,
+            sides: SidesSeen::default(),
         });
         cluster.state = plan.state;
         plan.transition

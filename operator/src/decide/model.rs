@@ -393,6 +393,7 @@ impl Cluster {
             target_replicas: seen.replicas,
             stamped: &self.stamped,
             missing_pod: None,
+            sides: SidesSeen::default(),
         };
         let plan = decide(&world);
         // Children go first, from whatever was seen.
@@ -570,6 +571,7 @@ fn the_rules_refuse_what_must_not_happen() {
         target_replicas: 2,
         stamped: &cluster.stamped,
         missing_pod: None,
+        sides: SidesSeen::default(),
     };
     let commit = decide(&world(&all));
     assert!(matches!(commit.transition, Some(Transition::Committed { .. })));

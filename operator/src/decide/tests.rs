@@ -22,7 +22,10 @@ pub(super) fn spec(model: u8) -> ValidService {
     spec_with(model, json!({}))
 }
 
-pub(super) fn spec_with(model: u8, rollout: serde_json::Value) -> ValidService {
+pub(super) fn spec_with(model: u8, mut rollout: serde_json::Value) -> ValidService {
+    if rollout["strategy"].is_null() {
+        rollout["strategy"] = json!("InPlaceSwap");
+    }
     let digest = format!("{model:x}").repeat(64);
     let service = InferenceService::new(
         "chat",
@@ -94,6 +97,14 @@ pub(super) struct Scene {
     stamped: Vec<StampedVersion>,
     /// Why a pod does not run.
     pub(super) missing_pod: Option<&'static str>,
+    /// Pods of the side that does not answer.
+    pub(super) other: Vec<&'static str>,
+    /// Why one of these does not run.
+    pub(super) missing_other: Option<&'static str>,
+    /// Side that the Service points to.
+    pub(super) points_to: Side,
+    /// Whether pods say of which side they are.
+    pub(super) is_labelled: bool,
     pub(super) replicas: i32,
     pub(super) now: i64,
 }
@@ -110,6 +121,10 @@ impl Scene {
             outdated: Vec::new(),
             stamped: Vec::new(),
             missing_pod: None,
+            other: Vec::new(),
+            missing_other: None,
+            points_to: Side::Blue,
+            is_labelled: true,
             replicas: 2,
             now: 0,
         }
@@ -187,16 +202,14 @@ impl Scene {
 
     pub(super) fn plan(&self) -> Plan {
         let find = |pod: &str| self.reports.iter().find(|report| report.pod == pod);
-        let pods: Vec<_> = self
-            .counted
-            .iter()
-            .map(|pod| CountedPod {
-                name: pod,
-                ready: !self.cut_off.contains(pod) && find(pod).is_some_and(can_answer),
-                report: find(pod),
-                outdated: self.outdated.contains(pod),
-            })
-            .collect();
+        let counted = |pod: &&'static str| CountedPod {
+            name: pod,
+            ready: !self.cut_off.contains(pod) && find(pod).is_some_and(can_answer),
+            report: find(pod),
+            outdated: self.outdated.contains(pod),
+        };
+        let pods: Vec<_> = self.counted.iter().map(counted).collect();
+        let other_pods: Vec<_> = self.other.iter().map(counted).collect();
         decide(&World {
             now: time(self.now),
             spec: self.spec.as_ref(),
@@ -205,6 +218,14 @@ impl Scene {
             target_replicas: self.replicas,
             stamped: &self.stamped,
             missing_pod: self.missing_pod,
+            sides: SidesSeen {
+                other_pods: &other_pods,
+                missing_pod: self.missing_other,
+                has_no_node: self.missing_other.is_some(),
+                is_flipped: self.points_to == self.state.active_side,
+                is_labelled: self.is_labelled,
+                judges_are_other: false,
+            },
         })
     }
 

@@ -231,11 +231,11 @@ fn an_evicted_pod_counts_while_one_is_missing_and_creation_may_take_a_while() {
     let (soon, late) = (at("2026-01-01T00:01:59Z"), at("2026-01-01T00:02:00Z"));
     let evicted = PodView::of(&pod(json!({"phase": "Failed", "reason": "Evicted"})));
     let observed = Observed { pods: vec![evicted], ..Observed::default() };
-    assert!(observed.trouble(true, soon).is_some() && observed.trouble(false, soon).is_none());
+    assert!(observed.trouble(Side::Blue, true, soon).is_some() && observed.trouble(Side::Blue, false, soon).is_none());
     let creating = PodView::of(&pod(waiting("ContainerCreating", None)));
     let observed = Observed { pods: vec![creating], ..Observed::default() };
-    assert_eq!((observed.trouble(true, soon), observed.next_trouble(soon)), (None, Some(late)));
-    let trouble = observed.trouble(true, late).unwrap();
+    assert_eq!((observed.trouble(Side::Blue, true, soon), observed.next_trouble(soon)), (None, Some(late)));
+    let trouble = observed.trouble(Side::Blue, true, late).unwrap();
     assert!(trouble.message.contains("for its volumes or its network"), "{}", trouble.message);
     assert_eq!(observed.next_trouble(late), None);
 }

@@ -14,7 +14,7 @@ use crate::{observe::Trouble, text::some_of};
 /// enough others do (a pod that comes for an older one), or, while too few answer, what the others say.
 pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble> {
     let own_words = || own_words(inputs).map(|message| Trouble { reason: Reason::WaitingForPods, message });
-    let of_cluster = inputs.observed.trouble(is_short, inputs.now);
+    let of_cluster = inputs.observed.trouble(inputs.state.active_side, is_short, inputs.now);
     of_cluster.or_else(|| failed(inputs)).or_else(|| if is_short { own_words() } else { None })
 }
 
@@ -30,7 +30,7 @@ fn failed(inputs: &ServiceInputs) -> Option<Trouble> {
 
 /// The reports of pods that run and do not answer.
 fn silent<'a>(inputs: &'a ServiceInputs) -> impl Iterator<Item = &'a ReplicaStatus> {
-    let silent = inputs.observed.pods.iter().filter(|pod| pod.counted && !pod.ready);
+    let silent = inputs.observed.pods_of(inputs.state.active_side).filter(|pod| pod.counted && !pod.ready);
     silent.filter_map(|pod| inputs.service.status.as_ref()?.report_of(&pod.name))
 }
 
@@ -111,7 +111,11 @@ fn of_report(report: &ReplicaStatus) -> Option<String> {
 /// Pods that answer with another version than the active one once a rollout is over.
 pub(super) fn elsewhere(inputs: &ServiceInputs) -> Option<String> {
     let (status, active) = (inputs.service.status.as_ref()?, inputs.state.active.as_ref()?);
-    let reports = inputs.observed.pods.iter().filter(|pod| pod.ready).filter_map(|pod| status.report_of(&pod.name));
+    let reports = inputs
+        .observed
+        .pods_of(inputs.state.active_side)
+        .filter(|pod| pod.ready)
+        .filter_map(|pod| status.report_of(&pod.name));
     let others = reports.filter_map(|report| Some((report, report.version.as_ref().filter(|other| *other != active)?)));
     let words: Vec<_> = others.map(|(report, other)| format!("pod {} with {other}", report.pod)).collect();
     (!words.is_empty()).then(|| format!("{}, which cannot load it: see status.replicas", some_of(&words, ", ")))

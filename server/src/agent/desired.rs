@@ -6,7 +6,7 @@ use gantry_crds::InferenceService;
 use gantry_crds::inference_service::{
     DispatchStrategy as SpecDispatch, MemoryGate, PromptsGate, RuntimeSpec, SchedulingSpec, cache_bytes,
 };
-use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep};
+use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side, StrategyName};
 use kube::core::DynamicObject;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -47,6 +47,8 @@ pub struct PodHas {
     pub volume_bytes: Option<u64>,
     /// What the operator calls its resources, if that is known.
     pub resources: Option<String>,
+    /// Which of the two sets of pods it is of.
+    pub side: Side,
 }
 
 impl PodHas {
@@ -183,7 +185,20 @@ fn unknown_of_gates(value: &Value) -> Vec<String> {
 fn desired(service: &InferenceService, has: &PodHas, versions: Versions) -> Desired {
     let Versions { known: versions, unreadable, unknown } = versions;
     let status = service.status.clone().unwrap_or_default();
-    let (candidate, kept) = match &status.rollout {
+    let stands_by = has.side != status.active_side.unwrap_or_default();
+    let rollout = status.rollout.as_ref();
+    let of_sides = rollout.is_some_and(|rollout| rollout.strategy() == StrategyName::BlueGreen);
+    let (active, previous) = match rollout.filter(|_| of_sides).map(|rollout| rollout.step) {
+        // What it answered with before is what can be gone back to.
+        Some(RolloutStep::Commit | RolloutStep::Bake) if stands_by => (status.previous_version, None),
+        Some(RolloutStep::Commit | RolloutStep::Bake) => (status.active_version, None),
+        // The candidate is all that it is there for; what it has stays until the pod goes.
+        _ if stands_by => (None, None),
+        _ => (status.active_version, status.previous_version),
+    };
+    let (candidate, kept) = match rollout {
+        // It is prepared by pods of the other side.
+        Some(rollout) if rollout.step == RolloutStep::Prepare && stands_by != of_sides => (None, None),
         // What this pod said of it would not count: others are to come, with the resources that the spec asks for.
         Some(rollout) if rollout.step == RolloutStep::Prepare && has.others_than(rollout) => (None, None),
         Some(rollout) if rollout.step == RolloutStep::Prepare => {
@@ -195,10 +210,11 @@ fn desired(service: &InferenceService, has: &PodHas, versions: Versions) -> Desi
     };
     let kept_prefix_bytes = kept_prefix_bytes(&versions, service);
     Desired {
-        active: status.active_version,
+        active,
         candidate,
         attempt: status.rollout.map(|rollout| rollout.attempt),
-        previous: status.previous_version,
+        previous,
+        stands_by,
         kept: kept.into_iter().collect(),
         versions,
         unreadable,
@@ -325,6 +341,38 @@ mod tests {
             assert_eq!(desired.attempt, text.contains("rollout").then_some(3), "{text}");
             assert_eq!(desired.previous.as_deref(), previous, "{text}");
             assert_eq!(desired.names("v2"), names_v2, "{text}");
+        }
+    }
+
+    #[test]
+    fn each_side_has_its_part_in_a_blue_green_rollout() {
+        let status = |step: &str, active_side: &str, active: &str, previous: Option<&str>| {
+            let mut rollout = rollout(step);
+            rollout["strategy"] = json!("BlueGreen");
+            json!({"activeVersion": active, "previousVersion": previous, "activeSide": active_side, "rollout": rollout})
+        };
+        let candidate = || Some(Candidate { version: "v2".into(), attempt: 3 });
+        let prepares = || status("Prepare", "Blue", "v1", None);
+        for (what, status, side, active, wanted, stands_by) in [
+            ("the side that answers goes on", prepares(), Side::Blue, Some("v1"), None, false),
+            ("the other one prepares", prepares(), Side::Green, None, candidate(), true),
+            ("it answers", status("Bake", "Green", "v2", Some("v1")), Side::Green, Some("v2"), None, false),
+            ("the way back stays", status("Bake", "Green", "v2", Some("v1")), Side::Blue, Some("v1"), None, true),
+            ("it answers again", status("Rollback", "Blue", "v1", None), Side::Blue, Some("v1"), None, false),
+            ("what is bad is left alone", status("Rollback", "Blue", "v1", None), Side::Green, None, None, true),
+            (
+                "a swap in place is no matter of what is left of the other side",
+                json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare")}),
+                Side::Green,
+                None,
+                None,
+                true,
+            ),
+        ] {
+            let desired = read(object(status), &PodHas { side, ..PodHas::default() }).unwrap().desired;
+            assert_eq!(desired.active.as_deref(), active, "{what}");
+            assert_eq!((desired.candidate, desired.stands_by), (wanted, stands_by), "{what}");
+            assert_eq!(desired.previous, None, "{what}: nothing is kept beside what answers");
         }
     }
 

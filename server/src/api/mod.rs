@@ -180,6 +180,11 @@ impl App {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
+
+    /// Whether connections are to end with the answers that are under way: it drains, or other pods answer by now.
+    pub fn ends_connections(&self) -> bool {
+        self.is_draining() || self.router.stands_by()
+    }
 }
 
 /// All addresses.

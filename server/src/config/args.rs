@@ -353,6 +353,9 @@ pub struct PodArgs {
     /// What the operator calls the resources that this pod was made with: it prepares versions that are meant for these
     #[arg(long, env = "GANTRY_POD_RESOURCES", value_name = "HASH")]
     pub pod_resources: Option<String>,
+    /// Which of the service's two sets of pods this pod is of, blue or green: one answers, the other one may prepare a version
+    #[arg(long, env = "GANTRY_SIDE", value_name = "SIDE")]
+    pub side: Option<String>,
     /// Whether models may be fetched from private addresses, as those of a cluster and its machines are
     #[arg(long, env = "GANTRY_PRIVATE_SOURCES", default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     pub private_sources: bool,

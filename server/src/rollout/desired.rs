@@ -20,6 +20,9 @@ pub struct Desired {
     pub attempt: Option<i64>,
     /// The version to go back to; loaded, it stays loaded.
     pub previous: Option<String>,
+    /// Whether pods of the other side answer the service's requests. Then a candidate is prepared alone and answered with as
+    /// soon as it has passed, for who looks at it before it gets those requests.
+    pub stands_by: bool,
     /// Further versions that stay as they are.
     pub kept: BTreeSet<String>,
     /// What the versions are.

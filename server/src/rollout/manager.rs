@@ -133,6 +133,8 @@ impl Manager {
         if let Some(desired) = &desired {
             self.gates.fetcher.cache().set_limit_bytes(desired.settings.cache_limit_bytes);
             self.apply_scheduling(&desired.settings.scheduling);
+            // A candidate answers whoever looks at it before it gets the service's requests.
+            self.router.set_stands_by(desired.stands_by && desired.candidate.is_none());
             self.drop_failed_workers();
             for round in 0.. {
                 let actions = plan(desired, &self.current(desired, Instant::now()));

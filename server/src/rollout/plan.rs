@@ -3,7 +3,8 @@
 //! Rules: the version that answers changes only to one that is ready; one that answers is never unloaded, and one that is
 //! kept to go back to gives way only to a candidate that has no room beside it; the active version comes before the
 //! candidate, unless it cannot be had or is long in coming; a candidate begins only when nothing is being unloaded, so that
-//! the memory gate sees what will be there; one of which this release does not know all is not begun with, and taken as the
+//! the memory gate sees what will be there; where another side answers, a candidate is prepared alone and answered with once it
+//! has passed; one of which this release does not know all is not begun with, and taken as the
 //! active version only where nothing else answers. Called again after its actions were carried out, it asks for nothing.
 
 use std::collections::BTreeMap;
@@ -112,7 +113,14 @@ fn route(desired: &Desired, current: &Current) -> Route {
     let now = current.route.active.as_deref();
     let wanted = desired.active.as_deref().filter(loaded);
     // A switch to a worker that is just being restarted would fail requests that the old one can answer.
-    let active = wanted.filter(|wanted| up(wanted) || !now.as_ref().is_some_and(up)).or(now);
+    let active = match &desired.candidate {
+        // What it answered with before makes room for the next candidate.
+        Some(candidate) if desired.stands_by => {
+            let proved = |known: &&Known| known.phase == Phase::Ready && known.attempt == Some(candidate.attempt);
+            known(&candidate.version).filter(proved).map(|_| candidate.version.as_str())
+        }
+        _ => wanted.filter(|wanted| up(wanted) || !now.as_ref().is_some_and(up)).or(now),
+    };
     let previous = desired.previous.as_deref().filter(|_| !gives_way(desired, current));
     let previous = previous.filter(loaded).filter(|previous| Some(*previous) != active);
     Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned) }

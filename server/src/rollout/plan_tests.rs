@@ -24,12 +24,17 @@ fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Optio
         attempt: candidate.map(|(_, attempt)| attempt),
         candidate: candidate.map(|(version, attempt)| Candidate { version: version.into(), attempt }),
         previous: previous.map(str::to_owned),
+        stands_by: false,
         kept: BTreeSet::new(),
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
         unreadable: BTreeMap::new(),
         unknown: BTreeMap::new(),
         settings: super::super::desired::Settings::default(),
     }
+}
+
+fn standing_by(desired: Desired) -> Desired {
+    Desired { stands_by: true, ..desired }
 }
 
 fn keeping(version: &str, desired: Desired) -> Desired {
@@ -527,4 +532,33 @@ proptest! {
             prop_assert!(asked.names(name) || pod.0.route.active.as_ref() == Some(name), "{name} is left over");
         }
     }
+}
+
+#[test]
+fn a_pod_of_another_side_answers_with_what_it_has_proved_and_makes_room_for_the_next() {
+    use Phase::{Preparing, Ready, Retiring};
+    let asked = |version, attempt| standing_by(desired(None, Some((version, attempt)), None));
+    let cases: [(&str, Desired, Current, &[&str]); 6] = [
+        ("it is empty", asked("v2", 1), current(None, None, &[]), &["try v2 1"]),
+        ("not yet proved", asked("v2", 1), current(None, None, &[("v2", known(Preparing, Some(1)))]), &[]),
+        ("proved", asked("v2", 1), current(None, None, &[("v2", known(Ready, Some(1)))]), &["route v2 -"]),
+        (
+            "another candidate has the room of the one before",
+            asked("v3", 2),
+            current(Some("v2"), None, &[("v2", known(Ready, Some(1)))]),
+            &["route - -", "retire v2"],
+        ),
+        ("and begins when that is gone", asked("v3", 2), current(None, None, &[("v2", known(Retiring, None))]), &[]),
+        (
+            "nothing more is asked of it",
+            standing_by(desired(None, None, None)),
+            current(Some("v2"), None, &[("v2", known(Ready, Some(1)))]),
+            &[],
+        ),
+    ];
+    for (what, desired, current, expected) in cases {
+        assert_eq!(planned(&desired, &current), expected, "{what}");
+    }
+    let again = planned(&asked("v2", 2), &current(Some("v2"), None, &[("v2", known(Ready, Some(1)))]));
+    assert_eq!(again, ["route - -", "try v2 2"], "what another attempt proved is proved again");
 }

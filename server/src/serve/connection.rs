@@ -213,7 +213,7 @@ pub(super) async fn serve(
         let app = Arc::clone(&app);
         async move {
             let mut response: Response<Body> = answer.await?;
-            if app.is_draining() {
+            if app.ends_connections() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<_, Infallible>(response.map(|body| Answer { body, _answering: answering }))

@@ -11,7 +11,7 @@ fn fails(scene: &Scene, pod: &str, message: &str) {
 
 fn unschedulable(pod: &str, message: &str) -> PodView {
     let trouble = Some(Trouble { reason: Reason::Unschedulable, message: message.to_owned() });
-    PodView { name: pod.to_owned(), trouble, ..PodView::default() }
+    PodView { name: pod.to_owned(), trouble, ..being_made() }
 }
 
 #[tokio::test]
@@ -58,8 +58,8 @@ async fn a_pod_that_comes_for_an_older_one_and_cannot_have_the_model_is_told() {
 const KEYS: &str = "/api/v1/namespaces/test/secrets/keys";
 
 /// A pod whose container the kubelet has not made yet.
-fn being_made() -> PodView {
-    PodView { name: "chat-c".to_owned(), creation_limit: Some(Timestamp::MAX), ..PodView::default() }
+fn waiting_for_its_container() -> PodView {
+    PodView { name: "chat-c".to_owned(), creation_limit: Some(Timestamp::MAX), ..being_made() }
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn a_secret_that_a_pod_cannot_be_made_without_is_told_at_once_and_only_loo
     let looked = |scene: &Scene| scene.api.requests().iter().filter(|request| request.line == look).count();
     assert_eq!(looked(&scene), 0, "every pod is there");
 
-    scene.pods.push(being_made());
+    scene.pods.push(waiting_for_its_container());
     let action = scene.step().await.unwrap();
     assert_eq!(action, Action::requeue(limits::JUDGED_POLL), "no watch tells when it comes");
     let why = "pod chat-c waits for Secret keys (spec.api.keysSecretRef), which is not there: create it";
@@ -118,7 +118,7 @@ async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_fie
     scene.step().await.unwrap();
     let message = "pod chat-c waits with CreateContainerConfigError: `kubectl describe pod chat-c` says why";
     let trouble = Trouble { reason: Reason::CreateContainerError, message: message.to_owned() };
-    scene.pods.push(PodView { name: "chat-c".to_owned(), trouble: Some(trouble), ..PodView::default() });
+    scene.pods.push(PodView { name: "chat-c".to_owned(), trouble: Some(trouble), ..being_made() });
     scene.step().await.unwrap();
     let (_, reason, told) = scene.condition("PodsReady");
     assert_eq!(reason, "SecretNotFound");
