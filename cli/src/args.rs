@@ -77,6 +77,15 @@ pub enum Rollout {
     /// Wait until the service answers with what its spec asks for: ends with 1 where that was refused or taken back, with 2
     /// when the time is up
     Wait(Wait),
+    /// Have pods prepare new versions and not switch to them
+    Pause(Named),
+    /// Have pods switch to what they have prepared, and to new versions, again
+    Resume(Named),
+    /// Go on with the version that waits or bakes: pods switch to it although rollouts are paused, and its bake is over
+    Promote(Named),
+    /// Give the version up that is rolled out: what answered before answers again, and it is not begun with until the spec
+    /// asks for another one
+    Abort(Named),
     /// Try the version that was refused or taken back once more
     Retry(Named),
     /// Ask for the model and the settings of an earlier version, as an edit of the spec would

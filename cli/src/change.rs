@@ -29,6 +29,53 @@ pub async fn retry(cluster: &Cluster, name: &str) -> Result<String> {
     Ok(format!("{} is tried again: kubectl gantry status {name} -w", rejected.version))
 }
 
+/// Has pods wait with the switch to what they prepare, or wait no longer.
+///
+/// # Errors
+/// When the service cannot be written.
+pub async fn pause(cluster: &Cluster, name: &str, paused: bool) -> Result<String> {
+    cluster.view(name).await?;
+    set_rollout(cluster, name, json!({"paused": paused})).await?;
+    Ok(match paused {
+        true => format!("{name} is paused: pods prepare new versions and do not switch to them"),
+        false => format!("{name} goes on: kubectl gantry status {name} -w"),
+    })
+}
+
+/// Goes on with the version that is rolled out.
+///
+/// # Errors
+/// When none is, and when the service cannot be written.
+pub async fn promote(cluster: &Cluster, name: &str) -> Result<String> {
+    let version = rolled_out(cluster, name).await?;
+    set_rollout(cluster, name, json!({"promote": version, "abort": null})).await?;
+    Ok(format!("{version} is gone on with: kubectl gantry status {name} -w"))
+}
+
+/// Gives the version up that is rolled out.
+///
+/// # Errors
+/// When none is, and when the service cannot be written.
+pub async fn abort(cluster: &Cluster, name: &str) -> Result<String> {
+    let version = rolled_out(cluster, name).await?;
+    set_rollout(cluster, name, json!({"abort": version, "promote": null})).await?;
+    Ok(format!(
+        "{version} is given up, and not begun with while spec.rollout.abort names it: kubectl gantry status {name} -w"
+    ))
+}
+
+async fn rolled_out(cluster: &Cluster, name: &str) -> Result<String> {
+    let view = cluster.view(name).await?;
+    let rollout = view.service.status.and_then(|status| status.rollout);
+    rollout.map(|rollout| rollout.version).ok_or_else(|| anyhow!("{name} has no rollout in progress"))
+}
+
+async fn set_rollout(cluster: &Cluster, name: &str, rollout: Value) -> Result<()> {
+    let patch = Patch::Merge(json!({"spec": {"rollout": rollout}}));
+    cluster.services().patch(name, &params(), &patch).await.map_err(explained)?;
+    Ok(())
+}
+
 /// Has the pods replaced one after the other.
 ///
 /// # Errors

@@ -48,6 +48,10 @@ async fn run(arguments: Cli) -> Result<ExitCode> {
             Rollout::Explain(named) => cluster.view(&named.name).await?.explanation(Timestamp::now()),
             Rollout::History(named) => cluster.view(&named.name).await?.history(Timestamp::now()),
             Rollout::Wait(wait) => return live::wait(cluster, wait).await,
+            Rollout::Pause(named) => change::pause(cluster, &named.name, true).await? + "\n",
+            Rollout::Resume(named) => change::pause(cluster, &named.name, false).await? + "\n",
+            Rollout::Promote(named) => change::promote(cluster, &named.name).await? + "\n",
+            Rollout::Abort(named) => change::abort(cluster, &named.name).await? + "\n",
             Rollout::Retry(named) => change::retry(cluster, &named.name).await? + "\n",
             Rollout::Rollback(rollback) => {
                 change::rollback(cluster, &rollback.name, rollback.to_revision).await? + "\n"

@@ -109,6 +109,10 @@ text_enum!(
         FailedCreate,
         /// The object is being deleted.
         Deleting,
+        /// The spec says that pods are not to switch.
+        Paused,
+        /// The spec says that the version is not to be rolled out.
+        Aborted,
     }
     /// Pods cannot go on, and say why.
     Waits(WaitReason)

@@ -327,6 +327,23 @@ pub struct RolloutSpec {
     /// What happens after the switch.
     #[serde(default)]
     pub rollback: RollbackSpec,
+    /// Pods prepare a new version and do not switch to it before this is false again, or `promote` names it. A version that bakes is
+    /// watched, and taken back, all the same.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub paused: bool,
+    /// ModelVersion to go on with: pods that have prepared it switch although `paused` is true, and its bake is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub promote: Option<String>,
+    /// ModelVersion that is not to be rolled out although the spec asks for it: it is not begun with, given up while pods
+    /// prepare it, and gone back from while it bakes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub abort: Option<String>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 fn default_drain_timeout() -> DurationString {
@@ -345,6 +362,9 @@ impl Default for RolloutSpec {
             progress_deadline: default_progress_deadline(),
             gates: GatesSpec::default(),
             rollback: RollbackSpec::default(),
+            paused: false,
+            promote: None,
+            abort: None,
         }
     }
 }
@@ -480,8 +500,7 @@ pub struct RollbackSpec {
     /// Keep the previous model loaded for that time, so that going back takes no load.
     #[serde(default = "default_true")]
     pub keep_resident: bool,
-    /// Live signals that take the new model back. Not supported yet.
-    #[x_kube(validation = Rule::new("false").message("spec.rollout.rollback.signals: this release carries out none; a worker that keeps dying takes a version back"))]
+    /// Live signals that take the new model back while it bakes. A worker that keeps dying does so without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signals: Option<RollbackSignals>,
 }
@@ -500,17 +519,38 @@ impl Default for RollbackSpec {
     }
 }
 
-/// Live signals that take a new model back.
+/// Live signals that take a new model back: figures of the requests that a pod has answered lately. Where they pass a limit in
+/// as many pods as it takes to refuse a model, it is taken back.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.errorRate) || has(self.ttftP95) || has(self.tpotP95) || has(self.degenerateOutputRate) || has(self.regression)").message("spec.rollout.rollback.signals: give at least one of errorRate, ttftP95, tpotP95, degenerateOutputRate and regression, or leave signals out"))]
 pub struct RollbackSignals {
-    /// Share of requests that failed.
+    /// The largest share of requests that may fail by no fault of their own (5xx, and streams that break).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_rate: Option<Percent>,
-    /// 95th percentile of the time to the first token.
+    /// The longest that the 95th percentile of the time to the first token may be, waiting included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft_p95: Option<DurationString>,
-    /// Share of answers that degenerate into repetition.
+    /// The longest that the 95th percentile of the time per output token may be: the mean of an answer's tokens after its first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpot_p95: Option<DurationString>,
+    /// The largest share of answers that may end in a repetition (the same again and again for 256 bytes).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degenerate_output_rate: Option<Percent>,
+    /// How many times as long as with the version before both percentiles may be, such as "1.5". It is compared in pods that
+    /// answered with both (InPlaceSwap).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub regression: Option<Ratio>,
+    /// Requests that ended within this time are looked at; 1m if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<DurationString>,
+    /// Nothing is said of fewer requests than these in a pod; 20 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 4096").message("spec.rollout.rollback.signals.minSamples: use a number from 1 to 4096"))]
+    pub min_samples: Option<u32>,
 }
+
+/// Time within which requests are looked at where `window` does not say.
+pub const SIGNALS_WINDOW_DEFAULT: std::time::Duration = std::time::Duration::from_secs(60);
+/// Requests that it takes where `minSamples` does not say.
+pub const SIGNALS_MIN_SAMPLES_DEFAULT: u32 = 20;

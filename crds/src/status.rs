@@ -348,6 +348,9 @@ pub struct ReplicaStatus {
     /// How far the pod is with a version it does not answer with yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub candidate: Option<CandidateStatus>,
+    /// The live signal that the version which it answers with has passed the limit of, since it does so for this attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub breach: Option<BreachStatus>,
     /// Memory of the serving version's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ReplicaMemory>,
@@ -359,6 +362,20 @@ pub struct ReplicaStatus {
     pub agent: Option<AgentStatus>,
     /// When this was written.
     pub reported_at: Time,
+}
+
+/// A figure of a version that passed its limit.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BreachStatus {
+    /// Field of `spec.rollout.rollback.signals` with the limit.
+    pub signal: String,
+    /// The figure, e.g. `12%`.
+    pub value: String,
+    /// What it may be, e.g. `5%`.
+    pub limit: String,
+    /// Of how many requests.
+    pub samples: i64,
 }
 
 /// What an agent can do.

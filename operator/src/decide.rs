@@ -282,7 +282,7 @@ fn rest(world: &World, mut state: RolloutState) -> Step {
         return (state, None);
     }
     // Without a pod a version can be neither validated nor refused.
-    if is_latched(&state, wanted) || world.target_replicas == 0 {
+    if is_latched(&state, wanted) || spec.aborts(&wanted.name) || world.target_replicas == 0 {
         return (state, None);
     }
     start(world, state, spec, 0)
@@ -297,7 +297,8 @@ pub fn is_latched(state: &RolloutState, wanted: &WantedVersion) -> bool {
 /// Whether the spec asks for a version that is to be prepared as soon as pods have switched.
 fn asks_for_another(world: &World, state: &RolloutState) -> bool {
     let is_other = |wanted: &WantedVersion| state.active.as_ref() != Some(&wanted.name) && !is_latched(state, wanted);
-    world.target_replicas > 0 && world.spec.is_some_and(|spec| is_other(&spec.wanted))
+    let asks = |spec: &ValidService| is_other(&spec.wanted) && !spec.aborts(&spec.wanted.name);
+    world.target_replicas > 0 && world.spec.is_some_and(asks)
 }
 
 /// Whether pods that can switch have switched and an edit may be the cure for the others. Not while both sides are in use.
@@ -371,6 +372,9 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if world.target_replicas == 0 {
         return cancel(state, rollout.version, "spec.replicas is 0, and only a pod can validate a version");
     }
+    if spec.aborts(&wanted.name) {
+        return cancel(state, rollout.version, "spec.rollout.abort names it");
+    }
     let begun_with = rollout.judged.as_deref().filter(|_| wanted.name == rollout.version);
     rollout.judged = Some(match begun_with.map(|begun| judged::compare(begun, &wanted.judged)) {
         Some(Comparison::Holds { judged }) => judged,
@@ -397,6 +401,14 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         }
         Candidacy::Refused(failure) => {
             return reject(world, state, &rollout, failure.where_unsteady(judging, &rollout));
+        }
+        Candidacy::Ready if spec.holds(&rollout.version) => {
+            rollout.message = Some(limits::message(&format!(
+                "prepared, and spec.rollout.paused: set it to false, or spec.rollout.promote to {}",
+                rollout.version
+            )));
+            state.rollout = Some(rollout);
+            return (state, None);
         }
         Candidacy::Ready => return switch(world, state, rollout),
         Candidacy::Open => {}
@@ -505,16 +517,22 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         return take_back(world, state, now, way_back, failure);
     }
     if let Some(spec) = world.spec {
+        if let Some(way_back) = state.way_back().filter(|_| spec.aborts(&now.version)).map(str::to_owned) {
+            return go_back(world, state, now, way_back, "spec.rollout.abort names it");
+        }
+        if spec.promote.as_ref() == Some(&now.version) {
+            return settle(state, &now.version);
+        }
         if spec.wanted.name == now.version {
             // The user went back to what is served: the latch has done its work.
             state.rejected = None;
-        } else if world.target_replicas > 0 && !is_latched(&state, &spec.wanted) {
+        } else if asks_for_another(world, &state) {
             if !sides::is_blue_green(now) {
                 return start(world, state, spec, 0);
             }
             let to = spec.wanted.name.clone();
             if sides::can_flip_back(world, now, &to) {
-                return sides::go_back(world, state, now, to);
+                return go_back(world, state, now, to, "the spec asks for it again");
             }
         }
     }
@@ -570,9 +588,23 @@ fn reject(world: &World, mut state: RolloutState, now: &RolloutStatus, failure: 
 fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: String, failure: Failure) -> Step {
     let version = now.version.clone();
     let message = failure.message.clone();
+    state.rejected = Some(latch(world, &state, now, failure, RejectedOutcome::RolledBack));
+    let state = back_to(world, state, now, to.clone());
+    (state, Some(Transition::RollingBack { version, to, message }))
+}
+
+/// Requests go back to the version before because the user says so: nothing is held against the one that they leave.
+fn go_back(world: &World, state: RolloutState, now: &RolloutStatus, to: String, why: &str) -> Step {
+    let version = now.version.clone();
+    let state = back_to(world, state, now, to.clone());
+    (state, Some(Transition::RollingBack { version, to, message: why.to_owned() }))
+}
+
+/// The state in which pods switch back, or requests go to the other side again.
+fn back_to(world: &World, mut state: RolloutState, now: &RolloutStatus, to: String) -> RolloutState {
     // A pod may have unloaded it where a candidate had no room beside it.
     let has_it = |report: &ReplicaStatus| report.resident.as_ref() == Some(&to) || serves(report, &to);
-    let goes_back = |pod: &&CountedPod| pod.ready || pod.report.is_some_and(|report| serves(report, &version));
+    let goes_back = |pod: &&CountedPod| pod.ready || pod.report.is_some_and(|report| serves(report, &now.version));
     let mut back = world.pods.iter().filter(goes_back).peekable();
     // That none lacks it is no word of those who are not there.
     let is_any = back.peek().is_some();
@@ -582,8 +614,7 @@ fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: St
         Some(spec) if !resident && !flips => spec.progress_deadline,
         _ => SWITCH_TIMEOUT,
     };
-    state.rejected = Some(latch(world, &state, now, failure, RejectedOutcome::RolledBack));
-    state.active = Some(to.clone());
+    state.active = Some(to);
     state.previous = None;
     if flips {
         state.active_side = state.active_side.other();
@@ -591,9 +622,9 @@ fn take_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: St
     state.rollout = Some(RolloutStatus {
         attempt: now.attempt,
         strategy: now.strategy.filter(|_| flips || !sides::is_blue_green(now)),
-        ..rollout(world, &version, RolloutStep::Rollback, now.plan.clone(), time)
+        ..rollout(world, &now.version, RolloutStep::Rollback, now.plan.clone(), time)
     });
-    (state, Some(Transition::RollingBack { version, to, message }))
+    state
 }
 
 fn latch(

@@ -210,7 +210,9 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
         }
         Some(rollout) => {
             let waits = rollout.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-            let reason = rollout.wait_reason.map_or(Reason::RollingOut, Reason::from);
+            let holds = rollout.step == RolloutStep::Prepare && spec.holds(&rollout.version);
+            let otherwise = if holds { Reason::Paused } else { Reason::RollingOut };
+            let reason = rollout.wait_reason.map_or(otherwise, Reason::from);
             new(UpToDate, false, reason, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))
         }
         None if is_active => {
@@ -223,6 +225,13 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
         None if is_latched(state, wanted) => {
             let (reason, message) = latch(state);
             new(UpToDate, false, reason, message)
+        }
+        None if spec.aborts(&wanted.name) => {
+            let message = format!(
+                "{} is not rolled out: spec.rollout.abort names it; take it out, or change spec.model",
+                wanted.name
+            );
+            new(UpToDate, false, Reason::Aborted, message)
         }
         None if inputs.target_replicas == 0 => {
             let message = format!("{} is validated once there is a pod: spec.replicas is 0", wanted.name);
@@ -265,6 +274,9 @@ fn stalled(inputs: &ServiceInputs, trouble: Option<&Trouble>) -> NewCondition {
             let (reason, message) = latch(inputs.state);
             new(Stalled, true, reason, message)
         }
+        Ok(spec) if inputs.state.rollout.is_none() && spec.aborts(&spec.wanted.name) && !is_active(inputs, spec) => {
+            new(Stalled, true, Reason::Aborted, "spec.rollout.abort names the version that the spec asks for")
+        }
         Ok(_) => {
             let waits = inputs.state.rollout.as_ref().and_then(|rollout| rollout.wait_reason);
             let (reason, told) = match (waits, named(trouble)) {
@@ -276,6 +288,10 @@ fn stalled(inputs: &ServiceInputs, trouble: Option<&Trouble>) -> NewCondition {
             new(Stalled, false, reason, message)
         }
     }
+}
+
+fn is_active(inputs: &ServiceInputs, spec: &ValidService) -> bool {
+    inputs.state.active.as_deref() == Some(spec.wanted.name.as_str())
 }
 
 /// Whether no step of a rollout is due but the end of a bake.

@@ -14,8 +14,8 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::credential,
     inference_service::{
-        CacheMode, ModelSpec, OBJECT_NAME_RULE, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec,
-        cache_bytes, is_object_name,
+        CacheMode, ModelSpec, OBJECT_NAME_RULE, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy,
+        RuntimeSpec, SourceSpec, cache_bytes, is_object_name,
     },
     revision::{is_same, judged_by, version_name},
     scalars::PositiveQuantity,
@@ -44,6 +44,12 @@ pub struct ValidService {
     pub keep_resident: bool,
     /// How pods are to replace the version that answers.
     pub strategy: RolloutStrategy,
+    /// Whether pods are not to switch to what they have prepared.
+    pub paused: bool,
+    /// Version that is gone on with all the same, and whose bake is over.
+    pub promote: Option<String>,
+    /// Version that is not to be rolled out.
+    pub abort: Option<String>,
     /// Pods.
     pub replicas: i32,
     /// What the pods are built from.
@@ -71,6 +77,20 @@ pub struct WantedVersion {
     pub model: ModelSpec,
     /// The settings it is loaded with.
     pub runtime: RuntimeSpec,
+}
+
+impl ValidService {
+    /// Whether pods wait with the switch to this version.
+    #[must_use]
+    pub fn holds(&self, version: &str) -> bool {
+        self.paused && self.promote.as_deref() != Some(version)
+    }
+
+    /// Whether this version is not to be rolled out.
+    #[must_use]
+    pub fn aborts(&self, version: &str) -> bool {
+        self.abort.as_deref() == Some(version)
+    }
 }
 
 impl WantedVersion {
@@ -235,6 +255,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     if let Some(timeout) = &spec.scheduling.queue_timeout {
         problems.parsed("spec.scheduling.queueTimeout", timeout.to_std());
     }
+    if let Some(signals) = &spec.rollout.rollback.signals {
+        problems.signals(signals);
+    }
     if let Some(prompts) = &spec.rollout.gates.prompts {
         problems.parsed("spec.rollout.gates.prompts.minPass", prompts.min_pass.ratio());
         problems.object_name("spec.rollout.gates.prompts.configMapRef.name", &prompts.config_map_ref.name);
@@ -254,6 +277,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         bake: problems.parsed("spec.rollout.rollback.bake", spec.rollout.rollback.bake.to_std()),
         keep_resident: spec.rollout.rollback.keep_resident,
         strategy: spec.rollout.strategy,
+        paused: spec.rollout.paused,
+        promote: spec.rollout.promote.clone(),
+        abort: spec.rollout.abort.clone(),
         replicas,
         pod,
         prompts_config_map: spec.rollout.gates.prompts.as_ref().map(prompts_config_map),
@@ -370,6 +396,24 @@ impl Collector {
         }
     }
 
+    fn signals(&mut self, spec: &RollbackSignals) {
+        const SIGNALS: &str = "spec.rollout.rollback.signals";
+        let shares = [("errorRate", &spec.error_rate), ("degenerateOutputRate", &spec.degenerate_output_rate)];
+        let times = [("ttftP95", &spec.ttft_p95), ("tpotP95", &spec.tpot_p95), ("window", &spec.window)];
+        let wrong = shares.iter().filter_map(|(name, share)| Some((*name, share.as_ref()?.ratio().err()?)));
+        let wrong = wrong.chain(times.iter().filter_map(|(name, time)| Some((*name, time.as_ref()?.to_std().err()?))));
+        let ratio = spec.regression.as_ref().and_then(|ratio| Some(("regression", ratio.value().err()?)));
+        for (name, error) in wrong.chain(ratio) {
+            self.invalid(SIGNALS, format!("{name}: {error}"));
+        }
+        let limits = [&spec.error_rate, &spec.degenerate_output_rate].iter().any(|share| share.is_some())
+            || [&spec.ttft_p95, &spec.tpot_p95].iter().any(|time| time.is_some())
+            || spec.regression.is_some();
+        if !limits {
+            self.invalid(SIGNALS, "give at least one limit, or leave signals out");
+        }
+    }
+
     /// A name that no object has would break only when somebody asks for it.
     fn object_name(&mut self, field: &'static str, name: &str) {
         if !is_object_name(name) {
@@ -418,11 +462,6 @@ impl Collector {
         self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
         self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
         self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
-        self.not_supported(
-            rollout.rollback.signals.is_some(),
-            "spec.rollout.rollback.signals",
-            "edit spec.model to go back by hand",
-        );
     }
 }
 
@@ -469,7 +508,6 @@ mod tests {
         let draft = |draft: Value| json!({"runtime": {"speculative": {"draft": draft}}});
         let cases = [
             (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
-            (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
             (json!({"rollout": {"gates": {"drift": {}}}}), "spec.rollout.gates.drift", "prompts"),
             (
                 json!({"rollout": {"gates": {"performance": {"minDecodeRatio": "0.9"}}}}),
@@ -480,11 +518,6 @@ mod tests {
                 json!({"rollout": {"gates": {"shadow": {"samplePercent": 5, "duration": "5m"}}}}),
                 "spec.rollout.gates.shadow",
                 "prompts",
-            ),
-            (
-                json!({"rollout": {"rollback": {"signals": {"errorRate": "1%"}}}}),
-                "spec.rollout.rollback.signals",
-                "spec.model",
             ),
             (source(json!({"uri": "s3://b/a.gguf"})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": "gs://b/a.gguf"})), "spec.model.source.uri", "https://"),
@@ -518,7 +551,8 @@ mod tests {
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "api": {"responseStore": {"ttl": "long"}},
-            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "HoldRequests"},
+            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "HoldRequests",
+                "rollback": {"signals": {"errorRate": "much"}}},
         })))
         .unwrap_err();
         let fields: Vec<_> = problems.0.iter().map(|problem| problem.field).collect();
@@ -539,6 +573,7 @@ mod tests {
             "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
             "spec.rollout.strategy",
+            "spec.rollout.rollback.signals",
         ] {
             assert!(fields.contains(&field), "{field} in {problems}");
         }

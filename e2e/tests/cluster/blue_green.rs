@@ -1,15 +1,15 @@
-//! BlueGreen: a second set of pods takes over under load, is gone back from by hand, and a bad model never gets a request.
+//! A second set of pods takes over under load, is gone back from by hand and by live signals, and a bad model never gets a request.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use gantry_crds::{
     SIDE_LABEL,
-    status::{GateName, RolloutStep, Side, StrategyName},
+    status::{GateName, RejectedOutcome, RejectedStatus, RolloutStep, Side, StrategyName},
 };
 use gantry_e2e::{
     harness::{
-        fixtures::{ModelStore, ServiceFixture, golden_prompts_config_map, is_ready},
+        fixtures::{ModelSource, ModelStore, ServiceFixture, golden_prompts_config_map, is_ready},
         namespace::with_temp_ns,
         say,
         service::{ROLLOUT_TIMEOUT, TestService},
@@ -136,6 +136,55 @@ async fn a_second_set_of_pods_takes_over_under_load_and_is_gone_back_from_by_han
             );
             ensure!(!only_v1 || answer.version == v1_name, "{at:?}: answered by the side after, back at {back_at:?}");
         }
+        ensure!(report.answers().any(|(_, answer)| answer.version == v2_name), "V2 never answered");
+        Ok(())
+    })
+    .await
+}
+
+/// Waits until `model` was taken back, and gives why.
+async fn await_taken_back(service: &TestService<'_>, model: &ModelSource) -> Result<RejectedStatus> {
+    let version = service.fixture.version(model);
+    service
+        .await_status(&format!("{version} is taken back"), ROLLOUT_TIMEOUT, |_, status| {
+            let rejected = status.rejected.clone().filter(|rejected| rejected.version == version)?;
+            (rejected.outcome == RejectedOutcome::RolledBack && status.rollout.is_none()).then_some(rejected)
+        })
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_version_whose_figures_pass_a_limit_is_taken_back_by_itself_in_place_and_by_the_other_side() -> Result<()> {
+    with_temp_ns("signals", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let (v1, v2) = (store.model(DemoModel::V1)?, store.model(DemoModel::V2)?);
+        golden_prompts_config_map(namespace).await?;
+        let fixture = ServiceFixture { bake: "10m", ..ServiceFixture::default() };
+        let service = TestService::start(namespace, fixture, &v1).await?;
+        // No model is as fast as that: every version is bad by this limit, once it is watched.
+        let signals = json!({"ttftP95": "1ms", "minSamples": 20});
+        service.patch(json!({"spec": {"rollout": {"rollback": {"signals": signals}}}})).await?;
+        let running = load(&service).await?;
+        for (strategy, side) in [("InPlaceSwap", Side::Blue), ("BlueGreen", Side::Blue)] {
+            service
+                .patch(json!({
+                    "metadata": {"annotations": {"gantry.dev/retry": strategy}},
+                    "spec": {"rollout": {"strategy": strategy}, "model": {"source": {"uri": v2.uri, "sha256": v2.sha256}}},
+                }))
+                .await?;
+            let rejected = await_taken_back(&service, &v2).await?;
+            ensure!(rejected.gate == GateName::Health, "{strategy}: {rejected:?}");
+            ensure!(rejected.message.contains("spec.rollout.rollback.signals.ttftP95"), "{strategy}: {rejected:?}");
+            ensure!(points_to(&service).await? == side, "{strategy}: the Service points to the other side");
+            await_only(&service, side).await?;
+            service.await_switched(&v1, ROLLOUT_TIMEOUT).await?;
+            say(format_args!("{strategy}: {}", rejected.message));
+            service.set_model(&v1).await?;
+        }
+        let report = running.finish().await?;
+        report.ensure_no_failure()?;
+        let v2_name = service.fixture.version(&v2);
         ensure!(report.answers().any(|(_, answer)| answer.version == v2_name), "V2 never answered");
         Ok(())
     })

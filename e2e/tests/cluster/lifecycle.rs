@@ -287,11 +287,13 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (rollout(json!({"progressDeadline": "0s"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"progressDeadline": "15 minutes"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"strategy": "Recreate"})), "supported values"),
-        (rollout(json!({"strategy": "BlueGreen"})), "carries out InPlaceSwap, and Auto, which chooses it"),
-        (rollout(json!({"strategy": "HoldRequests"})), "carries out InPlaceSwap, and Auto, which chooses it"),
+        (rollout(json!({"strategy": "HoldRequests"})), "carries out InPlaceSwap, BlueGreen, and Auto"),
         (rollout(json!({"gates": {"drift": {}}})), "this release carries out memory and prompts"),
         (rollout(json!({"gates": {"performance": {"minDecodeRatio": "0.9"}}})), "carries out memory and prompts"),
-        (rollout(json!({"rollback": {"signals": {}}})), "spec.rollout.rollback.signals: this release carries out none"),
+        (
+            rollout(json!({"rollback": {"signals": {}}})),
+            "spec.rollout.rollback.signals: give at least one of errorRate",
+        ),
         (json!({"spec": {"cache": {"mode": "Node"}}}), "spec.cache.mode: this release carries out None"),
         (source(json!({"uri": "s3://bucket/m.gguf"})), "this release fetches from https:// and http://"),
         (

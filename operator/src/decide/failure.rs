@@ -1,6 +1,6 @@
 //! Why a version is refused or taken back, and the sentences that say so: cause, figure, next action.
 
-use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, GateVerdict, RolloutStatus};
+use gantry_crds::status::{BreachStatus, CandidatePhase, CandidateStatus, GateName, GateVerdict, RolloutStatus};
 use jiff::Timestamp;
 
 use super::{CountedPod, World, agents, candidate_report, fleet, progress, template, waits};
@@ -91,6 +91,16 @@ impl Failure {
         }
     }
 
+    /// The figures of a pod that has switched passed a limit.
+    pub(super) fn of_breach(pod: &CountedPod, breach: &BreachStatus) -> Self {
+        let message = limits::message(&format!(
+            "pod {}: {}; change spec.model, or raise that limit and annotate the service with {RETRY_ANNOTATION}=<any new value>",
+            pod.name,
+            said_of(breach)
+        ));
+        Self { gate: GateName::Health, value: Some(format!("{} {}", breach.signal, breach.value)), message }
+    }
+
     /// Nodes have no room for a second set of pods, which Auto would have used.
     pub(super) fn of_no_room(world: &World, now: &RolloutStatus) -> Self {
         let why = world.missing_pod.unwrap_or("pods are not made");
@@ -120,6 +130,12 @@ impl Failure {
         ));
         Self { gate: GateName::Deadline, value: Some(value), message }
     }
+}
+
+/// A figure and its limit, in words.
+pub(super) fn said_of(breach: &BreachStatus) -> String {
+    let BreachStatus { signal, value, limit, samples } = breach;
+    format!("{value} in {samples} requests, at most {limit} wanted (spec.rollout.rollback.signals.{signal})")
 }
 
 /// Adds the next action to the cause.

@@ -8,11 +8,13 @@
 
 use std::time::Duration;
 
-use gantry_crds::status::{GateName, GateVerdict, ReplicaHealth, RolloutStatus};
+use gantry_crds::status::{BreachStatus, GateName, GateVerdict, ReplicaHealth, ReplicaStatus, RolloutStatus};
 use jiff::Timestamp;
 
 use super::{
-    CountedPod, World, after, agents, candidate_report, failure::Failure, has_prepared, is_prepared, serves, template,
+    CountedPod, World, after, agents, candidate_report,
+    failure::{Failure, said_of},
+    has_prepared, is_prepared, serves, template,
 };
 use crate::{limits, text::some_of};
 
@@ -122,7 +124,7 @@ fn one_is_enough(world: &World, now: &RolloutStatus, pod: &CountedPod, gate: Gat
 /// How the pods stand with a version that is active.
 #[derive(Default)]
 struct Tally {
-    /// Its worker failed there.
+    /// Its worker failed there, or its figures passed a limit.
     workers: Vec<Failure>,
     /// The pod answers with another version and cannot switch.
     refusals: Vec<Failure>,
@@ -160,6 +162,8 @@ impl Tally {
                 Some(serving) if *serving == now.version => {
                     if report.health == ReplicaHealth::Failed {
                         tally.workers.push(Failure::of_worker(pod));
+                    } else if let Some(breach) = breach(report, now) {
+                        tally.workers.push(Failure::of_breach(pod, breach));
                     } else {
                         tally.has += 1;
                         tally.works += usize::from(pod.ready);
@@ -200,6 +204,11 @@ impl Tally {
         }
         None
     }
+}
+
+/// What the pod says of its figures since it switched in this attempt.
+fn breach<'a>(report: &'a ReplicaStatus, now: &RolloutStatus) -> Option<&'a BreachStatus> {
+    report.breach.as_ref().filter(|_| report.attempt >= Some(now.attempt))
 }
 
 /// Whether a gate judges what a source answers.
@@ -269,7 +278,9 @@ pub(super) fn left_behind(world: &World, now: &RolloutStatus) -> Option<String> 
         match &report.version {
             Some(_) if serves(report, &now.version) => {
                 let failed = report.health == ReplicaHealth::Failed;
-                failed.then(|| format!("{}: {}", pod.name, report.message.as_deref().unwrap_or("its worker failed")))
+                let worker = || format!("{}: {}", pod.name, report.message.as_deref().unwrap_or("its worker failed"));
+                let figures = || breach(report, now).map(|breach| format!("{}: {}", pod.name, said_of(breach)));
+                failed.then(worker).or_else(figures)
             }
             Some(other) => {
                 let why = refused().map(|why| format!(": {why}")).unwrap_or_default();

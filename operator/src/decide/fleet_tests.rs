@@ -2,8 +2,8 @@
 //! Whose failure a failure is: fleets of one to five pods of which some fail, lag, or come and go.
 
 use gantry_crds::status::{
-    AgentStatus, CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress, ReplicaHealth,
-    StrategyName,
+    AgentStatus, BreachStatus, CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress,
+    ReplicaHealth, StrategyName,
 };
 use serde_json::json;
 
@@ -373,4 +373,33 @@ fn a_gate_of_a_later_release_refuses_for_all() {
     assert_eq!(gate, GateName::Unknown("Toxicity"));
     assert!(message.starts_with("Toxicity gate on pod e: it went wrong"), "{message}");
     scene.settled();
+}
+
+#[test]
+fn a_signal_that_passes_its_limit_in_most_pods_takes_the_version_back_and_in_one_of_them_does_not() {
+    let breach =
+        BreachStatus { signal: "errorRate".to_owned(), value: "12%".to_owned(), limit: "5%".to_owned(), samples: 40 };
+    for (pods, breaching, taken_back) in [(1, 1, true), (2, 1, false), (2, 2, true), (3, 1, false), (3, 2, true)] {
+        let mut scene = Scene::baked_by(&FIVE[..pods]);
+        FIVE[..breaching].iter().for_each(|pod| scene.pod(pod, |report| report.breach = Some(breach.clone())));
+        let step = scene.step();
+        assert_eq!(matches!(step, Some(Transition::RollingBack { .. })), taken_back, "{breaching} of {pods}: {step:?}");
+        if let Some(rejected) = &scene.state.rejected {
+            assert_eq!((rejected.gate, rejected.value.as_deref()), (GateName::Health, Some("errorRate 12%")));
+            let says = "pod a: 12% in 40 requests, at most 5% wanted (spec.rollout.rollback.signals.errorRate); change";
+            assert!(rejected.message.starts_with(says), "{}", rejected.message);
+        } else {
+            let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+            assert!(message.starts_with("goes on without a: 12% in 40 requests"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn what_passed_its_limit_before_the_switch_is_no_matter_of_the_new_version() {
+    let mut scene = Scene::baking();
+    let breach =
+        BreachStatus { signal: "errorRate".to_owned(), value: "12%".to_owned(), limit: "5%".to_owned(), samples: 40 };
+    scene.all(|report| (report.breach, report.attempt) = (Some(breach.clone()), Some(1)));
+    assert_eq!(scene.step(), None);
 }

@@ -15,7 +15,7 @@
 
 use gantry_crds::{
     inference_service::RolloutStrategy,
-    status::{GateName, RolloutStatus, RolloutStep, StrategyName},
+    status::{GateName, RolloutStatus, StrategyName},
 };
 
 use jiff::Timestamp;
@@ -24,7 +24,7 @@ use super::{
     Candidacy, CountedPod, Failure, RolloutState, SidesSeen, Step, Transition, World, after, agents, fleet, rollout,
     serves,
 };
-use crate::limits::{NO_ROOM_PATIENCE, SWITCH_TIMEOUT};
+use crate::limits::NO_ROOM_PATIENCE;
 
 /// How the candidate that begins now is to replace the version that answers.
 pub(super) fn strategy(world: &World, state: &RolloutState) -> StrategyName {
@@ -98,28 +98,14 @@ pub(super) fn can_flip_back(world: &World, now: &RolloutStatus, to: &str) -> boo
     is_blue_green(now) && world.sides.other_pods.iter().any(serves_it)
 }
 
-/// The spec asks for the version again that the other side still answers with: requests go back to it, and nothing is held
-/// against the one that they leave.
-pub(super) fn go_back(world: &World, mut state: RolloutState, now: &RolloutStatus, to: String) -> Step {
-    let version = now.version.clone();
-    state.active_side = state.active_side.other();
-    (state.active, state.previous) = (Some(to.clone()), None);
-    state.rollout = Some(RolloutStatus {
-        attempt: now.attempt,
-        strategy: Some(StrategyName::BlueGreen),
-        ..rollout(world, &version, RolloutStep::Rollback, now.plan.clone(), SWITCH_TIMEOUT)
-    });
-    let message = "the spec asks for it again".to_owned();
-    (state, Some(Transition::RollingBack { version, to, message }))
-}
-
 /// That the version which the spec asks for waits until both sides are not in use any more.
 pub(super) fn waits_for_the_bake(world: &World, state: &RolloutState, now: &RolloutStatus) -> Option<String> {
     let waits = is_blue_green(now) && super::asks_for_another(world, state);
     let wanted = &world.spec.filter(|_| waits)?.wanted.name;
     Some(format!(
         "{wanted} is prepared once the bake is over, since the pods that would prepare it are the way back until then: to end it \
-         now, lower spec.rollout.rollback.bake; to go back, ask for {} again",
+         now, set spec.rollout.promote to {}; to go back, ask for {} again",
+        now.version,
         state.previous.as_deref().unwrap_or("the version before")
     ))
 }

@@ -193,7 +193,8 @@ fn another_version_waits_until_both_sides_are_not_in_use_any_more_and_says_so() 
     assert!(message.starts_with(&format!("{} is prepared once the bake is over", name(3))), "{message}");
     assert!(message.contains(&format!("ask for {} again", name(1))), "{message}");
     // What the message says to do does it.
-    scene.spec = asks_with(3, json!({"strategy": "BlueGreen", "rollback": {"bake": "1s"}}));
+    assert!(message.contains(&format!("set spec.rollout.promote to {}", name(2))), "{message}");
+    scene.spec = asks_with(3, json!({"strategy": "BlueGreen", "promote": name(2)}));
     assert_eq!(scene.step(), Some(Transition::Settled { version: name(2) }));
     scene.other.clear();
     assert!(matches!(scene.step(), Some(Transition::Started { .. })));
@@ -280,4 +281,17 @@ fn the_first_version_needs_no_second_set_of_pods() {
     scene.spec = asks(1, "BlueGreen");
     scene.step();
     assert_eq!(scene.rollout().strategy(), StrategyName::InPlaceSwap);
+}
+
+#[test]
+fn aborting_a_version_that_bakes_flips_back_and_it_is_not_begun_with_again() {
+    let mut scene = Scene::baking_green();
+    scene.spec = asks_with(2, json!({"strategy": "BlueGreen", "abort": name(2)}));
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
+    std::mem::swap(&mut scene.counted, &mut scene.other);
+    scene.flip();
+    assert!(matches!(scene.step(), Some(Transition::RolledBack { .. })));
+    scene.other.clear();
+    scene.settled();
+    assert_eq!((scene.state.active.clone(), scene.state.rejected.clone()), (Some(name(1)), None));
 }

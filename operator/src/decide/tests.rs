@@ -54,6 +54,7 @@ pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
         health: ReplicaHealth::Healthy,
         message: None,
         candidate: None,
+        breach: None,
         memory: None,
         degradation: None,
         agent: None,
@@ -665,4 +666,52 @@ fn what_a_foreign_hand_left_is_repaired() {
     scene.step();
     assert_eq!((scene.state.candidate.as_ref(), scene.state.previous.as_ref()), (None, None));
     scene.settled();
+}
+
+#[test]
+fn what_is_paused_is_prepared_and_not_switched_to_until_it_is_promoted_or_resumed() {
+    for resumed in [json!({}), json!({"paused": true, "promote": name(2)})] {
+        let mut scene = Scene::serving();
+        scene.spec = Some(spec_with(2, json!({"paused": true})));
+        scene.step();
+        scene.all(|report| report.prepared = Some(name(2)));
+        assert_eq!(scene.step(), None);
+        let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+        assert!(message.contains(&format!("spec.rollout.promote to {}", name(2))), "{message}");
+        scene.now += 10_000;
+        assert_eq!(scene.step(), None, "no deadline counts for who has prepared it");
+        scene.spec = Some(spec_with(2, resumed));
+        assert_eq!(scene.step(), Some(Transition::Committed { version: name(2) }));
+    }
+}
+
+#[test]
+fn what_is_aborted_is_given_up_at_each_step_and_not_begun_with_until_the_spec_says_otherwise() {
+    let aborted = || Some(spec_with(2, json!({"abort": name(2)})));
+    let mut scene = Scene::serving();
+    scene.spec = aborted();
+    scene.settled();
+    scene.spec = Some(spec(2));
+    scene.step();
+    scene.spec = aborted();
+    assert!(matches!(scene.step(), Some(Transition::Cancelled { .. })));
+    scene.settled();
+
+    let mut scene = Scene::baking();
+    scene.spec = aborted();
+    let Some(Transition::RollingBack { to, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+    assert_eq!(to, name(1));
+    scene.all(|report| report.version = Some(name(1)));
+    assert!(matches!(scene.step(), Some(Transition::RolledBack { .. })));
+    assert_eq!(scene.state.rejected, None, "nothing is held against it");
+    scene.settled();
+    scene.spec = Some(spec(2));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+}
+
+#[test]
+fn a_promoted_version_bakes_no_longer() {
+    let mut scene = Scene::baking();
+    scene.spec = Some(spec_with(2, json!({"promote": name(2)})));
+    assert_eq!(scene.step(), Some(Transition::Settled { version: name(2) }));
 }

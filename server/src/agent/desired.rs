@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
 use gantry_crds::inference_service::{
-    DispatchStrategy as SpecDispatch, MemoryGate, PromptsGate, RuntimeSpec, SchedulingSpec, cache_bytes,
+    DispatchStrategy as SpecDispatch, MemoryGate, PromptsGate, RollbackSignals, RuntimeSpec,
+    SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, cache_bytes,
 };
+use gantry_crds::scalars::{DurationString, Percent};
 use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side, StrategyName};
 use kube::core::DynamicObject;
 use serde::de::DeserializeOwned;
@@ -13,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::limits::MAX_QUEUE;
 use crate::rollout::{Candidate, Desired, Settings};
+use crate::version::signals::SignalLimits;
 use crate::version::{DispatchStrategy, Scheduling};
 
 /// The share of the cache's volume that is left free: the kubelet evicts a pod whose volume is over its limit by a byte.
@@ -72,15 +75,16 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
         metadata.remove("managedFields");
     }
     let entries = names(&take(&mut value, &["status", "replicas"]), "pod");
-    for field in OTHERS {
-        take(&mut value, field);
-    }
     let runtime = take(&mut value, &["spec", "runtime"]);
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
         // Of how a version is loaded, the one in `versions` counts.
         spec.insert("runtime".to_owned(), json!({"prefixCache": runtime["prefixCache"]}));
     }
     forget_unknown_dispatch(&mut value);
+    let signals = signals(take(&mut value, &["spec", "rollout", "rollback", "signals"]));
+    for field in OTHERS {
+        take(&mut value, field);
+    }
     let versions = versions(&take(&mut value, &["status", "versions"]));
     let unknown_gates = unknown_of_gates(&value);
     let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
@@ -93,6 +97,7 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     let replicas = u32::try_from(service.spec.replicas.max(counted)).unwrap_or(1);
     let digests = service.status.as_ref().map(|status| status.digests.clone()).unwrap_or_default();
     let mut desired = desired(&service, has, versions);
+    desired.settings.signals = signals;
     if let Some(candidate) = desired.candidate.as_ref().filter(|_| !unknown_gates.is_empty()) {
         desired.unknown.entry(candidate.version.clone()).or_default().extend(unknown_gates);
     }
@@ -209,7 +214,13 @@ fn desired(service: &InferenceService, has: &PodHas, versions: Versions) -> Desi
         None => (None, status.candidate_version.clone()),
     };
     let kept_prefix_bytes = kept_prefix_bytes(&versions, service);
+    let is_new = rollout.filter(|rollout| matches!(rollout.step, RolloutStep::Commit | RolloutStep::Bake));
+    let bakes = is_new.map(|rollout| rollout.version.clone()).or_else(|| {
+        // One bakes on while the next is prepared.
+        rollout?.bake.as_ref().and(status.active_version.clone())
+    });
     Desired {
+        watched: bakes.filter(|bakes| active.as_ref() == Some(bakes)),
         active,
         candidate,
         attempt: status.rollout.map(|rollout| rollout.attempt),
@@ -253,7 +264,28 @@ fn settings(service: &InferenceService, volume_bytes: Option<u64>, kept_prefix_b
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
         cache_limit_bytes: Some((volume - volume / CACHE_MARGIN_DIVISOR).saturating_sub(kept_prefix_bytes)),
         gpu: spec.resources.gpu.is_some(),
+        signals: None,
     }
+}
+
+/// What the figures of a version may be. What this release cannot read of it is not looked at.
+fn signals(value: Value) -> Option<SignalLimits> {
+    if value.is_null() {
+        return None;
+    }
+    let warn = |error: &dyn std::fmt::Display| tracing::warn!(%error, "spec.rollout.rollback.signals is not usable");
+    let spec: RollbackSignals = serde_json::from_value(value).inspect_err(|error| warn(error)).ok()?;
+    let share = |share: Option<Percent>| share.and_then(|share| share.ratio().inspect_err(|error| warn(error)).ok());
+    let time = |time: Option<DurationString>| time.and_then(|time| time.to_std().inspect_err(|error| warn(error)).ok());
+    Some(SignalLimits {
+        error_rate: share(spec.error_rate),
+        ttft_p95: time(spec.ttft_p95),
+        tpot_p95: time(spec.tpot_p95),
+        degenerate_output_rate: share(spec.degenerate_output_rate),
+        regression: spec.regression.and_then(|ratio| ratio.value().inspect_err(|error| warn(error)).ok()),
+        window: time(spec.window).unwrap_or(SIGNALS_WINDOW_DEFAULT),
+        min_samples: spec.min_samples.unwrap_or(SIGNALS_MIN_SAMPLES_DEFAULT) as usize,
+    })
 }
 
 fn scheduling(spec: &SchedulingSpec) -> Scheduling {
@@ -413,6 +445,32 @@ mod tests {
         assert_eq!(settings.scheduling, scheduling);
         assert_eq!(settings.cache_limit_bytes, Some(980 << 20));
         assert!(!settings.gpu);
+    }
+
+    #[test]
+    fn signals_are_read_as_far_as_this_release_knows_them_and_only_what_is_new_is_watched() {
+        let asked = |signals: Value| {
+            let mut object = object(json!({}));
+            object.data["spec"]["rollout"]["rollback"] = json!({"bake": "later", "signals": signals});
+            read(object, &PodHas::default()).unwrap().desired.settings.signals
+        };
+        let limits = asked(json!({"errorRate": "5%", "ttftP95": "2s", "regression": "1.5", "later": true})).unwrap();
+        assert_eq!((limits.error_rate, limits.ttft_p95), (Some(0.05), Some(Duration::from_secs(2))));
+        assert_eq!((limits.regression, limits.tpot_p95), (Some(1.5), None));
+        assert_eq!((limits.window, limits.min_samples), (Duration::from_secs(60), 20));
+        assert_eq!(asked(json!({"errorRate": 5})), None, "what cannot be read blinds no pod");
+        assert_eq!(asked(Value::Null), None);
+        for (step, watched) in [("Prepare", None), ("Commit", Some("v2")), ("Bake", Some("v2")), ("Rollback", None)] {
+            let active = if matches!(step, "Commit" | "Bake") { "v2" } else { "v1" };
+            let status = json!({"activeVersion": active, "rollout": rollout(step)});
+            let desired = read(object(status), &PodHas::default()).unwrap().desired;
+            assert_eq!(desired.watched.as_deref(), watched, "{step}");
+        }
+        let mut beside = rollout("Prepare");
+        beside["bake"] = json!({"to": "v1", "attempt": 1, "plan": "p", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:10:00Z"});
+        let status = json!({"activeVersion": "v3", "candidateVersion": "v2", "rollout": beside});
+        let desired = read(object(status), &PodHas::default()).unwrap().desired;
+        assert_eq!(desired.watched.as_deref(), Some("v3"), "it bakes on while the next one is prepared");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{AgentStatus, Degradation, ReplicaMemory, ReplicaStatus};
+use gantry_crds::status::{AgentStatus, BreachStatus, Degradation, ReplicaMemory, ReplicaStatus};
 use gantry_engine::DegradationLevel;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -34,6 +34,12 @@ pub fn entry(
         health: snapshot.health,
         message: problem.map(str::to_owned).or_else(|| snapshot.message.clone()),
         candidate: snapshot.candidate.clone(),
+        breach: snapshot.breach.as_ref().map(|breach| BreachStatus {
+            signal: breach.signal.to_owned(),
+            value: breach.value.clone(),
+            limit: breach.limit.clone(),
+            samples: i64::try_from(breach.samples).unwrap_or(i64::MAX),
+        }),
         memory: stats.as_ref().map(|(serving, stats)| ReplicaMemory {
             predicted_bytes: Some(signed(serving.predicted_bytes)),
             measured_bytes: Some(signed(stats.worker_rss_bytes)),

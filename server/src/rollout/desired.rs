@@ -8,6 +8,7 @@ use gantry_crds::inference_service::PromptsGate;
 use gantry_crds::status::NamedVersion;
 
 use crate::version::Scheduling;
+use crate::version::signals::SignalLimits;
 
 /// What is asked of this pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +24,8 @@ pub struct Desired {
     /// Whether pods of the other side answer the service's requests. Then a candidate is prepared alone and answered with as
     /// soon as it has passed, for who looks at it before it gets those requests.
     pub stands_by: bool,
+    /// The version that answers since the last switch, while it is watched: whether its figures pass the limits of the signals.
+    pub watched: Option<String>,
     /// Further versions that stay as they are.
     pub kept: BTreeSet<String>,
     /// What the versions are.
@@ -59,6 +62,8 @@ pub struct Settings {
     pub cache_limit_bytes: Option<u64>,
     /// Whether the pod has a GPU.
     pub gpu: bool,
+    /// What the figures of a version that is watched may be.
+    pub signals: Option<SignalLimits>,
 }
 
 impl Default for Settings {
@@ -70,6 +75,7 @@ impl Default for Settings {
             drain_timeout: Duration::from_secs(120),
             cache_limit_bytes: None,
             gpu: false,
+            signals: None,
         }
     }
 }

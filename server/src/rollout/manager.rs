@@ -19,6 +19,7 @@ use crate::gates::limits::{RESTORE_ALONE, RESTORE_PATIENCE};
 use crate::gates::report::blank;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
 use crate::routing::{Router, Routing};
+use crate::version::signals::{Breach, Figures};
 use crate::version::{Scheduling, WorkerHealth};
 
 /// The wait before a version that could not be brought back, or had no room, is tried again; it doubles.
@@ -27,6 +28,8 @@ const RETRY_MIN: Duration = Duration::from_secs(2);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// What to do about a pod whose release is older than what is asked of it.
 const NEWER_IMAGE: &str = "update the server's image (annotate the service with gantry.dev/restart=<any new value>)";
+/// How often the figures of a version that is watched are looked at.
+const SIGNALS_PERIOD: Duration = Duration::from_millis(500);
 /// Rounds of planning after one event; each does what the one before made possible.
 const MAX_PLAN_ROUNDS: usize = 8;
 
@@ -40,6 +43,16 @@ pub struct Manager {
     entries: BTreeMap<String, Entry>,
     route: Route,
     tasks: JoinSet<Done>,
+    watch: Option<Watch>,
+}
+
+/// A version that answers since a switch and is watched.
+struct Watch {
+    version: String,
+    /// What the figures of the version before were at the switch, where this pod answered with it.
+    before: Option<Figures>,
+    /// What passed its limit first: the operator takes it back, whatever comes after.
+    breach: Option<Breach>,
 }
 
 /// One version.
@@ -97,6 +110,7 @@ impl Manager {
             entries: BTreeMap::new(),
             route: Route::default(),
             tasks: JoinSet::new(),
+            watch: None,
         };
         (manager, seen)
     }
@@ -150,9 +164,39 @@ impl Manager {
                     self.act(desired, action);
                 }
             }
+            self.look_at_signals(desired, Instant::now());
         }
         let snapshot = self.snapshot(desired.as_deref());
         self.snapshots.send_replace(snapshot);
+    }
+
+    /// Looks whether the version that is watched passes a limit of the signals.
+    fn look_at_signals(&mut self, desired: &Desired, now: Instant) {
+        let answers = desired.watched.clone().filter(|watched| self.route.active.as_ref() == Some(watched));
+        let (Some(version), Some(limits)) = (answers, &desired.settings.signals) else {
+            if desired.watched.is_none() {
+                self.watch = None;
+            }
+            return;
+        };
+        let signals = |name: &String| {
+            self.entries.get(name).and_then(|entry| entry.loaded.as_ref()).map(|loaded| loaded.version.signals())
+        };
+        let figures = |name: &String| signals(name).map(|signals| signals.figures(limits.window, now));
+        let before = self.route.previous.as_ref().and_then(figures);
+        let Some(figures) = figures(&version) else { return };
+        let watch = match self.watch.take().filter(|watch| watch.version == version) {
+            Some(watch) => watch,
+            None => Watch { version, before, breach: None },
+        };
+        let watch = self.watch.insert(watch);
+        if watch.breach.is_none()
+            && let Some(breach) = limits.breach(&figures, watch.before.as_ref())
+        {
+            let Breach { signal, value, limit, samples } = &breach;
+            tracing::warn!(version = watch.version, signal, value, limit, samples, "a signal passed its limit");
+            watch.breach = Some(breach);
+        }
     }
 
     /// Puts the limits of the queue in force in every version that is loaded: they need no reload.
@@ -183,7 +227,9 @@ impl Manager {
     fn next_retry(&self) -> Instant {
         let now = Instant::now();
         let times = self.entries.values().flat_map(|entry| entry.retry_at.into_iter().chain(entry.slow_at()));
-        times.filter(|at| *at > now).min().unwrap_or(now + RETRY_MAX)
+        let watches = self.watch.as_ref().is_some_and(|watch| watch.breach.is_none());
+        let look = watches.then(|| now + SIGNALS_PERIOD);
+        times.filter(|at| *at > now).chain(look).min().unwrap_or(now + RETRY_MAX)
     }
 
     /// Moves a version along the table of [`phase`](super::phase).
@@ -432,6 +478,7 @@ impl Manager {
             resident,
             health,
             message,
+            breach: self.watch.as_ref().and_then(|watch| watch.breach.clone()),
         }
     }
 

@@ -25,6 +25,7 @@ fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Optio
         candidate: candidate.map(|(version, attempt)| Candidate { version: version.into(), attempt }),
         previous: previous.map(str::to_owned),
         stands_by: false,
+        watched: None,
         kept: BTreeSet::new(),
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
         unreadable: BTreeMap::new(),

@@ -3,6 +3,7 @@
 use gantry_crds::status::{CandidateStatus, ReplicaHealth};
 
 use crate::gates::Loaded;
+use crate::version::signals::Breach;
 
 /// What a pod can say about its versions at one moment.
 #[derive(Clone, Debug)]
@@ -21,6 +22,8 @@ pub struct Snapshot {
     pub message: Option<String>,
     /// How far it is with a version that does not answer yet.
     pub candidate: Option<CandidateStatus>,
+    /// The figure of the version that answers which passed its limit, since it is watched.
+    pub breach: Option<Breach>,
 }
 
 impl Default for Snapshot {
@@ -33,6 +36,7 @@ impl Default for Snapshot {
             health: ReplicaHealth::Starting,
             message: None,
             candidate: None,
+            breach: None,
         }
     }
 }

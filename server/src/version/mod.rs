@@ -23,6 +23,7 @@ mod restart;
 mod room;
 mod settings;
 mod shared;
+pub mod signals;
 mod stats;
 mod supervisor;
 mod suspects;
@@ -51,6 +52,7 @@ use dispatch::Demand;
 use request::Request;
 use room::Room;
 use shared::Shared;
+use signals::Signals;
 use supervisor::{Command, Post};
 use suspects::{Digest, Standing};
 
@@ -246,6 +248,12 @@ impl Version {
     #[must_use]
     pub fn stats(&self) -> VersionStats {
         VersionStats::of(&self.shared)
+    }
+
+    /// How the requests that ended lately went.
+    #[must_use]
+    pub fn signals(&self) -> Arc<Signals> {
+        Arc::clone(&self.shared.signals)
     }
 
     /// Puts another scheduling in force without a reload: its limits hold for requests that are submitted from now on.

@@ -12,6 +12,7 @@ use super::admission::Admission;
 use super::desk::Desk;
 use super::load::LoadClock;
 use super::settings::{Scheduling, Share};
+use super::signals::Signals;
 use super::{VersionSpec, WorkerHealth};
 use crate::processors::Processors;
 use crate::protocol::Heartbeat;
@@ -30,6 +31,7 @@ pub(super) struct Shared {
     lives: Mutex<Vec<WorkerHealth>>,
     pub(super) model: watch::Sender<Option<ModelInfo>>,
     pub(super) retries: AtomicU64,
+    pub(super) signals: Arc<Signals>,
     pub(super) loaded_at: OnceLock<SystemTime>,
     progress: watch::Sender<f32>,
 }
@@ -89,6 +91,7 @@ impl Shared {
             health: watch::Sender::new(WorkerHealth::Loading),
             model: watch::Sender::new(None),
             retries: AtomicU64::new(0),
+            signals: Arc::default(),
             loaded_at: OnceLock::new(),
             progress,
         })

@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use gantry_core::{ApiError, ErrorCode, Priority, Timings, Usage};
+use gantry_core::{ApiError, ErrorCode, GenerationEvent, Priority, Timings, Usage};
 
 use super::choices::Gathered;
 use super::scheduling::Scheduling;
@@ -18,6 +18,7 @@ use crate::api::middleware::RequestIdentity;
 use crate::console::ENDED;
 use crate::metrics::{Latencies, Metrics, Outcome, Route, VersionLabels};
 use crate::version::Version;
+use crate::version::signals::{Sample, Signals, Tail};
 
 /// What is known of a request before its body.
 pub(super) struct Origin {
@@ -53,6 +54,12 @@ pub(super) struct RequestRecord {
     first_token: Option<Duration>,
     /// When each choice's last text came.
     last_tokens: Vec<Option<Instant>>,
+    /// How each choice's text ends, as far as it came.
+    tails: Vec<Tail>,
+    /// Time that the tokens of all choices after their first ones took.
+    decoding: Duration,
+    /// Where how it went is noted.
+    signals: Arc<Signals>,
     /// Held as long as the request may hold its prompt.
     _share: Share,
 }
@@ -67,12 +74,12 @@ impl RequestRecord {
         choices: usize,
         share: Share,
     ) -> Self {
-        let version = VersionLabels::of(version);
+        let labels = VersionLabels::of(version);
         Self {
             metrics: Arc::clone(&app.metrics),
-            latencies: app.metrics.latencies(&version),
+            latencies: app.metrics.latencies(&labels),
             route,
-            version,
+            version: labels,
             origin,
             priority,
             status: 200,
@@ -82,12 +89,24 @@ impl RequestRecord {
             usage: Usage::default(),
             first_token: None,
             last_tokens: vec![None; choices],
+            tails: vec![Tail::default(); choices],
+            decoding: Duration::ZERO,
+            signals: version.signals(),
             _share: share,
         }
     }
 
-    /// Text of a choice came.
-    pub(super) fn token(&mut self, choice: usize) {
+    /// More of a choice came.
+    pub(super) fn output(&mut self, choice: usize, event: &GenerationEvent) {
+        if let (GenerationEvent::Text { text, .. } | GenerationEvent::Reasoning { text, .. }, Some(tail)) =
+            (event, self.tails.get_mut(choice))
+        {
+            tail.push(text);
+        }
+        self.token(choice);
+    }
+
+    fn token(&mut self, choice: usize) {
         let now = Instant::now();
         if self.first_token.is_none() {
             self.first(now - self.origin.arrival);
@@ -111,10 +130,15 @@ impl RequestRecord {
         if let Some(took) = choices.iter().map(first).min() {
             self.first(took);
         }
+        for (choice, tail) in choices.iter().zip(&mut self.tails) {
+            let output = &choice.answer.output;
+            tail.push(if output.text.is_empty() { &output.reasoning } else { &output.text });
+        }
     }
 
     /// One of its answers came to its end.
-    pub(super) fn timed(&self, timings: &Timings) {
+    pub(super) fn timed(&mut self, timings: &Timings) {
+        self.decoding += Duration::try_from_secs_f64(timings.decode_ms / 1e3).unwrap_or_default();
         self.metrics.timed(&self.version, timings);
     }
 
@@ -139,6 +163,25 @@ impl RequestRecord {
         }
     }
 
+    /// How it went, as far as that was the version's doing.
+    fn sample(&self) -> Option<Sample> {
+        // What a model cannot do is not asked of it again.
+        let failed = match self.outcome {
+            Outcome::Ok => false,
+            Outcome::Failed => self.status != 501,
+            Outcome::Broken => true,
+            Outcome::Refused | Outcome::Disconnected => return None,
+        };
+        let choices = u32::try_from(self.tails.len()).unwrap_or(u32::MAX);
+        let further = self.usage.completion_tokens.saturating_sub(choices);
+        Some(Sample {
+            failed,
+            first_token: self.first_token,
+            per_token: (further > 0).then(|| self.decoding / further),
+            degenerate: self.tails.iter().any(Tail::repeats_itself),
+        })
+    }
+
     /// It failed before its first byte.
     pub(super) fn refused(&mut self, error: &ApiError) {
         self.status = error.status;
@@ -155,6 +198,9 @@ impl RequestRecord {
 
 impl Drop for RequestRecord {
     fn drop(&mut self) {
+        if let Some(sample) = self.sample() {
+            self.signals.ended(sample, Instant::now());
+        }
         self.metrics.request_ended(self.route, &self.version, self.status, self.outcome);
         self.metrics.prioritised(&self.version, self.priority);
         tracing::info!(
@@ -212,6 +258,9 @@ mod tests {
                 usage: Usage::default(),
                 first_token: None,
                 last_tokens: Vec::new(),
+                tails: Vec::new(),
+                decoding: Duration::ZERO,
+                signals: Arc::default(),
                 _share: Budget::new(1).open(Peer::default()),
             };
             let write = move || if can_be_written { Ok(vec![]) } else { Err(serde_json::Error::custom("no")) };

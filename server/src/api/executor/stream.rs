@@ -160,7 +160,7 @@ impl<E: StreamEncoder> Feed<E> {
     fn write(&mut self, choice: usize, event: &GenerationEvent) -> Result<Flow, EncodeError> {
         match event {
             GenerationEvent::Finished { timings, .. } => self.record.timed(timings),
-            event if event.output_tokens().is_some() => self.record.token(choice),
+            event if event.output_tokens().is_some() => self.record.output(choice, event),
             _ => {}
         }
         self.encoder.event(choice, event, &mut self.buffer)?;
