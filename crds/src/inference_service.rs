@@ -10,11 +10,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    pod::store_variables,
     scalars::{DurationString, Percent, PositiveQuantity, Ratio, Sha256},
     status::InferenceServiceStatus,
 };
 
 pub use crate::api::ApiSpec;
+pub use crate::pod::PodSpec;
 pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, RuntimeSpec, SpeculativeSpec, SplitMode};
 
 /// A model that is served by a number of pods, and how it may change.
@@ -34,6 +36,7 @@ pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, Run
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.gpuMemory) || (has(self.spec.resources) && has(self.spec.resources.gpu))").message("spec.runtime.gpuMemory: it is a limit for a pod with GPUs, so ask for some (spec.resources.gpu), or leave it out"),
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.prefixCache) || !has(self.spec.runtime.prefixCache.disk) || (has(self.spec.cache) && has(self.spec.cache.sizeLimit))").message("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit, so give that as well"),
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.prefixCache) || !has(self.spec.runtime.prefixCache.disk) || !has(self.spec.cache) || !has(self.spec.cache.sizeLimit) || !isQuantity(self.spec.runtime.prefixCache.disk) || !isQuantity(self.spec.cache.sizeLimit) || quantity(self.spec.runtime.prefixCache.disk).isLessThan(quantity(self.spec.cache.sizeLimit))").message("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit, whose rest is for models, so give less"),
+    validation = Rule::new(format!("!has(self.spec.pod) || !has(self.spec.pod.env) || !has(self.spec.api) || !has(self.spec.api.responseStore) || !has(self.spec.api.responseStore.s3) || self.spec.pod.env.all(variable, !(variable.name in [{}]))", store_variables())).message("spec.pod.env: AWS_ENDPOINT, AWS_ALLOW_HTTP, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN come from spec.api.responseStore.s3: leave them out, and use its endpoint, region and secretRef"),
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicaCount", label_selector_path = ".status.selector"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "It answers, with what the spec asks for"),
     printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status", description = "It answers"),
@@ -70,6 +73,9 @@ pub struct InferenceServiceSpec {
     /// Whom it answers, and by which names. A change replaces the pods one after the other.
     #[serde(default)]
     pub api: ApiSpec,
+    /// Where pods run, and what they are and have beside the server's own. A change replaces the pods one after the other.
+    #[serde(default)]
+    pub pod: PodSpec,
     /// How a change of model is validated, switched and taken back.
     #[serde(default)]
     pub rollout: RolloutSpec,

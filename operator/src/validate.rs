@@ -5,8 +5,9 @@
 //! no object is half obeyed. Later steps see only [`ValidService`] and cannot fail for these reasons.
 
 mod api;
+mod pod;
 
-pub use api::{ApiSettings, PodSecret, ResponseStore, StorePlace};
+pub use api::{ApiSettings, ResponseStore, StorePlace};
 
 use std::{fmt, time::Duration};
 
@@ -14,8 +15,8 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::credential,
     inference_service::{
-        CacheMode, ModelSpec, OBJECT_NAME_RULE, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec, SourceSpec,
-        cache_bytes, is_object_name,
+        CacheMode, ModelSpec, OBJECT_NAME_RULE, PodSpec, PrefixCacheSpec, PromptsGate, RolloutStrategy, RuntimeSpec,
+        SourceSpec, cache_bytes, is_object_name,
     },
     revision::{is_same, judged_by, version_name},
     scalars::PositiveQuantity,
@@ -118,6 +119,15 @@ pub struct NamedObject {
     pub name: String,
 }
 
+/// An object without which a pod's container cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodObject {
+    /// The object.
+    pub object: NamedObject,
+    /// The field that names it.
+    pub field: &'static str,
+}
+
 /// What a serving pod is built from: a change of any of these restarts the pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodSettings {
@@ -137,6 +147,16 @@ pub struct PodSettings {
     pub restart: Option<String>,
     /// Whom it answers.
     pub api: ApiSettings,
+    /// Where it runs, and what it is and has beside the server's own.
+    pub spec: PodSpec,
+}
+
+impl PodSettings {
+    /// The objects that pods are made with.
+    #[must_use]
+    pub fn objects(&self) -> Vec<PodObject> {
+        self.api.secrets().into_iter().chain(pod::objects(&self.spec)).collect()
+    }
 }
 
 /// One thing in the spec that cannot be carried out.
@@ -208,7 +228,10 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     if !(0..=gantry_crds::MAX_REPLICAS).contains(&replicas) {
         problems.invalid("spec.replicas", format!("use a number from 0 to {}", gantry_crds::MAX_REPLICAS));
     }
+    let api = problems.api(&spec.api);
     let pod = PodSettings {
+        spec: problems.pod(&spec.pod, &api),
+        api,
         cpu: problems.quantity("spec.resources.cpu", spec.resources.cpu.as_ref()),
         memory: problems.quantity("spec.resources.memory", spec.resources.memory.as_ref()),
         gpu: spec.resources.gpu.as_ref().map(|gpu| (gpu.resource_name.clone(), gpu.count)),
@@ -220,7 +243,6 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         ),
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
-        api: problems.api(&spec.api),
     };
     if spec.runtime.gpu_memory.is_some() && spec.resources.gpu.is_none() {
         problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");
