@@ -575,6 +575,41 @@ func TestWhatWouldBreakAPodIsRefused(t *testing.T) {
 	}
 }
 
+func TestAModelIsOnAClaimThatPodsHave(t *testing.T) {
+	rules := specRules(t)
+	source := func(claim string) map[string]any {
+		return map[string]any{"pvc": map[string]any{"claimName": claim, "path": "a/m.gguf"}, "sha256": strings.Repeat("a", 64)}
+	}
+	judge := func(claims ...string) string {
+		var volumes []any
+		for _, claim := range claims {
+			volumes = append(volumes, map[string]any{"claimName": claim})
+		}
+		return rules(map[string]any{
+			"model": map[string]any{"servedName": "chat", "source": source("models")},
+			"runtime": map[string]any{
+				"contextSize": int64(8192), "parallel": int64(8), "threads": "auto",
+				"speculative": map[string]any{"draft": source("drafts"), "maxTokens": int64(8)},
+			},
+			"pod": map[string]any{"modelVolumes": volumes},
+		})
+	}
+	if told := judge("models", "drafts"); told != "<nil>" {
+		t.Error(told)
+	}
+	for says, claims := range map[string][]string{
+		"spec.model.source.pvc.claimName: name the claim":              {"drafts"},
+		"spec.runtime.speculative.draft.pvc.claimName: name the claim": {"models"},
+	} {
+		if told := judge(claims...); !strings.Contains(told, says) || strings.Count(told, "name the claim") != 1 {
+			t.Errorf("%v: %s", claims, told)
+		}
+	}
+	if told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": source("models")}}); !strings.Contains(told, "spec.pod.modelVolumes as well") {
+		t.Error(told)
+	}
+}
+
 // What the documentation shows passes the rules, and none of it is dropped for being unknown.
 func TestTheExampleOfTheDocumentationIsTaken(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/operations.md")
