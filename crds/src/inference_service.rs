@@ -10,11 +10,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    pod::store_variables,
     scalars::{DurationString, Percent, PositiveQuantity, Ratio, Sha256},
     status::InferenceServiceStatus,
 };
 
 pub use crate::api::ApiSpec;
+pub use crate::pod::PodSpec;
 pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, RuntimeSpec, SpeculativeSpec, SplitMode};
 
 /// A model that is served by a number of pods, and how it may change.
@@ -34,6 +36,9 @@ pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, Run
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.gpuMemory) || (has(self.spec.resources) && has(self.spec.resources.gpu))").message("spec.runtime.gpuMemory: it is a limit for a pod with GPUs, so ask for some (spec.resources.gpu), or leave it out"),
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.prefixCache) || !has(self.spec.runtime.prefixCache.disk) || (has(self.spec.cache) && has(self.spec.cache.sizeLimit))").message("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit, so give that as well"),
     validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.prefixCache) || !has(self.spec.runtime.prefixCache.disk) || !has(self.spec.cache) || !has(self.spec.cache.sizeLimit) || !isQuantity(self.spec.runtime.prefixCache.disk) || !isQuantity(self.spec.cache.sizeLimit) || quantity(self.spec.runtime.prefixCache.disk).isLessThan(quantity(self.spec.cache.sizeLimit))").message("spec.runtime.prefixCache.disk: it is a part of spec.cache.sizeLimit, whose rest is for models, so give less"),
+    validation = Rule::new(format!("!has(self.spec.pod) || !has(self.spec.pod.env) || !has(self.spec.api) || !has(self.spec.api.responseStore) || !has(self.spec.api.responseStore.s3) || self.spec.pod.env.all(variable, !(variable.name in [{}]))", store_variables())).message("spec.pod.env: AWS_ENDPOINT, AWS_ALLOW_HTTP, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN come from spec.api.responseStore.s3: leave them out, and use its endpoint, region and secretRef"),
+    validation = Rule::new("!has(self.spec.model.source.pvc) || (has(self.spec.pod) && has(self.spec.pod.modelVolumes) && self.spec.pod.modelVolumes.exists(volume, volume.claimName == self.spec.model.source.pvc.claimName))").message("spec.model.source.pvc.claimName: name the claim in spec.pod.modelVolumes as well, so that pods have it mounted"),
+    validation = Rule::new("!has(self.spec.runtime) || !has(self.spec.runtime.speculative) || !has(self.spec.runtime.speculative.draft) || !has(self.spec.runtime.speculative.draft.pvc) || (has(self.spec.pod) && has(self.spec.pod.modelVolumes) && self.spec.pod.modelVolumes.exists(volume, volume.claimName == self.spec.runtime.speculative.draft.pvc.claimName))").message("spec.runtime.speculative.draft.pvc.claimName: name the claim in spec.pod.modelVolumes as well, so that pods have it mounted"),
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicaCount", label_selector_path = ".status.selector"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "It answers, with what the spec asks for"),
     printcolumn(name = "Available", type_ = "string", json_path = ".status.conditions[?(@.type==\"Available\")].status", description = "It answers"),
@@ -70,6 +75,9 @@ pub struct InferenceServiceSpec {
     /// Whom it answers, and by which names. A change replaces the pods one after the other.
     #[serde(default)]
     pub api: ApiSpec,
+    /// Where pods run, and what they are and have beside the server's own. A change replaces the pods one after the other.
+    #[serde(default)]
+    pub pod: PodSpec,
     /// How a change of model is validated, switched and taken back.
     #[serde(default)]
     pub rollout: RolloutSpec,
@@ -105,7 +113,7 @@ pub struct ModelSpec {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.uri) != has(self.pvc)").message("give exactly one of uri and pvc"),
-    validation = Rule::new("!has(self.pvc) && (!has(self.uri) || self.uri.startsWith('https://') || self.uri.startsWith('http://'))").message("source: this release fetches from https:// and http://; put the file behind one of them and give its sha256"),
+    validation = Rule::new("!has(self.uri) || self.uri.startsWith('https://') || self.uri.startsWith('http://')").message("source: this release fetches from https:// and http://; put the file behind one of them, or on a volume (pvc), and give its sha256"),
     validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; an address that changes is no name of a file"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("uri: use an address that starts with https:// or http://: huggingface.co has one of each file (.../resolve/<commit>/FILE.gguf)"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("uri: use an address that starts with https:// or http://")
@@ -120,7 +128,7 @@ pub struct SourceSpec {
         validation = Rule::new("!self.matches('(?i)^[^#]*[?&;](x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|x-goog-credential|x-oss-signature|x-oss-credential|x-oss-security-token|x-cos-security-token|q-signature|private_token|job_token|awsaccesskeyid|signature|sig|token|access_token|auth_token|api_key|apikey|password)=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef")
     )]
     pub uri: Option<String>,
-    /// A file on a PersistentVolumeClaim of the same namespace.
+    /// A file on a PersistentVolumeClaim of the same namespace, which spec.pod.modelVolumes names as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<PvcSource>,
     /// SHA-256 of the file. A file with another digest is never loaded.

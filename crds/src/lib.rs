@@ -14,6 +14,7 @@ pub mod conditions;
 pub mod inference_service;
 pub mod model_version;
 pub(crate) mod open;
+pub mod pod;
 pub mod quantity;
 pub mod revision;
 pub mod runtime;

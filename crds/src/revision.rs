@@ -40,15 +40,30 @@ fn identity<'a>(model: &'a ModelSpec, runtime: &RuntimeSpec) -> (String, &'a str
 }
 
 /// The fields that a version is judged by: what a gate advises to change is one of them, or a part of one.
-pub const JUDGED_FIELDS: [&str; 6] =
-    ["spec.model", "spec.runtime", "spec.rollout.gates", "spec.resources", "spec.cache", "spec.scheduling"];
+pub const JUDGED_FIELDS: [&str; 12] = [
+    "spec.model",
+    "spec.runtime",
+    "spec.rollout.gates",
+    "spec.resources",
+    "spec.cache",
+    "spec.scheduling",
+    "spec.pod.affinity.nodeAffinity",
+    "spec.pod.env",
+    "spec.pod.modelVolumes",
+    "spec.pod.nodeSelector",
+    "spec.pod.runtimeClassName",
+    "spec.pod.securityContext",
+];
 
 /// Hash of [`JUDGED_FIELDS`] in their canonical spelling: while it stays the same, a rejection stands.
 #[must_use]
 pub fn judged_by(spec: &InferenceServiceSpec) -> String {
-    let InferenceServiceSpec { model, runtime, rollout, resources, cache, scheduling, .. } = spec;
+    let InferenceServiceSpec { model, runtime, rollout, resources, cache, scheduling, pod, .. } = spec;
     let (runtime, gates) = (runtime.canonical(), rollout.gates.canonical());
-    hash(&(model, runtime, gates, resources.canonical(), cache.canonical(), scheduling.canonical()))[..32].to_owned()
+    let judged = hash(&(model, runtime, gates, resources.canonical(), cache.canonical(), scheduling.canonical()));
+    // A service without it is judged by the same as before there was any.
+    let judged = pod.for_a_model().map_or(judged.clone(), |pod| hash(&(&judged[..32], pod)));
+    judged[..32].to_owned()
 }
 
 fn hash(value: &impl serde::Serialize) -> String {
@@ -131,6 +146,15 @@ mod tests {
             ("spec.resources.memory", "2Gi".into()),
             ("spec.cache.sizeLimit", "2Gi".into()),
             ("spec.scheduling.maxQueue", 7.into()),
+            (
+                "spec.pod.affinity.nodeAffinity",
+                serde_json::json!({"preferredDuringSchedulingIgnoredDuringExecution": []}),
+            ),
+            ("spec.pod.env", serde_json::json!([{"name": "CUDA_VISIBLE_DEVICES", "value": "1"}])),
+            ("spec.pod.modelVolumes", serde_json::json!([{"claimName": "models"}])),
+            ("spec.pod.nodeSelector", serde_json::json!({"gpu": "h100"})),
+            ("spec.pod.runtimeClassName", "nvidia".into()),
+            ("spec.pod.securityContext.supplementalGroups", serde_json::json!([7])),
         ];
         for (field, (changed, value)) in JUDGED_FIELDS.into_iter().zip(changes) {
             let changed: &str = changed;
@@ -140,6 +164,7 @@ mod tests {
         assert_eq!(judged("spec.replicas", 2.into()), before, "scaling is no new judgement");
         let api = serde_json::json!({"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"], "anyModel": true});
         assert_eq!(judged("spec.api", api), before, "who may ask is no matter of a model's");
+        assert_eq!(judged("spec.pod.labels", serde_json::json!({"team": "a"})), before, "nor how pods are called");
         for (field, one, other) in [
             ("spec.resources.memory", "1Gi", "1024Mi"),
             ("spec.cache.sizeLimit", "20Gi", "21474836480"),

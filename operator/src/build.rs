@@ -8,10 +8,14 @@ mod api;
 mod deployment;
 mod network_policy;
 mod pdb;
+mod pod;
 mod rbac;
 mod service;
 
-use std::collections::BTreeMap;
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use gantry_crds::{
     InferenceService, SERVICE_LABEL, SIDE_LABEL,
@@ -111,6 +115,8 @@ pub struct Inputs<'a> {
     pub new_pods: &'a NewPods,
     /// The two sets of pods.
     pub sides: &'a Sides,
+    /// Accounts of the pods that there are.
+    pub accounts: &'a BTreeSet<&'a str>,
     /// Whether any pod answers: while none does there is nothing to protect from a change of the template.
     pub answers: bool,
 }
@@ -206,7 +212,7 @@ pub fn build(inputs: &Inputs) -> Children {
     Children {
         service_account: finished(rbac::service_account(inputs.owner)),
         role: finished(rbac::role(inputs)),
-        role_binding: finished(rbac::role_binding(inputs.owner)),
+        role_binding: finished(rbac::role_binding(inputs)),
         service: endpoint_service(inputs.owner, inputs.sides),
         pod_disruption_budget: finished(pdb::pod_disruption_budget(inputs)),
         network_policy: finished(network_policy::network_policy(inputs.owner)),
@@ -309,6 +315,12 @@ fn metadata(owner: &InferenceService, name: String) -> ObjectMeta {
 /// Name of the ServiceAccount, Role and RoleBinding.
 fn identity_name(owner: &InferenceService) -> String {
     format!("{}-gantry", owner.name_any())
+}
+
+/// Name of the account that pods are made with.
+fn account<'a>(inputs: &Inputs<'a>) -> Cow<'a, str> {
+    let asked = inputs.spec.pod.spec.service_account_name.as_deref();
+    asked.map_or_else(|| identity_name(inputs.owner).into(), Cow::Borrowed)
 }
 
 /// The object with the hash of its content.

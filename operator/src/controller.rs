@@ -46,7 +46,7 @@ use crate::{
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
-    validate::{NamedObject, ObjectKind, PodSecret, Problems, ValidService, validate},
+    validate::{Problems, ValidService, validate},
 };
 
 /// What a reconcile needs besides its service.
@@ -292,7 +292,7 @@ pub(crate) async fn step(
         valid.wanted.named_as(&state, &stamped);
     }
     let poll = judge_by_objects(&mut spec, &state, service, context).await;
-    let absent = look_for_secrets(spec.as_ref().ok(), &mut observed, service, context).await;
+    let absent = look_for_objects(spec.as_ref().ok(), &mut observed, service, context).await;
     let poll = poll.into_iter().chain(absent).min();
     let observed = &observed;
     let (side, other_side) = (state.active_side, state.active_side.other());
@@ -482,6 +482,7 @@ impl Pass<'_> {
             versions: &plan.state.versions,
             new_pods: &self.context.new_pods,
             sides: &sides,
+            accounts: &self.observed.accounts(),
             answers: answers(self.pods),
         });
         self.actor.apply_children(self.observed, sides.active, &children).await
@@ -515,22 +516,21 @@ async fn judge_by_objects(
     Some(JUDGED_POLL)
 }
 
-/// Looks for the Secrets that pods are made with while the container of one has not been made, and notes the first that is not
+/// Looks for the objects that pods are made with while the container of one has not been made, and notes the first that is not
 /// there. Then this gives the time after which to look again.
-async fn look_for_secrets(
+async fn look_for_objects(
     spec: Option<&ValidService>,
     observed: &mut Observed,
     service: &InferenceService,
     context: &Context,
 ) -> Option<Duration> {
-    let secrets = spec?.pod.api.secrets();
-    if secrets.is_empty() || !observed.any_waits_for_container() {
+    let needed = spec?.pod.objects();
+    if needed.is_empty() || !observed.any_waits_for_container() {
         return None;
     }
-    let object = |secret: &PodSecret| NamedObject { kind: ObjectKind::Secret, name: secret.name.clone() };
-    let objects: Vec<_> = secrets.iter().map(object).collect();
+    let objects: Vec<_> = needed.iter().map(|one| one.object.clone()).collect();
     let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &objects).await;
-    let (absent, _) = secrets.iter().zip(seen).find(|(_, sighting)| sighting.seen == Seen::Absent)?;
+    let (absent, _) = needed.iter().zip(seen).find(|(_, sighting)| sighting.seen == Seen::Absent)?;
     observed.lacks(absent);
     Some(JUDGED_POLL)
 }

@@ -1,5 +1,5 @@
 //! Looks at the objects beside the spec that a version is judged by, the golden prompts and the credentials of its sources, and
-//! at the Secrets that pods cannot be made without.
+//! at the ConfigMaps and Secrets that pods cannot be made without.
 //!
 //! Only their metadata is asked for, so no credential is ever read here; and each by its name and only while its version is
 //! not served, or a pod has not been made: a watch would need the right to list every Secret of the cluster, with its content. A look that fails, or takes

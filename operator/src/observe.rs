@@ -11,6 +11,8 @@
 mod kept;
 mod trouble;
 
+use std::collections::BTreeSet;
+
 use futures::{
     Stream, StreamExt, future,
     stream::{self, BoxStream},
@@ -19,7 +21,7 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec, SIDE_LABEL,
     conditions::Reason,
     inference_service::{
-        ApiSpec, CacheSpec, ModelSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec,
+        ApiSpec, CacheSpec, ModelSpec, PodSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec,
     },
     status::{InferenceServiceStatus, NamedVersion, Side},
 };
@@ -49,7 +51,7 @@ use crate::{
     build::{MANAGED_BY, OPERATOR, TemplateId, deployment_name, preview_name},
     decide::{CountedPod, StampedVersion},
     limits::WATCH_PAGE_OBJECTS,
-    validate::PodSecret,
+    validate::PodObject,
 };
 
 use self::kept::{Child, Kept, OfService};
@@ -212,6 +214,7 @@ impl Gone for InferenceService {
             cache: CacheSpec::default(),
             scheduling: SchedulingSpec::default(),
             api: ApiSpec::default(),
+            pod: PodSpec::default(),
             rollout: RolloutSpec::default(),
             revision_history_limit: 0,
         };
@@ -333,7 +336,10 @@ fn trim_deployment(deployment: &mut Deployment) {
 
 /// Keeps what a rollout, a count or a message needs of a pod.
 fn trim_pod(pod: &mut Pod) {
-    pod.spec = None;
+    pod.spec = pod.spec.take().map(|spec| k8s_openapi::api::core::v1::PodSpec {
+        service_account_name: spec.service_account_name,
+        ..Default::default()
+    });
     pod.annotations_mut().clear();
     if let Some(status) = pod.status.take() {
         let wanted = |type_: &str| matches!(type_, "Ready" | "PodScheduled");
@@ -396,6 +402,8 @@ pub struct PodView {
     pub template: TemplateId,
     /// Which side it is of; of one that was made before there were two this says nothing, and it is blue.
     pub side_label: Option<Side>,
+    /// Name of its ServiceAccount.
+    pub account: Option<String>,
 }
 
 impl PodView {
@@ -422,6 +430,7 @@ impl PodView {
             creation_limit: if ending || over { None } else { trouble::creation_limit(pod) },
             template: TemplateId::of(pod.labels()),
             side_label: pod.labels().get(SIDE_LABEL).map(|label| Side::of_label(Some(label))),
+            account: pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()),
         }
     }
 
@@ -441,17 +450,23 @@ impl PodView {
 }
 
 impl Observed {
+    /// Accounts of the pods that live.
+    #[must_use]
+    pub fn accounts(&self) -> BTreeSet<&str> {
+        self.pods.iter().filter(|pod| !pod.over).filter_map(|pod| pod.account.as_deref()).collect()
+    }
+
     /// Whether any pod's container has not been made yet: then it pays to look for what it is made with.
     #[must_use]
     pub fn any_waits_for_container(&self) -> bool {
         self.pods.iter().any(PodView::waits_for_container)
     }
 
-    /// Takes it that pods whose containers have not been made wait for this Secret, which is not there: the kubelet says so in
+    /// Takes it that pods whose containers have not been made wait for this object, which is not there: the kubelet says so in
     /// Events alone.
-    pub fn lacks(&mut self, secret: &PodSecret) {
+    pub fn lacks(&mut self, absent: &PodObject) {
         for pod in self.pods.iter_mut().filter(|pod| pod.waits_for_container()) {
-            pod.trouble = Some(Trouble::of_absent_secret(&pod.name, secret));
+            pod.trouble = Some(Trouble::of_absent_object(&pod.name, absent));
         }
     }
 

@@ -5,8 +5,9 @@
 //! no object is half obeyed. Later steps see only [`ValidService`] and cannot fail for these reasons.
 
 mod api;
+mod pod;
 
-pub use api::{ApiSettings, PodSecret, ResponseStore, StorePlace};
+pub use api::{ApiSettings, ResponseStore, StorePlace};
 
 use std::{fmt, time::Duration};
 
@@ -14,7 +15,7 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::credential,
     inference_service::{
-        CacheMode, ModelSpec, OBJECT_NAME_RULE, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy,
+        CacheMode, ModelSpec, OBJECT_NAME_RULE, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy,
         RuntimeSpec, SourceSpec, cache_bytes, is_object_name,
     },
     revision::{is_same, judged_by, version_name},
@@ -140,6 +141,15 @@ pub struct NamedObject {
     pub name: String,
 }
 
+/// An object without which a pod's container cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodObject {
+    /// The object.
+    pub object: NamedObject,
+    /// The field that names it.
+    pub field: &'static str,
+}
+
 /// What a serving pod is built from: a change of any of these restarts the pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodSettings {
@@ -159,6 +169,16 @@ pub struct PodSettings {
     pub restart: Option<String>,
     /// Whom it answers.
     pub api: ApiSettings,
+    /// Where it runs, and what it is and has beside the server's own.
+    pub spec: PodSpec,
+}
+
+impl PodSettings {
+    /// The objects that pods are made with.
+    #[must_use]
+    pub fn objects(&self) -> Vec<PodObject> {
+        self.api.secrets().into_iter().chain(pod::objects(&self.spec)).collect()
+    }
 }
 
 /// One thing in the spec that cannot be carried out.
@@ -221,16 +241,19 @@ impl fmt::Display for Problems {
 pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     let spec = &service.spec;
     let mut problems = Collector::default();
-    problems.source(&MODEL_SOURCE, &spec.model.source);
+    problems.source(&MODEL_SOURCE, &spec.model.source, &spec.pod);
     if let Some(draft) = spec.runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref()) {
-        problems.source(&DRAFT_SOURCE, draft);
+        problems.source(&DRAFT_SOURCE, draft, &spec.pod);
     }
     problems.unsupported_fields(spec);
     let replicas = spec.replicas;
     if !(0..=gantry_crds::MAX_REPLICAS).contains(&replicas) {
         problems.invalid("spec.replicas", format!("use a number from 0 to {}", gantry_crds::MAX_REPLICAS));
     }
+    let api = problems.api(&spec.api);
     let pod = PodSettings {
+        spec: problems.pod(&spec.pod, &api),
+        api,
         cpu: problems.quantity("spec.resources.cpu", spec.resources.cpu.as_ref()),
         memory: problems.quantity("spec.resources.memory", spec.resources.memory.as_ref()),
         gpu: spec.resources.gpu.as_ref().map(|gpu| (gpu.resource_name.clone(), gpu.count)),
@@ -242,7 +265,6 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         ),
         drain_timeout: problems.parsed("spec.rollout.drainTimeout", spec.rollout.drain_timeout.to_std()),
         restart: service.annotations().get(RESTART_ANNOTATION).cloned(),
-        api: problems.api(&spec.api),
     };
     if spec.runtime.gpu_memory.is_some() && spec.resources.gpu.is_none() {
         problems.invalid("spec.runtime.gpuMemory", "ask for GPUs (spec.resources.gpu), or leave it out");
@@ -421,7 +443,7 @@ impl Collector {
         }
     }
 
-    fn source(&mut self, fields: &SourceFields, source: &SourceSpec) {
+    fn source(&mut self, fields: &SourceFields, source: &SourceSpec, pod: &PodSpec) {
         if let Some(secret) = &source.secret_ref {
             self.object_name(fields.secret, &secret.name);
         }
@@ -429,14 +451,9 @@ impl Collector {
             self.invalid(fields.uri, found.to_string());
         }
         match (&source.uri, &source.pvc) {
-            (Some(uri), None) if uri.starts_with("https://") || uri.starts_with("http://") => match &source.sha256 {
-                Some(digest) => {
-                    if let Err(error) = digest.checked() {
-                        self.invalid(fields.sha256, error.to_string());
-                    }
-                }
-                None => self.invalid(fields.sha256, "give the file's SHA-256 (sha256sum FILE)"),
-            },
+            (Some(uri), None) if uri.starts_with("https://") || uri.starts_with("http://") => {
+                self.digest(fields, source);
+            }
             (Some(uri), None) => {
                 let scheme = uri.split("://").next().unwrap_or_default();
                 let advice = format!(
@@ -444,12 +461,25 @@ impl Collector {
                 );
                 self.0.push(Problem { kind: ProblemKind::NotSupported, field: fields.uri, advice });
             }
-            (None, Some(_)) => self.not_supported(
-                true,
-                fields.pvc,
-                "serve the file over https:// or http:// and give its address as uri",
-            ),
+            (None, Some(pvc)) => {
+                self.digest(fields, source);
+                if !pod.has_model_volume(&pvc.claim_name) {
+                    let advice = format!(
+                        "name the claim {} in spec.pod.modelVolumes as well, so that pods have it mounted",
+                        pvc.claim_name
+                    );
+                    self.invalid(fields.pvc, advice);
+                }
+            }
             _ => self.invalid(fields.source, "give exactly one of uri and pvc"),
+        }
+    }
+
+    fn digest(&mut self, fields: &SourceFields, source: &SourceSpec) {
+        match source.sha256.as_ref().map(|digest| digest.checked()) {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => self.invalid(fields.sha256, error.to_string()),
+            None => self.invalid(fields.sha256, "give the file's SHA-256 (sha256sum FILE)"),
         }
     }
 
@@ -524,14 +554,8 @@ mod tests {
             (source(json!({"uri": "azure://b/a.gguf"})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": "oci://b/a@sha256:1", "sha256": null})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": "hf://o/r@1/a.gguf", "sha256": null})), "spec.model.source.uri", "https://"),
-            (source(json!({"uri": null, "pvc": {"claimName": "c", "path": "a.gguf"}})), "spec.model.source.pvc", "uri"),
             (json!({"cache": {"mode": "Node"}}), "spec.cache.mode", "None"),
             (draft(json!({"uri": "oci://r/d@sha256:1"})), "spec.runtime.speculative.draft.uri", "https://"),
-            (
-                draft(json!({"pvc": {"claimName": "c", "path": "d.gguf"}, "sha256": "0".repeat(64)})),
-                "spec.runtime.speculative.draft.pvc",
-                "uri",
-            ),
         ];
         for (patch, field, instead) in cases {
             let problems = validate(&service(patch.clone())).unwrap_err();
@@ -539,6 +563,27 @@ mod tests {
             assert_eq!((problems.0[0].kind, problems.0[0].field), (ProblemKind::NotSupported, field), "{patch}");
             assert!(problems.to_string().contains(instead), "{problems}");
         }
+    }
+
+    #[test]
+    fn a_file_on_a_claim_needs_the_claim_in_the_pods_and_its_digest() {
+        let pvc = |claim: &str| json!({"uri": null, "pvc": {"claimName": claim, "path": "a.gguf"}});
+        let draft = json!({"draft": {"pvc": {"claimName": "drafts", "path": "d.gguf"}, "sha256": "d".repeat(64)}});
+        let spec = |claims: Value| {
+            let model = json!({"source": pvc("models")});
+            json!({"model": model, "runtime": {"speculative": draft}, "pod": {"modelVolumes": claims}})
+        };
+        let both = json!([{"claimName": "models"}, {"claimName": "drafts"}]);
+        assert!(validate(&service(spec(both))).is_ok());
+        let problems = validate(&service(spec(json!([{"claimName": "other"}])))).unwrap_err();
+        let fields: Vec<_> = problems.0.iter().map(|problem| problem.field).collect();
+        assert_eq!(fields, ["spec.model.source.pvc", "spec.runtime.speculative.draft.pvc"]);
+        assert!(problems.to_string().contains("name the claim models in spec.pod.modelVolumes"), "{problems}");
+        let mut source = pvc("models");
+        source["sha256"] = Value::Null;
+        let pod = json!({"modelVolumes": [{"claimName": "models"}]});
+        let problems = validate(&service(json!({"model": {"source": source}, "pod": pod}))).unwrap_err();
+        assert_eq!(problems.0[0].field, "spec.model.source.sha256");
     }
 
     #[test]

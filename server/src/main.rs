@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use gantry_crds::pod::MODEL_VOLUMES_DIR;
 use gantry_crds::status::Side;
 use gantry_engine::LoadError;
 use gantry_gguf::Header;
@@ -257,6 +258,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
         namespace: args.namespace,
         pod: args.pod,
         cache_dir: args.cache_dir,
+        model_volumes: MODEL_VOLUMES_DIR.into(),
         has: PodHas {
             volume_bytes: args.cache_bytes,
             resources: args.pod_resources,

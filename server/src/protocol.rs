@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwn
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
+use crate::fetch::VerifiedFile;
 use crate::limits::MAX_FRAME_BYTES;
 
 /// Names one request on one version; never used twice.
@@ -25,7 +26,12 @@ pub type RequestId = u64;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToWorker {
     /// Load this; the first message, and sent once.
-    Load(EngineConfig),
+    Load {
+        /// The model, and how to run it.
+        config: EngineConfig,
+        /// Files that must be as they were when they were verified, once it is loaded.
+        verified: Vec<VerifiedFile>,
+    },
     /// Generate.
     Submit {
         /// Chosen by the front.

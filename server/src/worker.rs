@@ -26,12 +26,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::fetch::VerifiedFile;
 use crate::journal::{Entry, Notes};
 use crate::limits::{
     EVENT_FRAME_BYTES, HEARTBEAT_PERIOD, MAX_EVENTS_PER_FRAME, MAX_WORKER_EVENT_BACKLOG, PROBE_LIMIT, WORKER_EXIT_LIMIT,
 };
 use crate::output::allocated_by;
-use crate::protocol::{self, FromWorker, Heartbeat, ProtocolError, RequestId, ToWorker};
+use crate::protocol::{self, FromWorker, Heartbeat, LoadFault, ProtocolError, RequestId, ToWorker};
 
 mod faults;
 
@@ -65,9 +66,11 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
     let notes = Arc::new(Notes::take_stdout().context("cannot take standard output")?);
 
     let Some(first) = incoming.next().await else { return Ok(()) };
-    let ToWorker::Load(config) = first? else { return Err(anyhow!("the front did not begin with a model to load")) };
+    let ToWorker::Load { config, verified } = first? else {
+        return Err(anyhow!("the front did not begin with a model to load"));
+    };
     let limit = Arc::<ThreadLimit>::default();
-    let load = load(backend_dir, config, Arc::clone(&limit), Outbox { control, events, pooled });
+    let load = load(backend_dir, config, verified, Arc::clone(&limit), Outbox { control, events, pooled });
     tokio::pin!(load);
     let worker = loop {
         tokio::select! {
@@ -91,6 +94,7 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
 async fn load(
     backend_dir: Option<PathBuf>,
     mut config: EngineConfig,
+    verified: Vec<VerifiedFile>,
     limit: Arc<ThreadLimit>,
     outbox: Outbox,
 ) -> anyhow::Result<Option<(ModelHost, Outbox)>> {
@@ -104,7 +108,8 @@ async fn load(
     let threads = Arc::clone(&limit);
     let mut last_percent = 0;
     std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-        let host = load_backends(backend_dir.as_deref()).and_then(|()| {
+        let load = || {
+            load_backends(backend_dir.as_deref())?;
             ModelHost::load(&config, &threads, move |share| {
                 let percent = (share * 100.0) as u8;
                 if percent > last_percent {
@@ -114,6 +119,16 @@ async fn load(
                 }
                 !stop.load(Ordering::Relaxed)
             })
+        };
+        let of_model = |told| (told, LoadFault::Model);
+        let found: Result<Vec<_>, _> = verified.iter().map(VerifiedFile::again).collect();
+        let host = found.map_err(of_model).and_then(|found| {
+            let host = load().map_err(|error| (error.to_string(), LoadFault::from(&error)))?;
+            // What was read of a file that is the same afterwards is what was verified.
+            match found.iter().find(|file| !file.is_unchanged()) {
+                Some(file) => Err(of_model(file.has_changed())),
+                None => Ok(host),
+            }
         });
         // Nobody listens when the front has gone, and the process ends.
         let _ = done.send(host);
@@ -133,11 +148,10 @@ async fn load(
             control.send(FromWorker::Ready(Box::new(host.model_info().clone()))).await?;
             Ok(Some((host, outbox)))
         }
-        Err(error) => {
+        Err((message, fault)) => {
             // The front tells of it, once.
-            tracing::info!(%error, "cannot load the model");
-            let fault = (&error).into();
-            control.send(FromWorker::LoadFailed { message: error.to_string(), fault }).await?;
+            tracing::info!(error = message, "cannot load the model");
+            control.send(FromWorker::LoadFailed { message, fault }).await?;
             // The front closes the socket once it has read this; ending before would lose it.
             control.closed().await;
             Ok(None)
@@ -234,7 +248,7 @@ impl Worker {
 
     async fn apply(&mut self, message: ToWorker, ended: &mpsc::UnboundedSender<RequestId>) -> anyhow::Result<()> {
         match message {
-            ToWorker::Load(_) => return Err(anyhow!("a worker loads one model")),
+            ToWorker::Load { .. } => return Err(anyhow!("a worker loads one model")),
             ToWorker::Submit { id, prompt, params } => {
                 let (events, ended, entry) = (self.outbox.events.clone(), ended.clone(), Entry::new(&self.notes, id));
                 let fault = self.faults.of_prompt(&prompt);

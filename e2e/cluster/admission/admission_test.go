@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	schemacel "k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
 	"k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -305,8 +306,26 @@ func TestTheFirstEntryOfAServiceWithoutAStatusIsTaken(t *testing.T) {
 	}
 }
 
+// The account of a service's pods may be any of its namespace, and older pods may have another than the spec names by now.
+func TestThePolicyHoldsForAnyAccountOfTheNamespace(t *testing.T) {
+	compiled := compile(t, policy(t), environment.DefaultCompatibilityVersion())
+	for _, account := range []string{"mine", "chat-gantry", "other-gantry", "default"} {
+		before, own, others := service(2), service(2), service(2)
+		entries(own)[0].(map[string]any)["version"] = "chat-8d21"
+		status(others)["activeVersion"] = "chat-evil"
+		by := agent
+		by.user = "system:serviceaccount:ns:" + account
+		if matched, against, _ := compiled.judge(t, by, before, own); !matched || len(against) > 0 {
+			t.Errorf("%s, its own entry: %v %v", account, matched, against)
+		}
+		if matched, against, _ := compiled.judge(t, by, before, others); !matched || len(against) == 0 {
+			t.Errorf("%s, the active version: %v %v", account, matched, against)
+		}
+	}
+}
+
 func TestThePolicyIsAboutAgentsOnly(t *testing.T) {
-	for _, name := range []string{"system:serviceaccount:gantry-system:gantry-operator", "system:serviceaccount:ns:other-gantry", "admin"} {
+	for _, name := range []string{"system:serviceaccount:gantry-system:gantry-operator", "system:serviceaccount:other:chat-gantry", "system:serviceaccount:ns2:mine", "system:node:ns", "admin"} {
 		before, after := service(2), service(2)
 		status(after)["activeVersion"] = "chat-8d21"
 		by := writer{name, "", "somebody"}
@@ -453,8 +472,7 @@ func TestTheCRDsAreTakenByTheAPIServer(t *testing.T) {
 	}
 }
 
-// What the rules of the CRD say of a service with this spec, beside its model.
-func specRules(t *testing.T) func(spec map[string]any) string {
+func structuralSchema(t *testing.T) *structuralschema.Structural {
 	t.Helper()
 	crd, internal := customResource(t, chart+"/files/crds/inferenceservices.gantry.dev.yaml"), &apiextensions.JSONSchemaProps{}
 	written := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
@@ -465,6 +483,13 @@ func specRules(t *testing.T) func(spec map[string]any) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return structural
+}
+
+// What the rules of the CRD say of a service with this spec, beside its model.
+func specRules(t *testing.T) func(spec map[string]any) string {
+	t.Helper()
+	structural := structuralSchema(t)
 	rules := schemacel.NewValidator(structural, true, celconfig.PerCallLimit)
 	return func(spec map[string]any) string {
 		object := service(1).Object
@@ -475,6 +500,178 @@ func specRules(t *testing.T) func(spec map[string]any) string {
 		object["spec"] = spec
 		problems, _ := rules.Validate(context.Background(), nil, structural, object, nil, celconfig.RuntimeCELCostBudget)
 		return fmt.Sprint(problems.ToAggregate())
+	}
+}
+
+func TestWhatWouldBreakAPodIsRefused(t *testing.T) {
+	rules := specRules(t)
+	judge := func(pod string) string {
+		var parsed map[string]any
+		if err := yaml.Unmarshal([]byte(pod), &parsed); err != nil {
+			t.Fatalf("%s: %v", pod, err)
+		}
+		// Numbers are int64 in the API server.
+		object := &unstructured.Unstructured{}
+		text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Pod", "pod": parsed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := object.UnmarshalJSON(text); err != nil {
+			t.Fatal(err)
+		}
+		return rules(map[string]any{"pod": object.Object["pod"]})
+	}
+	mount := func(path string) string {
+		return fmt.Sprintf("{volumes: [{name: v, emptyDir: {}}], volumeMounts: [{name: v, mountPath: %q}]}", path)
+	}
+	for _, pod := range []string{
+		"{}",
+		"{labels: {team: a, app.kubernetes.io/part-of: chat, empty: ''}, annotations: {a.b/c: any text}}",
+		"{env: [{name: TZ, value: UTC}, {name: AWS_REGION}, {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]}",
+		"{volumes: [{name: v, secret: {secretName: s}}, {name: w, projected: {sources: []}}, {name: d, downwardAPI: {items: []}}]}",
+		"{modelVolumes: [{claimName: models.v2}], serviceAccountName: mine, priorityClassName: system-node-critical, runtimeClassName: nvidia}",
+		"{securityContext: {runAsUser: 1000, runAsGroup: 0, supplementalGroups: [0, 7], seccompProfile: {type: Localhost, localhostProfile: p.json}}}",
+		mount("/mnt/v"), mount("/models"), mount("/etc/pki/tls"), mount("/usrlocal"),
+	} {
+		if told := judge(pod); told != "<nil>" {
+			t.Errorf("%s: %s", pod, told)
+		}
+	}
+	for pod, says := range map[string]string{
+		"{labels: {app.kubernetes.io/name: x}}":                               "select pods by them",
+		"{labels: {gantry.dev/service: other}}":                               "select pods by them",
+		"{labels: {team: a b}}":                                               "at most 63 letters",
+		"{annotations: {gantry.dev/restart: now}}":                            "annotate the InferenceService",
+		"{env: [{name: GANTRY_SERVICE, value: x}]}":                           "what the operator sets",
+		"{env: [{name: 1A, value: x}]}":                                       "beginning with a letter",
+		"{env: [{name: A, value: x, valueFrom: {fieldRef: {fieldPath: a}}}]}": "at most one of value and valueFrom",
+		"{env: [{name: A, valueFrom: {}}]}":                                   "exactly one of secretKeyRef",
+		"{volumes: [{name: v}]}":                                              "restricted allows no other",
+		"{volumes: [{name: v, emptyDir: {}, secret: {secretName: s}}]}":       "exactly one of configMap",
+		"{volumes: [{name: cache, emptyDir: {}}]}":                            "the server's own",
+		"{volumes: [{name: gantry-x, emptyDir: {}}]}":                         "the server's own",
+		"{volumes: [{name: V, emptyDir: {}}]}":                                "at most 63 lower-case",
+		"{volumeMounts: [{name: v, mountPath: /mnt/v}]}":                      "one of spec.pod.volumes",
+		"{modelVolumes: [{claimName: ../x}]}":                                 "name of a PersistentVolumeClaim",
+		"{serviceAccountName: ''}":                                            "name of a ServiceAccount",
+		"{priorityClassName: A}":                                              "name of a PriorityClass",
+		"{runtimeClassName: a/b}":                                             "name of a RuntimeClass",
+		"{imagePullSecrets: [{name: A}]}":                                     "name: use lower-case letters",
+		"{securityContext: {runAsUser: 0}}":                                   "does not run as root",
+		"{securityContext: {supplementalGroups: [-1]}}":                       "supplementalGroups: use numbers",
+		"{securityContext: {seccompProfile: {type: Localhost}}}":              "localhostProfile with type Localhost",
+	} {
+		if told := judge(pod); !strings.Contains(told, says) {
+			t.Errorf("%s: %q is expected, it says %s", pod, says, told)
+		}
+	}
+	for path, says := range map[string]string{
+		"/": "absolute path", "mnt": "absolute path", "/mnt/": "absolute path", "/mnt/../tmp": "absolute path", "//tmp": "absolute path", "/mnt/a:b": "absolute path",
+		"/tmp": "would hide", "/tmp/x": "would hide", "/etc": "would hide", "/usr/share/x": "would hide", "/var": "would hide", "/var/lib/gantry/models/x": "would hide",
+	} {
+		if told := judge(mount(path)); !strings.Contains(told, says) {
+			t.Errorf("%s: %q is expected, it says %s", path, says, told)
+		}
+	}
+}
+
+func TestAModelIsOnAClaimThatPodsHave(t *testing.T) {
+	rules := specRules(t)
+	source := func(claim string) map[string]any {
+		return map[string]any{"pvc": map[string]any{"claimName": claim, "path": "a/m.gguf"}, "sha256": strings.Repeat("a", 64)}
+	}
+	judge := func(claims ...string) string {
+		var volumes []any
+		for _, claim := range claims {
+			volumes = append(volumes, map[string]any{"claimName": claim})
+		}
+		return rules(map[string]any{
+			"model": map[string]any{"servedName": "chat", "source": source("models")},
+			"runtime": map[string]any{
+				"contextSize": int64(8192), "parallel": int64(8), "threads": "auto",
+				"speculative": map[string]any{"draft": source("drafts"), "maxTokens": int64(8)},
+			},
+			"pod": map[string]any{"modelVolumes": volumes},
+		})
+	}
+	if told := judge("models", "drafts"); told != "<nil>" {
+		t.Error(told)
+	}
+	for says, claims := range map[string][]string{
+		"spec.model.source.pvc.claimName: name the claim":              {"drafts"},
+		"spec.runtime.speculative.draft.pvc.claimName: name the claim": {"models"},
+	} {
+		if told := judge(claims...); !strings.Contains(told, says) || strings.Count(told, "name the claim") != 1 {
+			t.Errorf("%v: %s", claims, told)
+		}
+	}
+	if told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": source("models")}}); !strings.Contains(told, "spec.pod.modelVolumes as well") {
+		t.Error(told)
+	}
+}
+
+// What the documentation shows passes the rules, and none of it is dropped for being unknown.
+func TestTheExampleOfTheDocumentationIsTaken(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(text), "\n## Where pods run, and what else they have\n")
+	_, example, begins := strings.Cut(section, "```yaml\n")
+	example, _, ends := strings.Cut(example, "```")
+	if !found || !begins || !ends {
+		t.Fatal("there is no example")
+	}
+	var spec map[string]any
+	if err := yaml.Unmarshal([]byte(example), &spec); err != nil {
+		t.Fatal(err)
+	}
+	object := &unstructured.Unstructured{}
+	written, _ := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "InferenceService", "spec": spec})
+	if err := object.UnmarshalJSON(written); err != nil {
+		t.Fatal(err)
+	}
+	if told := specRules(t)(object.Object["spec"].(map[string]any)); told != "<nil>" {
+		t.Error(told)
+	}
+	read := object.DeepCopy()
+	structural := structuralSchema(t)
+	pruned := pruning.PruneWithOptions(read.Object, structural, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
+	if len(pruned) > 0 {
+		t.Errorf("unknown: %v", pruned)
+	}
+}
+
+func TestVariablesOfAStoreComeFromItsFields(t *testing.T) {
+	rules := specRules(t)
+	pod := map[string]any{"env": []any{map[string]any{"name": "AWS_REGION", "value": "eu-central-1"}}}
+	store := func(store map[string]any) map[string]any {
+		return map[string]any{"responseStore": store}
+	}
+	claim := store(map[string]any{"pvc": map[string]any{"claimName": "shared"}})
+	if told := rules(map[string]any{"pod": pod, "api": claim}); told != "<nil>" {
+		t.Error(told)
+	}
+	bucket := store(map[string]any{"s3": map[string]any{"bucket": "responses"}})
+	if told := rules(map[string]any{"pod": pod, "api": bucket}); !strings.Contains(told, "come from spec.api.responseStore.s3") {
+		t.Error(told)
+	}
+}
+
+// What the schema does not know is dropped, or refused where the client asks for that: a hostPath is no volume.
+func TestAPodHasNoVolumeOfItsNode(t *testing.T) {
+	crd := customResource(t, chart+"/files/crds/inferenceservices.gantry.dev.yaml")
+	pod := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["pod"]
+	volume := pod.Properties["volumes"].Items.Schema
+	if volume.XPreserveUnknownFields != nil || len(volume.Properties) != 9 {
+		t.Errorf("%v", volume.Properties)
+	}
+	for name := range volume.Properties {
+		switch name {
+		case "name", "configMap", "secret", "emptyDir", "projected", "persistentVolumeClaim", "csi", "ephemeral", "downwardAPI":
+		default:
+			t.Errorf("%s is none that restricted allows", name)
+		}
 	}
 }
 

@@ -354,6 +354,7 @@ impl ServiceFixture {
             cache: Default::default(),
             scheduling: Default::default(),
             api: self.api.clone(),
+            pod: Default::default(),
             rollout: RolloutSpec {
                 drain_timeout: DurationString::from("30s"),
                 progress_deadline: DurationString::from(self.progress_deadline),

@@ -298,7 +298,7 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (source(json!({"uri": "s3://bucket/m.gguf"})), "this release fetches from https:// and http://"),
         (
             source(json!({"uri": null, "pvc": {"claimName": "models", "path": "m.gguf"}})),
-            "this release fetches from https:// and http://",
+            "name the claim in spec.pod.modelVolumes as well",
         ),
         (rollout(json!({"gates": {"memory": {"headroom": "101%"}}})), "a percentage from 0% to 100%"),
         (rollout(json!({"gates": {"prompts": {"minPass": "2"}}})), "a percentage from 0% to 100%"),

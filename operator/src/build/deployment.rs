@@ -13,8 +13,8 @@ use k8s_openapi::{
         apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment},
         core::v1::{
             Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
-            ObjectFieldSelector, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-            SeccompProfile, SecurityContext, TopologySpreadConstraint, Volume, VolumeMount,
+            ObjectFieldSelector, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SecurityContext, Volume,
+            VolumeMount,
         },
     },
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
@@ -22,8 +22,8 @@ use k8s_openapi::{
 use kube::ResourceExt;
 
 use super::{
-    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, api, deployment_name, hash,
-    identity_name, labels, metadata, pod_labels, selector, side_labels,
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, account, api, deployment_name, hash, labels,
+    metadata, pod, pod_labels, selector, side_labels,
 };
 use crate::{
     limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
@@ -38,8 +38,6 @@ const INPUTS_ANNOTATION: &str = "gantry.dev/pod-template-inputs";
 const TEMPLATE_LABEL: &str = "gantry.dev/pod-template";
 /// Label of pods that tells what they have for a model apart: a version is judged by pods that have what the spec asks for.
 const RESOURCES_LABEL: &str = "gantry.dev/pod-resources";
-/// User and group of the server: nothing in the image belongs to another.
-const SERVER_USER: i64 = 65532;
 const CACHE_DIR: &str = "/var/cache/gantry";
 
 /// A pod template as it was applied before.
@@ -171,6 +169,7 @@ fn inputs_hash(pod: &PodSettings, side: Side) -> String {
     fields.insert("drainTimeoutNanos", pod.drain_timeout.as_nanos().to_string());
     fields.extend(pod.restart.clone().map(|restart| ("restart", restart)));
     fields.extend(pod.api.fields());
+    fields.extend(pod.spec.canonical().map(|set| ("pod", set)));
     hash(&fields)
 }
 
@@ -187,6 +186,7 @@ fn fields_for_a_model(pod: &PodSettings) -> BTreeMap<&'static str, String> {
         ("memory", pod.memory.as_ref().map(value)),
         ("gpu", pod.gpu.as_ref().map(|(resource, count)| format!("{count} {resource}"))),
         ("cacheLimit", pod.cache_limit.as_ref().map(value)),
+        ("podForAModel", pod.spec.for_a_model()),
     ];
     fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
@@ -202,6 +202,8 @@ impl PodSettings {
 fn new_template(inputs: &Inputs, side: Side, id: &str) -> PodTemplateSpec {
     let name = inputs.owner.name_any();
     let pod = &inputs.spec.pod;
+    let asked = &pod.spec;
+    let restart = pod.restart.clone().map(|value| (RESTART_ANNOTATION.to_owned(), value));
     let mut labels = labels(&name);
     labels.insert(TEMPLATE_LABEL.to_owned(), id.to_owned());
     labels.insert(SIDE_LABEL.to_owned(), side.label().to_owned());
@@ -209,39 +211,27 @@ fn new_template(inputs: &Inputs, side: Side, id: &str) -> PodTemplateSpec {
     let grace = drain_seconds(pod) + TERMINATION_MARGIN.as_secs();
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
-            labels: Some(labels),
-            annotations: pod.restart.clone().map(|value| [(RESTART_ANNOTATION.to_owned(), value)].into()),
+            labels: Some(pod::labels(asked, labels)),
+            annotations: pod::annotations(asked, restart),
             ..ObjectMeta::default()
         }),
         spec: Some(PodSpec {
-            service_account_name: Some(identity_name(inputs.owner)),
+            service_account_name: Some(account(inputs).into_owned()),
             automount_service_account_token: Some(true),
             enable_service_links: Some(false),
             termination_grace_period_seconds: Some(i64::try_from(grace).unwrap_or(i64::MAX)),
-            security_context: Some(PodSecurityContext {
-                run_as_non_root: Some(true),
-                run_as_user: Some(SERVER_USER),
-                run_as_group: Some(SERVER_USER),
-                fs_group: Some(SERVER_USER),
-                seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
-                ..PodSecurityContext::default()
-            }),
-            topology_spread_constraints: Some(vec![spread(side_labels(&name, side))]),
+            security_context: Some(pod::security_context(asked)),
+            node_selector: pod::some(&asked.node_selector),
+            tolerations: pod::some(&asked.tolerations),
+            affinity: asked.affinity.clone(),
+            topology_spread_constraints: Some(pod::spread(asked, side_labels(&name, side))),
+            priority_class_name: asked.priority_class_name.clone(),
+            runtime_class_name: asked.runtime_class_name.clone(),
+            image_pull_secrets: pod::image_pull_secrets(asked),
             containers: vec![container(inputs.owner, pod, side, inputs.new_pods)],
             volumes: Some(volumes(pod)),
             ..PodSpec::default()
         }),
-    }
-}
-
-/// Pods go to different nodes where that is possible.
-fn spread(selected: BTreeMap<String, String>) -> TopologySpreadConstraint {
-    TopologySpreadConstraint {
-        max_skew: 1,
-        topology_key: "kubernetes.io/hostname".to_owned(),
-        when_unsatisfiable: "ScheduleAnyway".to_owned(),
-        label_selector: Some(selector(selected)),
-        ..TopologySpreadConstraint::default()
     }
 }
 
@@ -257,6 +247,7 @@ fn volumes(pod: &PodSettings) -> Vec<Volume> {
     let mut volumes =
         vec![empty_dir("cache", Some(cache_limit(pod))), empty_dir("tmp", Some(Quantity(TMP_SIZE.to_owned())))];
     volumes.extend(api::volumes(&pod.api));
+    volumes.extend(pod::volumes(&pod.spec));
     volumes
 }
 
@@ -282,6 +273,7 @@ fn environment(owner: &InferenceService, pod: &PodSettings, side: Side, new_pods
         environment.push(plain("GANTRY_PRIVATE_SOURCES", "false".to_owned()));
     }
     environment.extend(api::environment(&pod.api));
+    environment.extend(pod::environment(&pod.spec));
     environment
 }
 
@@ -294,6 +286,7 @@ fn container(owner: &InferenceService, pod: &PodSettings, side: Side, new_pods: 
     let (mut args, mut mounts) = (vec!["pod".to_owned()], vec![mount("cache", CACHE_DIR), mount("tmp", "/tmp")]);
     args.extend(api::arguments(&pod.api));
     mounts.extend(api::mounts(&pod.api));
+    mounts.extend(pod::mounts(&pod.spec));
     Container {
         name: "server".to_owned(),
         image: Some(new_pods.image.clone()),
@@ -311,7 +304,7 @@ fn container(owner: &InferenceService, pod: &PodSettings, side: Side, new_pods: 
             read_only_root_filesystem: Some(true),
             run_as_non_root: Some(true),
             capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
-            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+            seccomp_profile: Some(pod::seccomp_profile(&pod.spec)),
             ..SecurityContext::default()
         }),
         volume_mounts: Some(mounts),
@@ -372,7 +365,8 @@ fn resources(pod: &PodSettings) -> ResourceRequirements {
         requests.insert("memory".to_owned(), memory.clone());
         limits.insert("memory".to_owned(), memory.clone());
     }
-    let disk = (pod.cache_bytes.saturating_add(DISK_BESIDE_CACHE_BYTES)).div_ceil(1 << 20);
+    let beside = DISK_BESIDE_CACHE_BYTES.saturating_add(pod::disk_bytes(&pod.spec));
+    let disk = (pod.cache_bytes.saturating_add(beside)).div_ceil(1 << 20);
     for side in [&mut requests, &mut limits] {
         side.insert("ephemeral-storage".to_owned(), Quantity(format!("{disk}Mi")));
     }

@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use super::{Inputs, identity_name, metadata};
+use super::{Inputs, account, identity_name, metadata};
 
 /// The pods' ServiceAccount.
 pub fn service_account(owner: &InferenceService) -> ServiceAccount {
@@ -56,9 +56,18 @@ fn rule(group: &str, resource: &str, verbs: &[&str], names: impl IntoIterator<It
     }
 }
 
-/// Gives the Role to the ServiceAccount.
-pub fn role_binding(owner: &InferenceService) -> RoleBinding {
-    let name = identity_name(owner);
+/// Gives the Role to the accounts of the pods: of those to come, and of those that there are, which go on reporting until they are
+/// replaced. Whoever can make a pod of a service's labels can have its account bound, and could mount what the Role lets it read.
+pub fn role_binding(inputs: &Inputs) -> RoleBinding {
+    let (owner, name) = (inputs.owner, identity_name(inputs.owner));
+    let wanted = account(inputs);
+    let accounts: BTreeSet<_> = inputs.accounts.iter().copied().chain([&*wanted, &name]).collect();
+    let subject = |account: &str| Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: account.to_owned(),
+        namespace: owner.namespace(),
+        ..Subject::default()
+    };
     RoleBinding {
         metadata: metadata(owner, name.clone()),
         role_ref: RoleRef {
@@ -66,11 +75,6 @@ pub fn role_binding(owner: &InferenceService) -> RoleBinding {
             kind: "Role".to_owned(),
             name: name.clone(),
         },
-        subjects: Some(vec![Subject {
-            kind: "ServiceAccount".to_owned(),
-            name,
-            namespace: owner.namespace(),
-            ..Subject::default()
-        }]),
+        subjects: Some(accounts.into_iter().map(subject).collect()),
     }
 }

@@ -34,6 +34,7 @@ fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Childre
         versions: &[],
         new_pods: &new_pods(image),
         sides: &sides,
+        accounts: &BTreeSet::new(),
         answers: true,
     })
 }
@@ -108,6 +109,8 @@ fn a_template_is_kept_until_its_inputs_change() {
         json!({"/spec/api": {"anyModel": true}}),
         json!({"/spec/api": {"responseStore": {"pvc": {"claimName": "shared"}}}}),
         json!({"/spec/api": {"responseStore": {"s3": {"bucket": "responses"}, "ttl": "24h"}}}),
+        json!({"/spec/pod": {"labels": {"team": "a"}}}),
+        json!({"/spec/pod": {"tolerations": [{"operator": "Exists"}]}}),
     ];
     for change in changes {
         let changed = built(&change, "server:2", Some(&stored(&old)));
@@ -138,6 +141,9 @@ fn pods_that_are_restarted_or_given_more_time_to_end_have_the_same_for_a_model()
         ("keys", json!({"/spec/api": {"keysSecretRef": {"name": "keys"}, "modelAliases": ["gpt-4o"]}}), true),
         ("memory", json!({"/spec/resources": {"memory": "2Gi"}}), false),
         ("a cache", json!({"/spec/cache": {"sizeLimit": "20Gi"}}), false),
+        ("labels", json!({"/spec/pod": {"labels": {"team": "a"}, "priorityClassName": "high"}}), true),
+        ("other nodes", json!({"/spec/pod": {"nodeSelector": {"gpu": "h100"}}}), false),
+        ("a claim", json!({"/spec/pod": {"modelVolumes": [{"claimName": "models"}]}}), false),
     ] {
         let wanted = newest(patch.clone(), Some(&kept));
         assert_eq!(wanted.has_resources_of(&old), same, "{what}");
@@ -171,6 +177,192 @@ fn a_template_is_known_by_what_is_set_and_by_the_value_of_quantities() {
     let pod = validate(&owner(&json!({"/spec/resources": {"memory": "4Gi", "cpu": "2"}}))).unwrap().pod;
     let set = json!({"cpu": "2.000", "memory": "4294967296.000"});
     assert_eq!(pod.resources_hash(), hash(&set), "what is not set is not in it");
+}
+
+/// What pods are known by, once given out, is a promise: a release that adds a field to the spec or the template, or whose
+/// Kubernetes has one more, restarts no pod. Each line is what releases since then have given out.
+#[test]
+fn a_release_that_adds_a_field_restarts_nobody() {
+    let full = json!({
+        "nodeSelector": {"pool": "gpu", "arch": "amd64"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h100"]}]},
+        ]}}},
+        "env": [{"name": "TZ", "value": "UTC"}],
+        "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/mnt/scratch"}],
+        "modelVolumes": [{"claimName": "models"}],
+        "serviceAccountName": "mine",
+        "securityContext": {"supplementalGroups": [7]},
+    });
+    let all = json!({
+        "/spec/resources": {"memory": "4Gi", "cpu": "2", "gpu": {"count": 1}}, "/spec/cache": {"sizeLimit": "10Gi"},
+        "/spec/api": {"keysSecretRef": {"name": "keys"}, "modelAliases": ["b", "a"]}, "/spec/pod": full,
+        "/metadata/annotations": {"gantry.dev/restart": "1"},
+    });
+    for (patch, template, resources) in [
+        (json!({}), "8425e3c49acfae1f4e97e4d070aa8ef1", "44136fa355b3678a1146ad16f7e8649e"),
+        (
+            json!({"/spec/resources": {"memory": "4Gi", "cpu": "2"}}),
+            "23e665d6a8253c937171e9644f59bad5",
+            "a73973c7a0c749e46ae0aceb2e1c10a5",
+        ),
+        (all, "8a926a94c2a8651715f695088200ab4e", "8ecff6cfba5bd377e5885682c7d46fc4"),
+    ] {
+        let pod = validate(&owner(&patch)).unwrap().pod;
+        let known = built(&patch, "server:1", None).deployment.spec.unwrap().template.metadata.unwrap().labels.unwrap();
+        let labels = (known["gantry.dev/pod-template"].as_str(), known["gantry.dev/pod-resources"].as_str());
+        assert_eq!(labels, (template, resources), "{patch}");
+        assert_eq!(pod.resources_hash(), resources);
+    }
+}
+
+/// As a release wrote it that knew more of a template: what this one does not know of it is not what it goes by.
+#[test]
+fn a_stored_template_with_a_field_of_a_later_release_is_kept() {
+    let old = built(&json!({}), "server:1", None);
+    let mut json = serde_json::to_value(&old.deployment).unwrap();
+    let mut template: Value = json["spec"]["template"].clone();
+    template["spec"]["containers"][0]["fieldOfLater"] = json!({"a": 1});
+    json["metadata"]["annotations"]["gantry.dev/pod-template"] = template.to_string().into();
+    let later: Deployment = serde_json::from_value(json).unwrap();
+    let kept = StoredTemplate::of(later.annotations()).unwrap();
+    let built = built(&json!({}), "server:2", Some(&kept)).deployment;
+    assert_eq!(built.spec, old.deployment.spec);
+    assert_eq!(built.annotations()["gantry.dev/pod-template"], template.to_string(), "nor is it lost");
+}
+
+#[test]
+fn a_pod_is_and_has_what_the_spec_says() {
+    let affinity =
+        json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}});
+    let constraint = |selector: Value| {
+        let mut constraint =
+            json!({"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"});
+        if !selector.is_null() {
+            constraint["labelSelector"] = selector;
+        }
+        constraint
+    };
+    let of_others = json!({"matchLabels": {"app": "other"}});
+    let children = built(
+        &json!({"/spec/resources": {"memory": "1Gi"}, "/spec/pod": {
+            "nodeSelector": {"pool": "gpu"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "affinity": affinity,
+            "topologySpreadConstraints": [constraint(Value::Null), constraint(of_others.clone())],
+            "priorityClassName": "high", "runtimeClassName": "nvidia", "imagePullSecrets": [{"name": "registry"}],
+            "labels": {"team": "a"}, "annotations": {"prometheus.io/scrape": "false"},
+            "env": [
+                {"name": "TZ", "value": "UTC"},
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+            ],
+            "volumes": [
+                {"name": "scratch", "emptyDir": {"sizeLimit": "2Gi"}},
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+                {"name": "store", "csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": true}},
+                {"name": "own", "ephemeral": {"volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}},
+                    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}}},
+            ],
+            "volumeMounts": [
+                {"name": "scratch", "mountPath": "/mnt/scratch"},
+                {"name": "store", "mountPath": "/mnt/secrets", "readOnly": true, "subPath": "a"},
+            ],
+            "modelVolumes": [{"claimName": "models"}, {"claimName": "drafts.v2"}],
+            "securityContext": {"runAsUser": 1000, "fsGroup": 2000, "supplementalGroups": [3000], "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "Localhost", "localhostProfile": "profiles/gantry.json"}},
+        }}),
+        "server:1",
+        None,
+    );
+    let template = serde_json::to_value(&children.deployment).unwrap()["spec"]["template"].clone();
+    let labels = &template["metadata"]["labels"];
+    assert_eq!((&labels["team"], &labels["gantry.dev/service"]), (&json!("a"), &json!("chat")));
+    assert_eq!(template["metadata"]["annotations"], json!({"prometheus.io/scrape": "false"}));
+    let pod = &template["spec"];
+    assert_eq!(pod["nodeSelector"], json!({"pool": "gpu"}));
+    assert_eq!(pod["tolerations"], json!([{"key": "gpu", "operator": "Exists"}]));
+    assert_eq!(pod["affinity"], affinity);
+    let own = json!({"matchLabels": {"app.kubernetes.io/name": "gantry-server", "gantry.dev/service": "chat"}});
+    assert_eq!(pod["topologySpreadConstraints"], json!([constraint(own), constraint(of_others)]));
+    assert_eq!((&pod["priorityClassName"], &pod["runtimeClassName"]), (&json!("high"), &json!("nvidia")));
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+    let seccomp = json!({"type": "Localhost", "localhostProfile": "profiles/gantry.json"});
+    assert_eq!(
+        pod["securityContext"],
+        json!({"runAsNonRoot": true, "runAsUser": 1000, "runAsGroup": 65532, "fsGroup": 2000, "supplementalGroups": [3000],
+            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": seccomp})
+    );
+    let container = &pod["containers"][0];
+    assert_eq!(container["securityContext"]["seccompProfile"], seccomp);
+    assert_eq!(container["securityContext"]["runAsUser"], Value::Null, "as the pod says");
+    let variables = container["env"].as_array().unwrap();
+    assert_eq!(
+        variables[variables.len() - 3..],
+        [
+            json!({"name": "TZ", "value": "UTC"}),
+            json!({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}),
+            json!({"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}),
+        ]
+    );
+    let claim = |name: &str| json!({"claimName": name, "readOnly": true});
+    assert_eq!(
+        pod["volumes"].as_array().unwrap()[2..],
+        [
+            json!({"name": "scratch", "emptyDir": {"sizeLimit": "2Gi"}}),
+            json!({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}),
+            json!({"name": "store", "csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": true}}),
+            json!({"name": "own", "ephemeral": {"volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}},
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}}}),
+            json!({"name": "gantry-models-0", "persistentVolumeClaim": claim("models")}),
+            json!({"name": "gantry-models-1", "persistentVolumeClaim": claim("drafts.v2")}),
+        ]
+    );
+    assert_eq!(
+        container["volumeMounts"].as_array().unwrap()[2..],
+        [
+            json!({"name": "scratch", "mountPath": "/mnt/scratch"}),
+            json!({"name": "store", "mountPath": "/mnt/secrets", "readOnly": true, "subPath": "a"}),
+            json!({"name": "gantry-models-0", "mountPath": "/var/lib/gantry/models/models", "readOnly": true}),
+            json!({"name": "gantry-models-1", "mountPath": "/var/lib/gantry/models/drafts.v2", "readOnly": true}),
+        ]
+    );
+    // The folder on the disk is room beside the models, the one in memory is not.
+    assert_eq!(container["resources"]["requests"]["ephemeral-storage"], format!("{}Mi", 1024 + 256 + 2048));
+}
+
+#[test]
+fn the_rights_follow_the_accounts_of_the_pods() {
+    let accounts = |patch: Value, living: &[&str]| {
+        let owner = owner(&patch);
+        let spec = validate(&owner).unwrap();
+        let children = build(&Inputs {
+            owner: &owner,
+            spec: &spec,
+            versions: &[],
+            new_pods: &new_pods("server:1"),
+            stored: None,
+            accounts: &living.iter().copied().collect(),
+            answers: true,
+        });
+        let binding = serde_json::to_value(&children.role_binding).unwrap();
+        let subjects: Vec<_> = binding["subjects"].as_array().unwrap().clone();
+        for subject in &subjects {
+            assert_eq!((&subject["kind"], &subject["namespace"]), (&json!("ServiceAccount"), &json!("test")));
+        }
+        assert_eq!(binding["roleRef"]["name"], "chat-gantry");
+        let names: Vec<_> = subjects.iter().map(|subject| subject["name"].as_str().unwrap().to_owned()).collect();
+        (pod(&children)["serviceAccountName"].as_str().unwrap().to_owned(), names)
+    };
+    let mine = || json!({"/spec/pod": {"serviceAccountName": "mine"}});
+    let named =
+        |account: &str, subjects: &[&str]| (account.to_owned(), subjects.iter().map(|&name| name.to_owned()).collect());
+    assert_eq!(accounts(json!({}), &["chat-gantry"]), named("chat-gantry", &["chat-gantry"]));
+    assert_eq!(accounts(mine(), &["chat-gantry"]), named("mine", &["chat-gantry", "mine"]));
+    // The way back: older pods go on reporting until they are replaced.
+    assert_eq!(accounts(json!({}), &["chat-gantry", "mine"]), named("chat-gantry", &["chat-gantry", "mine"]));
 }
 
 #[test]
@@ -360,6 +552,7 @@ fn pods_fetch_from_private_addresses_unless_the_installation_forbids_it() {
             versions: &[],
             new_pods: &new_pods,
             sides: &sides(None),
+            accounts: &BTreeSet::new(),
             answers: true,
         });
         let env = pod(&children)["containers"][0]["env"].clone();
@@ -398,6 +591,7 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
         versions: &[old],
         new_pods: &new_pods("server:1"),
         sides: &sides(None),
+        accounts: &BTreeSet::new(),
         answers: true,
     });
     assert_eq!(

@@ -112,7 +112,7 @@ async fn what_was_missed_while_a_watch_was_away_wakes_every_service() {
 fn pod(status: serde_json::Value) -> Pod {
     let mut pod = serde_json::from_value(json!({
         "metadata": {"name": "chat-1", "annotations": {"big": "one"}},
-        "spec": {"containers": [{"name": "server"}]},
+        "spec": {"serviceAccountName": "mine", "containers": [{"name": "server"}]},
         "status": status,
     }))
     .unwrap();
@@ -125,6 +125,7 @@ fn only_running_pods_that_stay_are_counted() {
     let running = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
     let view = PodView::of(&pod(running.clone()));
     assert!(view.counted && view.ready && !view.over);
+    assert_eq!(view.account.as_deref(), Some("mine"));
     let mut ending = pod(running);
     ending.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
     let view = PodView::of(&ending);
@@ -241,9 +242,11 @@ fn an_evicted_pod_counts_while_one_is_missing_and_creation_may_take_a_while() {
 }
 
 #[test]
-fn a_trimmed_pod_holds_no_spec_and_no_annotations() {
+fn a_trimmed_pod_holds_its_account_of_its_spec_and_no_annotations() {
     let pod = pod(json!({"phase": "Running", "hostIP": "10.0.0.1"}));
-    assert!(pod.spec.is_none() && pod.annotations().is_empty() && pod.status.unwrap().host_ip.is_none());
+    let spec = serde_json::to_value(pod.spec.as_ref().unwrap()).unwrap();
+    assert_eq!(spec, json!({"serviceAccountName": "mine", "containers": []}));
+    assert!(pod.annotations().is_empty() && pod.status.unwrap().host_ip.is_none());
 }
 
 /// A store, and how it is filled: an empty list is a list.

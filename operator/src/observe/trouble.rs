@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use crate::{
     limits::{CRASH_LOOP_RESTARTS, CREATING_TIMEOUT},
     text::{of_refusal, of_scheduler},
-    validate::PodSecret,
+    validate::{ObjectKind, PodObject},
 };
 
 /// Why a pod is not there.
@@ -82,11 +82,16 @@ impl Trouble {
         Self { reason: Reason::FailedCreate, message: format!("pods are refused: {message}") }
     }
 
-    /// A Secret is not there without which a pod's container is not made.
-    pub(super) fn of_absent_secret(pod: &str, secret: &PodSecret) -> Self {
-        let PodSecret { name, field } = secret;
-        let message = format!("pod {pod} waits for Secret {name} ({field}), which is not there: create it");
-        Self { reason: Reason::Waits(WaitReason::SecretNotFound), message }
+    /// An object is not there without which a pod's container is not made.
+    pub(super) fn of_absent_object(pod: &str, absent: &PodObject) -> Self {
+        let PodObject { object, field } = absent;
+        let reason = match object.kind {
+            ObjectKind::ConfigMap => WaitReason::ConfigMapNotFound,
+            ObjectKind::Secret => WaitReason::SecretNotFound,
+        };
+        let (kind, name) = (object.kind.as_str(), &object.name);
+        let message = format!("pod {pod} waits for {kind} {name} ({field}), which is not there: create it");
+        Self { reason: Reason::Waits(reason), message }
     }
 
     /// A pod's containers could not be made for long: kubelet tells of volumes and networks in Events alone.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gantry_crds::api::{ApiSpec, ResponseStoreSpec};
 
-use super::Collector;
+use super::{Collector, NamedObject, ObjectKind, PodObject};
 
 /// Whom a pod answers, and by which names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -46,15 +46,6 @@ pub enum StorePlace {
     },
     /// A PersistentVolumeClaim, by its name.
     Claim(String),
-}
-
-/// A Secret without which a pod's container cannot be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSecret {
-    /// Its name.
-    pub name: String,
-    /// The field that names it.
-    pub field: &'static str,
 }
 
 impl Collector {
@@ -112,13 +103,14 @@ impl ApiSettings {
 
     /// The Secrets that its pods are made with.
     #[must_use]
-    pub fn secrets(&self) -> Vec<PodSecret> {
-        let keys = self.keys_secret.clone().map(|name| PodSecret { name, field: "spec.api.keysSecretRef" });
+    pub fn secrets(&self) -> Vec<PodObject> {
+        let secret = |name, field| PodObject { object: NamedObject { kind: ObjectKind::Secret, name }, field };
+        let keys = self.keys_secret.clone().map(|name| secret(name, "spec.api.keysSecretRef"));
         let store = self.responses.as_ref().and_then(|store| match &store.place {
             StorePlace::S3 { secret, .. } => secret.clone(),
             StorePlace::Claim(_) => None,
         });
-        let store = store.map(|name| PodSecret { name, field: "spec.api.responseStore.s3.secretRef" });
+        let store = store.map(|name| secret(name, "spec.api.responseStore.s3.secretRef"));
         keys.into_iter().chain(store).collect()
     }
 }

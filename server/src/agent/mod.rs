@@ -42,6 +42,8 @@ pub struct AgentConfig {
     pub pod: String,
     /// Where models are kept.
     pub cache_dir: PathBuf,
+    /// Where claims with models are mounted, each in a folder of its name.
+    pub model_volumes: PathBuf,
     /// What the pod was made with.
     pub has: PodHas,
     /// Where models may be fetched from.
@@ -104,7 +106,8 @@ pub async fn run_with(
         .map_err(|error| AgentError::Cache { folder: config.cache_dir.clone(), error })?;
     let fetcher = Fetcher::new(Arc::clone(&cache), config.reach)?;
     let objects = Objects::new(client.clone(), &config.namespace);
-    let gates = Arc::new(Gates { fetcher, workers, objects, loading: tokio::sync::Mutex::default() });
+    let volumes = config.model_volumes.clone();
+    let gates = Arc::new(Gates { fetcher, workers, objects, volumes, loading: tokio::sync::Mutex::default() });
 
     let (seen, observed) = tokio::sync::watch::channel(watch::Observed::default());
     let (asked, desired) = tokio::sync::watch::channel(None);

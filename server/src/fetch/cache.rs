@@ -16,6 +16,7 @@ use std::time::SystemTime;
 use super::digest::Digest;
 use super::error::FetchError;
 use super::partial::{hash_file, remove_if_there, validator_path};
+use super::volume::VerifiedFile;
 
 const PARTIAL_EXTENSION: &str = "partial";
 
@@ -79,16 +80,27 @@ impl Drop for Lease {
     }
 }
 
-/// A whole, verified file; it stays in the cache while this lives.
+/// A whole, verified file. One in the cache stays there while this lives; one on a volume may be changed by others.
 #[derive(Clone, Debug)]
 pub struct CachedModel {
     path: PathBuf,
     digest: Digest,
     bytes: u64,
-    _lease: Arc<Lease>,
+    _lease: Option<Arc<Lease>>,
+    on_volume: Option<VerifiedFile>,
 }
 
 impl CachedModel {
+    pub(super) fn on_volume(file: VerifiedFile, digest: Digest) -> Self {
+        Self { path: file.path().to_owned(), digest, bytes: file.bytes(), _lease: None, on_volume: Some(file) }
+    }
+
+    /// What it was when it was verified, where others may change it.
+    #[must_use]
+    pub fn verified(&self) -> Option<&VerifiedFile> {
+        self.on_volume.as_ref()
+    }
+
     /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -190,7 +202,7 @@ impl Cache {
         if let Err(error) = File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now())) {
             tracing::debug!(%error, "cannot note the use of a cached model");
         }
-        Ok(Some(CachedModel { path, digest, bytes, _lease: Arc::new(lease) }))
+        Ok(Some(CachedModel { path, digest, bytes, _lease: Some(Arc::new(lease)), on_volume: None }))
     }
 
     /// Evicts until the file of `digest` may have `wanted_bytes`, and tells how many it may have: at least `needed_bytes`.

@@ -32,6 +32,12 @@ impl From<[u8; 32]> for Digest {
     }
 }
 
+impl From<Digest> for [u8; 32] {
+    fn from(digest: Digest) -> Self {
+        digest.0
+    }
+}
+
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&hex::encode(self.0))

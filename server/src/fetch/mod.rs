@@ -2,10 +2,10 @@
 //!
 //! [`Fetcher::fetch`] answers with a whole file whose SHA-256 is the one asked for, and that alone: from the [`cache`]
 //! when it is there, else over http(s) ([`download`]), going on where a broken connection stopped, or from a file of
-//! this machine. What may pass is tried again for as long as the caller waits; what will not is an error at once, with
+//! this machine; one on a volume may be used where it is ([`volume`]). What may pass is tried again for as long as the caller waits; what will not is an error at once, with
 //! what to do. Bytes come only into room that the cache has granted, only from addresses that may be connected to
 //! ([`reach`]), and only while they are those of a GGUF file ([`magic`]). [`Fetcher::peek`] reads a file's first bytes, for a
-//! verdict before the download. One fetch per digest runs at a time. Absent: what is in the file ([`crate::gates`]), other sources than http(s) and file.
+//! verdict before the download. One fetch per digest runs at a time. Absent: what is in the file ([`crate::gates`]), other sources than http(s), volumes and files.
 
 mod cache;
 mod digest;
@@ -18,11 +18,12 @@ mod partial;
 mod progress;
 mod reach;
 mod source;
+mod volume;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,7 @@ pub use error::FetchError;
 pub use progress::FetchProgress;
 pub use reach::Reach;
 pub use source::{Source, SourceError, Token};
+pub use volume::VerifiedFile;
 
 use cache::Grant;
 use download::{Download, blocking};
@@ -46,6 +48,7 @@ use magic::Magic;
 use partial::{Partial, Validator};
 use progress::Meter;
 use source::Location;
+use volume::VolumeFile;
 
 /// Fetches model files into one cache.
 pub struct Fetcher {
@@ -54,6 +57,8 @@ pub struct Fetcher {
     cache: Arc<Cache>,
     /// One lock per digest that was ever fetched: a handful of versions in a pod's life.
     flights: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
+    /// Files on volumes that were hashed: it is not done again while they are the same. One for each digest, as above.
+    on_volumes: Mutex<HashMap<Digest, VerifiedFile>>,
 }
 
 /// One fetch from its first try to its last.
@@ -86,7 +91,7 @@ impl Fetcher {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = http::client(reach)
             .map_err(|error| FetchError::Permanent(format!("the https client cannot be set up: {error:?}")))?;
-        Ok(Self { client, reach, cache, flights: Mutex::default() })
+        Ok(Self { client, reach, cache, flights: Mutex::default(), on_volumes: Mutex::default() })
     }
 
     /// The cache.
@@ -116,6 +121,11 @@ impl Fetcher {
                 let path = path.clone();
                 let read = blocking(move || peek_file(&path, bytes)).await?;
                 read.map(Some).map_err(|error| local(&address, &error))
+            }
+            Location::Volume(file) => {
+                let file = file.clone();
+                let read = move || peek_file(&file.resolve()?, bytes).map_err(|error| file.unreadable(&error));
+                blocking(read).await?.map(Some)
             }
             Location::Http(url) => {
                 let range = Some((0, Some(bytes.saturating_sub(1))));
@@ -148,8 +158,45 @@ impl Fetcher {
         progress: &watch::Sender<FetchProgress>,
         cancel: &CancellationToken,
     ) -> Result<CachedModel, FetchError> {
-        let fetched = cancel.run_until_cancelled(self.fetch_single(source, digest, progress)).await;
-        fetched.unwrap_or(Err(FetchError::Cancelled))
+        let fetched = async {
+            match &source.location {
+                Location::Volume(file) if file.in_place => self.use_in_place(file, digest, progress, cancel).await,
+                _ => self.fetch_single(source, digest, progress).await,
+            }
+        };
+        cancel.run_until_cancelled(fetched).await.unwrap_or(Err(FetchError::Cancelled))
+    }
+
+    /// Hashes a file where it is, unless this process has done so and it is the same.
+    async fn use_in_place(
+        &self,
+        file: &VolumeFile,
+        digest: Digest,
+        progress: &watch::Sender<FetchProgress>,
+        cancel: &CancellationToken,
+    ) -> Result<CachedModel, FetchError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let known = self.on_volumes.lock().unwrap_or_else(PoisonError::into_inner).get(&digest).cloned();
+            let (file, told, stop) = (file.clone(), progress.clone(), cancel.clone());
+            let verified = move || {
+                let path = file.resolve()?;
+                match known.filter(|known| known.path() == path && known.is_unchanged()) {
+                    Some(known) => Ok(known),
+                    None => file.verify(&path, digest, &told, &stop),
+                }
+            };
+            match blocking(verified).await? {
+                Ok(verified) => {
+                    let mut known = self.on_volumes.lock().unwrap_or_else(PoisonError::into_inner);
+                    known.insert(digest, verified.clone());
+                    return Ok(CachedModel::on_volume(verified, digest));
+                }
+                // What was hashed before counts for nothing: the file is read from its beginning again.
+                Err(error @ FetchError::Temporary { .. }) => wait(&mut backoff, digest, &error, 0, progress).await,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     async fn fetch_single(
@@ -175,13 +222,7 @@ impl Fetcher {
                 Ok(()) => {}
                 Err(error @ FetchError::Temporary { .. }) => {
                     let bytes = tries.partial.as_ref().map_or(0, Partial::bytes);
-                    // A try that brought bytes is no standstill, and the next one may bring more.
-                    let stands_still = !backoff.has_come(bytes);
-                    let wait = backoff.after(&error, bytes);
-                    tracing::warn!(%digest, %error, wait_ms = wait.as_millis() as u64, "fetch interrupted");
-                    let note = Some(error.to_string());
-                    progress.send_modify(|p| (p.note, p.stands_still, p.eta) = (note, stands_still, None));
-                    tokio::time::sleep(wait).await;
+                    wait(&mut backoff, digest, &error, bytes, progress).await;
                 }
                 Err(error) => {
                     drop(lease);
@@ -214,6 +255,13 @@ impl Fetcher {
         let grant = Arc::new(self.cache.grant(digest));
         let (partial, result) = match &source.location {
             Location::File(path) => copy(grant, partial, path, &address, progress).await,
+            Location::Volume(file) => {
+                let file = file.clone();
+                match blocking(move || file.resolve()).await.flatten() {
+                    Ok(path) => copy(grant, partial, &path, &address, progress).await,
+                    Err(error) => (Some(partial), Err(error)),
+                }
+            }
             Location::Http(url) => {
                 let target = self.target(source, url, &address);
                 Download { target, grant, progress }.connect(partial).await
@@ -291,6 +339,23 @@ impl Fetcher {
         }
         Err(FetchError::temporary("the pieces of the file do not belong together; it is fetched again as a whole"))
     }
+}
+
+/// Tells why a try failed, and waits for the next. `bytes` are there.
+async fn wait(
+    backoff: &mut Backoff,
+    digest: Digest,
+    error: &FetchError,
+    bytes: u64,
+    progress: &watch::Sender<FetchProgress>,
+) {
+    // A try that brought bytes is no standstill, and the next one may bring more.
+    let stands_still = !backoff.has_come(bytes);
+    let wait = backoff.after(error, bytes);
+    tracing::warn!(%digest, %error, wait_ms = wait.as_millis() as u64, "fetch interrupted");
+    let note = Some(error.to_string());
+    progress.send_modify(|p| (p.note, p.stands_still, p.eta) = (note, stands_still, None));
+    tokio::time::sleep(wait).await;
 }
 
 /// Copies a file of this machine: what it holds may change, what the cache holds may not.
@@ -383,7 +448,7 @@ async fn prefix(mut response: reqwest::Response, bytes: u64, address: &str) -> R
     Ok(prefix)
 }
 
-fn open_source(path: &PathBuf) -> io::Result<(File, u64)> {
+fn open_source(path: &Path) -> io::Result<(File, u64)> {
     // Asked before opening: opening a pipe would wait for its other end.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
@@ -393,7 +458,7 @@ fn open_source(path: &PathBuf) -> io::Result<(File, u64)> {
     Ok((file, total))
 }
 
-fn peek_file(path: &PathBuf, bytes: u64) -> io::Result<Peek> {
+fn peek_file(path: &Path, bytes: u64) -> io::Result<Peek> {
     let (file, total) = open_source(path)?;
     let mut prefix = Vec::new();
     file.take(bytes).read_to_end(&mut prefix)?;

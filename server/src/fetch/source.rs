@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use gantry_crds::address::shown;
 use reqwest::Url;
 
+use super::volume::VolumeFile;
+
 /// A place that can be fetched from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
@@ -17,6 +19,7 @@ pub struct Source {
 pub(super) enum Location {
     Http(Url),
     File(PathBuf),
+    Volume(VolumeFile),
 }
 
 /// A bearer token, which no log and no message shows.
@@ -101,6 +104,14 @@ impl Source {
         Self { token: Some(token), ..self }
     }
 
+    /// A file at `path` on a claim that is mounted in `folder`, under its name. Where it may be read `in_place` it is not copied
+    /// into the cache.
+    #[must_use]
+    pub fn volume(folder: &Path, claim: &str, path: &str, in_place: bool) -> Self {
+        let file = VolumeFile { folder: folder.to_owned(), claim: claim.to_owned(), path: path.to_owned(), in_place };
+        Self { location: Location::Volume(file), token: None }
+    }
+
     /// A file of this machine.
     #[must_use]
     pub fn file(path: impl AsRef<Path>) -> Self {
@@ -113,6 +124,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.location {
             Location::File(path) => f.write_str(&shown(&path.display().to_string())),
+            Location::Volume(file) => file.fmt(f),
             Location::Http(url) => f.write_str(&shown(url.as_str())),
         }
     }

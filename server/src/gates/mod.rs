@@ -17,7 +17,7 @@ mod refusals;
 pub mod report;
 pub mod settings;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,8 @@ pub struct Gates {
     pub workers: WorkerConfig,
     /// Reads ConfigMaps and Secrets.
     pub objects: Objects,
+    /// Where claims with models are mounted, each in a folder of its name.
+    pub volumes: PathBuf,
     /// Held from the memory's verdict until the workers have taken it: two versions must not be promised the same.
     pub loading: tokio::sync::Mutex<()>,
 }
@@ -195,7 +197,7 @@ impl Gates {
     ) -> Result<Option<DraftModel>, Stop> {
         let Some(speculative) = &job.version.runtime.speculative else { return Ok(None) };
         let Some(source) = &speculative.draft else { return Ok(None) };
-        let (file, fetched) = self.file(DRAFT_SOURCE, source, None, report, cancel).await?;
+        let (file, fetched) = self.file(job, DRAFT_SOURCE, source, None, report, cancel).await?;
         let summary = read_header(file.path()).await?.summary().clone();
         Ok(Some(DraftModel { file, summary, max_tokens: speculative.max_tokens, fetched }))
     }
@@ -209,7 +211,7 @@ impl Gates {
         cancel: &CancellationToken,
     ) -> Result<CachedModel, Stop> {
         let source = &job.version.model.source;
-        let (model, mut fetched) = self.file(MODEL_SOURCE, source, Some((job, draft)), report, cancel).await?;
+        let (model, mut fetched) = self.file(job, MODEL_SOURCE, source, Some(draft), report, cancel).await?;
         if let Some(draft) = draft {
             fetched = format!("{fetched}; draft model {}", draft.fetched);
         }
@@ -218,13 +220,14 @@ impl Gates {
         Ok(model)
     }
 
-    /// The file that `field` of a spec names, whole and of the right digest, in the cache, and how it came there. With
-    /// `ahead`, its header is judged before it is downloaded.
+    /// The file that `field` of a spec names, whole and of the right digest, in the cache or on its volume, and how it came
+    /// there. With `ahead`, its header is judged before it is downloaded, beside that draft model.
     async fn file(
         &self,
+        job: &Job,
         field: &str,
         spec: &SourceSpec,
-        ahead: Option<(&Job, Option<&DraftModel>)>,
+        ahead: Option<Option<&DraftModel>>,
         report: &Report,
         cancel: &CancellationToken,
     ) -> Result<(CachedModel, String), Stop> {
@@ -235,8 +238,8 @@ impl Gates {
             let fetched = format!("{}, cached", quantity(file.bytes()));
             return Ok((file, fetched));
         }
-        let source = self.source(field, spec, report).await.map_err(refuse)?;
-        if let Some((job, draft)) = ahead {
+        let source = self.source(job, field, spec, report).await.map_err(refuse)?;
+        if let Some(draft) = ahead {
             self.look_ahead(job, draft, &source, report).await?;
         }
         let file = self.download(&source, digest, report, cancel).await?;
@@ -245,11 +248,13 @@ impl Gates {
     }
 
     /// The place to fetch from, with its credentials.
-    async fn source(&self, field: &str, spec: &SourceSpec, report: &Report) -> Result<Source, String> {
-        let Some(uri) = &spec.uri else {
-            return Err(format!(
-                "models cannot be read from a PersistentVolumeClaim in this release; give {field}.uri"
-            ));
+    async fn source(&self, job: &Job, field: &str, spec: &SourceSpec, report: &Report) -> Result<Source, String> {
+        let uri = match (&spec.uri, &spec.pvc) {
+            (Some(uri), None) => uri,
+            (None, Some(pvc)) => {
+                return Ok(Source::volume(&self.volumes, &pvc.claim_name, &pvc.path, computes_on_cpus(job)));
+            }
+            _ => return Err(format!("{field}: give exactly one of uri and pvc")),
         };
         let wrong = |error| format!("{field}.uri: {error}");
         let source = Source::parse(uri, None).map_err(wrong)?;
@@ -328,6 +333,12 @@ impl Gates {
         report.phase(CandidatePhase::Loading);
         let mut runtime = job_settings(job, draft.as_ref(), summary)?;
         runtime.engine.cache_disk = self.cache_disk(&job.version.runtime);
+        let files = std::iter::once(&model).chain(draft.iter().map(|draft| &draft.file));
+        runtime.engine.verified = files.filter_map(CachedModel::verified).cloned().collect();
+        if !runtime.engine.verified.is_empty() {
+            // A GPU that is there though none was asked for would be computed on from the file.
+            runtime.gpu_layers = Some(0);
+        }
         let predicted_bytes = predict(job, draft.as_ref(), summary, &runtime);
         let trial = trial(job, draft.as_ref(), summary, &runtime);
         let spec = VersionSpec {
@@ -559,6 +570,11 @@ fn gpu_split(spec: &GpuSplitSpec) -> GpuSplit {
         Spec::Row => SplitMode::Row,
     };
     GpuSplit { devices: Vec::new(), mode, tensor_split: spec.tensor_split.clone(), main_gpu: spec.main_gpu }
+}
+
+/// Whether no layer is to be on a GPU. With one there llama.cpp maps the file, and one on a volume may change meanwhile.
+fn computes_on_cpus(job: &Job) -> bool {
+    !job.gpu && job.version.runtime.gpu_layers.value().is_none_or(|layers| layers == 0)
 }
 
 fn digest_of(field: &str, source: &SourceSpec) -> Result<Digest, String> {

@@ -13,6 +13,7 @@ use gantry_engine::{
 use serde::{Deserialize, Serialize};
 
 use super::DispatchStrategy;
+use crate::fetch::VerifiedFile;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
 
@@ -83,6 +84,8 @@ pub struct EngineTuning {
     pub chat_template: Option<String>,
     /// Whether what stands after a gap within a text comes before what stands before it.
     pub infill_suffix_first: bool,
+    /// Files that each worker must find as they were when they were verified: others may change them.
+    pub verified: Vec<VerifiedFile>,
 }
 
 /// A draft model: it guesses tokens that the model checks.

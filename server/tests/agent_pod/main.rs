@@ -15,3 +15,4 @@ mod swelling;
 #[path = "../http/template_file.rs"]
 mod template_file;
 mod told;
+mod volume;

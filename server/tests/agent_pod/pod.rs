@@ -69,6 +69,7 @@ impl Pod {
             namespace: "ns".into(),
             pod: "chat-0".into(),
             cache_dir: folder.path().to_owned(),
+            model_volumes: folder.path().join("volumes"),
             has: PodHas::default(),
             reach: HERE,
         };
