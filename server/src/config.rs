@@ -291,6 +291,7 @@ impl ServeArgs {
                     self.chat_template_file.as_deref(),
                 ),
                 infill_suffix_first: self.spm_infill,
+                ..EngineTuning::default()
             },
             pooled: self.pooled(&mut check),
         };
