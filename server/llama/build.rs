@@ -33,6 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .file("shim/shim.cpp")
         .file("shim/grammar.cpp")
         .file("shim/backends.cpp")
+        .file("shim/cells.cpp")
         .file("shim/guard.cpp")
         .file("shim/template.cpp")
         .file("shim/parser.cpp")

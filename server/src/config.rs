@@ -291,8 +291,7 @@ impl ServeArgs {
                     self.chat_template_file.as_deref(),
                 ),
                 infill_suffix_first: self.spm_infill,
-                // Who gives a file by hand says that it is the one.
-                verified: Vec::new(),
+                ..EngineTuning::default()
             },
             pooled: self.pooled(&mut check),
         };

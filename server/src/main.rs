@@ -352,6 +352,8 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         if let Some(memory) = memory {
             settings::check_memory(&version.runtime, model, draft, gpu, memory)?;
         }
+        // No other model will be loaded by what this one leaves.
+        version.runtime.engine.lazy_cells = true;
         anyhow::Ok(version)
     });
     let version = fitted.await.context("the files' reader failed")??;

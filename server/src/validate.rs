@@ -1,9 +1,10 @@
 //! `gantry-server validate`: what the gates of a pod would find of a model file, in a report for people.
 //!
 //! The parts in their order: header and tokenizer, weights (both as in [`crate::gates::file`]), then a trial: a worker process of
-//! its own loads the model on the CPU and decodes with it, so that what ends llama.cpp ends that process alone. The first
-//! part that fails ends it; the report says which were looked at, which were not, and why. Absent: golden prompts, and
-//! whether the pod that the file is for has the memory.
+//! its own loads the model on the CPU and decodes with it, so that what ends llama.cpp ends that process alone. It has the
+//! context that `serve` would have with the same flags, since a file may be right at the first positions and not at the last.
+//! The first part that fails ends it; the report says which were looked at, which were not, and why. Absent: golden prompts,
+//! and whether the pod that the file is for has the memory.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,13 +12,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use gantry_engine::{PooledConfig, Pooling};
+use gantry_engine::{ModelInfo, PooledConfig, Pooling};
 use gantry_gguf::{Check, Header, Report, Value, Verdict, human_bytes};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::config::ValidateArgs;
-use crate::gates::limits::{HEADROOM_RATIO, TRIAL_CTX_TOKENS, TRIAL_LOAD_LIMIT};
+use crate::gates::limits::{HEADROOM_RATIO, MIN_POOL_TOKENS, TRIAL_LOAD_LIMIT};
 use crate::gates::memory::PodMemory;
 use crate::gates::{context, file, memory};
 use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
@@ -62,7 +63,7 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     }
     let trial = match report.failed() {
         Some(_) => Check::new(Verdict::LeftOut, "trial load", "the file is refused without it"),
-        None => trial(args, &header)?,
+        None => trial(args, &header, &runtime)?,
     };
     let report = report.with_check(trial);
     print(&report.to_string())?;
@@ -102,58 +103,58 @@ fn weights(args: &ValidateArgs, header: &Header) -> Vec<Check> {
     }
 }
 
-fn trial(args: &ValidateArgs, header: &Header) -> anyhow::Result<Check> {
+fn trial(args: &ValidateArgs, header: &Header, served: &RuntimeSettings) -> anyhow::Result<Check> {
     let left_out = |why: &str| Ok(Check::new(Verdict::LeftOut, "trial load", why));
     if args.header_only || args.no_load {
         return left_out(if args.no_load { "--no-load" } else { "--header-only" });
     }
-    let runtime = trial_settings(header);
-    let required = memory::predict(header.summary(), None, &runtime, false);
-    if let Some(memory) = memory::read().filter(|memory| required > memory.available_bytes) {
-        let (need, have) = (human_bytes(required), human_bytes(memory.available_bytes));
+    let runtime = trial_settings(header, served);
+    let takes = |runtime: &RuntimeSettings| memory::predict(header.summary(), None, runtime, false);
+    let free_bytes = memory::read().map_or(u64::MAX, |memory| memory.available_bytes);
+    let ctx_size = MIN_POOL_TOKENS.min(header.summary().context_length);
+    let least = RuntimeSettings { ctx_size, parallel: 1, ..runtime.clone() };
+    let Some(runtime) = [runtime, least.clone()].into_iter().find(|runtime| takes(runtime) <= free_bytes) else {
+        let (need, have) = (human_bytes(takes(&least)), human_bytes(free_bytes));
         return left_out(&format!("it needs {need} of memory, and {have} is free here"));
-    }
+    };
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir.clone()).quietly();
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let started = Instant::now();
     Ok(match tokio.block_on(load(args.file(), runtime, &workers)) {
-        Ok(()) => {
+        Ok(model) => {
             let template = if header.summary().chat_template { ", parsed its chat template" } else { "" };
             let seconds = started.elapsed().as_secs_f64();
-            let text = format!("a worker loaded it{template} and computed: all finite, after {seconds:.1} s");
+            let context = match model {
+                Some(model) if !header.summary().encoder => {
+                    format!(" with {} tokens of context for a request", model.n_ctx_per_sequence)
+                }
+                _ => String::new(),
+            };
+            let text = format!("a worker loaded it{template} and computed{context}: all finite, after {seconds:.1} s");
             Check::new(Verdict::Passed, "trial load", text)
         }
         Err(reason) => Check::new(Verdict::Failed, "trial load", reason),
     })
 }
 
-/// Little context for one sequence on the CPU: what is to be seen is whether the model computes.
-fn trial_settings(header: &Header) -> RuntimeSettings {
-    let summary = header.summary();
+/// As `serve` would run it, in one worker on the CPU that keeps nothing.
+fn trial_settings(header: &Header, served: &RuntimeSettings) -> RuntimeSettings {
     let names_pooling = matches!(
-        header.metadata().get(&format!("{}.pooling_type", summary.architecture)),
+        header.metadata().get(&format!("{}.pooling_type", header.summary().architecture)),
         Some(Value::Integer { value: 1.., .. })
     );
     let pooling = if names_pooling { None } else { Some(Pooling::Mean) };
-    let pooled = PooledConfig {
-        pooling,
-        batch_tokens: TRIAL_CTX_TOKENS.min(summary.context_length),
-        max_batch: 1,
-        ..PooledConfig::default()
-    };
     RuntimeSettings {
-        ctx_size: TRIAL_CTX_TOKENS.min(summary.context_length),
-        parallel: 1,
         gpu_layers: Some(0),
         workers: Some(1),
-        engine: EngineTuning { cache_ram_bytes: Some(0), ..EngineTuning::default() },
-        pooled: summary.encoder.then_some(pooled),
-        ..RuntimeSettings::default()
+        engine: EngineTuning { cache_ram_bytes: Some(0), lazy_cells: true, ..served.engine.clone() },
+        pooled: served.pooled.map(|pooled| PooledConfig { pooling, ..pooled }),
+        ..served.clone()
     }
 }
 
 /// Loads the model in a worker, which decodes with it before it says that it is ready.
-async fn load(path: &Path, runtime: RuntimeSettings, workers: &WorkerConfig) -> Result<(), String> {
+async fn load(path: &Path, runtime: RuntimeSettings, workers: &WorkerConfig) -> Result<Option<ModelInfo>, String> {
     let spec = VersionSpec {
         name: TRIAL.to_owned(),
         digest: String::new(),
@@ -165,8 +166,9 @@ async fn load(path: &Path, runtime: RuntimeSettings, workers: &WorkerConfig) -> 
     // Dropped, it ends its worker.
     match timeout(TRIAL_LOAD_LIMIT, Version::load(spec, workers, progress)).await {
         Ok(Ok(version)) => {
+            let model = version.model();
             version.retire(std::time::Duration::ZERO).await;
-            Ok(())
+            Ok(model)
         }
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err(format!("the worker was not ready within {TRIAL_LOAD_LIMIT:?}")),

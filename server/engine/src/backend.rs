@@ -87,7 +87,8 @@ pub(crate) trait Backend: Send {
     /// Ends the batch that is computed when it is raised, with [`BackendError::Failed`], and all that follow until it is
     /// lowered. `None`: a batch cannot be ended.
     fn interrupt(&self) -> Option<Arc<AtomicBool>>;
-    /// Bytes of main memory that computing will take, beside what is taken now, at most.
+    /// Bytes of main memory that computing, and cells that are used for the first time, will take beside what is taken now,
+    /// at most.
     fn untouched_bytes(&self) -> u64;
     /// Decodes a batch, whose entries stand in the order of their sequences; the last of these may come first, and the
     /// first last. In a pool those of one sequence may come last wherever it lies.

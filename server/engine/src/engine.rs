@@ -140,7 +140,7 @@ impl Engine {
         stats.stage_positions.store(limits.stage.unwrap_or(0), Relaxed);
         let failed = |e: std::io::Error| LoadError::Thread(e.to_string());
         let mut monitor = Monitor::new(config.memory_limit_bytes);
-        let prefix_cache = monitor.sized(&config.prefix_cache);
+        let prefix_cache = monitor.sized(&config.prefix_cache, untouched_bytes);
         if prefix_cache.ram_bytes == 0 && config.prefix_cache.ram_bytes > 0 {
             tracing::warn!(
                 "no memory is free for prefixes: none is kept but in the KV cache, and none on disk; more memory keeps them"

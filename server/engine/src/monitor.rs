@@ -115,8 +115,8 @@ impl Monitor {
         Self { gauge, loaded_bytes }
     }
 
-    /// The model has decoded. What the buffers in which it computes will still take is its own and no growth: at most so
-    /// many bytes.
+    /// The model has decoded. What the buffers in which it computes and its cells will still take is its own and no growth: at
+    /// most so many bytes.
     pub(crate) fn loaded(&mut self, untouched_bytes: u64) {
         self.loaded_bytes = own_bytes().unwrap_or(self.loaded_bytes).saturating_add(untouched_bytes);
         let memory = self.gauge.as_ref().and_then(|gauge| gauge.read().ok());
@@ -131,11 +131,12 @@ impl Monitor {
         }
     }
 
-    /// The prefix cache's configuration, within what the memory allows.
-    pub(crate) fn sized(&self, config: &PrefixCacheConfig) -> PrefixCacheConfig {
+    /// The prefix cache's configuration, within what the memory allows beside so many bytes that are still to be taken.
+    pub(crate) fn sized(&self, config: &PrefixCacheConfig, untouched_bytes: u64) -> PrefixCacheConfig {
         let memory = self.gauge.as_ref().and_then(|gauge| gauge.read().ok());
         let most = memory.map_or(u64::MAX, |memory| {
-            (memory.limit_bytes / PREFIX_CACHE_SHARE).min(free(memory) / PREFIX_CACHE_SHARE_OF_FREE)
+            let left = free(memory).saturating_sub(untouched_bytes);
+            (memory.limit_bytes / PREFIX_CACHE_SHARE).min(left / PREFIX_CACHE_SHARE_OF_FREE)
         });
         PrefixCacheConfig { ram_bytes: config.ram_bytes.min(most), ..config.clone() }
     }

@@ -202,6 +202,9 @@ pub struct EngineConfig {
     pub low_watermark: Option<usize>,
     /// Memory that the process may use, from which its degradation follows; `None`: that of its cgroup or the machine.
     pub memory_limit_bytes: Option<u64>,
+    /// Cells of the KV cache take memory when they are first used. Else all of them do as the model is loaded: where models
+    /// are loaded by what the machine has left, none is then promised what cells will take.
+    pub lazy_cells: bool,
     /// Embed or score texts, too; see [`ModelHost`](crate::ModelHost). `None`: no.
     pub pooled: Option<PooledConfig>,
     /// A chat template in the place of the one in the model's file; it is tried as that would be. `None`: the file's.
@@ -235,6 +238,7 @@ impl EngineConfig {
             high_watermark: None,
             low_watermark: None,
             memory_limit_bytes: None,
+            lazy_cells: false,
             pooled: None,
             chat_template: None,
             template_program: None,

@@ -205,6 +205,11 @@ pub(crate) fn may_lack_layers(name: &str) -> bool {
     name == "deci"
 }
 
+/// Whether each layer may use another number of experts: of the others llama.cpp computes all layers with the first one's.
+pub(crate) fn has_experts_by_layer(name: &str) -> bool {
+    matches!(name, "nemotron_h" | "nemotron_h_moe")
+}
+
 /// Whether its tensors are those of [`crate::shapes`]: the plain decoder that most published models are.
 pub(crate) fn is_plain_decoder(name: &str) -> bool {
     matches!(
@@ -220,7 +225,8 @@ mod tests {
     #[test]
     fn the_list_is_sorted_and_holds_every_special_case() {
         assert!(KNOWN.is_sorted());
-        for name in ["mamba", "t5", "deci", "clip", "bert", "qwen3moe", "llama", "gemma3", "smollm3"] {
+        for name in ["mamba", "t5", "deci", "clip", "bert", "nemotron_h_moe", "qwen3moe", "llama", "gemma3", "smollm3"]
+        {
             assert!(is_known(name), "{name}");
         }
         assert!(!is_known("llama9000"));

@@ -28,7 +28,8 @@ pub(crate) struct Hyperparameters {
     /// Elements of a head that are rotated.
     pub(crate) rotated: u32,
     pub(crate) experts: u32,
-    pub(crate) experts_used: u32,
+    /// Experts that a token passes; 0 in layers that have none.
+    pub(crate) experts_used: Vec<u32>,
     pub(crate) expert_feed_forward: u32,
     pub(crate) sliding_window: u32,
     pub(crate) vocabulary: u64,
@@ -264,12 +265,24 @@ fn head_lengths(keys: &Keys<'_>, embedding: u32, heads: &[u32]) -> Result<(u32, 
 }
 
 /// Experts of a mixture, with the relations that llama.cpp asserts.
-fn experts(keys: &Keys<'_>, layers: u32) -> Result<(u32, u32)> {
+fn experts(keys: &Keys<'_>, layers: u32) -> Result<(u32, Vec<u32>)> {
+    const USED: &str = "expert_used_count";
     let experts = keys.number("expert_count", 0, MAX_EXPERTS)?.unwrap_or(0);
+    let used = keys.per_layer(USED, layers, MAX_EXPERTS)?.unwrap_or_else(|| vec![0; layers as usize]);
     // Layers may use different numbers of them; llama.cpp holds the largest against their count.
-    let used = largest(keys.per_layer("expert_used_count", layers, MAX_EXPERTS)?);
-    if used > experts || (experts > 0 && used == 0) {
-        return keys.inconsistent("expert_used_count", format!("{used} of {experts} experts are used"));
+    let most = used.iter().copied().max().unwrap_or(0);
+    if most > experts || (experts > 0 && most == 0) {
+        return keys.inconsistent(USED, format!("{most} of {experts} experts are used"));
+    }
+    let first = used.first().copied().unwrap_or(0);
+    let other = used.iter().position(|&used| used != 0 && used != first);
+    if let Some(layer) = other.filter(|_| !arch::has_experts_by_layer(keys.architecture)) {
+        let (architecture, used) = (keys.architecture, used[layer]);
+        let what = format!(
+            "a token passes {used} experts of layer {layer} and {first} of layer 0, and this release computes \"{architecture}\" \
+             with as many in each layer"
+        );
+        return keys.inconsistent(USED, what);
     }
     let groups = keys.number("expert_group_count", 0, MAX_EXPERTS)?.unwrap_or(0);
     let groups_used = keys.number("expert_group_used_count", 0, MAX_EXPERTS)?.unwrap_or(0);

@@ -34,6 +34,7 @@ pub(crate) fn check_tensors(tensors: &Tensors, model: &Hyperparameters, table_en
     let check = Check { tensors, model, table_end };
     check.types()?;
     check.layer_numbers()?;
+    check.routers()?;
     let (embedding, vocabulary) = (Some(u64::from(model.embedding_length)), Some(model.vocabulary));
     check.required("token_embd.weight", &[embedding, vocabulary])?;
     check.shape("output.weight", &[embedding, vocabulary])?;
@@ -122,6 +123,22 @@ impl Check<'_> {
             Some((layer, _)) => malformed(self.table_end, Defect::MissingLayer { layer, layers }),
             None => Ok(()),
         }
+    }
+
+    /// A layer that chooses among experts has a number of them to choose.
+    fn routers(&self) -> Result<()> {
+        if self.model.experts == 0 {
+            return Ok(());
+        }
+        for (layer, _) in self.model.experts_used.iter().enumerate().filter(|&(_, &used)| used == 0) {
+            let router = format!("blk.{layer}.ffn_gate_inp.weight");
+            if let Some(tensor) = self.tensors.get(&router) {
+                let what =
+                    format!("a token passes no expert of layer {layer}, which has tensor \"{router}\" to choose them");
+                return malformed(tensor.entry_offset, Defect::Inconsistent { what });
+            }
+        }
+        Ok(())
     }
 
     fn layer(&self, layer: u32) -> Result<()> {

@@ -98,7 +98,8 @@ pub(crate) fn summarise(
     let most = |values: &[u32]| values.iter().copied().max().unwrap_or(0);
     let widest = u64::from(most(&model.feed_forward));
     let expert_width = if model.expert_feed_forward > 0 { model.expert_feed_forward.into() } else { widest };
-    let through_experts = u64::from(model.experts_used) * expert_width;
+    let experts_used = most(&model.experts_used);
+    let through_experts = u64::from(experts_used) * expert_width;
     let recurrent_layers = match model.kv_heads.iter().filter(|&&heads| heads == 0).count() as u64 {
         // A model that states one number for all layers may still be hybrid.
         0 => u64::from(model.layers),
@@ -124,7 +125,7 @@ pub(crate) fn summarise(
         embedding_length: model.embedding_length,
         feed_forward_length: through_experts.max(widest),
         experts: model.experts,
-        experts_used: model.experts_used,
+        experts_used,
         sliding_window: model.sliding_window,
         vocabulary: model.vocabulary,
         recurrent_bytes_per_sequence: model.recurrent_elements.saturating_mul(4).saturating_mul(recurrent_layers),

@@ -16,11 +16,11 @@ fn per_layer(numbers: &[u32]) -> Vec<u8> {
     array(ty::U32, numbers.len() as u64, &numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>())
 }
 
-#[test]
-fn experts_may_be_told_layer_by_layer() {
+/// A model of four experts, of which each layer uses so many.
+fn mixture(used: &[u32]) -> Gguf {
     let mut file = Gguf::model(&Shape::default());
     file.number("llama.expert_count", 4);
-    file.put("llama.expert_used_count", ty::ARRAY, per_layer(&[1, 3]));
+    file.put("llama.expert_used_count", ty::ARRAY, per_layer(used));
     file.put("llama.expert_feed_forward_length", ty::ARRAY, per_layer(&[32, 48]));
     file.tensors.retain(|t| !t.name.windows(5).any(|part| part == b".ffn_") || t.name.ends_with(b"norm.weight"));
     for layer in 0..2 {
@@ -29,9 +29,38 @@ fn experts_may_be_told_layer_by_layer() {
             file.tensor(&format!("blk.{layer}.ffn_{part}_exps.weight"), &shape, Q8_0);
         }
     }
-    let summary = summary_of(&file);
-    // What one token passes in the layer that uses most, of the widest.
-    assert_eq!((summary.experts, summary.experts_used, summary.feed_forward_length), (4, 3, 3 * 48));
+    file
+}
+
+#[test]
+fn experts_may_be_told_layer_by_layer() {
+    let mut by_layer = mixture(&[1, 3]);
+    // One of the architectures whose layers need not use as many each.
+    for key in &mut by_layer.keys {
+        if key.name.starts_with(b"llama.") {
+            key.name.splice(..5, *b"nemotron_h_moe");
+        }
+    }
+    by_layer.text("general.architecture", "nemotron_h_moe");
+    for file in [mixture(&[3, 3]), by_layer] {
+        let summary = summary_of(&file);
+        // What one token passes in the layer that uses most, of the widest.
+        assert_eq!((summary.experts, summary.experts_used, summary.feed_forward_length), (4, 3, 3 * 48));
+    }
+}
+
+#[test]
+fn experts_that_llama_cpp_would_not_compute_as_told_are_refused_in_words() {
+    for (used, says) in [
+        ([1, 3], "passes 3 experts of layer 1 and 1 of layer 0"),
+        ([3, 1], "passes 1 experts of layer 1 and 3 of layer 0"),
+        ([0, 2], "passes 2 experts of layer 1 and 0 of layer 0"),
+        ([2, 0], "passes no expert of layer 1, which has tensor \"blk.1.ffn_gate_inp.weight\""),
+    ] {
+        let (bytes, file_bytes) = mixture(&used).header();
+        let error = read_header_prefix(&bytes, file_bytes).unwrap_err().to_string();
+        assert!(error.contains(says) && error.contains("convert the model again"), "{used:?}: {error}");
+    }
 }
 
 #[test]

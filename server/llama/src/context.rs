@@ -34,6 +34,7 @@ pub struct Context {
     memory: sys::llama_memory_t,
     limits: BatchLimits,
     kv_unified: bool,
+    lazy_cells: bool,
     kv_type: KvType,
     flash_attention: bool,
     pooling: Option<Pooling>,
@@ -111,6 +112,7 @@ impl Context {
             limits,
             kv_unified: params.unified(),
             kv_type: params.kv_type,
+            lazy_cells: params.lazy_cells,
             flash_attention,
             pooling: params.pooling,
             n_ctx,
@@ -185,6 +187,17 @@ impl Context {
     pub fn compute_bytes(&self) -> u64 {
         // SAFETY: the context is alive; this adds up sizes.
         unsafe { shim::gantry_compute_bytes(self.ptr.as_ptr()) }
+    }
+
+    /// Bytes of main memory that a context just made has set aside and not taken, at most: to compute in, and of cells that
+    /// are [lazy](ContextParams::lazy_cells).
+    #[must_use]
+    pub fn untouched_bytes(&self) -> u64 {
+        // SAFETY: this says how the program is linked.
+        let is_lazy = self.lazy_cells && unsafe { shim::gantry_can_zero_lazily() };
+        // SAFETY: the context is alive; this adds up sizes.
+        let cells = if is_lazy { unsafe { shim::gantry_cell_bytes(self.ptr.as_ptr()) } } else { 0 };
+        self.compute_bytes().saturating_add(cells)
     }
 
     /// Computes a batch; afterwards [`Context::logits`] gives the rows it asked for, or [`Context::embedding`] the
@@ -335,7 +348,7 @@ impl Context {
     /// number there spoils the rows of others.
     pub fn scrub(&mut self) {
         // SAFETY: the memory belongs to this context.
-        unsafe { sys::llama_memory_clear(self.memory, true) };
+        params::zeroing(self.lazy_cells, || unsafe { sys::llama_memory_clear(self.memory, true) });
     }
 
     /// Whether what a sliding window at position `at` looks back on is still there. llama.cpp cuts such a sequence all

@@ -1,4 +1,4 @@
-//! Declarations of `shim/shim.h`, `shim/parser.h`, `shim/grammar.h`, `shim/state.h` and `shim/backends.h`. Its functions catch what llama.cpp throws.
+//! Declarations of `shim/shim.h`, `shim/parser.h`, `shim/grammar.h`, `shim/state.h`, `shim/backends.h` and `shim/cells.h`. Its functions catch what llama.cpp throws.
 
 use std::ffi::{c_char, c_int};
 
@@ -119,6 +119,9 @@ unsafe extern "C" {
     pub(crate) fn gantry_register_builtin_cpu();
     pub(crate) fn gantry_backend_score(path: *const c_char, reason: *mut RawText) -> i32;
     pub(crate) fn gantry_backend_load(path: *const c_char) -> bool;
+    pub(crate) fn gantry_zero_lazily(lazily: bool);
+    pub(crate) fn gantry_can_zero_lazily() -> bool;
+    pub(crate) fn gantry_cell_bytes(ctx: *const sys::llama_context) -> u64;
 }
 
 impl RawText {

@@ -378,10 +378,10 @@ pub struct ValidateArgs {
     /// The same, as `serve` has it
     #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
     pub model: Option<PathBuf>,
-    /// KV cells in total, for the memory estimate; 0: as the model was trained
+    /// KV cells in total, as `serve` would be started with; 0: as the model was trained
     #[arg(short, long, default_value_t = 0, value_name = "TOKENS")]
     pub ctx_size: u32,
-    /// Sequences, for the memory estimate
+    /// Sequences, as `serve` would be started with
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub parallel: u32,
     /// Look at the header and the tokenizer alone, not at the weights, and load nothing
@@ -393,10 +393,10 @@ pub struct ValidateArgs {
     /// Where ggml's backends are, for the worker that loads the model
     #[command(flatten)]
     pub backends: BackendArgs,
-    /// Count what --embeddings takes in the memory estimate
+    /// The model is to embed texts, too
     #[arg(long, visible_alias = "embedding")]
     pub embeddings: bool,
-    /// Tokens of texts that are embedded together, for the memory estimate
+    /// Tokens of texts that are embedded together
     #[arg(long, default_value_t = gantry_engine::DEFAULT_POOLED_TOKENS, value_name = "TOKENS")]
     pub ubatch_size: u32,
 }

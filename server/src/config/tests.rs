@@ -231,6 +231,7 @@ fn flags_mean_what_they_mean_for_llama_server() {
             cache_disk: Some(DiskCacheConfig { dir: "/var/cache/prompts".into(), max_bytes: 100 << 20 }),
             cache_ttl_ms: Some(600_000),
             memory_limit_bytes: Some(3 << 30),
+            lazy_cells: false,
             prompt_lookup: 6,
             draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
             step_ms_target: Some(80),

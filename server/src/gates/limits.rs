@@ -8,8 +8,6 @@ pub const HEADROOM_RATIO: f64 = 0.05;
 pub const WEIGHTS_LIMIT: Duration = Duration::from_secs(2);
 /// How long the trial load of `gantry-server validate` may take.
 pub const TRIAL_LOAD_LIMIT: Duration = Duration::from_secs(900);
-/// Tokens of context that a trial load has, if the model was trained for as many.
-pub const TRIAL_CTX_TOKENS: u32 = 512;
 /// Golden prompts in one ConfigMap.
 pub const MAX_PROMPTS: usize = 2000;
 /// Bytes of one line of `prompts.jsonl`.

@@ -134,6 +134,51 @@ fn what_was_cancelled_holds_back_nothing_that_its_client_asks_for_next() {
     assert_eq!(fair.enter(peer(1), NORMAL, 1).turn().start_tag, 1_500);
 }
 
+/// Four clients that are refused once they have been read, and ask again, beside one that has each answer before it asks for
+/// the next: how many were refused before each of its answers; `None` where one never came. `is_charged`: whether a
+/// refusal begins the place.
+fn refused_before_each_answer(is_charged: bool) -> Option<Vec<usize>> {
+    const ANSWERS: usize = 6;
+    const ASKED: [u64; 2] = [10, 1_000];
+    let answered = peer(0);
+    let mut fair = Fair::default();
+    let mut waiting: BTreeMap<(u64, usize), Entry> = BTreeMap::new();
+    let mut entered = 0;
+    let mut enter = |fair: &mut Fair, waiting: &mut BTreeMap<(u64, usize), Entry>, client| {
+        let entry = fair.enter(client, NORMAL, ASKED[usize::from(client != answered)]);
+        waiting.insert((entry.turn().start_tag, entered), entry);
+        entered += 1;
+    };
+    (0..5).for_each(|client| enter(&mut fair, &mut waiting, peer(client)));
+    let (mut refused, mut before_each) = (0, Vec::new());
+    for _ in 0..10_000 {
+        let (_, mut entry) = waiting.pop_first().unwrap();
+        let client = entry.client;
+        if client == answered {
+            fair.begin(&mut entry);
+            before_each.push(std::mem::take(&mut refused));
+            if before_each.len() == ANSWERS {
+                return Some(before_each);
+            }
+        } else {
+            refused += 1;
+            if is_charged {
+                fair.begin(&mut entry);
+            }
+        }
+        fair.leave(&entry, None);
+        enter(&mut fair, &mut waiting, client);
+    }
+    None
+}
+
+#[test]
+fn clients_that_are_refused_after_they_were_read_take_turns_with_one_that_is_answered() {
+    let before_each = refused_before_each_answer(true).unwrap();
+    assert!(before_each.iter().all(|&refused| refused <= 4), "{before_each:?}");
+    assert_eq!(refused_before_each_answer(false), None, "uncharged they would always be before it");
+}
+
 proptest! {
     /// Clients each of which asks again when it has its answer, and one of them twice at first: what is served before its
     /// second is its part of what is served, and no more than the largest of each beside that.

@@ -553,7 +553,45 @@ fn millis(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::limits::OUTPUT_BUDGET_BYTES;
+    use crate::output::Output;
+    use crate::peer::Peer;
+    use crate::version::Scheduling;
+    use crate::version::admission::{Admission, Ask};
+    use crate::version::channel::channel;
+
+    /// The start tag of a client's next request, in tokens, once its request for 1000 tokens has ended with this error while
+    /// another client has one inside.
+    fn charged_for(error: RequestError) -> u64 {
+        let admission = Arc::new(Admission::new(&Scheduling::default(), 1));
+        let enter = |host: u8, tokens: u64| {
+            let ask = Ask { client: Peer::of([10, 0, 0, host].into()), ..Ask::default() };
+            admission.enter_all(ask, &[tokens]).ok().unwrap().remove(0)
+        };
+        let _beside = enter(2, 1);
+        let asked =
+            GenerateRequest { prompt: Arc::new(Prompt::Text("Once".to_owned())), params: GenerationParams::default() };
+        let (events, _client) = channel(&Output::new(OUTPUT_BUDGET_BYTES), 1);
+        let mut request = Request::new(0, asked, Demand::default(), events, enter(1, 1000));
+        assert_eq!(request.pass(GenerationEvent::Failed(error), Instant::now()), Passed::Goes);
+        drop(request);
+        enter(1, 1).turn().start_tag
+    }
+
+    #[test]
+    fn who_is_refused_for_what_it_asks_has_had_its_turn_and_who_could_not_be_served_has_not() {
+        let invalid = RequestError::invalid("prompt", "invalid_value", "no");
+        for error in [invalid, RequestError::ContextLengthExceeded { prompt_tokens: 9, limit: 8 }] {
+            assert_eq!(charged_for(error.clone()), 1000, "{error}");
+        }
+        for error in
+            [RequestError::DeadlineExceeded { waited_ms: 1, limit_ms: 1 }, RequestError::Internal("no".to_owned())]
+        {
+            assert_eq!(charged_for(error.clone()), 0, "{error}");
+        }
+    }
 
     #[test]
     fn the_need_is_the_prompt_and_the_answer_within_a_sequence() {

@@ -74,6 +74,9 @@ pub struct EngineTuning {
     pub cache_ttl_ms: Option<u64>,
     /// Memory that the workers may use, all together; `None`: what their pod or machine has.
     pub memory_limit_bytes: Option<u64>,
+    /// Whether cells of the KV cache take memory when they are first used, and not as the model is loaded: for one that shares
+    /// what there is with no other.
+    pub lazy_cells: bool,
     /// The most tokens guessed at a time from repetitions; 0: none.
     pub prompt_lookup: u32,
     /// What guesses where nothing repeats itself.
@@ -329,6 +332,7 @@ impl VersionSpec {
             max_queue: MAX_QUEUE + self.runtime.parallel as usize,
             kv_layout: engine.kv_layout,
             memory_limit_bytes: engine.memory_limit_bytes.map(|bytes| bytes / workers.max(1) as u64),
+            lazy_cells: engine.lazy_cells,
             step_ms_target: engine.step_ms_target,
             chat_template: engine.chat_template.clone(),
             infill_suffix_first: engine.infill_suffix_first,

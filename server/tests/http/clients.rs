@@ -1,8 +1,6 @@
 //! Clients that ask for much, and others who must not wait for it.
 
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use reqwest::{Client, StatusCode};
@@ -59,37 +57,4 @@ async fn a_client_that_has_all_slots_and_the_whole_queue_keeps_nobody_waiting() 
     assert!(slowest < BOUND, "{slowest:?}");
     assert!(crowd.iter().filter(|task| !task.is_finished()).count() >= 2, "and those go on");
     crowd.into_iter().for_each(|task| task.abort());
-}
-
-/// Clients whose prompts are read and then refused, one after the other, take turns with those who are answered.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_are_refused_again_and_again_keep_nobody_waiting() {
-    const CROWD: u8 = 4;
-    let server = Server::start(&[]).await;
-    let refused = Arc::new(AtomicUsize::new(0));
-    // What no context takes, and is known only once it has been tokenised.
-    let long = json!({"messages": [{"role": "user", "content": "one word ".repeat(12_000)}]});
-    let crowd: Vec<_> = (0..CROWD)
-        .map(|host| {
-            let ask = client(10 + host).post(server.url("/v1/chat/completions")).json(&long);
-            let refused = Arc::clone(&refused);
-            tokio::spawn(async move {
-                while let Ok(answer) = ask.try_clone().unwrap().send().await {
-                    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
-                    refused.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        })
-        .collect();
-    await_condition("the crowd to be refused", async || refused.load(Ordering::Relaxed) > usize::from(CROWD)).await;
-    let (bystander, mut most) = (client(3), 0);
-    for number in 0..6 {
-        let before = refused.load(Ordering::Relaxed);
-        let answer = bystander.post(server.url(TEXT)).json(&little(number)).send().await.unwrap();
-        assert_eq!(answer.status(), StatusCode::OK);
-        most = most.max(refused.load(Ordering::Relaxed) - before);
-    }
-    crowd.into_iter().for_each(|task| task.abort());
-    eprintln!("while one of another client was answered, {most} of {CROWD} clients were refused at the most");
-    assert!(most <= 4 * usize::from(CROWD), "{most}");
 }

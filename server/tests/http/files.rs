@@ -69,7 +69,15 @@ fn a_good_file_is_reported_with_every_part_that_was_looked_at() {
     let good = validate(&model("demo-v2.q4_k_m.gguf"), &[]);
     let (report, log) = (text(&good.stdout), text(&good.stderr));
     assert_eq!((good.status.code(), log.as_str()), (Some(0), ""), "{report}");
-    for part in ["Q4_K", "ok   format", "ok   tokenizer", "ok   shapes", "ok   weights", "ok   trial load  a worker"] {
+    for part in [
+        "Q4_K",
+        "ok   format",
+        "ok   tokenizer",
+        "ok   shapes",
+        "ok   weights",
+        "ok   trial load  a worker",
+        "with 2048 tokens of context",
+    ] {
         assert!(report.contains(part), "{part} is not in {report}");
     }
     let header = validate(&model("demo-v2.q4_k_m.gguf"), &["--header-only"]);
@@ -165,6 +173,33 @@ fn what_ends_llama_cpp_ends_a_trial_alone_and_is_told() {
         let trial = report.lines().find(|line| line.contains("trial load")).unwrap();
         assert!(trial.contains("FAIL") && trial.contains(words), "{report}");
     }
+}
+
+#[test]
+fn a_file_that_is_right_at_the_first_positions_only_is_refused_by_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let (mut bytes, header) = demo();
+    // Angles grow with the position and past what a float holds between the 512th and the last.
+    let turned = f64::from(header.summary().head_dim_k);
+    let angle = f64::from(f32::MAX) / 1_000.0;
+    let base = angle.powf(-turned / (turned - 2.0)) as f32;
+    behind(&mut bytes, "llama.rope.freq_base", 4, &base.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    const WHY: &str = "what it computes is not finite";
+    let validated = validate(&file, &[]);
+    let report = text(&validated.stdout);
+    assert_eq!(validated.status.code(), Some(1), "{report}");
+    assert!(report.contains("FAIL trial load") && report.contains(WHY), "{report}");
+    let mut serve = command(&file);
+    serve.args(["--port", "0"]);
+    let (status, log) = output(serve);
+    assert!(status.code() == Some(1) && log.contains(WHY), "{log}");
+    // With less context nobody comes to those positions.
+    let short = validate(&file, &["--ctx-size", "2048"]);
+    let report = text(&short.stdout);
+    assert_eq!(short.status.code(), Some(0), "{report}");
+    assert!(report.contains("with 256 tokens of context for a request: all finite"), "{report}");
 }
 
 #[test]

@@ -182,6 +182,7 @@ fn context_and_template(config: &EngineConfig, opened: &Opened) -> Result<Loaded
         kv_unified: unified,
         flash_attention: plan.flash_attention,
         outputs: Some(outputs),
+        lazy_cells: config.lazy_cells,
         abort: Some(abort.clone()),
         ..ContextParams::default()
     };
@@ -482,7 +483,7 @@ impl Backend for LlamaBackend {
     }
 
     fn untouched_bytes(&self) -> u64 {
-        self.context.compute_bytes() + self.stage.as_ref().map_or(0, Stage::compute_bytes)
+        self.context.untouched_bytes() + self.stage.as_ref().map_or(0, Stage::untouched_bytes)
     }
 
     fn decode(&mut self, batch: &[BatchEntry]) -> Result<(), BackendError> {

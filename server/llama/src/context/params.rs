@@ -61,6 +61,9 @@ pub struct ContextParams {
     pub flash_attention: bool,
     /// The context gives embeddings instead of logits; see [`Pooling`]. Its cache is unified.
     pub pooling: Option<Pooling>,
+    /// Cells take memory when they are first used, in a program that is linked with `link_args.rs`; otherwise all of them do at
+    /// once, so that nobody else can have taken it by then.
+    pub lazy_cells: bool,
     /// A flag that ends a running [`Context::decode`](super::Context::decode) within one tensor operation once it is
     /// raised (on a CPU; a GPU finishes its batch). It stays raised until the owner lowers it.
     pub abort: Option<Arc<AtomicBool>>,
@@ -79,6 +82,7 @@ impl Default for ContextParams {
             kv_unified: false,
             flash_attention: true,
             pooling: None,
+            lazy_cells: false,
             abort: None,
         }
     }
@@ -165,5 +169,15 @@ pub(super) fn create(
     }
     // SAFETY: the model is alive, and the context made here is kept with an Arc of it and of the abort flag, the only
     // pointer in `raw`, which outlives the call; the shim catches exceptions.
-    NonNull::new(unsafe { shim::gantry_context_new(model.raw(), &raw const raw) })
+    NonNull::new(zeroing(params.lazy_cells, || unsafe { shim::gantry_context_new(model.raw(), &raw const raw) }))
+}
+
+/// Has llama.cpp do what may zero cells.
+pub(super) fn zeroing<T>(lazily: bool, work: impl FnOnce() -> T) -> T {
+    // SAFETY: these set a flag of this thread, on which llama.cpp zeroes cells.
+    unsafe { shim::gantry_zero_lazily(lazily) };
+    let result = work();
+    // SAFETY: as above.
+    unsafe { shim::gantry_zero_lazily(false) };
+    result
 }

@@ -52,8 +52,8 @@ impl Stage {
         self.context.n_ctx_per_sequence()
     }
 
-    pub(super) fn compute_bytes(&self) -> u64 {
-        self.context.compute_bytes()
+    pub(super) fn untouched_bytes(&self) -> u64 {
+        self.context.untouched_bytes()
     }
 
     pub(super) fn sequence(&self) -> Option<u32> {
