@@ -11,7 +11,7 @@ mod pdb;
 mod rbac;
 mod service;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_crds::{InferenceService, SERVICE_LABEL, status::NamedVersion};
 use k8s_openapi::{
@@ -30,6 +30,7 @@ use sha2::{Digest, Sha256};
 use crate::validate::ValidService;
 
 pub use deployment::{StoredTemplate, TemplateId};
+pub use rbac::{granted_secrets, named_secrets};
 
 /// Value of [`MANAGED_BY`] on every child.
 pub const OPERATOR: &str = "gantry-operator";
@@ -89,6 +90,8 @@ pub struct Inputs<'a> {
     pub spec: &'a ValidService,
     /// Versions whose Secrets the agents may read.
     pub versions: &'a [NamedVersion],
+    /// Which Secrets say for which hosts they may be used: agents use no others, and may read no others.
+    pub lent_secrets: &'a BTreeSet<String>,
     /// What new pod templates get from the operator.
     pub new_pods: &'a NewPods,
     /// The pod template as it was applied before.
