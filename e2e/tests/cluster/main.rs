@@ -7,6 +7,7 @@
 mod access;
 mod answers;
 mod deletion;
+mod evictions;
 mod faults;
 mod fleet;
 mod guards;
