@@ -42,13 +42,21 @@ pub enum Error {
         name: String,
     },
     /// The API server refused, or could not be reached.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", told(source))]
     Api {
         /// What was tried.
         what: String,
         /// Why it failed.
         source: kube::Error,
     },
+}
+
+/// An error of the API server as it says it: the client adds all fields of the answer, by which the sentence is said three times.
+fn told(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        error => error.to_string(),
+    }
 }
 
 impl Error {

@@ -41,6 +41,7 @@ use crate::{
 };
 
 pub use deployment::{StoredTemplate, TemplateId};
+pub use rbac::{granted_secrets, named_secrets};
 
 /// Value of [`MANAGED_BY`] on every child.
 pub const OPERATOR: &str = "gantry-operator";
@@ -111,6 +112,8 @@ pub struct Inputs<'a> {
     pub spec: &'a ValidService,
     /// Versions whose Secrets the agents may read.
     pub versions: &'a [NamedVersion],
+    /// Which Secrets say for which hosts they may be used: agents use no others, and may read no others.
+    pub lent_secrets: &'a BTreeSet<String>,
     /// What new pod templates get from the operator.
     pub new_pods: &'a NewPods,
     /// The two sets of pods.

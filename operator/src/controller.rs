@@ -7,7 +7,7 @@
 //! with a back-off; one that lost a race is repeated with the newer object.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -35,7 +35,10 @@ use tracing::{error, info};
 use crate::{
     act::{self, Actor, Unwritten},
     build::{self, Inputs, NewPods, Sides},
-    decide::{CountedPod, Plan, RolloutState, SidesSeen, Transition, World, decide, judged::Seen},
+    decide::{
+        CountedPod, Plan, RolloutState, SidesSeen, Transition, World, decide,
+        judged::{Seen, Sighting},
+    },
     events::{Events, describe},
     http::Role,
     limits::{
@@ -46,7 +49,7 @@ use crate::{
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
-    validate::{Problems, ValidService, validate},
+    validate::{NamedObject, ObjectKind, Problems, ValidService, validate},
 };
 
 /// What a reconcile needs besides its service.
@@ -291,9 +294,10 @@ pub(crate) async fn step(
     if let Ok(valid) = &mut spec {
         valid.wanted.named_as(&state, &stamped);
     }
-    let poll = judge_by_objects(&mut spec, &state, service, context).await;
+    let (poll, seen) = judge_by_objects(&mut spec, &state, service, context).await;
     let absent = look_for_objects(spec.as_ref().ok(), &mut observed, service, context).await;
-    let poll = poll.into_iter().chain(absent).min();
+    let (lent_secrets, unlent) = lent_secrets(spec.as_ref().ok(), &state, seen, &observed, service, context).await;
+    let poll = poll.into_iter().chain(absent).chain(unlent).min();
     let observed = &observed;
     let (side, other_side) = (state.active_side, state.active_side.other());
     // A spec that cannot be carried out changes nothing, and so not the number of pods either.
@@ -328,9 +332,9 @@ pub(crate) async fn step(
     };
 
     let plan = decide(&world);
-    let spec = spec.as_ref();
+    let (spec, state, lent_secrets) = (spec.as_ref(), &state, &lent_secrets);
     let (pods, other_pods) = (pods.as_slice(), other_pods.as_slice());
-    let pass = Pass { service, observed, context, actor, spec, state: &state, pods, other_pods, now };
+    let pass = Pass { service, observed, context, actor, spec, state, pods, other_pods, lent_secrets, now };
     let mut errors = pass.carry_out(&plan, target_replicas).await?;
     errors.extend(finalizer.err());
     // A pass that could not write a child is tried again; what was decided does not wait for that.
@@ -358,6 +362,7 @@ struct Pass<'a> {
     state: &'a RolloutState,
     pods: &'a [CountedPod<'a>],
     other_pods: &'a [CountedPod<'a>],
+    lent_secrets: &'a BTreeSet<String>,
     now: Timestamp,
 }
 
@@ -480,6 +485,7 @@ impl Pass<'_> {
             owner: self.service,
             spec,
             versions: &plan.state.versions,
+            lent_secrets: self.lent_secrets,
             new_pods: &self.context.new_pods,
             sides: &sides,
             accounts: &self.observed.accounts(),
@@ -497,23 +503,53 @@ fn refusals(errors: &[act::Error]) -> Option<String> {
 }
 
 /// Adds to the spec the states of the objects that its version is judged by, as far as they can be seen. They are of no
-/// interest once it is served; until then this gives the time after which to look again.
+/// interest once it is served; until then this gives the time after which to look again, and what was seen.
 async fn judge_by_objects(
     spec: &mut Result<ValidService, Problems>,
     state: &RolloutState,
     service: &InferenceService,
     context: &Context,
-) -> Option<Duration> {
-    let Ok(ValidService { wanted, replicas, .. }) = spec else { return None };
+) -> (Option<Duration>, Vec<Sighting>) {
+    let unseen = (None, Vec::new());
+    let Ok(ValidService { wanted, replicas, .. }) = spec else { return unseen };
     let is_latched = state.rejected.as_ref().is_some_and(|rejected| rejected.version == wanted.name);
     // Without pods nothing is judged: thousands of such services would be looked at for nothing.
     let is_judged = is_latched || state.rollout.is_some() || *replicas > 0;
     if wanted.objects.is_empty() || state.active.as_ref() == Some(&wanted.name) || !is_judged {
-        return None;
+        return unseen;
     }
     let seen = look_at(&context.client, &service.namespace().unwrap_or_default(), &wanted.objects).await;
     wanted.judge_by(&seen, state);
-    Some(JUDGED_POLL)
+    (Some(JUDGED_POLL), seen)
+}
+
+/// Which of the Secrets that versions name say for which hosts they are: those of which that was `seen`, and others that agents
+/// may read already. What is neither is looked at, and looked at again after a time while it does not say so: its owner may.
+async fn lent_secrets(
+    spec: Option<&ValidService>,
+    state: &RolloutState,
+    seen: Vec<Sighting>,
+    observed: &Observed,
+    service: &InferenceService,
+    context: &Context,
+) -> (BTreeSet<String>, Option<Duration>) {
+    let Some(spec) = spec else { return (BTreeSet::new(), None) };
+    let named = build::named_secrets(spec, &state.versions);
+    let mut lent = observed.role.as_ref().map(build::granted_secrets).unwrap_or_default();
+    let is_known = |name: &String| lent.contains(name) || seen.iter().any(|sighting| sighting.is_of_secret(name));
+    // Without pods nobody reads them.
+    let unknown = named.iter().filter(|name| spec.replicas > 0 && !is_known(name));
+    let unknown: Vec<_> = unknown.map(|name| NamedObject { kind: ObjectKind::Secret, name: name.clone() }).collect();
+    let looked = look_at(&context.client, &service.namespace().unwrap_or_default(), &unknown).await;
+    for Sighting { object, seen } in seen.into_iter().chain(looked) {
+        match seen {
+            Seen::There { names_hosts: true, .. } => drop(lent.insert(object.name)),
+            Seen::There { names_hosts: false, .. } | Seen::Absent => drop(lent.remove(&object.name)),
+            Seen::Nothing => {}
+        }
+    }
+    let waits = spec.replicas > 0 && !named.is_subset(&lent);
+    (lent, waits.then_some(JUDGED_POLL))
 }
 
 /// Looks for the objects that pods are made with while the container of one has not been made, and notes the first that is not

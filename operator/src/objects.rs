@@ -8,6 +8,7 @@
 use std::fmt::Debug;
 
 use futures::future;
+use gantry_crds::HOSTS_ANNOTATION;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::core::v1::{ConfigMap, Secret},
@@ -56,5 +57,6 @@ where
     Ok(metadata.map_or(Seen::Absent, |object| Seen::There {
         uid: object.uid().unwrap_or_default(),
         resource_version: object.resource_version().unwrap_or_default(),
+        names_hosts: object.annotations().contains_key(HOSTS_ANNOTATION),
     }))
 }

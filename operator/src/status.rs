@@ -138,6 +138,11 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
     let waits = inputs.state.rollout.as_ref().is_some_and(|rollout| rollout.wait_reason.is_some());
     let (is_available, is_up_to_date) = (available.status == Some(true), up_to_date.status == Some(true));
     let ready_condition = match (is_available, is_up_to_date) {
+        // It serves without a child that is refused, such as its NetworkPolicy: nobody else would tell.
+        (true, true) if stalled.reason == Reason::ApplyFailed => {
+            let message = format!("{}; {}", available.message, stalled.message);
+            new(ConditionType::Ready, true, stalled.reason, message)
+        }
         (true, true) => {
             let reason = named(trouble.as_ref()).map_or(Reason::AsRequested, |trouble| trouble.reason);
             new(ConditionType::Ready, true, reason, available.message.clone())
@@ -311,7 +316,13 @@ fn reconciling(
         return new(Reconciling, true, Reason::RollingOut, format!("{} of {}", rollout.step.as_str(), rollout.version));
     }
     if stalled.status == Some(true) {
-        return new(Reconciling, false, stalled.reason, "waits for a change of what it was judged by");
+        let waits = match stalled.reason {
+            Reason::ApplyFailed => {
+                "waits until what Stalled tells of is put right, and looks every two minutes at most"
+            }
+            _ => "waits for a change of what it was judged by",
+        };
+        return new(Reconciling, false, stalled.reason, waits);
     }
     if let Some(trouble) = trouble {
         return new(Reconciling, true, trouble.reason, &trouble.message);

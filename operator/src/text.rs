@@ -12,11 +12,13 @@ pub(crate) fn some_of(items: &[impl AsRef<str>], separator: &str) -> String {
 }
 
 /// What the scheduler says of nodes, without how many there are of which kind: `0/3 nodes are available: 1 node(s) were
-/// unschedulable, 2 Insufficient memory.` Numbers move whenever a node comes or goes, and each move would be a write.
+/// unschedulable, 2 Insufficient memory.` Numbers move whenever a node comes or goes, and each move would be a write. What it says
+/// after that sentence is of no use to whoever adds a node: `no new claims to deallocate, preemption: 0/3 nodes ...`.
 pub(crate) fn of_scheduler(message: &str) -> String {
     let (of_pod, _) = message.split_once(" preemption: ").unwrap_or((message, ""));
     let of_pod = of_pod.trim_end_matches(['.', ' ']);
     let Some((_, reasons)) = of_pod.split_once(" nodes are available: ") else { return of_pod.to_owned() };
+    let (reasons, _) = reasons.split_once(". ").unwrap_or((reasons, ""));
     let without_count = |reason: &str| {
         let rest = reason.trim_start_matches(|c: char| c.is_ascii_digit());
         rest.strip_prefix(' ').unwrap_or(reason).to_owned()
@@ -60,6 +62,9 @@ mod tests {
         let wanted = "Insufficient nvidia.com/gpu, node(s) had untolerated taint {node.kubernetes.io/unreachable: }";
         assert_eq!(of_scheduler(&format!("0/3 nodes are available: {says}")), wanted);
         assert_eq!(of_scheduler(&format!("0/42 nodes are available: {others}")), wanted);
+        let claims = "0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/1 nodes \
+                      are available: 1 Preemption is not helpful for scheduling.";
+        assert_eq!(of_scheduler(claims), "node(s) had untolerated taint(s)", "as Kubernetes 1.34 says it");
         assert_eq!(of_scheduler("no nodes available to schedule pods"), "no nodes available to schedule pods");
         assert_eq!(of_scheduler("0/1 nodes are available: 3rd reason."), "3rd reason");
     }

@@ -15,8 +15,8 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::credential,
     inference_service::{
-        CacheMode, ModelSpec, OBJECT_NAME_RULE, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy,
-        RuntimeSpec, SourceSpec, cache_bytes, is_object_name,
+        CacheMode, ModelSpec, OBJECT_NAME_RULE, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals,
+        RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes, is_object_name,
     },
     revision::{is_same, judged_by, version_name},
     scalars::PositiveQuantity,

@@ -1,19 +1,23 @@
 //! What a pod's token may write, and where models may not come from.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
-use gantry_crds::{InferenceService, agent_field_manager, status::GateName};
+use gantry_crds::{InferenceService, agent_field_manager, inference_service::LocalName, status::GateName};
 use gantry_e2e::{
     harness::{
-        fixtures::{ModelSource, ModelStore, ServiceFixture},
+        fixtures::{ModelSource, ModelStore, ServiceFixture, apply as apply_object},
         namespace::with_temp_ns,
         say,
         service::{ROLLOUT_TIMEOUT, TestService},
+        wait::{Check, poll},
     },
     models::DemoModel,
 };
 use k8s_openapi::api::{
     authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
-    core::v1::{Pod, ServiceAccount},
+    authorization::v1::SubjectAccessReview,
+    core::v1::{Pod, Secret, ServiceAccount},
 };
 use kube::{
     Api, Client, Config, ResourceExt,
@@ -150,6 +154,73 @@ async fn a_model_does_not_come_from_metadata_or_from_the_pod_itself() -> Result<
         ensure!(rejected.message.contains("the pod itself"), "{rejected:?}");
         // That a private address is taken all other tests show: the store of models has one.
         Ok(())
+    })
+    .await
+}
+
+/// The Secret of the test below, which agents ask for before they may: the audit knows it by this name.
+pub(crate) const UNLENT_SECRET: &str = "hub-of-guards";
+/// Longest time from an annotation to what it allows: the operator looks every 15 s.
+const NOTICED: Duration = Duration::from_secs(30);
+
+/// Whether the agents of a service may read a Secret.
+async fn agents_may_read(service: &TestService<'_>, secret: &str) -> Result<bool> {
+    let namespace = service.namespace;
+    let account = format!("system:serviceaccount:{}:{}-gantry", namespace.name, service.fixture.name);
+    let get = json!({"namespace": namespace.name, "verb": "get", "resource": "secrets", "name": secret});
+    let review = serde_json::from_value(json!({"metadata": {}, "spec": {"user": account, "resourceAttributes": get}}))?;
+    let reviews: Api<SubjectAccessReview> = Api::all(namespace.cluster.client.clone());
+    let review = reviews.create(&PostParams::default(), &review).await?;
+    Ok(review.status.context("no answer to what an agent may do")?.allowed)
+}
+
+/// Who writes an InferenceService and may read no Secret could else have the pods read any.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn agents_may_read_a_secret_only_once_it_says_for_which_hosts_it_is() -> Result<()> {
+    with_temp_ns("unlent", async |namespace| {
+        let model = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        let secrets: Api<Secret> = namespace.api();
+        let secret = |annotations: Value| {
+            json!({"apiVersion": "v1", "kind": "Secret", "stringData": {"token": "hush"},
+                "metadata": {"name": UNLENT_SECRET, "annotations": annotations}})
+        };
+        apply_object(&secrets, UNLENT_SECRET, &secret(json!({}))).await?;
+        let fixture = ServiceFixture { replicas: 1, min_pass: None, ..ServiceFixture::default() };
+        // Tokens go over https alone, which the store does not speak: how far it comes tells what was read.
+        let mut object = fixture.build(&ModelSource { uri: model.uri.replace("http://", "https://"), ..model });
+        object.spec.model.source.secret_ref = Some(LocalName { name: UNLENT_SECRET.to_owned() });
+        let service = TestService { namespace, fixture, api: namespace.api() };
+        service.api.create(&PostParams::default(), &object).await?;
+
+        let says = async |reason: &str, what: &str| {
+            let wanted = format!("Ready says {reason}");
+            let message = service.await_status(&wanted, ROLLOUT_TIMEOUT, |_, status| {
+                let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready")?;
+                (ready.reason == reason).then(|| ready.message.clone())
+            });
+            let message = message.await?;
+            say(format_args!("{reason}: {message}"));
+            ensure!(message.contains(what), "{reason}: it does not say {what:?}: {message}");
+            Ok(())
+        };
+        says("AccessDenied", &format!("kubectl annotate secret {UNLENT_SECRET} --overwrite gantry.dev/hosts=")).await?;
+        ensure!(!agents_may_read(&service, UNLENT_SECRET).await?, "agents may read what nobody lent them");
+        // As the message says.
+        let host = "model-store.gantry-e2e-store.svc:8080";
+        apply_object(&secrets, UNLENT_SECRET, &secret(json!({"gantry.dev/hosts": host}))).await?;
+        poll("agents may read it", NOTICED, Duration::from_millis(500), async || {
+            Ok(Check::when(agents_may_read(&service, UNLENT_SECRET).await?, || "they may not".to_owned()))
+        })
+        .await?;
+        says("FetchBackOff", "does not speak TLS").await?;
+        ensure!(!agents_may_read(&service, "another").await?, "agents may read other Secrets");
+        // And no longer than it says so.
+        apply_object(&secrets, UNLENT_SECRET, &secret(json!({}))).await?;
+        poll("agents may read it no more", NOTICED, Duration::from_millis(500), async || {
+            Ok(Check::when(!agents_may_read(&service, UNLENT_SECRET).await?, || "they may".to_owned()))
+        })
+        .await
     })
     .await
 }

@@ -8,6 +8,7 @@ mod access;
 mod answers;
 mod blue_green;
 mod deletion;
+mod evictions;
 mod faults;
 mod fleet;
 mod guards;

@@ -22,8 +22,8 @@ use k8s_openapi::{
 use kube::ResourceExt;
 
 use super::{
-    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, account, api, deployment_name, hash, labels,
-    metadata, pod, pod_labels, selector, side_labels,
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, account, api, deployment_name, hash,
+    labels, metadata, pod, pod_labels, selector, side_labels,
 };
 use crate::{
     limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},

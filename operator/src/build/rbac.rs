@@ -1,9 +1,9 @@
-//! The identity of a service's pods: its agents read their own service, its prompts and its credentials, and write
-//! their own status. Nothing else, and nothing of other services: `resourceNames` says so.
+//! The identity of a service's pods: its agents read their own service, its prompts and those of its credentials that say for
+//! which hosts they are, and write their own status. Nothing else, and nothing of other services: `resourceNames` says so.
 
 use std::collections::BTreeSet;
 
-use gantry_crds::{GROUP, InferenceService};
+use gantry_crds::{GROUP, InferenceService, status::NamedVersion};
 use k8s_openapi::api::{
     core::v1::ServiceAccount,
     rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject},
@@ -11,6 +11,7 @@ use k8s_openapi::api::{
 use kube::ResourceExt;
 
 use super::{Inputs, account, identity_name, metadata};
+use crate::validate::ValidService;
 
 /// The pods' ServiceAccount.
 pub fn service_account(owner: &InferenceService) -> ServiceAccount {
@@ -28,22 +29,30 @@ pub fn role(inputs: &Inputs) -> Role {
     if let Some(config_map) = &inputs.spec.prompts_config_map {
         rules.push(rule("", "configmaps", &["get"], [config_map.clone()]));
     }
-    let secrets = secrets(inputs);
+    let mut secrets = named_secrets(inputs.spec, inputs.versions);
+    secrets.retain(|name| inputs.lent_secrets.contains(name));
     if !secrets.is_empty() {
         rules.push(rule("", "secrets", &["get"], secrets));
     }
     Role { metadata: metadata(inputs.owner, identity_name(inputs.owner)), rules: Some(rules) }
 }
 
-/// Secrets of all versions that pods may have to fetch, the wanted one before the others.
-fn secrets(inputs: &Inputs) -> BTreeSet<String> {
-    let wanted = &inputs.spec.wanted;
-    let versions = inputs.versions.iter().map(|version| (&version.model, &version.runtime));
+/// Secrets of all versions that pods may have to fetch.
+pub fn named_secrets(spec: &ValidService, versions: &[NamedVersion]) -> BTreeSet<String> {
+    let wanted = &spec.wanted;
+    let versions = versions.iter().map(|version| (&version.model, &version.runtime));
     let sources = versions.chain([(&wanted.model, &wanted.runtime)]).flat_map(|(model, runtime)| {
         let draft = runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
         std::iter::once(&model.source).chain(draft)
     });
     sources.filter_map(|source| source.secret_ref.as_ref()).map(|secret| secret.name.clone()).collect()
+}
+
+/// Secrets that a Role lets agents read.
+pub fn granted_secrets(role: &Role) -> BTreeSet<String> {
+    let is_of_secrets = |rule: &&PolicyRule| rule.resources.iter().flatten().any(|resource| resource == "secrets");
+    let rules = role.rules.iter().flatten().filter(is_of_secrets);
+    rules.flat_map(|rule| rule.resource_names.iter().flatten().cloned()).collect()
 }
 
 fn rule(group: &str, resource: &str, verbs: &[&str], names: impl IntoIterator<Item = String>) -> PolicyRule {

@@ -28,11 +28,13 @@ fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Childre
     let owner = owner(patch);
     let spec = validate(&owner).unwrap();
     let sides = sides(stored);
+    let (new_pods, lent_secrets) = (new_pods(image), BTreeSet::new());
     build(&Inputs {
         owner: &owner,
         spec: &spec,
         versions: &[],
-        new_pods: &new_pods(image),
+        lent_secrets: &lent_secrets,
+        new_pods: &new_pods,
         sides: &sides,
         accounts: &BTreeSet::new(),
         answers: true,
@@ -343,7 +345,8 @@ fn the_rights_follow_the_accounts_of_the_pods() {
             spec: &spec,
             versions: &[],
             new_pods: &new_pods("server:1"),
-            stored: None,
+            lent_secrets: &BTreeSet::new(),
+            sides: &sides(None),
             accounts: &living.iter().copied().collect(),
             answers: true,
         });
@@ -550,6 +553,7 @@ fn pods_fetch_from_private_addresses_unless_the_installation_forbids_it() {
             owner: &owner,
             spec: &spec,
             versions: &[],
+            lent_secrets: &BTreeSet::new(),
             new_pods: &new_pods,
             sides: &sides(None),
             accounts: &BTreeSet::new(),
@@ -585,17 +589,25 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
         model: old_model,
         runtime: spec.wanted.runtime.clone(),
     };
-    let children = build(&Inputs {
-        owner: &owner,
-        spec: &spec,
-        versions: &[old],
-        new_pods: &new_pods("server:1"),
-        sides: &sides(None),
-        accounts: &BTreeSet::new(),
-        answers: true,
-    });
+    let lent = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+    let children = |lent_secrets: &BTreeSet<String>| {
+        build(&Inputs {
+            owner: &owner,
+            spec: &spec,
+            versions: std::slice::from_ref(&old),
+            lent_secrets,
+            new_pods: &new_pods("server:1"),
+            sides: &sides(None),
+            accounts: &BTreeSet::new(),
+            answers: true,
+        })
+    };
+    let all = lent(&["draft-token", "new-token", "old-token"]);
+    assert_eq!(named_secrets(&spec, std::slice::from_ref(&old)), all);
+    let role = children(&lent(&["draft-token", "new-token", "old-token", "of-nobody"])).role;
+    assert_eq!(granted_secrets(&role), all);
     assert_eq!(
-        serde_json::to_value(&children.role).unwrap()["rules"],
+        serde_json::to_value(&role).unwrap()["rules"],
         json!([
             {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices"], "resourceNames": ["chat"], "verbs": ["list", "watch"]},
             {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices/status"], "resourceNames": ["chat"], "verbs": ["patch"]},
@@ -603,6 +615,11 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
             {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["draft-token", "new-token", "old-token"], "verbs": ["get"]},
         ])
     );
+    // Those that do not say for which hosts they are, nobody may read: an empty list of names would let all be read.
+    for (lent_secrets, granted) in [(lent(&["old-token"]), lent(&["old-token"])), (lent(&["of-nobody"]), lent(&[]))] {
+        let role = children(&lent_secrets).role;
+        assert_eq!((granted_secrets(&role), role.rules.unwrap().len()), (granted.clone(), 3 + granted.len()));
+    }
     let plain = built(&json!({}), "server:1", None);
     assert_eq!(plain.role.rules.unwrap().len(), 2);
 }

@@ -58,6 +58,11 @@ impl Scene {
             "spec": {"replicas": 2, "resources": {"cpu": "0.5", "memory": "1Gi"}, "model": {"servedName": "chat", "source": {
                 "uri": "https://models/1.gguf", "sha256": "1".repeat(64), "secretRef": {"name": "hf"}}}},
         }));
+        api.put(
+            SECRET,
+            json!({"apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "hf", "namespace": "test", "annotations": {"gantry.dev/hosts": "models"}}}),
+        );
         let context = context(&api, "server:1");
         Self {
             api,

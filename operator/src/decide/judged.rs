@@ -46,6 +46,8 @@ pub enum Seen {
         uid: String,
         /// Its resource version.
         resource_version: String,
+        /// Whether it says for which hosts it may be used, as a Secret must.
+        names_hosts: bool,
     },
     /// It is not there.
     Absent,
@@ -66,11 +68,17 @@ impl WantedVersion {
 }
 
 impl Sighting {
+    /// Whether it is of the Secret of this name.
+    #[must_use]
+    pub fn is_of_secret(&self, name: &str) -> bool {
+        self.object.kind == ObjectKind::Secret && self.object.name == name
+    }
+
     fn text(&self, before: &RolloutState) -> String {
         let NamedObject { kind, name } = &self.object;
         let part = format!("+{}:{name}=", kind.as_str());
         let state = match &self.seen {
-            Seen::There { uid, resource_version } => hash(&(uid, resource_version))[..STATE_DIGITS].to_owned(),
+            Seen::There { uid, resource_version, .. } => hash(&(uid, resource_version))[..STATE_DIGITS].to_owned(),
             Seen::Absent => ABSENT.to_owned(),
             Seen::Nothing => seen_last(before, &part).unwrap_or(UNSEEN).to_owned(),
         };
@@ -220,7 +228,7 @@ mod tests {
     use super::*;
 
     fn there(version: &str) -> Seen {
-        Seen::There { uid: "uid".to_owned(), resource_version: version.to_owned() }
+        Seen::There { uid: "uid".to_owned(), resource_version: version.to_owned(), names_hosts: true }
     }
 
     fn judged(token: &str, prompts: Option<&str>, secret: Option<&str>) -> String {

@@ -56,7 +56,11 @@ impl User {
             ObjectKind::Secret => self.token,
         };
         let seen = spec.wanted.objects.iter().cloned().map(|object| {
-            let there = |version: u32| Seen::There { uid: "uid".to_owned(), resource_version: version.to_string() };
+            let there = |version: u32| Seen::There {
+                uid: "uid".to_owned(),
+                resource_version: version.to_string(),
+                names_hosts: true,
+            };
             let seen = state(object.kind).map_or(Seen::Absent, there);
             Sighting { object, seen }
         });

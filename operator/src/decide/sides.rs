@@ -20,10 +20,7 @@ use gantry_crds::{
 
 use jiff::Timestamp;
 
-use super::{
-    Candidacy, CountedPod, Failure, RolloutState, SidesSeen, Step, Transition, World, after, agents, fleet, rollout,
-    serves,
-};
+use super::{Candidacy, CountedPod, Failure, RolloutState, SidesSeen, World, after, agents, fleet, serves};
 use crate::limits::NO_ROOM_PATIENCE;
 
 /// How the candidate that begins now is to replace the version that answers.

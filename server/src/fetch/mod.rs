@@ -5,12 +5,13 @@
 //! this machine; one on a volume may be used where it is ([`volume`]). What may pass is tried again for as long as the caller waits; what will not is an error at once, with
 //! what to do. Bytes come only into room that the cache has granted, only from addresses that may be connected to
 //! ([`reach`]), and only while they are those of a GGUF file ([`magic`]). [`Fetcher::peek`] reads a file's first bytes, for a
-//! verdict before the download. One fetch per digest runs at a time. Absent: what is in the file ([`crate::gates`]), other sources than http(s), volumes and files.
+//! verdict before the download. One fetch per digest runs at a time, from the source of whoever came last ([`flight`]). Absent: what is in the file ([`crate::gates`]), other sources than http(s), volumes and files.
 
 mod cache;
 mod digest;
 mod download;
 mod error;
+mod flight;
 mod http;
 pub mod limits;
 mod magic;
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use reqwest::Client;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use cache::{Cache, CachedModel};
@@ -42,6 +43,7 @@ pub use volume::VerifiedFile;
 
 use cache::Grant;
 use download::{Download, blocking};
+use flight::{Caller, Flight, Right};
 use http::{Answer, Target};
 use limits::{FILE_BUFFER_BYTES, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN};
 use magic::Magic;
@@ -55,21 +57,39 @@ pub struct Fetcher {
     client: Client,
     reach: Reach,
     cache: Arc<Cache>,
-    /// One lock per digest that was ever fetched: a handful of versions in a pod's life.
-    flights: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
+    /// One per digest that was ever fetched: a handful of versions in a pod's life.
+    flights: Mutex<HashMap<Digest, Flight>>,
     /// Files on volumes that were hashed: it is not done again while they are the same. One for each digest, as above.
     on_volumes: Mutex<HashMap<Digest, VerifiedFile>>,
 }
 
 /// One fetch from its first try to its last.
+#[derive(Default)]
 struct Tries {
+    /// The right to work on the partial file, until that has it.
+    right: Option<Right>,
     /// What came so far, between two tries.
     partial: Option<Partial>,
-    /// The right to its digest's flight, until the partial file has it.
-    flight: Option<OwnedMutexGuard<()>>,
-    lock: Arc<tokio::sync::Mutex<()>>,
     /// What came last by an answer that did not say how long it is.
     found: Option<Digest>,
+    backoff: Backoff,
+}
+
+impl Tries {
+    fn has_right(&self) -> bool {
+        self.right.is_some() || self.partial.is_some()
+    }
+
+    /// Lets another fetch go on with what came.
+    fn give_way(&mut self) {
+        (self.right, self.partial) = (None, None);
+    }
+
+    /// Tells why a try failed. Gives the time until the next one.
+    fn failed(&mut self, error: &FetchError, digest: Digest, progress: &watch::Sender<FetchProgress>) -> Duration {
+        let bytes = self.partial.as_ref().map_or(self.backoff.bytes, Partial::bytes);
+        failed(&mut self.backoff, digest, error, bytes, progress)
+    }
 }
 
 /// The first bytes of a file.
@@ -193,7 +213,9 @@ impl Fetcher {
                     return Ok(CachedModel::on_volume(verified, digest));
                 }
                 // What was hashed before counts for nothing: the file is read from its beginning again.
-                Err(error @ FetchError::Temporary { .. }) => wait(&mut backoff, digest, &error, 0, progress).await,
+                Err(error @ FetchError::Temporary { .. }) => {
+                    tokio::time::sleep(failed(&mut backoff, digest, &error, 0, progress)).await;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -205,24 +227,36 @@ impl Fetcher {
         digest: Digest,
         progress: &watch::Sender<FetchProgress>,
     ) -> Result<CachedModel, FetchError> {
-        let lock = {
+        let flight = {
             let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(flights.entry(digest).or_default())
+            flights.entry(digest).or_default().clone()
         };
-        let mut tries = Tries { partial: None, flight: Some(lock.clone().lock_owned().await), lock, found: None };
-        let lease = self.cache.lease(digest);
-        let mut backoff = Backoff::default();
+        let (caller, lease) = (flight.join(source), self.cache.lease(digest));
+        let mut tries = Tries::default();
         loop {
-            let result = match self.cached(digest).await {
-                Ok(Some(model)) => return Ok(model),
-                Ok(None) => self.try_once(source, digest, progress, &mut tries).await,
-                Err(error) => Err(error),
+            if !tries.has_right() {
+                tries.right = Some(self.turn(source, digest, progress, &caller, &mut tries).await?);
+            }
+            let result = tokio::select! {
+                result = self.try_once(source, digest, progress, &caller, &mut tries) => result,
+                () = caller.outdone() => {
+                    tracing::info!(%digest, %source, "fetch goes on from the source of a later one");
+                    tries.give_way();
+                    continue;
+                }
             };
             match result {
-                Ok(()) => {}
+                Ok(Some(model)) => return Ok(model),
+                Ok(None) => {}
                 Err(error @ FetchError::Temporary { .. }) => {
-                    let bytes = tries.partial.as_ref().map_or(0, Partial::bytes);
-                    wait(&mut backoff, digest, &error, bytes, progress).await;
+                    let next = tokio::time::Instant::now() + tries.failed(&error, digest, progress);
+                    tokio::select! {
+                        () = tokio::time::sleep_until(next) => {}
+                        () = caller.wanted() => {
+                            tries.give_way();
+                            tokio::time::sleep_until(next).await;
+                        }
+                    }
                 }
                 Err(error) => {
                     drop(lease);
@@ -232,24 +266,50 @@ impl Fetcher {
         }
     }
 
-    /// One connection, and the check of the file if it is whole after it.
+    /// The right to work on the partial file: from one who came before with another source only when this one answers.
+    async fn turn(
+        &self,
+        source: &Source,
+        digest: Digest,
+        progress: &watch::Sender<FetchProgress>,
+        caller: &Caller,
+        tries: &mut Tries,
+    ) -> Result<Right, FetchError> {
+        loop {
+            if let Some(right) = caller.try_lock() {
+                return Ok(right);
+            }
+            if !caller.may_take_over() {
+                return Ok(caller.lock().await);
+            }
+            let wait = match self.peek(source, 1).await {
+                Ok(_) => return Ok(caller.lock().await),
+                Err(error @ FetchError::Temporary { .. }) => tries.failed(&error, digest, progress),
+                Err(error) => return Err(error),
+            };
+            if let Ok(right) = tokio::time::timeout(wait, caller.lock_quietly()).await {
+                return Ok(right);
+            }
+        }
+    }
+
+    /// The file if it is there; else one connection, and the check of the file if it is whole after it.
     async fn try_once(
         &self,
         source: &Source,
         digest: Digest,
         progress: &watch::Sender<FetchProgress>,
+        caller: &Caller,
         tries: &mut Tries,
-    ) -> Result<(), FetchError> {
-        let partial = match tries.partial.take() {
-            Some(partial) => partial,
-            None => {
-                let flight = match tries.flight.take() {
-                    Some(flight) => flight,
-                    // The last holder died with its thread, and the lock was freed with it.
-                    None => Arc::clone(&tries.lock).lock_owned().await,
-                };
-                self.open_partial(digest, flight).await?
-            }
+    ) -> Result<Option<CachedModel>, FetchError> {
+        if let Some(model) = self.cached(digest).await? {
+            return Ok(Some(model));
+        }
+        let partial = match (tries.partial.take(), tries.right.take()) {
+            (Some(partial), _) => partial,
+            (None, Some(right)) => self.open_partial(digest, right).await?,
+            // The last holder died with its thread, and the right was freed with it.
+            (None, None) => self.open_partial(digest, caller.lock().await).await?,
         };
         let address = source.to_string();
         let grant = Arc::new(self.cache.grant(digest));
@@ -269,7 +329,10 @@ impl Fetcher {
         };
         match result {
             Ok(()) => match partial {
-                Some(partial) => self.finish(partial, digest, &address, tries).await,
+                Some(partial) => {
+                    self.finish(partial, digest, &address, tries).await?;
+                    self.cached(digest).await
+                }
                 None => Err(FetchError::temporary("the cache's own work failed")),
             },
             Err(error) => {
@@ -292,9 +355,9 @@ impl Fetcher {
         }
     }
 
-    async fn open_partial(&self, digest: Digest, flight: OwnedMutexGuard<()>) -> Result<Partial, FetchError> {
+    async fn open_partial(&self, digest: Digest, right: Right) -> Result<Partial, FetchError> {
         let path = self.cache.partial_path(digest);
-        let opened = blocking(move || Partial::open(path, flight)).await?;
+        let opened = blocking(move || Partial::open(path, right)).await?;
         opened.map_err(|error| FetchError::disk("open", &error))
     }
 
@@ -341,21 +404,21 @@ impl Fetcher {
     }
 }
 
-/// Tells why a try failed, and waits for the next. `bytes` are there.
-async fn wait(
+/// Tells why a try failed, after which `bytes` are there. Gives the time until the next one.
+fn failed(
     backoff: &mut Backoff,
     digest: Digest,
     error: &FetchError,
     bytes: u64,
     progress: &watch::Sender<FetchProgress>,
-) {
+) -> Duration {
     // A try that brought bytes is no standstill, and the next one may bring more.
     let stands_still = !backoff.has_come(bytes);
     let wait = backoff.after(error, bytes);
     tracing::warn!(%digest, %error, wait_ms = wait.as_millis() as u64, "fetch interrupted");
     let note = Some(error.to_string());
     progress.send_modify(|p| (p.note, p.stands_still, p.eta) = (note, stands_still, None));
-    tokio::time::sleep(wait).await;
+    wait
 }
 
 /// Copies a file of this machine: what it holds may change, what the cache holds may not.

@@ -1,6 +1,6 @@
 //! A file on its way into the cache: what is there, its running SHA-256, and what the server called its state.
 //!
-//! A [`Partial`] holds the right to its digest's flight, so that the next fetch of the same digest cannot open the file
+//! A [`Partial`] holds the right to work on it ([`flight`](super::flight)), so that the next fetch of the same digest cannot open the file
 //! while a writer that was abandoned still holds it. All calls block; they run on blocking threads.
 
 use std::fs::{self, File, OpenOptions};
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedMutexGuard;
 
 use super::digest::Digest;
+use super::flight::Right;
 use super::limits::FILE_BUFFER_BYTES;
 
 /// What the server said about the file that the bytes are from, to continue only that one.
@@ -40,12 +40,12 @@ pub(super) struct Partial {
     whole: bool,
     /// Whether it was said how long the file is, so that one that was cut is known for it.
     known_length: bool,
-    _flight: OwnedMutexGuard<()>,
+    _right: Right,
 }
 
 impl Partial {
     /// Opens or creates the file, and hashes what an earlier process left.
-    pub(super) fn open(path: PathBuf, flight: OwnedMutexGuard<()>) -> io::Result<Self> {
+    pub(super) fn open(path: PathBuf, right: Right) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
         let mut hasher = Sha256::new();
         let bytes = hash_into(&mut file, &mut hasher)?;
@@ -53,7 +53,7 @@ impl Partial {
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        Ok(Self { file, path, hasher, bytes, validator, whole: bytes == 0, known_length: true, _flight: flight })
+        Ok(Self { file, path, hasher, bytes, validator, whole: bytes == 0, known_length: true, _right: right })
     }
 
     pub(super) fn bytes(&self) -> u64 {

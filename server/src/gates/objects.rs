@@ -64,7 +64,10 @@ impl Objects {
     /// Says what is missing.
     pub async fn token(&self, secret: &str, host: &str, port: u16) -> Result<Token, NotThere> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let object = api.get(secret).await.map_err(|error| not_there(Kind::Secret, secret, &error))?;
+        let object = api.get(secret).await.map_err(|error| match error {
+            kube::Error::Api(status) if status.code == 403 => not_lent(secret, &wanted_host(host, port)),
+            error => not_there(Kind::Secret, secret, &error),
+        })?;
         may_be_sent(&object, secret, host, port)?;
         let mut data = object.data.unwrap_or_default();
         let bytes = data.remove(TOKEN_KEY).ok_or_else(|| missing_key(Kind::Secret, secret, TOKEN_KEY, data.keys()))?;
@@ -94,7 +97,14 @@ fn not_there(kind: Kind, name: &str, error: &kube::Error) -> NotThere {
                 format!("{} {name} may not be read, which the operator is to grant: {}", kind.as_str(), status.message);
             (WaitReason::AccessDenied, what)
         }
-        error => (WaitReason::ApiUnavailable, format!("{} {name} cannot be read: {error}", kind.as_str())),
+        error => {
+            // The client's own text has every field of the answer.
+            let told = match error {
+                kube::Error::Api(status) => status.message.clone(),
+                error => error.to_string(),
+            };
+            (WaitReason::ApiUnavailable, format!("{} {name} cannot be read: {told}", kind.as_str()))
+        }
     };
     NotThere { reason, message }
 }
@@ -132,7 +142,7 @@ fn may_be_sent(object: &Secret, name: &str, host: &str, port: u16) -> Result<(),
              (kubectl create secret generic), and name that one"
         )));
     }
-    let wanted = if port == HTTPS_PORT { host.to_owned() } else { format!("{host}:{port}") };
+    let wanted = wanted_host(host, port);
     let hosts = object.annotations().get(HOSTS_ANNOTATION);
     if hosts.is_some_and(|hosts| names(hosts, host, port)) {
         return Ok(());
@@ -145,6 +155,21 @@ fn may_be_sent(object: &Secret, name: &str, host: &str, port: u16) -> Result<(),
         "the token of Secret {name} may not be sent to {wanted}: {lacks}; if it is meant to go there, kubectl annotate \
          secret {name} --overwrite {HOSTS_ANNOTATION}=\"{all}\""
     )))
+}
+
+/// As the annotation names it.
+fn wanted_host(host: &str, port: u16) -> String {
+    if port == HTTPS_PORT { host.to_owned() } else { format!("{host}:{port}") }
+}
+
+/// The operator lets agents read no Secret that has no list of hosts, and whether there is one only its metadata tells.
+fn not_lent(name: &str, wanted: &str) -> NotThere {
+    let message = format!(
+        "Secret {name} may not be read: it is not there, or it does not say that its token may be sent to {wanted}; apply it in the \
+         service's namespace, and if its token is meant to go there, kubectl annotate secret {name} --overwrite \
+         {HOSTS_ANNOTATION}=\"{wanted}\""
+    );
+    NotThere { reason: WaitReason::AccessDenied, message }
 }
 
 fn invalid_secret(message: String) -> NotThere {

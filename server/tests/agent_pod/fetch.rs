@@ -224,6 +224,72 @@ async fn two_who_want_the_same_file_fetch_it_once() {
     assert_eq!(server.asked().len(), 1);
 }
 
+/// Until so many requests came to a server.
+async fn asked(server: &FileServer, times: usize) {
+    while server.asked().len() < times {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn another_source_of_the_same_file_takes_over_from_one_that_sends_a_byte_now_and_then() {
+    let content = content(1 << 20, 14);
+    let (slow, quick) = (FileServer::start(content.clone()).await, FileServer::start(content.clone()).await);
+    let folder = tempfile::tempdir().unwrap();
+    let (fetcher, wanted) = (fetcher(folder.path()), digest(&content));
+    // Most of it came, and the rest will not.
+    slow.faults([Fault::Cut(1_000_000)]);
+    slow.always(Some(Fault::Trickle));
+    let later = async {
+        asked(&slow, 2).await;
+        fetch(&fetcher, &quick.url(), wanted).await
+    };
+    let url = slow.url();
+    let (first, later) = tokio::join!(fetch(&fetcher, &url, wanted), later);
+    assert_eq!(first.unwrap().path(), later.unwrap().path());
+    assert!(quick.sent_bytes() < 100_000, "what came from the first one was thrown away");
+    assert_eq!(slow.asked().len(), 2, "the first one goes on all the same: {:?}", slow.asked());
+}
+
+#[tokio::test]
+async fn another_source_that_does_not_answer_takes_nothing_over() {
+    let content = content(100, 15);
+    let (slow, down) = (FileServer::start(content.clone()).await, FileServer::start(content.clone()).await);
+    let folder = tempfile::tempdir().unwrap();
+    let (fetcher, wanted) = (fetcher(folder.path()), digest(&content));
+    slow.faults([Fault::Trickle]);
+    down.always(Some(Fault::Status(503)));
+    let later = async {
+        asked(&slow, 1).await;
+        fetch(&fetcher, &down.url(), wanted).await
+    };
+    let url = slow.url();
+    let (first, later) = tokio::join!(fetch(&fetcher, &url, wanted), later);
+    assert_eq!(first.unwrap().path(), later.unwrap().path());
+    assert_eq!(slow.asked().len(), 1, "the first one was interrupted: {:?}", slow.asked());
+    assert!(down.asked().len() > 1, "the other one was not tried again");
+}
+
+#[tokio::test]
+async fn one_who_took_over_and_waits_for_its_next_try_lets_the_first_go_on() {
+    let content = content(100, 16);
+    let (slow, broken) = (FileServer::start(content.clone()).await, FileServer::start(content.clone()).await);
+    let folder = tempfile::tempdir().unwrap();
+    let (fetcher, wanted) = (fetcher(folder.path()), digest(&content));
+    slow.faults([Fault::Trickle]);
+    // It answers the question whether it is there, and brings nothing.
+    broken.faults([Fault::None]);
+    broken.always(Some(Fault::Status(503)));
+    let later = async {
+        asked(&slow, 1).await;
+        fetch(&fetcher, &broken.url(), wanted).await
+    };
+    let url = slow.url();
+    let (first, later) = tokio::join!(fetch(&fetcher, &url, wanted), later);
+    assert_eq!(first.unwrap().path(), later.unwrap().path());
+    assert_eq!(slow.asked().len(), 2, "{:?}", slow.asked());
+}
+
 #[tokio::test]
 async fn a_cancelled_fetch_keeps_what_came_for_the_next() {
     let content = content(600_000, 11);

@@ -573,6 +573,28 @@ async fn a_source_of_the_active_version_that_sends_a_byte_now_and_then_keeps_no_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nor_one_whose_file_is_the_same_from_elsewhere_and_both_have_it_then() {
+    let mut pod = Pod::fresh();
+    let (slow, sha) = served("demo-v1.q8_0.gguf").await;
+    let (quick, _) = served("demo-v1.q8_0.gguf").await;
+    slow.faults([Fault::None]);
+    slow.always(Some(Fault::Trickle));
+    pod.name(&version("v1", &slow, &sha));
+    pod.activate("v1", None);
+    while slow.asked().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut same_file = version("v2", &quick, &sha);
+    same_file["runtime"]["parallel"] = json!(1);
+    pod.prepare(&same_file);
+    let entry = pod.api.entry("v2 prepared", |entry| entry["prepared"] == "v2").await;
+    assert!(gate(&entry, "Fetch")["value"].as_str().unwrap().contains(" in "), "{entry:#}");
+    pod.api.entry("v1 answers", |entry| entry["version"] == "v1").await;
+    assert_eq!(pod.answer().await, ONE);
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_later_release_asks_of_a_version_is_not_left_out_of_its_judgement() {
     let mut pod = Pod::fresh();
     let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
@@ -790,8 +812,10 @@ async fn a_token_is_read_and_what_is_wrong_with_it_is_told_without_it() {
         assert!(error.contains(part) && !error.contains("hush"), "{error}");
     };
     says("is not there").await;
+    // Without a list of hosts the operator grants nobody to read it.
     api.set_forbidden(true);
-    says("the operator is to grant").await;
+    says("it is not there, or it does not say").await;
+    says("kubectl annotate secret hub --overwrite gantry.dev/hosts=\"huggingface.co\"").await;
     api.set_forbidden(false);
     let secret = |type_: &str, annotations: Value, data: Value| {
         let metadata = json!({"name": "hub", "namespace": "ns", "annotations": annotations});

@@ -28,7 +28,7 @@ async fn a_rollback_goes_before_children_that_are_refused() {
     assert!(scene.step().await.unwrap_err().is_refusal());
     let (status, reason, message) = scene.condition("Stalled");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
-    assert!(message.starts_with("applying PodDisruptionBudget chat"), "{message}");
+    assert_eq!(message, "applying PodDisruptionBudget chat: Forbidden");
     scene.step().await.unwrap();
     assert_eq!(scene.condition("Stalled").1, "AsRequested", "and it is over when it is over");
 }
@@ -113,6 +113,20 @@ async fn somebody_elses_object_is_not_taken_over() {
     assert_eq!(scene.condition("Ready").1, "ApplyFailed", "what the user has to do goes first");
     scene.step().await.unwrap_err();
     assert_eq!(failed(&scene.api.requests()), 0, "it is told once");
+}
+
+#[tokio::test]
+async fn a_child_that_is_refused_while_the_service_answers_stands_in_the_column_too() {
+    let mut scene = Scene::serving().await;
+    scene.api.remove(POLICY);
+    scene.api.fail(&format!("PATCH {POLICY}"), 422, "no policies today");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    let (status, reason, message) = scene.condition("Ready");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
+    assert_eq!(message, "2 of 2 pods answer; applying NetworkPolicy chat: no policies today");
+    assert!(scene.condition("Reconciling").2.contains("what Stalled tells of"));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Ready").1, "AsRequested");
 }
 
 #[tokio::test]

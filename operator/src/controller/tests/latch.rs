@@ -16,9 +16,6 @@ async fn refused_by(gate: &str) -> (Scene, String) {
         PROMPTS,
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "golden", "namespace": "test"}}),
     );
-    scene
-        .api
-        .put(SECRET, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf", "namespace": "test"}}));
     scene.step().await.unwrap();
     let version = scene.service().status.unwrap().candidate_version.unwrap();
     scene.report(json!({"candidate": {"version": version, "phase": "Failed",
@@ -198,4 +195,47 @@ async fn what_no_pod_judges_is_not_looked_at() {
     scene.api.edit(SERVICE, |service| service["spec"]["replicas"] = json!(0));
     assert_eq!(scene.step().await.unwrap(), Action::requeue(JUDGED_POLL));
     assert_eq!(scene.condition("Stalled").1, "GateFailed");
+}
+
+fn granted(scene: &Scene) -> Vec<String> {
+    scene.api.get(ROLE).as_ref().map(build::granted_secrets).unwrap_or_default().into_iter().collect()
+}
+
+#[tokio::test]
+async fn agents_may_read_a_secret_from_when_it_says_for_which_hosts_it_is_until_it_does_not() {
+    let mut scene = Scene::new();
+    let annotate = |scene: &Scene, annotations: Value| {
+        scene.api.edit(SECRET, |secret| secret["metadata"]["annotations"] = annotations);
+    };
+    annotate(&scene, json!({}));
+    assert_eq!(scene.step().await.unwrap(), Action::requeue(JUDGED_POLL));
+    assert_eq!(granted(&scene), [""; 0]);
+    scene.api.remove(SECRET);
+    scene.step().await.unwrap();
+    assert_eq!(granted(&scene), [""; 0], "it may come without");
+    scene
+        .api
+        .put(SECRET, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf", "namespace": "test"}}));
+    annotate(&scene, json!({"gantry.dev/hosts": "models"}));
+    scene.step().await.unwrap();
+    assert_eq!(granted(&scene), ["hf"]);
+    // What cannot be looked at is as it was.
+    scene.api.fail(&format!("GET {SECRET}"), 500, "InternalError");
+    scene.step().await.unwrap();
+    assert_eq!(granted(&scene), ["hf"]);
+    annotate(&scene, json!({}));
+    scene.step().await.unwrap();
+    assert_eq!(granted(&scene), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_right_that_was_lost_is_given_again_while_nothing_is_judged() {
+    let mut scene = Scene::serving().await;
+    assert_eq!(granted(&scene), ["hf"]);
+    scene.api.remove(ROLE);
+    scene.step().await.unwrap();
+    assert_eq!(granted(&scene), ["hf"]);
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0, "and is not asked about any more");
 }
