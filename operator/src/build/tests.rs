@@ -204,13 +204,13 @@ fn a_release_that_adds_a_field_restarts_nobody() {
         "/metadata/annotations": {"gantry.dev/restart": "1"},
     });
     for (patch, template, resources) in [
-        (json!({}), "8425e3c49acfae1f4e97e4d070aa8ef1", "44136fa355b3678a1146ad16f7e8649e"),
+        (json!({}), "6af5e500369d63fadd66c4c5e44cfcec", "44136fa355b3678a1146ad16f7e8649e"),
         (
             json!({"/spec/resources": {"memory": "4Gi", "cpu": "2"}}),
-            "23e665d6a8253c937171e9644f59bad5",
+            "aa4fd5a4cef9e8efea27611523dd6c17",
             "a73973c7a0c749e46ae0aceb2e1c10a5",
         ),
-        (all, "8a926a94c2a8651715f695088200ab4e", "8ecff6cfba5bd377e5885682c7d46fc4"),
+        (all, "f984d19a3f1d1696debfe5d59e0f3914", "8ecff6cfba5bd377e5885682c7d46fc4"),
     ] {
         let pod = validate(&owner(&patch)).unwrap().pod;
         let known = built(&patch, "server:1", None).deployment.spec.unwrap().template.metadata.unwrap().labels.unwrap();
@@ -287,7 +287,7 @@ fn a_pod_is_and_has_what_the_spec_says() {
     assert_eq!(pod["nodeSelector"], json!({"pool": "gpu"}));
     assert_eq!(pod["tolerations"], json!([{"key": "gpu", "operator": "Exists"}]));
     assert_eq!(pod["affinity"], affinity);
-    let own = json!({"matchLabels": {"app.kubernetes.io/name": "gantry-server", "gantry.dev/service": "chat"}});
+    let own = json!({"matchLabels": {"app.kubernetes.io/name": "gantry-server", "gantry.dev/service": "chat", "gantry.dev/side": "blue"}});
     assert_eq!(pod["topologySpreadConstraints"], json!([constraint(own), constraint(of_others)]));
     assert_eq!((&pod["priorityClassName"], &pod["runtimeClassName"]), (&json!("high"), &json!("nvidia")));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
