@@ -91,6 +91,7 @@ fn binding(asked: Asked, prefix: &str, budget: Option<u32>) -> Option<Binding> {
         texts: &texts(),
         thinking_budget: budget,
         closing: &Closing { text: "</think>\n\n".to_owned(), tokens: vec![token("</think>\n\n")] },
+        lead: &Lead::default(),
         constraint,
         calls,
     })

@@ -19,7 +19,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TextInput, TokenPiece};
 use gantry_core::{MAX_PROMPT_LOGPROBS, MAX_SHOWN_TEXT_BYTES};
-use gantry_llama::SpecialTokens;
+use gantry_llama::{CallGrammar, SpecialTokens};
 
 use crate::answer::AnswerReader;
 use crate::backend::{CallRules, Pace, Reads, RenderedAnswer, RenderedChat, Token, Vocabulary};
@@ -412,25 +412,28 @@ impl Preparer {
         let calls = match &answer.calls {
             CallRules::Free => CallBinding::Free,
             CallRules::Required(grammar) => CallBinding::Required(begun(compile(grammar)?, &answer.form.prefix)?),
-            CallRules::Allowed { grammar, is_strict } => match compile(&grammar.grammar) {
-                Ok(compiled) => CallBinding::Allowed {
-                    grammar: compiled,
-                    triggers: grammar.triggers.clone(),
+            CallRules::Calls(grammar) => CallBinding::Calls(compile(grammar)?),
+            CallRules::Allowed { grammar: CallGrammar { grammar, triggers }, is_strict } => {
+                free_unless(constraint.is_some() || *is_strict, compile(grammar), |grammar| CallBinding::Allowed {
+                    grammar,
+                    triggers: triggers.clone(),
                     is_strict: *is_strict,
-                },
-                // The model keeps to the tools as it likes, unless more was asked for.
-                Err(error) if !is_strict && constraint.is_none() => {
-                    tracing::debug!(%error, "calls of tools are not bound");
-                    CallBinding::Free
-                }
-                Err(error) => return Err(error),
-            },
+                })?
+            }
+            CallRules::Whole { grammar, is_strict } => {
+                let grammar = compile(grammar).and_then(|grammar| begun(grammar, &answer.form.prefix));
+                free_unless(constraint.is_some() || *is_strict, grammar, |grammar| CallBinding::Whole {
+                    grammar,
+                    is_strict: *is_strict,
+                })?
+            }
         };
         let asked = AnswerBinding {
             form: &answer.form,
             texts: &texts,
             thinking_budget: answer.thinking_budget,
             closing: &answer.closing,
+            lead: &answer.lead,
             constraint,
             calls,
         };
@@ -531,6 +534,22 @@ fn without_spare_room(mut shown: ShownPrompt) -> ShownPrompt {
         ShownPrompt::Count(_) => {}
     }
     shown
+}
+
+/// How calls are bound by a grammar; not at all by one that cannot be followed: the model keeps to the tools as it likes, unless
+/// more was asked for.
+fn free_unless(
+    is_asked: bool,
+    grammar: Result<Constraint, RequestError>,
+    bind: impl FnOnce(Constraint) -> CallBinding,
+) -> Result<CallBinding, RequestError> {
+    match grammar {
+        Err(error) if !is_asked => {
+            tracing::debug!(%error, "calls of tools are not bound");
+            Ok(CallBinding::Free)
+        }
+        grammar => grammar.map(bind),
+    }
 }
 
 /// The grammar of an answer, after what its prompt ends with.

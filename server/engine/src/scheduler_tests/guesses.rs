@@ -232,6 +232,7 @@ fn bound() -> Binding {
         texts,
         thinking_budget: Some(25),
         closing: &Closing { text: "cab".to_owned(), tokens: vec![10, 8, 9] },
+        lead: &Lead::default(),
         constraint: None,
         calls: CallBinding::Allowed { grammar, triggers, is_strict: true },
     };
