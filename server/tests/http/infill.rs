@@ -215,7 +215,7 @@ async fn a_model_without_marks_fills_no_gap() {
     let error = &error["error"];
     assert_eq!((status, &error["param"], &error["code"]), (400, &json!("suffix"), &json!("unsupported_parameter")));
     let (status, error) = post(&server, INFILL, &json!({"input_prefix": "one", "input_suffix": "two"})).await;
-    assert_eq!((status, &error["error"]["type"]), (501, &json!("not_supported_error")), "{error}");
+    assert_eq!((status, &error["error"]["type"]), (400, &json!("not_supported_error")), "{error}");
     assert!(error["error"]["message"].as_str().unwrap().contains("fim_pre"), "{error}");
     // What is empty says nothing.
     assert_eq!(post(&server, TEXT, &json!({"prompt": "one", "suffix": "", "max_tokens": 1})).await.0, 200);
