@@ -260,7 +260,7 @@ proptest! {
         stream.open(&mut out).unwrap();
         let stop = stop_string.map(StopCause::Text);
         let finished = GenerationEvent::Finished { reason, stop: stop.clone(), usage: USAGE, timings: Timings::default() };
-        let started = GenerationEvent::Started { prompt_tokens: 9 };
+        let started = GenerationEvent::Started { prompt_tokens: 9, files_left_out: 0 };
         for event in std::iter::once(started).chain(events).chain([finished]) {
             stream.event(0, &event, &mut out).unwrap();
             output.push(event);

@@ -236,7 +236,7 @@ impl Preparer {
             // Before those of the template are added.
             let mut reading = Reading::of(&params);
             reading.echo = self.echo(&prompt, &params)?;
-            let (tokens, answer) = self.tokens(prompt, chat, &mut params)?;
+            let (tokens, answer) = self.tokens(prompt, chat, &mut params, &mut reading)?;
             let mut setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             if let Some(answer) = answer {
                 setup.binding = self.binding_of(&answer, &params)?;
@@ -339,7 +339,7 @@ impl Preparer {
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
             Prompt::Infill(infill) => {
-                let tokens = self.infill(*infill, &GenerationParams::default())?;
+                let (tokens, _) = self.infill(*infill, &GenerationParams::default())?;
                 self.shown_text(Prompt::Tokens(tokens), None)
             }
         }
@@ -367,7 +367,7 @@ impl Preparer {
                 tokenize(&chat.prompt, SpecialTokens::Unless(&chat.text_at))
             }
             Prompt::Tokens(tokens) => self.check_known(&tokens).map(|()| tokens),
-            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default()),
+            Prompt::Infill(infill) => Ok(self.infill(*infill, &GenerationParams::default())?.0),
         }
     }
 
@@ -458,7 +458,7 @@ impl Preparer {
                 self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?
             }
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default())?,
+            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default())?.0,
         };
         Ok(tokens.len())
     }
@@ -469,6 +469,7 @@ impl Preparer {
         prompt: Prompt,
         chat: Option<RenderedChat>,
         params: &mut GenerationParams,
+        reading: &mut Reading,
     ) -> Result<(Vec<Token>, Option<Box<RenderedAnswer>>), RequestError> {
         let mut answer = None;
         let (param, tokens) = match prompt {
@@ -484,7 +485,11 @@ impl Preparer {
                 self.check_known(&tokens)?;
                 ("prompt", tokens)
             }
-            Prompt::Infill(infill) => ("prompt", self.infill(*infill, params)?),
+            Prompt::Infill(infill) => {
+                let (tokens, left_out) = self.infill(*infill, params)?;
+                reading.files_left_out = left_out;
+                ("prompt", tokens)
+            }
         };
         if tokens.is_empty() {
             return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));

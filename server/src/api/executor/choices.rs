@@ -75,7 +75,10 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
                 }
                 GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
                 // Its worker died, and another one begins anew. What was collected stays counted: it is twice what is held.
-                GenerationEvent::Started { .. } => *output = AnswerOutput::default(),
+                started @ GenerationEvent::Started { .. } => {
+                    *output = AnswerOutput::default();
+                    output.push(started);
+                }
                 event => {
                     collected.grow(collected_of(&event)).map_err(Uncollected::TooMuch)?;
                     output.push(event);
