@@ -107,6 +107,7 @@ fn mistakes_are_told_with_their_place() {
             "messages[0].content",
             "a string or an array of blocks",
         ),
+        (user(json!([])), "messages[0].content", "must have a text or a block"),
         (user(json!([image])), "messages[0].content[0].type", "unknown variant `image`"),
         (user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing field `text`"),
         (user(json!([{"type": "tool_result", "tool_use_id": "t"}])), "messages[0].content[0].tool_use_id", "tool_use"),

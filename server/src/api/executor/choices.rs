@@ -40,11 +40,12 @@ struct SharedPrompts {
 
 impl SharedPrompts {
     fn is_due(&self, index: usize) -> bool {
-        index % self.of_each_prompt == 0 || self.is_told.get(index / self.of_each_prompt).is_none_or(|is_told| *is_told)
+        index.is_multiple_of(self.of_each_prompt)
+            || self.is_told.get(index / self.of_each_prompt).is_none_or(|is_told| *is_told)
     }
 
     fn heard(&mut self, index: usize, item: &Item) {
-        if index % self.of_each_prompt != 0 {
+        if !index.is_multiple_of(self.of_each_prompt) {
             return;
         }
         match item {
