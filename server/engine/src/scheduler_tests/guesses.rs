@@ -1,5 +1,6 @@
 //! Guesses save steps and change nothing, whoever makes them.
 
+use gantry_llama::Lead;
 use serde_json::json;
 
 use super::*;
