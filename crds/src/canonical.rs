@@ -66,6 +66,7 @@ impl RuntimeSpec {
             step_ms_target,
             prefix_cache,
             chat_template,
+            spm_infill,
             speculative,
         } = self.clone();
         let prefixes = |PrefixCacheSpec { memory, disk, ttl }: PrefixCacheSpec| PrefixCacheSpec {
@@ -86,6 +87,7 @@ impl RuntimeSpec {
             step_ms_target,
             prefix_cache: prefix_cache.map(prefixes).filter(|cache| *cache != PrefixCacheSpec::default()),
             chat_template,
+            spm_infill: spm_infill.filter(|is_asked| *is_asked),
             speculative: speculative.filter(|way| way.draft.is_some() || way.prompt_lookup),
         }
     }
@@ -175,7 +177,8 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_not_there() {
         let runtime: RuntimeSpec = serde_json::from_value(serde_json::json!({
-            "gpuSplit": {}, "prefixCache": {}, "threads": 0, "speculative": {"promptLookup": false},
+            "gpuSplit": {}, "prefixCache": {}, "threads": 0, "spmInfill": false,
+            "speculative": {"promptLookup": false},
         }))
         .unwrap();
         assert_eq!(runtime.canonical(), RuntimeSpec::default());

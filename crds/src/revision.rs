@@ -109,7 +109,8 @@ mod tests {
         let steps = RuntimeSpec { step_ms_target: Some(50), ..RuntimeSpec::default() };
         let chat_template = Some("{{ messages[0].content }}".to_owned());
         let template = RuntimeSpec { chat_template, ..RuntimeSpec::default() };
-        for other in [workers, layout, kept, steps, template] {
+        let infill = RuntimeSpec { spm_infill: Some(true), ..RuntimeSpec::default() };
+        for other in [workers, layout, kept, steps, template, infill] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
     }

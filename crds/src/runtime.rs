@@ -82,6 +82,11 @@ pub struct RuntimeSpec {
     #[schemars(length(min = 1, max = MAX_CHAT_TEMPLATE_CHARS))]
     #[x_kube(validation = Rule::new("self.contains('{')").message("spec.runtime.chatTemplate: give the text of a Jinja template; no template is known by a name"))]
     pub chat_template: Option<String>,
+    /// Whether, where a gap within a text is filled (`suffix`, `/infill`), the model reads what follows the gap before what
+    /// precedes it, as some were taught. What precedes it comes first if left out.
+    // Not serialised when absent, as workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spm_infill: Option<bool>,
     /// Speculative decoding: tokens are guessed and checked by the model. Which way of guessing pays is measured as it goes,
     /// and one that does not is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,6 +116,7 @@ impl Default for RuntimeSpec {
             step_ms_target: None,
             prefix_cache: None,
             chat_template: None,
+            spm_infill: None,
             speculative: None,
         }
     }

@@ -399,7 +399,7 @@ mod tests {
                 .map(|_| TokenLogprob { token: chance(), top: (0..top).map(|_| chance()).collect() })
                 .collect(),
         };
-        assert_eq!(allocated_by(&GenerationEvent::Started { prompt_tokens: 1 }), 0);
+        assert_eq!(allocated_by(&GenerationEvent::Started { prompt_tokens: 1, files_left_out: 0 }), 0);
         assert_eq!(allocated_by(&delta(0, 0)), 112);
         let token = size_of::<TokenLogprob>();
         assert_eq!(allocated_by(&delta(0, 1)), 112 + allocated(token) + 32);

@@ -458,7 +458,7 @@ mod tests {
         for id in 0..40 {
             let shown = ShownPrompt::Text("x".repeat(MAX_SHOWN_TEXT_BYTES));
             events.try_send((id, GenerationEvent::Prompt(shown))).unwrap();
-            events.try_send((id, GenerationEvent::Started { prompt_tokens: 1 })).unwrap();
+            events.try_send((id, GenerationEvent::Started { prompt_tokens: 1, files_left_out: 0 })).unwrap();
         }
         drop((events, control));
         tokio::spawn(write_all(ours.into_split().1, queue, pooled, controls, Arc::new(Faults::from_env())));

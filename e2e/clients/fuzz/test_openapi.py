@@ -1,5 +1,5 @@
 """What a server says of itself holds: its OpenAPI document is valid, and schemathesis, which makes requests of it, right and wrong ones,
-finds no answer that the document does not describe, and no 5xx but 503 with Retry-After and 501 of work that the model does not do.
+finds no answer that the document does not describe, and no 5xx but 503 with Retry-After.
 
 GANTRY_FUZZ_EXAMPLES: how many requests are made of each operation beside those for its bounds.
 """

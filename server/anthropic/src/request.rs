@@ -319,6 +319,9 @@ fn user(
     open_calls: &mut HashSet<String>,
     messages: &mut Vec<Message>,
 ) -> Result<(), ApiError> {
+    if content.0.is_empty() {
+        return Err(ApiError::wrong_value(path.to_owned(), "must have a text or a block in a user's message"));
+    }
     let mut said = Vec::new();
     for (i, block) in content.0.into_iter().enumerate() {
         let place = |field: &str| format!("{path}[{i}].{field}");

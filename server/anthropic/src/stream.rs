@@ -94,7 +94,7 @@ impl StreamEncoder for MessageStream {
 
     fn event(&mut self, _: usize, event: &GenerationEvent, out: &mut BytesMut) -> Result<(), EncodeError> {
         match event {
-            GenerationEvent::Started { prompt_tokens } => self.begin(*prompt_tokens, out),
+            GenerationEvent::Started { prompt_tokens, .. } => self.begin(*prompt_tokens, out),
             GenerationEvent::Text { text, .. } if text.is_empty() => Ok(()),
             GenerationEvent::Text { text, .. } => {
                 self.open(Open::Text, || json!({"type": "text", "text": ""}), out)?;

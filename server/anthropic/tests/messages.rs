@@ -107,6 +107,7 @@ fn mistakes_are_told_with_their_place() {
             "messages[0].content",
             "a string or an array of blocks",
         ),
+        (user(json!([])), "messages[0].content", "must have a text or a block"),
         (user(json!([image])), "messages[0].content[0].type", "unknown variant `image`"),
         (user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing field `text`"),
         (user(json!([{"type": "tool_result", "tool_use_id": "t"}])), "messages[0].content[0].tool_use_id", "tool_use"),
@@ -260,7 +261,7 @@ proptest! {
         stream.open(&mut out).unwrap();
         let stop = stop_string.map(StopCause::Text);
         let finished = GenerationEvent::Finished { reason, stop: stop.clone(), usage: USAGE, timings: Timings::default() };
-        let started = GenerationEvent::Started { prompt_tokens: 9 };
+        let started = GenerationEvent::Started { prompt_tokens: 9, files_left_out: 0 };
         for event in std::iter::once(started).chain(events).chain([finished]) {
             stream.event(0, &event, &mut out).unwrap();
             output.push(event);

@@ -180,10 +180,10 @@ impl ApiError {
         Self { status, kind, param: None, code, message: message.into() }
     }
 
-    /// Work that this server does not do yet: 501.
+    /// Work that the model does not do, or this server not yet: 400, since clients send again what is answered with 5xx.
     #[must_use]
     pub fn unsupported(message: impl Into<String>) -> Self {
-        Self::new(501, ErrorKind::NotSupportedError, ErrorCode::UnsupportedOperation, message)
+        Self::new(400, ErrorKind::NotSupportedError, ErrorCode::UnsupportedOperation, message)
     }
 }
 

@@ -21,6 +21,8 @@ pub enum GenerationEvent {
     Started {
         /// Tokens of the prompt, those that the template added included.
         prompt_tokens: u32,
+        /// Files beside a text with a gap for which there was no room.
+        files_left_out: u32,
     },
     /// More of the prompt, where [`GenerationParams::echo`](crate::GenerationParams::echo) or
     /// [`GenerationParams::prompt_logprobs`](crate::GenerationParams::prompt_logprobs) ask for it.
@@ -98,6 +100,8 @@ pub struct AnswerOutput {
     pub prompt: String,
     /// The prompt's tokens, where their log-probabilities are told; answers to one prompt share them.
     pub prompt_tokens: Arc<Vec<PromptToken>>,
+    /// Files beside a text with a gap for which there was no room.
+    pub files_left_out: u32,
     /// The text.
     pub text: String,
     /// What the model thought before.
@@ -132,10 +136,8 @@ impl AnswerOutput {
                 }
                 ToolCallDelta::Ended => {}
             },
-            GenerationEvent::Started { .. }
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Finished { .. }
-            | GenerationEvent::Failed(_) => {}
+            GenerationEvent::Started { files_left_out, .. } => self.files_left_out = files_left_out,
+            GenerationEvent::Prompt(_) | GenerationEvent::Finished { .. } | GenerationEvent::Failed(_) => {}
         }
     }
 }
@@ -348,7 +350,7 @@ mod tests {
         let text = |text: &str| GenerationEvent::Text { text: text.to_owned(), tokens: 1, logprobs: Vec::new() };
         let mut output = AnswerOutput::default();
         for event in [
-            GenerationEvent::Started { prompt_tokens: 3 },
+            GenerationEvent::Started { prompt_tokens: 3, files_left_out: 0 },
             GenerationEvent::Reasoning { text: "h".to_owned(), tokens: 1 },
             GenerationEvent::Reasoning { text: "m".to_owned(), tokens: 1 },
             text("a"),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gantry_core::Chat;
-use gantry_llama::{AnswerForm, CallGrammar, InfillTokens, SpecialTokens, TokenTexts};
+use gantry_llama::{AnswerForm, CallGrammar, InfillTokens, Lead, SpecialTokens, TokenTexts};
 
 use crate::error::RequestError;
 
@@ -158,6 +158,8 @@ pub(crate) struct RenderedAnswer {
     pub(crate) thinking_budget: Option<u32>,
     /// What ends a thought that has more; empty where that cannot be written.
     pub(crate) closing: Closing,
+    /// What stands before what is said, or a call.
+    pub(crate) lead: Lead,
     /// No tool may be called.
     pub(crate) drops_calls: bool,
 }
@@ -174,7 +176,7 @@ pub(crate) struct Closing {
 pub(crate) enum CallRules {
     /// None may come, or as the model writes them.
     Free,
-    /// An answer calls tools and says nothing else; its grammar, in GBNF.
+    /// An answer calls tools and says nothing else; its grammar, in GBNF, with what its prompt ends with.
     Required(String),
     /// An answer may call tools; the grammar of that.
     Allowed {
@@ -182,6 +184,10 @@ pub(crate) enum CallRules {
         /// Whether one of them must be called as its schema says, or not at all.
         is_strict: bool,
     },
+    /// The same where no text tells that a call begins: the grammar of whole answers.
+    Whole { grammar: String, is_strict: bool },
+    /// An answer calls tools and says nothing else; the grammar of calls alone.
+    Calls(String),
 }
 
 /// What is to be known of a chat's answers beside its prompt.

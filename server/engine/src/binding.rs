@@ -13,9 +13,9 @@ mod watch;
 
 use std::sync::Arc;
 
-use gantry_llama::{AnswerForm, TokenTexts};
+use gantry_llama::{AnswerForm, Lead, ThoughtForm, TokenTexts};
 
-use self::form::{Calls, Form, Whole};
+use self::form::{Calls, Form, Led, Whole};
 use self::thought::{Step, Thought};
 use self::watch::Watch;
 use crate::backend::{Closing, Token};
@@ -28,6 +28,8 @@ pub(crate) struct Binding {
     /// `None`: none can come any more.
     thought: Option<Thought>,
     form: Form,
+    /// Whether an answer goes on free that cannot be followed any further.
+    may_give_up: bool,
 }
 
 /// How a chat's answer is bound.
@@ -41,6 +43,8 @@ pub(crate) struct AnswerBinding<'a> {
     pub(crate) thinking_budget: Option<u32>,
     /// What ends a thought that has more.
     pub(crate) closing: &'a Closing,
+    /// What stands before what is said, or a call.
+    pub(crate) lead: &'a Lead,
     /// What it must look like, where that was asked for.
     pub(crate) constraint: Option<Constraint>,
     /// What its calls must.
@@ -59,9 +63,18 @@ pub(crate) enum CallBinding {
     Allowed {
         /// From where one begins.
         grammar: Constraint,
-        /// With what it begins.
+        /// With what it begins; none beside a form, where no text tells that.
         triggers: Vec<String>,
         /// Whether an answer fails that has calls which cannot be followed; otherwise these are not bound.
+        is_strict: bool,
+    },
+    /// The same by the grammar of calls alone.
+    Calls(Constraint),
+    /// There may be some, and no text tells that one begins.
+    Whole {
+        /// All that an answer may be, with what its prompt ends with.
+        grammar: Constraint,
+        /// Whether an answer fails that cannot be followed; otherwise it goes on free.
         is_strict: bool,
     },
 }
@@ -73,7 +86,8 @@ pub(crate) struct NoChoice;
 impl Binding {
     /// A form from the first token to the last.
     pub(crate) fn whole(texts: Arc<TokenTexts>, constraint: Constraint) -> Self {
-        Self { texts, thought: None, form: Form::Whole(Whole::new(vec![constraint], Vec::new(), false)) }
+        let form = Form::Whole(Whole::new(vec![Led::new("", constraint)], Vec::new(), false));
+        Self { texts, thought: None, form, may_give_up: false }
     }
 
     /// A chat's answer; `None`: nothing binds it.
@@ -81,11 +95,13 @@ impl Binding {
     /// # Errors
     /// The answer may be of a form or call tools, and which calls there are is not known.
     pub(crate) fn of_answer(asked: AnswerBinding<'_>) -> Result<Option<Self>, NoChoice> {
-        let AnswerBinding { form: answer, texts, thinking_budget, closing, constraint, calls } = asked;
-        let thought = answer.thought.as_ref();
+        let AnswerBinding { form: answer, texts, thinking_budget, closing, lead, constraint, calls } = asked;
         let texts = Arc::clone(texts);
-        let new_thought =
-            || thought.and_then(|form| Some((form, Thought::new(form, &answer.prefix, thinking_budget, closing)?)));
+        let may_give_up = constraint.is_none() && matches!(&calls, CallBinding::Whole { is_strict: false, .. });
+        let new_thought = || {
+            let form = answer.thought.as_ref()?;
+            Some((form, Thought::new(form, &answer.prefix, thinking_budget, closing)?))
+        };
         let (form, thought) = match (constraint, calls) {
             (None, CallBinding::Free) => match new_thought() {
                 Some((_, thought)) if thinking_budget.is_some() => (Form::Free, Some(thought)),
@@ -95,36 +111,41 @@ impl Binding {
                 let Some(watch) = Watch::new(triggers.iter().map(String::as_str)) else { return Ok(None) };
                 (Form::Calls(Calls::new(watch, grammar, is_strict)), new_thought().map(|(_, thought)| thought))
             }
-            // A call is all that there is.
-            (_, CallBinding::Required(grammar)) => {
+            // All that there is.
+            (_, CallBinding::Required(grammar)) | (None, CallBinding::Whole { grammar, .. }) => {
                 let after = new_thought().and_then(|(form, thought)| {
-                    let mut after = grammar.clone();
-                    let begin = if thought.is_open() { "" } else { form.begin.as_str() };
-                    let end = form.ends.first().map(|end| end.trim())?;
-                    let takes = after.accept_text(&[begin, end].concat().into_bytes());
-                    takes.is_ok_and(|takes| takes).then(|| (after, thought.with_own_end(form)))
+                    let after = after_thought(&grammar, form, &thought)?;
+                    Some((Led::new("", after), thought.with_own_end(form)))
                 });
                 // Where it knows of no thought, it binds from the first token on.
                 let (after, thought) = after.unzip();
-                (Form::Whole(Whole::new(vec![grammar], after.into_iter().collect(), false)), thought)
+                (Form::Whole(Whole::new(vec![Led::new("", grammar)], after.into_iter().collect(), false)), thought)
+            }
+            (_, CallBinding::Calls(grammar)) => {
+                let after = vec![Led::new(lead.before_call(), grammar.clone())];
+                let thought = new_thought().map(|(form, thought)| thought.with_own_end(form));
+                (Form::Whole(Whole::new(vec![Led::new("", grammar)], after, false)), thought)
             }
             (Some(constraint), calls) => {
-                let mut forms = vec![constraint];
+                let mut now = vec![Led::new(&lead.at_once, constraint.clone())];
+                let mut after = vec![Led::new(&lead.after_thought, constraint)];
                 if let CallBinding::Allowed { grammar, triggers, .. } = calls {
                     let begins = |trigger: &String| grammar.clone().accept_text(trigger.as_bytes()) == Ok(true);
-                    if !triggers.iter().any(begins) {
+                    if !triggers.is_empty() && !triggers.iter().any(begins) {
                         return Err(NoChoice);
                     }
-                    forms.push(grammar);
+                    now.push(Led::new("", grammar.clone()));
+                    after.push(Led::new(lead.before_call(), grammar));
                 }
                 let thought = new_thought().map(|(form, thought)| thought.with_own_end(form));
                 // Of white space that a form may begin with nobody could say whose it is.
-                let may_be_apart = thought.is_some() && !begins_with_white(&mut forms, &texts);
-                let after = if thought.is_some() { forms.clone() } else { Vec::new() };
-                (Form::Whole(Whole::new(forms, after, may_be_apart)), thought)
+                let is_led = !lead.after_thought.is_empty();
+                let may_be_apart = thought.is_some() && !is_led && !begins_with_white(&mut now, &texts);
+                let after = if thought.is_some() { after } else { Vec::new() };
+                (Form::Whole(Whole::new(now, after, may_be_apart)), thought)
             }
         };
-        Ok(Some(Self { texts, thought, form }))
+        Ok(Some(Self { texts, thought, form, may_give_up }))
     }
 
     /// Whether white space may stand between the answer and a thought before it, and is no part of it.
@@ -164,7 +185,10 @@ impl Binding {
         let text = text_of(&self.texts, token);
         match (&self.thought, &mut self.form) {
             (Some(thought), Form::Whole(_)) if thought.may_begin_with(text) => Ok(true),
-            (_, form) => form.allows(token, text),
+            (_, form) => match form.allows(token, text) {
+                Err(_) if self.give_up() => Ok(true),
+                allows => allows,
+            },
         }
     }
 
@@ -187,6 +211,16 @@ impl Binding {
     /// # Errors
     /// When the token is not allowed, or that takes too long to say.
     pub(crate) fn accept(&mut self, token: Token) -> Result<(), ConstraintError> {
+        match self.go_on(token) {
+            Err(_) if self.may_give_up => {
+                self.give_up();
+                Ok(())
+            }
+            gone_on => gone_on,
+        }
+    }
+
+    fn go_on(&mut self, token: Token) -> Result<(), ConstraintError> {
         let texts = Arc::clone(&self.texts);
         let text = text_of(&texts, token);
         let Some(thought) = &mut self.thought else { return self.form.accept(token, text) };
@@ -256,6 +290,10 @@ impl Binding {
     pub(crate) fn give_up(&mut self) -> bool {
         match &mut self.form {
             Form::Calls(calls) => calls.give_up(),
+            Form::Whole(_) if self.may_give_up => {
+                self.form = Form::Free;
+                true
+            }
             Form::Free | Form::Whole(_) => false,
         }
     }
@@ -279,7 +317,12 @@ impl Binding {
             }
             return Ok(());
         }
-        self.form.apply(row, out, tokens().map(|token| text_of(&texts, token)))?;
+        if let Err(error) = self.form.apply(row, out, &texts) {
+            if !self.give_up() {
+                return Err(error);
+            }
+            row.clone_into(out);
+        }
         match (&self.thought, &mut self.form) {
             (Some(thought), Form::Whole(_)) => {
                 for token in tokens().filter(|&token| thought.may_begin_with(text_of(&texts, token))) {
@@ -305,14 +348,23 @@ impl Binding {
     }
 }
 
+/// Where a grammar of whole answers is behind a thought; `None`: it knows of none.
+fn after_thought(grammar: &Constraint, form: &ThoughtForm, thought: &Thought) -> Option<Constraint> {
+    let mut after = grammar.clone();
+    let begin = if thought.is_open() { "" } else { form.begin.as_str() };
+    let end = form.ends.first().map(|end| end.trim())?;
+    let takes = after.accept_text(&[begin, end].concat().into_bytes());
+    takes.is_ok_and(|takes| takes).then_some(after)
+}
+
 /// Whether an answer of one of these forms may begin with white space; one that cannot be followed may.
-fn begins_with_white(forms: &mut [Constraint], texts: &TokenTexts) -> bool {
+fn begins_with_white(forms: &mut [Led], texts: &TokenTexts) -> bool {
     let (row, mut left) = (vec![0.0; texts.len()], Vec::new());
     forms.iter_mut().any(|form| {
         let is_left = |(token, logit): (Token, &f32)| {
             logit.is_finite() && texts.text(token).first().is_some_and(u8::is_ascii_whitespace)
         };
-        form.apply(&row, &mut left).is_err() || (0..).zip(&left).any(is_left)
+        form.apply(&row, &mut left, texts).is_err() || (0..).zip(&left).any(is_left)
     })
 }
 

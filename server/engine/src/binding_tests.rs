@@ -91,6 +91,7 @@ fn binding(asked: Asked, prefix: &str, budget: Option<u32>) -> Option<Binding> {
         texts: &texts(),
         thinking_budget: budget,
         closing: &Closing { text: "</think>\n\n".to_owned(), tokens: vec![token("</think>\n\n")] },
+        lead: &Lead::default(),
         constraint,
         calls,
     })
@@ -315,6 +316,7 @@ fn what_must_not_be_bound_is_given_up_where_that_fails() {
             texts: &texts(),
             thinking_budget: None,
             closing: &Closing::default(),
+            lead: &Lead::default(),
             constraint: None,
             calls: calls(is_strict),
         };
@@ -347,6 +349,7 @@ fn white_space_before_an_answer_is_its_own_where_its_form_may_begin_with_some() 
             texts: &texts(),
             thinking_budget: None,
             closing: &Closing::default(),
+            lead: &Lead::default(),
             constraint: Some(gbnf(grammar)),
             calls: CallBinding::Free,
         };
@@ -372,6 +375,7 @@ fn a_schema_is_followed_from_where_the_thought_ends() {
         texts: &texts(),
         thinking_budget: None,
         closing: &Closing::default(),
+        lead: &Lead::default(),
         constraint: Some(compiled(&schema)),
         calls: CallBinding::Free,
     };
@@ -393,4 +397,64 @@ fn a_schema_is_followed_from_where_the_thought_ends() {
     binding.accept(token("{")).unwrap();
     binding.accept(token("}")).unwrap();
     assert!(binding.is_complete());
+}
+
+#[test]
+fn a_form_and_a_call_stand_behind_what_the_template_writes_before_them() {
+    let form = json!({
+        "format": 0, "parser": "", "prefix": "", "markup": [], "grammar": "", "lazy": true, "triggers": [],
+        "thought": {"begin": "<think>", "ends": ["</think>"], "closing": "</think>"},
+    });
+    let bound = || {
+        let asked = AnswerBinding {
+            form: &serde_json::from_value(form.clone()).unwrap(),
+            texts: &texts(),
+            thinking_budget: None,
+            closing: &Closing::default(),
+            lead: &Lead { at_once: "ab".to_owned(), after_thought: "xab".to_owned() },
+            constraint: Some(gbnf(FORM)),
+            calls: CallBinding::Allowed { grammar: gbnf(CALLS), triggers: Vec::new(), is_strict: false },
+        };
+        Binding::of_answer(asked).unwrap().unwrap()
+    };
+    let check = |binding: &mut Binding, may: &[&str], may_not: &[&str]| {
+        may.iter().for_each(|piece| assert_eq!(binding.allows(token(piece)), Ok(true), "{piece}"));
+        may_not.iter().for_each(|piece| assert_eq!(binding.allows(token(piece)), Ok(false), "{piece}"));
+        let left = left(binding);
+        may.iter().for_each(|piece| assert!(left.contains(&token(piece)), "{piece}"));
+        may_not.iter().for_each(|piece| assert!(!left.contains(&token(piece)), "{piece}"));
+    };
+    let mut at_once = bound();
+    check(&mut at_once, &["a", "<call>", "<think>"], &["b", "x", "{"]);
+    ["a", "b"].iter().for_each(|piece| at_once.accept(token(piece)).unwrap());
+    assert!(!at_once.is_complete());
+    check(&mut at_once, &["{"], &["<call>", "<think>", "a"]);
+    let mut thought = bound();
+    ["<think>", "{", "</think>"].iter().for_each(|piece| thought.accept(token(piece)).unwrap());
+    check(&mut thought, &["x"], &["a", "<call>", "{", "\n"]);
+    thought.accept(token("x")).unwrap();
+    check(&mut thought, &["a", "<call>"], &["x", "{"]);
+}
+
+#[test]
+fn a_whole_answer_that_cannot_be_followed_goes_on_free_unless_that_was_forbidden() {
+    let form = json!({"format": 0, "parser": "", "prefix": "", "markup": [], "grammar": "", "lazy": true, "triggers": [], "thought": null});
+    for is_strict in [false, true] {
+        let asked = AnswerBinding {
+            form: &serde_json::from_value(form.clone()).unwrap(),
+            texts: &texts(),
+            thinking_budget: None,
+            closing: &Closing::default(),
+            lead: &Lead::default(),
+            constraint: None,
+            // No token of this vocabulary is a y.
+            calls: CallBinding::Whole { grammar: gbnf("root ::= \"a\" \"y\""), is_strict },
+        };
+        let mut binding = Binding::of_answer(asked).unwrap().unwrap();
+        assert_eq!(left(&mut binding), [token("a")]);
+        binding.accept(token("a")).unwrap();
+        assert_eq!(binding.give_up(), !is_strict);
+        assert_eq!(left(&mut binding).len(), if is_strict { 0 } else { PIECES.len() });
+        assert_eq!(binding.accept(token("x")).is_err(), is_strict);
+    }
 }

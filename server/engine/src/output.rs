@@ -117,7 +117,7 @@ impl TextStage {
     pub(crate) fn apply(&mut self, event: TextEvent) {
         match event {
             TextEvent::Started { ticket, mut text } => {
-                text.emitter.started(text.prompt_tokens);
+                text.emitter.started(text.prompt_tokens, text.reading.files_left_out);
                 text.echo();
                 self.requests.insert(ticket, *text);
             }
@@ -206,6 +206,8 @@ pub(crate) struct Reading {
     pub(crate) min_tokens: u32,
     /// What ends it at one of its lines.
     pub(crate) lines: Lines,
+    /// Files beside a text with a gap for which there was no room.
+    pub(crate) files_left_out: u32,
 }
 
 impl Reading {

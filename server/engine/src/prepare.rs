@@ -19,7 +19,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 use gantry_core::{Chat, Extent, PromptForm, ShownPrompt, TextInput, TokenPiece};
 use gantry_core::{MAX_PROMPT_LOGPROBS, MAX_SHOWN_TEXT_BYTES};
-use gantry_llama::SpecialTokens;
+use gantry_llama::{CallGrammar, SpecialTokens};
 
 use crate::answer::AnswerReader;
 use crate::backend::{CallRules, Pace, Reads, RenderedAnswer, RenderedChat, Token, Vocabulary};
@@ -236,7 +236,7 @@ impl Preparer {
             // Before those of the template are added.
             let mut reading = Reading::of(&params);
             reading.echo = self.echo(&prompt, &params)?;
-            let (tokens, answer) = self.tokens(prompt, chat, &mut params)?;
+            let (tokens, answer) = self.tokens(prompt, chat, &mut params, &mut reading)?;
             let mut setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             if let Some(answer) = answer {
                 setup.binding = self.binding_of(&answer, &params)?;
@@ -339,7 +339,7 @@ impl Preparer {
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
             Prompt::Infill(infill) => {
-                let tokens = self.infill(*infill, &GenerationParams::default())?;
+                let (tokens, _) = self.infill(*infill, &GenerationParams::default())?;
                 self.shown_text(Prompt::Tokens(tokens), None)
             }
         }
@@ -367,7 +367,7 @@ impl Preparer {
                 tokenize(&chat.prompt, SpecialTokens::Unless(&chat.text_at))
             }
             Prompt::Tokens(tokens) => self.check_known(&tokens).map(|()| tokens),
-            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default()),
+            Prompt::Infill(infill) => Ok(self.infill(*infill, &GenerationParams::default())?.0),
         }
     }
 
@@ -412,25 +412,28 @@ impl Preparer {
         let calls = match &answer.calls {
             CallRules::Free => CallBinding::Free,
             CallRules::Required(grammar) => CallBinding::Required(begun(compile(grammar)?, &answer.form.prefix)?),
-            CallRules::Allowed { grammar, is_strict } => match compile(&grammar.grammar) {
-                Ok(compiled) => CallBinding::Allowed {
-                    grammar: compiled,
-                    triggers: grammar.triggers.clone(),
+            CallRules::Calls(grammar) => CallBinding::Calls(compile(grammar)?),
+            CallRules::Allowed { grammar: CallGrammar { grammar, triggers }, is_strict } => {
+                free_unless(constraint.is_some() || *is_strict, compile(grammar), |grammar| CallBinding::Allowed {
+                    grammar,
+                    triggers: triggers.clone(),
                     is_strict: *is_strict,
-                },
-                // The model keeps to the tools as it likes, unless more was asked for.
-                Err(error) if !is_strict && constraint.is_none() => {
-                    tracing::debug!(%error, "calls of tools are not bound");
-                    CallBinding::Free
-                }
-                Err(error) => return Err(error),
-            },
+                })?
+            }
+            CallRules::Whole { grammar, is_strict } => {
+                let grammar = compile(grammar).and_then(|grammar| begun(grammar, &answer.form.prefix));
+                free_unless(constraint.is_some() || *is_strict, grammar, |grammar| CallBinding::Whole {
+                    grammar,
+                    is_strict: *is_strict,
+                })?
+            }
         };
         let asked = AnswerBinding {
             form: &answer.form,
             texts: &texts,
             thinking_budget: answer.thinking_budget,
             closing: &answer.closing,
+            lead: &answer.lead,
             constraint,
             calls,
         };
@@ -455,7 +458,7 @@ impl Preparer {
                 self.tokenize("messages", &chat.prompt, SpecialTokens::Unless(&chat.text_at))?
             }
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default())?,
+            Prompt::Infill(infill) => self.infill(*infill, &GenerationParams::default())?.0,
         };
         Ok(tokens.len())
     }
@@ -466,6 +469,7 @@ impl Preparer {
         prompt: Prompt,
         chat: Option<RenderedChat>,
         params: &mut GenerationParams,
+        reading: &mut Reading,
     ) -> Result<(Vec<Token>, Option<Box<RenderedAnswer>>), RequestError> {
         let mut answer = None;
         let (param, tokens) = match prompt {
@@ -481,7 +485,11 @@ impl Preparer {
                 self.check_known(&tokens)?;
                 ("prompt", tokens)
             }
-            Prompt::Infill(infill) => ("prompt", self.infill(*infill, params)?),
+            Prompt::Infill(infill) => {
+                let (tokens, left_out) = self.infill(*infill, params)?;
+                reading.files_left_out = left_out;
+                ("prompt", tokens)
+            }
         };
         if tokens.is_empty() {
             return Err(RequestError::invalid(param, "empty_prompt", "the prompt has no tokens; send at least one"));
@@ -531,6 +539,22 @@ fn without_spare_room(mut shown: ShownPrompt) -> ShownPrompt {
         ShownPrompt::Count(_) => {}
     }
     shown
+}
+
+/// How calls are bound by a grammar; not at all by one that cannot be followed: the model keeps to the tools as it likes, unless
+/// more was asked for.
+fn free_unless(
+    is_asked: bool,
+    grammar: Result<Constraint, RequestError>,
+    bind: impl FnOnce(Constraint) -> CallBinding,
+) -> Result<CallBinding, RequestError> {
+    match grammar {
+        Err(error) if !is_asked => {
+            tracing::debug!(%error, "calls of tools are not bound");
+            Ok(CallBinding::Free)
+        }
+        grammar => grammar.map(bind),
+    }
 }
 
 /// The grammar of an answer, after what its prompt ends with.

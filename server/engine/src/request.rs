@@ -79,8 +79,8 @@ impl Emitter {
         self.signals.cancelled.load(Relaxed)
     }
 
-    pub(crate) fn started(&mut self, prompt_tokens: u32) {
-        self.send(GenerationEvent::Started { prompt_tokens });
+    pub(crate) fn started(&mut self, prompt_tokens: u32, files_left_out: u32) {
+        self.send(GenerationEvent::Started { prompt_tokens, files_left_out });
     }
 
     /// Tells more of the prompt.

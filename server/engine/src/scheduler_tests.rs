@@ -304,7 +304,7 @@ impl Submitted {
         assert_eq!(usage.prompt_tokens, prompt_tokens);
         assert!(usage.cached_tokens < prompt_tokens);
         if started.is_some() || !self.was_cancelled {
-            assert_eq!(events[0], GenerationEvent::Started { prompt_tokens });
+            assert_eq!(events[0], GenerationEvent::Started { prompt_tokens, files_left_out: 0 });
         }
         let sent: u32 =
             events.iter().map(|e| if let GenerationEvent::Text { tokens, .. } = e { *tokens } else { 0 }).sum();

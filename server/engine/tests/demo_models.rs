@@ -180,7 +180,7 @@ fn usage_and_events_are_exact() {
     let (sender, events) = mpsc::channel();
     engine.submit(ask("Which version are you?"), greedy(), Box::new(move |e| drop(sender.send(e)))).unwrap();
     let events: Vec<GenerationEvent> = events.into_iter().collect();
-    let GenerationEvent::Started { prompt_tokens } = events[0] else { panic!("{events:?}") };
+    let GenerationEvent::Started { prompt_tokens, .. } = events[0] else { panic!("{events:?}") };
     let Some(GenerationEvent::Finished { reason: FinishReason::Stop, usage, timings, .. }) = events.last() else {
         panic!("{events:?}")
     };

@@ -111,7 +111,7 @@ impl Answer {
         let (mut text, mut parts, mut tokens, mut prompt) = (String::new(), Vec::new(), Vec::new(), None);
         for event in events {
             match event {
-                GenerationEvent::Started { prompt_tokens } => prompt = Some(prompt_tokens),
+                GenerationEvent::Started { prompt_tokens, .. } => prompt = Some(prompt_tokens),
                 GenerationEvent::Text { text: more, tokens: count, logprobs } => {
                     text.push_str(&more);
                     parts.push(Part { text: more, tokens: count as usize });

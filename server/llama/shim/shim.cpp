@@ -6,9 +6,11 @@
 #include "common.h"
 #include "ggml-backend.h"
 #include "guard.h"
+#include "json-schema-to-grammar.h"
 #include "json.h"
 #include "llama-ext.h"
 #include "log.h"
+#include "peg-parser.h"
 #include "template.h"
 #include "text.h"
 
@@ -161,7 +163,7 @@ common_json strings(const std::vector<std::string> & texts) {
     return array;
 }
 
-// The words of which one begins what a lazy grammar binds; none where it is told by patterns, which nobody follows here.
+// The words of which one begins what a lazy grammar binds; none where it is told by patterns: see `whole_grammar`.
 common_json triggers_of(const common_chat_params & answers) {
     std::vector<std::string> words;
     for (const auto & trigger : answers.grammar_triggers) {
@@ -171,6 +173,36 @@ common_json triggers_of(const common_chat_params & answers) {
         words.push_back(trigger.value);
     }
     return strings(words);
+}
+
+// The grammar of whole answers, calls and all else, in which arguments are any JSON: a parser that was saved knows no schemas.
+std::string whole_grammar(const common_chat_params & answers) {
+    common_peg_arena arena;
+    arena.load(answers.parser);
+    return build_grammar([&](const common_grammar_builder & builder) { arena.build_grammar(builder, false); });
+}
+
+// What stands before the text of an answer, behind the prompt and behind a thought's end; null where that is not known.
+common_json lead_of(const gantry_chat_template & tmpl, common_chat_templates_inputs inputs, const common_chat_params & answers) {
+    common_chat_msg said;
+    said.role    = "assistant";
+    said.content = END_OF_CONTINUED;
+    inputs.messages = common_chat_msgs_parse_oaicompat(common_json::parse(GREETING));
+    inputs.messages.push_back(said);
+    inputs.tools.clear();
+    inputs.continue_final_message = COMMON_CHAT_CONTINUATION_CONTENT;
+    const auto continued = common_chat_templates_apply(tmpl.templates.get(), inputs).generation_prompt;
+    const auto behind    = [&](const std::string & text) -> std::string {
+        const auto end = continued.rfind(END_OF_CONTINUED);
+        const auto at  = text.empty() || end == std::string::npos ? std::string::npos : continued.rfind(text, end);
+        return at == std::string::npos ? std::string() : continued.substr(at + text.size(), end - at - text.size());
+    };
+    const auto after_thought = answers.thinking_end_tags.empty() ? std::string() : behind(answers.thinking_end_tags.front());
+    const auto at_once       = behind(answers.generation_prompt);
+    if (at_once.empty()) {
+        return nullptr;
+    }
+    return common_json::object({{"at_once", at_once}, {"after_thought", after_thought.empty() ? at_once : after_thought}});
 }
 
 // What a thought stands between, and what ends one that the model does not end; empty where it has no place of its own, or begins
@@ -365,7 +397,17 @@ gantry_text gantry_chat_template_apply(
                 inputs.tools       = common_chat_tools_parse_oaicompat(chat.at("callable"));
                 params             = common_chat_templates_apply(tmpl->templates.get(), inputs);
             }
-            const auto answers = tmpl->specialized ? params : answers_to(*tmpl, chat);
+            const auto answers  = tmpl->specialized ? params : answers_to(*tmpl, chat);
+            const auto triggers = triggers_of(answers);
+            // llama.cpp finds calls by patterns.
+            const bool by_pattern = tmpl->specialized && !answers.grammar.empty() && triggers.empty();
+            const bool is_whole   = by_pattern && answers.grammar_lazy;
+            const bool is_led     = tmpl->specialized && !continues(chat) && (by_pattern || is_set(chat, "bound"));
+            std::string calls;
+            if (by_pattern && !answers.grammar_lazy) {
+                inputs.tool_choice = COMMON_CHAT_TOOL_CHOICE_AUTO;
+                calls              = common_chat_templates_apply(tmpl->templates.get(), inputs).grammar;
+            }
             answer["form"] = common_json::object({
                 {"format", static_cast<int>(answers.format)},
                 {"prefix", answers.generation_prompt},
@@ -373,7 +415,10 @@ gantry_text gantry_chat_template_apply(
                 {"markup", strings(answers.preserved_tokens)},
                 {"grammar", answers.grammar},
                 {"lazy", answers.grammar_lazy},
-                {"triggers", triggers_of(answers)},
+                {"triggers", triggers},
+                {"whole", is_whole ? whole_grammar(answers) : std::string()},
+                {"calls", calls},
+                {"lead", is_led ? lead_of(*tmpl, inputs, answers) : common_json()},
                 {"thought", thought_of(*tmpl, answers)},
             });
         }

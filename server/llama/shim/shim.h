@@ -57,14 +57,18 @@ bool gantry_chat_template_thinks(const struct gantry_chat_template * tmpl);
 
 // Renders a chat: an array of messages, or {"messages": [...]} with any of "tools": [...] (as OpenAI has them), "callable": [...]
 // (those of them that may be called, as calls are bound by them; all), "required": b (one must be), "parallel": b (several may be), "thinking": b (it may;
-// true), "variables": {...} (further ones of the template), "parsed": b (say what answers look like), "continued": b (the prompt
-// ends with the text of the last message, and no turn is opened).
+// true), "variables": {...} (further ones of the template), "parsed": b (say what answers look like), "bound": b (what is said in
+// them is of a form), "continued": b (the prompt ends with the text of the last message, and no turn is opened).
 // Answers {"prompt": "...", "stops": ["..."]}, and where that was asked for and is known {"form": {"markup": ["..."], "grammar":
-// "..." or "", "lazy": b, "triggers": ["..."], "thought": {"begin": "...", "ends": ["..."], "closing": "..."} or null}} with what
+// "..." or "", "lazy": b, "triggers": ["..."], "whole": "...", "calls": "...", "lead": {"at_once": "...", "after_thought": "..."}
+// or null, "thought": {"begin": "...", "ends": ["..."], "closing": "..."} or null}} with what
 // gantry_answer_parser_new takes: "markup" are reserved tokens that an answer is read by; the grammar is there where a tool may be
 // called, and is one of calls alone, the first of which begins with one of "triggers", if it is lazy; otherwise it begins with
-// "prefix". A thought stands between "begin" and the first of "ends" that comes, and "closing" ends it. An error is as
-// gantry_chat_template_new has it.
+// "prefix". Where no text tells that a call begins, there are no "triggers", and of a lazy one "whole" is the grammar of whole
+// answers, "prefix" included, but for what rules of the same names in "grammar" say of arguments; of another one "calls" is that
+// of calls alone, without what may be said before them. "lead" is what stands before what is said, where it may be known and
+// matter. A thought stands between "begin" and the first of "ends" that comes, and "closing"
+// ends it. An error is as gantry_chat_template_new has it.
 struct gantry_text gantry_chat_template_apply(
     const struct gantry_chat_template * tmpl, const char * chat, size_t chat_len,
     const struct gantry_template_limits * limits);

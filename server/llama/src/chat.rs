@@ -25,7 +25,7 @@ use limits::{
     MAX_TEMPLATE_BYTES, MAX_TEMPLATE_EXPRESSION_PARTS, MAX_TEMPLATE_NESTING, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES,
     TEMPLATE_MEMORY_PER_INPUT_BYTE,
 };
-pub use parser::{AnswerForm, AnswerParser, CallGrammar, ParsedAnswer, ParsedCall, ThoughtForm, ThoughtStage};
+pub use parser::{AnswerForm, AnswerParser, CallGrammar, Lead, ParsedAnswer, ParsedCall, ThoughtForm, ThoughtStage};
 pub use samples::{SAMPLE_CHATS, SAMPLE_WORD, SampleChat, says_sample_word};
 
 /// What a template is made of: all that is needed to render without the model.
@@ -172,7 +172,7 @@ impl ChatTemplate {
     /// Renders a chat with the assistant's turn opened: an array of messages as `OpenAI` has them, or an object of `messages` with
     /// any of `tools`, `callable` (those of them that may be called, as calls are bound by them), `required` (one must be),
     /// `parallel` (several may be), `thinking` (it may), `variables` (further ones of the template), `parsed` (tell
-    /// [`ChatPrompt::form`]) and `continued`: the prompt ends with the text of the last message, and no turn is opened.
+    /// [`ChatPrompt::form`]), `bound` (what answers say is of a form) and `continued`: the prompt ends with the text of the last message, and no turn is opened.
     ///
     /// # Errors
     /// When the messages are not an array of messages with roles, or the template refuses them.

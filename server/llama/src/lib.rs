@@ -43,7 +43,7 @@ pub use backend::{
 };
 pub use batch::Batch;
 pub use chat::{
-    AnswerForm, AnswerParser, CallGrammar, ChatPrompt, ChatTemplate, ParsedAnswer, ParsedCall, SAMPLE_CHATS,
+    AnswerForm, AnswerParser, CallGrammar, ChatPrompt, ChatTemplate, Lead, ParsedAnswer, ParsedCall, SAMPLE_CHATS,
     SAMPLE_WORD, SampleChat, TemplateSource, ThoughtForm, ThoughtStage, end_after_cpu, exit_on_limits, limit_of_exit,
     limits as template_limits, says_sample_word,
 };

@@ -23,6 +23,9 @@ pub(crate) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
+        Value::Number(n) if n.is_f64() && n.as_f64().is_some_and(|n| n.abs() > i64::MAX as f64) => {
+            "a number beyond 64 bits"
+        }
         Value::Number(n) if n.is_f64() => "a fractional number",
         Value::Number(_) => "an integer",
         Value::String(_) => "a string",

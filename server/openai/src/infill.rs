@@ -95,6 +95,8 @@ struct Told<'a> {
     stop_type: &'static str,
     stopping_word: &'a str,
     tokens_cached: u32,
+    /// Elements of `input_extra`, the first ones, for which there was no room.
+    input_extra_left_out: u32,
     timings: Timings,
 }
 
@@ -151,12 +153,13 @@ impl TextEncoder for InfillEncoder {
             stop_type: stop_type(reason, stop.as_ref()),
             stopping_word: stop.as_ref().and_then(StopCause::text).unwrap_or_default(),
             tokens_cached: usage.cached_tokens,
+            input_extra_left_out: output.files_left_out,
             timings: timings_of(&timings, &usage),
         })?)
     }
 
     fn stream(self, head: AnswerHead, _: usize) -> Result<InfillStream, EncodeError> {
-        Ok(InfillStream { encoder: self, head, prompt_tokens: 0, predicted: 0, has_new_line: false })
+        Ok(InfillStream { encoder: self, head, prompt_tokens: 0, files_left_out: 0, predicted: 0, has_new_line: false })
     }
 }
 
@@ -166,6 +169,7 @@ pub struct InfillStream {
     encoder: InfillEncoder,
     head: AnswerHead,
     prompt_tokens: u32,
+    files_left_out: u32,
     predicted: u32,
     has_new_line: bool,
 }
@@ -187,8 +191,8 @@ impl StreamEncoder for InfillStream {
 
     fn event(&mut self, _: usize, event: &GenerationEvent, out: &mut BytesMut) -> Result<(), EncodeError> {
         match event {
-            GenerationEvent::Started { prompt_tokens } => {
-                self.prompt_tokens = *prompt_tokens;
+            GenerationEvent::Started { prompt_tokens, files_left_out } => {
+                (self.prompt_tokens, self.files_left_out) = (*prompt_tokens, *files_left_out);
                 Ok(())
             }
             GenerationEvent::Text { text, tokens, .. } => {
@@ -220,6 +224,7 @@ impl StreamEncoder for InfillStream {
                     stop_type: stop_type(*reason, stop.as_ref()),
                     stopping_word: stop.as_ref().and_then(StopCause::text).unwrap_or_default(),
                     tokens_cached: usage.cached_tokens,
+                    input_extra_left_out: self.files_left_out,
                     timings: timings_of(timings, usage),
                 })?;
                 write_sse_event(out.writer(), &last)

@@ -160,6 +160,22 @@ pub fn schema(place: Place) -> Value {
         let one = |name: &str| json!({"required": [name], "properties": {name: {"type": "string"}}});
         schema["anyOf"] = json!([one("content"), one("prompt")]);
     }
+    if place == Place::Message {
+        // Who says nothing is an assistant that calls, or a tool that returned nothing.
+        let said = json!({"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1}]});
+        let returned = json!({"type": ["string", "array"]});
+        schema["anyOf"] = json!([
+            {"properties": {"role": {"const": "assistant"}}},
+            {
+                "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": said},
+                "required": ["content"],
+            },
+            {
+                "properties": {"role": {"const": "tool"}, "content": returned, "tool_call_id": {"type": "string", "minLength": 1}},
+                "required": ["content", "tool_call_id"],
+            },
+        ]);
+    }
     if place == Place::Score {
         // Each side by one of its two names.
         let both = |one: &str, other: &str| {

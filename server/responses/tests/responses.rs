@@ -200,7 +200,7 @@ fn usage() -> Usage {
 }
 
 fn events_of(output: &AnswerOutput, reason: FinishReason) -> Vec<GenerationEvent> {
-    let mut events = vec![GenerationEvent::Started { prompt_tokens: 5 }];
+    let mut events = vec![GenerationEvent::Started { prompt_tokens: 5, files_left_out: 0 }];
     let pieces = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
     events.extend(pieces(&output.reasoning).into_iter().map(|text| GenerationEvent::Reasoning { text, tokens: 1 }));
     events.extend(pieces(&output.text).into_iter().map(|text| GenerationEvent::Text {

@@ -18,6 +18,9 @@ use crate::metrics::Route;
 /// The header in which this protocol's clients look for a request's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
+/// What this protocol's addresses begin with, but for one.
+const BELOW: &str = "/v1/messages/";
+
 pub(super) async fn messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, Failure> {
     executor::text(&app, Route::Messages, request, decode_messages).await
 }
@@ -28,7 +31,12 @@ pub(super) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
 
 /// Has answers at this protocol's addresses be its own: what went wrong, and how a request is named.
 pub(super) async fn shape(request: Request, next: Next) -> Response {
-    let is_own = routes::protocol_of(request.extensions().get::<MatchedPath>()) == Protocol::Anthropic;
+    let matched = request.extensions().get::<MatchedPath>();
+    // An address below them that is not here is asked by this protocol's clients, too.
+    let is_own = match matched {
+        Some(_) => routes::protocol_of(matched) == Protocol::Anthropic,
+        None => request.uri().path().starts_with(BELOW),
+    };
     let id = request.extensions().get::<RequestIdentity>().cloned();
     let mut response = next.run(request).await;
     if !is_own {

@@ -298,7 +298,7 @@ mod tests {
             (of_submission(SubmitError::Retired).error, 503, "model_not_ready"),
             (of_submission(SubmitError::EndsWorker).error, 422, "request_ends_worker"),
             (taken(GenerationError::EndsWorker), 422, "request_ends_worker"),
-            (of_submission(SubmitError::Unsupported("no")).error, 501, "unsupported_operation"),
+            (of_submission(SubmitError::Unsupported("no")).error, 400, "unsupported_operation"),
             (taken(GenerationError::WorkerDied(String::new())), 503, "worker_died"),
             (taken(GenerationError::Retired), 503, "model_retired"),
             (taken(GenerationError::ServerEnds), 503, "server_ending"),

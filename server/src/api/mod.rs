@@ -27,7 +27,7 @@ mod stored;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -147,15 +147,20 @@ impl App {
         Ok(version)
     }
 
-    /// What a request hears while there is no version: when the load will be done, as far as can be told.
+    /// What a request hears while there is no version.
     fn no_version(&self) -> Failure {
+        Failure::not_ready(&self.why_no_version(), self.version_after())
+    }
+
+    /// When there will be a version, as far as can be told: when what is being loaded is.
+    fn version_after(&self) -> Duration {
         let left = self.loading.as_ref().and_then(|share| {
             let mut clock = LoadClock::default();
             clock.begin(self.started);
             clock.read(*share.borrow());
             clock.left(Instant::now())
         });
-        Failure::not_ready(&self.why_no_version(), retry_after_load(left.unwrap_or_default()))
+        retry_after_load(left.unwrap_or_default())
     }
 
     /// From now on the server says that it is not ready, and that each connection ends with its answer; requests are still

@@ -155,7 +155,7 @@ fn responses(operation: &Operation, needs_key: bool, protocol: Protocol, generat
         let own = operation.own_error.filter(|_| operation.errors.contains(&status));
         let schema = own.map_or_else(|| reference(error_name(protocol)), |schema| schema(generator).to_value());
         let mut told = json!({"description": meaning(status), "content": json_of(schema)});
-        if own.is_none() && matches!(status, 429 | 503) {
+        if matches!(status, 429 | 503) {
             told["headers"] = json!({"Retry-After": {
                 "description": "After how many seconds it may do well.", "schema": {"type": "integer", "minimum": 0},
             }});
@@ -168,7 +168,7 @@ fn responses(operation: &Operation, needs_key: bool, protocol: Protocol, generat
 /// What a status says here.
 fn meaning(status: u16) -> &'static str {
     match status {
-        400 => "What is asked is wrong; the error names the parameter.",
+        400 => "What is asked is wrong, and the error names the parameter; or the model does no such work.",
         401 => "No key is shown, or none that is good.",
         404 => "The model, or the response, is not here.",
         408 => "It took longer than it may.",
@@ -177,7 +177,6 @@ fn meaning(status: u16) -> &'static str {
         422 => "The request ends the process that answers it.",
         429 => "As many requests wait as may wait.",
         500 => "The server failed.",
-        501 => "The model that is served does no such work.",
         503 => "It cannot be answered now.",
         _ => "It was refused.",
     }

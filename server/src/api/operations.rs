@@ -49,7 +49,7 @@ pub(super) struct Operation {
 }
 
 /// What a request for work may come to: refused for what it says, for now, or since it cannot be done.
-const OF_WORK: &[u16] = &[400, 404, 408, 413, 415, 422, 429, 501, 503];
+const OF_WORK: &[u16] = &[400, 404, 408, 413, 415, 422, 429, 503];
 /// The same of a question for what is there.
 const OF_QUESTION: &[u16] = &[503];
 const OF_STORED: &[u16] = &[400, 404, 503];

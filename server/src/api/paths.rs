@@ -14,6 +14,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("/completions", "POST /v1/completions takes the same parameters"),
     ("/embedding", "POST /v1/embeddings gives vectors"),
     ("/embeddings", "POST /v1/embeddings gives vectors"),
+    ("/v1/messages/batches", "POST /v1/messages answers messages one at a time"),
     ("/api/chat", "POST /v1/chat/completions takes chats; Ollama's API is not spoken here"),
     ("/api/generate", "POST /v1/completions takes texts; Ollama's API is not spoken here"),
     ("/api/tags", "GET /v1/models lists what is served; Ollama's API is not spoken here"),

@@ -2,55 +2,80 @@
 //! llama-server says it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::App;
+use crate::limits::{FAILED_RETRY_PERIOD, RETRY_AFTER_MIN_SECONDS};
 use crate::version::WorkerHealth;
 
 pub(super) async fn alive() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-pub(super) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
+pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
     match app.router.active() {
-        Some(_) => (StatusCode::OK, Json(json!({"status": "ok"}))),
+        Some(_) => Json(json!({"status": "ok"})).into_response(),
         None => {
             let error = json!({"code": 503, "message": "Loading model", "type": "unavailable_error"});
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"error": error})))
+            not_yet(json!({"error": error}), Some(app.version_after()))
         }
     }
 }
 
-pub(super) async fn ready(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
+pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     let version = app.router.active().map(|version| version.spec().name.clone());
     match check(&app).await {
-        Ok(()) => (StatusCode::OK, Json(json!({"status": "ok", "version": version}))),
-        Err(reason) => {
-            let body = json!({"status": "not ready", "version": version, "reason": reason});
-            (StatusCode::SERVICE_UNAVAILABLE, Json(body))
+        Ok(()) => Json(json!({"status": "ok", "version": version})).into_response(),
+        Err(Unready { reason, retry_after }) => {
+            not_yet(json!({"status": "not ready", "version": version, "reason": reason}), retry_after)
         }
     }
 }
 
-async fn check(app: &App) -> Result<(), String> {
+/// Why no token can be decoded now, and when one may be; `None`: never by this server again.
+struct Unready {
+    reason: String,
+    retry_after: Option<Duration>,
+}
+
+fn not_yet(body: Value, retry_after: Option<Duration>) -> Response {
+    let mut response = (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
+    if let Some(after) = retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));
+    }
+    response
+}
+
+async fn check(app: &App) -> Result<(), Unready> {
     if app.is_draining() {
-        return Err("the server is shutting down".to_owned());
+        return Err(Unready { reason: "the server is shutting down".to_owned(), retry_after: None });
     }
-    let Some(version) = app.router.active() else { return Err(app.why_no_version()) };
+    let Some(version) = app.router.active() else {
+        return Err(Unready { reason: app.why_no_version(), retry_after: Some(app.version_after()) });
+    };
     let health = version.health().borrow().clone();
-    match health {
-        WorkerHealth::Ready => version.probe().await.map_err(|reason| format!("no token can be decoded: {reason}")),
+    let (reason, retry_after) = match health {
+        WorkerHealth::Ready => match version.probe().await {
+            Ok(()) => return Ok(()),
+            Err(reason) => (format!("no token can be decoded: {reason}"), version.retry_after()),
+        },
         WorkerHealth::Restarting { attempt, reason } => {
-            Err(format!("the worker died ({reason}) and is restarted, attempt {attempt}"))
+            (format!("the worker died ({reason}) and is restarted, attempt {attempt}"), version.retry_after())
         }
-        WorkerHealth::Failed { reason } => Err(format!("the worker keeps failing: {reason}")),
-        WorkerHealth::Loading => Err("the model is being loaded".to_owned()),
-        WorkerHealth::Stopped => Err("the version has been retired".to_owned()),
-    }
+        WorkerHealth::Failed { reason } => (format!("the worker keeps failing: {reason}"), FAILED_RETRY_PERIOD),
+        WorkerHealth::Loading => ("the model is being loaded".to_owned(), version.retry_after()),
+        // The next one is active already.
+        WorkerHealth::Stopped => {
+            ("the version has been retired".to_owned(), Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+        }
+    };
+    Err(Unready { reason, retry_after: Some(retry_after) })
 }
 
 impl App {

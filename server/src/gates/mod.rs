@@ -546,6 +546,7 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
             },
             step_ms_target: spec.step_ms_target,
             chat_template: spec.chat_template.clone(),
+            infill_suffix_first: spec.spm_infill.unwrap_or_default(),
             // Less than a byte is none.
             cache_ram_bytes: cache.and_then(|cache| cache.memory.as_ref()).map(|memory| memory.bytes().unwrap_or(0)),
             cache_ttl_ms: cache.and_then(|cache| cache.ttl.as_ref()).and_then(milliseconds),

@@ -33,7 +33,7 @@ fn raw(path: &'static str, body: &[u8], param: Option<&'static str>, code: &'sta
 /// A request that is right, for work that is not done yet.
 fn pooled(path: &'static str, body: Value) -> Row {
     let body = body.to_string().into_bytes();
-    (Method::POST, path, "application/json", body, 501, "not_supported_error", None, "unsupported_operation")
+    (Method::POST, path, "application/json", body, 400, "not_supported_error", None, "unsupported_operation")
 }
 
 fn rows() -> Vec<Row> {

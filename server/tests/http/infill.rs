@@ -183,6 +183,15 @@ async fn editors_have_their_gaps_filled() {
     let cut = told(&server, INFILL, &with(json!({"input_extra": [far, near]}))).await;
     let alone = told(&server, INFILL, &with(json!({"input_extra": [near]}))).await;
     assert_eq!((&cut["tokens_evaluated"], &cut["content"]), (&alone["tokens_evaluated"], &alone["content"]));
+    assert_eq!(
+        (&cut["input_extra_left_out"], &alone["input_extra_left_out"]),
+        (&json!(1), &json!(0)),
+        "and are told of"
+    );
+    let cut = with(json!({"input_extra": [far, near], "stream": true}));
+    let events = Events::open(server.post(INFILL, &cut)).await.rest().await;
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["input_extra_left_out"], 1);
     for (more, param, code) in [
         (json!({"input_suffix": "word ".repeat(3000)}), "input_suffix", "context_length_exceeded"),
         (json!({"input_prefix": "word ".repeat(3000)}), "input_prefix", "context_length_exceeded"),
@@ -215,7 +224,7 @@ async fn a_model_without_marks_fills_no_gap() {
     let error = &error["error"];
     assert_eq!((status, &error["param"], &error["code"]), (400, &json!("suffix"), &json!("unsupported_parameter")));
     let (status, error) = post(&server, INFILL, &json!({"input_prefix": "one", "input_suffix": "two"})).await;
-    assert_eq!((status, &error["error"]["type"]), (501, &json!("not_supported_error")), "{error}");
+    assert_eq!((status, &error["error"]["type"]), (400, &json!("not_supported_error")), "{error}");
     assert!(error["error"]["message"].as_str().unwrap().contains("fim_pre"), "{error}");
     // What is empty says nothing.
     assert_eq!(post(&server, TEXT, &json!({"prompt": "one", "suffix": "", "max_tokens": 1})).await.0, 200);

@@ -26,6 +26,7 @@ mod memory;
 mod messages;
 mod newcomer;
 mod numbers_file;
+mod patterns;
 mod pauses;
 mod pooled;
 mod real_models;

@@ -85,6 +85,11 @@ async fn errors_are_the_apis_own_wherever_they_are_found() {
     other["model"] = json!("other");
     let (status, _, answer) = with_key(&other).await;
     assert_eq!((status, kind(&answer)), (404, "not_found_error".to_owned()));
+    // An address of this API's that is not here.
+    let batches = server.post("/v1/messages/batches", &body).header("x-api-key", "secret").send().await.unwrap();
+    assert!(batches.status() == 404 && batches.headers().contains_key("request-id"));
+    let answer: Value = batches.json().await.unwrap();
+    assert_eq!((&answer["type"], kind(&answer)), (&json!("error"), "not_found_error".to_owned()), "{answer}");
     let get = server.get(MESSAGES).await;
     assert_eq!(get.status(), 401, "who has no key is told nothing else");
     // What is asked by OpenAI's addresses is told in OpenAI's shape.

@@ -48,6 +48,8 @@ async fn llama_servers_command_line_and_health_are_understood() {
     let server = Server::launch_as(command, &[], None);
     let health = async || {
         let response = server.get("/health").await;
+        let after = response.headers().get("retry-after").map(|after| after.to_str().unwrap().parse::<u64>().unwrap());
+        assert_eq!(after.is_some_and(|after| (1..=60).contains(&after)), response.status() == 503, "{after:?}");
         (response.status().as_u16(), response.json::<Value>().await.unwrap())
     };
     await_condition("the model to be loaded", async || match health().await {

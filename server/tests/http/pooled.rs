@@ -195,9 +195,9 @@ async fn an_encoder_embeds_and_generates_nothing() {
     let (status, error) = post(&server, EMBEDDINGS, json!({"input": "x".repeat(65)})).await;
     assert_eq!((status, &error["error"]["code"]), (400, &json!("context_length_exceeded")), "it knows 64 positions");
     let (status, error) = post(&server, TEXT, json!({"prompt": "Once"})).await;
-    assert_eq!((status, &error["error"]["code"]), (501, &json!("unsupported_operation")), "{error}");
+    assert_eq!((status, &error["error"]["code"]), (400, &json!("unsupported_operation")), "{error}");
     let (status, error) = post(&server, RERANK, json!({"query": "q", "documents": ["d"]})).await;
-    assert_eq!(status, 501);
+    assert_eq!(status, 400);
     assert!(error["error"]["message"].as_str().unwrap().contains("--reranking"), "{error}");
 }
 
@@ -244,7 +244,7 @@ async fn a_reranker_orders_documents_by_their_worth() {
         assert_eq!((status, &error["error"]["param"]), (400, &json!(param)), "{error}");
     }
     let (status, error) = post(&server, EMBEDDINGS, json!({"input": "x"})).await;
-    assert_eq!(status, 501);
+    assert_eq!(status, 400);
     assert!(error["error"]["message"].as_str().unwrap().contains("/v1/rerank"), "{error}");
 }
 
@@ -296,7 +296,7 @@ async fn pairs_of_texts_are_scored() {
     assert_eq!((status, &error["error"]["param"]), (400, &json!("text_2[1]")), "{error}");
 
     let (status, error) = post(&Server::start(&[]).await, SCORE, json!({"text_1": "a", "text_2": "b"})).await;
-    assert_eq!((status, &error["error"]["code"]), (501, &json!("unsupported_operation")));
+    assert_eq!((status, &error["error"]["code"]), (400, &json!("unsupported_operation")));
     assert!(error["error"]["message"].as_str().unwrap().contains("--reranking"), "{error}");
 }
 

@@ -87,19 +87,23 @@ async fn a_prompt_is_scored_once_and_told_with_each_of_its_answers() {
     let tokens = told["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!((count(&choices[0]) + count(&choices[2])) as u64, tokens);
     // As one text with the answer, too, whether that comes whole or in pieces.
-    let echoed = asked(json!({"echo": true, "logprobs": 0}));
+    let echoed = asked(json!({"echo": true, "logprobs": 0, "temperature": 0}));
     let whole = complete(&server, echoed.clone()).await;
-    let mut streamed = vec![0; 4];
+    let mut streamed = vec![(String::new(), Vec::new()); 4];
     let mut body = echoed;
-    body.as_object_mut().unwrap().extend(json!({"stream": true, "temperature": 0}).as_object().unwrap().clone());
+    body.as_object_mut().unwrap().extend(json!({"stream": true}).as_object().unwrap().clone());
     let events = Events::open(server.post(TEXT, &body)).await.rest().await;
     for event in &events[..events.len() - 1] {
         let choice = &serde_json::from_str::<Value>(event).unwrap()["choices"][0];
-        let tokens = choice["logprobs"]["tokens"].as_array().map_or(0, Vec::len);
-        streamed[usize::try_from(choice["index"].as_u64().unwrap()).unwrap()] += tokens;
+        let (text, tokens) = &mut streamed[usize::try_from(choice["index"].as_u64().unwrap()).unwrap()];
+        *text += choice["text"].as_str().unwrap();
+        tokens.extend(choice["logprobs"]["tokens"].as_array().cloned().unwrap_or_default());
     }
-    for (choice, streamed) in whole["choices"].as_array().unwrap().iter().zip(streamed) {
-        assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), streamed, "{choice}");
+    for (choice, streamed) in whole["choices"].as_array().unwrap().iter().zip(&streamed) {
+        assert_eq!(
+            (choice["text"].as_str().unwrap(), &choice["logprobs"]["tokens"]),
+            (&*streamed.0, &json!(streamed.1))
+        );
         assert!(choice["logprobs"]["token_logprobs"][1].is_number(), "{choice}");
     }
 }

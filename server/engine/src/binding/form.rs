@@ -1,5 +1,8 @@
 //! What an answer must look like where it is not thought: all of it, or calls of tools from where one begins.
 
+use gantry_llama::TokenTexts;
+
+use super::text_of;
 use super::watch::Watch;
 use crate::backend::Token;
 use crate::grammars::{Constraint, ConstraintError, limits::MAX_WHITE_SPACE_TOKENS};
@@ -116,17 +119,70 @@ impl Calls {
 #[derive(Clone, Debug)]
 pub(super) struct Whole {
     /// Those that the answer may have still; none: nothing but a thought may come.
-    now: Vec<Constraint>,
+    now: Vec<Led>,
     /// Those that it may have after a thought, which they have behind them.
-    after_thought: Vec<Constraint>,
+    after_thought: Vec<Led>,
     /// Tokens of white space that may stand before it yet.
     white: u32,
     white_after_thought: u32,
 }
 
+/// A form with what must stand before it: tokens that end where it begins.
+#[derive(Clone, Debug)]
+pub(super) struct Led {
+    lead: Vec<u8>,
+    form: Constraint,
+}
+
+impl Led {
+    pub(super) fn new(lead: &str, form: Constraint) -> Self {
+        Self { lead: lead.as_bytes().to_vec(), form }
+    }
+
+    /// Whether this text is of the lead that is left.
+    fn leads(&self, text: &[u8]) -> bool {
+        !text.is_empty() && self.lead.starts_with(text)
+    }
+
+    fn is_complete(&mut self) -> bool {
+        self.lead.is_empty() && self.form.is_complete()
+    }
+
+    fn allows(&mut self, token: Token, text: &[u8]) -> Result<bool, ConstraintError> {
+        if self.lead.is_empty() { self.form.allows(token) } else { Ok(self.leads(text)) }
+    }
+
+    fn accept(&mut self, token: Token, text: &[u8]) -> Result<bool, ConstraintError> {
+        if self.lead.is_empty() { self.form.accept(token).map(|()| true) } else { Ok(self.follow(text)) }
+    }
+
+    fn accept_text(&mut self, text: &[u8]) -> Result<bool, ConstraintError> {
+        if self.lead.is_empty() { self.form.accept_text(text) } else { Ok(self.follow(text)) }
+    }
+
+    fn follow(&mut self, text: &[u8]) -> bool {
+        let leads = self.leads(text);
+        if leads {
+            self.lead.drain(..text.len());
+        }
+        leads
+    }
+
+    pub(super) fn apply(&mut self, row: &[f32], out: &mut Vec<f32>, texts: &TokenTexts) -> Result<(), ConstraintError> {
+        if self.lead.is_empty() {
+            return self.form.apply(row, out);
+        }
+        let of =
+            |(token, logit): (Token, &f32)| if self.leads(text_of(texts, token)) { *logit } else { f32::NEG_INFINITY };
+        out.clear();
+        out.extend((0..).zip(row).map(of));
+        Ok(())
+    }
+}
+
 impl Whole {
     /// An answer of one of these forms, or one of others after a thought; `may_be_apart`: white space may stand between.
-    pub(super) fn new(now: Vec<Constraint>, after_thought: Vec<Constraint>, may_be_apart: bool) -> Self {
+    pub(super) fn new(now: Vec<Led>, after_thought: Vec<Led>, may_be_apart: bool) -> Self {
         let white_after_thought = if may_be_apart { MAX_WHITE_SPACE_TOKENS } else { 0 };
         Self { now, after_thought, white: 0, white_after_thought }
     }
@@ -153,13 +209,13 @@ impl Whole {
     }
 
     pub(super) fn is_complete(&mut self) -> bool {
-        self.now.iter_mut().any(Constraint::is_complete)
+        self.now.iter_mut().any(Led::is_complete)
     }
 
     pub(super) fn allows(&mut self, token: Token, text: &[u8]) -> Result<bool, ConstraintError> {
         let mut failed = None;
         for form in &mut self.now {
-            match form.allows(token) {
+            match form.allows(token, text) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 Err(error) => failed = failed.or(Some(error)),
@@ -174,13 +230,13 @@ impl Whole {
 
     /// Whether this text may come after a thought, in the token that ends it.
     pub(super) fn allows_after_thought(&self, text: &[u8]) -> bool {
-        let takes = |form: &Constraint| form.clone().accept_text(text).is_ok_and(|takes| takes);
+        let takes = |form: &Led| form.clone().accept_text(text).is_ok_and(|takes| takes);
         text.is_empty() || (self.white_after_thought > 0 && is_white(text)) || self.after_thought.iter().any(takes)
     }
 
     /// Goes on after a token; whether it may come.
     pub(super) fn accept(&mut self, token: Token, text: &[u8]) -> Result<bool, ConstraintError> {
-        self.go_on(text, |form| form.accept(token).map(|()| true))
+        self.go_on(text, |form| form.accept(token, text))
     }
 
     /// Goes on after a text; whether it may come.
@@ -194,7 +250,7 @@ impl Whole {
     fn go_on(
         &mut self,
         text: &[u8],
-        accept: impl Fn(&mut Constraint) -> Result<bool, ConstraintError>,
+        accept: impl Fn(&mut Led) -> Result<bool, ConstraintError>,
     ) -> Result<bool, ConstraintError> {
         let accepted: Vec<_> = self.now.iter_mut().map(accept).collect();
         let is_taken = |accepted: &Result<bool, ConstraintError>| matches!(accepted, Ok(true));
@@ -216,28 +272,23 @@ impl Whole {
 
     /// What a token that is not allowed is told as.
     pub(super) fn not_allowed(&self) -> Option<ConstraintError> {
-        self.now.first().or(self.after_thought.first()).map(Constraint::not_allowed)
+        self.now.first().or(self.after_thought.first()).map(|led| led.form.not_allowed())
     }
 
     /// Writes to `out` the row of tokens that may come next.
-    pub(super) fn apply<'a>(
-        &mut self,
-        row: &[f32],
-        out: &mut Vec<f32>,
-        texts: impl Iterator<Item = &'a [u8]>,
-    ) -> Result<(), ConstraintError> {
+    pub(super) fn apply(&mut self, row: &[f32], out: &mut Vec<f32>, texts: &TokenTexts) -> Result<(), ConstraintError> {
         out.clear();
         out.resize(row.len(), f32::NEG_INFINITY);
         let mut failed = None;
         let mut of_one = Vec::new();
         for form in &mut self.now {
-            match form.apply(row, &mut of_one) {
+            match form.apply(row, &mut of_one, texts) {
                 Ok(()) => out.iter_mut().zip(&of_one).for_each(|(to, from)| *to = to.max(*from)),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
         if self.white > 0 {
-            let white = texts.zip(row).zip(out.iter_mut()).filter(|((text, _), _)| is_white(text));
+            let white = (0..).zip(row).zip(out.iter_mut()).filter(|((token, _), _)| is_white(text_of(texts, *token)));
             white.for_each(|((_, from), to)| *to = *from);
         }
         // Another form may do.
@@ -286,12 +337,7 @@ impl Form {
     }
 
     /// Writes to `out` the row of tokens that may come next; those of a call that is awaited are looked at elsewhere.
-    pub(super) fn apply<'a>(
-        &mut self,
-        row: &[f32],
-        out: &mut Vec<f32>,
-        texts: impl Iterator<Item = &'a [u8]>,
-    ) -> Result<(), ConstraintError> {
+    pub(super) fn apply(&mut self, row: &[f32], out: &mut Vec<f32>, texts: &TokenTexts) -> Result<(), ConstraintError> {
         match self {
             Self::Calls(calls) if calls.has_begun() => calls.apply(row, out),
             Self::Whole(whole) => whole.apply(row, out, texts),

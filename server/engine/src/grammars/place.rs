@@ -195,14 +195,15 @@ pub(super) fn describe(schema: &Value, said: &str) -> SchemaError {
     SchemaError::Unsupported { path: short(&path), message: short(&message) }
 }
 
-/// What the compiler said of a regular expression: its last line says it, those before it show where.
+/// What the compiler said of a regular expression: the line that says it, among others that show where.
 pub(super) fn reason(said: &str) -> String {
     if let Some(panic) = said.strip_prefix("panic:") {
         tracing::error!(panic = panic.lines().next().unwrap_or_default(), "compiling a regular expression panicked");
         return String::from("it cannot be compiled; simplify it");
     }
-    let said = said.trim_end().lines().last().unwrap_or_default();
-    said.trim_start_matches("error: ").chars().take(MAX_SAID).collect()
+    let told = said.lines().rev().find_map(|line| line.trim_start().strip_prefix("error: "));
+    let in_words = || said.lines().rev().find(|line| line.contains(char::is_alphanumeric));
+    told.or_else(in_words).unwrap_or(said).trim().chars().take(MAX_SAID).collect()
 }
 
 type IsAtFault = Box<dyn Fn(&str, &Value) -> bool>;

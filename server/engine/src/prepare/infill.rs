@@ -39,8 +39,8 @@ impl Around {
 }
 
 impl Preparer {
-    /// The tokens of a text with a gap.
-    pub(super) fn infill(&self, infill: Infill, params: &GenerationParams) -> Result<Vec<Token>, RequestError> {
+    /// The tokens of a text with a gap, and how many of the files beside it had no room.
+    pub(super) fn infill(&self, infill: Infill, params: &GenerationParams) -> Result<(Vec<Token>, u32), RequestError> {
         let Infill { prefix, begun, suffix, suffix_param, files } = infill;
         let Some(known) = self.vocabulary.infill_tokens() else {
             let message = format!(
@@ -78,13 +78,18 @@ impl Preparer {
         let left = positions - 1 - fixed;
         // Without a bound the answer has half of what is left.
         let answer = params.max_tokens.map_or(left / 2, |most| usize::try_from(most).unwrap_or(usize::MAX));
-        let taken = self.files(&known, &files.unwrap_or_default(), left.saturating_sub(answer))?;
+        let (taken, left_out) = self.files(&known, &files.unwrap_or_default(), left.saturating_sub(answer))?;
         around.files = [head, taken, tail].concat();
-        Ok(around.laid_out(&known, self.suffix_first))
+        Ok((around.laid_out(&known, self.suffix_first), left_out))
     }
 
-    /// As many of the last files as have no more than so many tokens.
-    fn files(&self, known: &InfillTokens, files: &[InfillFile], mut room: usize) -> Result<Vec<Token>, RequestError> {
+    /// As many of the last files as have no more than so many tokens, and how many there are besides.
+    fn files(
+        &self,
+        known: &InfillTokens,
+        files: &[InfillFile],
+        mut room: usize,
+    ) -> Result<(Vec<Token>, u32), RequestError> {
         let mut taken: Vec<Vec<Token>> = Vec::new();
         for InfillFile { name, text } in files.iter().rev() {
             let bytes = name.len() + text.len();
@@ -105,7 +110,7 @@ impl Preparer {
             taken.push(file);
         }
         taken.reverse();
-        Ok(taken.concat())
+        Ok((taken.concat(), u32::try_from(files.len() - taken.len()).unwrap_or(u32::MAX)))
     }
 
     fn named(&self, token: Token, name: &str) -> Result<Vec<Token>, RequestError> {

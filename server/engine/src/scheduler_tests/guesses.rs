@@ -1,5 +1,6 @@
 //! Guesses save steps and change nothing, whoever makes them.
 
+use gantry_llama::Lead;
 use serde_json::json;
 
 use super::*;
@@ -232,6 +233,7 @@ fn bound() -> Binding {
         texts,
         thinking_budget: Some(25),
         closing: &Closing { text: "cab".to_owned(), tokens: vec![10, 8, 9] },
+        lead: &Lead::default(),
         constraint: None,
         calls: CallBinding::Allowed { grammar, triggers, is_strict: true },
     };

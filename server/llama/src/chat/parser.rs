@@ -4,6 +4,7 @@
 //! takes is bounded, as the template is that it was made from. Absent: which pieces are new.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ptr::NonNull;
 
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,24 @@ pub struct AnswerForm {
     lazy: bool,
     /// The texts that a call begins with.
     triggers: Vec<String>,
+    /// Where no text says that: in GBNF, whole answers, of which `grammar` has some of the rules as the tools' schemas are.
+    #[serde(default)]
+    whole: String,
+    /// Where no text says that and a tool must be called: calls alone, where `grammar` lets more be said before them.
+    #[serde(default)]
+    calls: String,
+    /// What stands before what an answer says, where that matters.
+    #[serde(default)]
+    lead: Option<Lead>,
+}
+
+/// What stands before what an answer says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Lead {
+    /// Right behind its prompt.
+    pub at_once: String,
+    /// Behind the end of a thought.
+    pub after_thought: String,
 }
 
 /// What a thought stands between.
@@ -69,27 +88,46 @@ impl ThoughtForm {
 pub struct CallGrammar {
     /// In GBNF: calls, from the first one's beginning to the end of the answer.
     pub grammar: String,
-    /// The texts of which one begins a call; at least one.
+    /// The texts of which one begins a call; none where no text does.
     pub triggers: Vec<String>,
 }
 
-impl AnswerForm {
-    /// Whether what an answer says stands in it as it is, at its beginning and right behind a thought, with no markup between.
+impl Lead {
+    /// What stands before a call behind the end of a thought: what begins a turn anew, where a thought is one of its own.
     #[must_use]
-    pub fn says_it_plainly(&self) -> bool {
+    pub fn before_call(&self) -> &str {
+        self.after_thought.strip_suffix(self.at_once.as_str()).unwrap_or_default()
+    }
+}
+
+impl AnswerForm {
+    /// What stands before what an answer says that must be of a form: nothing in most, where it says that as it is, at its
+    /// beginning and right behind a thought; `None`: that is not known.
+    #[must_use]
+    pub fn lead(&self) -> Option<Lead> {
+        let leads = [Some(Lead::default()), self.lead.clone()];
+        leads.into_iter().flatten().find(|lead| self.says_behind(lead))
+    }
+
+    /// Whether what stands behind these is read as what the answer says.
+    fn says_behind(&self, lead: &Lead) -> bool {
         const SAID: &str = "{}";
-        let thought = |begin: &str, form: &ThoughtForm| format!("{begin}x{}{SAID}", form.closing);
+        let at_once = format!("{}{SAID}", lead.at_once);
+        let thought = |begin: &str, form: &ThoughtForm| {
+            let closing = if lead.after_thought.is_empty() { &form.closing } else { form.ends.first()? };
+            Some(format!("{begin}x{closing}{}{SAID}", lead.after_thought))
+        };
         let answers = match &self.thought {
-            None => vec![SAID.to_owned()],
+            None => vec![Some(at_once)],
             Some(form) => match form.stage_after(&self.prefix) {
-                ThoughtStage::Over => vec![SAID.to_owned()],
+                ThoughtStage::Over => vec![Some(at_once)],
                 ThoughtStage::Open => vec![thought("", form)],
-                ThoughtStage::Possible => vec![SAID.to_owned(), thought(&form.begin, form)],
+                ThoughtStage::Possible => vec![Some(at_once), thought(&form.begin, form)],
             },
         };
         let Ok(parser) = AnswerParser::new(self) else { return false };
-        let is_plain = |parsed: ParsedAnswer| parsed.content.trim() == SAID && parsed.calls.is_empty();
-        answers.iter().all(|answer| parser.parse(answer).is_ok_and(is_plain))
+        let is_said = |parsed: ParsedAnswer| parsed.content.trim() == SAID && parsed.calls.is_empty();
+        answers.iter().all(|answer| answer.as_ref().is_some_and(|answer| parser.parse(answer).is_ok_and(is_said)))
     }
 
     /// The grammar of answers in which a tool must be called, and nothing is said before that; `None`: none must be.
@@ -99,13 +137,41 @@ impl AnswerForm {
         is_required.then(|| self.grammar.lines().map(without_text).collect::<Vec<_>>().join("\n"))
     }
 
-    /// The grammar of calls, for answers in which tools may be called; `None`: none may be, or what they begin with is no text.
+    /// The grammar of calls alone, for answers in which tools may be called; `None`: none may be.
     #[must_use]
     pub fn call_grammar(&self) -> Option<CallGrammar> {
         let (grammar, triggers) = (self.grammar.clone(), self.triggers.clone());
-        let is_known = self.lazy && !grammar.is_empty() && !triggers.is_empty();
+        let is_known = self.lazy && !grammar.is_empty();
         is_known.then_some(CallGrammar { grammar, triggers })
     }
+
+    /// The grammar of whole answers in which tools may be called, where no text tells that a call begins.
+    #[must_use]
+    pub fn whole_grammar(&self) -> Option<String> {
+        (self.lazy && !self.whole.is_empty()).then(|| with_rules_of(&self.whole, &self.grammar))
+    }
+
+    /// The grammar of calls alone, for answers in which a tool must be called, where no text tells that one begins.
+    #[must_use]
+    pub fn required_calls(&self) -> Option<String> {
+        (!self.lazy && !self.calls.is_empty()).then(|| self.calls.clone())
+    }
+
+    /// What stands before what is said, as the template has it, whether that is read or not.
+    #[must_use]
+    pub fn told_lead(&self) -> Option<&Lead> {
+        self.lead.as_ref()
+    }
+}
+
+/// A grammar, its rules but the first as another one has them that has them.
+fn with_rules_of(whole: &str, other: &str) -> String {
+    let name =
+        |rule: &'_ str| rule.split_once("::=").map(|(name, _)| name.trim().to_owned()).filter(|name| name != "root");
+    let known: HashSet<String> = other.lines().filter_map(name).collect();
+    let own = whole.lines().filter(|rule| name(rule).is_none_or(|name| !known.contains(&name)));
+    let others = other.lines().filter(|rule| name(rule).is_some());
+    own.chain(others).collect::<Vec<_>>().join("\n")
 }
 
 /// The rule `root` without the text that llama.cpp lets stand before calls, an optional rule of its own making.
@@ -202,6 +268,14 @@ impl AnswerParser {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_are_those_that_know_more() {
+        let whole = "any ::= [^<]\nroot ::= any* (call | \"<final>\" any*)\ncall ::= \"<call>\" args\nargs ::= any*";
+        let calls = "root ::= call\ncall ::= \"<call>\" schema\nschema ::= \"{}\"";
+        let merged = "any ::= [^<]\nroot ::= any* (call | \"<final>\" any*)\nargs ::= any*\ncall ::= \"<call>\" schema\nschema ::= \"{}\"";
+        assert_eq!(with_rules_of(whole, calls), merged);
+    }
 
     #[test]
     fn nothing_is_said_before_a_call_that_is_required() {

@@ -3,6 +3,7 @@
 //! Dropping them cancels every one that has not ended. Absent: any order between them; whoever has news is heard, and
 //! none is heard twice while another one has news.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -23,6 +24,42 @@ pub(super) struct Choices<G = Generation> {
     running: Vec<Option<G>>,
     /// Who is asked first.
     next: usize,
+    /// Where of all answers to a prompt the first alone tells it.
+    shared: Option<SharedPrompts>,
+}
+
+/// What the first answer to each prompt tells of it, for the others. These are not heard before that.
+struct SharedPrompts {
+    /// How many answers there are to each.
+    of_each_prompt: usize,
+    /// Of each prompt, whether all of it was told.
+    is_told: Vec<bool>,
+    /// What the others are told yet.
+    left: VecDeque<(usize, GenerationEvent)>,
+}
+
+impl SharedPrompts {
+    fn is_due(&self, index: usize) -> bool {
+        index.is_multiple_of(self.of_each_prompt)
+            || self.is_told.get(index / self.of_each_prompt).is_none_or(|is_told| *is_told)
+    }
+
+    fn heard(&mut self, index: usize, item: &Item) {
+        if !index.is_multiple_of(self.of_each_prompt) {
+            return;
+        }
+        match item {
+            Ok(GenerationEvent::Started { .. }) => {}
+            Ok(echo @ GenerationEvent::Echo { .. }) => {
+                self.left.extend((1..self.of_each_prompt).map(|other| (index + other, echo.clone())));
+            }
+            _ => {
+                if let Some(is_told) = self.is_told.get_mut(index / self.of_each_prompt) {
+                    *is_told = true;
+                }
+            }
+        }
+    }
 }
 
 /// A whole answer.
@@ -50,7 +87,15 @@ impl From<GenerationError> for Uncollected {
 
 impl<G: Stream<Item = Item> + Unpin> Choices<G> {
     pub(super) fn new(generations: Vec<G>) -> Self {
-        Self { running: generations.into_iter().map(Some).collect(), next: 0 }
+        Self { running: generations.into_iter().map(Some).collect(), next: 0, shared: None }
+    }
+
+    /// So many answers to each prompt, of which the first alone was asked to tell it.
+    pub(super) fn sharing_prompts(generations: Vec<G>, of_each_prompt: usize) -> Self {
+        let of_each_prompt = of_each_prompt.max(1);
+        let is_told = vec![false; generations.len().div_ceil(of_each_prompt)];
+        let shared = Some(SharedPrompts { of_each_prompt, is_told, left: VecDeque::new() });
+        Self { shared, ..Self::new(generations) }
     }
 
     /// How many there are, those that have ended included.
@@ -75,7 +120,10 @@ impl<G: Stream<Item = Item> + Unpin> Choices<G> {
                 }
                 GenerationEvent::Failed(error) => return Err(Uncollected::Failed(error.into())),
                 // Its worker died, and another one begins anew. What was collected stays counted: it is twice what is held.
-                GenerationEvent::Started { .. } => *output = AnswerOutput::default(),
+                started @ GenerationEvent::Started { .. } => {
+                    *output = AnswerOutput::default();
+                    output.push(started);
+                }
                 event => {
                     collected.grow(collected_of(&event)).map_err(Uncollected::TooMuch)?;
                     output.push(event);
@@ -112,15 +160,24 @@ impl<G: Stream<Item = Item> + Unpin> Stream for Choices<G> {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let count = self.running.len();
+        if let Some((index, event)) = self.shared.as_mut().and_then(|shared| shared.left.pop_front()) {
+            return Poll::Ready(Some((index, Ok(event))));
+        }
         let mut open = false;
         for turn in 0..count {
             let index = (self.next + turn) % count;
+            if self.shared.as_ref().is_some_and(|shared| !shared.is_due(index)) {
+                continue;
+            }
             let Some(generation) = self.running[index].as_mut() else { continue };
             open = true;
             let Poll::Ready(item) = generation.poll_next_unpin(context) else { continue };
             let item = item.unwrap_or_else(|| Err(ended_early()));
             if !matches!(&item, Ok(event) if !event.is_terminal()) {
                 self.running[index] = None;
+            }
+            if let Some(shared) = &mut self.shared {
+                shared.heard(index, &item);
             }
             self.next = index + 1;
             return Poll::Ready(Some((index, item)));
@@ -230,6 +287,29 @@ mod tests {
         let other = scripted(vec![delta("x"), finished(1, 5)]);
         let order: Vec<usize> = Choices::new(vec![one, other]).map(|(index, _)| index).collect().await;
         assert_eq!(order, [0, 1, 0, 1, 0, 0]);
+    }
+
+    #[tokio::test]
+    async fn what_the_first_answer_tells_of_its_prompt_all_of_them_are_told_before_their_own() {
+        let started = || Ok(GenerationEvent::Started { prompt_tokens: 1, files_left_out: 0 });
+        let echo = |text: &str| Ok(GenerationEvent::Echo { text: text.to_owned(), tokens: Vec::new() });
+        let follower = |text: &str| scripted(vec![started(), delta(text), finished(1, 0)]);
+        let answers = vec![
+            scripted(vec![started(), echo("p"), echo("q"), delta("a"), finished(1, 0)]),
+            follower("b"),
+            scripted(vec![started(), finished(0, 0)]),
+            follower("y"),
+        ];
+        let mut told = vec![String::new(); 4];
+        let mut events = Choices::sharing_prompts(answers, 2);
+        while let Some((index, item)) = events.next().await {
+            match item.unwrap() {
+                GenerationEvent::Echo { text, .. } | GenerationEvent::Text { text, .. } => told[index] += &text,
+                GenerationEvent::Finished { .. } => told[index] += ".",
+                _ => {}
+            }
+        }
+        assert_eq!(told, ["pqa.", "pqb.", ".", "y."]);
     }
 
     #[tokio::test]

@@ -40,6 +40,9 @@ pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<
             return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
         }
         match text_to(&version, client, &requests, choices, !is_streamed).await {
+            Ok(generations) if is_streamed && params.prompt_logprobs.is_some() => {
+                return Ok((version, Choices::sharing_prompts(generations, choices as usize)));
+            }
             Ok(generations) => return Ok((version, Choices::new(generations))),
             Err(SubmitError::Retired) => {}
             Err(other) => return Err(of_submission(other)),
@@ -79,13 +82,14 @@ async fn text_to(
     version.submit_all(client, requests.iter().flat_map(of_prompt).collect(), is_whole).await
 }
 
-/// The request for one of the answers to a prompt; `is_whole`: all of them are there before the first is told.
+/// The request for one of the answers to a prompt; `is_whole`: all of them are there before the first is told, and otherwise
+/// what that tells of the prompt is told of the others.
 fn of_choice(request: &GenerateRequest, choice: u32, is_whole: bool) -> GenerateRequest {
     let mut request = request.clone();
     request.params.seed = seed_of(request.params.seed, choice);
     // A prompt is as likely for each of its answers, so that the first one's will do for all.
-    if is_whole && choice > 0 {
-        request.params.prompt_logprobs = None;
+    if choice > 0 && request.params.prompt_logprobs.take().is_some() && !is_whole {
+        request.params.echo = false;
     }
     request
 }
@@ -122,12 +126,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_is_scored_for_its_first_answer_alone_where_all_come_whole() {
-        let params = GenerationParams { prompt_logprobs: Some(3), ..GenerationParams::default() };
+    fn a_prompt_is_scored_for_its_first_answer_alone() {
+        let params = GenerationParams { prompt_logprobs: Some(3), echo: true, ..GenerationParams::default() };
         let request = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params };
-        let asked = |is_whole| [0, 1, 2].map(|choice| of_choice(&request, choice, is_whole).params.prompt_logprobs);
-        assert_eq!(asked(true), [Some(3), None, None]);
-        assert_eq!(asked(false), [Some(3); 3]);
+        let asked = |is_whole| {
+            [0, 1, 2].map(|choice| {
+                let params = of_choice(&request, choice, is_whole).params;
+                (params.prompt_logprobs, params.echo)
+            })
+        };
+        assert_eq!(asked(true), [(Some(3), true), (None, true), (None, true)]);
+        assert_eq!(asked(false), [(Some(3), true), (None, false), (None, false)]);
+        let unscored = GenerateRequest {
+            params: GenerationParams { prompt_logprobs: None, ..request.params.clone() },
+            ..request.clone()
+        };
+        assert!(of_choice(&unscored, 1, false).params.echo);
     }
 
     #[test]

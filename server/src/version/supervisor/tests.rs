@@ -146,7 +146,7 @@ fn delta(bytes: usize) -> GenerationEvent {
 fn message(op: &Op) -> Option<FromWorker> {
     let event = |id: u64, event| Some(FromWorker::Events(vec![(id, event)]));
     match *op {
-        Op::Started(id) => event(id, GenerationEvent::Started { prompt_tokens: 1 }),
+        Op::Started(id) => event(id, GenerationEvent::Started { prompt_tokens: 1, files_left_out: 0 }),
         Op::Delta(id) => event(id, delta(1)),
         Op::Flood(id) => event(id, delta(FLOOD_BYTES)),
         Op::Finished(id) => event(id, finished()),
@@ -505,7 +505,7 @@ fn time_goes_by_for_those_who_wait_whatever_their_worker_says() {
         clients.push(client);
     }
     let says = |event| Event::Frame(Some(Ok(FromWorker::Events(vec![event]))));
-    let started = || GenerationEvent::Started { prompt_tokens: 1 };
+    let started = || GenerationEvent::Started { prompt_tokens: 1, files_left_out: 0 };
     session.apply(says((1, started())), now);
     session.apply(says((2, started())), now);
     let delta = GenerationEvent::Text { text: "x".to_owned(), tokens: 1, logprobs: Vec::new() };

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gantry_core::{Chat, Tool, ToolChoice, messages_json};
-use gantry_llama::{AnswerForm, ChatPrompt, InfillTokens, Model, SpecialTokens, TokenTexts, TokenizeError};
+use gantry_llama::{AnswerForm, ChatPrompt, InfillTokens, Lead, Model, SpecialTokens, TokenTexts, TokenizeError};
 use serde_json::{Map, Value, json};
 
 use super::call_schema::bindable;
@@ -22,7 +22,7 @@ pub(crate) struct LlamaVocabulary {
 }
 
 /// A chat as [`gantry_llama::ChatTemplate::render`] takes it.
-fn chat_json(chat: &Chat, reads_answer: bool, reads_calls: bool) -> Result<String, RequestError> {
+fn chat_json(chat: &Chat, reads: Reads, reads_answer: bool, reads_calls: bool) -> Result<String, RequestError> {
     let internal = |error: serde_json::Error| RequestError::Internal(error.to_string());
     let messages = messages_json(&chat.messages).map_err(internal)?;
     let mut fields = Map::new();
@@ -47,6 +47,7 @@ fn chat_json(chat: &Chat, reads_answer: bool, reads_calls: bool) -> Result<Strin
     }
     if reads_answer {
         fields.insert("parsed".to_owned(), true.into());
+        fields.insert("bound".to_owned(), (reads == Reads::Bound).into());
     }
     if chat.continue_final_message {
         fields.insert("continued".to_owned(), true.into());
@@ -115,17 +116,23 @@ impl LlamaVocabulary {
         Self { model, template, end_tokens, longest_token, texts: OnceLock::new(), answer_texts: Mutex::default() }
     }
 
-    fn answer_of(&self, form: AnswerForm, chat: &Chat, reads: Reads) -> RenderedAnswer {
+    fn answer_of(&self, form: AnswerForm, lead: Lead, chat: &Chat, reads: Reads) -> RenderedAnswer {
         let token_of = |text: &String| match self.model.tokenize(text, false, true).ok()?.as_slice() {
             [token] => Some(*token),
             _ => None,
         };
         let markup: Vec<Token> = form.markup.iter().filter_map(token_of).collect();
         let calls = match chat.tool_choice {
-            ToolChoice::Required => form.required_grammar().map(CallRules::Required),
+            ToolChoice::Required => {
+                let calls = form.required_calls().map(CallRules::Calls);
+                calls.or_else(|| form.required_grammar().map(CallRules::Required))
+            }
             ToolChoice::Auto => {
                 let is_strict = chat.tools.iter().any(|tool| tool.strict && is_callable(chat, tool));
-                form.call_grammar().map(|grammar| CallRules::Allowed { grammar, is_strict })
+                // Beside a form, what is no call is of that.
+                let whole = form.whole_grammar().filter(|_| reads != Reads::Bound);
+                let whole = whole.map(|grammar| CallRules::Whole { grammar, is_strict });
+                whole.or_else(|| form.call_grammar().map(|grammar| CallRules::Allowed { grammar, is_strict }))
             }
             ToolChoice::None => None,
         };
@@ -144,6 +151,7 @@ impl LlamaVocabulary {
             calls: calls.unwrap_or(CallRules::Free),
             thinking_budget,
             closing: closing.unwrap_or_default(),
+            lead,
             drops_calls: chat.tool_choice == ToolChoice::None,
         }
     }
@@ -193,23 +201,27 @@ impl Vocabulary for LlamaVocabulary {
         let reads_calls = !chat.tools.is_empty() && (reads == Reads::All || chat.tool_choice != ToolChoice::None);
         let reads_answer =
             reads != Reads::Nothing && !chat.continue_final_message && (reads_calls || template.thinks());
-        let asked = chat_json(chat, reads_answer, reads_calls)?;
+        let asked = chat_json(chat, reads, reads_answer, reads_calls)?;
         let Some(rendered) = template.prompt(&self.model, &asked, pace).map_err(|error| of_chat(&error))? else {
             return Ok(None);
         };
-        // Where markup stands before what is said, all of the answer is of the form, and told as it stands.
-        let is_read = |form: &AnswerForm| {
-            reads == Reads::All || chat.tool_choice == ToolChoice::Required || form.says_it_plainly()
-        };
-        let form = rendered.form.filter(is_read);
-        let answer = form.map(|form| Box::new(self.answer_of(form, chat, reads)));
+        // Where it is not known what stands before what is said, all of the answer is of the form, and told as it stands.
+        let answer = rendered.form.and_then(|form| {
+            let lead = if reads == Reads::Bound { form.lead() } else { None };
+            let is_read = reads == Reads::All || chat.tool_choice == ToolChoice::Required || lead.is_some();
+            let lead = lead.or_else(|| form.told_lead().cloned()).unwrap_or_default();
+            is_read.then(|| Box::new(self.answer_of(form, lead, chat, reads)))
+        });
         let calls = answer.as_ref().map_or(&CallRules::Free, |answer| &answer.calls);
         let may_call = reads_calls && chat.tool_choice == ToolChoice::Auto;
         if reads == Reads::Bound && may_call && *calls == CallRules::Free {
             let message = "tools: how this model's chat template has tools called is not understood, so that an answer cannot be either a call or of a form; leave `tools` out, or say `tool_choice: none`";
             return Err(RequestError::invalid("tools", "tools_not_supported", message));
         }
-        if reads_answer && chat.tool_choice == ToolChoice::Required && !matches!(calls, CallRules::Required(_)) {
+        if reads_answer
+            && chat.tool_choice == ToolChoice::Required
+            && !matches!(calls, CallRules::Required(_) | CallRules::Calls(_))
+        {
             let message = "tool_choice: how this model's chat template has tools called is not understood, so that no call can be required; say auto";
             return Err(RequestError::invalid("tool_choice", "tools_not_supported", message));
         }
