@@ -643,3 +643,50 @@ fn every_child_is_labelled_owned_and_hashed() {
     }
     assert_eq!(endpoint(&owner(&json!({}))), "http://chat.test.svc/v1");
 }
+
+#[test]
+fn each_side_has_its_pods_and_the_service_leads_to_the_one_that_answers() {
+    let (before, after) = (owner(&json!({})), owner(&json!({"/spec/resources": {"memory": "2Gi"}})));
+    let (old, new) = (validate(&before).unwrap(), validate(&after).unwrap());
+    let build_with = |owner: &InferenceService, spec: &ValidService, sides: &Sides| {
+        build(&Inputs {
+            owner,
+            spec,
+            versions: &[],
+            lent_secrets: &BTreeSet::new(),
+            new_pods: &new_pods("server:1"),
+            sides,
+            accounts: &BTreeSet::new(),
+            answers: true,
+        })
+    };
+    let first = build_with(&before, &old, &sides(None));
+    assert_eq!(first.other, None, "one set is enough");
+    // While the other side prepares, the pods that answer stay as they are, whatever the spec says of pods by now.
+    let blue = SideState { stored: Some(stored(&first)), selects_side: Some(true), is_kept: true };
+    let mut preparing = Sides { other_replicas: 2, blue, ..sides(None) };
+    let children = build_with(&after, &new, &preparing);
+    let other = children.other.unwrap();
+    let template = |deployment: &Deployment| deployment.spec.clone().unwrap().template;
+    assert_eq!(template(&children.deployment), template(&first.deployment));
+    assert_ne!(template(&other.deployment).spec, template(&first.deployment).spec);
+    let memory = serde_json::to_value(&other.deployment).unwrap();
+    let memory = &memory["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"];
+    assert_eq!(memory, "2Gi", "the new ones have what the spec asks for");
+    let side = |service: &Service| service.spec.clone().unwrap().selector.unwrap()[SIDE_LABEL].clone();
+    assert_eq!((side(&children.service).as_str(), side(&other.preview).as_str()), ("blue", "green"));
+    assert_eq!(other.deployment.metadata.name.as_deref(), Some("chat-green"));
+    // After the switch it is the other way round, and the pods of a side that nobody needs any more go.
+    preparing.active = Side::Green;
+    preparing.other_replicas = 0;
+    let children = build_with(&after, &new, &preparing);
+    assert_eq!(side(&children.service), "green");
+    assert_eq!(children.deployment.metadata.name.as_deref(), Some("chat-green"));
+    assert_eq!(children.other.unwrap().deployment.spec.unwrap().replicas, Some(0));
+    // A selector never changes: one that was made before there were sides goes on without.
+    let blue = SideState { selects_side: Some(false), ..SideState::default() };
+    let children = build_with(&before, &old, &Sides { blue, is_labelled: false, ..sides(None) });
+    let selector = children.deployment.spec.unwrap().selector.match_labels.unwrap();
+    assert!(!selector.contains_key(SIDE_LABEL));
+    assert!(!children.service.spec.unwrap().selector.unwrap().contains_key(SIDE_LABEL), "its pods do not say it");
+}

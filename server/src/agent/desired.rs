@@ -214,13 +214,13 @@ fn desired(service: &InferenceService, has: &PodHas, versions: Versions) -> Desi
         None => (None, status.candidate_version.clone()),
     };
     let kept_prefix_bytes = kept_prefix_bytes(&versions, service);
-    let is_new = rollout.filter(|rollout| matches!(rollout.step, RolloutStep::Commit | RolloutStep::Bake));
-    let bakes = is_new.map(|rollout| rollout.version.clone()).or_else(|| {
-        // One bakes on while the next is prepared.
-        rollout?.bake.as_ref().and(status.active_version.clone())
-    });
+    // One bakes on while the next is prepared.
+    let is_watched = |rollout: &RolloutStatus| match rollout.step {
+        RolloutStep::Commit | RolloutStep::Bake => active.as_ref() == Some(&rollout.version),
+        _ => !stands_by && rollout.bake.is_some(),
+    };
     Desired {
-        watched: bakes.filter(|bakes| active.as_ref() == Some(bakes)),
+        watched: rollout.filter(|rollout| is_watched(rollout)).and(active.clone()),
         active,
         candidate,
         attempt: status.rollout.map(|rollout| rollout.attempt),
