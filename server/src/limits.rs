@@ -183,6 +183,9 @@ pub const SUBMIT_ATTEMPTS: usize = 4;
 /// closes: the one silent longest, else the one idle longest, else the one whose body has been coming longest. Where
 /// something has been asked on all, it waits.
 pub const MAX_CONNECTIONS: usize = 4096;
+/// Of all connections that there may be at once, one part in so many is for others than any one address, of IPv6 any one
+/// network of 64 bits. Clients behind one proxy are one address.
+pub const OTHERS_CONNECTIONS_DIVISOR: usize = 4;
 /// The least that it is lowered to where there is little memory ([`FRONT_MEMORY_DIVISOR`]).
 pub const MIN_CONNECTIONS: usize = 256;
 /// What a connection takes at the most: 80 KiB of the front's own memory for what it has read ahead and what it is to send, and

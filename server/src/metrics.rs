@@ -194,6 +194,7 @@ pub struct Metrics {
     completion_tokens: Family<VersionLabels, Counter>,
     connections: Gauge,
     shed: Family<PhaseLabel, Counter>,
+    refused: Counter,
 }
 
 /// From 0.5 ms to about 65 s.
@@ -271,6 +272,12 @@ impl Metrics {
             "Connections closed to make room: waiting, of which no whole head had come, idle, receiving a body, or with an answer that is unread",
             shed.clone(),
         );
+        let refused = Counter::default();
+        registry.register(
+            "connections_refused",
+            "Connections closed at once, since their address had as many as one may have and had asked for something on all",
+            refused.clone(),
+        );
         if let Some(store) = store {
             store.register(&mut registry);
         }
@@ -288,6 +295,7 @@ impl Metrics {
             completion_tokens,
             connections,
             shed,
+            refused,
         })
     }
 
@@ -344,6 +352,11 @@ impl Metrics {
     /// Counts a connection that was closed to make room.
     pub fn connection_shed(&self, phase: Phase) {
         self.shed.get_or_create(&PhaseLabel { phase: phase.as_str() }).inc();
+    }
+
+    /// Counts a connection that was closed at once: its address had as many as one may have.
+    pub fn connection_refused(&self) {
+        self.refused.inc();
     }
 
     /// Counts a connection as open until the guard is dropped.

@@ -26,11 +26,12 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use self::connection::Connections;
 pub use self::table::Phase;
-use crate::api::{self, App, Origins};
+use self::table::Table;
+use crate::api::{self, App, Origins, Peer};
 use crate::descriptors;
 use crate::limits::{
-    ACCEPT_RETRY, LAST_EVENTS_LIMIT, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, SLOW_CLIENT_CROWDED_LIMIT,
-    SLOW_PROBE_LIMIT, UNREADY_BEFORE_CLOSE, UNREADY_BEFORE_CLOSE_MAX,
+    ACCEPT_RETRY, LAST_EVENTS_LIMIT, LISTEN_BACKLOG, MAX_PROBE_CONNECTIONS, OTHERS_CONNECTIONS_DIVISOR,
+    SLOW_CLIENT_CROWDED_LIMIT, SLOW_PROBE_LIMIT, UNREADY_BEFORE_CLOSE, UNREADY_BEFORE_CLOSE_MAX,
 };
 
 /// Where the server is reached.
@@ -118,12 +119,15 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
     let mut signals = Signals::new()?;
     // It answers until nobody is left who could ask.
     let _probes = ports.probes.map(|listener| {
-        let port = Port::new(api::probe_routes(&app), MAX_PROBE_CONNECTIONS, SLOW_PROBE_LIMIT, &app);
+        // Whoever probes may share an address with others.
+        let table = Table::new(MAX_PROBE_CONNECTIONS, 0);
+        let port = Port::new(api::probe_routes(&app), table, SLOW_PROBE_LIMIT, &app);
         AbortOnDropHandle::new(tokio::spawn(async move { port.accept(&listener).await }))
     });
     let connections = descriptors::connections().min(app.limits().connections);
     let routes = ports.origins.around(api::routes(&app));
-    let port = Port::new(routes, connections, SLOW_CLIENT_CROWDED_LIMIT, &app).counted();
+    let table = Table::new(connections, connections / OTHERS_CONNECTIONS_DIVISOR);
+    let port = Port::new(routes, table, SLOW_CLIENT_CROWDED_LIMIT, &app).counted();
     // It was not told to end: why is said by whoever ended it.
     let is_told;
     let mut cut_off_by = None;
@@ -232,10 +236,10 @@ struct Port {
 }
 
 impl Port {
-    fn new(routes: axum::Router, limit: usize, crowded_limit: Duration, app: &Arc<App>) -> Self {
+    fn new(routes: axum::Router, table: Table, crowded_limit: Duration, app: &Arc<App>) -> Self {
         Self {
             routes,
-            connections: Connections::new(limit, crowded_limit, app.metrics()),
+            connections: Connections::new(table, crowded_limit, app.metrics()),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             app: Arc::clone(app),
@@ -251,9 +255,12 @@ impl Port {
     async fn accept(&self, listener: &TcpListener) -> Infallible {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    self.connections.room().await;
-                    self.serve(stream);
+                Ok((stream, address)) => {
+                    let peer = Peer::of(address.ip());
+                    // One that is refused is closed: who waited here would have everybody behind it wait.
+                    if self.connections.room(peer).await {
+                        self.serve(stream, peer);
+                    }
                 }
                 Err(error) => {
                     // Out of file descriptors, say: one that asks for nothing gives its own back.
@@ -281,15 +288,15 @@ impl Port {
         // As a plain socket, which is asked by a call each time: the runtime may not have heard of the last ones yet.
         let listener = listener.into_std()?;
         for _ in 0..=LISTEN_BACKLOG {
-            let Ok((stream, _)) = listener.accept() else { break };
+            let Ok((stream, address)) = listener.accept() else { break };
             stream.set_nonblocking(true)?;
-            self.serve(TcpStream::from_std(stream)?);
+            self.serve(TcpStream::from_std(stream)?, Peer::of(address.ip()));
         }
         Ok(())
     }
 
-    fn serve(&self, stream: TcpStream) {
-        let (routes, place) = (self.routes.clone(), self.connections.open());
+    fn serve(&self, stream: TcpStream, peer: Peer) {
+        let (routes, place) = (self.routes.clone(), self.connections.open(peer));
         let (app, closing) = (Arc::clone(&self.app), self.closing.clone());
         let counted = self.counted.then(|| self.app.metrics().connection());
         self.tasks.spawn(async move {

@@ -268,10 +268,14 @@ pub(crate) fn post(path: &str, headers: &[(&str, String)], body: Vec<u8>) -> Res
     Ok(request)
 }
 
+/// A request for what is at an address.
+pub(crate) fn bare(path: &str) -> Result<Request<Full<Bytes>>> {
+    Ok(Request::builder().uri(path).body(Full::default())?)
+}
+
 /// The text at an address, which must be there.
 pub(crate) async fn get(server: SocketAddr, path: &str) -> Result<String> {
-    let request = Request::builder().uri(path).body(Full::default())?;
-    let (response, _connection) = send(server, request).await?;
+    let (response, _connection) = send(server, bare(path)?).await?;
     ensure!(response.status() == 200, "{path}: {}", response.status());
     text(response.into_body(), MAX_TEXT_BYTES).await
 }

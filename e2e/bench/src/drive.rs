@@ -1,12 +1,17 @@
 //! How requests are sent: three ways to load a server. [`crate::figures`] makes figures of what came back.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use futures::future::join_all;
+use hyper::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tokio::{sync::watch, task::JoinSet, time::Instant};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 use crate::{
     client::{self, Ask, Outcome},
@@ -16,6 +21,8 @@ use crate::{
 
 /// Most requests of one run.
 pub const MAX_REQUESTS: usize = 100_000;
+/// How often a server is asked whether it is ready.
+const PROBE_PERIOD: Duration = Duration::from_millis(10);
 
 /// A way to load a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -153,13 +160,15 @@ impl Course {
         }
         seen.wait_for(|events| events.iter().all(|&count| count >= idle_events)).await?;
         let ask = self.ask(Prompts::Words { shared: 0, own: intruder_words }, usize::MAX, intruder_tokens)?;
+        let probes = tokio::spawn(probe(self.server, stopped.clone()));
         let intruder = client::stream(self.server, &ask, clock, None, &|_| {}).await;
         stop.send_replace(true);
+        let readyz_max = probes.await.context("the task that probes failed")??;
         let mut outcomes = Vec::new();
         while let Some(victim) = tasks.join_next().await {
             outcomes.extend(victim.context("a victim's task failed")??);
         }
-        Ok(Run::of_intruder(outcomes, intruder, victims, intruder_tokens))
+        Ok(Run::of_intruder(outcomes, intruder, victims, intruder_tokens, readyz_max))
     }
 
     async fn leaving(self: Arc<Self>, drive: Drive) -> Result<Run> {
@@ -197,5 +206,27 @@ impl Course {
             }
         }
         Ok(Run::of_leaving(&stayers, &leavers, &newcomers, max_tokens, newcomer_tokens))
+    }
+}
+
+/// Asks whether the server is ready again and again, each time on a connection of its own as probes do, until it is told to stop: the
+/// longest that an answer took. `None`: the server has no `/readyz`.
+///
+/// # Errors
+/// It cannot be asked, or says that it is not ready.
+async fn probe(server: SocketAddr, mut stopped: watch::Receiver<bool>) -> Result<Option<Duration>> {
+    let mut longest = Duration::ZERO;
+    loop {
+        let began = Instant::now();
+        let (response, _connection) = client::send(server, client::bare("/readyz")?).await?;
+        match response.status() {
+            StatusCode::OK => longest = longest.max(began.elapsed()),
+            StatusCode::NOT_FOUND => return Ok(None),
+            status => anyhow::bail!("/readyz: {status} while a prompt was read"),
+        }
+        // The sender has gone where the load has ended early.
+        if timeout(PROBE_PERIOD, stopped.wait_for(|&stop| stop)).await.is_ok() {
+            return Ok(Some(longest));
+        }
     }
 }

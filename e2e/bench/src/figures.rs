@@ -1,6 +1,6 @@
 //! The figures of a run, from what came back of its requests.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     client::Outcome,
@@ -68,9 +68,16 @@ impl Run {
         run
     }
 
-    /// Of `count` streams that went on, with all their requests, and the one that came among them.
+    /// Of `count` streams that went on, with all their requests, and the one that came among them. `readyz_max`: the longest that
+    /// an answer of `/readyz` took meanwhile, where there is one.
     #[must_use]
-    pub fn of_intruder(victims: Vec<Outcome>, intruder: Outcome, count: usize, tokens: u32) -> Self {
+    pub fn of_intruder(
+        victims: Vec<Outcome>,
+        intruder: Outcome,
+        count: usize,
+        tokens: u32,
+        readyz_max: Option<Duration>,
+    ) -> Self {
         // All of them run once the last of them has its first text.
         let running_s = sorted(victims.iter().filter_map(|victim| victim.events_s.first().copied()))
             .get(count.saturating_sub(1))
@@ -100,6 +107,7 @@ impl Run {
         run.set("victims_slowdown", victims_itl_p99_ms.zip(idle_itl_ms).map(|(during, idle)| during / idle));
         run.set("victims_gap_max_s", percentile(&during, 100.0).map(|gap| gap / 1e3));
         run.set("intruder_ttft_ms", intruder_ttft_ms);
+        run.set("readyz_max_ms", readyz_max.map(|took| took.as_secs_f64() * 1e3));
         run.itl_ms = during;
         run
     }
@@ -220,13 +228,13 @@ mod tests {
     fn victims_are_judged_by_the_time_of_the_intruder() {
         let victim = outcome(0.0, &[0.1, 0.2, 0.3, 0.4, 1.4, 1.5, 1.6]);
         let intruder = outcome(0.45, &[1.45]);
-        let run = Run::of_intruder(vec![victim], intruder, 1, 1);
+        let run = Run::of_intruder(vec![victim], intruder, 1, 1, Some(Duration::from_millis(7)));
         let figure = |name: &str| (run.figures[name] * 1e6).round() / 1e6;
         assert_eq!(
             (figure("idle_itl_p50_ms"), figure("victims_gap_max_s"), figure("intruder_ttft_ms")),
             (100.0, 1.0, 1000.0)
         );
-        assert_eq!((figure("victims_slowdown"), figure("failed")), (10.0, 0.0));
+        assert_eq!((figure("victims_slowdown"), figure("failed"), figure("readyz_max_ms")), (10.0, 0.0, 7.0));
     }
 
     #[test]

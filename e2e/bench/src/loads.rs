@@ -348,6 +348,7 @@ fn intruder(quick: bool) -> Load {
             at_most("victims_gap_max_s", Against::Itself, 0.5),
             at_most("intruder_ttft_ms", Against::PeerDefault, 1.25),
             at_most("intruder_ttft_ms", Against::PeerBest, 1.25),
+            at_most("readyz_max_ms", Against::Itself, 50.0),
         ],
         repeats: 3,
         with_peer: true,

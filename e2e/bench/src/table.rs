@@ -25,6 +25,7 @@ pub(crate) fn label(figure: &str) -> (&str, usize) {
         "pss_mib" => ("RAM, MiB", 0),
         "victims_slowdown" => ("victims' ITL p99 / idle ITL", 2),
         "victims_gap_max_s" => ("victims' worst gap, s", 2),
+        "readyz_max_ms" => ("/readyz at worst, ms", 1),
         "intruder_ttft_ms" => ("intruder's TTFT, ms", 0),
         "failed" => ("failed requests", 0),
         "stayers_lost" => ("answers lost of those who stay", 0),

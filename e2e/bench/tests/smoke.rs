@@ -139,6 +139,7 @@ async fn loads_become_results_a_table_and_plots() {
     let intruder = results.loads.iter().find(|load| load.name == "intruder").unwrap();
     // So small a prompt may be read between two tokens of a victim: whether there is a slow-down to tell is chance.
     assert_eq!(intruder.ours.runs[0]["failed"], 0.0, "{:?}", intruder.ours.errors);
+    assert!(intruder.ours.runs[0]["readyz_max_ms"] > 0.0, "{:?}", intruder.ours.runs[0]);
     let leaving = results.loads.iter().find(|load| load.name == "leaving").unwrap();
     assert_eq!(leaving.ours.runs[0]["stayers_lost"], 0.0, "{:?}", leaving.ours.errors);
     assert_eq!(leaving.ours.runs[0]["requests"], 96.0);

@@ -50,8 +50,8 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn new(limit: usize, crowded_limit: Duration, metrics: &Arc<Metrics>) -> Arc<Self> {
-        let (table, metrics) = (Mutex::new(Table::new(limit)), Arc::clone(metrics));
+    pub(super) fn new(table: Table, crowded_limit: Duration, metrics: &Arc<Metrics>) -> Arc<Self> {
+        let (table, metrics) = (Mutex::new(table), Arc::clone(metrics));
         Arc::new(Self { table, changed: Notify::new(), crowded_limit, metrics })
     }
 
@@ -60,14 +60,23 @@ impl Connections {
         if self.with(|table| table.is_full()) { self.crowded_limit } else { SLOW_CLIENT_LIMIT }
     }
 
-    /// Waits until there is room for one more.
-    pub(super) async fn room(&self) {
+    /// Waits until there is room for one more of this address. False: it has as many as one may have.
+    pub(super) async fn room(&self, peer: Peer) -> bool {
         loop {
             let mut changed = pin!(self.changed.notified());
             // From here on nothing that changes goes unnoticed.
             changed.as_mut().enable();
-            let room = self.with(|table| table.make_room(Instant::now()));
-            let Room::None(wait) = room else { return self.dismiss(room) };
+            let wait = match self.with(|table| table.make_room(peer, Instant::now())) {
+                Room::None(wait) => wait,
+                Room::Refused => {
+                    self.metrics.connection_refused();
+                    return false;
+                }
+                room => {
+                    self.dismiss(room);
+                    return true;
+                }
+            };
             tokio::select! {
                 () = changed => {}
                 () = sleep(wait.unwrap_or(CLIENT_STALL_LIMIT)) => {}
@@ -87,8 +96,8 @@ impl Connections {
         }
     }
 
-    pub(super) fn open(self: &Arc<Self>) -> Arc<ConnectionPlace> {
-        let (id, leave) = self.with(|table| table.open(Instant::now()));
+    pub(super) fn open(self: &Arc<Self>, peer: Peer) -> Arc<ConnectionPlace> {
+        let (id, leave) = self.with(|table| table.open(peer, Instant::now()));
         let state = AtomicU8::new(State::Waiting as u8);
         let has_whole_answer = AtomicBool::new(false);
         let connections = Arc::clone(self);

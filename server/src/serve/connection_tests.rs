@@ -29,7 +29,7 @@ impl Served {
             None,
             None,
         );
-        let connections = Connections::new(limit, SLOW_CLIENT_CROWDED_LIMIT, app.metrics());
+        let connections = Connections::new(Table::new(limit, 0), SLOW_CLIENT_CROWDED_LIMIT, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self { listener, connections, app, closing: CancellationToken::new() }
     }
@@ -44,8 +44,8 @@ impl Served {
         socket.set_recv_buffer_size(4096).unwrap();
         let client = socket.connect(self.listener.local_addr().unwrap());
         let (client, accepted) = tokio::join!(client, self.listener.accept());
-        self.connections.room().await;
-        let place = self.connections.open();
+        assert!(self.connections.room(Peer::default()).await);
+        let place = self.connections.open(Peer::default());
         let (app, closing) = (Arc::clone(&self.app), self.closing.clone());
         tokio::spawn(serve(accepted.unwrap().0, routes, place, app, closing));
         client.unwrap()

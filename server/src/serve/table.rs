@@ -5,7 +5,11 @@
 //! that a client that has just connected gets to send its request while thousands are silent; then those between two requests
 //! (`Idle`), the one idle longest first; then those whose clients have taken nothing of a whole answer for a while
 //! (`Unread`); at last those whose body is still coming (`Receiving`), in the same order, or as many slow bodies, or unread
-//! answers, as there are places would keep everybody out. Absent: sockets, which are [`super::connection`]'s.
+//! answers, as there are places would keep everybody out.
+//!
+//! Some of them are for others than any one address, or one that has asked for something on each would keep everybody else out. A further connection of an address that has the rest takes the place of one
+//! of its own, in the same order, and is refused where it has asked for something on all. Absent: sockets, which are
+//! [`super::connection`]'s.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::api::Peer;
 use crate::limits::{SHED_MIN_AGE, UNREAD_MIN_AGE};
 
 /// A connection's number.
@@ -49,6 +54,7 @@ impl Phase {
 }
 
 struct Entry {
+    peer: Peer,
     phase: Phase,
     since: Instant,
     /// Tells it to leave.
@@ -64,12 +70,18 @@ pub(super) enum Room {
     Made(Phase, Arc<Notify>),
     /// There is none before one ends, or this time passes.
     None(Option<Duration>),
+    /// There is none for this address, which has as many as one may have.
+    Refused,
 }
 
 /// See the module.
 pub(super) struct Table {
     limit: usize,
+    /// Places that no one address has beside all others.
+    of_others: usize,
     entries: HashMap<Id, Entry>,
+    /// How many each address has.
+    of_peers: HashMap<Peer, usize>,
     waiting: BTreeSet<(Instant, Id)>,
     idle: BTreeSet<(Instant, Id)>,
     receiving: BTreeSet<(Instant, Id)>,
@@ -79,16 +91,29 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(limit: usize) -> Self {
+    /// So many at most; `of_others` of them are for others than any one address.
+    pub(super) fn new(limit: usize, of_others: usize) -> Self {
         let [waiting, idle, receiving, unread] = [const { BTreeSet::new() }; 4];
-        Self { limit, entries: HashMap::new(), waiting, idle, receiving, unread, next: 0, last_opened: None }
+        Self {
+            limit,
+            of_others,
+            entries: HashMap::new(),
+            of_peers: HashMap::new(),
+            waiting,
+            idle,
+            receiving,
+            unread,
+            next: 0,
+            last_opened: None,
+        }
     }
 
-    pub(super) fn open(&mut self, now: Instant) -> (Id, Arc<Notify>) {
+    pub(super) fn open(&mut self, peer: Peer, now: Instant) -> (Id, Arc<Notify>) {
         let (id, leave) = (self.next, Arc::new(Notify::new()));
         self.next += 1;
         self.last_opened = Some(now);
-        self.entries.insert(id, Entry { phase: Phase::Waiting, since: now, leave: Arc::clone(&leave) });
+        self.entries.insert(id, Entry { peer, phase: Phase::Waiting, since: now, leave: Arc::clone(&leave) });
+        *self.of_peers.entry(peer).or_default() += 1;
         self.waiting.insert((now, id));
         (id, leave)
     }
@@ -112,10 +137,15 @@ impl Table {
     }
 
     pub(super) fn close(&mut self, id: Id) {
-        if let Some(entry) = self.entries.remove(&id)
-            && let Some(of_phase) = self.of_phase(entry.phase)
-        {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        if let Some(of_phase) = self.of_phase(entry.phase) {
             of_phase.remove(&(entry.since, id));
+        }
+        if let Some(count) = self.of_peers.get_mut(&entry.peer) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_peers.remove(&entry.peer);
+            }
         }
     }
 
@@ -135,16 +165,29 @@ impl Table {
         matches!(entry.phase, Phase::Waiting | Phase::Idle).then_some((entry.phase, entry.since))
     }
 
-    /// Makes room for one more where that is needed and can be.
-    pub(super) fn make_room(&mut self, now: Instant) -> Room {
+    /// Makes room for one more of this address where that is needed and can be.
+    pub(super) fn make_room(&mut self, peer: Peer, now: Instant) -> Room {
+        let own = self.of_peers.get(&peer).copied().unwrap_or(0);
+        if self.of_others > 0 && own >= self.limit.saturating_sub(self.of_others) {
+            return match self.shed_of(Some(peer), now) {
+                Room::None(_) => Room::Refused,
+                room => room,
+            };
+        }
         if self.is_full() { self.shed(now) } else { Room::Free }
     }
 
     /// Has the one leave that is missed least.
     pub(super) fn shed(&mut self, now: Instant) -> Room {
+        self.shed_of(None, now)
+    }
+
+    /// The same, of one address alone where it is given.
+    fn shed_of(&mut self, peer: Option<Peer>, now: Instant) -> Room {
+        let is_of_peer = |id: &Id| peer.is_none_or(|peer| self.entries.get(id).is_some_and(|entry| entry.peer == peer));
         // How long it is until the one that has been in its phase longest may be told to leave.
         let left = |of_phase: &BTreeSet<(Instant, Id)>, least: Duration| {
-            let &(since, id) = of_phase.first()?;
+            let &(since, id) = of_phase.iter().find(|(_, id)| is_of_peer(id))?;
             Some((least.saturating_sub(now.saturating_duration_since(since)), id))
         };
         let oldest = [
@@ -181,27 +224,55 @@ mod tests {
 
     use super::*;
 
-    /// What leaves: its number, by the notification that it gets.
+    fn peer(host: u8) -> Peer {
+        Peer::of(std::net::IpAddr::from([10, 0, 0, host]))
+    }
+
+    /// What leaves for one more of an address that has few: its number, by the notification that it gets.
     fn shed(table: &mut Table, tokens: &[(Id, Arc<Notify>)], now: Instant) -> Option<Id> {
-        match table.make_room(now) {
+        match table.make_room(peer(u8::MAX), now) {
             Room::Made(_, leave) => Some(tokens.iter().find(|(_, token)| Arc::ptr_eq(token, &leave)).unwrap().0),
-            Room::Free | Room::None(_) => None,
+            Room::Free | Room::None(_) | Room::Refused => None,
         }
+    }
+
+    #[test]
+    fn an_address_that_has_all_it_may_makes_room_among_its_own_and_keeps_nobody_out() {
+        let start = Instant::now();
+        let mut table = Table::new(8, 2);
+        let other = table.open(peer(2), start);
+        table.change(other.0, Phase::Idle, start);
+        let crowd: Vec<_> = (0..6).map(|_| table.open(peer(1), start)).collect();
+        let later = start + SHED_MIN_AGE;
+        // There is a place, which is not for this one; what makes room is of its own, though another's has less claim.
+        let Room::Made(Phase::Waiting, leave) = table.make_room(peer(1), later) else { panic!() };
+        assert!(Arc::ptr_eq(&leave, &crowd[0].1));
+        let crowd = [&crowd[1..], &[table.open(peer(1), later)]].concat();
+        for (id, _) in &crowd {
+            table.change(*id, Phase::Busy, later);
+        }
+        assert!(matches!(table.make_room(peer(1), later), Room::Refused), "it has asked for something on all");
+        assert!(matches!(table.make_room(peer(2), later), Room::Free));
+        table.close(crowd[0].0);
+        assert!(matches!(table.make_room(peer(1), later), Room::Free));
+        crowd[1..].iter().for_each(|(id, _)| table.close(*id));
+        table.close(other.0);
+        assert!(table.of_peers.is_empty());
     }
 
     #[test]
     fn the_silent_go_first_then_the_idle_and_nobody_who_asks() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let mut table = Table::new(5);
-        let tokens: Vec<_> = (0..5).map(|n| table.open(at(n))).collect();
+        let mut table = Table::new(5, 0);
+        let tokens: Vec<_> = (0..5).map(|n| table.open(peer(n as u8), at(n))).collect();
         table.change(0, Phase::Busy, at(10));
         table.change(3, Phase::Busy, at(11));
         table.change(1, Phase::Busy, at(12));
         table.change(1, Phase::Idle, at(13));
         table.change(3, Phase::Idle, at(20));
         // 2 and 4 have sent nothing, 3 was answered after 1, 0 is being answered, 5 sends a body, and 6 reads nothing.
-        let tokens = [tokens, vec![table.open(at(30)), table.open(at(31))]].concat();
+        let tokens = [tokens, vec![table.open(peer(6), at(30)), table.open(peer(7), at(31))]].concat();
         table.change(5, Phase::Receiving, at(31));
         table.change(6, Phase::Unread, at(32));
         table.limit = 7;
@@ -212,7 +283,7 @@ mod tests {
             table.limit -= 1;
         }
         assert_eq!(gone, [2, 4, 1, 3, 6, 5]);
-        assert!(matches!(table.make_room(later), Room::None(None)));
+        assert!(matches!(table.make_room(peer(9), later), Room::None(None)));
         table.change(0, Phase::Idle, later);
         assert_eq!(shed(&mut table, &tokens, later), Some(0));
     }
@@ -220,30 +291,30 @@ mod tests {
     #[test]
     fn one_that_has_just_come_gets_to_ask() {
         let start = Instant::now();
-        let mut table = Table::new(2);
-        let mut tokens = vec![table.open(start), table.open(start)];
+        let mut table = Table::new(2, 0);
+        let mut tokens = vec![table.open(peer(1), start), table.open(peer(2), start)];
         table.change(0, Phase::Busy, start);
         // The newcomer does not go for the next one, but the one that is idle.
-        let Room::None(Some(wait)) = table.make_room(start) else { panic!() };
+        let Room::None(Some(wait)) = table.make_room(peer(9), start) else { panic!() };
         assert_eq!(wait, SHED_MIN_AGE);
         table.change(0, Phase::Idle, start);
         assert_eq!(shed(&mut table, &tokens, start), Some(0));
-        tokens.push(table.open(start + SHED_MIN_AGE));
+        tokens.push(table.open(peer(3), start + SHED_MIN_AGE));
         assert_eq!(shed(&mut table, &tokens, start + SHED_MIN_AGE), Some(1));
     }
 
     #[test]
     fn who_reads_an_answer_slowly_stays_and_who_does_not_read_it_leaves() {
         let start = Instant::now();
-        let mut table = Table::new(1);
-        let tokens = vec![table.open(start)];
+        let mut table = Table::new(1, 0);
+        let tokens = vec![table.open(peer(1), start)];
         table.change(0, Phase::Unread, start);
         // It takes some, and then nothing more.
         let taken = start + UNREAD_MIN_AGE / 2;
         table.change(0, Phase::Busy, taken);
-        assert!(matches!(table.make_room(taken), Room::None(None)));
+        assert!(matches!(table.make_room(peer(9), taken), Room::None(None)));
         table.change(0, Phase::Unread, taken);
-        let Room::None(Some(wait)) = table.make_room(start + UNREAD_MIN_AGE) else { panic!() };
+        let Room::None(Some(wait)) = table.make_room(peer(9), start + UNREAD_MIN_AGE) else { panic!() };
         assert_eq!(wait, UNREAD_MIN_AGE / 2);
         assert_eq!(shed(&mut table, &tokens, taken + UNREAD_MIN_AGE), Some(0));
     }
@@ -253,7 +324,7 @@ mod tests {
         #[test]
         fn the_one_with_the_least_claim_leaves(steps in prop::collection::vec((0_u8..7, 0_usize..12, 0_u64..400), 1..200)) {
             let mut now = Instant::now();
-            let mut table = Table::new(8);
+            let mut table = Table::new(8, 0);
             let mut tokens = Vec::new();
             let mut open: Vec<(Id, Phase, Instant)> = Vec::new();
             for (step, pick, ms) in steps {
@@ -280,7 +351,7 @@ mod tests {
                         prop_assert_eq!(shed(&mut table, &tokens, now), expected);
                         open.retain(|(id, ..)| Some(*id) != expected);
                         if open.len() < 8 {
-                            let (id, token) = table.open(now);
+                            let (id, token) = table.open(peer((tokens.len() % 4) as u8), now);
                             tokens.push((id, token));
                             open.push((id, Phase::Waiting, now));
                         }

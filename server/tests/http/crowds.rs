@@ -252,6 +252,32 @@ async fn a_crowd_leaves_descriptors_for_the_next_worker() {
     assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_waits_on_all_connections_it_may_have_keeps_nobody_else_out() {
+    // Of 660 descriptors 165 are for connections.
+    let server = Server::launch_as(command_after("ulimit -n 660"), &["--max-queue", "1000"], None);
+    server.until_ready().await;
+    let ask = json!({"prompt": "Once", "max_tokens": 1_000, "ignore_eos": true}).to_string();
+    let ask = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{ask}",
+        ask.len()
+    );
+    let mut crowd = Vec::new();
+    for _ in 0..250 {
+        let mut stream = connect_from(2, server.address()).await;
+        // One that was refused takes nothing.
+        let _ = stream.write_all(ask.as_bytes()).await;
+        crowd.push(stream);
+    }
+    await_condition("some to be refused", async || server.metric("gantry_connections_refused_total").await > 0.0).await;
+    let mut bystander = Bystander::new();
+    for _ in 0..10 {
+        bystander.post(&server.url(CHAT), &hello()).await;
+    }
+    assert!(server.metric("gantry_requests_queued").await > 0.0, "the crowd is still inside");
+    bystander.report("250 connections of one address, each with a request");
+}
+
 #[tokio::test]
 async fn a_log_that_nobody_reads_stops_nobody() {
     use std::io::{BufRead, BufReader, Write};
