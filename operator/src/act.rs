@@ -4,7 +4,7 @@
 //! whether what is wanted changed, a field-by-field comparison whether somebody else changed what is there. Identity and
 //! rights go before the pods that need them. An object that is not this service's own is never taken over.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, ops::ControlFlow};
 
 use gantry_crds::{
     InferenceService, ModelVersion, ModelVersionSpec, ModelVersionStatus, OLD_FINALIZER, OPERATOR_FIELD_MANAGER,
@@ -27,6 +27,9 @@ use crate::{
     build::{APPLIED_ANNOTATION, Children, OtherChildren, labels, owner_reference},
     observe::{Observed, PodView},
 };
+
+/// Why the API server refuses what is new in a namespace that is being deleted.
+const NAMESPACE_ENDS: &str = "NamespaceTerminating";
 
 /// A request that was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +80,14 @@ impl Error {
         matches!(self, Self::Api { source: kube::Error::Api(status), .. } if status.is_not_found())
     }
 
+    /// The namespace is being deleted, and the service with it: nothing can be made there any more.
+    #[must_use]
+    pub fn is_of_ending_namespace(&self) -> bool {
+        let Self::Api { source: kube::Error::Api(status), .. } = self else { return false };
+        let causes = status.details.iter().flat_map(|details| &details.causes);
+        causes.into_iter().any(|cause| cause.reason == NAMESPACE_ENDS)
+    }
+
     /// Nothing will change by trying again soon: the API server understood the request and refused it.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
@@ -122,25 +133,33 @@ impl<'a> Actor<'a> {
     }
 
     /// Applies the children that differ; identity and rights before the pods that use them. One that cannot be written
-    /// holds back no other: gives all that could not. `side` is the one that answers.
+    /// holds back no other: gives all that could not. In a namespace that is being deleted none is tried after the first. `side` is
+    /// the one that answers.
     pub async fn apply_children(&self, observed: &Observed, side: Side, children: &Children) -> Unwritten {
-        let identity = [
-            self.apply(observed.service_account.as_ref(), &children.service_account).await,
-            self.apply(observed.role.as_ref(), &children.role).await,
-            self.apply(observed.role_binding.as_ref(), &children.role_binding).await,
-        ];
-        let mut others = vec![
-            self.apply(observed.network_policy.as_ref(), &children.network_policy).await,
-            self.apply(observed.endpoint.as_ref(), &children.service).await,
-            self.apply(observed.budget.as_ref(), &children.pod_disruption_budget).await,
-            self.apply(observed.deployment_of(side), &children.deployment).await,
-        ];
-        if let Some(OtherChildren { deployment, preview }) = &children.other {
-            others.push(self.apply(observed.preview.as_ref(), preview).await);
-            others.push(self.apply(observed.deployment_of(side.other()), deployment).await);
-        }
-        let unwritten = |applied: Vec<Result<(), Error>>| applied.into_iter().filter_map(Result::err).collect();
-        Unwritten { identity: unwritten(identity.into()), others: unwritten(others) }
+        let mut unwritten = Unwritten::default();
+        // Why it ended is in there.
+        let _ = self.apply_each(observed, side, children, &mut unwritten).await;
+        unwritten
+    }
+
+    async fn apply_each(
+        &self,
+        observed: &Observed,
+        side: Side,
+        children: &Children,
+        unwritten: &mut Unwritten,
+    ) -> ControlFlow<()> {
+        let Unwritten { identity, others } = unwritten;
+        note(identity, self.apply(observed.service_account.as_ref(), &children.service_account).await)?;
+        note(identity, self.apply(observed.role.as_ref(), &children.role).await)?;
+        note(identity, self.apply(observed.role_binding.as_ref(), &children.role_binding).await)?;
+        note(others, self.apply(observed.network_policy.as_ref(), &children.network_policy).await)?;
+        note(others, self.apply(observed.endpoint.as_ref(), &children.service).await)?;
+        note(others, self.apply(observed.budget.as_ref(), &children.pod_disruption_budget).await)?;
+        note(others, self.apply(observed.deployment_of(side), &children.deployment).await)?;
+        let Some(OtherChildren { deployment, preview }) = &children.other else { return ControlFlow::Continue(()) };
+        note(others, self.apply(observed.preview.as_ref(), preview).await)?;
+        note(others, self.apply(observed.deployment_of(side.other()), deployment).await)
     }
 
     /// Applies the Service alone, where it is there and differs: what a rollout needs of children whose spec cannot be carried out
@@ -328,6 +347,14 @@ impl<'a> Actor<'a> {
             }
         }
     }
+}
+
+/// Notes why a child could not be written; the end, where none can be.
+fn note(errors: &mut Vec<Error>, applied: Result<(), Error>) -> ControlFlow<()> {
+    let Err(error) = applied else { return ControlFlow::Continue(()) };
+    let ends = error.is_of_ending_namespace();
+    errors.push(error);
+    if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 fn model_version(service: &InferenceService, version: &NamedVersion, revision: i64) -> ModelVersion {

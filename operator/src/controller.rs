@@ -235,7 +235,7 @@ pub async fn reconcile(service: Arc<InferenceService>, context: Arc<Context>) ->
     let result = step(&service, observed, &context, whole_seconds(Timestamp::now())).await;
     let outcome = match &result {
         Ok(_) => ReconcileOutcome::Done,
-        Err(error) if error.is_stale() || error.is_gone() => ReconcileOutcome::Stale,
+        Err(error) if error.is_stale() || error.is_gone() || error.is_of_ending_namespace() => ReconcileOutcome::Stale,
         Err(error) if error.is_refusal() => ReconcileOutcome::Refused,
         Err(_) => ReconcileOutcome::Failed,
     };
@@ -251,6 +251,7 @@ pub fn error_policy(service: Arc<InferenceService>, error: &Error, context: Arc<
     match error {
         Error::Act(error) if error.is_stale() => Action::requeue(context.after_conflict(&service)),
         Error::Act(error) if error.is_gone() => Action::requeue(RETRY_MIN),
+        Error::Act(error) if error.is_of_ending_namespace() => Action::requeue(RETRY_MAX),
         Error::WatchesEnded(_) => Action::await_change(),
         Error::Act(_) => {
             let wait = context.next_try(&service);
@@ -380,6 +381,14 @@ impl Pass<'_> {
         }
         let applied = self.apply_children(plan, target_replicas).await;
         let Unwritten { identity: mut needed, others: mut errors } = applied;
+        // The service goes with its namespace. Until then each child that goes wakes it, and of thousands nothing else is worth a
+        // request: others wait for their turn.
+        if let Some(error) = needed.pop_if(|error| error.is_of_ending_namespace()) {
+            return Err(error);
+        }
+        if let Some(error) = errors.pop_if(|error| error.is_of_ending_namespace()) {
+            return Err(error);
+        }
         if !begins || needed.is_empty() {
             needed.extend(self.actor.stamp(&plan.stamp).await.err());
         }

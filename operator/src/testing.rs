@@ -237,6 +237,6 @@ fn merge(into: &mut Value, patch: &Value) {
 
 fn refusal(code: u16, reason: &str) -> (u16, Value) {
     let body = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": code,
-        "reason": reason, "message": reason});
+        "reason": reason, "message": reason, "details": {"causes": [{"reason": reason, "message": reason, "field": ""}]}});
     (code, body)
 }

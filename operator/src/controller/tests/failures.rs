@@ -256,3 +256,18 @@ async fn a_finalizer_that_cannot_be_taken_off_holds_up_no_rollback() {
     assert!(scene.step().await.unwrap_err().is_refusal());
     assert_eq!(scene.service().status.unwrap().active_version, Some(first));
 }
+
+#[tokio::test]
+async fn in_a_namespace_that_is_being_deleted_nothing_is_made_anew_or_told() {
+    let mut scene = Scene::serving().await;
+    for child in CHILDREN {
+        scene.api.remove(child);
+        scene.api.fail(&format!("PATCH {child}"), 403, "NamespaceTerminating");
+    }
+    let error = scene.step().await.unwrap_err();
+    assert!(error.is_of_ending_namespace(), "{error}");
+    let requests: Vec<_> = scene.api.requests().into_iter().map(|request| request.line).collect();
+    assert_eq!(requests, [format!("GET {SECRET}"), format!("GET {ACCOUNT}"), format!("PATCH {ACCOUNT}")]);
+    let policy = error_policy(Arc::new(scene.service()), &Error::Act(error), Arc::new(scene.context));
+    assert_eq!(policy, Action::requeue(RETRY_MAX));
+}
