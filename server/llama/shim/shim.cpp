@@ -191,8 +191,14 @@ common_json lead_of(const gantry_chat_template & tmpl, common_chat_templates_inp
     inputs.messages.push_back(said);
     inputs.tools.clear();
     inputs.continue_final_message = COMMON_CHAT_CONTINUATION_CONTENT;
-    const auto continued = common_chat_templates_apply(tmpl.templates.get(), inputs).generation_prompt;
-    const auto behind    = [&](const std::string & text) -> std::string {
+    std::string continued;
+    try {
+        continued = common_chat_templates_apply(tmpl.templates.get(), inputs).generation_prompt;
+    } catch (const std::exception &) {
+        // It refuses a greeting.
+        return nullptr;
+    }
+    const auto behind = [&](const std::string & text) -> std::string {
         const auto end = continued.rfind(END_OF_CONTINUED);
         const auto at  = text.empty() || end == std::string::npos ? std::string::npos : continued.rfind(text, end);
         return at == std::string::npos ? std::string() : continued.substr(at + text.size(), end - at - text.size());
