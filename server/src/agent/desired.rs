@@ -7,12 +7,13 @@ use gantry_crds::inference_service::{
     DispatchStrategy as SpecDispatch, MemoryGate, PromptsGate, RuntimeSpec, SchedulingSpec, cache_bytes,
 };
 use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep};
+use gantry_rollout::Desired;
 use kube::core::DynamicObject;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::limits::MAX_QUEUE;
-use crate::rollout::{Candidate, Desired, Settings};
+use crate::rollout::{Assignment, Settings};
 use crate::version::{DispatchStrategy, Scheduling};
 
 /// The share of the cache's volume that is left free: the kubelet evicts a pod whose volume is over its limit by a byte.
@@ -29,7 +30,7 @@ pub struct InvalidObject(String);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     /// What is asked of the pod.
-    pub desired: Desired,
+    pub assignment: Assignment,
     /// Pods that have an entry in the status.
     pub entries: Vec<String>,
     /// Pods of the service.
@@ -47,13 +48,6 @@ pub struct PodHas {
     pub volume_bytes: Option<u64>,
     /// What the operator calls its resources, if that is known.
     pub resources: Option<String>,
-}
-
-impl PodHas {
-    fn others_than(&self, rollout: &RolloutStatus) -> bool {
-        let both = self.resources.as_ref().zip(rollout.resources.as_ref());
-        both.is_some_and(|(has, wanted)| has != wanted)
-    }
 }
 
 /// Reads what is asked. What a later release added is left out where it is no matter of this pod's: other pods' entries,
@@ -90,12 +84,16 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     let counted = service.status.as_ref().map_or(0, |status| status.replica_count);
     let replicas = u32::try_from(service.spec.replicas.max(counted)).unwrap_or(1);
     let digests = service.status.as_ref().map(|status| status.digests.clone()).unwrap_or_default();
-    let mut desired = desired(&service, has, versions);
+    let Versions { known, unreadable, unknown } = versions;
+    let of_status = service.status.as_ref().map(|status| Desired::of(status, has.resources.as_deref()));
+    let mut desired = Desired { versions: known, unreadable, unknown, ..of_status.unwrap_or_default() };
     if let Some(candidate) = desired.candidate.as_ref().filter(|_| !unknown_gates.is_empty()) {
         desired.unknown.entry(candidate.version.clone()).or_default().extend(unknown_gates);
     }
-    let keeps_prefixes = !desired.unreadable.is_empty() || kept_prefix_bytes(&desired.versions, &service) > 0;
-    Ok(Asked { desired, entries, replicas, digests, keeps_prefixes })
+    let kept_prefix_bytes = kept_prefix_bytes(&desired.versions, &service);
+    let keeps_prefixes = !desired.unreadable.is_empty() || kept_prefix_bytes > 0;
+    let settings = settings(&service, has.volume_bytes, kept_prefix_bytes);
+    Ok(Asked { assignment: Assignment { desired, settings }, entries, replicas, digests, keeps_prefixes })
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
@@ -180,33 +178,6 @@ fn unknown_of_gates(value: &Value) -> Vec<String> {
     memory.into_iter().chain(prompts).collect()
 }
 
-fn desired(service: &InferenceService, has: &PodHas, versions: Versions) -> Desired {
-    let Versions { known: versions, unreadable, unknown } = versions;
-    let status = service.status.clone().unwrap_or_default();
-    let (candidate, kept) = match &status.rollout {
-        // What this pod said of it would not count: others are to come, with the resources that the spec asks for.
-        Some(rollout) if rollout.step == RolloutStep::Prepare && has.others_than(rollout) => (None, None),
-        Some(rollout) if rollout.step == RolloutStep::Prepare => {
-            (Some(Candidate { version: rollout.version.clone(), attempt: rollout.attempt }), None)
-        }
-        Some(rollout) if rollout.step == RolloutStep::Rollback => (None, None),
-        Some(rollout) => (None, Some(rollout.version.clone())),
-        None => (None, status.candidate_version.clone()),
-    };
-    let kept_prefix_bytes = kept_prefix_bytes(&versions, service);
-    Desired {
-        active: status.active_version,
-        candidate,
-        attempt: status.rollout.map(|rollout| rollout.attempt),
-        previous: status.previous_version,
-        kept: kept.into_iter().collect(),
-        versions,
-        unreadable,
-        unknown,
-        settings: settings(service, has.volume_bytes, kept_prefix_bytes),
-    }
-}
-
 /// The most bytes of prompts on disk: of versions that run, one may be allowed more than the next one.
 fn kept_prefix_bytes(versions: &BTreeMap<String, NamedVersion>, service: &InferenceService) -> u64 {
     let runtimes = versions.values().map(|version| &version.runtime).chain([&service.spec.runtime]);
@@ -264,6 +235,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::time::Duration;
 
+    use gantry_rollout::Candidate;
+
     use super::*;
 
     fn object(status: Value) -> DynamicObject {
@@ -319,7 +292,7 @@ mod tests {
             (json!({"activeVersion": "v1", "candidateVersion": "v2"}), Some("v1"), None, None, true),
         ] {
             let text = status.to_string();
-            let desired = read(object(status), &PodHas::default()).unwrap().desired;
+            let desired = read(object(status), &PodHas::default()).unwrap().assignment.desired;
             assert_eq!(desired.active.as_deref(), active, "{text}");
             assert_eq!(desired.candidate, wanted, "{text}");
             assert_eq!(desired.attempt, text.contains("rollout").then_some(3), "{text}");
@@ -341,7 +314,7 @@ mod tests {
             let has = PodHas { resources: has.map(str::to_owned), ..PodHas::default() };
             let status =
                 json!({"rollout": wanted, "activeVersion": "v1", "candidateVersion": "v2", "previousVersion": "v0"});
-            let desired = read(object(status), &has).unwrap().desired;
+            let desired = read(object(status), &has).unwrap().assignment.desired;
             assert_eq!(desired.candidate.is_some(), prepares, "{has:?} {wanted}");
             let others = (desired.active.as_deref(), desired.previous.as_deref(), desired.attempt);
             assert_eq!(others, (Some("v1"), Some("v0"), Some(3)), "it goes on with what it has");
@@ -350,8 +323,7 @@ mod tests {
 
     #[test]
     fn the_spec_says_how() {
-        let desired = read(object(json!({})), &PodHas::default()).unwrap().desired;
-        let settings = desired.settings;
+        let settings = read(object(json!({})), &PodHas::default()).unwrap().assignment.settings;
         assert!((settings.headroom_ratio - 0.1).abs() < 1e-9);
         assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
         assert_eq!(settings.drain_timeout, Duration::from_secs(30));
@@ -373,7 +345,7 @@ mod tests {
             let mut object = object(json!({}));
             (object.data["spec"]["cache"], object.data["spec"]["resources"]) = (cache, resources);
             let has = PodHas { volume_bytes: volume, ..PodHas::default() };
-            read(object, &has).unwrap().desired.settings.cache_limit_bytes.unwrap()
+            read(object, &has).unwrap().assignment.settings.cache_limit_bytes.unwrap()
         };
         let usable = |bytes: u64| bytes - bytes / 50;
         let memory = || json!({"memory": "8Gi"});
@@ -393,7 +365,7 @@ mod tests {
             let versions = json!([{"name": "v1", "model": model, "runtime": {"prefixCache": running}}]);
             let mut object = object(json!({"activeVersion": "v1", "versions": versions}));
             object.data["spec"]["runtime"] = json!({"prefixCache": own});
-            read(object, &PodHas::default()).unwrap().desired.settings.cache_limit_bytes.unwrap() >> 20
+            read(object, &PodHas::default()).unwrap().assignment.settings.cache_limit_bytes.unwrap() >> 20
         };
         assert_eq!(limit(json!({}), json!({})), 980);
         assert_eq!(limit(json!({"disk": "100Mi"}), json!({})), 880);
@@ -432,7 +404,7 @@ mod tests {
         let versions =
             json!([version("v1", json!({"/runtime/ropeScale": 2})), version("v2", later), version("v3", json!({}))]);
         let status = json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": versions});
-        let desired = read(object(status.clone()), &PodHas::default()).unwrap().desired;
+        let desired = read(object(status.clone()), &PodHas::default()).unwrap().assignment.desired;
         assert_eq!(desired.versions.keys().collect::<Vec<_>>(), ["v1", "v2", "v3"], "all can be read");
         let unknown = |desired: &Desired, version: &str| desired.unknown.get(version).cloned().unwrap_or_default();
         assert_eq!(unknown(&desired, "v1"), ["runtime.ropeScale"]);
@@ -445,7 +417,7 @@ mod tests {
         asks.data["spec"]["rollout"]["gates"]["prompts"]["temperature"] = json!("0.7");
         asks.data["spec"]["rollout"]["gates"]["memory"]["swap"] = json!("1Gi");
         asks.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
-        let desired = read(asks, &PodHas::default()).unwrap().desired;
+        let desired = read(asks, &PodHas::default()).unwrap().assignment.desired;
         let of_v2 = unknown(&desired, "v2");
         for gate in ["spec.rollout.gates.memory.swap", "spec.rollout.gates.prompts.temperature"] {
             assert!(of_v2.iter().any(|field| field == gate), "{of_v2:?}");
@@ -479,10 +451,10 @@ mod tests {
         later.data["spec"]["runtime"] = json!({"cacheType": "q2_0"});
         let asked = read(later, &PodHas::default()).unwrap();
         assert_eq!(asked.entries, ["chat-0", "chat-1"]);
-        let desired = asked.desired;
+        let Assignment { desired, settings } = asked.assignment;
         assert_eq!((desired.active.as_deref(), desired.candidate.unwrap().version.as_str()), (Some("v1"), "v2"));
         assert_eq!(desired.versions.keys().collect::<Vec<_>>(), ["v1"]);
         assert!(desired.unreadable["v2"].contains("q2_0"), "{:?}", desired.unreadable);
-        assert_eq!(desired.settings.prompts.unwrap().config_map_ref.name, "golden");
+        assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
     }
 }

@@ -1,13 +1,9 @@
-//! What is asked of this pod, as one value: read from the InferenceService by [`crate::agent`], carried out by
-//! [`super::Manager`].
+//! What the status of a service asks of a pod, as one value.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use gantry_crds::inference_service::PromptsGate;
-use gantry_crds::status::NamedVersion;
-
-use crate::version::Scheduling;
+use gantry_crds::InferenceServiceStatus;
+use gantry_crds::status::{NamedVersion, RolloutStep};
 
 /// What is asked of this pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,8 +24,6 @@ pub struct Desired {
     pub unreadable: BTreeMap<String, String>,
     /// What of these versions, or of how they are to be judged, this release does not know: fields of a later one.
     pub unknown: BTreeMap<String, Vec<String>>,
-    /// How.
-    pub settings: Settings,
 }
 
 /// A version to prepare.
@@ -41,37 +35,34 @@ pub struct Candidate {
     pub attempt: i64,
 }
 
-/// How versions are prepared and retired.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
-    /// Share of the memory that stays free.
-    pub headroom_ratio: f64,
-    /// The golden prompts of candidates.
-    pub prompts: Option<PromptsGate>,
-    /// How requests wait and are spread.
-    pub scheduling: Scheduling,
-    /// How long requests of a version that is unloaded may take to end.
-    pub drain_timeout: Duration,
-    /// Bytes that the cache may hold.
-    pub cache_limit_bytes: Option<u64>,
-    /// Whether the pod has a GPU.
-    pub gpu: bool,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
+impl Desired {
+    /// What `status` asks of a pod with these `resources`, as the operator calls them; `None` where that is not known.
+    #[must_use]
+    pub fn of(status: &InferenceServiceStatus, resources: Option<&str>) -> Self {
+        let others =
+            |wanted: &Option<String>| resources.zip(wanted.as_deref()).is_some_and(|(has, wanted)| has != wanted);
+        let (candidate, kept) = match &status.rollout {
+            // What this pod said of it would not count: others are to come, with the resources that the spec asks for.
+            Some(rollout) if rollout.step == RolloutStep::Prepare && others(&rollout.resources) => (None, None),
+            Some(rollout) if rollout.step == RolloutStep::Prepare => {
+                (Some(Candidate { version: rollout.version.clone(), attempt: rollout.attempt }), None)
+            }
+            Some(rollout) if rollout.step == RolloutStep::Rollback => (None, None),
+            Some(rollout) => (None, Some(rollout.version.clone())),
+            None => (None, status.candidate_version.clone()),
+        };
         Self {
-            headroom_ratio: 0.05,
-            prompts: None,
-            scheduling: Scheduling::default(),
-            drain_timeout: Duration::from_secs(120),
-            cache_limit_bytes: None,
-            gpu: false,
+            active: status.active_version.clone(),
+            candidate,
+            attempt: status.rollout.as_ref().map(|rollout| rollout.attempt),
+            previous: status.previous_version.clone(),
+            kept: kept.into_iter().collect(),
+            versions: status.versions.iter().map(|version| (version.name.clone(), version.clone())).collect(),
+            unreadable: BTreeMap::new(),
+            unknown: BTreeMap::new(),
         }
     }
-}
 
-impl Desired {
     /// Whether this version is asked for as the one to go back to, and as nothing else.
     #[must_use]
     pub fn is_only_previous(&self, version: &str) -> bool {

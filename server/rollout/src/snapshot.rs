@@ -2,13 +2,11 @@
 
 use gantry_crds::status::{CandidateStatus, ReplicaHealth};
 
-use crate::gates::Loaded;
-
 /// What a pod can say about its versions at one moment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     /// The version that answers.
-    pub serving: Option<Loaded>,
+    pub serving: Option<String>,
     /// The attempt that was asked for when this was so.
     pub attempt: Option<i64>,
     /// The candidate, when it is loaded and has passed every gate.
