@@ -8,13 +8,14 @@ use gantry_crds::inference_service::{
     SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, cache_bytes,
 };
 use gantry_crds::scalars::{DurationString, Percent};
-use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side, StrategyName};
+use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side};
+use gantry_rollout::Desired;
 use kube::core::DynamicObject;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::limits::MAX_QUEUE;
-use crate::rollout::{Candidate, Desired, Settings};
+use crate::rollout::{Assignment, Settings};
 use crate::version::signals::SignalLimits;
 use crate::version::{DispatchStrategy, Scheduling};
 
@@ -32,7 +33,7 @@ pub struct InvalidObject(String);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     /// What is asked of the pod.
-    pub desired: Desired,
+    pub assignment: Assignment,
     /// Pods that have an entry in the status.
     pub entries: Vec<String>,
     /// Pods of the service.
@@ -54,13 +55,6 @@ pub struct PodHas {
     pub side: Side,
 }
 
-impl PodHas {
-    fn others_than(&self, rollout: &RolloutStatus) -> bool {
-        let both = self.resources.as_ref().zip(rollout.resources.as_ref());
-        both.is_some_and(|(has, wanted)| has != wanted)
-    }
-}
-
 /// Reads what is asked. What a later release added is left out where it is no matter of this pod's: other pods' entries,
 /// verdicts, conditions, fields that no agent reads. A version that cannot be read hides no other, and what is not known of one
 /// that can is noted: it is no candidate here.
@@ -75,16 +69,16 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
         metadata.remove("managedFields");
     }
     let entries = names(&take(&mut value, &["status", "replicas"]), "pod");
+    let signals = signals(take(&mut value, &["spec", "rollout", "rollback", "signals"]));
+    for field in OTHERS {
+        take(&mut value, field);
+    }
     let runtime = take(&mut value, &["spec", "runtime"]);
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
         // Of how a version is loaded, the one in `versions` counts.
         spec.insert("runtime".to_owned(), json!({"prefixCache": runtime["prefixCache"]}));
     }
     forget_unknown_dispatch(&mut value);
-    let signals = signals(take(&mut value, &["spec", "rollout", "rollback", "signals"]));
-    for field in OTHERS {
-        take(&mut value, field);
-    }
     let versions = versions(&take(&mut value, &["status", "versions"]));
     let unknown_gates = unknown_of_gates(&value);
     let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
@@ -96,13 +90,16 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     let counted = service.status.as_ref().map_or(0, |status| status.replica_count);
     let replicas = u32::try_from(service.spec.replicas.max(counted)).unwrap_or(1);
     let digests = service.status.as_ref().map(|status| status.digests.clone()).unwrap_or_default();
-    let mut desired = desired(&service, has, versions);
-    desired.settings.signals = signals;
+    let Versions { known, unreadable, unknown } = versions;
+    let of_status = service.status.as_ref().map(|status| Desired::of(status, has.resources.as_deref(), has.side));
+    let mut desired = Desired { versions: known, unreadable, unknown, ..of_status.unwrap_or_default() };
     if let Some(candidate) = desired.candidate.as_ref().filter(|_| !unknown_gates.is_empty()) {
         desired.unknown.entry(candidate.version.clone()).or_default().extend(unknown_gates);
     }
-    let keeps_prefixes = !desired.unreadable.is_empty() || kept_prefix_bytes(&desired.versions, &service) > 0;
-    Ok(Asked { desired, entries, replicas, digests, keeps_prefixes })
+    let kept_prefix_bytes = kept_prefix_bytes(&desired.versions, &service);
+    let keeps_prefixes = !desired.unreadable.is_empty() || kept_prefix_bytes > 0;
+    let settings = Settings { signals, ..settings(&service, has.volume_bytes, kept_prefix_bytes) };
+    Ok(Asked { assignment: Assignment { desired, settings }, entries, replicas, digests, keeps_prefixes })
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
@@ -187,53 +184,6 @@ fn unknown_of_gates(value: &Value) -> Vec<String> {
     memory.into_iter().chain(prompts).collect()
 }
 
-fn desired(service: &InferenceService, has: &PodHas, versions: Versions) -> Desired {
-    let Versions { known: versions, unreadable, unknown } = versions;
-    let status = service.status.clone().unwrap_or_default();
-    let stands_by = has.side != status.active_side.unwrap_or_default();
-    let rollout = status.rollout.as_ref();
-    let of_sides = rollout.is_some_and(|rollout| rollout.strategy() == StrategyName::BlueGreen);
-    let (active, previous) = match rollout.filter(|_| of_sides).map(|rollout| rollout.step) {
-        // What it answered with before is what can be gone back to.
-        Some(RolloutStep::Commit | RolloutStep::Bake) if stands_by => (status.previous_version, None),
-        Some(RolloutStep::Commit | RolloutStep::Bake) => (status.active_version, None),
-        // The candidate is all that it is there for; what it has stays until the pod goes.
-        _ if stands_by => (None, None),
-        _ => (status.active_version, status.previous_version),
-    };
-    let (candidate, kept) = match rollout {
-        // It is prepared by pods of the other side.
-        Some(rollout) if rollout.step == RolloutStep::Prepare && stands_by != of_sides => (None, None),
-        // What this pod said of it would not count: others are to come, with the resources that the spec asks for.
-        Some(rollout) if rollout.step == RolloutStep::Prepare && has.others_than(rollout) => (None, None),
-        Some(rollout) if rollout.step == RolloutStep::Prepare => {
-            (Some(Candidate { version: rollout.version.clone(), attempt: rollout.attempt }), None)
-        }
-        Some(rollout) if rollout.step == RolloutStep::Rollback => (None, None),
-        Some(rollout) => (None, Some(rollout.version.clone())),
-        None => (None, status.candidate_version.clone()),
-    };
-    let kept_prefix_bytes = kept_prefix_bytes(&versions, service);
-    // One bakes on while the next is prepared.
-    let is_watched = |rollout: &RolloutStatus| match rollout.step {
-        RolloutStep::Commit | RolloutStep::Bake => active.as_ref() == Some(&rollout.version),
-        _ => !stands_by && rollout.bake.is_some(),
-    };
-    Desired {
-        watched: rollout.filter(|rollout| is_watched(rollout)).and(active.clone()),
-        active,
-        candidate,
-        attempt: status.rollout.map(|rollout| rollout.attempt),
-        previous,
-        stands_by,
-        kept: kept.into_iter().collect(),
-        versions,
-        unreadable,
-        unknown,
-        settings: settings(service, has.volume_bytes, kept_prefix_bytes),
-    }
-}
-
 /// The most bytes of prompts on disk: of versions that run, one may be allowed more than the next one.
 fn kept_prefix_bytes(versions: &BTreeMap<String, NamedVersion>, service: &InferenceService) -> u64 {
     let runtimes = versions.values().map(|version| &version.runtime).chain([&service.spec.runtime]);
@@ -312,6 +262,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::time::Duration;
 
+    use gantry_rollout::Candidate;
+
     use super::*;
 
     fn object(status: Value) -> DynamicObject {
@@ -367,7 +319,7 @@ mod tests {
             (json!({"activeVersion": "v1", "candidateVersion": "v2"}), Some("v1"), None, None, true),
         ] {
             let text = status.to_string();
-            let desired = read(object(status), &PodHas::default()).unwrap().desired;
+            let desired = read(object(status), &PodHas::default()).unwrap().assignment.desired;
             assert_eq!(desired.active.as_deref(), active, "{text}");
             assert_eq!(desired.candidate, wanted, "{text}");
             assert_eq!(desired.attempt, text.contains("rollout").then_some(3), "{text}");
@@ -401,11 +353,37 @@ mod tests {
                 true,
             ),
         ] {
-            let desired = read(object(status), &PodHas { side, ..PodHas::default() }).unwrap().desired;
+            let desired = read(object(status), &PodHas { side, ..PodHas::default() }).unwrap().assignment.desired;
             assert_eq!(desired.active.as_deref(), active, "{what}");
             assert_eq!((desired.candidate, desired.stands_by), (wanted, stands_by), "{what}");
             assert_eq!(desired.previous, None, "{what}: nothing is kept beside what answers");
         }
+    }
+
+    #[test]
+    fn signals_are_read_as_far_as_this_release_knows_them_and_only_what_is_new_is_watched() {
+        let asked = |signals: Value| {
+            let mut object = object(json!({}));
+            object.data["spec"]["rollout"]["rollback"] = json!({"bake": "later", "signals": signals});
+            read(object, &PodHas::default()).unwrap().assignment.settings.signals
+        };
+        let limits = asked(json!({"errorRate": "5%", "ttftP95": "2s", "regression": "1.5", "later": true})).unwrap();
+        assert_eq!((limits.error_rate, limits.ttft_p95), (Some(0.05), Some(Duration::from_secs(2))));
+        assert_eq!((limits.regression, limits.tpot_p95), (Some(1.5), None));
+        assert_eq!((limits.window, limits.min_samples), (Duration::from_secs(60), 20));
+        assert_eq!(asked(json!({"errorRate": 5})), None, "what cannot be read blinds no pod");
+        assert_eq!(asked(Value::Null), None);
+        for (step, watched) in [("Prepare", None), ("Commit", Some("v2")), ("Bake", Some("v2")), ("Rollback", None)] {
+            let active = if matches!(step, "Commit" | "Bake") { "v2" } else { "v1" };
+            let status = json!({"activeVersion": active, "rollout": rollout(step)});
+            let desired = read(object(status), &PodHas::default()).unwrap().assignment.desired;
+            assert_eq!(desired.watched.as_deref(), watched, "{step}");
+        }
+        let mut beside = rollout("Prepare");
+        beside["bake"] = json!({"to": "v1", "attempt": 1, "plan": "p", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:10:00Z"});
+        let status = json!({"activeVersion": "v3", "candidateVersion": "v2", "rollout": beside});
+        let desired = read(object(status), &PodHas::default()).unwrap().assignment.desired;
+        assert_eq!(desired.watched.as_deref(), Some("v3"), "it bakes on while the next one is prepared");
     }
 
     #[test]
@@ -421,7 +399,7 @@ mod tests {
             let has = PodHas { resources: has.map(str::to_owned), ..PodHas::default() };
             let status =
                 json!({"rollout": wanted, "activeVersion": "v1", "candidateVersion": "v2", "previousVersion": "v0"});
-            let desired = read(object(status), &has).unwrap().desired;
+            let desired = read(object(status), &has).unwrap().assignment.desired;
             assert_eq!(desired.candidate.is_some(), prepares, "{has:?} {wanted}");
             let others = (desired.active.as_deref(), desired.previous.as_deref(), desired.attempt);
             assert_eq!(others, (Some("v1"), Some("v0"), Some(3)), "it goes on with what it has");
@@ -430,8 +408,7 @@ mod tests {
 
     #[test]
     fn the_spec_says_how() {
-        let desired = read(object(json!({})), &PodHas::default()).unwrap().desired;
-        let settings = desired.settings;
+        let settings = read(object(json!({})), &PodHas::default()).unwrap().assignment.settings;
         assert!((settings.headroom_ratio - 0.1).abs() < 1e-9);
         assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
         assert_eq!(settings.drain_timeout, Duration::from_secs(30));
@@ -448,38 +425,12 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_read_as_far_as_this_release_knows_them_and_only_what_is_new_is_watched() {
-        let asked = |signals: Value| {
-            let mut object = object(json!({}));
-            object.data["spec"]["rollout"]["rollback"] = json!({"bake": "later", "signals": signals});
-            read(object, &PodHas::default()).unwrap().desired.settings.signals
-        };
-        let limits = asked(json!({"errorRate": "5%", "ttftP95": "2s", "regression": "1.5", "later": true})).unwrap();
-        assert_eq!((limits.error_rate, limits.ttft_p95), (Some(0.05), Some(Duration::from_secs(2))));
-        assert_eq!((limits.regression, limits.tpot_p95), (Some(1.5), None));
-        assert_eq!((limits.window, limits.min_samples), (Duration::from_secs(60), 20));
-        assert_eq!(asked(json!({"errorRate": 5})), None, "what cannot be read blinds no pod");
-        assert_eq!(asked(Value::Null), None);
-        for (step, watched) in [("Prepare", None), ("Commit", Some("v2")), ("Bake", Some("v2")), ("Rollback", None)] {
-            let active = if matches!(step, "Commit" | "Bake") { "v2" } else { "v1" };
-            let status = json!({"activeVersion": active, "rollout": rollout(step)});
-            let desired = read(object(status), &PodHas::default()).unwrap().desired;
-            assert_eq!(desired.watched.as_deref(), watched, "{step}");
-        }
-        let mut beside = rollout("Prepare");
-        beside["bake"] = json!({"to": "v1", "attempt": 1, "plan": "p", "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-01T00:10:00Z"});
-        let status = json!({"activeVersion": "v3", "candidateVersion": "v2", "rollout": beside});
-        let desired = read(object(status), &PodHas::default()).unwrap().desired;
-        assert_eq!(desired.watched.as_deref(), Some("v3"), "it bakes on while the next one is prepared");
-    }
-
-    #[test]
     fn a_cache_without_a_limit_of_its_own_has_that_of_the_pods_memory_and_never_more_than_its_volume() {
         let limit = |cache: Value, resources: Value, volume: Option<u64>| {
             let mut object = object(json!({}));
             (object.data["spec"]["cache"], object.data["spec"]["resources"]) = (cache, resources);
             let has = PodHas { volume_bytes: volume, ..PodHas::default() };
-            read(object, &has).unwrap().desired.settings.cache_limit_bytes.unwrap()
+            read(object, &has).unwrap().assignment.settings.cache_limit_bytes.unwrap()
         };
         let usable = |bytes: u64| bytes - bytes / 50;
         let memory = || json!({"memory": "8Gi"});
@@ -499,7 +450,7 @@ mod tests {
             let versions = json!([{"name": "v1", "model": model, "runtime": {"prefixCache": running}}]);
             let mut object = object(json!({"activeVersion": "v1", "versions": versions}));
             object.data["spec"]["runtime"] = json!({"prefixCache": own});
-            read(object, &PodHas::default()).unwrap().desired.settings.cache_limit_bytes.unwrap() >> 20
+            read(object, &PodHas::default()).unwrap().assignment.settings.cache_limit_bytes.unwrap() >> 20
         };
         assert_eq!(limit(json!({}), json!({})), 980);
         assert_eq!(limit(json!({"disk": "100Mi"}), json!({})), 880);
@@ -538,7 +489,7 @@ mod tests {
         let versions =
             json!([version("v1", json!({"/runtime/ropeScale": 2})), version("v2", later), version("v3", json!({}))]);
         let status = json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": versions});
-        let desired = read(object(status.clone()), &PodHas::default()).unwrap().desired;
+        let desired = read(object(status.clone()), &PodHas::default()).unwrap().assignment.desired;
         assert_eq!(desired.versions.keys().collect::<Vec<_>>(), ["v1", "v2", "v3"], "all can be read");
         let unknown = |desired: &Desired, version: &str| desired.unknown.get(version).cloned().unwrap_or_default();
         assert_eq!(unknown(&desired, "v1"), ["runtime.ropeScale"]);
@@ -551,7 +502,7 @@ mod tests {
         asks.data["spec"]["rollout"]["gates"]["prompts"]["temperature"] = json!("0.7");
         asks.data["spec"]["rollout"]["gates"]["memory"]["swap"] = json!("1Gi");
         asks.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
-        let desired = read(asks, &PodHas::default()).unwrap().desired;
+        let desired = read(asks, &PodHas::default()).unwrap().assignment.desired;
         let of_v2 = unknown(&desired, "v2");
         for gate in ["spec.rollout.gates.memory.swap", "spec.rollout.gates.prompts.temperature"] {
             assert!(of_v2.iter().any(|field| field == gate), "{of_v2:?}");
@@ -585,10 +536,10 @@ mod tests {
         later.data["spec"]["runtime"] = json!({"cacheType": "q2_0"});
         let asked = read(later, &PodHas::default()).unwrap();
         assert_eq!(asked.entries, ["chat-0", "chat-1"]);
-        let desired = asked.desired;
+        let Assignment { desired, settings } = asked.assignment;
         assert_eq!((desired.active.as_deref(), desired.candidate.unwrap().version.as_str()), (Some("v1"), "v2"));
         assert_eq!(desired.versions.keys().collect::<Vec<_>>(), ["v1"]);
         assert!(desired.unreadable["v2"].contains("q2_0"), "{:?}", desired.unreadable);
-        assert_eq!(desired.settings.prompts.unwrap().config_map_ref.name, "golden");
+        assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
     }
 }

@@ -2,22 +2,12 @@
 
 use std::time::Duration;
 
-/// The shortest time between two writes of this pod's entry: changes that come closer are written together.
-pub const STATE_PERIOD: Duration = Duration::from_millis(250);
 /// How often what the pod would report is looked at, should no event tell of a change: a degradation has none.
 pub const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// The shortest time between a write and one for figures alone.
-pub const FIGURES_PERIOD_MIN: Duration = Duration::from_secs(10);
-/// What each pod of a service adds to that time: every write wakes the watchers of all of them.
-pub const FIGURES_PERIOD_PER_REPLICA: Duration = Duration::from_secs(1);
-/// The largest random share by which that time is prolonged, so that pods do not write together.
+/// The largest random share by which the time between two writes for figures is prolonged, so that pods do not write together.
 pub const FIGURES_JITTER: f64 = 0.2;
 /// How long one write may take.
 pub const WRITE_LIMIT: Duration = Duration::from_secs(10);
-/// The wait before a write that failed is tried again; it doubles.
-pub const WRITE_BACKOFF_MIN: Duration = Duration::from_millis(500);
-/// The longest such wait.
-pub const WRITE_BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// How long one watch lasts before it is renewed.
 pub const WATCH_SECONDS: u32 = 120;
 /// A connection to the API server on which nothing came for so long is dead: a watch that is renewed would have ended.
@@ -38,7 +28,3 @@ const _: () = {
 /// How often the cache is looked through for files that no revision names, besides when these change: one that was in use
 /// then may be no more.
 pub const TIDY_PERIOD: Duration = Duration::from_secs(60);
-/// Change of a worker's memory below which it is not reported again, in bytes.
-pub const MEMORY_CHANGE_MIN_BYTES: u64 = 64 * 1024 * 1024;
-/// The same in percent of what was reported last: both have to be passed.
-pub const MEMORY_CHANGE_PERCENT: u128 = 10;

@@ -1,14 +1,13 @@
 //! The pod's agent: follows one InferenceService and reports on it.
 //!
-//! Four tasks: [`watch`] turns the object's events into [`Desired`](crate::rollout::Desired) values
+//! Four tasks: [`watch`] turns the object's events into [`Assignment`](crate::rollout::Assignment) values
 //! ([`desired`], pure); the [`Manager`](crate::rollout::Manager) carries them out; [`writer`] applies this pod's entry of
-//! `status.replicas`, when and with what [`report`] (pure) says; and [`tidy`] removes files that no revision names. With the
+//! `status.replicas`, when and with what [`gantry_rollout::report`] says; and [`tidy`] removes files that no revision names. With the
 //! API server away all but the second wait, and the model goes on answering. Absent: any right beyond this one object, its status, and the objects its gates
 //! name; and any decision about the fleet, which is the operator's.
 
 mod desired;
 pub mod limits;
-mod report;
 mod watch;
 mod writer;
 
@@ -29,7 +28,6 @@ use crate::version::WorkerConfig;
 use limits::{CONNECT_LIMIT, READ_LIMIT, TIDY_PERIOD};
 
 pub use desired::{Asked, InvalidObject, PodHas, read as read_desired};
-pub use report::{Cadence, Decision, entry};
 
 /// Whose agent this is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,8 +110,8 @@ pub async fn run_with(
     let (seen, observed) = tokio::sync::watch::channel(watch::Observed::default());
     let (asked, desired) = tokio::sync::watch::channel(None);
     let (named, digests) = tokio::sync::watch::channel(Kept::default());
-    let (manager, snapshots) = Manager::new(router, gates, desired);
-    let writer = writer::Writer::new(client.clone(), &config, snapshots, observed);
+    let (manager, published) = Manager::new(router, gates, desired);
+    let writer = writer::Writer::new(client.clone(), &config, published, observed);
 
     // Whichever task ends first, the others end with it: an agent that reports but does not act would mislead.
     let stop = stop.child_token();

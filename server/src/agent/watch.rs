@@ -1,4 +1,4 @@
-//! Follows the one object: events in, the latest [`Desired`] and what the writer needs to know of the object out.
+//! Follows the one object: events in, the latest [`Assignment`] and what the writer needs to know of the object out.
 //!
 //! The object is taken as it comes and read here, so that one of another shape is an event like any other and not a
 //! failed watch.
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use super::desired::{Asked, read};
 use super::limits::{WATCH_BACKOFF_MAX, WATCH_BACKOFF_MIN, WATCH_SECONDS};
 use super::{AgentConfig, Kept};
-use crate::rollout::Desired;
+use crate::rollout::Assignment;
 
 /// What the writer needs to know of the object.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,7 +45,7 @@ pub(super) async fn follow(
     client: Client,
     config: AgentConfig,
     seen: watch::Sender<Observed>,
-    asked: watch::Sender<Option<Arc<Desired>>>,
+    asked: watch::Sender<Option<Arc<Assignment>>>,
     named: watch::Sender<Kept>,
 ) {
     // With a name in `resourceNames`, list and watch are allowed for exactly this selector.
@@ -76,16 +76,16 @@ fn take(
     object: DynamicObject,
     config: &AgentConfig,
     seen: &watch::Sender<Observed>,
-    asked: &watch::Sender<Option<Arc<Desired>>>,
+    asked: &watch::Sender<Option<Arc<Assignment>>>,
     named: &watch::Sender<Kept>,
 ) {
     let resource_version = object.metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
     let observed = match read(object, &config.has) {
-        Ok(Asked { desired, entries, replicas, digests, keeps_prefixes }) => {
+        Ok(Asked { assignment, entries, replicas, digests, keeps_prefixes }) => {
             asked.send_if_modified(|asked| {
-                let changed = asked.as_deref() != Some(&desired);
+                let changed = asked.as_deref() != Some(&assignment);
                 if changed {
-                    *asked = Some(Arc::new(desired));
+                    *asked = Some(Arc::new(assignment));
                 }
                 changed
             });

@@ -3,8 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::ReplicaStatus;
+use gantry_crds::status::{Degradation, ReplicaMemory, ReplicaStatus};
 use gantry_crds::{GROUP, VERSION, agent_field_manager};
+use gantry_engine::DegradationLevel;
+use gantry_rollout::report::{Cadence, Decision, Figures, entry};
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
@@ -15,10 +17,10 @@ use tokio::time::{sleep_until, timeout};
 
 use super::AgentConfig;
 use super::limits::{FIGURES_JITTER, LOOK_PERIOD, WRITE_LIMIT};
-use super::report::{Cadence, Decision, entry};
 use super::watch::{Observed, api};
-use crate::gates::memory;
-use crate::rollout::Snapshot;
+use crate::gates::Loaded;
+use crate::gates::memory::{self, PodMemory};
+use crate::rollout::Published;
 
 /// The wait while there is no object to write to; its coming is an event.
 const IDLE: Duration = Duration::from_secs(60);
@@ -27,28 +29,25 @@ pub(super) struct Writer {
     api: Api<DynamicObject>,
     service: String,
     pod: String,
-    snapshots: watch::Receiver<Snapshot>,
+    published: watch::Receiver<Published>,
     observed: watch::Receiver<Observed>,
     cadence: Cadence,
-    /// Resource version of the last write: an older object does not know it.
-    written_version: Option<u64>,
 }
 
 impl Writer {
     pub(super) fn new(
         client: Client,
         config: &AgentConfig,
-        snapshots: watch::Receiver<Snapshot>,
+        published: watch::Receiver<Published>,
         observed: watch::Receiver<Observed>,
     ) -> Self {
         Self {
             api: api(client, &config.namespace),
             service: config.service.clone(),
             pod: config.pod.clone(),
-            snapshots,
+            published,
             observed,
             cadence: Cadence::default(),
-            written_version: None,
         }
     }
 
@@ -59,7 +58,7 @@ impl Writer {
             tokio::select! {
                 () = sleep_until(until.min(Instant::now() + LOOK_PERIOD).into()) => {}
                 // An end of either is the end of the agent, which stops this task.
-                changed = self.snapshots.changed() => if changed.is_err() { return },
+                changed = self.published.changed() => if changed.is_err() { return },
                 changed = self.observed.changed() => if changed.is_err() { return },
             }
         }
@@ -68,15 +67,15 @@ impl Writer {
     /// Writes if it is time, and says when to look again.
     async fn turn(&mut self) -> Instant {
         let observed = self.observed.borrow_and_update().clone();
-        let snapshot = self.snapshots.borrow_and_update().clone();
+        let Published { snapshot, serving } = self.published.borrow_and_update().clone();
         if !observed.exists {
             return Instant::now() + IDLE;
         }
-        if !observed.has_entry && self.written_version.is_some() && observed.resource_version >= self.written_version {
+        if self.cadence.is_lost(observed.has_entry, observed.resource_version) {
             tracing::warn!("this pod's entry was removed from the status and is written again");
-            self.cadence.lost();
         }
-        let now = entry(&self.pod, &snapshot, memory::read(), observed.problem.as_deref(), Timestamp::now());
+        let figures = serving.map(|serving| figures(&serving, memory::read())).unwrap_or_default();
+        let now = entry(&self.pod, &snapshot, figures, observed.problem.as_deref(), Timestamp::now());
         match self.cadence.decide(&now, observed.replicas, Instant::now()) {
             Decision::LookAgain(at) => at,
             Decision::Write => {
@@ -97,8 +96,8 @@ impl Writer {
         let result = timeout(WRITE_LIMIT, self.api.patch_status(&self.service, &parameters, &patch)).await;
         let error = match result {
             Ok(Ok(object)) => {
-                self.written_version = object.metadata.resource_version.and_then(|version| version.parse().ok());
-                self.cadence.written(entry, rand::random_range(0.0..=FIGURES_JITTER), Instant::now());
+                let written = object.metadata.resource_version.and_then(|version| version.parse().ok());
+                self.cadence.written(entry, written, rand::random_range(0.0..=FIGURES_JITTER), Instant::now());
                 return;
             }
             Ok(Err(error)) => error.to_string(),
@@ -106,5 +105,29 @@ impl Writer {
         };
         tracing::warn!(error, "cannot write this pod's status; it is tried again");
         self.cadence.failed(Instant::now());
+    }
+}
+
+/// What is measured of the version that answers.
+fn figures(serving: &Loaded, memory: Option<PodMemory>) -> Figures {
+    let stats = serving.version.stats();
+    let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    Figures {
+        memory: Some(ReplicaMemory {
+            predicted_bytes: Some(signed(serving.predicted_bytes)),
+            measured_bytes: Some(signed(stats.worker_rss_bytes)),
+            limit_bytes: memory.map(|memory| signed(memory.limit_bytes)),
+        }),
+        degradation: Some(degradation(stats.degradation)),
+    }
+}
+
+fn degradation(level: DegradationLevel) -> Degradation {
+    match level {
+        DegradationLevel::Normal => Degradation::Normal,
+        DegradationLevel::ReducedBatch => Degradation::ReducedBatch,
+        DegradationLevel::EvictCache => Degradation::EvictCache,
+        DegradationLevel::HighPriorityOnly => Degradation::HighPriorityOnly,
+        DegradationLevel::Emergency => Degradation::Emergency,
     }
 }

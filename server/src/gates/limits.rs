@@ -22,8 +22,6 @@ pub const PROMPTS_AT_ONCE: usize = 8;
 pub const PROMPT_LIMIT: Duration = Duration::from_secs(300);
 /// Characters of a prompt or an answer that a message quotes.
 pub const MAX_QUOTED_CHARS: usize = 80;
-/// Characters of a message in a status.
-pub const MAX_MESSAGE_CHARS: usize = 800;
 /// The wait before an object that cannot be read is asked for again; it doubles.
 pub const OBJECT_RETRY_MIN: Duration = Duration::from_secs(1);
 /// The longest such wait.
@@ -39,6 +37,3 @@ pub const MIN_POOL_TOKENS: u32 = 512;
 /// How long a pod that has to bring the active version back waits for a source or an object that is away before it says
 /// so, and lets a candidate go first; then it tries again.
 pub const RESTORE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long it brings the active version back before a candidate is prepared beside that, however well it gets on: a source that
-/// sends a byte now and then must not keep the cure away.
-pub const RESTORE_ALONE: Duration = Duration::from_secs(30);

@@ -151,10 +151,7 @@ impl Gates {
             }
         };
         match cancel.run_until_cancelled(passed).await {
-            Some(Ok(loaded)) => {
-                report.phase(CandidatePhase::Prepared);
-                Outcome::Passed(loaded)
-            }
+            Some(Ok(loaded)) => Outcome::Passed(loaded),
             Some(Err(Stop::Refused(refusal))) => Outcome::Refused(refusal),
             Some(Err(Stop::Cancelled)) | None => Outcome::Cancelled,
         }

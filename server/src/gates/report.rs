@@ -1,6 +1,5 @@
 //! Where the gates write how far a version is, for whoever tells the operator.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,13 +7,15 @@ use gantry_crds::status::{
     CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, GgufStatus, WaitReason,
 };
 use gantry_gguf::{Summary, fit::Fit, human_count};
+use gantry_rollout::Lines;
+pub use gantry_rollout::Refusal;
+use gantry_rollout::line::{self, clip};
 use tokio::sync::watch;
 
-use super::limits::MAX_MESSAGE_CHARS;
 use crate::fetch::FetchProgress;
 
-/// What is known of each version on its way, by its name.
-pub type Board = watch::Sender<BTreeMap<String, CandidateStatus>>;
+/// The lines of all versions on their way.
+pub type Board = watch::Sender<Lines>;
 
 /// One version's line on the board.
 #[derive(Clone, Debug)]
@@ -24,12 +25,9 @@ pub struct Report {
 }
 
 impl Report {
-    /// Starts anew for `version`.
+    /// The line of `version`, which stands on the board.
     #[must_use]
-    pub fn new(board: Arc<Board>, version: &str, message: Option<String>) -> Self {
-        board.send_modify(|board| {
-            board.insert(version.to_owned(), blank(version, message));
-        });
+    pub fn of(board: Arc<Board>, version: &str) -> Self {
         Self { board, version: version.to_owned() }
     }
 
@@ -44,13 +42,7 @@ impl Report {
 
     /// The version is doing something else now.
     pub fn phase(&self, phase: CandidatePhase) {
-        self.change(|status| {
-            (status.phase, status.wait_reason, status.message) = (phase, None, None);
-            // A figure of the phase before.
-            if let Some(progress) = status.progress.as_mut().filter(|progress| progress.done_permille.is_some()) {
-                (progress.done_permille, progress.summary) = (None, None);
-            }
-        });
+        self.change(|status| line::phase(status, phase));
     }
 
     /// How much of it is in memory, from 0 to 1: told in whole percents.
@@ -71,14 +63,9 @@ impl Report {
         });
     }
 
-    /// Takes the line off the board.
-    pub fn remove(&self) {
-        self.board.send_if_modified(|board| board.remove(&self.version).is_some());
-    }
-
     /// Why it cannot go on, and what to do. The same text for every try that fails alike: each change of it is a write.
     pub fn waits_for(&self, reason: WaitReason, message: &str) {
-        self.change(|status| (status.wait_reason, status.message) = (Some(reason), Some(clip(message))));
+        self.change(|status| line::waits_for(status, reason, message));
     }
 
     /// It goes on.
@@ -122,26 +109,8 @@ impl Report {
         self.gate(GateResult { name, verdict: GateVerdict::Skipped, value: None, message: Some(message.to_owned()) });
     }
 
-    /// A gate refused the version.
-    pub fn refuse(&self, refusal: &Refusal) {
-        self.change(|status| {
-            status.phase = CandidatePhase::Failed;
-            status.wait_reason = None;
-            status.message = Some(format!("{}: {}", refusal.gate.as_str(), clip(&refusal.message)));
-        });
-        self.gate(GateResult {
-            name: refusal.gate,
-            verdict: GateVerdict::Fail,
-            value: refusal.value.clone(),
-            message: Some(clip(&refusal.message)),
-        });
-    }
-
     fn gate(&self, result: GateResult) {
-        self.change(|status| {
-            status.gates.retain(|gate| gate.name != result.name);
-            status.gates.push(result);
-        });
+        self.change(|status| line::gate(status, result));
     }
 
     /// How far the download is.
@@ -186,42 +155,6 @@ impl Report {
     }
 }
 
-/// Why a version may not answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The gate that refused it.
-    pub gate: GateName,
-    /// The figure.
-    pub value: Option<String>,
-    /// Why, and what to do.
-    pub message: String,
-}
-
-impl Refusal {
-    pub(super) fn new(gate: GateName, message: impl Into<String>) -> Self {
-        Self { gate, value: None, message: message.into() }
-    }
-
-    pub(super) fn with_value(self, value: impl Into<String>) -> Self {
-        Self { value: Some(value.into()), ..self }
-    }
-}
-
-/// A version of which nothing is known yet.
-#[must_use]
-pub fn blank(version: &str, message: Option<String>) -> CandidateStatus {
-    CandidateStatus {
-        version: version.to_owned(),
-        phase: CandidatePhase::Fetching,
-        wait_reason: None,
-        progress: None,
-        gates: Vec::new(),
-        gguf: None,
-        fit: None,
-        message,
-    }
-}
-
 /// Bytes as Kubernetes writes them, with three digits: `3.79Mi`.
 #[must_use]
 pub fn quantity(bytes: u64) -> String {
@@ -236,21 +169,15 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn clip(text: &str) -> String {
-    match text.char_indices().nth(MAX_MESSAGE_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn each_phase_has_its_own_figure() {
-        let board = Arc::new(watch::channel(BTreeMap::new()).0);
-        let report = Report::new(Arc::clone(&board), "v1", None);
+        let lines = Lines::from([("v1".to_owned(), line::blank("v1", None))]);
+        let board = Arc::new(watch::channel(lines).0);
+        let report = Report::of(Arc::clone(&board), "v1");
         let figure = || {
             let progress = board.borrow()["v1"].progress.clone().unwrap_or_default();
             (progress.bytes, progress.done_permille, progress.summary)

@@ -1,18 +1,12 @@
-//! The versions that this pod holds, and the way from one to the next.
+//! Carries out what a pod is to do with its versions.
 //!
-//! [`Desired`] says what is asked, [`plan`](plan::plan) (pure) what to do next, and the [`Manager`], one task that owns
-//! every version's [`Phase`], does it: it starts gates and retirements as tasks of their own, takes their outcomes as
-//! events, sets the router's pointer, and publishes a [`Snapshot`] after each event. Absent: where `Desired` comes from
-//! and who reads the snapshot ([`crate::agent`]), and the gates themselves ([`crate::gates`]).
+//! An [`Assignment`] says what is asked and how; what follows from that is decided in `gantry_rollout`, which is pure. The
+//! [`Manager`], one task that owns the versions, does it: it starts gates and retirements as tasks of their own, takes their
+//! outcomes as events, sets the router's pointer, and publishes what the pod says after each event. Absent: where an
+//! assignment comes from and who reads what is published ([`crate::agent`]), and the gates themselves ([`crate::gates`]).
 
-mod desired;
+mod assignment;
 mod manager;
-mod phase;
-pub mod plan;
-mod snapshot;
-mod told;
 
-pub use desired::{Candidate, Desired, Settings};
-pub use manager::Manager;
-pub use phase::{Next, Phase, Step, next};
-pub use snapshot::Snapshot;
+pub use assignment::{Assignment, Settings};
+pub use manager::{Manager, Published};

@@ -13,7 +13,6 @@ mod desk;
 mod dispatch;
 mod fair;
 mod generation;
-mod health;
 mod label;
 mod load;
 mod prefix;
@@ -61,8 +60,8 @@ pub use channel::Slowness;
 pub use dispatch::DispatchStrategy;
 pub(crate) use load::LoadClock;
 
+pub use gantry_rollout::WorkerHealth;
 pub use generation::{Completion, Generation, GenerationError, Pooled};
-pub use health::WorkerHealth;
 pub use label::label;
 pub use process::WorkerConfig;
 pub use request::{GenerateRequest, PoolRequest};

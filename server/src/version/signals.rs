@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use gantry_crds::status::BreachStatus;
+
 /// Requests that are remembered at most; of more, the oldest are forgotten before their time.
 pub const SAMPLES_MAX: usize = 4_096;
 
@@ -72,6 +74,19 @@ pub struct Breach {
     pub limit: String,
     /// Of how many requests.
     pub samples: usize,
+}
+
+impl Breach {
+    /// As the pod reports it.
+    #[must_use]
+    pub fn status(&self) -> BreachStatus {
+        BreachStatus {
+            signal: self.signal.to_owned(),
+            value: self.value.clone(),
+            limit: self.limit.clone(),
+            samples: i64::try_from(self.samples).unwrap_or(i64::MAX),
+        }
+    }
 }
 
 impl Signals {

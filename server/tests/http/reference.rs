@@ -32,6 +32,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Following a JSON schema", "engine/src/grammars/limits.rs"),
     ("Prefix cache", "engine/src/cache/limits.rs"),
     ("Agent", "src/agent/limits.rs"),
+    ("What an agent decides", "rollout/src/limits.rs"),
     ("Fetching models", "src/fetch/limits.rs"),
     ("Gates", "src/gates/limits.rs"),
     ("GGUF headers", "gguf/src/limits.rs"),

@@ -5,15 +5,15 @@
 
 use gantry_crds::status::{CandidateStatus, GateName, GateResult, GateVerdict, WaitReason};
 
-use crate::gates::Refusal;
+use crate::line::Refusal;
 
 /// How the last try ended, if there has been one.
-#[derive(Debug, Default)]
-pub(super) struct Told(Option<CandidateStatus>);
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told(Option<CandidateStatus>);
 
 impl Told {
     /// A try that others will follow has ended with this `line`.
-    pub(super) fn ended(&mut self, line: Option<&CandidateStatus>) {
+    pub fn ended(&mut self, line: Option<&CandidateStatus>) {
         if let Some(line) = line
             && self.0.as_ref().is_none_or(|before| !ended_alike(before, line) || is_further(line, before))
         {
@@ -21,8 +21,15 @@ impl Told {
         }
     }
 
+    /// How the last try ended.
+    #[must_use]
+    pub fn last(&self) -> Option<&CandidateStatus> {
+        self.0.as_ref()
+    }
+
     /// What to tell while the try with this `line` goes on.
-    pub(super) fn of<'a>(&'a self, line: Option<&'a CandidateStatus>) -> Option<&'a CandidateStatus> {
+    #[must_use]
+    pub fn of<'a>(&'a self, line: Option<&'a CandidateStatus>) -> Option<&'a CandidateStatus> {
         self.0.as_ref().filter(|ended| !line.is_some_and(|line| is_further(line, ended))).or(line)
     }
 }
@@ -44,7 +51,7 @@ fn refusal(gate: GateResult) -> Refusal {
 }
 
 /// Whether two tries were refused for the same. What moves with each: figures of memory, and the last words of a worker.
-pub(super) fn refused_alike(one: &Refusal, other: &Refusal) -> bool {
+pub(crate) fn refused_alike(one: &Refusal, other: &Refusal) -> bool {
     one.gate == other.gate
         && match one.gate {
             GateName::Memory => steady(&one.message) == steady(&other.message),
@@ -93,7 +100,7 @@ mod tests {
     use gantry_crds::status::{CandidatePhase, Progress};
 
     use super::*;
-    use crate::gates::report::blank;
+    use crate::line::blank;
 
     fn line(phase: CandidatePhase, passed: &[GateName], failed: Option<GateName>, message: &str) -> CandidateStatus {
         let message = message.to_owned();

@@ -2,62 +2,42 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{AgentStatus, BreachStatus, Degradation, ReplicaMemory, ReplicaStatus};
-use gantry_engine::DegradationLevel;
+use gantry_crds::status::{AgentStatus, Degradation, ReplicaMemory, ReplicaStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::limits::{
+use crate::limits::{
     FIGURES_PERIOD_MIN, FIGURES_PERIOD_PER_REPLICA, MEMORY_CHANGE_MIN_BYTES, MEMORY_CHANGE_PERCENT, STATE_PERIOD,
     WRITE_BACKOFF_MAX, WRITE_BACKOFF_MIN,
 };
-use crate::gates::memory::PodMemory;
-use crate::rollout::Snapshot;
+use crate::snapshot::Snapshot;
 
-/// This pod's entry.
+/// What a pod measures of the version that answers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Its memory.
+    pub memory: Option<ReplicaMemory>,
+    /// What it does without for want of memory.
+    pub degradation: Option<Degradation>,
+}
+
+/// The entry of `pod`. A `problem` with reading what is asked goes before what there is to say otherwise.
 #[must_use]
-pub fn entry(
-    pod: &str,
-    snapshot: &Snapshot,
-    memory: Option<PodMemory>,
-    problem: Option<&str>,
-    now: Timestamp,
-) -> ReplicaStatus {
-    let stats = snapshot.serving.as_ref().map(|serving| (serving, serving.version.stats()));
-    let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+pub fn entry(pod: &str, snapshot: &Snapshot, figures: Figures, problem: Option<&str>, now: Timestamp) -> ReplicaStatus {
     ReplicaStatus {
         pod: pod.to_owned(),
-        version: snapshot.serving.as_ref().map(|serving| serving.version.spec().name.clone()),
+        version: snapshot.serving.clone(),
         attempt: snapshot.attempt,
         prepared: snapshot.prepared.clone(),
         resident: snapshot.resident.clone(),
         health: snapshot.health,
         message: problem.map(str::to_owned).or_else(|| snapshot.message.clone()),
         candidate: snapshot.candidate.clone(),
-        breach: snapshot.breach.as_ref().map(|breach| BreachStatus {
-            signal: breach.signal.to_owned(),
-            value: breach.value.clone(),
-            limit: breach.limit.clone(),
-            samples: i64::try_from(breach.samples).unwrap_or(i64::MAX),
-        }),
-        memory: stats.as_ref().map(|(serving, stats)| ReplicaMemory {
-            predicted_bytes: Some(signed(serving.predicted_bytes)),
-            measured_bytes: Some(signed(stats.worker_rss_bytes)),
-            limit_bytes: memory.map(|memory| signed(memory.limit_bytes)),
-        }),
-        degradation: stats.as_ref().map(|(_, stats)| degradation(stats.degradation)),
+        breach: snapshot.breach.clone(),
+        memory: figures.memory,
+        degradation: figures.degradation,
         agent: Some(AgentStatus::of_this_release()),
         reported_at: Time(now),
-    }
-}
-
-fn degradation(level: DegradationLevel) -> Degradation {
-    match level {
-        DegradationLevel::Normal => Degradation::Normal,
-        DegradationLevel::ReducedBatch => Degradation::ReducedBatch,
-        DegradationLevel::EvictCache => Degradation::EvictCache,
-        DegradationLevel::HighPriorityOnly => Degradation::HighPriorityOnly,
-        DegradationLevel::Emergency => Degradation::Emergency,
     }
 }
 
@@ -103,6 +83,8 @@ pub enum Decision {
 #[derive(Clone, Debug, Default)]
 pub struct Cadence {
     written: Option<(ReplicaStatus, Instant)>,
+    /// Resource version of the last write: an older object does not know it.
+    written_version: Option<u64>,
     /// The random share by which this round's figures wait longer.
     jitter: f64,
     failures: u32,
@@ -128,9 +110,15 @@ impl Cadence {
         if now >= due { Decision::Write } else { Decision::LookAgain(due) }
     }
 
-    /// Notes that `entry` stands in the status; `jitter` is for the next figures.
-    pub fn written(&mut self, entry: ReplicaStatus, jitter: f64, now: Instant) {
-        *self = Self { written: Some((entry, now)), jitter, failures: 0, blocked_until: None };
+    /// Notes that `entry` stands in the status of the object with `resource_version`; `jitter` is for the next figures.
+    pub fn written(&mut self, entry: ReplicaStatus, resource_version: Option<u64>, jitter: f64, now: Instant) {
+        *self = Self {
+            written: Some((entry, now)),
+            written_version: resource_version,
+            jitter,
+            failures: 0,
+            blocked_until: None,
+        };
     }
 
     /// Notes that a write failed.
@@ -140,9 +128,13 @@ impl Cadence {
         self.blocked_until = Some(now + wait.mul_f64(1.0 + self.jitter));
     }
 
-    /// Notes that the entry is not in the status any more.
-    pub fn lost(&mut self) {
-        self.written = None;
+    /// Takes in an object that was seen, and says whether it shows that the entry was removed: then it is written again.
+    pub fn is_lost(&mut self, has_entry: bool, resource_version: Option<u64>) -> bool {
+        let lost = !has_entry && self.written_version.is_some() && resource_version >= self.written_version;
+        if lost {
+            (self.written, self.written_version) = (None, None);
+        }
+        lost
     }
 }
 
@@ -158,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::gates::report::blank;
+    use crate::line::blank;
 
     /// An entry whose candidate is that far: a figure.
     fn entry(version: &str, fetched: i64) -> ReplicaStatus {
@@ -188,7 +180,7 @@ mod tests {
         let start = Instant::now();
         let mut cadence = Cadence::default();
         assert!(after(&cadence, &entry("v1", 0), 2, start, 0), "the first entry");
-        cadence.written(entry("v1", 0), 0.0, start);
+        cadence.written(entry("v1", 0), Some(7), 0.0, start);
         let degraded = ReplicaStatus { degradation: Some(Degradation::EvictCache), ..entry("v1", 0) };
         for (what, now, replicas, millis, writes) in [
             ("a change, after others of the same moment", entry("v2", 0), 2, 100, false),
@@ -204,8 +196,10 @@ mod tests {
         ] {
             assert_eq!(after(&cadence, &now, replicas, start, millis), writes, "{what}");
         }
-        cadence.lost();
-        assert!(after(&cadence, &entry("v1", 0), 2, start, 1), "the entry is gone from the status");
+        for (has_entry, version, lost) in [(false, Some(6), false), (true, Some(7), false), (false, Some(7), true)] {
+            assert_eq!(cadence.is_lost(has_entry, version), lost, "{has_entry} {version:?}");
+            assert_eq!(after(&cadence, &entry("v1", 0), 2, start, 1), lost, "it is written again");
+        }
     }
 
     #[test]
@@ -225,7 +219,7 @@ mod tests {
             (10_000, 11_000, true),
         ] {
             let mut cadence = Cadence::default();
-            cadence.written(measured(written), 0.0, start);
+            cadence.written(measured(written), Some(7), 0.0, start);
             assert!(!after(&cadence, &measured(now), 2, start, 9_999), "{written} to {now} MiB, too soon");
             assert_eq!(after(&cadence, &measured(now), 2, start, 10_000), writes, "{written} to {now} MiB");
         }
@@ -244,7 +238,7 @@ mod tests {
             assert_eq!(cadence.decide(&entry("v1", 0), 1, now), Decision::Write);
         }
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 10_000, 10_000, 10_000]);
-        cadence.written(entry("v1", 0), 0.0, now);
+        cadence.written(entry("v1", 0), Some(7), 0.0, now);
         assert!(after(&cadence, &entry("v2", 0), 1, now, 250), "a success forgets the failures");
     }
 
@@ -264,7 +258,7 @@ mod tests {
                 match cadence.decide(&current, replicas, now) {
                     Decision::Write => {
                         writes += 1;
-                        cadence.written(current, jitter, now);
+                        cadence.written(current, Some(7), jitter, now);
                     }
                     Decision::LookAgain(at) => {
                         prop_assert!(at > now, "a decision to wait must lead on");

@@ -8,9 +8,9 @@ use gantry_crds::inference_service::{ModelSpec, RuntimeSpec, SourceSpec};
 use gantry_crds::status::NamedVersion;
 use proptest::prelude::*;
 
-use super::super::desired::Candidate;
-use super::super::phase::{Next, Step, next};
 use super::*;
+use crate::desired::Candidate;
+use crate::phase::{Next, Step, next};
 
 const NAMES: [&str; 4] = ["v1", "v2", "v3", "v4"];
 
@@ -30,7 +30,6 @@ fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Optio
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
         unreadable: BTreeMap::new(),
         unknown: BTreeMap::new(),
-        settings: super::super::desired::Settings::default(),
     }
 }
 
@@ -71,6 +70,7 @@ fn planned(desired: &Desired, current: &Current) -> Vec<String> {
             Action::Cancel { version } => format!("cancel {version}"),
             Action::Retire { version } => format!("retire {version}"),
             Action::Forget { version } => format!("forget {version}"),
+            Action::Drop { version } => panic!("no plan drops {version}"),
         })
         .collect()
 }
@@ -430,6 +430,7 @@ impl Pod {
                 self.step(&version, Step::Retire);
             }
             Action::Forget { version } => self.step(&version, Step::Forget),
+            Action::Drop { version } => panic!("no plan drops {version}"),
         }
     }
 

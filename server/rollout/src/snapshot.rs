@@ -1,15 +1,12 @@
 //! What a pod can say about its versions at one moment.
 
-use gantry_crds::status::{CandidateStatus, ReplicaHealth};
-
-use crate::gates::Loaded;
-use crate::version::signals::Breach;
+use gantry_crds::status::{BreachStatus, CandidateStatus, ReplicaHealth};
 
 /// What a pod can say about its versions at one moment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     /// The version that answers.
-    pub serving: Option<Loaded>,
+    pub serving: Option<String>,
     /// The attempt that was asked for when this was so.
     pub attempt: Option<i64>,
     /// The candidate, when it is loaded and has passed every gate.
@@ -23,7 +20,7 @@ pub struct Snapshot {
     /// How far it is with a version that does not answer yet.
     pub candidate: Option<CandidateStatus>,
     /// The figure of the version that answers which passed its limit, since it is watched.
-    pub breach: Option<Breach>,
+    pub breach: Option<BreachStatus>,
 }
 
 impl Default for Snapshot {

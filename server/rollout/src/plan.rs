@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use super::desired::Desired;
-use super::phase::Phase;
+use crate::desired::Desired;
+use crate::phase::Phase;
 
 /// Which versions answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,6 +83,11 @@ pub enum Action {
     },
     /// Drop what is known of a version that is not loaded.
     Forget {
+        /// Its name.
+        version: String,
+    },
+    /// Unload at once a version whose worker failed before it ever answered. It is no part of a plan, but goes before one.
+    Drop {
         /// Its name.
         version: String,
     },

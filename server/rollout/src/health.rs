@@ -14,8 +14,7 @@ pub enum WorkerHealth {
         /// What became of the last one.
         reason: String,
     },
-    /// It crashed [`CRASH_LIMIT`](crate::limits::CRASH_LIMIT) times within
-    /// [`CRASH_WINDOW`](crate::limits::CRASH_WINDOW), or never loaded; it is still tried again from time to time.
+    /// It crashed too often, or never loaded; it is still tried again from time to time.
     Failed {
         /// What became of the last one.
         reason: String,
