@@ -17,12 +17,16 @@ use crate::{
 /// Field manager of what this plugin writes.
 const FIELD_MANAGER: &str = "kubectl-gantry";
 
-/// Has the version tried again that was refused or taken back.
+/// Has the version tried again that was refused, taken back or aborted.
 ///
 /// # Errors
 /// When none was, and when the service cannot be written.
 pub async fn retry(cluster: &Cluster, name: &str) -> Result<String> {
     let view = cluster.view(name).await?;
+    if let Some(aborted) = view.service.spec.rollout.abort {
+        set_rollout(cluster, name, json!({"abort": null})).await?;
+        return Ok(format!("{aborted} may be rolled out again: kubectl gantry status {name} -w"));
+    }
     let rejected = view.service.status.and_then(|status| status.rejected);
     let Some(rejected) = rejected else { bail!("{name} has no version that was refused or taken back") };
     annotate(cluster, name, RETRY_ANNOTATION).await?;

@@ -19,6 +19,7 @@ use std::{
 
 use gantry_crds::{
     InferenceService, SERVICE_LABEL, SIDE_LABEL,
+    inference_service::RolloutStrategy,
     status::{NamedVersion, RolloutStep, Side, StrategyName},
 };
 use k8s_openapi::{
@@ -151,19 +152,28 @@ pub struct SideState {
 }
 
 impl Sides {
-    /// The two sets of pods as `state` and this number of `replicas` have them.
+    /// The two sets of pods as `state` and this number of `replicas` have them, where the spec asks for this.
     #[must_use]
-    pub fn of(observed: &Observed, state: &RolloutState, replicas: i32) -> Self {
+    pub fn of(observed: &Observed, state: &RolloutState, spec: Option<&ValidService>, replicas: i32) -> Self {
         let rollout = state.rollout.as_ref().filter(|now| now.strategy() == StrategyName::BlueGreen);
         let step = rollout.map(|now| now.step);
         let (active, other) = (state.active_side, state.active_side.other());
+        // What the Service leads to is not taken away, however a rollout ended.
         let both = matches!(step, Some(RolloutStep::Prepare | RolloutStep::Rollback))
-            || (step.is_some() && state.previous.is_some());
+            || (step.is_some() && state.previous.is_some())
+            || observed.points_to(other);
+        // What else the spec says by now is meant for the pods of the version that it asks for.
+        let is_for_others = spec.is_some_and(|spec| {
+            let wanted = Some(&spec.wanted.name);
+            let is_latched = state.rejected.as_ref().map(|rejected| &rejected.version) == wanted;
+            let is_due = step.is_some() || (spec.strategy == RolloutStrategy::BlueGreen && state.rollout.is_none());
+            is_due && state.active.is_some() && state.active.as_ref() != wanted && !is_latched
+        });
         let kept = |side: Side| match step {
             Some(RolloutStep::Prepare) => side == active,
-            Some(RolloutStep::Commit | RolloutStep::Bake) => side == other,
+            Some(RolloutStep::Commit | RolloutStep::Bake) => side == other || is_for_others,
             Some(RolloutStep::Rollback) => true,
-            _ => false,
+            _ => side == active && is_for_others,
         };
         let side_state = |side: Side| {
             let deployment = observed.deployment_of(side);

@@ -17,7 +17,7 @@ use futures::{FutureExt, StreamExt, future};
 use gantry_crds::{
     InferenceService, InferenceServiceStatus, ModelVersion, ModelVersionStatus, OLD_FINALIZER,
     conditions::{ConditionType, Reason},
-    status::{ReplicaHealth, ReplicaStatus, RolloutStatus},
+    status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
 };
 use jiff::Timestamp;
 use kube::{
@@ -306,7 +306,7 @@ pub(crate) async fn step(
         Ok(valid) => valid.replicas,
         Err(_) => observed.scaled_to(side).unwrap_or(service.spec.replicas),
     };
-    let sides = Sides::of(observed, &state, target_replicas);
+    let sides = Sides::of(observed, &state, spec.as_ref().ok(), target_replicas);
     let template = |side| spec.as_ref().ok().map(|spec| sides.template(side, &spec.pod));
     let pods = observed.counted(status, side, template(side).as_ref());
     let other_pods = observed.counted(status, other_side, template(other_side).as_ref());
@@ -412,10 +412,14 @@ impl Pass<'_> {
     /// Writes the statuses of versions that differ. Gives why some could not be written.
     async fn write_version_statuses(&self, next: &RolloutState) -> Vec<act::Error> {
         // Only pods of the newest template judge.
-        let all = || self.pods.iter().chain(self.other_pods);
-        let newest: Vec<_> = all().filter(|pod| !pod.outdated).copied().collect();
+        let is_of_sides = |rollout: &RolloutStatus| {
+            rollout.step == RolloutStep::Prepare && rollout.strategy() == StrategyName::BlueGreen
+        };
+        // Those of the side on which it is prepared.
+        let judging = if next.rollout.as_ref().is_some_and(is_of_sides) { self.other_pods } else { self.pods };
+        let newest: Vec<_> = judging.iter().filter(|pod| !pod.outdated).copied().collect();
         let (before, pods, now) = (self.state, newest.as_slice(), self.now);
-        let any_runs = all().next().is_some();
+        let any_runs = !judging.is_empty();
         let exists = |name: &String| self.observed.versions.iter().any(|version| version.name_any() == *name);
         self.context.recall(self.service, |memory| memory.versions.retain(|name, _| exists(name)));
         let mut errors = Vec::new();
@@ -484,7 +488,7 @@ impl Pass<'_> {
     }
 
     async fn apply_children(&self, plan: &Plan, target_replicas: i32) -> Unwritten {
-        let sides = Sides::of(self.observed, &plan.state, target_replicas);
+        let sides = Sides::of(self.observed, &plan.state, self.spec.ok(), target_replicas);
         let Ok(spec) = self.spec else {
             // It changes nothing at all, but does not keep requests from the side that they are to go back to.
             let service = build::endpoint_service(self.service, &sides);

@@ -20,8 +20,8 @@ use std::time::Duration;
 use gantry_crds::{
     InferenceServiceStatus,
     status::{
-        CandidateStatus, FitStatus, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus, RolloutStatus,
-        RolloutStep, Side, StrategyName,
+        CandidateStatus, FitStatus, GateName, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus,
+        RolloutStatus, RolloutStep, Side, StrategyName,
     },
 };
 use jiff::{SignedDuration, Timestamp};
@@ -63,6 +63,9 @@ mod transition;
 mod waits;
 
 pub use transition::Transition;
+
+/// Why a version is given up that the user does not want any more.
+const ABORTED: &str = "spec.rollout.abort names it";
 
 /// All that a decision depends on.
 #[derive(Debug, Clone, Copy)]
@@ -259,6 +262,7 @@ fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let note = progress::note_due(&world.of_candidate(rollout), rollout).filter(|_| prepares);
     let no_room = (prepares && sides::is_blue_green(rollout)).then(|| sides::no_room_at(rollout));
     let bake = rollout.bake.as_ref().map(|bake| bake.deadline.0);
+    let alone = sides::left_alone_until(rollout);
     let switches = matches!(rollout.step, RolloutStep::Commit | RolloutStep::Rollback);
     let switched = switches.then(|| switch_due(rollout));
     note.into_iter()
@@ -365,6 +369,9 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     let Some(spec) = world.spec else {
         return cancel(state, rollout.version, "the spec asks for something that cannot be carried out");
     };
+    if let Some(back) = bake::by_hand(world, spec, &mut state, &mut rollout) {
+        return back;
+    }
     let wanted = &spec.wanted;
     if state.active.as_deref() == Some(wanted.name.as_str()) {
         return cancel(state, rollout.version, "the spec asks for the active version again");
@@ -373,7 +380,10 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         return cancel(state, rollout.version, "spec.replicas is 0, and only a pod can validate a version");
     }
     if spec.aborts(&wanted.name) {
-        return cancel(state, rollout.version, "spec.rollout.abort names it");
+        return cancel(state, rollout.version, ABORTED);
+    }
+    if sides::asks_for_another_way(world, &state, &rollout) {
+        return start(world, state, spec, 0);
     }
     let begun_with = rollout.judged.as_deref().filter(|_| wanted.name == rollout.version);
     rollout.judged = Some(match begun_with.map(|begun| judged::compare(begun, &wanted.judged)) {
@@ -386,7 +396,13 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         Some(Comparison::OtherSpec) | None => return start(world, state, spec, 0),
     });
     let judging = &world.of_candidate(&rollout);
-    progress::count(judging, &mut rollout, spec.progress_deadline);
+    let held = spec.holds(&rollout.version);
+    if held {
+        // No clock runs for who is told to wait, and it begins anew when that is over.
+        rollout.progress = None;
+    } else {
+        progress::count(judging, &mut rollout, spec.progress_deadline);
+    }
     let candidacy = match rollout.strategy() {
         StrategyName::BlueGreen => sides::judge_candidate(judging, &rollout),
         _ => fleet::judge_candidate(judging, &rollout),
@@ -397,12 +413,15 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
             let sum = fit.map(|fit| format!("candidate {} > {} left beside it", fit.required, fit.available));
             let why = sum.unwrap_or_else(|| "the candidate does not fit beside it".to_owned());
             let plan = (StrategyName::BlueGreen, format!("BlueGreen: {why}: as many pods again load it"));
-            return start_by(world, state, spec, rollout.restarts, plan);
+            let (state, _) = start_by(world, state, spec, rollout.restarts, plan);
+            return (state, Some(Transition::Started { version: rollout.version, instead_of: None }));
         }
+        Candidacy::Refused(failure) if held && failure.gate == GateName::Deadline => {}
         Candidacy::Refused(failure) => {
             return reject(world, state, &rollout, failure.where_unsteady(judging, &rollout));
         }
-        Candidacy::Ready if spec.holds(&rollout.version) => {
+        Candidacy::Ready if held => {
+            rollout.wait_reason = None;
             rollout.message = Some(limits::message(&format!(
                 "prepared, and spec.rollout.paused: set it to false, or spec.rollout.promote to {}",
                 rollout.version
@@ -469,8 +488,12 @@ fn switch(world: &World, mut state: RolloutState, rollout_now: RolloutStatus) ->
 
 fn commit(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     let version = now.version.as_str();
-    if sides::is_blue_green(now) && !world.sides.is_flipped {
-        return (state, None);
+    let aborted = world.spec.is_some_and(|spec| spec.aborts(&now.version));
+    if let Some(way_back) = state.way_back().filter(|_| aborted).map(str::to_owned) {
+        return go_back(world, state, now, way_back, ABORTED);
+    }
+    if let Some(back) = sides::left_alone(world, &mut state, now) {
+        return back;
     }
     let switched = fleet::judge_switch(world, now);
     let Some(way_back) = state.way_back().map(str::to_owned) else {
@@ -513,12 +536,21 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     // A bake that the user makes shorter or longer is so at once.
     let deadline = world.spec.map_or(now.deadline.0, |spec| after(now.started_at.0, spec.bake));
     let now = &RolloutStatus { deadline: Time(deadline), ..now.clone() };
-    if let (Some(failure), Some(way_back)) = (fleet::judge_bake(world, now), state.way_back().map(str::to_owned)) {
+    let way_back = state.way_back().map(str::to_owned);
+    if let (Some(failure), Some(way_back)) = (fleet::judge_bake(world, now), way_back.clone()) {
+        if sides::waits_for_the_way_back(world, &state, now) {
+            let message = format!("waits for the pods of {way_back} to take it back: {}", failure.message);
+            state.rollout = Some(RolloutStatus { message: Some(limits::message(&message)), ..now.clone() });
+            return (state, None);
+        }
         return take_back(world, state, now, way_back, failure);
     }
+    if let Some(back) = sides::left_alone(world, &mut state, now) {
+        return back;
+    }
     if let Some(spec) = world.spec {
-        if let Some(way_back) = state.way_back().filter(|_| spec.aborts(&now.version)).map(str::to_owned) {
-            return go_back(world, state, now, way_back, "spec.rollout.abort names it");
+        if let Some(way_back) = way_back.clone().filter(|_| spec.aborts(&now.version)) {
+            return go_back(world, state, now, way_back, ABORTED);
         }
         if spec.promote.as_ref() == Some(&now.version) {
             return settle(state, &now.version);
@@ -530,8 +562,7 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
             if !sides::is_blue_green(now) {
                 return start(world, state, spec, 0);
             }
-            let to = spec.wanted.name.clone();
-            if sides::can_flip_back(world, now, &to) {
+            if let Some(to) = way_back.filter(|to| *to == spec.wanted.name) {
                 return go_back(world, state, now, to, "the spec asks for it again");
             }
         }
@@ -542,7 +573,7 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     let waits = sides::waits_for_the_bake(world, &state, now);
     let message = [waits, fleet::left_behind(world, now)].into_iter().flatten().collect::<Vec<_>>();
     let message = (!message.is_empty()).then(|| limits::message(&message.join("; ")));
-    state.rollout = Some(RolloutStatus { message, ..now.clone() });
+    state.rollout = Some(RolloutStatus { message, progress: None, ..now.clone() });
     (state, None)
 }
 
@@ -609,7 +640,7 @@ fn back_to(world: &World, mut state: RolloutState, now: &RolloutStatus, to: Stri
     // That none lacks it is no word of those who are not there.
     let is_any = back.peek().is_some();
     let resident = state.previous.is_some() && is_any && back.all(|pod| pod.report.is_some_and(has_it));
-    let flips = sides::can_flip_back(world, now, &to);
+    let flips = state.previous.as_ref() == Some(&to) && sides::can_flip_back(world, now, &to);
     let time = match world.spec {
         Some(spec) if !resident && !flips => spec.progress_deadline,
         _ => SWITCH_TIMEOUT,

@@ -17,6 +17,9 @@ pub const PROGRESS_NOTES: u32 = 20;
 /// Time after which Auto gives up a second set of pods that no node has room for.
 pub const NO_ROOM_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Time for which no pod of a side that requests have just gone over to may be ready before they go back.
+pub const NO_READY_POD_PATIENCE: Duration = Duration::from_secs(30);
+
 /// How long a version is watched where the spec, which says it, became unusable during the switch: the spec's default.
 pub const BAKE_WITHOUT_SPEC: Duration = Duration::from_secs(600);
 

@@ -18,7 +18,7 @@ use futures::{
     stream::{self, BoxStream},
 };
 use gantry_crds::{
-    InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec, SIDE_LABEL,
+    InferenceService, InferenceServiceSpec, ModelVersion, ModelVersionSpec, SERVICE_LABEL, SIDE_LABEL,
     conditions::Reason,
     inference_service::{
         ApiSpec, CacheSpec, ModelSpec, PodSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec,
@@ -150,9 +150,12 @@ impl Stores {
             versions,
             pods,
             blue: get(&self.deployments, &deployment_name(&name, Side::Blue), &namespace),
-            green: get(&self.deployments, &deployment_name(&name, Side::Green), &namespace),
+            // Another service may have this name: its objects are its own.
+            green: get(&self.deployments, &deployment_name(&name, Side::Green), &namespace)
+                .filter(|green| green.labels().get(SERVICE_LABEL) == Some(&name)),
             endpoint: get(&self.endpoints, &name, &namespace),
-            preview: get(&self.endpoints, &preview_name(&name), &namespace),
+            preview: get(&self.endpoints, &preview_name(&name), &namespace)
+                .filter(|preview| preview.labels().get(SERVICE_LABEL) == Some(&name)),
             service_account: get(&self.service_accounts, &identity, &namespace),
             role: get(&self.roles, &identity, &namespace),
             role_binding: get(&self.role_bindings, &identity, &namespace),

@@ -151,7 +151,10 @@ fn strategy(pod: &PodSettings, answers: bool) -> DeploymentStrategy {
 fn template(inputs: &Inputs, side: Side) -> (PodTemplateSpec, StoredTemplate) {
     let wanted_inputs = inputs_hash(&inputs.spec.pod, side);
     let of_side = inputs.sides.state(side);
-    let unchanged = of_side.stored.as_ref().filter(|stored| stored.inputs == wanted_inputs || of_side.is_kept);
+    let unchanged = of_side.stored.as_ref().filter(|stored| {
+        // One that was made before there were sides would have pods that no Service finds.
+        stored.inputs == wanted_inputs || (of_side.is_kept && stored.json.contains(SIDE_LABEL))
+    });
     if let Some(stored) = unchanged
         && let Some(template) = stored.template()
     {

@@ -8,7 +8,8 @@
 use gantry_crds::status::{BakeStatus, RolloutStatus, RolloutStep};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{RolloutState, Step, World, after, fleet, take_back};
+use super::{ABORTED, RolloutState, Step, World, after, fleet, go_back, take_back};
+use crate::validate::ValidService;
 
 /// The bake that goes on beside a candidate which begins now.
 pub(super) fn set_aside(world: &World, state: &RolloutState) -> Option<BakeStatus> {
@@ -61,6 +62,27 @@ pub(super) fn watch(world: &World, state: &mut RolloutState, rollout: &mut Rollo
         return Some(take_back(world, state.clone(), &baking, to, failure));
     }
     if over {
+        (rollout.bake, state.previous) = (None, None);
+        state.rollout = Some(rollout.clone());
+    }
+    None
+}
+
+/// What the user says of the active version while a candidate is prepared beside its bake: that it is to be given up, or to be
+/// kept without a way back. Gives the step back, in the first case.
+pub(super) fn by_hand(
+    world: &World,
+    spec: &ValidService,
+    state: &mut RolloutState,
+    rollout: &mut RolloutStatus,
+) -> Option<Step> {
+    let (bake, active) = (rollout.bake.clone()?, state.active.clone()?);
+    if spec.aborts(&active) {
+        let to = bake.to.clone();
+        state.candidate = None;
+        return Some(go_back(world, state.clone(), &as_rollout(bake, active), to, ABORTED));
+    }
+    if spec.promote.as_ref() == Some(&active) {
         (rollout.bake, state.previous) = (None, None);
         state.rollout = Some(rollout.clone());
     }

@@ -101,6 +101,14 @@ impl Failure {
         Self { gate: GateName::Health, value: Some(format!("{} {}", breach.signal, breach.value)), message }
     }
 
+    /// Requests went over to pods of which none is ready any more.
+    pub(super) fn of_no_ready_pod(world: &World) -> Self {
+        let why = world.missing_pod.unwrap_or("see their logs");
+        let value = "no pod ready".to_owned();
+        let message = format!("no pod that answers with it is ready: {why}");
+        Self { gate: GateName::Health, value: Some(value), message: with_action(GateName::Health, &message) }
+    }
+
     /// Nodes have no room for a second set of pods, which Auto would have used.
     pub(super) fn of_no_room(world: &World, now: &RolloutStatus) -> Self {
         let why = world.missing_pod.unwrap_or("pods are not made");

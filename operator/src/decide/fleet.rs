@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use super::{
     CountedPod, World, after, agents, candidate_report,
     failure::{Failure, said_of},
-    has_prepared, is_prepared, serves, template,
+    has_prepared, is_prepared, serves, sides, template,
 };
 use crate::{limits, text::some_of};
 
@@ -139,6 +139,8 @@ struct Tally {
     has: usize,
     /// Those of them that get requests.
     works: usize,
+    /// Pods that get requests and answer them, with figures that passed a limit.
+    answers_badly: usize,
     /// Pods that come for older ones, which have a voice each that has not been heard yet.
     to_come: usize,
     /// Whether any of the older ones gets requests and answers with another version: nobody is left without an answer.
@@ -164,6 +166,7 @@ impl Tally {
                         tally.workers.push(Failure::of_worker(pod));
                     } else if let Some(breach) = breach(report, now) {
                         tally.workers.push(Failure::of_breach(pod, breach));
+                        tally.answers_badly += usize::from(pod.ready);
                     } else {
                         tally.has += 1;
                         tally.works += usize::from(pod.ready);
@@ -194,10 +197,10 @@ impl Tally {
         let to_come = if over { 0 } else { self.to_come };
         let at_it = if over { 0 } else { self.at_it + self.has - self.works + to_come };
         // Where nobody else answers, what may come is not waited for.
-        let nobody_answers = self.works == 0 && (over || !self.older_answer);
+        let nobody_answers = self.works + self.answers_badly == 0 && (over || !self.older_answer);
         let dies = is_versions(workers, workers + self.has + to_come) || (workers > 0 && nobody_answers);
         // Where nobody can get it and nobody has it, nobody answers.
-        let nobody = self.works == 0 && at_it == 0 && (failed > 0 || self.has == 0);
+        let nobody = self.works + self.answers_badly == 0 && at_it == 0 && (failed > 0 || self.has == 0);
         let mut all = self.workers.into_iter().chain(self.refusals);
         if dies || nobody || is_versions(failed, failed + self.has + at_it) {
             return all.next().or_else(|| self.unable.into_iter().next());
@@ -267,6 +270,8 @@ pub(super) fn judge_bake(world: &World, now: &RolloutStatus) -> Option<Failure> 
 /// Whether a bake is over. One that no pod has is not watched: it waits for one, unless there are to be none.
 pub(super) fn is_watched_to_the_end(world: &World, now: &RolloutStatus) -> bool {
     let has_it = |pod: &CountedPod| pod.report.is_some_and(|report| serves(report, &now.version));
+    // The pods to go back to are gone then: what has taken their place must be there.
+    let has_it = |pod: &CountedPod| has_it(pod) && (pod.ready || !sides::is_blue_green(now));
     world.now >= now.deadline.0 && (world.target_replicas == 0 || world.pods.iter().any(has_it))
 }
 

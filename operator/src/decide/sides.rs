@@ -20,8 +20,10 @@ use gantry_crds::{
 
 use jiff::Timestamp;
 
-use super::{Candidacy, CountedPod, Failure, RolloutState, SidesSeen, World, after, agents, fleet, serves};
-use crate::limits::NO_ROOM_PATIENCE;
+use super::{
+    Candidacy, CountedPod, Failure, RolloutState, SidesSeen, Step, World, after, agents, fleet, serves, take_back,
+};
+use crate::limits::{self, NO_READY_POD_PATIENCE, NO_ROOM_PATIENCE};
 
 /// How the candidate that begins now is to replace the version that answers.
 pub(super) fn strategy(world: &World, state: &RolloutState) -> StrategyName {
@@ -62,7 +64,8 @@ pub(super) fn helps(world: &World, state: &RolloutState, now: &RolloutStatus, fa
 /// Judges a candidate by the pods of its side: as many have to be ready with it as there should be, or more than half once the
 /// time is over.
 pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
-    let over = world.now >= now.deadline.0;
+    let held = world.spec.is_some_and(|spec| spec.holds(&now.version));
+    let over = world.now >= now.deadline.0 && !held;
     let wanted = usize::try_from(world.target_replicas).unwrap_or(0);
     let is_ready = |pod: &&CountedPod| pod.ready && agents::has_prepared(world, pod, now);
     let ready = world.judges().filter(is_ready).count();
@@ -81,12 +84,75 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
 /// waits for the rollout's deadline: nodes may be on their way.
 fn finds_no_room(world: &World, now: &RolloutStatus) -> bool {
     let is_auto = world.spec.is_some_and(|spec| spec.strategy == RolloutStrategy::Auto);
-    is_auto && world.sides.has_no_node && world.now >= no_room_at(now)
+    // One that is made anew later may find a node yet: others have.
+    is_auto && world.sides.has_no_node && world.judges().next().is_none() && world.now >= no_room_at(now)
 }
 
 /// When a lack of room is one for good.
 pub(super) fn no_room_at(now: &RolloutStatus) -> Timestamp {
     after(now.started_at.0, NO_ROOM_PATIENCE)
+}
+
+/// Whether the spec asks for the other strategy than that of the attempt. Auto takes what has been begun.
+pub(super) fn asks_for_another_way(world: &World, state: &RolloutState, now: &RolloutStatus) -> bool {
+    let asked = world.spec.map(|spec| spec.strategy);
+    let fits = match asked {
+        Some(RolloutStrategy::BlueGreen) => is_blue_green(now) || !can_begin(world),
+        Some(RolloutStrategy::InPlaceSwap) => !is_blue_green(now),
+        _ => true,
+    };
+    state.active.is_some() && !fits
+}
+
+/// After the switch: whether requests have nobody to go to. The Service does not point to the new side yet, which is waited for;
+/// or no pod there is ready. Then the clock is kept that ends it: requests go back where pods of the other side are ready.
+pub(super) fn left_alone(world: &World, state: &mut RolloutState, now: &RolloutStatus) -> Option<Step> {
+    if !is_blue_green(now) || world.target_replicas == 0 {
+        return None;
+    }
+    let is_ready = world.pods.iter().any(|pod| pod.ready);
+    if is_ready && world.sides.is_flipped {
+        return None;
+    }
+    let since = now.progress.as_ref().and_then(|progress| progress.paused_at.clone());
+    let to = state.previous.clone();
+    let over = left_alone_until(now).is_some_and(|until| world.now >= until);
+    if let Some(to) = to.filter(|to| !is_ready && over && can_flip_back(world, now, to)) {
+        return Some(take_back(world, state.clone(), now, to, Failure::of_no_ready_pod(world)));
+    }
+    let at = Time(world.now);
+    let since = if is_ready { None } else { since.or_else(|| Some(at.clone())) };
+    let progress = since.map(|since| RolloutProgress {
+        figure: 0,
+        at: since.clone(),
+        since: since.clone(),
+        pods: Vec::new(),
+        to_come: 0,
+        paused_at: Some(since),
+    });
+    let message = match (is_ready, world.missing_pod) {
+        (true, _) => "waits for the Service to point to its pods".to_owned(),
+        (false, None) => "waits for its pods to be ready".to_owned(),
+        (false, Some(why)) => format!("waits for its pods to be ready: {why}"),
+    };
+    let message = Some(limits::message(&message));
+    state.rollout = Some(RolloutStatus { progress, message, ..now.clone() });
+    Some((state.clone(), None))
+}
+
+/// Until when pods of the new side may be without a ready one.
+pub(super) fn left_alone_until(now: &RolloutStatus) -> Option<Timestamp> {
+    let switched = matches!(now.step, RolloutStep::Commit | RolloutStep::Bake) && is_blue_green(now);
+    let since = now.progress.as_ref().filter(|_| switched)?.paused_at.as_ref()?;
+    Some(after(since.0, NO_READY_POD_PATIENCE))
+}
+
+/// Whether a version that failed is not taken back yet, since the pods that requests are to go to are on their way and it answers
+/// meanwhile. At the end of the bake it is, in its own pods.
+pub(super) fn waits_for_the_way_back(world: &World, state: &RolloutState, now: &RolloutStatus) -> bool {
+    let Some(to) = state.previous.as_ref().filter(|_| is_blue_green(now)) else { return false };
+    let answers = world.pods.iter().any(|pod| pod.ready);
+    answers && !can_flip_back(world, now, to) && world.now < now.deadline.0
 }
 
 /// Whether requests can go back to the other side: its pods answer with the version that was active before.

@@ -11,7 +11,8 @@ use super::{CountedPod, World, is_prepared};
 /// that comes beside those that there should be comes for one of these.
 pub(super) fn to_come(world: &World) -> usize {
     let missing = usize::try_from(world.target_replicas).unwrap_or(0).saturating_sub(world.judges().count());
-    world.older_pods().min(missing)
+    // Of another side all are still to come that are not there.
+    if world.sides.judges_are_other { missing } else { world.older_pods().min(missing) }
 }
 
 /// Whether the switch need not wait for older pods: they stay until new ones answer, and a new one that cannot have the active
