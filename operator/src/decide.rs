@@ -46,8 +46,6 @@ mod fleet_tests;
 pub mod judged;
 #[cfg(test)]
 mod latch_tests;
-#[cfg(test)]
-mod model;
 mod progress;
 #[cfg(test)]
 mod progress_tests;

@@ -1,11 +1,15 @@
 //! The rules that every write must keep, said without the code that keeps them.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
-use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth};
-use proptest::prelude::*;
-
-use super::*;
+use gantry_crds::status::{
+    CandidatePhase, GateName, GateVerdict, RejectedOutcome, RejectedStatus, ReplicaHealth, RolloutStep,
+};
+use gantry_operator::{
+    decide::{CountedPod, Plan, RolloutState, World},
+    limits::JUDGED_RESTARTS_MAX,
+};
+use proptest::{prelude::*, test_runner::TestCaseError};
 
 /// The rules that every write must keep.
 pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) -> Result<(), TestCaseError> {
@@ -38,7 +42,7 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
     }
     prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
     let restarts = new.rollout.as_ref().map_or(0, |rollout| rollout.restarts);
-    prop_assert!(restarts <= crate::limits::JUDGED_RESTARTS_MAX, "begun again for ever");
+    prop_assert!(restarts <= JUDGED_RESTARTS_MAX, "begun again for ever");
     check_bake(world, new)?;
     check_rejection(world, new)?;
     if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
@@ -122,7 +126,7 @@ fn check_rejection(world: &World, new: &RolloutState) -> Result<(), TestCaseErro
     let refusals = voices.iter().filter(|pod| refuses(pod)).count();
     let missing = usize::try_from(world.target_replicas).unwrap().saturating_sub(newest.len());
     let fleet = voices.len() + missing.min(world.pods.len() - newest.len());
-    let over = progress_at.is_some_and(|at| world.now >= after(at, Duration::from_secs(900)));
+    let over = progress_at.is_some_and(|at| world.now >= at + Duration::from_secs(900));
     prop_assert!(over || refusals == fleet || (refusals >= 2 && refusals * 2 > fleet), "{} of {}", refusals, fleet);
     Ok(())
 }

@@ -1,0 +1,307 @@
+//! A pod: the agent's own functions, with gates, workers and the watch played by the search.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    hash::{Hash, Hasher},
+    sync::{Arc, LazyLock},
+    time::{Duration, Instant},
+};
+
+use gantry_crds::{
+    InferenceServiceStatus,
+    status::{CandidateStatus, GateName, GateResult, GateVerdict, ReplicaStatus},
+};
+use gantry_rollout::{
+    Desired, Lines, Outcome, Phase, Refusal, Versions, WorkerHealth, line,
+    plan::{Action, Route},
+    report::{Cadence, Decision, Figures, entry},
+};
+
+use super::{
+    invariants::{Broken, Invariant, Violation},
+    world::NOW,
+};
+
+/// Longer than any wait of an agent, so that one jump of its clock makes all that it waits for due.
+const LONG: Duration = Duration::from_secs(3600);
+/// In the order in which a version passes them.
+const GATES: [GateName; 7] = [
+    GateName::Fetch,
+    GateName::Digest,
+    GateName::Format,
+    GateName::Memory,
+    GateName::Template,
+    GateName::Load,
+    GateName::Prompts,
+];
+
+/// When every agent began.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// What a status asks of pods, made once for all that see it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) desired: Desired,
+    hash: u64,
+}
+
+impl Asked {
+    pub(super) fn of(status: &InferenceServiceStatus, resources: &str) -> Arc<Self> {
+        let desired = Desired::of(status, Some(resources));
+        let mut hasher = DefaultHasher::new();
+        (&desired.active, &desired.previous, desired.attempt).hash(&mut hasher);
+        (desired.candidate.as_ref().map(|one| (&one.version, one.attempt)), &desired.kept).hash(&mut hasher);
+        desired.versions.keys().for_each(|name| name.hash(&mut hasher));
+        Arc::new(Self { desired, hash: hasher.finish() })
+    }
+}
+
+/// A pod with its agent.
+#[derive(Clone)]
+pub(super) struct Pod {
+    pub(super) name: String,
+    pub(super) versions: Versions,
+    lines: Lines,
+    /// What its watch brought last, and the resource version of that object.
+    pub(super) asked: Option<Arc<Asked>>,
+    pub(super) seen: u64,
+    cadence: Cadence,
+    /// Whether it has written since its process began.
+    wrote: bool,
+    clock: Instant,
+    /// Neither requests nor the watch come to it, and nothing goes out.
+    pub(super) cut_off: bool,
+    /// Nothing more can be loaded in it.
+    pub(super) trouble: bool,
+    /// It is of the template with much memory.
+    pub(super) large: bool,
+    /// Gates that a broken agent has not called off.
+    leaked: Option<Versions>,
+    /// Something befell it that befell no other: its word may be about itself.
+    pub(super) marked: bool,
+}
+
+impl Pod {
+    pub(super) fn new(name: String, large: bool) -> Self {
+        Self {
+            name,
+            versions: Versions::default(),
+            lines: Lines::new(),
+            asked: None,
+            seen: 0,
+            cadence: Cadence::default(),
+            wrote: false,
+            clock: *START,
+            cut_off: false,
+            trouble: false,
+            large,
+            leaked: None,
+            marked: false,
+        }
+    }
+
+    /// Its container begins anew: what was loaded is gone, and the entry in the status is not.
+    pub(super) fn restart(&mut self) {
+        let Self { name, cut_off, trouble, large, .. } = self;
+        *self = Self { cut_off: *cut_off, trouble: *trouble, marked: true, ..Self::new(std::mem::take(name), *large) };
+    }
+
+    pub(super) fn serving(&self) -> Option<&String> {
+        self.versions.route().active.as_ref()
+    }
+
+    /// Whether requests that come to it are answered.
+    pub(super) fn ready(&self) -> bool {
+        let serving = self.serving().and_then(|name| self.versions.get(name));
+        !self.cut_off && serving.is_some_and(gantry_rollout::Entry::is_up)
+    }
+
+    /// The watch brings an object, and the agent does what follows.
+    pub(super) fn see(
+        &mut self,
+        asked: &Arc<Asked>,
+        resource_version: u64,
+        has_entry: bool,
+        broken: Option<Broken>,
+    ) -> Result<(), Violation> {
+        (self.asked, self.seen) = (Some(Arc::clone(asked)), resource_version);
+        if self.cadence.is_lost(has_entry, Some(resource_version)) {
+            self.wrote = false;
+        }
+        self.settle(broken)
+    }
+
+    /// Whether the watch would bring news.
+    pub(super) fn is_behind(&self, asked: &Arc<Asked>, has_entry: bool) -> bool {
+        let same = |old: &Arc<Asked>| Arc::ptr_eq(old, asked) || old.desired == asked.desired;
+        !self.cut_off && (!self.asked.as_ref().is_some_and(same) || self.wrote && !has_entry)
+    }
+
+    fn settle(&mut self, broken: Option<Broken>) -> Result<(), Violation> {
+        let Some(asked) = self.asked.clone() else { return Ok(()) };
+        let desired = &asked.desired;
+        let before = self.versions.clone();
+        let actions = self.versions.settle(desired, self.clock, &mut self.lines);
+        let switches = |action: &Action| matches!(action, Action::Route(_)) && before.route().active.is_some();
+        match broken {
+            Some(Broken::IgnoresSwitch) if self.name.ends_with('1') && actions.iter().any(switches) => {
+                self.versions = before;
+                return Ok(());
+            }
+            Some(Broken::BeginsTwice) if actions.iter().any(|action| matches!(action, Action::Cancel { .. })) => {
+                self.leaked = Some(before.clone());
+            }
+            _ => {}
+        }
+        let mut answers = before.route().active.clone();
+        for action in &actions {
+            match action {
+                Action::Route(Route { active, .. }) => answers.clone_from(active),
+                Action::Retire { version } | Action::Forget { version } | Action::Drop { version }
+                    if answers.as_ref() == Some(version) =>
+                {
+                    return Err(Invariant::NothingThatServesIsDeleted
+                        .broken(format!("{} unloads {version}, which answers", self.name)));
+                }
+                _ => {}
+            }
+        }
+        if broken == Some(Broken::UnloadsFirst) && desired.candidate.is_some() {
+            self.versions = Versions::default();
+            return self.check();
+        }
+        let left = self.versions.plan(desired, self.clock);
+        if !left.is_empty() {
+            return Err(Invariant::ItEnds.broken(format!("{} does not settle: {left:?}", self.name)));
+        }
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), Violation> {
+        let on_trial: Vec<_> = self
+            .leaked
+            .iter()
+            .chain([&self.versions])
+            .flat_map(Versions::iter)
+            .filter(|(_, entry)| entry.attempt.is_some() && matches!(entry.phase, Phase::Preparing | Phase::Checking))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        match on_trial.len() {
+            0 | 1 => Ok(()),
+            _ => Err(Invariant::OneCandidate.broken(format!("{} tries {}", self.name, on_trial.join(" and ")))),
+        }
+    }
+
+    /// Versions whose gates are at it.
+    pub(super) fn at_gates(&self) -> impl Iterator<Item = &str> {
+        let at = |phase| matches!(phase, Phase::Preparing | Phase::Checking | Phase::Cancelling);
+        self.versions.iter().filter(move |(_, entry)| at(entry.phase)).map(|(name, _)| name.as_str())
+    }
+
+    /// Versions that are being unloaded.
+    pub(super) fn retiring(&self) -> impl Iterator<Item = &str> {
+        self.versions.iter().filter(|(_, entry)| entry.phase == Phase::Retiring).map(|(name, _)| name.as_str())
+    }
+
+    /// What the gates come to where nothing goes wrong in this pod alone. `refuses` is the gate that refuses the version.
+    pub(super) fn natural(&self, version: &str, refuses: Option<GateName>) -> Option<GateName> {
+        let entry = self.versions.get(version)?;
+        // To restore it no golden prompts are asked.
+        let refuses = refuses.filter(|gate| entry.attempt.is_some() || *gate != GateName::Prompts);
+        let loads = entry.health.is_none();
+        let refuses = refuses.filter(|gate| loads || *gate == GateName::Prompts);
+        refuses.or((loads && self.trouble).then_some(GateName::Load))
+    }
+
+    /// The gates of a version end: one refuses it, or all let it through. Says whether it passed as a candidate.
+    pub(super) fn gates_end(
+        &mut self,
+        version: &str,
+        refuses: Option<GateName>,
+        broken: Option<Broken>,
+    ) -> Result<bool, Violation> {
+        let Some(entry) = self.versions.get(version) else { return Ok(false) };
+        let (phase, is_candidate) = (entry.phase, entry.attempt.is_some());
+        let outcome = match refuses {
+            _ if phase == Phase::Cancelling => Outcome::Cancelled,
+            Some(gate) => Outcome::Refused(Refusal::new(gate, "no").with_value("0")),
+            None => Outcome::Passed,
+        };
+        let passed = outcome == Outcome::Passed && is_candidate;
+        if let Some(line) = self.lines.get_mut(version) {
+            let before = GATES.into_iter().take_while(|gate| outcome != Outcome::Cancelled && refuses != Some(*gate));
+            for name in before {
+                line::gate(line, GateResult { name, verdict: GateVerdict::Pass, value: None, message: None });
+            }
+        }
+        if !self.versions.ended(version, outcome, self.clock, &mut self.lines) {
+            return Err(Invariant::ItEnds.broken(format!("{}: no step of the table ends {phase:?}", self.name)));
+        }
+        self.settle(broken)?;
+        Ok(passed)
+    }
+
+    pub(super) fn retired(&mut self, version: &str, broken: Option<Broken>) -> Result<(), Violation> {
+        self.versions.retired(version, &mut self.lines);
+        self.settle(broken)
+    }
+
+    /// The workers of a loaded version fail for good, or answer again.
+    pub(super) fn worker(&mut self, version: &str, up: bool, broken: Option<Broken>) -> Result<(), Violation> {
+        let failed = || WorkerHealth::Failed { reason: "it died".to_owned() };
+        self.versions.observe(version, if up { WorkerHealth::Ready } else { failed() });
+        self.settle(broken)
+    }
+
+    /// Whether time alone would change something.
+    pub(super) fn waits(&self) -> bool {
+        self.versions.next_retry(self.clock).is_some()
+    }
+
+    pub(super) fn wait(&mut self, broken: Option<Broken>) -> Result<(), Violation> {
+        self.clock += LONG;
+        self.settle(broken)
+    }
+
+    /// What it would write now, if it is something else than what it wrote.
+    pub(super) fn news(&self, replicas: u32) -> Option<ReplicaStatus> {
+        if self.cut_off {
+            return None;
+        }
+        let desired = self.asked.as_ref().map(|asked| &asked.desired)?;
+        let snapshot = self.versions.snapshot(Some(desired), &self.lines, self.clock);
+        let entry = entry(&self.name, &snapshot, Figures::default(), None, NOW);
+        (self.cadence.decide(&entry, replicas, self.clock + LONG) == Decision::Write).then_some(entry)
+    }
+
+    pub(super) fn written(&mut self, entry: ReplicaStatus, resource_version: u64) {
+        self.wrote = true;
+        self.cadence.written(entry, Some(resource_version), 0.0, self.clock);
+    }
+
+    /// Of two pods with the same hash the same is to be expected.
+    pub(super) fn hash(&self, hasher: &mut DefaultHasher) {
+        (self.asked.as_ref().map(|asked| asked.hash), self.wrote).hash(hasher);
+        (self.cut_off, self.trouble, self.large, self.marked).hash(hasher);
+        let Route { active, previous } = self.versions.route();
+        (active, previous).hash(hasher);
+        for (name, entry) in self.versions.iter() {
+            (name, entry.phase, entry.attempt, entry.passed).hash(hasher);
+            (entry.is_up(), entry.health.is_some()).hash(hasher);
+            entry.refusal.as_ref().map(|refusal| refusal.gate.as_str()).hash(hasher);
+            entry.retry_at.map(|at| at > self.clock).hash(hasher);
+            entry.slow_at().map(|at| at > self.clock).hash(hasher);
+            for line in [self.lines.get(name), entry.told.last()] {
+                line.is_some().hash(hasher);
+                line.into_iter().for_each(|line| hash_line(line, hasher));
+            }
+        }
+    }
+}
+
+fn hash_line(line: &CandidateStatus, hasher: &mut DefaultHasher) {
+    (line.phase.as_str(), line.wait_reason.map(|reason| reason.as_str())).hash(hasher);
+    for gate in &line.gates {
+        (gate.name.as_str(), gate.verdict.as_str()).hash(hasher);
+    }
+}
