@@ -9,7 +9,7 @@ use std::{
 
 use gantry_crds::{
     InferenceServiceStatus,
-    status::{CandidateStatus, GateName, GateResult, GateVerdict, ReplicaStatus},
+    status::{CandidateStatus, GateName, GateResult, GateVerdict, ReplicaStatus, Side},
 };
 use gantry_rollout::{
     Desired, Lines, Outcome, Phase, Refusal, Versions, WorkerHealth, line,
@@ -47,7 +47,7 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn of(status: &InferenceServiceStatus, resources: &str) -> Arc<Self> {
-        let desired = Desired::of(status, Some(resources));
+        let desired = Desired::of(status, Some(resources), Side::Blue);
         let mut hasher = DefaultHasher::new();
         (&desired.active, &desired.previous, desired.attempt).hash(&mut hasher);
         (desired.candidate.as_ref().map(|one| (&one.version, one.attempt)), &desired.kept).hash(&mut hasher);

@@ -528,6 +528,7 @@ impl World {
             target_replicas: object.replicas,
             stamped,
             missing_pod: None,
+            sides: decide::SidesSeen::default(),
         })
     }
 

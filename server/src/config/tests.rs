@@ -233,7 +233,6 @@ fn flags_mean_what_they_mean_for_llama_server() {
             memory_limit_bytes: Some(3 << 30),
             lazy_cells: false,
             prompt_lookup: 6,
-            verified: Vec::new(),
             draft: Some(DraftSettings { model_path: DRAFT.into(), max_tokens: 4 }),
             step_ms_target: Some(80),
             chat_template: Some("{{ messages[0].content }}".to_owned()),
