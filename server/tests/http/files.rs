@@ -177,6 +177,7 @@ fn what_ends_llama_cpp_ends_a_trial_alone_and_is_told() {
 
 #[test]
 fn a_file_that_is_right_at_the_first_positions_only_is_refused_by_both() {
+    const WHY: &str = "what it computes is not finite";
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
     let (mut bytes, header) = demo();
@@ -186,7 +187,6 @@ fn a_file_that_is_right_at_the_first_positions_only_is_refused_by_both() {
     let base = angle.powf(-turned / (turned - 2.0)) as f32;
     behind(&mut bytes, "llama.rope.freq_base", 4, &base.to_le_bytes());
     std::fs::write(&file, bytes).unwrap();
-    const WHY: &str = "what it computes is not finite";
     let validated = validate(&file, &[]);
     let report = text(&validated.stdout);
     assert_eq!(validated.status.code(), Some(1), "{report}");
