@@ -25,6 +25,9 @@ pub(super) fn client(reach: Reach) -> Result<Client, reqwest::Error> {
         .no_proxy()
         .dns_resolver(Arc::new(Resolver(reach)))
         .user_agent(concat!("gantry/", env!("CARGO_PKG_VERSION")))
+        // Behind one address are several servers, or another one by now: a connection that is kept leads every try to the one
+        // that lacks the file.
+        .pool_max_idle_per_host(0)
         .connect_timeout(CONNECT_LIMIT)
         .read_timeout(READ_LIMIT)
         .referer(false)

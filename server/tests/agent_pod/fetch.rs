@@ -7,6 +7,8 @@ use std::time::Duration;
 use gantry_server::fetch::{Cache, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Reach, Source};
 use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -420,6 +422,35 @@ async fn the_first_bytes_are_read_where_parts_are_served() {
     assert!(fetcher.peek(&source, 100).await.unwrap_err().is_temporary());
     server.replace(Vec::new(), None);
     assert_eq!(fetcher.peek(&source, 100).await.unwrap().unwrap().total, 0);
+}
+
+/// Behind one address are several servers, or another one by now: a connection that is kept would lead every try to the one that
+/// lacks the file.
+#[tokio::test]
+async fn each_try_is_a_connection_of_its_own() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let source = Source::parse(&format!("http://{}/m", listener.local_addr().unwrap()), None).unwrap();
+    tokio::spawn(async move {
+        let mut answer = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let part = "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-3/4\r\ncontent-length: 4\r\n\r\nGGUF";
+            let answer = std::mem::replace(&mut answer, part);
+            // It answers so for as long as the connection is kept.
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while let Ok(byte) = stream.read_u8().await {
+                    head.push(byte);
+                    if head.ends_with(b"\r\n\r\n") {
+                        stream.write_all(answer.as_bytes()).await.unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(folder.path());
+    assert!(matches!(fetcher.peek(&source, 4).await, Err(FetchError::Permanent(_))));
+    assert_eq!(fetcher.peek(&source, 4).await.unwrap().unwrap().prefix, b"GGUF");
 }
 
 #[tokio::test]
