@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use gantry_crds::{GROUP, InferenceService};
+use gantry_crds::{
+    GROUP, InferenceService,
+    inference_service::{LocalName, SourceSpec},
+};
 use k8s_openapi::api::{
     core::v1::ServiceAccount,
     rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject},
@@ -24,26 +27,27 @@ pub fn role(inputs: &Inputs) -> Role {
         rule(GROUP, "inferenceservices", &["list", "watch"], [service.clone()]),
         rule(GROUP, "inferenceservices/status", &["patch"], [service]),
     ];
+    let of_sources = named_by_sources(inputs, |source| source.ca.as_ref().map(|ca| &ca.config_map_ref));
+    let config_maps: BTreeSet<_> = inputs.spec.prompts_config_map.iter().cloned().chain(of_sources).collect();
+    let secrets = named_by_sources(inputs, |source| source.secret_ref.as_ref());
     // An empty list of names would allow all of them: no names, no rule.
-    if let Some(config_map) = &inputs.spec.prompts_config_map {
-        rules.push(rule("", "configmaps", &["get"], [config_map.clone()]));
-    }
-    let secrets = secrets(inputs);
-    if !secrets.is_empty() {
-        rules.push(rule("", "secrets", &["get"], secrets));
+    for (resource, names) in [("configmaps", config_maps), ("secrets", secrets)] {
+        if !names.is_empty() {
+            rules.push(rule("", resource, &["get"], names));
+        }
     }
     Role { metadata: metadata(inputs.owner, identity_name(inputs.owner)), rules: Some(rules) }
 }
 
-/// Secrets of all versions that pods may have to fetch, the wanted one before the others.
-fn secrets(inputs: &Inputs) -> BTreeSet<String> {
+/// Objects of all versions that pods may have to fetch, that wanted among them.
+fn named_by_sources(inputs: &Inputs, named: fn(&SourceSpec) -> Option<&LocalName>) -> BTreeSet<String> {
     let wanted = &inputs.spec.wanted;
     let versions = inputs.versions.iter().map(|version| (&version.model, &version.runtime));
     let sources = versions.chain([(&wanted.model, &wanted.runtime)]).flat_map(|(model, runtime)| {
         let draft = runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
         std::iter::once(&model.source).chain(draft)
     });
-    sources.filter_map(|source| source.secret_ref.as_ref()).map(|secret| secret.name.clone()).collect()
+    sources.filter_map(named).map(|object| object.name.clone()).collect()
 }
 
 fn rule(group: &str, resource: &str, verbs: &[&str], names: impl IntoIterator<Item = String>) -> PolicyRule {
