@@ -115,6 +115,7 @@ pub struct ModelSpec {
     validation = Rule::new("has(self.uri) != has(self.pvc)").message("give exactly one of uri and pvc"),
     validation = Rule::new("!has(self.uri) || self.uri.startsWith('https://') || self.uri.startsWith('http://')").message("source: this release fetches from https:// and http://; put the file behind one of them, or on a volume (pvc), and give its sha256"),
     validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; an address that changes is no name of a file"),
+    validation = Rule::new("!has(self.ca) || (has(self.uri) && self.uri.startsWith('https://'))").message("ca: it is for an address that starts with https://; leave it out"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("uri: use an address that starts with https:// or http://: huggingface.co has one of each file (.../resolve/<commit>/FILE.gguf)"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("uri: use an address that starts with https:// or http://")
 )]
@@ -138,6 +139,19 @@ pub struct SourceSpec {
     /// the Secret's annotation gantry.dev/hosts names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalName>,
+    /// Further authorities by which the certificate of an https:// host may be signed, as one of a company's own is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<CaSource>,
+}
+
+/// Certificates of authorities.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CaSource {
+    /// ConfigMap of the same namespace with their certificates as PEM (key `ca.crt`).
+    // No Secret: certificates are public, and one of the type kubernetes.io/tls has a private key beside them, which no agent
+    // should have a right to read.
+    pub config_map_ref: LocalName,
 }
 
 /// A file on a PersistentVolumeClaim.

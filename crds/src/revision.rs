@@ -34,7 +34,7 @@ fn identity<'a>(model: &'a ModelSpec, runtime: &RuntimeSpec) -> (String, &'a str
     if let Some(draft) = runtime.speculative.as_mut().and_then(|speculative| speculative.draft.as_mut())
         && draft.sha256.is_some()
     {
-        *draft = SourceSpec { uri: None, pvc: None, sha256: draft.sha256.clone(), secret_ref: None };
+        *draft = SourceSpec { uri: None, pvc: None, sha256: draft.sha256.clone(), secret_ref: None, ca: None };
     }
     (file, &model.served_name, runtime)
 }
@@ -88,6 +88,7 @@ mod tests {
                 pvc: None,
                 sha256: Some(Sha256(digest.repeat(64))),
                 secret_ref: None,
+                ca: None,
             },
         }
     }

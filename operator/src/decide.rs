@@ -264,6 +264,7 @@ fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
     let switches = matches!(rollout.step, RolloutStep::Commit | RolloutStep::Rollback);
     let switched = switches.then(|| switch_due(rollout));
     note.into_iter()
+        .chain(alone)
         .chain(no_room)
         .chain(bake)
         .chain(switched)

@@ -115,7 +115,7 @@ impl WantedVersion {
 /// An object of the service's namespace whose content a version is judged by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ObjectKind {
-    /// Golden prompts.
+    /// Golden prompts, or the authorities that a source is trusted by.
     ConfigMap,
     /// Credentials of a source.
     Secret,
@@ -317,13 +317,13 @@ fn prompts_config_map(gate: &PromptsGate) -> String {
 /// The objects whose contents the version is judged by, each once.
 fn named_objects(spec: &InferenceServiceSpec) -> Vec<NamedObject> {
     let draft = spec.runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
-    let secrets =
-        [Some(&spec.model.source), draft].into_iter().flatten().filter_map(|source| source.secret_ref.as_ref());
-    let prompts = spec.rollout.gates.prompts.as_ref().map(|gate| gate.config_map_ref.name.clone());
-    let mut objects: Vec<_> =
-        prompts.into_iter().map(|name| NamedObject { kind: ObjectKind::ConfigMap, name }).collect();
-    for secret in secrets {
-        let object = NamedObject { kind: ObjectKind::Secret, name: secret.name.clone() };
+    let sources = || [Some(&spec.model.source), draft].into_iter().flatten();
+    let prompts = spec.rollout.gates.prompts.iter().map(|gate| (ObjectKind::ConfigMap, &gate.config_map_ref));
+    let secrets = sources().filter_map(|source| Some((ObjectKind::Secret, source.secret_ref.as_ref()?)));
+    let authorities = sources().filter_map(|source| Some((ObjectKind::ConfigMap, &source.ca.as_ref()?.config_map_ref)));
+    let mut objects = Vec::new();
+    for (kind, named) in prompts.chain(secrets).chain(authorities) {
+        let object = NamedObject { kind, name: named.name.clone() };
         if !objects.contains(&object) {
             objects.push(object);
         }
@@ -352,6 +352,7 @@ struct SourceFields {
     pvc: &'static str,
     sha256: &'static str,
     secret: &'static str,
+    ca: &'static str,
 }
 
 const MODEL_SOURCE: SourceFields = SourceFields {
@@ -360,6 +361,7 @@ const MODEL_SOURCE: SourceFields = SourceFields {
     pvc: "spec.model.source.pvc",
     sha256: "spec.model.source.sha256",
     secret: "spec.model.source.secretRef.name",
+    ca: "spec.model.source.ca.configMapRef.name",
 };
 const DRAFT_SOURCE: SourceFields = SourceFields {
     source: "spec.runtime.speculative.draft",
@@ -367,6 +369,7 @@ const DRAFT_SOURCE: SourceFields = SourceFields {
     pvc: "spec.runtime.speculative.draft.pvc",
     sha256: "spec.runtime.speculative.draft.sha256",
     secret: "spec.runtime.speculative.draft.secretRef.name",
+    ca: "spec.runtime.speculative.draft.ca.configMapRef.name",
 };
 
 /// Collects problems while parsing goes on, so that the user sees all of them at once.
@@ -446,6 +449,9 @@ impl Collector {
     fn source(&mut self, fields: &SourceFields, source: &SourceSpec, pod: &PodSpec) {
         if let Some(secret) = &source.secret_ref {
             self.object_name(fields.secret, &secret.name);
+        }
+        if let Some(ca) = &source.ca {
+            self.object_name(fields.ca, &ca.config_map_ref.name);
         }
         if let Some(found) = source.uri.as_deref().and_then(credential) {
             self.invalid(fields.uri, found.to_string());
@@ -625,6 +631,20 @@ mod tests {
     }
 
     #[test]
+    fn a_version_is_judged_by_the_objects_that_its_spec_names_each_once() {
+        let draft =
+            json!({"uri": "https://h/d.gguf", "sha256": "0".repeat(64), "ca": {"configMapRef": {"name": "golden"}}});
+        let spec = service(json!({
+            "model": {"source": {"secretRef": {"name": "hf"}, "ca": {"configMapRef": {"name": "authorities"}}}},
+            "runtime": {"speculative": {"draft": draft}},
+            "rollout": {"gates": {"prompts": {"configMapRef": {"name": "golden"}}}},
+        }));
+        let objects = validate(&spec).unwrap().wanted.objects;
+        let named: Vec<_> = objects.iter().map(|one| (one.kind.as_str(), one.name.as_str())).collect();
+        assert_eq!(named, [("ConfigMap", "golden"), ("Secret", "hf"), ("ConfigMap", "authorities")]);
+    }
+
+    #[test]
     fn a_credential_in_an_address_is_refused_and_not_repeated() {
         for uri in ["https://me:hush@h/m.gguf", "https://h/m.gguf?X-Amz-Signature=hush"] {
             let problems = validate(&service(json!({"model": {"source": {"uri": uri}}}))).unwrap_err();
@@ -642,7 +662,9 @@ mod tests {
             |name: &str| json!({"uri": "https://h/d.gguf", "sha256": "0".repeat(64), "secretRef": {"name": name}});
         let draft = |name: &str| json!({"runtime": {"speculative": {"draft": draft(name)}}});
         type Named<'a> = &'a dyn Fn(&str) -> Value;
-        let cases: [(&str, Named); 3] = [
+        let ca = |name: &str| json!({"model": {"source": {"ca": {"configMapRef": {"name": name}}}}});
+        let cases: [(&str, Named); 4] = [
+            ("spec.model.source.ca.configMapRef.name", &ca),
             ("spec.model.source.secretRef.name", &secret),
             ("spec.rollout.gates.prompts.configMapRef.name", &golden),
             ("spec.runtime.speculative.draft.secretRef.name", &draft),

@@ -675,6 +675,26 @@ func TestAPodHasNoVolumeOfItsNode(t *testing.T) {
 	}
 }
 
+func TestAuthoritiesAreForAddressesOfHTTPS(t *testing.T) {
+	rules := specRules(t)
+	judge := func(uri, name string) string {
+		ca := map[string]any{"configMapRef": map[string]any{"name": name}}
+		source := map[string]any{"uri": uri, "sha256": strings.Repeat("a", 64), "ca": ca}
+		return rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": source}})
+	}
+	if told := judge("https://h/m.gguf", "internal-ca"); told != "<nil>" {
+		t.Error(told)
+	}
+	for says, told := range map[string]string{
+		"address that starts with https://": judge("http://h/m.gguf", "internal-ca"),
+		"name: use lower-case letters":      judge("https://h/m.gguf", "Internal CA"),
+	} {
+		if !strings.Contains(told, says) {
+			t.Errorf("%q is expected, it says %s", says, told)
+		}
+	}
+}
+
 func TestMemoryThatNoPodServesWithIsRefused(t *testing.T) {
 	rules := specRules(t)
 	judge := func(memory string) string {

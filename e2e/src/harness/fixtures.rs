@@ -269,6 +269,7 @@ impl ModelSource {
             pvc: None,
             sha256: Some(Sha256(self.sha256.clone())),
             secret_ref: None,
+            ca: None,
         }
     }
 }

@@ -3,7 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use gantry_crds::{GROUP, InferenceService, status::NamedVersion};
+use gantry_crds::{
+    GROUP, InferenceService,
+    inference_service::{LocalName, SourceSpec},
+    status::NamedVersion,
+};
 use k8s_openapi::api::{
     core::v1::ServiceAccount,
     rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject},
@@ -25,27 +29,38 @@ pub fn role(inputs: &Inputs) -> Role {
         rule(GROUP, "inferenceservices", &["list", "watch"], [service.clone()]),
         rule(GROUP, "inferenceservices/status", &["patch"], [service]),
     ];
+    let (spec, versions) = (inputs.spec, inputs.versions);
+    let of_sources = named_by_sources(spec, versions, |source| source.ca.as_ref().map(|ca| &ca.config_map_ref));
+    let config_maps: BTreeSet<_> = inputs.spec.prompts_config_map.iter().cloned().chain(of_sources).collect();
     // An empty list of names would allow all of them: no names, no rule.
-    if let Some(config_map) = &inputs.spec.prompts_config_map {
-        rules.push(rule("", "configmaps", &["get"], [config_map.clone()]));
-    }
     let mut secrets = named_secrets(inputs.spec, inputs.versions);
     secrets.retain(|name| inputs.lent_secrets.contains(name));
-    if !secrets.is_empty() {
-        rules.push(rule("", "secrets", &["get"], secrets));
+    for (resource, names) in [("configmaps", config_maps), ("secrets", secrets)] {
+        if !names.is_empty() {
+            rules.push(rule("", resource, &["get"], names));
+        }
     }
     Role { metadata: metadata(inputs.owner, identity_name(inputs.owner)), rules: Some(rules) }
 }
 
 /// Secrets of all versions that pods may have to fetch.
 pub fn named_secrets(spec: &ValidService, versions: &[NamedVersion]) -> BTreeSet<String> {
+    named_by_sources(spec, versions, |source| source.secret_ref.as_ref())
+}
+
+/// Objects of all versions that pods may have to fetch, that wanted among them.
+fn named_by_sources(
+    spec: &ValidService,
+    versions: &[NamedVersion],
+    named: fn(&SourceSpec) -> Option<&LocalName>,
+) -> BTreeSet<String> {
     let wanted = &spec.wanted;
     let versions = versions.iter().map(|version| (&version.model, &version.runtime));
     let sources = versions.chain([(&wanted.model, &wanted.runtime)]).flat_map(|(model, runtime)| {
         let draft = runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
         std::iter::once(&model.source).chain(draft)
     });
-    sources.filter_map(|source| source.secret_ref.as_ref()).map(|secret| secret.name.clone()).collect()
+    sources.filter_map(named).map(|object| object.name.clone()).collect()
 }
 
 /// Secrets that a Role lets agents read.

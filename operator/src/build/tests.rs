@@ -576,6 +576,7 @@ fn the_number_of_pods_is_always_said_so_that_an_autoscaler_has_one_to_start_from
 fn agents_may_read_what_their_service_names_and_nothing_else() {
     let owner = owner(&json!({
         "/spec/model/source/secretRef": {"name": "new-token"},
+        "/spec/model/source/ca": {"configMapRef": {"name": "authorities"}},
         "/spec/runtime": {"speculative": {"draft": {
             "uri": "https://models/d.gguf", "sha256": "d".repeat(64), "secretRef": {"name": "draft-token"},
         }}},
@@ -611,7 +612,7 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
         json!([
             {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices"], "resourceNames": ["chat"], "verbs": ["list", "watch"]},
             {"apiGroups": ["gantry.dev"], "resources": ["inferenceservices/status"], "resourceNames": ["chat"], "verbs": ["patch"]},
-            {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["golden"], "verbs": ["get"]},
+            {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["authorities", "golden"], "verbs": ["get"]},
             {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["draft-token", "new-token", "old-token"], "verbs": ["get"]},
         ])
     );

@@ -15,10 +15,10 @@
 
 use gantry_crds::{
     inference_service::RolloutStrategy,
-    status::{GateName, RolloutStatus, StrategyName},
+    status::{GateName, RolloutProgress, RolloutStatus, RolloutStep, StrategyName},
 };
-
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
     Candidacy, CountedPod, Failure, RolloutState, SidesSeen, Step, World, after, agents, fleet, serves, take_back,

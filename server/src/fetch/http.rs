@@ -10,7 +10,7 @@ use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, RANGE,
     RETRY_AFTER,
 };
-use reqwest::{Client, RequestBuilder, Response, StatusCode, Url, redirect};
+use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode, Url, redirect};
 
 use super::error::FetchError;
 use super::limits::{CONNECT_LIMIT, MAX_REDIRECTS, READ_LIMIT, RETRY_BACKOFF_MAX};
@@ -18,11 +18,14 @@ use super::partial::Validator;
 use super::reach::{Reach, Resolver, Unreachable};
 use super::source::Token;
 
-/// Makes the client that all downloads share.
-pub(super) fn client(reach: Reach) -> Result<Client, reqwest::Error> {
+/// Makes a client, which downloads share. It believes certificates of the authorities that everybody knows, and of those in `ca`,
+/// as PEM.
+pub(super) fn client(reach: Reach, ca: Option<&str>) -> Result<Client, reqwest::Error> {
+    let authorities = ca.map(|ca| Certificate::from_pem_bundle(ca.as_bytes())).transpose()?.unwrap_or_default();
     Client::builder()
         // Through a proxy, whatever the proxy reaches would be reached.
         .no_proxy()
+        .tls_certs_merge(authorities)
         .dns_resolver(Arc::new(Resolver(reach)))
         .user_agent(concat!("gantry/", env!("CARGO_PKG_VERSION")))
         // Behind one address are several servers, or another one by now: a connection that is kept leads every try to the one
@@ -260,7 +263,8 @@ impl Trouble {
             Self::NoWay => "correct the host of its uri in the spec, or let the pods reach it",
             Self::NoTls => "in its uri in the spec, give http:// for https://, or the port that speaks TLS",
             Self::Certificate => {
-                "use a host whose certificate is of a known authority and bears its name, or http:// (its sha256 is checked)"
+                "use a host whose certificate is of a known authority and bears its name, name a ConfigMap with the \
+                 certificates of its authority as ca beside its uri in the spec, or use http:// (its sha256 is checked)"
             }
         }
     }
@@ -402,7 +406,7 @@ mod tests {
 
     async fn asked(reach: Reach, url: &str, token: Option<&Token>) -> Result<Response, FetchError> {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let (client, url) = (client(reach).unwrap(), Url::parse(url).unwrap());
+        let (client, url) = (client(reach, None).unwrap(), Url::parse(url).unwrap());
         let target = Target { client: &client, reach, url: &url, token, address: "the address" };
         send(target, None, &Validator::default()).await
     }

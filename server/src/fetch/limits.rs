@@ -24,5 +24,7 @@ pub const PEEK_FIRST_BYTES: u64 = 1024 * 1024;
 pub const PEEK_MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// The shortest time between two reports on a download.
 pub const PROGRESS_PERIOD: Duration = Duration::from_millis(250);
+/// Clients that are kept for sources with authorities of their own; with more all are made anew.
+pub const MAX_CLIENTS_WITH_CA: usize = 16;
 /// How much of the cache a download without a length takes at a time.
 pub const UNSAID_LENGTH_STEP_BYTES: u64 = 64 << 20;

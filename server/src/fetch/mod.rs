@@ -45,7 +45,7 @@ use cache::Grant;
 use download::{Download, blocking};
 use flight::{Caller, Flight, Right};
 use http::{Answer, Target};
-use limits::{FILE_BUFFER_BYTES, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN};
+use limits::{FILE_BUFFER_BYTES, MAX_CLIENTS_WITH_CA, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN};
 use magic::Magic;
 use partial::{Partial, Validator};
 use progress::Meter;
@@ -55,6 +55,8 @@ use volume::VolumeFile;
 /// Fetches model files into one cache.
 pub struct Fetcher {
     client: Client,
+    /// Those that believe certificates of further authorities, by the certificates of these.
+    with_ca: Mutex<HashMap<Arc<str>, Client>>,
     reach: Reach,
     cache: Arc<Cache>,
     /// One per digest that was ever fetched: a handful of versions in a pod's life.
@@ -109,9 +111,16 @@ impl Fetcher {
     pub fn new(cache: Arc<Cache>, reach: Reach) -> Result<Self, FetchError> {
         // An error means that the process has installed its provider already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = http::client(reach)
+        let client = http::client(reach, None)
             .map_err(|error| FetchError::Permanent(format!("the https client cannot be set up: {error:?}")))?;
-        Ok(Self { client, reach, cache, flights: Mutex::default(), on_volumes: Mutex::default() })
+        Ok(Self {
+            client,
+            with_ca: Mutex::default(),
+            reach,
+            cache,
+            flights: Mutex::default(),
+            on_volumes: Mutex::default(),
+        })
     }
 
     /// The cache.
@@ -150,7 +159,8 @@ impl Fetcher {
             Location::Http(url) => {
                 let range = Some((0, Some(bytes.saturating_sub(1))));
                 let validator = Validator::default();
-                let response = http::send(self.target(source, url, &address), range, &validator).await?;
+                let client = self.client(source)?;
+                let response = http::send(self.target(&client, source, url, &address), range, &validator).await?;
                 match http::judge(&address, response.status(), response.headers(), 0, &validator) {
                     Answer::Body { total: Some(total), .. } if response.status() == 206 => {
                         Ok(Some(Peek { prefix: prefix(response, bytes, &address).await?, total }))
@@ -163,8 +173,33 @@ impl Fetcher {
         }
     }
 
-    fn target<'a>(&'a self, source: &'a Source, url: &'a reqwest::Url, address: &'a str) -> Target<'a> {
-        Target { client: &self.client, reach: self.reach, url, token: source.token.as_ref(), address }
+    /// The client for a source.
+    fn client(&self, source: &Source) -> Result<Client, FetchError> {
+        let Some(ca) = &source.ca else { return Ok(self.client.clone()) };
+        let mut clients = self.with_ca.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(ca) {
+            return Ok(client.clone());
+        }
+        let client = http::client(self.reach, Some(ca)).map_err(|error| {
+            FetchError::Permanent(format!(
+                "{source}: the certificates of its ca cannot be used: {error:?}; correct them"
+            ))
+        })?;
+        if clients.len() >= MAX_CLIENTS_WITH_CA {
+            clients.clear();
+        }
+        clients.insert(Arc::clone(ca), client.clone());
+        Ok(client)
+    }
+
+    fn target<'a>(
+        &self,
+        client: &'a Client,
+        source: &'a Source,
+        url: &'a reqwest::Url,
+        address: &'a str,
+    ) -> Target<'a> {
+        Target { client, reach: self.reach, url, token: source.token.as_ref(), address }
     }
 
     /// Brings the file into the cache. Tries again what may pass, until `cancel`.
@@ -322,10 +357,13 @@ impl Fetcher {
                     Err(error) => (Some(partial), Err(error)),
                 }
             }
-            Location::Http(url) => {
-                let target = self.target(source, url, &address);
-                Download { target, grant, progress }.connect(partial).await
-            }
+            Location::Http(url) => match self.client(source) {
+                Ok(client) => {
+                    let target = self.target(&client, source, url, &address);
+                    Download { target, grant, progress }.connect(partial).await
+                }
+                Err(error) => (Some(partial), Err(error)),
+            },
         };
         match result {
             Ok(()) => match partial {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gantry_crds::address::shown;
 use reqwest::Url;
@@ -13,6 +14,8 @@ use super::volume::VolumeFile;
 pub struct Source {
     pub(super) location: Location,
     pub(super) token: Option<Token>,
+    /// Certificates of further authorities, as PEM.
+    pub(super) ca: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +84,7 @@ impl Source {
             "file" => Location::File(url.to_file_path().map_err(|()| SourceError::NotALocalFile(shown()))?),
             other => return Err(SourceError::UnsupportedScheme(other.to_owned())),
         };
-        Ok(Self { location, token })
+        Ok(Self { location, token, ca: None })
     }
 
     /// The host and the port to which a token for this source would be sent.
@@ -98,6 +101,12 @@ impl Source {
         }
     }
 
+    /// The source, whose host's certificate may be signed by these authorities as well: their certificates as PEM.
+    #[must_use]
+    pub fn with_ca(self, ca: &str) -> Self {
+        Self { ca: Some(ca.into()), ..self }
+    }
+
     /// The source with a token that is sent to its host.
     #[must_use]
     pub fn with_token(self, token: Token) -> Self {
@@ -109,13 +118,13 @@ impl Source {
     #[must_use]
     pub fn volume(folder: &Path, claim: &str, path: &str, in_place: bool) -> Self {
         let file = VolumeFile { folder: folder.to_owned(), claim: claim.to_owned(), path: path.to_owned(), in_place };
-        Self { location: Location::Volume(file), token: None }
+        Self { location: Location::Volume(file), token: None, ca: None }
     }
 
     /// A file of this machine.
     #[must_use]
     pub fn file(path: impl AsRef<Path>) -> Self {
-        Self { location: Location::File(path.as_ref().to_owned()), token: None }
+        Self { location: Location::File(path.as_ref().to_owned()), token: None, ca: None }
     }
 }
 

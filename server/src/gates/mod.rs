@@ -254,7 +254,10 @@ impl Gates {
             _ => return Err(format!("{field}: give exactly one of uri and pvc")),
         };
         let wrong = |error| format!("{field}.uri: {error}");
-        let source = Source::parse(uri, None).map_err(wrong)?;
+        let mut source = Source::parse(uri, None).map_err(wrong)?;
+        if let Some(ca) = &spec.ca {
+            source = source.with_ca(&awaited(report, || self.objects.authorities(&ca.config_map_ref.name)).await);
+        }
         let Some(secret) = &spec.secret_ref else { return Ok(source) };
         let (host, port) = source.token_host().map_err(wrong)?;
         Ok(source.with_token(awaited(report, || self.objects.token(&secret.name, &host, port)).await))

@@ -1,4 +1,4 @@
-//! What the gates read from the API server: the golden prompts and the credentials of a source.
+//! What the gates read from the API server: the golden prompts, and the credentials and authorities of a source.
 //!
 //! An object that is not there, or may not be read yet, may be applied in a moment: every failure is something to wait
 //! for, told with what to do, and the rollout's deadline ends the wait.
@@ -15,6 +15,8 @@ use crate::fetch::Token;
 
 /// The ConfigMap's key with the golden prompts.
 pub const PROMPTS_KEY: &str = "prompts.jsonl";
+/// The ConfigMap's key with the certificates of authorities.
+pub const CA_KEY: &str = "ca.crt";
 /// The Secret's key with the bearer token.
 pub const TOKEN_KEY: &str = "token";
 
@@ -56,6 +58,27 @@ impl Objects {
         let object = api.get(config_map).await.map_err(|error| not_there(Kind::ConfigMap, config_map, &error))?;
         let mut data = object.data.unwrap_or_default();
         data.remove(PROMPTS_KEY).ok_or_else(|| missing_key(Kind::ConfigMap, config_map, PROMPTS_KEY, data.keys()))
+    }
+
+    /// The certificates of the authorities that a source is trusted by, as PEM.
+    ///
+    /// # Errors
+    /// Says what is missing.
+    pub async fn authorities(&self, config_map: &str) -> Result<String, NotThere> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+        let object = api.get(config_map).await.map_err(|error| not_there(Kind::ConfigMap, config_map, &error))?;
+        let mut data = object.data.unwrap_or_default();
+        let pem = data.remove(CA_KEY).ok_or_else(|| missing_key(Kind::ConfigMap, config_map, CA_KEY, data.keys()))?;
+        if !pem.contains("-----BEGIN CERTIFICATE-----") {
+            return Err(NotThere {
+                reason: WaitReason::ConfigMapInvalid,
+                message: format!(
+                    "key {CA_KEY} of ConfigMap {config_map} has no certificate as PEM, which begins with -----BEGIN \
+                     CERTIFICATE-----; store those of the source's authorities"
+                ),
+            });
+        }
+        Ok(pem)
     }
 
     /// The bearer token, for a request to this host and port.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod api_server;
+mod authorities;
 mod draft;
 mod fetch;
 mod files;
