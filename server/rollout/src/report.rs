@@ -164,6 +164,7 @@ mod tests {
             health: ReplicaHealth::Healthy,
             message: None,
             candidate: Some(CandidateStatus { progress: Some(progress), ..blank("v9", None) }),
+            breach: None,
             memory: None,
             degradation: None,
             agent: None,
