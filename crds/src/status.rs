@@ -433,6 +433,7 @@ open_enum!(
     }
 );
 
+#[allow(clippy::derivable_impls, reason = "no enum that may hold an unknown value has a derive of its own")]
 impl Default for Side {
     fn default() -> Self {
         Self::Blue

@@ -2,7 +2,7 @@
 //! was found, whether every state leads to rest.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
     fmt::Write as _,
     thread,
 };
@@ -131,8 +131,8 @@ pub(super) fn search(first: World) -> Result<Searched, Box<Trace>> {
             searched.at_rest += usize::from(next.is_none());
             known.get_mut(&from).unwrap().next = next;
             for (hash, event, world) in new {
-                if !known.contains_key(&hash) {
-                    known.insert(hash, Found { from: Some((from, event)), next: None });
+                if let Entry::Vacant(new) = known.entry(hash) {
+                    new.insert(Found { from: Some((from, event)), next: None });
                     searched.reached.extend(&world.reached);
                     frontier.push((hash, world));
                 }
