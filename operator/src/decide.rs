@@ -544,9 +544,6 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         }
         return take_back(world, state, now, way_back, failure);
     }
-    if let Some(back) = sides::left_alone(world, &mut state, now) {
-        return back;
-    }
     if let Some(spec) = world.spec {
         if let Some(way_back) = way_back.clone().filter(|_| spec.aborts(&now.version)) {
             return go_back(world, state, now, way_back, ABORTED);
@@ -554,11 +551,17 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         if spec.promote.as_ref() == Some(&now.version) {
             return settle(state, &now.version);
         }
+    }
+    if let Some(back) = sides::left_alone(world, &mut state, now) {
+        return back;
+    }
+    if let Some(spec) = world.spec {
         if spec.wanted.name == now.version {
             // The user went back to what is served: the latch has done its work.
             state.rejected = None;
         } else if asks_for_another(world, &state) {
-            if !sides::is_blue_green(now) {
+            // What waits for nothing but the edit goes on with it.
+            if !sides::is_blue_green(now) || sides::is_deserted(world, &state, now) {
                 return start(world, state, spec, 0);
             }
             if let Some(to) = way_back.filter(|to| *to == spec.wanted.name) {

@@ -107,7 +107,7 @@ pub(super) fn asks_for_another_way(world: &World, state: &RolloutState, now: &Ro
 /// After the switch: whether requests have nobody to go to. The Service does not point to the new side yet, which is waited for;
 /// or no pod there is ready. Then the clock is kept that ends it: requests go back where pods of the other side are ready.
 pub(super) fn left_alone(world: &World, state: &mut RolloutState, now: &RolloutStatus) -> Option<Step> {
-    if !is_blue_green(now) || world.target_replicas == 0 {
+    if !is_blue_green(now) || world.target_replicas == 0 || is_deserted(world, state, now) {
         return None;
     }
     let is_ready = world.pods.iter().any(|pod| pod.ready);
@@ -138,6 +138,12 @@ pub(super) fn left_alone(world: &World, state: &mut RolloutState, now: &RolloutS
     let message = Some(limits::message(&message));
     state.rollout = Some(RolloutStatus { progress, message, ..now.clone() });
     Some((state.clone(), None))
+}
+
+/// Whether a version bakes of which no pod is ready, and none of the other side could answer instead: an edit may be the cure.
+pub(super) fn is_deserted(world: &World, state: &RolloutState, now: &RolloutStatus) -> bool {
+    let goes_back = state.previous.as_ref().is_some_and(|to| can_flip_back(world, now, to));
+    now.step == RolloutStep::Bake && !world.pods.iter().any(|pod| pod.ready) && !goes_back
 }
 
 /// Until when pods of the new side may be without a ready one.

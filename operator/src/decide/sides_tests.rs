@@ -1,7 +1,9 @@
 #![allow(clippy::unwrap_used)]
 //! BlueGreen: each edge, and what must not happen on the way, with two pods on each side.
 
-use gantry_crds::status::{AgentStatus, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, ReplicaHealth};
+use gantry_crds::status::{
+    AgentStatus, BreachStatus, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, ReplicaHealth,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -294,4 +296,88 @@ fn aborting_a_version_that_bakes_flips_back_and_it_is_not_begun_with_again() {
     scene.other.clear();
     scene.settled();
     assert_eq!((scene.state.active.clone(), scene.state.rejected.clone()), (Some(name(1)), None));
+}
+
+#[test]
+fn requests_go_back_when_no_pod_of_the_new_side_has_been_ready_for_a_while() {
+    let mut scene = Scene::baking_green();
+    scene.cut_off = GREEN.to_vec();
+    assert_eq!(scene.step(), None, "a moment is no reason");
+    let message = scene.rollout().message.clone().unwrap();
+    assert_eq!(message, "waits for its pods to be ready");
+    let until = scene.plan().wake_at.unwrap();
+    scene.cut_off.clear();
+    assert_eq!(scene.step(), None);
+    assert_eq!((scene.rollout().progress.as_ref(), scene.rollout().message.as_ref()), (None, None), "it is over");
+    scene.cut_off = GREEN.to_vec();
+    scene.step();
+    scene.now += 31;
+    assert!(tests::time(scene.now) > until, "time alone ends it");
+    let Some(Transition::RollingBack { to, message, .. }) = scene.step() else { panic!("{:?}", scene.state) };
+    assert!(to == name(1) && message.contains("no pod that answers with it is ready"), "{message}");
+    assert_eq!(scene.state.active_side, Side::Blue);
+}
+
+#[test]
+fn the_way_back_is_not_let_go_while_no_pod_of_the_new_side_is_ready() {
+    let mut scene = Scene::baking_green();
+    scene.cut_off = GREEN.to_vec();
+    scene.cut_off.extend(["a", "b"]);
+    scene.now += 10_000;
+    assert_eq!(scene.step(), None, "nobody answers on either side");
+    assert_eq!(scene.state.previous, Some(name(1)));
+    scene.spec = asks(3, "BlueGreen");
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })), "the edit may be the cure");
+}
+
+#[test]
+fn a_version_that_fails_is_taken_back_when_the_pods_to_go_back_to_are_there_again() {
+    let mut scene = Scene::baking_green();
+    scene.cut_off = vec!["a", "b"];
+    let breach = BreachStatus { signal: "errorRate".into(), value: "12%".into(), limit: "5%".into(), samples: 40 };
+    scene.all(|report| report.breach = Some(breach.clone()));
+    assert_eq!(scene.step(), None, "it answers meanwhile");
+    let message = scene.rollout().message.clone().unwrap();
+    assert!(message.starts_with(&format!("waits for the pods of {}", name(1))), "{message}");
+    scene.cut_off.clear();
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
+    assert_eq!(scene.state.active_side, Side::Blue);
+}
+
+#[test]
+fn the_first_pod_to_run_does_not_refuse_for_those_that_are_still_to_come() {
+    let mut scene = Scene::serving();
+    scene.replicas = 3;
+    scene.spec = asks(2, "BlueGreen");
+    scene.step();
+    scene.other = vec!["green-a"];
+    let result = GateResult { name: GateName::Load, verdict: GateVerdict::Fail, value: None, message: None };
+    let refused = CandidateStatus { gates: vec![result], ..refused(&name(2)) };
+    scene.pod("green-a", |report| report.candidate = Some(refused.clone()));
+    assert_eq!(scene.step(), None);
+    scene.other.push("green-b");
+    scene.pod("green-b", |report| report.candidate = Some(refused.clone()));
+    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Load, .. })), "two of three");
+}
+
+#[test]
+fn no_clock_runs_while_it_is_paused_and_it_begins_anew() {
+    let mut scene = Scene::proved();
+    scene.spec = asks_with(2, json!({"strategy": "BlueGreen", "paused": true}));
+    assert_eq!(scene.step(), None);
+    scene.cut_off = vec!["green-a"];
+    scene.now += 10_000;
+    assert_eq!(scene.step(), None, "a pod that is away for a moment ends no rollout that somebody holds");
+    scene.spec = asks(2, "BlueGreen");
+    assert_eq!(scene.step(), None, "it has the time of a rollout again");
+    scene.cut_off.clear();
+    assert_eq!(scene.step(), Some(Transition::Committed { version: name(2) }));
+}
+
+#[test]
+fn another_strategy_midway_begins_anew() {
+    let mut scene = Scene::blue_green();
+    scene.spec = asks(2, "InPlaceSwap");
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    assert_eq!(scene.rollout().strategy(), StrategyName::InPlaceSwap);
 }
