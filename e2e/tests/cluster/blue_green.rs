@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use gantry_crds::{
-    SIDE_LABEL,
+    InferenceServiceStatus, SIDE_LABEL,
     status::{GateName, RejectedOutcome, RejectedStatus, RolloutStep, Side, StrategyName},
 };
 use gantry_e2e::{
@@ -160,10 +160,11 @@ async fn a_version_whose_figures_pass_a_limit_is_taken_back_by_itself_in_place_a
         let store = ModelStore::on(&namespace.cluster).await?;
         let (v1, v2) = (store.model(DemoModel::V1)?, store.model(DemoModel::V2)?);
         golden_prompts_config_map(namespace).await?;
-        let fixture = ServiceFixture { bake: "10m", ..ServiceFixture::default() };
+        // One pod has all requests: of two, one might have none, and would say nothing of its figures.
+        let fixture = ServiceFixture { bake: "10m", replicas: 1, ..ServiceFixture::default() };
         let service = TestService::start(namespace, fixture, &v1).await?;
         // No model is as fast as that: every version is bad by this limit, once it is watched.
-        let signals = json!({"ttftP95": "1ms", "minSamples": 20});
+        let signals = json!({"ttftP95": "1ms", "window": "2s", "minSamples": 20});
         service.patch(json!({"spec": {"rollout": {"rollback": {"signals": signals}}}})).await?;
         let running = load(&service).await?;
         for (strategy, side) in [("InPlaceSwap", Side::Blue), ("BlueGreen", Side::Blue)] {
@@ -181,6 +182,12 @@ async fn a_version_whose_figures_pass_a_limit_is_taken_back_by_itself_in_place_a
             service.await_switched(&v1, ROLLOUT_TIMEOUT).await?;
             say(format_args!("{strategy}: {}", rejected.message));
             service.set_model(&v1).await?;
+            let is_settled = |status: &InferenceServiceStatus| status.rejected.is_none() && status.rollout.is_none();
+            service
+                .await_status("nothing is held against it any more", ROLLOUT_TIMEOUT, |_, status| {
+                    is_settled(status).then_some(())
+                })
+                .await?;
         }
         let report = running.finish().await?;
         report.ensure_no_failure()?;

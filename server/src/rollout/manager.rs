@@ -176,7 +176,7 @@ impl Manager {
         let watched_for = now.saturating_duration_since(watch.since);
         if watch.breach.is_none()
             && let Some(figures) = figures(version, limits.window.min(watched_for))
-            && let Some(breach) = limits.breach(&figures, watch.before.as_ref())
+            && let Some(breach) = limits.breach(&figures, watch.before.as_ref(), watched_for >= limits.window)
         {
             let Breach { signal, value, limit, samples } = &breach;
             tracing::warn!(version, signal, value, limit, samples, "a signal passed its limit");

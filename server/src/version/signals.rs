@@ -129,9 +129,10 @@ fn p95(times: impl Iterator<Item = Duration>) -> Option<Duration> {
 }
 
 impl SignalLimits {
-    /// The first figure that passes its limit. `before`: of the version that answered before, where there are enough.
+    /// The first figure that passes its limit. `before`: of the version that answered before, where there are enough. Times are
+    /// judged only of a `whole_window`: the first requests find caches empty, and another version ends its answers beside them.
     #[must_use]
-    pub fn breach(&self, figures: &Figures, before: Option<&Figures>) -> Option<Breach> {
+    pub fn breach(&self, figures: &Figures, before: Option<&Figures>, whole_window: bool) -> Option<Breach> {
         if figures.samples < self.min_samples.max(1) {
             return None;
         }
@@ -142,11 +143,11 @@ impl SignalLimits {
             Some(Breach { signal, value: percent(value), limit: percent(limit), samples })
         };
         let time = |signal, value: Option<Duration>, limit: Option<Duration>| {
-            let (value, limit) = value.zip(limit).filter(|(value, limit)| value > limit)?;
+            let (value, limit) = value.zip(limit).filter(|(value, limit)| whole_window && value > limit)?;
             Some(Breach { signal, value: millis(value), limit: millis(limit), samples })
         };
         let slower = |what, value: Option<Duration>, of_before: fn(&Figures) -> Option<Duration>| {
-            let (factor, of_before) = self.regression.zip(before.and_then(of_before))?;
+            let (factor, of_before) = self.regression.filter(|_| whole_window).zip(before.and_then(of_before))?;
             let value = value.filter(|value| value.as_secs_f64() > of_before.as_secs_f64() * factor)?;
             let limit = format!("{factor} times the {} of the version before", millis(of_before));
             Some(Breach { signal: "regression", value: format!("{what} {}", millis(value)), limit, samples })
@@ -222,12 +223,12 @@ mod tests {
     #[test]
     fn a_share_above_its_limit_is_a_breach_once_there_are_enough() {
         let limits = SignalLimits { error_rate: Some(0.2), ..limits() };
-        assert_eq!(limits.breach(&failing(9, 9), None), None, "too few to tell");
-        assert_eq!(limits.breach(&failing(2, 10), None), None, "at the limit");
-        let breach = limits.breach(&failing(3, 10), None).unwrap();
+        assert_eq!(limits.breach(&failing(9, 9), None, true), None, "too few to tell");
+        assert_eq!(limits.breach(&failing(2, 10), None, true), None, "at the limit");
+        let breach = limits.breach(&failing(3, 10), None, true).unwrap();
         let wanted = Breach { signal: "errorRate", value: "30%".to_owned(), limit: "20%".to_owned(), samples: 10 };
         assert_eq!(breach, wanted);
-        assert_eq!(self::limits().breach(&failing(10, 10), None), None, "no limit is asked for");
+        assert_eq!(self::limits().breach(&failing(10, 10), None, true), None, "no limit is asked for");
     }
 
     #[test]
@@ -248,16 +249,17 @@ mod tests {
         let figures = waits([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 100, 900]);
         assert_eq!(figures.ttft_p95, Some(ms(100)));
         let at_most = |most| SignalLimits { ttft_p95: Some(ms(most)), ..limits() };
-        assert_eq!(at_most(100).breach(&figures, None), None);
-        assert_eq!(at_most(99).breach(&figures, None).unwrap().value, "100ms");
+        assert_eq!(at_most(100).breach(&figures, None, true), None);
+        assert_eq!(at_most(99).breach(&figures, None, true).unwrap().value, "100ms");
+        assert_eq!(at_most(99).breach(&figures, None, false), None, "it has only begun");
         let factor = |factor| SignalLimits { regression: Some(factor), ..limits() };
         let before = waits([50; 20]);
-        assert_eq!(factor(2.0).breach(&figures, Some(&before)), None);
-        let breach = factor(1.5).breach(&figures, Some(&before)).unwrap();
+        assert_eq!(factor(2.0).breach(&figures, Some(&before), true), None);
+        let breach = factor(1.5).breach(&figures, Some(&before), true).unwrap();
         assert_eq!((breach.signal, breach.value.as_str()), ("regression", "ttftP95 100ms"));
-        assert_eq!(factor(1.5).breach(&figures, None), None, "nothing to compare it with");
+        assert_eq!(factor(1.5).breach(&figures, None, true), None, "nothing to compare it with");
         let few = Figures { samples: 9, ..before };
-        assert_eq!(factor(1.5).breach(&figures, Some(&few)), None, "too little");
+        assert_eq!(factor(1.5).breach(&figures, Some(&few), true), None, "too little");
     }
 
     #[test]
