@@ -36,7 +36,7 @@ use kube::{Resource, ResourceExt};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    decide::RolloutState,
+    decide::{RolloutState, is_latched},
     observe::Observed,
     validate::{PodSettings, ValidService},
 };
@@ -164,10 +164,9 @@ impl Sides {
             || observed.points_to(other);
         // What else the spec says by now is meant for the pods of the version that it asks for.
         let is_for_others = spec.is_some_and(|spec| {
-            let wanted = Some(&spec.wanted.name);
-            let is_latched = state.rejected.as_ref().map(|rejected| &rejected.version) == wanted;
             let is_due = step.is_some() || (spec.strategy == RolloutStrategy::BlueGreen && state.rollout.is_none());
-            is_due && state.active.is_some() && state.active.as_ref() != wanted && !is_latched
+            let is_other = state.active.as_ref().is_some_and(|active| *active != spec.wanted.name);
+            is_due && is_other && !is_latched(state, &spec.wanted)
         });
         let kept = |side: Side| match step {
             Some(RolloutStep::Prepare) => side == active,

@@ -37,6 +37,18 @@ fn condition(status: &InferenceServiceStatus, type_: &str) -> Option<(String, St
     Some((condition.reason.clone(), condition.message.clone()))
 }
 
+/// Waits until nothing is wrong with the pods any more, and no request of the load has failed.
+async fn ends_well(service: &TestService<'_>, load: Load) -> Result<()> {
+    service
+        .await_status("nothing is wrong any more", ROLLOUT_TIMEOUT, |_, status| {
+            (condition(status, "PodsReady")?.0 == "AsRequested").then_some(())
+        })
+        .await?;
+    let report = load.finish().await?;
+    say(report.summary());
+    report.ensure_no_failure()
+}
+
 /// Waits until both pods fetch `model`, for which the spec asks by now.
 async fn await_fetching(service: &TestService<'_>, model: &ModelSource) -> Result<()> {
     let version = service.fixture.version(model);
@@ -82,14 +94,7 @@ async fn a_pod_that_is_evicted_midway_in_a_rollout_is_replaced_and_the_rollout_g
 
         let status = service.await_settled(&v2, ROLLOUT_TIMEOUT).await?;
         ensure!(status.attempts == 2, "the eviction began another attempt: {status:?}");
-        service
-            .await_status("nothing is wrong any more", ROLLOUT_TIMEOUT, |_, status| {
-                (condition(status, "PodsReady")?.0 == "AsRequested").then_some(())
-            })
-            .await?;
-        let report = load.finish().await?;
-        say(report.summary());
-        report.ensure_no_failure()
+        ends_well(&service, load).await
     })
     .await
 }
@@ -112,14 +117,7 @@ async fn a_drain_that_leaves_no_node_for_a_pod_is_told_and_the_rollout_ends_with
         drained.and(back)?;
         let status = service.await_settled(&v2, ROLLOUT_TIMEOUT).await?;
         ensure!(status.attempts == 2, "the drain began another attempt: {status:?}");
-        service
-            .await_status("nothing is wrong any more", ROLLOUT_TIMEOUT, |_, status| {
-                (condition(status, "PodsReady")?.0 == "AsRequested").then_some(())
-            })
-            .await?;
-        let report = load.finish().await?;
-        say(report.summary());
-        report.ensure_no_failure()
+        ends_well(&service, load).await
     })
     .await
 }

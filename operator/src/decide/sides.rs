@@ -114,14 +114,13 @@ pub(super) fn left_alone(world: &World, state: &mut RolloutState, now: &RolloutS
     if is_ready && world.sides.is_flipped {
         return None;
     }
-    let since = now.progress.as_ref().and_then(|progress| progress.paused_at.clone());
-    let to = state.previous.clone();
     let over = left_alone_until(now).is_some_and(|until| world.now >= until);
-    if let Some(to) = to.filter(|to| !is_ready && over && can_flip_back(world, now, to)) {
+    let to = state.previous.clone().filter(|to| !is_ready && over && can_flip_back(world, now, to));
+    if let Some(to) = to {
         return Some(take_back(world, state.clone(), now, to, Failure::of_no_ready_pod(world)));
     }
-    let at = Time(world.now);
-    let since = if is_ready { None } else { since.or_else(|| Some(at.clone())) };
+    let known = now.progress.as_ref().and_then(|progress| progress.paused_at.clone());
+    let since = (!is_ready).then(|| known.unwrap_or(Time(world.now)));
     let progress = since.map(|since| RolloutProgress {
         figure: 0,
         at: since.clone(),
@@ -140,10 +139,11 @@ pub(super) fn left_alone(world: &World, state: &mut RolloutState, now: &RolloutS
     Some((state.clone(), None))
 }
 
-/// Whether a version bakes of which no pod is ready, and none of the other side could answer instead: an edit may be the cure.
+/// Whether no pod of the new side is ready, and none of the other side could answer instead: then there is nothing to wait for but
+/// what a swap in place would, and an edit may be the cure.
 pub(super) fn is_deserted(world: &World, state: &RolloutState, now: &RolloutStatus) -> bool {
     let goes_back = state.previous.as_ref().is_some_and(|to| can_flip_back(world, now, to));
-    now.step == RolloutStep::Bake && !world.pods.iter().any(|pod| pod.ready) && !goes_back
+    !world.pods.iter().any(|pod| pod.ready) && !goes_back
 }
 
 /// Until when pods of the new side may be without a ready one.

@@ -381,3 +381,24 @@ fn another_strategy_midway_begins_anew() {
     assert!(matches!(scene.step(), Some(Transition::Started { .. })));
     assert_eq!(scene.rollout().strategy(), StrategyName::InPlaceSwap);
 }
+
+#[test]
+fn a_switch_that_leaves_nobody_on_either_side_ends_and_an_edit_is_taken_up() {
+    for pods in [GREEN.to_vec(), Vec::new()] {
+        let mut scene = Scene::proved();
+        assert_eq!(scene.step(), Some(Transition::Committed { version: name(2) }));
+        std::mem::swap(&mut scene.counted, &mut scene.other);
+        scene.flip();
+        scene.counted = pods;
+        scene.other.clear();
+        scene.all(|report| (report.version, report.prepared) = (None, None));
+        scene.spec = asks(3, "BlueGreen");
+        let mut steps = Vec::new();
+        for _ in 0..10 {
+            scene.now += 1_000;
+            steps.extend(scene.step());
+        }
+        let begun = |step: &Transition| matches!(step, Transition::Started { version, .. } if *version == name(3));
+        assert!(steps.iter().any(begun), "{steps:?}");
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::GateName;
+use gantry_crds::status::{BreachStatus, GateName};
 use gantry_rollout::limits::RETRY_MAX;
 use gantry_rollout::plan::{Action, Purpose, Route};
 use gantry_rollout::{Desired, Lines, Snapshot, Versions, WorkerHealth};
@@ -17,7 +17,7 @@ use crate::gates::limits::RESTORE_PATIENCE;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
 use crate::routing::{Router, Routing};
 use crate::version::Scheduling;
-use crate::version::signals::{Breach, Figures, SignalLimits};
+use crate::version::signals::{Figures, SignalLimits};
 
 /// How often the figures of a version that is watched are looked at.
 const SIGNALS_PERIOD: Duration = Duration::from_millis(500);
@@ -55,7 +55,7 @@ struct Watch {
     /// What the figures of the version before were at the switch, where this pod answered with it.
     before: Option<Figures>,
     /// What passed its limit first: the operator takes it back, whatever comes after.
-    breach: Option<Breach>,
+    breach: Option<BreachStatus>,
 }
 
 /// A task's end.
@@ -146,7 +146,7 @@ impl Manager {
         }
         let desired = assigned.as_deref().map(|assigned| &assigned.desired);
         let mut snapshot = self.versions.snapshot(desired, &self.board.borrow(), Instant::now());
-        snapshot.breach = self.watch.as_ref().and_then(|watch| watch.breach.as_ref()).map(Breach::status);
+        snapshot.breach = self.watch.as_ref().and_then(|watch| watch.breach.clone());
         let serving = snapshot.serving.as_ref().and_then(|name| self.loaded.get(name)).cloned();
         self.published.send_replace(Published { snapshot, serving });
     }
@@ -178,7 +178,7 @@ impl Manager {
             && let Some(figures) = figures(version, limits.window.min(watched_for))
             && let Some(breach) = limits.breach(&figures, watch.before.as_ref(), watched_for >= limits.window)
         {
-            let Breach { signal, value, limit, samples } = &breach;
+            let BreachStatus { signal, value, limit, samples } = &breach;
             tracing::warn!(version, signal, value, limit, samples, "a signal passed its limit");
             watch.breach = Some(breach);
         }

@@ -15,14 +15,16 @@ use crate::routing::Router;
 struct Served {
     listener: TcpListener,
     connections: Arc<Connections>,
+    router: Arc<Router>,
     app: Arc<App>,
     closing: CancellationToken,
 }
 
 impl Served {
     async fn new(limit: usize) -> Self {
+        let router = Router::new();
         let app = App::new(
-            Router::new(),
+            Arc::clone(&router),
             Output::new(OUTPUT_BUDGET_BYTES),
             FrontLimits::default(),
             AppSettings::default(),
@@ -31,7 +33,7 @@ impl Served {
         );
         let connections = Connections::new(Table::new(limit, 0), SLOW_CLIENT_CROWDED_LIMIT, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self { listener, connections, app, closing: CancellationToken::new() }
+        Self { listener, connections, router, app, closing: CancellationToken::new() }
     }
 
     async fn connect(&self) -> TcpStream {
@@ -213,6 +215,18 @@ async fn at_the_end_the_idle_and_the_unfinished_go_and_what_is_asked_is_answered
     }
     served.until_open(0).await;
     assert!(closed.elapsed() < DRAIN_QUIET_LIMIT * 5, "{:?}", closed.elapsed());
+}
+
+#[tokio::test]
+async fn while_pods_of_the_other_side_answer_each_connection_ends_with_its_next_answer() {
+    let served = Served::new(2).await;
+    let mut kept = served.connect().await;
+    assert!(!ask(&mut kept).await.contains("connection: close"));
+    served.router.set_stands_by(true);
+    assert!(ask(&mut kept).await.contains("connection: close"));
+    assert!(ends(&mut kept).await);
+    served.router.set_stands_by(false);
+    assert!(!ask(&mut served.connect().await).await.contains("connection: close"), "requests have come back");
 }
 
 #[tokio::test]

@@ -63,32 +63,6 @@ pub struct Figures {
     pub degenerate_output_rate: f64,
 }
 
-/// A figure that passed its limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Breach {
-    /// Name of the field of `spec.rollout.rollback.signals` with the limit.
-    pub signal: &'static str,
-    /// The figure, e.g. `12%` or `830ms`.
-    pub value: String,
-    /// What it may be.
-    pub limit: String,
-    /// Of how many requests.
-    pub samples: usize,
-}
-
-impl Breach {
-    /// As the pod reports it.
-    #[must_use]
-    pub fn status(&self) -> BreachStatus {
-        BreachStatus {
-            signal: self.signal.to_owned(),
-            value: self.value.clone(),
-            limit: self.limit.clone(),
-            samples: i64::try_from(self.samples).unwrap_or(i64::MAX),
-        }
-    }
-}
-
 impl Signals {
     /// A request ended.
     pub fn ended(&self, sample: Sample, now: Instant) {
@@ -132,25 +106,30 @@ impl SignalLimits {
     /// The first figure that passes its limit. `before`: of the version that answered before, where there are enough. Times are
     /// judged only of a `whole_window`: the first requests find caches empty, and another version ends its answers beside them.
     #[must_use]
-    pub fn breach(&self, figures: &Figures, before: Option<&Figures>, whole_window: bool) -> Option<Breach> {
+    pub fn breach(&self, figures: &Figures, before: Option<&Figures>, whole_window: bool) -> Option<BreachStatus> {
         if figures.samples < self.min_samples.max(1) {
             return None;
         }
         let before = before.filter(|before| before.samples >= self.min_samples.max(1));
-        let samples = figures.samples;
+        let breach = |signal: &str, value, limit| BreachStatus {
+            signal: signal.to_owned(),
+            value,
+            limit,
+            samples: i64::try_from(figures.samples).unwrap_or(i64::MAX),
+        };
         let share = |signal, value: f64, limit: Option<f64>| {
             let limit = limit.filter(|limit| value > *limit)?;
-            Some(Breach { signal, value: percent(value), limit: percent(limit), samples })
+            Some(breach(signal, percent(value), percent(limit)))
         };
         let time = |signal, value: Option<Duration>, limit: Option<Duration>| {
             let (value, limit) = value.zip(limit).filter(|(value, limit)| whole_window && value > limit)?;
-            Some(Breach { signal, value: millis(value), limit: millis(limit), samples })
+            Some(breach(signal, millis(value), millis(limit)))
         };
         let slower = |what, value: Option<Duration>, of_before: fn(&Figures) -> Option<Duration>| {
             let (factor, of_before) = self.regression.filter(|_| whole_window).zip(before.and_then(of_before))?;
             let value = value.filter(|value| value.as_secs_f64() > of_before.as_secs_f64() * factor)?;
             let limit = format!("{factor} times the {} of the version before", millis(of_before));
-            Some(Breach { signal: "regression", value: format!("{what} {}", millis(value)), limit, samples })
+            Some(breach("regression", format!("{what} {}", millis(value)), limit))
         };
         share("errorRate", figures.error_rate, self.error_rate)
             .or_else(|| share("degenerateOutputRate", figures.degenerate_output_rate, self.degenerate_output_rate))
@@ -226,7 +205,8 @@ mod tests {
         assert_eq!(limits.breach(&failing(9, 9), None, true), None, "too few to tell");
         assert_eq!(limits.breach(&failing(2, 10), None, true), None, "at the limit");
         let breach = limits.breach(&failing(3, 10), None, true).unwrap();
-        let wanted = Breach { signal: "errorRate", value: "30%".to_owned(), limit: "20%".to_owned(), samples: 10 };
+        let (value, limit) = ("30%".to_owned(), "20%".to_owned());
+        let wanted = BreachStatus { signal: "errorRate".to_owned(), value, limit, samples: 10 };
         assert_eq!(breach, wanted);
         assert_eq!(self::limits().breach(&failing(10, 10), None, true), None, "no limit is asked for");
     }
@@ -256,7 +236,7 @@ mod tests {
         let before = waits([50; 20]);
         assert_eq!(factor(2.0).breach(&figures, Some(&before), true), None);
         let breach = factor(1.5).breach(&figures, Some(&before), true).unwrap();
-        assert_eq!((breach.signal, breach.value.as_str()), ("regression", "ttftP95 100ms"));
+        assert_eq!((breach.signal.as_str(), breach.value.as_str()), ("regression", "ttftP95 100ms"));
         assert_eq!(factor(1.5).breach(&figures, None, true), None, "nothing to compare it with");
         let few = Figures { samples: 9, ..before };
         assert_eq!(factor(1.5).breach(&figures, Some(&few), true), None, "too little");
