@@ -105,7 +105,15 @@ pub async fn rollback(cluster: &Cluster, name: &str, revision: Option<i64>) -> R
     let view = cluster.view(name).await?;
     let version = target(&view, revision)?;
     let patch: kube::core::params::Patch<Value> = Patch::Json(serde_json::from_value(rollback_patch(&view, version))?);
-    cluster.services().patch(name, &params(), &patch).await.map_err(explained)?;
+    if let Err(error) = cluster.services().patch(name, &params(), &patch).await {
+        let read = view.service.metadata.generation;
+        if cluster.view(name).await.is_ok_and(|now| now.service.metadata.generation != read) {
+            bail!(
+                "somebody else has changed the spec of {name} meanwhile: look at it (kubectl gantry status {name}) and try again"
+            );
+        }
+        return Err(explained(error));
+    }
     Ok(format!(
         "{name} asks for {} (revision {}) again: kubectl gantry status {name} -w",
         version.name_any(),
@@ -137,10 +145,11 @@ fn target(view: &View, revision: Option<i64>) -> Result<&ModelVersion> {
     })
 }
 
-/// Replaces both fields whole, and only of the object that was read.
+/// Replaces both fields whole, and only in the spec that was read: its generation, for a write of the status, which comes at
+/// any time, makes another version of the object.
 fn rollback_patch(view: &View, version: &ModelVersion) -> Value {
     json!([
-        {"op": "test", "path": "/metadata/resourceVersion", "value": view.service.resource_version()},
+        {"op": "test", "path": "/metadata/generation", "value": view.service.metadata.generation},
         {"op": "add", "path": "/spec/model", "value": version.spec.model},
         {"op": "add", "path": "/spec/runtime", "value": version.spec.runtime},
     ])
@@ -185,7 +194,7 @@ mod tests {
     fn a_rollback_replaces_what_was_read_and_no_other() {
         let view = of(json!({"status": {}, "versions": versions()}));
         let patch = rollback_patch(&view, &view.versions[0]);
-        assert_eq!(patch[0], json!({"op": "test", "path": "/metadata/resourceVersion", "value": "7"}));
+        assert_eq!(patch[0], json!({"op": "test", "path": "/metadata/generation", "value": 3}));
         assert_eq!(patch[1]["value"]["source"]["sha256"], json!(format!("{:064}", 1)));
         assert_eq!(patch.as_array().unwrap().len(), 3);
     }
